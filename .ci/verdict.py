@@ -1,0 +1,31 @@
+"""Reads a pytest report in JUnit XML and fails where a test was skipped or where none ran."""
+
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+
+def main(report: str) -> int:
+    """Print one line for each skip and return the exit code."""
+    if not Path(report).exists():
+        print("ci: pytest left no report", file=sys.stderr)
+        return 1
+
+    ran = 0
+    skips: list[str] = []
+    for case in ElementTree.parse(report).iter("testcase"):
+        skip = case.find("skipped")
+        if skip is None or skip.get("type") == "pytest.xfail":
+            ran += 1
+        else:
+            skips.append(f"{case.get('classname')}::{case.get('name')}: {skip.get('message')}")
+
+    for line in skips:
+        print(f"ci: skipped {line}", file=sys.stderr)
+    if not ran:
+        print("ci: no test ran", file=sys.stderr)
+    return 1 if skips or not ran else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,82 @@
+# Everything a contributor types. Each target does its own set-up in $(VENV) first.
+
+VENV ?= .venv
+PYTHON ?=
+ARGS =
+URL =
+SEEDS = 300
+
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+UV := uv==0.13.8
+QUICK := not system and not slow
+NO_PYTHON := Holdfast needs Python 3.11 or newer with venv and sqlite3: install one, or name it: make PYTHON=/path/to/python3
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup demo test quick check lint types format coverage simulate bench lock clean
+
+help: ## show this list
+	@echo 'usage: make TARGET [URL=...] [ARGS="..."]'
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+demo: $(READY) ## run the main job with faults and an audit (URL=..., ARGS="--plain")
+	@$(BIN)/holdfast demo $(if $(URL),--url '$(URL)') $(ARGS)
+
+test: $(READY) ## run all tests (ARGS="-k lease")
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: lint types quick ## what must be green before a commit: format, lint, types, quick tests
+
+quick: $(READY) ## run the tests that start no process and take no time
+	@$(BIN)/python -m pytest -n 2 -m '$(QUICK)' $(ARGS)
+
+lint: $(READY) ## check the format and lint
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+
+types: $(READY) ## run mypy and pyright, both strict
+	@$(BIN)/mypy
+	@$(BIN)/pyright --pythonpath $(BIN)/python
+
+format: $(READY) ## format, and mend what ruff can mend
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+coverage: $(READY) ## run the quick tests and show the lines they miss
+	@$(BIN)/coverage run -m pytest -m '$(QUICK)' $(ARGS)
+	@$(BIN)/coverage report
+
+simulate: $(READY) ## run simulated worlds (SEEDS=1000, SEEDS=500-800, ARGS="--seed 7")
+	@$(BIN)/python -m holdfast.testing.world --seeds $(SEEDS) $(ARGS)
+
+bench: $(READY) ## measure speed on memory and SQLite
+	@$(BIN)/python -m benchmarks.run $(ARGS)
+
+lock: ## renew requirements.lock (ARGS=--upgrade raises every version)
+	@python=$${PYTHON:-$$(.ci/find-python)} || { echo '$(NO_PYTHON)' >&2; exit 1; }; \
+	scratch=$$(mktemp -d) && trap 'rm -rf "$$scratch"' EXIT && \
+	"$$python" -m venv "$$scratch" && \
+	"$$scratch/bin/python" -m pip --quiet --disable-pip-version-check install $(UV) && \
+	"$$scratch/bin/uv" pip compile --no-config --quiet --universal --python-version 3.11 --group dev \
+	    --generate-hashes --no-emit-index-url --no-emit-find-links --no-annotate \
+	    --custom-compile-command 'make lock' --output-file requirements.lock $(ARGS) pyproject.toml
+	@! grep -nE '://|^--' requirements.lock || { echo 'requirements.lock must not name an index' >&2; exit 1; }
+
+clean: ## remove all that make has made
+	@rm -rf .venv .venv-* build dist htmlcov .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	@find src tests typing_tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+setup: $(READY) ## make the virtual environment and nothing else
+
+# Only what the lock names and hashes gets in; wheels only, since building an sdist would fetch tools
+# that no hash covers. The build backend is in the lock too, hence no build isolation.
+$(READY): requirements.lock pyproject.toml
+	@$(BIN)/python -c '' 2>/dev/null || { \
+	    python=$${PYTHON:-$$(.ci/find-python)} || { echo '$(NO_PYTHON)' >&2; exit 1; }; \
+	    echo "making $(VENV) with $$python"; \
+	    "$$python" -m venv --clear $(VENV); }
+	@$(PIP) install --require-hashes --only-binary :all: --requirement requirements.lock
+	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@
