@@ -1,0 +1,133 @@
+"""What shall become of a job after one run: decided here, once, for workers, reapers and supervisors alike."""
+
+from random import Random
+from typing import Literal, assert_never
+
+from msgspec import Struct
+
+from holdfast.core.job import Charge, JobRecord, RecordedError
+from holdfast.core.lifecycle import State
+from holdfast.core.outcome import (
+    Cancelled,
+    Interrupted,
+    Outcome,
+    Raised,
+    Rejected,
+    Returned,
+    Snoozed,
+    Stalled,
+    TimedOut,
+    Unknown,
+    Unreadable,
+)
+
+EndState = Literal[State.COMPLETED, State.FAILED, State.CANCELLED]
+
+
+class Finish(Struct, frozen=True, kw_only=True):
+    """The job is over."""
+
+    state: EndState
+    result: bytes | None = None
+    error: RecordedError | None = None
+    reason: str | None = None
+    charge: Charge | None = None
+
+
+class PutBack(Struct, frozen=True, kw_only=True):
+    """The job runs again: after `after` microseconds, or at once with its place in the line kept."""
+
+    charge: Charge
+    after: int = 0
+    reason: str | None = None
+    error: RecordedError | None = None
+
+
+Decision = Finish | PutBack
+
+
+def decide(job: JobRecord, outcome: Outcome, rng: Random) -> Decision:
+    """Say what becomes of a job after one run. Pure: the same arguments give the same answer."""
+    match outcome:
+        case Returned(result):
+            return Finish(state=State.COMPLETED, result=result)
+        case Cancelled(reason):
+            return Finish(state=State.CANCELLED, reason=reason)
+        case Snoozed(delay):
+            return PutBack(charge="releases", after=delay, reason="snoozed")
+        case Interrupted(reason, delay):
+            return PutBack(charge="releases", after=delay, reason=reason)
+        case Unknown(delay, reason):
+            return PutBack(charge="releases", after=delay, reason=reason)
+        case Stalled() if job.cancel_at is not None:
+            return Finish(state=State.CANCELLED, reason=job.cancel_reason)
+        case Stalled(reason):
+            if job.stalls + 1 > job.stall.max_stalls or job.policy.on_worker_lost == "fail":
+                return Finish(
+                    state=State.FAILED,
+                    error=_stall_error(job),
+                    reason="crashed" if reason == "process_died" else "stalled",
+                    charge="stalls",
+                )
+            return PutBack(charge="stalls", reason=reason)
+        case Rejected(error):
+            return Finish(state=State.FAILED, error=error, reason="rejected", charge="failures")
+        case Unreadable(error):
+            return Finish(state=State.FAILED, error=error, reason="undecodable", charge="failures")
+        case Raised(error, final, after):
+            return _retry(job, error, final=final, after=after, reason="rejected" if final else "exhausted", rng=rng)
+        case TimedOut(error, final):
+            return _retry(job, error, final=final, after=None, reason="timeout", rng=rng)
+        case _:
+            assert_never(outcome)
+
+
+def _retry(
+    job: JobRecord, error: RecordedError, *, final: bool, after: int | None, reason: str, rng: Random
+) -> Decision:
+    failures = job.failures + 1
+    if final or failures >= job.policy.retry.max_attempts:
+        return Finish(state=State.FAILED, error=error, reason=reason, charge="failures")
+    rest = job.policy.retry.delay(failures, rng) if after is None else after
+    return PutBack(charge="failures", after=rest, reason="timeout" if reason == "timeout" else None, error=error)
+
+
+def _stall_error(job: JobRecord) -> RecordedError:
+    if job.policy.on_worker_lost == "fail":
+        message = "the worker was lost, and this job must not run twice (on_worker_lost='fail')"
+    else:
+        message = f"the job stalled {job.stalls + 1} times, more than its max_count of {job.stall.max_stalls}"
+    return RecordedError("JobStalledError", message)
+
+
+class RunEnd(Struct, frozen=True):
+    """How a run ended, for the run history."""
+
+    ended: Literal["completed", "raised", "timed_out", "rejected", "undecodable", "stalled", "released", "cancelled"]
+    reason: str | None = None
+    detail: str | None = None
+
+
+def run_end(outcome: Outcome) -> RunEnd:
+    """Say how a run ended, in the words of the run history."""
+    match outcome:
+        case Returned():
+            return RunEnd("completed")
+        case Raised(error):
+            return RunEnd("raised", error.type, error.message)
+        case TimedOut(error):
+            return RunEnd("timed_out", error.type, error.message)
+        case Rejected(error):
+            return RunEnd("rejected", error.type, error.message)
+        case Unreadable(error):
+            return RunEnd("undecodable", error.type, error.message)
+        case Stalled(reason=reason, detail=detail):
+            return RunEnd("stalled", reason, detail)
+        case Cancelled(reason):
+            return RunEnd("cancelled", reason)
+        case Snoozed():
+            return RunEnd("released", "snoozed")
+        case Interrupted(reason) | Unknown(reason=reason):
+            return RunEnd("released", reason)
+        case _:
+            assert_never(outcome)

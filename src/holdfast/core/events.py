@@ -1,0 +1,358 @@
+"""What may be announced: one class for each thing that has happened, named in the past tense.
+
+In the log an event is named in snake case without "Job" (`JobStalled` is `stalled`). `cursor` and `at` are the
+storage's: set when the event is recorded, empty on an event that never was.
+"""
+
+import re
+from datetime import datetime, timedelta
+from typing import Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Struct, structs
+
+from holdfast.core.duration import micros, moment
+from holdfast.core.job import DeadReason, OnExpire, RecordedError, StallReason
+from holdfast.core.outcome import ReleaseReason
+
+RESULT_SHOWN = 4096
+"""Results up to this many bytes travel in `JobCompleted`; larger ones are read from the record."""
+
+
+def event_name(name: str) -> str:
+    """Return the name that a class of this name has in the log."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name.removeprefix("Job")).lower()
+
+
+class Event(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="event", tag=event_name):
+    """Something that has happened."""
+
+    cursor: str = ""
+    at: datetime | None = None
+
+
+class JobEvent(Event, frozen=True, kw_only=True):
+    """Something that has happened to a job, in its run of that number (0: before the first)."""
+
+    queue: str
+    id: str
+    task: str
+    run: int = 0
+
+
+class JobEnqueued(JobEvent, frozen=True, kw_only=True):
+    """A job was remembered. Recorded on request."""
+
+    due_at: datetime
+    priority: int = 0
+
+
+class JobRescheduled(JobEvent, frozen=True, kw_only=True):
+    """A job that had not started got another time or priority. Recorded on request."""
+
+    due_at: datetime
+    priority: int = 0
+    by: str | None = None
+
+
+class JobStarted(JobEvent, frozen=True, kw_only=True):
+    """A run began. Recorded on request; the run history has it in any case."""
+
+    attempt: int
+    owner: str
+    host: str = ""
+    pid: int = 0
+    fence: int
+    redelivered: bool = False
+
+
+class JobProgressed(JobEvent, frozen=True, kw_only=True):
+    """A handler told how far it is. Recorded on request."""
+
+    value: float
+    note: str | None = None
+
+
+class JobSuspected(JobEvent, frozen=True, kw_only=True):
+    """A lease ran out; its grace has begun. Recorded on request. `silent_for` in seconds."""
+
+    owner: str
+    silent_for: float
+
+
+class JobRetried(JobEvent, frozen=True, kw_only=True):
+    """A run failed and the job will be tried again after `delay` seconds."""
+
+    attempt: int
+    next_attempt: int
+    delay: float
+    error: RecordedError | None = None
+
+    @property
+    def due_at(self) -> datetime | None:
+        """When the next attempt may start."""
+        return None if self.at is None else self.at + timedelta(seconds=self.delay)
+
+
+class JobReleased(JobEvent, frozen=True, kw_only=True):
+    """A run was handed back, charged to no budget; the job may run again after `delay` seconds."""
+
+    reason: ReleaseReason | str
+    delay: float = 0.0
+
+
+class JobStalled(JobEvent, frozen=True, kw_only=True):
+    """A run lost its worker; the job was put back (`recovered`) or had no stall left (`failed`).
+
+    `count` is how often the job has stalled, `silent_for` the seconds since its holder was last heard of.
+    """
+
+    count: int
+    action: Literal["recovered", "failed"]
+    reason: StallReason
+    owner: str = ""
+    silent_for: float = 0.0
+    post_mortem: str | None = None
+
+
+class JobCompleted(JobEvent, frozen=True, kw_only=True):
+    """A job came to its result. `duration` in seconds; `result` is None above 4 KiB: read the record.
+
+    `cancel_too_late`: a cancel had been asked for, but the work was done first.
+    """
+
+    attempt: int
+    duration: float = 0.0
+    result: Any = None
+    cancel_too_late: bool = False
+
+
+class JobFailed(JobEvent, frozen=True, kw_only=True):
+    """A job failed for good and is a dead letter now."""
+
+    attempt: int
+    reason: DeadReason | str
+    error: RecordedError | None = None
+
+
+class JobCancelled(JobEvent, frozen=True, kw_only=True):
+    """A job was cancelled; `was` is the state it left."""
+
+    reason: str | None = None
+    by: str | None = None
+    was: str
+
+
+class JobExpired(JobEvent, frozen=True, kw_only=True):
+    """A job's time to live ran out before it started. `ttl` and `age` in seconds."""
+
+    ttl: float
+    age: float
+    on_expire: OnExpire
+
+
+class JobRedriven(JobEvent, frozen=True, kw_only=True):
+    """Somebody put a job that was over back in line, with new budgets."""
+
+    by: str | None = None
+    was: str
+
+
+class JobDeleted(JobEvent, frozen=True, kw_only=True):
+    """Somebody deleted a job."""
+
+    by: str | None = None
+    was: str
+
+
+class JobRepaired(JobEvent, frozen=True, kw_only=True):
+    """An audit found a record that its indexes contradicted. In a sound storage this never happens."""
+
+    found: str
+    mended: str
+
+
+class RunFenced(JobEvent, frozen=True, kw_only=True):
+    """A write under an old fence was refused."""
+
+    fence: int
+    current_fence: int
+    owner: str
+    write: Literal["settle", "renew"]
+
+
+class LeaseLost(JobEvent, frozen=True, kw_only=True):
+    """This process stopped a run whose lease it no longer holds. Local, not recorded."""
+
+    fence: int
+    owner: str
+    reason: Literal["lost", "unreachable"]
+
+
+class QueuePaused(Event, frozen=True, kw_only=True):
+    """A queue gives out no more jobs."""
+
+    queue: str
+    by: str | None = None
+
+
+class QueueResumed(Event, frozen=True, kw_only=True):
+    """A queue gives out jobs again."""
+
+    queue: str
+    by: str | None = None
+
+
+class LeadershipAcquired(Event, frozen=True, kw_only=True):
+    """A reaper leads from now on. `scope` is a queue on Redis and `*` elsewhere."""
+
+    scope: str
+    owner: str
+    epoch: int
+
+
+class LeadershipLost(Event, frozen=True, kw_only=True):
+    """A reaper leads no longer: it `resigned`, was `superseded`, or could not reach the storage (`unreachable`)."""
+
+    scope: str
+    owner: str
+    epoch: int
+    reason: Literal["resigned", "superseded", "unreachable", "expired"]
+
+
+class WorkerStarted(Event, frozen=True, kw_only=True):
+    """A worker began to claim."""
+
+    owner: str
+    host: str
+    pid: int
+    queues: tuple[str, ...]
+    concurrency: int
+
+
+class WorkerStopping(Event, frozen=True, kw_only=True):
+    """A worker claims no more and drains."""
+
+    owner: str
+    reason: str
+
+
+class WorkerStopped(Event, frozen=True, kw_only=True):
+    """A worker is gone, having handed back `released` runs."""
+
+    owner: str
+    released: int
+
+
+class WorkerDied(Event, frozen=True, kw_only=True):
+    """A worker process died under its supervisor; `jobs` of its runs were taken back."""
+
+    owner: str
+    host: str
+    pid: int
+    signal: int | None = None
+    status: int | None = None
+    peak_memory: int | None = None
+    jobs: int = 0
+
+
+class WorkerFailed(Event, frozen=True, kw_only=True):
+    """A worker could not reach the storage and tries again after `retry_in` seconds. Local, not recorded."""
+
+    error: str
+    retry_in: float
+
+
+class ReaperFailed(Event, frozen=True, kw_only=True):
+    """A sweep failed; the next one comes. Local, not recorded."""
+
+    scope: str
+    error: str
+
+
+class EventsTrimmed(Event, frozen=True, kw_only=True):
+    """A reader came too late: what lies between its cursor and `oldest` is gone."""
+
+    oldest: str
+
+
+class UnreadableEvent(Event, frozen=True, kw_only=True):
+    """An event that this version cannot read, perhaps because a newer one recorded it; `body` is what the log holds."""
+
+    body: str
+
+
+AnyEvent = (
+    JobEnqueued
+    | JobRescheduled
+    | JobStarted
+    | JobProgressed
+    | JobSuspected
+    | JobRetried
+    | JobReleased
+    | JobStalled
+    | JobCompleted
+    | JobFailed
+    | JobCancelled
+    | JobExpired
+    | JobRedriven
+    | JobDeleted
+    | JobRepaired
+    | RunFenced
+    | LeaseLost
+    | QueuePaused
+    | QueueResumed
+    | LeadershipAcquired
+    | LeadershipLost
+    | WorkerStarted
+    | WorkerStopping
+    | WorkerStopped
+    | WorkerDied
+    | WorkerFailed
+    | ReaperFailed
+    | EventsTrimmed
+    | UnreadableEvent
+)
+
+E = TypeVar("E", bound=Event)
+
+_encode = msgspec.json.Encoder().encode
+_decoder: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
+
+
+def name_of(event: Event) -> str:
+    """Return the event's name in the log."""
+    return event_name(type(event).__name__)
+
+
+def stamped(event: E, cursor: int | str, at: int) -> E:
+    """Return the event as recorded under this cursor, at this instant (microseconds) of the storage's clock."""
+    return structs.replace(event, cursor=str(cursor), at=moment(at))
+
+
+def to_log(event: Event) -> bytes:
+    """Encode an event for the log."""
+    return _encode(event)
+
+
+def from_log(body: bytes | str) -> AnyEvent:
+    """Decode an event of the log; what cannot be decoded must not stop the reader of what follows it."""
+    try:
+        event = _decoder.decode(body)
+    except msgspec.MsgspecError:
+        return UnreadableEvent(body=body if isinstance(body, str) else body.decode(errors="replace"))
+    if isinstance(event, JobCompleted) and isinstance(event.result, str):
+        # The log holds text; a result is bytes as its codec made them, and only the field's type cannot say so.
+        return structs.replace(event, result=msgspec.convert(event.result, bytes))
+    return event
+
+
+def at_micros(event: Event) -> int:
+    """Return when the event was recorded, in microseconds since 1970.
+
+    Raises:
+        ValueError: it never was.
+    """
+    if event.at is None:
+        raise ValueError(f"{type(event).__name__} was never recorded")
+    return micros(event.at - moment(0))

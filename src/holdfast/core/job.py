@@ -1,0 +1,245 @@
+"""The records: a job as it is wished for, as it is remembered, and what one run of it left behind.
+
+Every instant is a whole number of microseconds since 1970 on the storage's clock, every duration a whole number of
+microseconds: exact, the same on every storage, and small enough (below 2^53) for Lua and JSON.
+"""
+
+from typing import Literal
+
+from msgspec import Struct, field
+
+from holdfast.core.lifecycle import State
+from holdfast.core.retry import Backoff
+
+FOREVER = 100 * 365 * 86_400 * 1_000_000
+"""A hundred years: the lease of a job whose stall detection is switched off."""
+
+Charge = Literal["failures", "stalls", "releases"]
+OnExpire = Literal["fail", "discard"]
+OnWorkerLost = Literal["retry", "fail"]
+StallReason = Literal["lease_expired", "process_died", "no_progress", "loop_blocked"]
+DeadReason = Literal["exhausted", "stalled", "crashed", "rejected", "undecodable", "timeout"]
+UniqueScope = Literal["unfinished", "queued"]
+
+
+class Ref(Struct, frozen=True, order=True):
+    """A job's name: its id means something within its queue only."""
+
+    queue: str
+    id: str
+
+
+class Owner(Struct, frozen=True):
+    """Who holds leases: one incarnation of one process. Only `id` (64 random bits) counts, the rest is for display."""
+
+    id: str
+    name: str = ""
+    host: str = ""
+    pid: int = 0
+
+
+class Key(Struct, frozen=True):
+    """A right that at most `limit` active jobs of a queue share."""
+
+    name: str
+    limit: int = 1
+
+
+class UniqueKey(Struct, frozen=True):
+    """At most one job of a queue holds this key: while unfinished, while queued, or for `window` microseconds."""
+
+    key: str
+    scope: UniqueScope = "unfinished"
+    window: int | None = None
+
+
+class StallTerms(Struct, frozen=True):
+    """What a job's lease is made of. `pinned` names the fields its own call set, which no queue setting overrides."""
+
+    lease: int = 20_000_000
+    max_stalls: int = 1
+    start_grace: int = 0
+    renewed: bool = True
+    pinned: tuple[str, ...] = ()
+
+    def under(self, setting: "StallSetting") -> "StallTerms":
+        """Return these terms with a queue's setting laid over all that the call did not pin."""
+        told = {
+            name: value
+            for name in ("lease", "max_stalls", "start_grace", "renewed")
+            if name not in self.pinned and (value := getattr(setting, name)) is not None
+        }
+        return StallTerms(
+            told.get("lease", self.lease),
+            told.get("max_stalls", self.max_stalls),
+            told.get("start_grace", self.start_grace),
+            told.get("renewed", self.renewed),
+            self.pinned,
+        )
+
+
+class StallSetting(Struct, frozen=True, omit_defaults=True):
+    """What a queue says of stalls for all its jobs; None leaves a field to the task."""
+
+    lease: int | None = None
+    max_stalls: int | None = None
+    start_grace: int | None = None
+    renewed: bool | None = None
+
+    def under(self, told: "StallSetting") -> "StallSetting":
+        """Return this setting with all that is told laid over it."""
+        return StallSetting(
+            self.lease if told.lease is None else told.lease,
+            self.max_stalls if told.max_stalls is None else told.max_stalls,
+            self.start_grace if told.start_grace is None else told.start_grace,
+            self.renewed if told.renewed is None else told.renewed,
+        )
+
+
+class Policy(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the core judges a job by, carried as data so that a reaper without the task's code judges alike."""
+
+    retry: Backoff = Backoff()
+    on_worker_lost: OnWorkerLost = "retry"
+    on_expire: OnExpire = "fail"
+    result_ttl: int | None = None
+    version: int = 1
+
+
+class RecordedError(Struct, frozen=True):
+    """An exception as it is kept: text only."""
+
+    type: str
+    message: str
+    traceback: str = ""
+
+
+class NewJob(Struct, frozen=True, kw_only=True):
+    """A wish, encoded: what the storage is asked to remember. `delay` and `ttl` count from the storage's now."""
+
+    queue: str
+    id: str
+    task: str
+    payload: bytes
+    headers: dict[str, str] = field(default_factory=dict[str, str])
+    tags: tuple[str, ...] = ()
+    delay: int = 0
+    run_at: int | None = None
+    priority: int = 0
+    boost: int = 0
+    fair_key: str | None = None
+    ttl: int | None = None
+    timeout: int | None = None
+    deadline: int | None = None
+    heartbeat_timeout: int | None = None
+    keys: tuple[Key, ...] = ()
+    unique: UniqueKey | None = None
+    stall: StallTerms = StallTerms()
+    policy: Policy = Policy()
+    schedule: str | None = None
+    parent: str | None = None
+
+    @property
+    def ref(self) -> Ref:
+        """The job's name."""
+        return Ref(self.queue, self.id)
+
+
+class JobRecord(Struct, frozen=True, kw_only=True):
+    """A job as the storage remembers it.
+
+    `score` orders the waiting (lowest first), `boost` is how far ahead of its time its priority puts it.
+    `heard_at` is when the holder of its lease last gave a sign of life: its claim or its latest beat.
+    `starts` is the number of its latest run; `failures`, `stalls` and `releases` are what its runs were charged to.
+    """
+
+    queue: str
+    id: str
+    task: str
+    state: State
+    payload: bytes
+    headers: dict[str, str] = field(default_factory=dict[str, str])
+    tags: tuple[str, ...] = ()
+    score: int
+    priority: int = 0
+    boost: int = 0
+    fair_key: str | None = None
+    run_at: int
+    expires_at: int | None = None
+    timeout: int | None = None
+    deadline: int | None = None
+    heartbeat_timeout: int | None = None
+    keys: tuple[Key, ...] = ()
+    unique: UniqueKey | None = None
+    parked_under: str | None = None
+    stall: StallTerms = StallTerms()
+    policy: Policy = Policy()
+    fence: int = 0
+    settled_fence: int = 0
+    owner: str | None = None
+    heard_at: int | None = None
+    lease_until: int | None = None
+    suspect_until: int | None = None
+    run_until: int | None = None
+    progress_until: int | None = None
+    starts: int = 0
+    failures: int = 0
+    stalls: int = 0
+    releases: int = 0
+    cancel_at: int | None = None
+    cancel_reason: str | None = None
+    cancel_by: str | None = None
+    created: int
+    started: int | None = None
+    finished: int | None = None
+    result: bytes | None = None
+    error: RecordedError | None = None
+    reason: str | None = None
+    progress: float | None = None
+    progress_note: str | None = None
+    schedule: str | None = None
+    parent: str | None = None
+
+    @property
+    def ref(self) -> Ref:
+        """The job's name."""
+        return Ref(self.queue, self.id)
+
+    @property
+    def attempt(self) -> int:
+        """The attempt that the current or next run is: what `max_attempts` bounds."""
+        return self.failures + 1
+
+
+class RunRecord(Struct, frozen=True, kw_only=True):
+    """One start of a job: who ran it under which fence, and how it ended."""
+
+    number: int
+    fence: int
+    owner: str
+    worker: str = ""
+    host: str = ""
+    pid: int = 0
+    start: int
+    end: int | None = None
+    ended: str | None = None
+    reason: str | None = None
+    detail: str | None = None
+
+
+class LogLine(Struct, frozen=True, kw_only=True):
+    """A line that a handler logged, with the run it came from."""
+
+    at: int
+    run: int
+    level: str
+    message: str
+    fields: dict[str, str] = field(default_factory=dict[str, str])
+
+
+class JobDetail(Struct, frozen=True):
+    """A job with its runs (the newest hundred) and its log."""
+
+    job: JobRecord
+    runs: tuple[RunRecord, ...] = ()
+    log: tuple[LogLine, ...] = ()

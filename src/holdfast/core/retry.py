@@ -1,0 +1,33 @@
+"""When a failed job is tried again: a policy as data, and the arithmetic of its delays."""
+
+from random import Random
+from typing import Literal, assert_never
+
+from msgspec import Struct
+
+BackoffKind = Literal["fixed", "linear", "exponential"]
+
+
+class Backoff(Struct, frozen=True, kw_only=True):
+    """How many attempts a job has and how long it rests between them; durations in microseconds."""
+
+    max_attempts: int = 3
+    kind: BackoffKind = "exponential"
+    base: int = 1_000_000
+    cap: int = 600_000_000
+    jitter: float = 0.25
+
+    def delay(self, failures: int, rng: Random) -> int:
+        """Return the rest after so many failures (1 or more), in microseconds; never above the cap."""
+        match self.kind:
+            case "fixed":
+                rest = self.base
+            case "linear":
+                rest = self.base * failures
+            case "exponential":
+                # 2^63 µs is beyond any cap, and an unbounded power of two would be an unbounded integer.
+                rest = self.base << min(failures - 1, 63)
+            case _:
+                assert_never(self.kind)
+        rest = min(rest, self.cap)
+        return min(round(rest * (1 + self.jitter * (2 * rng.random() - 1))), self.cap)

@@ -1,0 +1,146 @@
+"""A settlement: what a holder asks the storage to make of a run, with the events that tell of it."""
+
+from random import Random
+from typing import assert_never
+
+from msgspec import Struct, structs
+
+from holdfast.core.decision import Decision, Finish, PutBack, RunEnd, decide, run_end
+from holdfast.core.events import (
+    RESULT_SHOWN,
+    JobCancelled,
+    JobCompleted,
+    JobEvent,
+    JobFailed,
+    JobReleased,
+    JobRetried,
+    JobStalled,
+)
+from holdfast.core.job import JobRecord, Ref
+from holdfast.core.lease import Lease
+from holdfast.core.lifecycle import State
+from holdfast.core.outcome import Cancelled, Outcome, Stalled
+
+
+class Settlement(Struct, frozen=True):
+    """Applied if and only if the run (queue, id, fence, and the owner who sends it) still is the current one."""
+
+    ref: Ref
+    fence: int
+    decision: Decision
+    ended: RunEnd
+    events: tuple[JobEvent, ...] = ()
+
+
+def settlement(lease: Lease, outcome: Outcome, rng: Random, *, took: float = 0.0) -> Settlement:
+    """Decide on an outcome and put it in the form that the storage applies. `took`: the run's seconds."""
+    decision = decide(lease.job, outcome, rng)
+    return Settlement(
+        lease.ref, lease.fence, decision, run_end(outcome), _events(lease.job, outcome, decision, took=took)
+    )
+
+
+def when_cancelling(asked: Settlement, job: JobRecord) -> Settlement:
+    """Return what a settlement becomes where somebody has asked the job to stop.
+
+    A job to be put back is over instead; one that succeeded or failed stands, and its success says that the cancel came
+    too late; a cancellation says whose wish it was. The run may not have known: only the record does.
+    """
+    decision = asked.decision
+    if isinstance(decision, PutBack):
+        decision = Finish(state=State.CANCELLED, reason=job.cancel_reason)
+        return Settlement(
+            asked.ref, asked.fence, decision, asked.ended, (_cancelled(job, job.cancel_reason, job.cancel_by),)
+        )
+    events: list[JobEvent] = []
+    for event in asked.events:
+        match event:
+            case JobCompleted():
+                events.append(structs.replace(event, cancel_too_late=True))
+            case JobCancelled(by=None):
+                events.append(structs.replace(event, by=job.cancel_by))
+            case _:
+                events.append(event)
+    return Settlement(asked.ref, asked.fence, decision, asked.ended, tuple(events))
+
+
+def _events(job: JobRecord, outcome: Outcome, decision: Decision, *, took: float) -> tuple[JobEvent, ...]:
+    told: list[JobEvent] = []
+    if isinstance(outcome, Stalled) and decision.charge == "stalls":
+        told.append(
+            JobStalled(
+                queue=job.queue,
+                id=job.id,
+                task=job.task,
+                run=job.starts,
+                count=job.stalls + 1,
+                action="failed" if isinstance(decision, Finish) else "recovered",
+                reason=outcome.reason,
+                owner=outcome.owner,
+                silent_for=outcome.silent_for / 1_000_000,
+                post_mortem=outcome.detail,
+            )
+        )
+    match decision:
+        case Finish(state=State.COMPLETED, result=result):
+            shown = result if result is not None and len(result) <= RESULT_SHOWN else None
+            told.append(
+                JobCompleted(
+                    queue=job.queue,
+                    id=job.id,
+                    task=job.task,
+                    run=job.starts,
+                    attempt=job.attempt,
+                    duration=took,
+                    result=shown,
+                )
+            )
+        case Finish(state=State.CANCELLED, reason=reason):
+            told.append(_cancelled(job, reason, outcome.by if isinstance(outcome, Cancelled) else None))
+        case Finish(reason=reason, error=error):
+            told.append(
+                JobFailed(
+                    queue=job.queue,
+                    id=job.id,
+                    task=job.task,
+                    run=job.starts,
+                    attempt=job.attempt,
+                    reason=reason or "exhausted",
+                    error=error,
+                )
+            )
+        case PutBack(charge="failures", after=after, error=error):
+            told.append(
+                JobRetried(
+                    queue=job.queue,
+                    id=job.id,
+                    task=job.task,
+                    run=job.starts,
+                    attempt=job.attempt,
+                    next_attempt=job.attempt + 1,
+                    delay=after / 1_000_000,
+                    error=error,
+                )
+            )
+        case PutBack(charge="releases", after=after, reason=reason):
+            told.append(
+                JobReleased(
+                    queue=job.queue,
+                    id=job.id,
+                    task=job.task,
+                    run=job.starts,
+                    reason=reason or "shutdown",
+                    delay=after / 1_000_000,
+                )
+            )
+        case PutBack():
+            pass  # charged to the stalls, and told above
+        case _:
+            assert_never(decision)
+    return tuple(told)
+
+
+def _cancelled(job: JobRecord, reason: str | None, by: str | None) -> JobCancelled:
+    return JobCancelled(
+        queue=job.queue, id=job.id, task=job.task, run=job.starts, reason=reason, by=by, was=State.ACTIVE
+    )

@@ -1,0 +1,83 @@
+"""What the tests of the core share: a job in its run, an error, one outcome of every kind."""
+
+from msgspec import structs
+
+from holdfast.clock import SECOND
+from holdfast.core.job import JobRecord, Policy, RecordedError, StallTerms
+from holdfast.core.lease import Lease
+from holdfast.core.lifecycle import State
+from holdfast.core.outcome import (
+    Cancelled,
+    Interrupted,
+    Outcome,
+    Raised,
+    Rejected,
+    Returned,
+    Snoozed,
+    Stalled,
+    TimedOut,
+    Unknown,
+    Unreadable,
+)
+from holdfast.core.retry import Backoff
+
+NOW = 1_767_225_600 * SECOND
+ERROR = RecordedError("ValueError", "no good")
+STEADY = Policy(retry=Backoff(max_attempts=3, kind="fixed", base=7 * SECOND, jitter=0.0))
+
+ACTIVE = JobRecord(
+    queue="mail",
+    id="a",
+    task="send",
+    state=State.ACTIVE,
+    payload=b"[]",
+    score=NOW,
+    run_at=NOW,
+    created=NOW,
+    started=NOW,
+    owner="00000000000a11ce",
+    fence=NOW + 1,
+    starts=4,
+    policy=STEADY,
+    stall=StallTerms(max_stalls=1),
+)
+
+OUTCOMES: tuple[Outcome, ...] = (
+    Returned(b"3"),
+    Raised(ERROR),
+    TimedOut(ERROR),
+    Rejected(ERROR),
+    Unreadable(ERROR),
+    Unknown(10 * SECOND),
+    Snoozed(10 * SECOND),
+    Interrupted("shutdown"),
+    Cancelled("enough"),
+    Stalled("lease_expired"),
+)
+
+
+def active(
+    *,
+    failures: int = 0,
+    stalls: int = 0,
+    releases: int = 0,
+    max_stalls: int = 1,
+    policy: Policy = STEADY,
+    cancelled: bool = False,
+) -> JobRecord:
+    """Return a job in its run."""
+    return structs.replace(
+        ACTIVE,
+        failures=failures,
+        stalls=stalls,
+        releases=releases,
+        stall=StallTerms(max_stalls=max_stalls),
+        policy=policy,
+        cancel_at=NOW if cancelled else None,
+        cancel_reason="enough" if cancelled else None,
+    )
+
+
+def lease(job: JobRecord = ACTIVE) -> Lease:
+    """Return the lease on a job."""
+    return Lease(job)

@@ -1,0 +1,201 @@
+"""What becomes of a job after one run, for every outcome and every budget."""
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.clock import SECOND
+from holdfast.core.decision import Decision, Finish, PutBack, RunEnd, decide, run_end
+from holdfast.core.job import OnWorkerLost, Policy, RecordedError, StallReason
+from holdfast.core.lifecycle import State
+from holdfast.core.outcome import (
+    Cancelled,
+    Interrupted,
+    Outcome,
+    Raised,
+    Rejected,
+    Returned,
+    Snoozed,
+    Stalled,
+    TimedOut,
+    Unknown,
+    Unreadable,
+)
+from holdfast.core.retry import Backoff
+from tests.core.cases import ERROR, OUTCOMES, active
+
+REST = 7 * SECOND
+DELAY = 10 * SECOND
+
+
+def failed(reason: str) -> Finish:
+    return Finish(state=State.FAILED, error=ERROR, reason=reason, charge="failures")
+
+
+def retried(after: int, reason: str | None = None) -> PutBack:
+    return PutBack(charge="failures", after=after, reason=reason, error=ERROR)
+
+
+def released(after: int, reason: str) -> PutBack:
+    return PutBack(charge="releases", after=after, reason=reason)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "fresh", "last"),
+    [
+        (Returned(b"3"), Finish(state=State.COMPLETED, result=b"3"), None),
+        (Cancelled("enough"), Finish(state=State.CANCELLED, reason="enough"), None),
+        (Cancelled(), Finish(state=State.CANCELLED), None),
+        (Raised(ERROR), retried(REST), failed("exhausted")),
+        (Raised(ERROR, after=0), retried(0), failed("exhausted")),
+        (Raised(ERROR, after=DELAY), retried(DELAY), failed("exhausted")),
+        (Raised(ERROR, final=True), failed("rejected"), None),
+        (Raised(ERROR, final=True, after=DELAY), failed("rejected"), None),
+        (TimedOut(ERROR), retried(REST, "timeout"), failed("timeout")),
+        (TimedOut(ERROR, final=True), failed("timeout"), None),
+        (Rejected(ERROR), failed("rejected"), None),
+        (Unreadable(ERROR), failed("undecodable"), None),
+        (Unknown(DELAY), released(DELAY, "unknown_task"), None),
+        (Unknown(DELAY, "newer_payload"), released(DELAY, "newer_payload"), None),
+        (Snoozed(DELAY), released(DELAY, "snoozed"), None),
+        (Interrupted("shutdown"), released(0, "shutdown"), None),
+        (Interrupted("prefetch"), released(0, "prefetch"), None),
+        (Interrupted("unreachable", DELAY), released(DELAY, "unreachable"), None),
+    ],
+)
+def test_an_outcome_is_judged_by_its_attempts_alone(outcome: Outcome, fresh: Decision, last: Decision | None) -> None:
+    """`last`: the verdict on the last attempt, where it differs from that on the first two."""
+    for failures in range(3):
+        expected = last if last is not None and failures == 2 else fresh
+
+        assert decide(active(failures=failures), outcome, Random(0)) == expected
+        # Neither the other budgets nor a wish to cancel speaks here: the holder has heard of it, or not.
+        assert decide(active(failures=failures, stalls=9, releases=9), outcome, Random(0)) == expected
+        assert decide(active(failures=failures, cancelled=True), outcome, Random(0)) == expected
+
+
+@pytest.mark.statement(6, 7, 8, 9, 39)
+@pytest.mark.parametrize("max_stalls", range(5))
+@pytest.mark.parametrize("stalls", range(6))
+def test_a_stall_fails_the_job_when_the_count_is_above_the_maximum(max_stalls: int, stalls: int) -> None:
+    job = active(stalls=stalls, max_stalls=max_stalls)
+    decision = decide(job, Stalled("lease_expired"), Random(0))
+
+    if stalls + 1 > max_stalls:
+        assert isinstance(decision, Finish)
+        assert (decision.state, decision.reason, decision.charge) == (State.FAILED, "stalled", "stalls")
+        assert decision.error is not None
+        assert decision.error.type == "JobStalledError"
+        assert str(stalls + 1) in decision.error.message
+    else:
+        assert decision == PutBack(charge="stalls", reason="lease_expired")
+
+
+@pytest.mark.statement(13)
+@pytest.mark.parametrize("failures", range(4))
+def test_a_stall_asks_nothing_of_the_attempts(failures: int) -> None:
+    decision = decide(active(failures=failures), Stalled("no_progress"), Random(0))
+
+    assert decision == PutBack(charge="stalls", reason="no_progress")
+
+
+@pytest.mark.parametrize(
+    ("stall", "reason"),
+    [
+        ("lease_expired", "stalled"),
+        ("no_progress", "stalled"),
+        ("loop_blocked", "stalled"),
+        ("process_died", "crashed"),
+    ],
+)
+@pytest.mark.parametrize("on_worker_lost", ["retry", "fail"])
+def test_a_dead_letter_says_whether_its_worker_crashed(
+    stall: StallReason, reason: str, on_worker_lost: OnWorkerLost
+) -> None:
+    job = active(
+        stalls=1, max_stalls=1 if on_worker_lost == "retry" else 9, policy=Policy(on_worker_lost=on_worker_lost)
+    )
+    decision = decide(job, Stalled(stall), Random(0))
+
+    assert isinstance(decision, Finish)
+    assert (decision.state, decision.reason) == (State.FAILED, reason)
+
+
+def test_a_job_that_must_not_run_twice_says_so_in_its_error() -> None:
+    decision = decide(active(policy=Policy(on_worker_lost="fail")), Stalled("process_died"), Random(0))
+
+    assert isinstance(decision, Finish)
+    assert decision.error is not None
+    assert "on_worker_lost" in decision.error.message
+
+
+@pytest.mark.statement(26, 27)
+@pytest.mark.parametrize("max_stalls", [0, 1])
+@pytest.mark.parametrize("on_worker_lost", ["retry", "fail"])
+def test_a_cancelled_job_that_stalls_is_cancelled_whatever_its_budget(
+    max_stalls: int, on_worker_lost: OnWorkerLost
+) -> None:
+    job = active(max_stalls=max_stalls, policy=Policy(on_worker_lost=on_worker_lost), cancelled=True)
+
+    assert decide(job, Stalled("process_died"), Random(0)) == Finish(state=State.CANCELLED, reason="enough")
+
+
+@pytest.mark.parametrize("attempts", [1, 2, 7])
+def test_the_attempts_bound_all_runs_that_fail_the_first_included(attempts: int) -> None:
+    policy = Policy(retry=Backoff(max_attempts=attempts))
+    decisions = [
+        decide(active(failures=failures, policy=policy), Raised(ERROR), Random(0)) for failures in range(attempts)
+    ]
+
+    assert [isinstance(decision, PutBack) for decision in decisions] == [True] * (attempts - 1) + [False]
+
+
+@given(st.sampled_from(OUTCOMES), st.integers(0, 9), st.integers(0, 9), st.booleans(), st.integers())
+def test_the_same_arguments_give_the_same_answer(
+    outcome: Outcome, failures: int, stalls: int, cancelled: bool, seed: int
+) -> None:
+    job = active(failures=failures, stalls=stalls, cancelled=cancelled, policy=Policy())
+
+    assert decide(job, outcome, Random(seed)) == decide(job, outcome, Random(seed))
+
+
+@given(st.sampled_from(OUTCOMES), st.integers(0, 9), st.integers(0, 9), st.integers(0, 9), st.booleans())
+def test_a_decision_charges_one_budget_at_most_and_delays_never_backwards(
+    outcome: Outcome, failures: int, stalls: int, max_stalls: int, cancelled: bool
+) -> None:
+    job = active(failures=failures, stalls=stalls, max_stalls=max_stalls, cancelled=cancelled, policy=Policy())
+    decision = decide(job, outcome, Random(0))
+
+    if isinstance(decision, PutBack):
+        assert decision.after >= 0
+        assert decision.charge == {
+            "Raised": "failures",
+            "TimedOut": "failures",
+            "Stalled": "stalls",
+        }.get(type(outcome).__name__, "releases")
+    else:
+        assert (decision.charge is None) == (decision.state in (State.COMPLETED, State.CANCELLED))
+        assert (decision.error is not None) == (decision.state is State.FAILED)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "end"),
+    [
+        (Returned(b"3"), RunEnd("completed")),
+        (Raised(ERROR), RunEnd("raised", "ValueError", "no good")),
+        (TimedOut(RecordedError("TimeoutError", "5 s")), RunEnd("timed_out", "TimeoutError", "5 s")),
+        (Rejected(ERROR), RunEnd("rejected", "ValueError", "no good")),
+        (Unreadable(ERROR), RunEnd("undecodable", "ValueError", "no good")),
+        (Stalled("process_died", detail="signal 9"), RunEnd("stalled", "process_died", "signal 9")),
+        (Cancelled("enough"), RunEnd("cancelled", "enough")),
+        (Cancelled(), RunEnd("cancelled")),
+        (Snoozed(DELAY), RunEnd("released", "snoozed")),
+        (Interrupted("shutdown"), RunEnd("released", "shutdown")),
+        (Unknown(DELAY), RunEnd("released", "unknown_task")),
+        (Unknown(DELAY, "newer_payload"), RunEnd("released", "newer_payload")),
+    ],
+)
+def test_the_run_history_has_a_word_for_each_outcome(outcome: Outcome, end: RunEnd) -> None:
+    assert run_end(outcome) == end

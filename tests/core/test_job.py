@@ -1,0 +1,34 @@
+"""The records: their names, and that they survive being written down."""
+
+import msgspec
+
+from holdfast.core.job import JobRecord, Key, NewJob, Policy, Ref, StallTerms, UniqueKey
+from tests.core.cases import ACTIVE
+
+
+def test_a_job_is_named_by_its_queue_and_its_id() -> None:
+    wish = NewJob(queue="mail", id="a", task="send", payload=b"")
+
+    assert wish.ref == ACTIVE.ref == Ref("mail", "a")
+    assert Ref("a", "z") < Ref("b", "a") < Ref("b", "b")
+
+
+def test_a_record_can_be_written_down_and_read_back() -> None:
+    job = msgspec.structs.replace(
+        ACTIVE,
+        payload=bytes(range(256)),
+        keys=(Key("customer", 2),),
+        unique=UniqueKey("k", "queued", 5),
+        stall=StallTerms(pinned=("lease",)),
+        policy=Policy(on_worker_lost="fail"),
+    )
+
+    assert msgspec.json.decode(msgspec.json.encode(job), type=JobRecord) == job
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(job), type=JobRecord) == job
+
+
+def test_no_two_wishes_share_what_can_be_changed() -> None:
+    one, two = (NewJob(queue="mail", id=name, task="send", payload=b"") for name in "ab")
+    one.headers["trace"] = "1"
+
+    assert two.headers == {}

@@ -1,0 +1,56 @@
+"""The table of moves, read as a graph."""
+
+from holdfast.core.lifecycle import REDRIVABLE, TERMINAL, TRANSITIONS, State
+
+
+def test_every_state_can_be_reached() -> None:
+    reached: set[State | None] = {None}
+    while more := {after for before, after in TRANSITIONS if before in reached} - reached:
+        reached |= more
+
+    assert reached == {None, *State}
+
+
+def test_every_state_that_is_not_the_end_leads_to_one() -> None:
+    ending: set[State | None] = set(TERMINAL)
+    while more := {before for before, after in TRANSITIONS if after in ending} - ending:
+        ending |= more
+
+    assert ending == {None, *State}
+
+
+def test_only_a_redrive_leads_out_of_an_end_and_only_into_the_line() -> None:
+    assert {(before, after) for before, after in TRANSITIONS if before in TERMINAL} == {
+        (state, State.WAITING) for state in REDRIVABLE
+    }
+
+
+def test_what_completed_is_never_run_again() -> None:
+    assert State.COMPLETED in TERMINAL
+    assert State.COMPLETED not in REDRIVABLE
+    assert {after for before, after in TRANSITIONS if before is State.COMPLETED} == set()
+
+
+def test_a_job_completes_or_fails_in_a_run_only() -> None:
+    for end in (State.COMPLETED, State.FAILED):
+        assert {before for before, after in TRANSITIONS if after is end} == {State.ACTIVE}
+
+
+def test_a_run_begins_in_the_line_only() -> None:
+    assert {before for before, after in TRANSITIONS if after is State.ACTIVE} == {State.WAITING, State.ACTIVE}
+
+
+def test_a_running_job_does_not_expire() -> None:
+    assert (State.ACTIVE, State.EXPIRED) not in TRANSITIONS
+
+
+def test_the_states_are_the_seven_words() -> None:
+    assert [str(state) for state in State] == [
+        "delayed",
+        "waiting",
+        "active",
+        "completed",
+        "failed",
+        "cancelled",
+        "expired",
+    ]

@@ -1,0 +1,161 @@
+"""Settlements: the decision on a run, with the events that tell of it."""
+
+from random import Random
+
+import pytest
+
+from holdfast.clock import SECOND
+from holdfast.core.decision import Finish, PutBack, decide, run_end
+from holdfast.core.events import (
+    RESULT_SHOWN,
+    Event,
+    JobCancelled,
+    JobCompleted,
+    JobEvent,
+    JobFailed,
+    JobReleased,
+    JobRetried,
+    JobStalled,
+)
+from holdfast.core.job import JobRecord, Ref
+from holdfast.core.lifecycle import State
+from holdfast.core.outcome import (
+    Cancelled,
+    Interrupted,
+    Outcome,
+    Raised,
+    Rejected,
+    Returned,
+    Snoozed,
+    Stalled,
+    TimedOut,
+    Unknown,
+    Unreadable,
+)
+from holdfast.core.settlement import settlement, when_cancelling
+from tests.core.cases import ACTIVE, ERROR, OUTCOMES, active, lease
+
+
+def told(job: JobRecord, outcome: Outcome) -> tuple[JobEvent, ...]:
+    return settlement(lease(job), outcome, Random(0), took=1.5).events
+
+
+def completed(result: bytes | None) -> JobCompleted:
+    return JobCompleted(queue="mail", id="a", task="send", run=4, attempt=1, duration=1.5, result=result)
+
+
+def failed(reason: str, attempt: int = 1) -> JobFailed:
+    return JobFailed(queue="mail", id="a", task="send", run=4, attempt=attempt, reason=reason, error=ERROR)
+
+
+def released(reason: str, delay: float) -> JobReleased:
+    return JobReleased(queue="mail", id="a", task="send", run=4, reason=reason, delay=delay)
+
+
+def retried(delay: float) -> JobRetried:
+    return JobRetried(queue="mail", id="a", task="send", run=4, attempt=1, next_attempt=2, delay=delay, error=ERROR)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "event"),
+    [
+        (Returned(b"3"), completed(b"3")),
+        (Returned(b"x" * RESULT_SHOWN), completed(b"x" * RESULT_SHOWN)),
+        (Returned(b"x" * (RESULT_SHOWN + 1)), completed(None)),
+        (Raised(ERROR), retried(7.0)),
+        (Raised(ERROR, after=SECOND // 2), retried(0.5)),
+        (Raised(ERROR, final=True), failed("rejected")),
+        (TimedOut(ERROR), retried(7.0)),
+        (TimedOut(ERROR, final=True), failed("timeout")),
+        (Rejected(ERROR), failed("rejected")),
+        (Unreadable(ERROR), failed("undecodable")),
+        (Unknown(10 * SECOND), released("unknown_task", 10.0)),
+        (Snoozed(2 * SECOND), released("snoozed", 2.0)),
+        (Interrupted("prefetch"), released("prefetch", 0.0)),
+        (
+            Cancelled("enough", "ops"),
+            JobCancelled(queue="mail", id="a", task="send", run=4, reason="enough", by="ops", was="active"),
+        ),
+    ],
+)
+def test_an_outcome_is_told_by_one_event(outcome: Outcome, event: Event) -> None:
+    assert told(ACTIVE, outcome) == (event,)
+
+
+def test_the_last_attempt_is_told_as_a_failure_and_not_as_a_retry() -> None:
+    assert told(active(failures=2), Raised(ERROR)) == (failed("exhausted", attempt=3),)
+    assert told(active(failures=2), TimedOut(ERROR)) == (failed("timeout", attempt=3),)
+
+
+@pytest.mark.statement(4, 40)
+def test_a_recovery_is_told_by_its_stall_alone() -> None:
+    outcome = Stalled("no_progress", silent_for=24 * SECOND, owner="00000000000a11ce", detail="frames")
+
+    assert told(active(), outcome) == (
+        JobStalled(
+            queue="mail",
+            id="a",
+            task="send",
+            run=4,
+            count=1,
+            action="recovered",
+            reason="no_progress",
+            owner="00000000000a11ce",
+            silent_for=24.0,
+            post_mortem="frames",
+        ),
+    )
+
+
+@pytest.mark.statement(5, 93)
+@pytest.mark.parametrize(("reason", "dead"), [("lease_expired", "stalled"), ("process_died", "crashed")])
+def test_the_last_stall_is_told_before_the_failure_that_it_is(reason: str, dead: str) -> None:
+    outcome = Stalled("lease_expired" if reason == "lease_expired" else "process_died")
+    stall, failure = told(active(stalls=1), outcome)
+
+    assert isinstance(stall, JobStalled)
+    assert (stall.count, stall.action, stall.reason) == (2, "failed", reason)
+    assert isinstance(failure, JobFailed)
+    assert (failure.reason, failure.attempt) == (dead, 1)
+    assert failure.error is not None
+    assert failure.error.type == "JobStalledError"
+
+
+@pytest.mark.statement(26, 27)
+@pytest.mark.parametrize("max_stalls", [0, 1])
+def test_a_cancelled_job_that_stalls_is_told_as_cancelled_alone(max_stalls: int) -> None:
+    assert told(active(max_stalls=max_stalls, cancelled=True), Stalled("lease_expired")) == (
+        JobCancelled(queue="mail", id="a", task="send", run=4, reason="enough", was="active"),
+    )
+
+
+@pytest.mark.parametrize("outcome", OUTCOMES, ids=lambda outcome: type(outcome).__name__)
+def test_a_settlement_names_its_run_and_what_is_decided(outcome: Outcome) -> None:
+    asked = settlement(lease(), outcome, Random(5))
+
+    assert (asked.ref, asked.fence) == (Ref("mail", "a"), ACTIVE.fence)
+    assert asked.decision == decide(ACTIVE, outcome, Random(5))
+    assert asked.ended == run_end(outcome)
+    assert all((event.queue, event.id, event.task, event.run) == ("mail", "a", "send", 4) for event in asked.events)
+
+
+@pytest.mark.parametrize("outcome", OUTCOMES, ids=lambda outcome: type(outcome).__name__)
+def test_the_end_of_a_job_is_told_once_and_a_put_back_ends_nothing(outcome: Outcome) -> None:
+    for job in (active(), active(failures=2, stalls=1), active(cancelled=True)):
+        asked = settlement(lease(job), outcome, Random(0))
+        ends = [event for event in asked.events if isinstance(event, JobCompleted | JobFailed | JobCancelled)]
+
+        assert len(ends) == isinstance(asked.decision, Finish)
+        assert asked.events
+
+
+@pytest.mark.parametrize("outcome", [Raised(ERROR), Interrupted("shutdown"), Stalled("lease_expired")])
+def test_a_put_back_of_a_cancelled_job_becomes_its_end(outcome: Outcome) -> None:
+    asked = settlement(lease(), outcome, Random(0))
+    cancelled = active(cancelled=True)
+    ended = when_cancelling(asked, cancelled)
+
+    assert isinstance(asked.decision, PutBack)
+    assert ended.decision == Finish(state=State.CANCELLED, reason="enough")
+    assert (ended.ref, ended.fence, ended.ended) == (asked.ref, asked.fence, asked.ended)
+    assert ended.events == (JobCancelled(queue="mail", id="a", task="send", run=4, reason="enough", was="active"),)
