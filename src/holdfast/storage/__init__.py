@@ -1,0 +1,1 @@
+"""The wall between deciding and remembering."""

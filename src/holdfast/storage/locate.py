@@ -1,0 +1,71 @@
+"""From an address to a storage; a driver is imported only when its address is used."""
+
+from dataclasses import dataclass
+from typing import Literal
+from urllib.parse import parse_qsl, urlsplit
+
+from holdfast.clock import Clock
+from holdfast.core.check import shown
+from holdfast.errors import UsageError
+from holdfast.storage.protocol import Storage
+
+KNOWN = 'use "sqlite:///holdfast.db" (a file, four slashes for an absolute path) or "memory://" (tests)'
+
+
+@dataclass(frozen=True)
+class Address:
+    """A URL, read: which storage, in which file, and how sure a write must be."""
+
+    url: str
+    scheme: Literal["memory", "sqlite"]
+    path: str = ""
+    durability: Literal["full", "fast"] = "full"
+
+
+def locate(url: str, *, clock: Clock | None = None, auto_migrate: bool = True) -> Storage:
+    """Return the storage at a URL, not yet opened.
+
+    Raises:
+        UsageError: the URL is none, or names a storage or an option that does not exist.
+    """
+    address = read(url)
+    match address.scheme:
+        case "memory":
+            from holdfast.storage.memory import MemoryStorage
+
+            return MemoryStorage(clock=clock)
+        case "sqlite":
+            from holdfast.storage.sqlite.storage import SQLiteStorage
+
+            return SQLiteStorage(address.path, clock=clock, auto_migrate=auto_migrate, durability=address.durability)
+
+
+def read(url: object) -> Address:
+    """Return what a URL says; no driver is imported for that and nothing opened.
+
+    Raises:
+        UsageError: the URL is none, or names a storage or an option that does not exist.
+    """
+    if not isinstance(url, str):
+        raise UsageError(f"storage URL {shown(url)} is no text; {KNOWN}")
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise UsageError(f"storage URL {url!r} cannot be read ({error}); {KNOWN}") from None
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    match parts.scheme:
+        case "memory":
+            address = Address(url, "memory")
+        case "sqlite":
+            path = url.split("?", 1)[0].removeprefix("sqlite:")
+            if not path.startswith("///") or path[3:] in ("", ":memory:"):
+                raise UsageError(f"storage URL {url!r} names no file; {KNOWN}")
+            durability = options.pop("durability", "full")
+            if durability not in ("full", "fast"):
+                raise UsageError(f'storage URL {url!r}: durability is {durability!r}; use "full" or "fast"')
+            address = Address(url, "sqlite", path[3:], "fast" if durability == "fast" else "full")
+        case _:
+            raise UsageError(f"storage URL {url!r} is none that Holdfast knows; {KNOWN}")
+    if options:
+        raise UsageError(f"storage URL {url!r} has the unknown option {next(iter(options))!r}; leave it out")
+    return address

@@ -1,0 +1,763 @@
+"""The executable specification: what a storage does, in plain dicts and sorted lists. Read this first.
+
+Nothing here waits or takes a lock; each method is one atomic step. `Memory` is this with a lock around it, and every
+other storage is held equal to it by the conformance suite.
+"""
+
+from bisect import bisect_left, insort
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from msgspec import structs
+
+from holdfast.clock import Clock
+from holdfast.core.decision import Decision, Finish, PutBack, RunEnd
+from holdfast.core.events import (
+    AnyEvent,
+    Event,
+    EventsTrimmed,
+    JobCancelled,
+    JobDeleted,
+    JobRedriven,
+    LeadershipAcquired,
+    LeadershipLost,
+    QueuePaused,
+    QueueResumed,
+    stamped,
+)
+from holdfast.core.job import JobDetail, JobRecord, LogLine, NewJob, Owner, Ref, RunRecord, StallReason
+from holdfast.core.leadership import Term
+from holdfast.core.lease import (
+    Lease,
+    grace_end,
+    lease_end,
+    longest_lease,
+    renewed_limits,
+)
+from holdfast.core.lifecycle import REDRIVABLE, TERMINAL, State
+from holdfast.core.settlement import Settlement, when_cancelling
+from holdfast.core.transition import claimed, reclaimed, refused, silence, stall_reason
+from holdfast.storage.protocol import (
+    CLAIM_LIMIT,
+    EVENT_LOAN,
+    EVENTS_END,
+    EVENTS_TOPIC,
+    LOG_LINES_KEPT,
+    PROMOTE_LIMIT,
+    RUNS_KEPT,
+    SWEEP_LIMIT,
+    Beat,
+    Bid,
+    Cancel,
+    Cancelling,
+    Delete,
+    EventPage,
+    Exchanged,
+    Order,
+    Page,
+    Pulse,
+    Query,
+    QueueSurvey,
+    Reader,
+    Receipt,
+    Reclaimed,
+    Redrive,
+    Renewal,
+    Reschedule,
+    Revised,
+    Revision,
+    Settings,
+    StalledLease,
+    Survey,
+    Swept,
+    Target,
+    Verdict,
+    WorkerSurvey,
+    job_topic,
+    queue_topic,
+)
+
+
+class Index:
+    """Jobs in the order of a number: a score, a due time, the end of a lease."""
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[int, Ref]] = []
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[tuple[int, Ref]]:
+        return iter(self._entries)
+
+    def add(self, at: int, ref: Ref) -> None:
+        """Put a job in its place."""
+        insort(self._entries, (at, ref))
+
+    def drop(self, at: int, ref: Ref) -> None:
+        """Take a job out; it must be there."""
+        place = bisect_left(self._entries, (at, ref))
+        if place == len(self._entries) or self._entries[place] != (at, ref):
+            raise LookupError(f"{ref} is not indexed at {at}")
+        del self._entries[place]
+
+    def first(self, limit: int, *, until: int | None = None) -> list[Ref]:
+        """Return the first jobs in order, those beyond `until` left out."""
+        found = self._entries[:limit]
+        return [ref for at, ref in found if until is None or at <= until]
+
+    @property
+    def head(self) -> int | None:
+        """The first job's number."""
+        return self._entries[0][0] if self._entries else None
+
+
+@dataclass
+class _Line:
+    """What is indexed of one queue."""
+
+    ready: Index = field(default_factory=Index)
+    delayed: Index = field(default_factory=Index)
+
+
+@dataclass
+class _Seen:
+    """What is known of a worker: its last beat, and when that was."""
+
+    beat: Beat
+    started: int
+    at: int
+
+
+@dataclass
+class _Kept:
+    """A named reader's place in the event log, and to whom its next batch is lent."""
+
+    cursor: int
+    lent_to: str | None = None
+    until: int = 0
+
+
+class Model:
+    """A storage without the waiting. `knocked` collects the topics that each step hints at."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.knocked: list[str] = []
+        self._clock = clock
+        self._jobs: dict[Ref, JobRecord] = {}
+        self._order: dict[Ref, int] = {}
+        self._runs: dict[Ref, list[RunRecord]] = {}
+        self._log: dict[Ref, list[LogLine]] = {}
+        self._lines: defaultdict[str, _Line] = defaultdict(_Line)
+        self._leases = Index()
+        self._suspects = Index()
+        self._settings: dict[Target, Settings] = {}
+        self._workers: dict[str, _Seen] = {}
+        self._events: list[AnyEvent] = []
+        self._trimmed = 0
+        self._readers: dict[str, _Kept] = {}
+        self._term: tuple[Term, int] | None = None
+        self._epoch = 0
+        self._swept_at: int | None = None
+        self._resumed_at: int | None = None
+        self._made = 0
+
+    # ── the flow ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
+        """Remember each new job once."""
+        now = self._clock.now()
+        return [self._remember(job, now, place) for place, job in enumerate(jobs)]
+
+    def _remember(self, new: NewJob, now: int, place: int) -> Receipt:
+        ref = new.ref
+        if ref in self._jobs:
+            return Receipt("duplicate", ref)
+        run_at = new.run_at if new.run_at is not None else now + new.delay
+        # The jobs of one call are a microsecond apart, so that they stay in the order they were given.
+        ready_at = max(run_at, now) + place
+        self._made += 1
+        self._order[ref] = self._made
+        self._runs[ref] = []
+        self._log[ref] = []
+        self._put(
+            JobRecord(
+                queue=new.queue,
+                id=new.id,
+                task=new.task,
+                state=State.DELAYED if run_at > now else State.WAITING,
+                payload=new.payload,
+                headers=new.headers,
+                tags=new.tags,
+                score=ready_at - new.boost,
+                priority=new.priority,
+                boost=new.boost,
+                fair_key=new.fair_key,
+                run_at=run_at,
+                expires_at=now + new.ttl if new.ttl is not None else None,
+                timeout=new.timeout,
+                deadline=new.deadline,
+                heartbeat_timeout=new.heartbeat_timeout,
+                keys=new.keys,
+                unique=new.unique,
+                stall=new.stall,
+                policy=new.policy,
+                created=now,
+                schedule=new.schedule,
+                parent=new.parent,
+            )
+        )
+        self.knocked.append(queue_topic(new.queue))
+        return Receipt("created", ref)
+
+    def exchange(self, owner: Owner, settlements: Sequence[Settlement] = (), order: Order | None = None) -> Exchanged:
+        """Apply each settlement whose run is the current one, then claim what is ordered."""
+        now = self._clock.now()
+        verdicts = tuple(self._settle(owner, asked, now) for asked in settlements)
+        if order is None:
+            return Exchanged(verdicts)
+        leases = self._claim(owner, order, now)
+        lines = [self._lines[queue] for queue in order.queues if queue in self._lines and not self._paused(queue)]
+        dues = [line.delayed.head for line in lines if line.delayed.head is not None]
+        return Exchanged(
+            verdicts,
+            tuple(leases),
+            left=any(len(line.ready) for line in lines),
+            next_due=max(0, min(dues) - now) if dues else None,
+        )
+
+    def _settle(self, owner: Owner, asked: Settlement, now: int) -> Verdict:
+        job = self._jobs.get(asked.ref)
+        if job is None:
+            return Verdict(asked.ref, asked.fence, "gone")
+        if not self._holds(job, owner.id, asked.fence):
+            if job.settled_fence == asked.fence:
+                return Verdict(asked.ref, asked.fence, "duplicate")
+            self._record(refused(job, owner.id, asked.fence, "settle"), now)
+            return Verdict(asked.ref, asked.fence, "lost")
+        if job.cancel_at is not None:
+            asked = when_cancelling(asked, job)
+        self._apply(job, asked.decision, now)
+        self._close_run(job, asked.ended, now)
+        for event in asked.events:
+            self._record(event, now)
+        return Verdict(asked.ref, asked.fence, "done")
+
+    def _apply(self, job: JobRecord, decision: Decision, now: int) -> None:
+        freed = structs.replace(
+            job,
+            settled_fence=job.fence,
+            owner=None,
+            heard_at=None,
+            lease_until=None,
+            suspect_until=None,
+            run_until=None,
+            progress_until=None,
+        )
+        if decision.charge is not None:
+            freed = structs.replace(freed, **{decision.charge: getattr(job, decision.charge) + 1})
+        match decision:
+            case Finish(state=state, result=result, error=error, reason=reason):
+                self._replace(
+                    job,
+                    structs.replace(freed, state=state, finished=now, result=result, error=error, reason=reason),
+                )
+            case PutBack(after=0, error=error, reason=reason):
+                self._replace(
+                    job,
+                    structs.replace(freed, state=State.WAITING, run_at=now, error=error or job.error, reason=reason),
+                )
+                self.knocked.append(queue_topic(job.queue))
+            case PutBack(after=after, error=error, reason=reason):
+                self._replace(
+                    job,
+                    structs.replace(
+                        freed,
+                        state=State.DELAYED,
+                        run_at=now + after,
+                        score=now + after - job.boost,
+                        error=error or job.error,
+                        reason=reason,
+                    ),
+                )
+                self.knocked.append(queue_topic(job.queue))
+        self.knocked.append(job_topic(job.ref))
+
+    def _claim(self, owner: Owner, order: Order, now: int) -> list[Lease]:
+        leases: list[Lease] = []
+        room = min(order.room, CLAIM_LIMIT)
+        for queue in order.queues:
+            if queue not in self._lines or self._paused(queue):
+                continue
+            line = self._lines[queue]
+            for ref in line.delayed.first(PROMOTE_LIMIT, until=now):
+                self._promote(ref)
+            for ref in line.ready.first(room - len(leases)):
+                leases.append(self._start(self._jobs[ref], owner, now))
+        return leases
+
+    def _promote(self, ref: Ref) -> None:
+        job = self._jobs[ref]
+        self._replace(job, structs.replace(job, state=State.WAITING))
+
+    def _start(self, job: JobRecord, owner: Owner, now: int) -> Lease:
+        started = claimed(job, owner.id, now, self._setting("queue", job.queue).stall)
+        self._replace(job, started)
+        runs = self._runs[job.ref]
+        runs.append(
+            RunRecord(
+                number=started.starts,
+                fence=started.fence,
+                owner=owner.id,
+                worker=owner.name,
+                host=owner.host,
+                pid=owner.pid,
+                start=now,
+            )
+        )
+        del runs[:-RUNS_KEPT]
+        return Lease(started)
+
+    def _close_run(self, job: JobRecord, ended: RunEnd, now: int) -> None:
+        runs = self._runs[job.ref]
+        if runs and runs[-1].number == job.starts:
+            runs[-1] = structs.replace(runs[-1], end=now, ended=ended.ended, reason=ended.reason, detail=ended.detail)
+
+    def renew(self, beat: Beat) -> Pulse:
+        """Remember that an owner lives, and extend every lease it names that nobody has taken."""
+        now = self._clock.now()
+        lost: list[tuple[Ref, int]] = []
+        cancelling: list[Cancelling] = []
+        for asked in beat.renewals:
+            job = self._jobs.get(asked.ref)
+            if job is None or not self._holds(job, beat.owner.id, asked.fence):
+                # A run that this owner has settled meanwhile is not lost: beat and settlement crossed.
+                if job is not None and job.settled_fence != asked.fence:
+                    self._record(refused(job, beat.owner.id, asked.fence, "renew"), now)
+                lost.append((asked.ref, asked.fence))
+                continue
+            if asked.extend:
+                self._extend(job, asked, now)
+            if job.cancel_at is not None:
+                cancelling.append(Cancelling(asked.ref, asked.fence, job.cancel_reason))
+        if beat.last:
+            self._workers.pop(beat.owner.id, None)
+        elif beat.worker is not None:
+            seen = self._workers.get(beat.owner.id)
+            self._workers[beat.owner.id] = _Seen(beat, seen.started if seen else now, now)
+        for event in beat.events:
+            self._record(event, now)
+        orders = self._setting("worker", beat.owner.id)
+        told = tuple(name for name in ("quiet", "stop") if getattr(orders, name))
+        return Pulse(tuple(lost), tuple(cancelling), told)
+
+    def _extend(self, job: JobRecord, asked: Renewal, now: int) -> None:
+        for line in asked.log:
+            lines = self._log[job.ref]
+            if len(lines) < LOG_LINES_KEPT:
+                lines.append(
+                    LogLine(
+                        at=now - line.ago, run=job.starts, level=line.level, message=line.message, fields=line.fields
+                    )
+                )
+        run_until, progress_until = renewed_limits(
+            now,
+            lease=job.stall.lease,
+            timeout=job.timeout,
+            deadline=job.deadline,
+            heartbeat_timeout=job.heartbeat_timeout,
+            run_until=job.run_until,
+            progress_until=job.progress_until,
+            ran=asked.ran,
+            silent=0 if asked.sign else asked.silent,
+        )
+        end = lease_end(
+            now,
+            job.stall.lease,
+            run_until=run_until,
+            progress_until=progress_until,
+            # A run cannot have started later than now: if it seems so, the clock was set back since.
+            not_before=min(job.started or now, now) + job.stall.start_grace,
+        )
+        self._replace(
+            job,
+            structs.replace(
+                job,
+                heard_at=now,
+                lease_until=end,
+                suspect_until=None if end > now else job.suspect_until,
+                run_until=run_until,
+                progress_until=progress_until,
+                progress=job.progress if asked.progress is None else asked.progress,
+                progress_note=job.progress_note if asked.progress is None else asked.note,
+            ),
+        )
+
+    def sweep(self, bid: Bid) -> Swept:
+        """Elect the bidder if need be, then do one bounded turn of the chores."""
+        now = self._clock.now()
+        terms: tuple[Term, ...] = ()
+        if bid.term is not None:
+            term, retry_in = self._elect(bid.owner, bid.term, now)
+            if term.owner != bid.owner.id:
+                return Swept(retry_in=retry_in)
+            terms = (term,)
+        if self._swept_at is not None and now - self._swept_at > 3 * bid.every:
+            self._resumed_at = now
+        overdue = self._suspects.first(SWEEP_LIMIT, until=now)
+        stalled = [self._take(self._jobs[ref], bid.owner, now) for ref in overdue]
+        suspected = self._suspect(now, bid.grace)
+        promoted = self._promote_due(now)
+        self._swept_at = now
+        return Swept(
+            terms,
+            None,
+            tuple(stalled),
+            {"reclaimed": len(stalled), "suspected": suspected, "promoted": promoted},
+            more=max(len(stalled), suspected) >= SWEEP_LIMIT or promoted >= PROMOTE_LIMIT,
+        )
+
+    def _elect(self, owner: Owner, length: int, now: int) -> tuple[Term, int]:
+        """Return the reigning term, the owner's if it may be, and how long it still lasts."""
+        if self._term is not None:
+            term, until = self._term
+            if term.owner == owner.id and now < until:
+                self._term = (structs.replace(term, length=length), now + length)
+                return self._term[0], length
+            # A term that ends further ahead than it is long was given before the clock was set back.
+            if now < until <= now + term.length:
+                return term, until - now
+            self._record(LeadershipLost(scope="*", owner=term.owner, epoch=term.epoch, reason="expired"), now)
+        self._epoch += 1
+        self._term = (Term("*", owner.id, self._epoch, length), now + length)
+        self._record(LeadershipAcquired(scope="*", owner=owner.id, epoch=self._epoch), now)
+        return self._term[0], length
+
+    def _take(self, job: JobRecord, owner: Owner, now: int, reason: StallReason | None = None) -> StalledLease:
+        taken = reclaimed(job, owner.id, now)
+        self._replace(job, taken)
+        return StalledLease(Lease(taken), reason or stall_reason(job, now), job.owner or "", silence(job, now))
+
+    def _suspect(self, now: int, grace: int) -> int:
+        out = self._leases.first(SWEEP_LIMIT, until=now)
+        ahead = [ref for at, ref in self._leases if at > now + longest_lease(self._jobs[ref].stall)][:SWEEP_LIMIT]
+        for ref in out + ahead:
+            job = self._jobs[ref]
+            until = grace_end(
+                now,
+                terms=job.stall,
+                lease_until=job.lease_until or now,
+                grace=grace,
+                resumed_at=self._resumed_at,
+            )
+            self._replace(job, structs.replace(job, suspect_until=until))
+        # The clock may have been set back after the suspicion, too.
+        for at, ref in list(self._suspects):
+            job = self._jobs[ref]
+            if at > now + max(job.stall.lease // 2, grace):
+                self._replace(job, structs.replace(job, suspect_until=now + job.stall.lease // 2))
+        return len(out) + len(ahead)
+
+    def _promote_due(self, now: int) -> int:
+        promoted = 0
+        for queue, line in self._lines.items():
+            due = line.delayed.first(PROMOTE_LIMIT - promoted, until=now)
+            for ref in due:
+                self._promote(ref)
+            if due:
+                self.knocked.append(queue_topic(queue))
+            promoted += len(due)
+        return promoted
+
+    def reclaim(self, dead: str, owner: Owner) -> Reclaimed:
+        """Take every active job of a dead owner, without grace."""
+        now = self._clock.now()
+        held = [job for job in self._jobs.values() if job.state is State.ACTIVE and job.owner == dead]
+        held.sort(key=lambda job: (job.lease_until, job.ref))
+        self._workers.pop(dead, None)
+        stalled = tuple(self._take(job, owner, now, "process_died") for job in held[:SWEEP_LIMIT])
+        return Reclaimed(stalled, more=len(held) > SWEEP_LIMIT)
+
+    # ── the operator's hand ───────────────────────────────────────────────────────────────────────────────────────
+
+    def revise(self, revisions: Sequence[Revision]) -> list[Revised]:
+        """Cancel, redrive, delete or reschedule."""
+        now = self._clock.now()
+        return [self._revise(revision, now) for revision in revisions]
+
+    def _revise(self, revision: Revision, now: int) -> Revised:
+        job = self._jobs.get(revision.ref)
+        if job is None:
+            return Revised(revision.ref, "gone")
+        match revision:
+            case Cancel(reason=reason, by=by) if job.state is State.ACTIVE:
+                if job.cancel_at is None:
+                    self._replace(job, structs.replace(job, cancel_at=now, cancel_reason=reason, cancel_by=by))
+                return Revised(job.ref, "asked", job.state)
+            case Cancel(reason=reason, by=by) if job.state not in TERMINAL:
+                self._replace(
+                    job,
+                    structs.replace(
+                        job,
+                        state=State.CANCELLED,
+                        cancel_at=now,
+                        cancel_reason=reason,
+                        cancel_by=by,
+                        finished=now,
+                        reason=reason,
+                    ),
+                )
+                self._record(
+                    JobCancelled(
+                        queue=job.queue,
+                        id=job.id,
+                        task=job.task,
+                        run=job.starts,
+                        reason=reason,
+                        by=by,
+                        was=job.state,
+                    ),
+                    now,
+                )
+            case Redrive(by=by) if job.state in REDRIVABLE:
+                ttl = job.expires_at - job.created if job.expires_at is not None else None
+                self._replace(
+                    job,
+                    structs.replace(
+                        job,
+                        state=State.WAITING,
+                        run_at=now,
+                        score=now - job.boost,
+                        expires_at=now + ttl if ttl is not None else None,
+                        failures=0,
+                        stalls=0,
+                        releases=0,
+                        cancel_at=None,
+                        cancel_reason=None,
+                        cancel_by=None,
+                        finished=None,
+                        error=None,
+                        reason=None,
+                        progress=None,
+                        progress_note=None,
+                    ),
+                )
+                self._record(
+                    JobRedriven(queue=job.queue, id=job.id, task=job.task, run=job.starts, by=by, was=job.state),
+                    now,
+                )
+                self.knocked.append(queue_topic(job.queue))
+            case Delete(by=by) if job.state is not State.ACTIVE:
+                self._drop(job)
+                self._record(
+                    JobDeleted(queue=job.queue, id=job.id, task=job.task, run=job.starts, by=by, was=job.state),
+                    now,
+                )
+            case Reschedule(delay=delay, priority=priority, boost=boost) if job.state in (
+                State.DELAYED,
+                State.WAITING,
+            ):
+                run_at = job.run_at if delay is None else now + delay
+                raised = job.boost if boost is None else boost
+                ready_at = job.score + job.boost if delay is None else max(run_at, now)
+                self._replace(
+                    job,
+                    structs.replace(
+                        job,
+                        state=State.DELAYED if run_at > now else State.WAITING,
+                        run_at=run_at,
+                        priority=job.priority if priority is None else priority,
+                        boost=raised,
+                        score=ready_at - raised,
+                    ),
+                )
+                self.knocked.append(queue_topic(job.queue))
+            case _:
+                return Revised(job.ref, "refused", job.state)
+        self.knocked.append(job_topic(job.ref))
+        return Revised(job.ref, "done", job.state)
+
+    def tune(self, target: Target, settings: Settings, by: str | None = None) -> Settings:
+        """Lay settings over those in force."""
+        now = self._clock.now()
+        before = self._setting(target.kind, target.name)
+        after = before.under(settings)
+        self._settings[target] = after
+        if target.kind == "queue" and bool(before.paused) != bool(after.paused):
+            kind = QueuePaused if after.paused else QueueResumed
+            self._record(kind(queue=target.name, by=by), now)
+            self.knocked.append(queue_topic(target.name))
+        return after
+
+    def resign(self, term: Term) -> None:
+        """Give up that term and no other."""
+        if self._term is not None and (self._term[0].owner, self._term[0].epoch) == (term.owner, term.epoch):
+            self._term = None
+            self._record(
+                LeadershipLost(scope=term.scope, owner=term.owner, epoch=term.epoch, reason="resigned"),
+                self._clock.now(),
+            )
+
+    # ── reading ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def get(self, refs: Sequence[Ref]) -> list[JobDetail | None]:
+        """Return each job with its runs and log."""
+        return [
+            JobDetail(self._jobs[ref], tuple(self._runs[ref]), tuple(self._log[ref])) if ref in self._jobs else None
+            for ref in refs
+        ]
+
+    def find(self, query: Query) -> Page:
+        """Return one page of records, newest first."""
+        before = int(query.after) if query.after is not None else None
+        found = [
+            (made, self._jobs[ref])
+            for ref, made in reversed(self._order.items())
+            if (before is None or made < before) and _asked_for(self._jobs[ref], query)
+        ][: query.limit + 1]
+        shown = found[: query.limit]
+        return Page(tuple(job for _, job in shown), str(shown[-1][0]) if len(found) > len(shown) else None)
+
+    def survey(self, queues: Sequence[str] = ()) -> Survey:
+        """Return counts and workers at a glance."""
+        now = self._clock.now()
+        counts: defaultdict[str, defaultdict[State, int]] = defaultdict(lambda: defaultdict(int))
+        for job in self._jobs.values():
+            counts[job.queue][job.state] += 1
+        tuned = {target.name for target in self._settings if target.kind == "queue"}
+        names = sorted({*counts, *queues, *tuned} if not queues else set(queues))
+        return Survey(
+            queues=tuple(
+                QueueSurvey(
+                    queue=name,
+                    counts=dict(sorted(counts[name].items())),
+                    oldest_waiting=self._oldest(name, now),
+                    paused=self._paused(name),
+                )
+                for name in names
+            ),
+            workers=tuple(
+                WorkerSurvey(
+                    owner=seen.beat.owner,
+                    queues=seen.beat.worker.queues,
+                    concurrency=seen.beat.worker.concurrency,
+                    active=seen.beat.worker.active,
+                    started=seen.started,
+                    seen_ago=now - seen.at,
+                    turned_ago=now - seen.at + seen.beat.worker.turned_ago,
+                    stopping=seen.beat.worker.stopping,
+                )
+                for seen in self._workers.values()
+                if seen.beat.worker is not None
+            ),
+            leaders=(self._term[0],) if self._term is not None and self._term[1] > now else (),
+            swept_ago=now - self._swept_at if self._swept_at is not None else None,
+            now=now,
+        )
+
+    def _oldest(self, queue: str, now: int) -> int | None:
+        waits = [now - self._jobs[ref].run_at for _, ref in self._lines[queue].ready] if queue in self._lines else []
+        return max(waits, default=None)
+
+    def events(self, cursor: str | None, limit: int, reader: Reader | None) -> EventPage:
+        """Return what happened after the cursor."""
+        now = self._clock.now()
+        last = self._trimmed + len(self._events)
+        if cursor == EVENTS_END:
+            return EventPage((), str(last))
+        if reader is None:
+            return self._read(int(cursor) if cursor else 0, limit)
+        kept = self._readers.setdefault(reader.name, _Kept(last))
+        if cursor:
+            # What was handled was handled, even if the loan has passed on since.
+            kept.cursor = max(kept.cursor, int(cursor))
+        # A loan that ends further ahead than it is long was made before the clock was set back.
+        if kept.lent_to not in (None, reader.caller) and kept.until - EVENT_LOAN <= now < kept.until:
+            return EventPage((), str(kept.cursor))
+        page = self._read(kept.cursor, limit)
+        kept.lent_to = reader.caller if page.events else None
+        kept.until = now + EVENT_LOAN
+        return page
+
+    def _read(self, cursor: int, limit: int) -> EventPage:
+        told: list[AnyEvent] = []
+        if cursor < self._trimmed:
+            cursor = self._trimmed
+            told.append(EventsTrimmed(oldest=str(cursor)))
+        start = cursor - self._trimmed
+        told += self._events[start : start + limit]
+        after = min(cursor + limit, self._trimmed + len(self._events))
+        return EventPage(tuple(told), str(max(cursor, after)))
+
+    @property
+    def records(self) -> Mapping[Ref, JobRecord]:
+        """Every job there is; for whoever holds the invariants against it."""
+        return self._jobs
+
+    def indexed(self) -> Iterator[tuple[str, int, Ref]]:
+        """Yield what the indexes hold: the index's name, the number a job stands there at, the job."""
+        for name, line in self._lines.items():
+            yield from ((f"ready {name}", at, ref) for at, ref in line.ready)
+            yield from ((f"delayed {name}", at, ref) for at, ref in line.delayed)
+        yield from (("leases", at, ref) for at, ref in self._leases)
+        yield from (("suspects", at, ref) for at, ref in self._suspects)
+
+    # ── what all of it rests on ───────────────────────────────────────────────────────────────────────────────────
+
+    def _put(self, job: JobRecord) -> None:
+        ref = job.ref
+        self._jobs[ref] = job
+        index, at = self._place(job)
+        if index is not None:
+            index.add(at, ref)
+
+    def _drop(self, job: JobRecord) -> None:
+        index, at = self._place(job)
+        if index is not None:
+            index.drop(at, job.ref)
+        del self._jobs[job.ref], self._order[job.ref], self._runs[job.ref], self._log[job.ref]
+
+    def _replace(self, before: JobRecord, after: JobRecord) -> None:
+        index, at = self._place(before)
+        if index is not None:
+            index.drop(at, before.ref)
+        self._put(after)
+
+    def _place(self, job: JobRecord) -> tuple[Index | None, int]:
+        """Return the one index that the job's state puts it in, and its number there."""
+        match job.state:
+            case State.WAITING:
+                return self._lines[job.queue].ready, job.score
+            case State.DELAYED:
+                return self._lines[job.queue].delayed, job.run_at
+            case State.ACTIVE if job.suspect_until is not None:
+                return self._suspects, job.suspect_until
+            case State.ACTIVE:
+                return self._leases, job.lease_until or 0
+            case _:
+                return None, 0
+
+    def _record(self, event: Event, now: int) -> None:
+        cursor = self._trimmed + len(self._events) + 1
+        self._events.append(stamped(event, cursor, now))  # type: ignore[arg-type]
+        self.knocked.append(EVENTS_TOPIC)
+
+    def _holds(self, job: JobRecord, owner: str, fence: int) -> bool:
+        """Say whether this owner's run under this fence is the job's current one: the guard of every write."""
+        return job.state is State.ACTIVE and job.fence == fence and job.owner == owner
+
+    def _setting(self, kind: str, name: str) -> Settings:
+        return self._settings.get(Target(kind, name), Settings())  # type: ignore[arg-type]
+
+    def _paused(self, queue: str) -> bool:
+        return bool(self._setting("queue", queue).paused)
+
+
+def _asked_for(job: JobRecord, query: Query) -> bool:
+    return (
+        (not query.queues or job.queue in query.queues)
+        and (not query.states or job.state in query.states)
+        and (not query.tasks or job.task in query.tasks)
+        and (query.id is None or job.id == query.id)
+    )

@@ -1,0 +1,477 @@
+"""What every storage promises: fourteen verbs, each one atomic step and one round trip.
+
+A storage knows states, guards, indexes, limits and its own clock. It knows no task, no policy and no retry: what
+becomes of a job is decided by the core and handed in as a settlement. Requests carry durations; the storage adds them
+to its own now. All verbs may be called from several event loops of one process, and repeated after a lost reply.
+"""
+
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import Literal, Protocol
+
+from msgspec import Struct
+
+from holdfast.core.events import AnyEvent, Event
+from holdfast.core.job import JobDetail, JobRecord, NewJob, Owner, Ref, StallReason, StallSetting
+from holdfast.core.leadership import Term
+from holdfast.core.lease import Lease
+from holdfast.core.lifecycle import State
+from holdfast.core.settlement import Settlement
+
+SETTLE_LIMIT = 256
+CLAIM_LIMIT = 128
+RENEW_LIMIT = 500
+SWEEP_LIMIT = 200
+PROMOTE_LIMIT = 100
+RUNS_KEPT = 100
+LOG_LINES_KEPT = 1000
+EVENT_LOAN = 5_000_000
+"""How long a batch of events is lent to one caller of a named reader, in microseconds."""
+
+Made = Literal["created", "duplicate", "replaced", "gathered", "throttled"]
+SettleVerdict = Literal["done", "duplicate", "lost", "gone"]
+
+
+class Finding(Struct, frozen=True):
+    """Something `examine` noticed, with its remedy."""
+
+    level: Literal["ok", "warning", "error"]
+    subject: str
+    message: str
+    remedy: str = ""
+
+
+class Receipt(Struct, frozen=True):
+    """What became of one enqueue: `ref` is the job that lives, be it the new one or the one that was there."""
+
+    made: Made
+    ref: Ref
+
+
+class Order(Struct, frozen=True):
+    """A claim: up to `room` due jobs from these queues, the first named first."""
+
+    queues: tuple[str, ...]
+    room: int
+
+
+class Verdict(Struct, frozen=True):
+    """What became of one settlement.
+
+    `done`: applied. `duplicate`: this very settlement was applied before. `lost`: the run is no longer the current
+    one; nothing was written but a `RunFenced`. `gone`: no such job.
+    """
+
+    ref: Ref
+    fence: int
+    verdict: SettleVerdict
+
+
+class Exchanged(Struct, frozen=True):
+    """The answer to an exchange: a verdict each, the leases won, and when to ask again.
+
+    `left`: ready jobs were left behind for want of room. `next_due`: microseconds until the next delayed job of the
+    ordered queues falls due, None if there is none.
+    """
+
+    verdicts: tuple[Verdict, ...] = ()
+    leases: tuple[Lease, ...] = ()
+    left: bool = False
+    next_due: int | None = None
+
+
+class NewLogLine(Struct, frozen=True):
+    """A line on its way to the log; `ago` is how many microseconds before the beat it was written."""
+
+    level: str
+    message: str
+    fields: dict[str, str]
+    ago: int = 0
+
+
+class Renewal(Struct, frozen=True):
+    """One lease to extend. `sign`: the handler itself gave a sign of life since the last beat.
+
+    `extend=False` only asks whether the run is still ours and wanted: for a lease that the handler alone renews. `ran`
+    and `silent`: for how long the run has gone on, and since its last sign, in microseconds of the holder's uptime.
+    """
+
+    ref: Ref
+    fence: int
+    sign: bool = False
+    extend: bool = True
+    ran: int | None = None
+    silent: int | None = None
+    progress: float | None = None
+    note: str | None = None
+    log: tuple[NewLogLine, ...] = ()
+
+
+class WorkerInfo(Struct, frozen=True):
+    """What a worker tells of itself with each beat. `turned_ago`: microseconds since its claim loop last turned."""
+
+    queues: tuple[str, ...] = ()
+    concurrency: int = 0
+    active: int = 0
+    turned_ago: int = 0
+    stopping: bool = False
+
+
+class Beat(Struct, frozen=True):
+    """One renewal of everything an owner holds, and what its process has to announce."""
+
+    owner: Owner
+    renewals: tuple[Renewal, ...] = ()
+    worker: WorkerInfo | None = None
+    events: tuple[Event, ...] = ()
+    last: bool = False
+    """The owner takes its leave: its worker record goes with this beat."""
+
+
+class Cancelling(Struct, frozen=True):
+    """A run that somebody asked to stop."""
+
+    ref: Ref
+    fence: int
+    reason: str | None = None
+
+
+class Pulse(Struct, frozen=True):
+    """The answer to a beat, exceptions only: what is no longer ours, what shall stop, what the operator ordered."""
+
+    lost: tuple[tuple[Ref, int], ...] = ()
+    cancelling: tuple[Cancelling, ...] = ()
+    orders: tuple[str, ...] = ()
+
+
+class Bid(Struct, frozen=True):
+    """A request to sweep. `term`: how long to lead, or None to sweep without election. Durations in microseconds."""
+
+    owner: Owner
+    term: int | None = 4_000_000
+    every: int = 2_000_000
+    grace: int = 3_000_000
+
+
+class StalledLease(Struct, frozen=True):
+    """A lease taken from a holder that died or fell silent; the taker's for five seconds, under a new fence."""
+
+    lease: Lease
+    reason: StallReason
+    owner: str
+    silent_for: int = 0
+
+
+class Swept(Struct, frozen=True):
+    """What one turn of the leader did.
+
+    `retry_in`: microseconds until the reigning term ends, None for a leader or without election. `more`: a limit was
+    reached, sweep again at once. `did`: how many jobs were suspected, reclaimed, promoted, expired, trimmed.
+    `troubles`: chores that failed, one line each; the others were done all the same.
+    """
+
+    terms: tuple[Term, ...] = ()
+    retry_in: int | None = None
+    stalled: tuple[StalledLease, ...] = ()
+    did: dict[str, int] = {}
+    more: bool = False
+    troubles: tuple[str, ...] = ()
+
+
+class Reclaimed(Struct, frozen=True):
+    """What a dead owner held, now the caller's for five seconds. `more`: call again."""
+
+    stalled: tuple[StalledLease, ...] = ()
+    more: bool = False
+
+
+class Cancel(Struct, frozen=True, tag="cancel"):
+    """Cancel a job: at once unless it is active; then its run is asked to stop."""
+
+    ref: Ref
+    reason: str | None = None
+    by: str | None = None
+
+
+class Redrive(Struct, frozen=True, tag="redrive"):
+    """Put a job that is over back in line, with new budgets and a new time to live."""
+
+    ref: Ref
+    by: str | None = None
+
+
+class Delete(Struct, frozen=True, tag="delete"):
+    """Forget a job that is not active."""
+
+    ref: Ref
+    by: str | None = None
+
+
+class Reschedule(Struct, frozen=True, tag="reschedule"):
+    """Give a job that has not started another due time (microseconds from now) or another priority."""
+
+    ref: Ref
+    delay: int | None = None
+    priority: int | None = None
+    boost: int | None = None
+    by: str | None = None
+
+
+Revision = Cancel | Redrive | Delete | Reschedule
+
+
+class Revised(Struct, frozen=True):
+    """What became of one revision. `state`: where the job stood when it was refused, asked, or changed."""
+
+    ref: Ref
+    verdict: Literal["done", "asked", "refused", "gone"]
+    state: State | None = None
+
+
+class Change(Struct, frozen=True):
+    """A change to a schedule."""
+
+    name: str
+
+
+class Planned(Struct, frozen=True):
+    """What became of a change to a schedule."""
+
+    name: str
+    verdict: Literal["done", "superseded", "gone"]
+
+
+class Target(Struct, frozen=True):
+    """What a setting is for."""
+
+    kind: Literal["queue", "task", "worker"]
+    name: str
+
+
+class Settings(Struct, frozen=True, omit_defaults=True):
+    """What every worker must know of a queue, a task or a worker; None leaves a field as it is."""
+
+    paused: bool | None = None
+    stall: StallSetting | None = None
+    quiet: bool | None = None
+    stop: bool | None = None
+
+    def under(self, told: "Settings") -> "Settings":
+        """Return these settings with all that is told laid over them, stall terms field by field."""
+        stall = told.stall if self.stall is None or told.stall is None else self.stall.under(told.stall)
+        return Settings(
+            paused=self.paused if told.paused is None else told.paused,
+            stall=self.stall if stall is None else stall,
+            quiet=self.quiet if told.quiet is None else told.quiet,
+            stop=self.stop if told.stop is None else told.stop,
+        )
+
+
+class Query(Struct, frozen=True, kw_only=True):
+    """Which jobs to list, newest first. `after` is the cursor of the page before."""
+
+    queues: tuple[str, ...] = ()
+    states: tuple[State, ...] = ()
+    tasks: tuple[str, ...] = ()
+    id: str | None = None
+    limit: int = 50
+    after: str | None = None
+
+
+class Page(Struct, frozen=True):
+    """One page of records, and the cursor of the next (None: this was the last)."""
+
+    jobs: tuple[JobRecord, ...] = ()
+    next: str | None = None
+
+
+class QueueSurvey(Struct, frozen=True, kw_only=True):
+    """One queue at a glance. `oldest_waiting`: microseconds that its longest-waiting ready job has waited."""
+
+    queue: str
+    counts: dict[State, int] = {}
+    oldest_waiting: int | None = None
+    paused: bool = False
+
+
+class WorkerSurvey(Struct, frozen=True, kw_only=True):
+    """One worker at a glance. `seen_ago` and `turned_ago` in microseconds; stale after three beats of either."""
+
+    owner: Owner
+    queues: tuple[str, ...] = ()
+    concurrency: int = 0
+    active: int = 0
+    started: int = 0
+    seen_ago: int = 0
+    turned_ago: int = 0
+    stopping: bool = False
+
+
+class Survey(Struct, frozen=True, kw_only=True):
+    """The whole storage at a glance; `now` is its clock, `swept_ago` the microseconds since a leader last swept."""
+
+    queues: tuple[QueueSurvey, ...] = ()
+    workers: tuple[WorkerSurvey, ...] = ()
+    leaders: tuple[Term, ...] = ()
+    swept_ago: int | None = None
+    now: int = 0
+
+
+class Reader(Struct, frozen=True):
+    """A named reader of the event log, and the one process of it that asks."""
+
+    name: str
+    caller: str
+
+
+class EventPage(Struct, frozen=True):
+    """Events in order without a gap, and the cursor that follows them."""
+
+    events: tuple[AnyEvent, ...] = ()
+    next: str = ""
+
+
+class Notices(Protocol):
+    """Hints that something changed, coalesced: each turn yields once, whatever happened in between."""
+
+    def __aiter__(self) -> AsyncIterator[None]:
+        """Return itself."""
+        ...
+
+    async def __anext__(self) -> None:
+        """Wait for the next hint. Cancelling the wait loses nothing."""
+        ...
+
+    def close(self) -> None:
+        """Listen no more."""
+        ...
+
+
+class Storage(Protocol):
+    """Where jobs are remembered."""
+
+    url: str
+    """Its address, without secrets."""
+
+    shared: bool
+    """Whether other processes can see it."""
+
+    async def open(self) -> None:
+        """Make ready for use. Idempotent.
+
+        Raises:
+            SchemaMismatchError: what lies there is not ours, or of another version; it is left untouched.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Let go of everything held open. Idempotent; nothing acknowledged is lost."""
+        ...
+
+    async def examine(self) -> list[Finding]:
+        """Look for whatever endangers the promise, each finding with its remedy."""
+        ...
+
+    async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
+        """Remember each new job once; all of this call's jobs for one queue, or none of them.
+
+        Guard: the (queue, id) is unknown and its unique key is free; otherwise the receipt is `duplicate` and names
+        the living job.
+
+        Raises:
+            StorageFullError: no room; nothing was written.
+        """
+        ...
+
+    async def exchange(
+        self, owner: Owner, settlements: Sequence[Settlement] = (), order: Order | None = None
+    ) -> Exchanged:
+        """Apply each settlement if its run still is the current one, then claim what is ordered: one step, one trip.
+
+        Guard of a settlement: active, and fence and owner match, be the lease out or not. A put-back of a job that
+        was asked to stop ends it as cancelled. Guard of a claim: due, not expired, its queue and task not paused, all
+        its keys have room. A claim raises the fence, counts a start and opens a run. At most 256 settlements and 128
+        jobs a call.
+        """
+        ...
+
+    async def renew(self, beat: Beat) -> Pulse:
+        """Remember that an owner lives, and extend every lease it names that nobody has taken, out or not.
+
+        Guard: fence and owner match. Never past the run's limit or its progress clock; a suspicion ends only where
+        the new end lies ahead. A renewal of a run that is no longer the owner's is refused and recorded (`RunFenced`).
+        The beat's events are recorded as they are. At most 500 renewals a call.
+        """
+        ...
+
+    async def sweep(self, bid: Bid) -> Swept:
+        """Elect or renew the bidder (unless it asks for no term), then do one bounded turn of the chores.
+
+        In this order: reclaim what died or whose grace is over, make suspects of leases that have run out, promote
+        what fell due, expire, trim. Each step is guarded by the record's own state, so two leaders do no harm. One
+        chore that fails keeps none of the others from being done.
+        """
+        ...
+
+    async def reclaim(self, dead: str, owner: Owner) -> Reclaimed:
+        """Take every active job of an owner known to be dead, without grace; up to 200 a call."""
+        ...
+
+    async def revise(self, revisions: Sequence[Revision]) -> list[Revised]:
+        """Cancel, redrive, delete or reschedule jobs that are not active; ask an active one to stop."""
+        ...
+
+    async def plan(self, changes: Sequence[Change]) -> list[Planned]:
+        """Change schedules, and move one on by a tick if and only if its last tick is the expected one."""
+        ...
+
+    async def tune(self, target: Target, settings: Settings, *, by: str | None = None) -> Settings:
+        """Set what every worker must know; return the settings in force. Idempotent; an unset field stays."""
+        ...
+
+    async def resign(self, term: Term) -> None:
+        """Give up that term and no other."""
+        ...
+
+    async def get(self, refs: Sequence[Ref]) -> list[JobDetail | None]:
+        """Return each job with its runs and log; None is unknown, never pending."""
+        ...
+
+    async def find(self, query: Query) -> Page:
+        """Return one page of records, newest first."""
+        ...
+
+    async def survey(self, queues: Sequence[str] = ()) -> Survey:
+        """Return counts and workers at a glance, from counters, also with zero workers."""
+        ...
+
+    async def events(self, cursor: str | None = None, *, limit: int = 100, reader: Reader | None = None) -> EventPage:
+        """Return what happened after the cursor, in order and without a gap; `EventsTrimmed` first if it was cut.
+
+        With a reader's name the storage keeps the cursor: the call says how far its last batch was handled, and the
+        next batch is lent to this caller alone for five seconds (asking again renews the loan). Empty while it is on
+        loan to another caller; how far that was handled counts all the same.
+        A cursor of None starts at the kept cursor (a new reader's is the end), or without a reader at the oldest
+        event; `EVENTS_END` starts behind the newest.
+        """
+        ...
+
+    def notices(self, topics: Iterable[str]) -> Notices:
+        """Listen for hints on these topics; hints may be lost, merged or late, and promise nothing."""
+        ...
+
+
+def queue_topic(queue: str) -> str:
+    """Return the topic that hints at work in a queue."""
+    return f"queue:{queue}"
+
+
+def job_topic(ref: Ref) -> str:
+    """Return the topic that hints at a change of a job."""
+    return f"job:{ref.queue}:{ref.id}"
+
+
+EVENTS_END = "$"
+"""The cursor that stands behind the newest event, whatever that is."""
+
+EVENTS_TOPIC = "events"
+"""The topic that hints at new events."""

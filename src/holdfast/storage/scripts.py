@@ -1,0 +1,33 @@
+"""Reads the packaged scripts of a storage's verbs: files of named statements, so that no query is written in Python.
+
+A statement begins at a line `-- name: <word>`; what stands above the first such line is the file's head comment. A file
+without any is one statement, named after the file.
+"""
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+
+_NAME = re.compile(r"^-- name: (\w+)\s*$", re.MULTILINE)
+
+
+@cache
+def script(package: str, folder: str, file: str) -> str:
+    """Return the text of a packaged file."""
+    return files(package).joinpath(folder, file).read_text(encoding="utf-8")
+
+
+@cache
+def statements(package: str, folder: str, file: str) -> Mapping[str, str]:
+    """Return the named statements of a packaged file."""
+    parts = _NAME.split(script(package, folder, file))
+    if len(parts) == 1:
+        return {file.partition(".")[0]: parts[0].strip()}
+    return {name: body.strip() for name, body in zip(parts[1::2], parts[2::2], strict=True)}
+
+
+def numbered(package: str, folder: str) -> list[tuple[int, str]]:
+    """Return the files of a packaged folder whose names begin with a number, in the order of these."""
+    names = [entry.name for entry in files(package).joinpath(folder).iterdir()]
+    return sorted((int(name.partition("_")[0]), name) for name in names if name[:1].isdigit())

@@ -1,0 +1,202 @@
+-- The first schema. Instants and durations are whole microseconds; structured fields are JSON, and NULL where empty.
+
+CREATE TABLE meta (
+    key TEXT PRIMARY KEY,
+    value ANY NOT NULL
+) STRICT, WITHOUT ROWID;
+
+INSERT INTO meta VALUES ('proto', 1);
+
+-- A record, in the order in which rows.py reads it. Payload and result come last: whatever can be read without them is
+-- read without their overflow pages.
+CREATE TABLE job (
+    seq INTEGER PRIMARY KEY,
+    queue TEXT NOT NULL,
+    id TEXT NOT NULL,
+    task TEXT NOT NULL,
+    state TEXT NOT NULL,
+    headers TEXT,
+    tags TEXT,
+    score INTEGER NOT NULL,
+    priority INTEGER NOT NULL,
+    boost INTEGER NOT NULL,
+    fair_key TEXT,
+    run_at INTEGER NOT NULL,
+    expires_at INTEGER,
+    timeout INTEGER,
+    deadline INTEGER,
+    heartbeat_timeout INTEGER,
+    keys TEXT,
+    uniq TEXT,
+    parked_under TEXT,
+    lease INTEGER NOT NULL,
+    max_stalls INTEGER NOT NULL,
+    start_grace INTEGER NOT NULL,
+    renewed INTEGER NOT NULL,
+    pinned TEXT,
+    policy TEXT NOT NULL,
+    fence INTEGER NOT NULL DEFAULT 0,
+    settled_fence INTEGER NOT NULL DEFAULT 0,
+    owner TEXT,
+    heard_at INTEGER,
+    lease_until INTEGER,
+    suspect_until INTEGER,
+    run_until INTEGER,
+    progress_until INTEGER,
+    starts INTEGER NOT NULL DEFAULT 0,
+    failures INTEGER NOT NULL DEFAULT 0,
+    stalls INTEGER NOT NULL DEFAULT 0,
+    releases INTEGER NOT NULL DEFAULT 0,
+    cancel_at INTEGER,
+    cancel_reason TEXT,
+    cancel_by TEXT,
+    created INTEGER NOT NULL,
+    started INTEGER,
+    finished INTEGER,
+    error TEXT,
+    reason TEXT,
+    progress REAL,
+    progress_note TEXT,
+    schedule TEXT,
+    parent TEXT,
+    payload BLOB NOT NULL,
+    result BLOB,
+    UNIQUE (queue, id)
+) STRICT;
+
+CREATE INDEX job_ready ON job (queue, score, id)
+    WHERE state = 'waiting' AND parked_under IS NULL;
+
+CREATE INDEX job_parked ON job (queue, parked_under, score, id)
+    WHERE state = 'waiting' AND parked_under IS NOT NULL;
+
+CREATE INDEX job_delayed ON job (queue, run_at, id)
+    WHERE state = 'delayed';
+
+-- Who has waited longest, whatever the scores say.
+CREATE INDEX job_waiting ON job (queue, run_at)
+    WHERE state = 'waiting';
+
+CREATE INDEX job_ttl ON job (expires_at)
+    WHERE state IN ('delayed', 'waiting') AND expires_at IS NOT NULL;
+
+-- Leases by their length: of each length those that have run out come first, and those that end further ahead than they
+-- are long (the clock was set back) come last. With the owner in them these two also tell who holds anything, and what.
+CREATE INDEX job_lease ON job (max(lease, start_grace, 5000000), lease_until, owner)
+    WHERE state = 'active' AND suspect_until IS NULL;
+
+CREATE INDEX job_suspect ON job (suspect_until, owner)
+    WHERE state = 'active' AND suspect_until IS NOT NULL;
+
+CREATE INDEX job_over ON job (queue, state, seq)
+    WHERE state IN ('completed', 'failed', 'cancelled', 'expired');
+
+-- How many jobs of each queue are in each state, brought up to date once a transaction: triggers for each row made an
+-- enqueue a quarter dearer. The rows stay at zero, so tally also knows the queues in the order of their first job.
+CREATE TABLE tally (
+    seq INTEGER PRIMARY KEY,
+    queue TEXT NOT NULL,
+    state TEXT NOT NULL,
+    jobs INTEGER NOT NULL,
+    UNIQUE (queue, state)
+) STRICT;
+
+CREATE TABLE run (
+    seq INTEGER NOT NULL,
+    number INTEGER NOT NULL,
+    fence INTEGER NOT NULL,
+    owner TEXT NOT NULL,
+    worker TEXT NOT NULL,
+    host TEXT NOT NULL,
+    pid INTEGER NOT NULL,
+    start INTEGER NOT NULL,
+    "end" INTEGER,
+    ended TEXT,
+    reason TEXT,
+    detail TEXT,
+    PRIMARY KEY (seq, number)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE log (
+    seq INTEGER NOT NULL,
+    line INTEGER NOT NULL,
+    at INTEGER NOT NULL,
+    run INTEGER NOT NULL,
+    level TEXT NOT NULL,
+    message TEXT NOT NULL,
+    fields TEXT,
+    PRIMARY KEY (seq, line)
+) STRICT, WITHOUT ROWID;
+
+-- Who holds a concurrency key: one row for each active job that has it.
+CREATE TABLE slot (
+    queue TEXT NOT NULL,
+    key TEXT NOT NULL,
+    id TEXT NOT NULL,
+    PRIMARY KEY (queue, key, id)
+) STRICT, WITHOUT ROWID;
+
+-- Which job holds a unique key; until: for a key that is held for a time.
+CREATE TABLE uniq (
+    queue TEXT NOT NULL,
+    key TEXT NOT NULL,
+    id TEXT NOT NULL,
+    until INTEGER,
+    PRIMARY KEY (queue, key)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE setting (
+    kind TEXT NOT NULL,
+    name TEXT NOT NULL,
+    body TEXT NOT NULL,
+    PRIMARY KEY (kind, name)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE worker (
+    seq INTEGER PRIMARY KEY,
+    owner TEXT NOT NULL UNIQUE,
+    name TEXT NOT NULL,
+    host TEXT NOT NULL,
+    pid INTEGER NOT NULL,
+    info TEXT NOT NULL,
+    started INTEGER NOT NULL,
+    seen_at INTEGER NOT NULL
+) STRICT;
+
+-- One writer at a time, so the order of the ids is the order of the commits, and a cursor misses nothing.
+CREATE TABLE event (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    at INTEGER NOT NULL,
+    body TEXT NOT NULL
+) STRICT;
+
+CREATE TABLE reader (
+    name TEXT PRIMARY KEY,
+    cursor INTEGER NOT NULL,
+    lent_to TEXT,
+    until INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE schedule (
+    name TEXT PRIMARY KEY,
+    body TEXT NOT NULL,
+    last_tick INTEGER,
+    next_tick INTEGER,
+    paused INTEGER NOT NULL DEFAULT 0
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX schedule_due ON schedule (next_tick)
+    WHERE next_tick IS NOT NULL AND paused = 0;
+
+-- The role of a scope's leader: vacant where the owner is NULL; the epoch outlives every term.
+CREATE TABLE leader (
+    scope TEXT PRIMARY KEY,
+    owner TEXT,
+    epoch INTEGER NOT NULL,
+    length INTEGER NOT NULL,
+    until INTEGER NOT NULL,
+    swept_at INTEGER,
+    resumed_at INTEGER
+) STRICT, WITHOUT ROWID;
+
+INSERT INTO leader VALUES ('*', NULL, 0, 0, 0, NULL, NULL);

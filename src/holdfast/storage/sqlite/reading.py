@@ -1,0 +1,216 @@
+"""What can be asked for without changing anything: details, listings, the survey, the event log."""
+
+from collections.abc import Sequence
+from heapq import merge
+from itertools import islice
+
+import msgspec
+
+from holdfast.core.events import AnyEvent, EventsTrimmed
+from holdfast.core.job import JobDetail, Owner, Ref
+from holdfast.core.lifecycle import TERMINAL, State
+from holdfast.storage.protocol import (
+    EVENT_LOAN,
+    EVENTS_END,
+    EventPage,
+    Page,
+    Query,
+    QueueSurvey,
+    Reader,
+    Survey,
+    WorkerInfo,
+    WorkerSurvey,
+)
+from holdfast.storage.sqlite import rows, tuning
+from holdfast.storage.sqlite.queries import query
+from holdfast.storage.sqlite.step import Step
+from holdfast.storage.sqlite.sweeping import reigning
+
+_JOB = query("get", "job")
+_BY_SEQ = query("get", "by_seq")
+_RUNS = query("get", "runs")
+_LOG = query("get", "log")
+_FIND = {name: query("find", name) for name in ("all", "named", "queues", "waiting", "delayed", "active", "over")}
+_COUNTS = query("survey", "counts")
+_QUEUE_SETTINGS = query("survey", "queue_settings")
+_OLDEST = query("survey", "oldest")
+_WORKERS = query("survey", "workers")
+_BOUNDS = query("events", "bounds")
+_AFTER = query("events", "after")
+_READER = query("events", "reader")
+_KEEP = query("events", "keep")
+
+_NEWEST = 1 << 62
+
+_info = msgspec.json.Decoder(WorkerInfo).decode
+_encode = msgspec.json.Encoder().encode
+
+
+def get(step: Step, refs: Sequence[Ref]) -> list[JobDetail | None]:
+    """Return each job with its runs and log."""
+    return [_detail(step, ref) for ref in refs]
+
+
+def find(step: Step, asked: Query) -> Page:
+    """Return one page of records, newest first."""
+    before = int(asked.after) if asked.after is not None else _NEWEST
+    seqs = _matches(step, asked, before, asked.limit + 1)
+    shown = seqs[: asked.limit]
+    found = [row for seq in shown if (row := step.one(_BY_SEQ, (seq,))) is not None]
+    return Page(tuple(rows.record(row) for row in found), str(shown[-1]) if len(seqs) > len(shown) else None)
+
+
+def survey(step: Step, queues: Sequence[str]) -> Survey:
+    """Return counts and workers at a glance."""
+    now = step.now
+    counts: dict[str, dict[State, int]] = {}
+    for queue, state, jobs in step.all(_COUNTS):
+        counts.setdefault(queue, {})[State(state)] = jobs
+    tuned = {name: tuning.decode(body) for name, body in step.all(_QUEUE_SETTINGS)}
+    terms, swept_at = reigning(step)
+    return Survey(
+        queues=tuple(
+            QueueSurvey(
+                queue=name,
+                counts=dict(sorted(counts.get(name, {}).items())),
+                oldest_waiting=_oldest(step, name),
+                paused=name in tuned and bool(tuned[name].paused),
+            )
+            for name in sorted(set(queues) or {*counts, *tuned})
+        ),
+        workers=tuple(_worker(row, now) for row in step.all(_WORKERS)),
+        leaders=terms,
+        swept_ago=now - swept_at if swept_at is not None else None,
+        now=now,
+    )
+
+
+def events(step: Step, cursor: str | None, limit: int) -> EventPage:
+    """Return what happened after the cursor."""
+    if cursor == EVENTS_END:
+        return EventPage((), str(_bounds(step)[1]))
+    return _read(step, int(cursor) if cursor else 0, limit)
+
+
+def lend_events(step: Step, cursor: str | None, limit: int, reader: Reader) -> EventPage:
+    """Return the next batch of a named reader, lent to this caller alone, and keep its place."""
+    step.write_down()
+    kept, lent_to, until = _place(step, reader)
+    if cursor and int(cursor) > kept:
+        # What was handled was handled, even if the loan has passed on since.
+        kept = int(cursor)
+        step.run(_KEEP, (reader.name, kept, lent_to, until))
+    if _lent_elsewhere(step, reader, lent_to, until):
+        return EventPage((), str(kept))
+    page = _read(step, kept, limit)
+    step.run(_KEEP, (reader.name, kept, reader.caller if page.events else None, step.now + EVENT_LOAN))
+    return page
+
+
+def nothing_to_lend(step: Step, cursor: str | None, limit: int, reader: Reader) -> EventPage | None:
+    """Return the answer to a named reader's call that changes nothing, or None where it may change something."""
+    row = step.one(_READER, (reader.name,))
+    if row is None:
+        return None
+    kept, lent_to, until = row
+    if cursor and int(cursor) > kept:
+        return None
+    if _lent_elsewhere(step, reader, lent_to, until):
+        return EventPage((), str(kept))
+    page = _read(step, kept, limit) if lent_to is None else None
+    return page if page is not None and not page.events else None
+
+
+def _detail(step: Step, ref: Ref) -> JobDetail | None:
+    row = step.one(_JOB, (ref.queue, ref.id))
+    if row is None:
+        return None
+    seq = row[0]
+    return JobDetail(
+        rows.record(row),
+        tuple(rows.run(run) for run in step.all(_RUNS, (seq,))),
+        tuple(rows.log_line(line) for line in step.all(_LOG, (seq,))),
+    )
+
+
+def _matches(step: Step, asked: Query, before: int, limit: int) -> list[int]:
+    """Return the seqs of the newest matches: from the index of each queue and state, or all of them in order."""
+    tasks = _encode(asked.tasks).decode() if asked.tasks else None
+    if asked.id is None and not asked.states:
+        listed = _encode(asked.queues).decode() if asked.queues else None
+        values = {"queues": listed, "tasks": tasks, "before": before, "limit": limit}
+        return [seq for (seq,) in step.all(_FIND["all"], values)]
+    queues = dict.fromkeys(asked.queues) if asked.queues else [queue for (queue,) in step.all(_FIND["queues"])]
+    if asked.id is not None:
+        named = [row for queue in queues for row in step.all(_FIND["named"], {"queue": queue, "id": asked.id})]
+        return sorted(
+            (
+                seq
+                for seq, state, task in named
+                if seq < before
+                and (not asked.states or state in asked.states)
+                and (not asked.tasks or task in asked.tasks)
+            ),
+            reverse=True,
+        )[:limit]
+    pages = [
+        [
+            seq
+            for (seq,) in step.all(
+                _FIND["over" if state in TERMINAL else state.value],
+                {"queue": queue, "state": state.value, "tasks": tasks, "before": before, "limit": limit},
+            )
+        ]
+        for queue in queues
+        for state in dict.fromkeys(asked.states)
+    ]
+    return list(islice(merge(*pages, reverse=True), limit))
+
+
+def _oldest(step: Step, queue: str) -> int | None:
+    row = step.one(_OLDEST, (queue,))
+    return None if row is None or row[0] is None else step.now - row[0]
+
+
+def _worker(row: rows.Row, now: int) -> WorkerSurvey:
+    owner, name, host, pid, body, started, seen_at = row
+    info = _info(body)
+    return WorkerSurvey(
+        owner=Owner(owner, name, host, pid),
+        queues=info.queues,
+        concurrency=info.concurrency,
+        active=info.active,
+        started=started,
+        seen_ago=now - seen_at,
+        turned_ago=now - seen_at + info.turned_ago,
+        stopping=info.stopping,
+    )
+
+
+def _place(step: Step, reader: Reader) -> rows.Row:
+    row = step.one(_READER, (reader.name,))
+    if row is not None:
+        return row
+    # A new reader hears what happens from now on.
+    return (_bounds(step)[1], None, 0)
+
+
+def _lent_elsewhere(step: Step, reader: Reader, lent_to: str | None, until: int) -> bool:
+    # A loan that ends further ahead than it is long was made before the clock was set back.
+    return lent_to not in (None, reader.caller) and until - EVENT_LOAN <= step.now < until
+
+
+def _read(step: Step, cursor: int, limit: int) -> EventPage:
+    told: list[AnyEvent] = []
+    trimmed, _ = _bounds(step)
+    if cursor < trimmed:
+        cursor = trimmed
+        told.append(EventsTrimmed(oldest=str(cursor)))
+    found = step.all(_AFTER, (cursor, limit))
+    told += [rows.event(row) for row in found]
+    return EventPage(tuple(told), str(found[-1][0] if found else cursor))
+
+
+def _bounds(step: Step) -> tuple[int, int]:
+    row = step.one(_BOUNDS)
+    return (0, 0) if row is None else (row[0], row[1])

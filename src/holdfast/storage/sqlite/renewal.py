@@ -1,0 +1,116 @@
+"""The keeper's beat in SQL: leases are extended, log lines kept, the worker remembered."""
+
+import msgspec
+
+from holdfast.core.job import Owner, Ref
+from holdfast.core.lease import lease_end, renewed_limits
+from holdfast.core.transition import refused
+from holdfast.storage.protocol import LOG_LINES_KEPT, Beat, Cancelling, Pulse, Renewal
+from holdfast.storage.sqlite import rows
+from holdfast.storage.sqlite.queries import query
+from holdfast.storage.sqlite.rows import Row
+from holdfast.storage.sqlite.settling import find_job
+from holdfast.storage.sqlite.step import Step
+from holdfast.storage.sqlite.tuning import setting
+
+_STANDING = query("renew", "standing")
+_EXTEND = query("renew", "extend")
+_LOGGED = query("renew", "logged")
+_LOG = query("renew", "log")
+_SEEN = query("renew", "seen")
+_FORGET_WORKER = query("reclaim", "forget_worker")
+
+_encode = msgspec.json.Encoder().encode
+
+
+def renew(step: Step, beat: Beat) -> Pulse:
+    """Remember that an owner lives, and extend every lease it names that nobody has taken."""
+    lost: list[tuple[Ref, int]] = []
+    cancelling: list[Cancelling] = []
+    for asked in beat.renewals:
+        row = step.one(_STANDING, (asked.ref.queue, asked.ref.id, asked.fence, beat.owner.id))
+        if row is None:
+            _refuse(step, beat.owner, asked)
+            lost.append((asked.ref, asked.fence))
+            continue
+        cancel_at, cancel_reason = _extend(step, asked, row)
+        if cancel_at is not None:
+            cancelling.append(Cancelling(asked.ref, asked.fence, cancel_reason))
+    _remember(step, beat)
+    for event in beat.events:
+        step.record(event)
+    orders = setting(step, "worker", beat.owner.id)
+    told = tuple(name for name in ("quiet", "stop") if getattr(orders, name))
+    return Pulse(tuple(lost), tuple(cancelling), told)
+
+
+def _refuse(step: Step, owner: Owner, asked: Renewal) -> None:
+    found = find_job(step, asked.ref)
+    # A run that this owner has settled meanwhile is not lost: beat and settlement crossed.
+    if found is not None and found[1].settled_fence != asked.fence:
+        step.record(refused(found[1], owner.id, asked.fence, "renew"))
+
+
+def _extend(step: Step, asked: Renewal, row: Row) -> Row:
+    """Extend the run that the row is of, if that is asked for; return when and why it was asked to stop."""
+    now = step.now
+    seq, run, started, lease, start_grace, timeout, deadline, heartbeat_timeout, *rest = row
+    run_until, progress_until, suspect_until, progress, note, cancel_at, cancel_reason = rest
+    if not asked.extend:
+        return cancel_at, cancel_reason
+    if asked.log:
+        _keep_log(step, seq, run, asked)
+    run_until, progress_until = renewed_limits(
+        now,
+        lease=lease,
+        timeout=timeout,
+        deadline=deadline,
+        heartbeat_timeout=heartbeat_timeout,
+        run_until=run_until,
+        progress_until=progress_until,
+        ran=asked.ran,
+        silent=0 if asked.sign else asked.silent,
+    )
+    end = lease_end(
+        now,
+        lease,
+        run_until=run_until,
+        progress_until=progress_until,
+        # A run cannot have started later than now: if it seems so, the clock was set back since.
+        not_before=min(started or now, now) + start_grace,
+    )
+    if asked.progress is not None:
+        progress, note = asked.progress, asked.note
+    suspect_until = None if end > now else suspect_until
+    step.run(_EXTEND, (now, end, suspect_until, run_until, progress_until, progress, note, seq))
+    return cancel_at, cancel_reason
+
+
+def _keep_log(step: Step, seq: int, run: int, asked: Renewal) -> None:
+    counted = step.one(_LOGGED, (seq,))
+    kept = counted[0] if counted else 0
+    step.many(
+        _LOG,
+        [
+            (seq, kept + place, step.now - line.ago, run, line.level, line.message, rows.text(line.fields))
+            for place, line in enumerate(asked.log[: max(0, LOG_LINES_KEPT - kept)])
+        ],
+    )
+
+
+def _remember(step: Step, beat: Beat) -> None:
+    owner = beat.owner
+    if beat.last:
+        step.run(_FORGET_WORKER, (owner.id,))
+    elif beat.worker is not None:
+        step.run(
+            _SEEN,
+            {
+                "owner": owner.id,
+                "name": owner.name,
+                "host": owner.host,
+                "pid": owner.pid,
+                "info": _encode(beat.worker).decode(),
+                "now": step.now,
+            },
+        )

@@ -1,0 +1,224 @@
+"""Rows and records: how a job, a run and a log line lie in the tables, and how they are read back."""
+
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from holdfast.core.events import AnyEvent, from_log, stamped
+from holdfast.core.job import (
+    JobRecord,
+    Key,
+    LogLine,
+    NewJob,
+    Policy,
+    RecordedError,
+    RunRecord,
+    StallTerms,
+    UniqueKey,
+)
+from holdfast.core.lifecycle import State
+
+Row = tuple[Any, ...]
+
+_STATES = {state.value: state for state in State}
+_encode = msgspec.json.Encoder().encode
+_headers = msgspec.json.Decoder(dict[str, str]).decode
+_names = msgspec.json.Decoder(tuple[str, ...]).decode
+_keys = msgspec.json.Decoder(tuple[Key, ...]).decode
+_unique = msgspec.json.Decoder(UniqueKey).decode
+_error = msgspec.json.Decoder(RecordedError).decode
+# A queue's jobs share a handful of policies and terms, which are decoded once each.
+_policy = lru_cache(1024)(msgspec.json.Decoder(Policy).decode)
+_DEFAULT_POLICY = Policy()
+_DEFAULT_POLICY_TEXT = _encode(_DEFAULT_POLICY).decode()
+
+
+def text(value: object) -> str | None:
+    """Return a structured field as it is kept: JSON, or NULL where it is empty."""
+    return _encode(value).decode() if value else None
+
+
+def error_text(error: RecordedError | None) -> str | None:
+    """Return an error as it is kept."""
+    return None if error is None else _encode(error).decode()
+
+
+def wished(job: NewJob, now: int, place: int) -> Row:
+    """Return the row of a new job, the `place`-th of its call."""
+    run_at = job.run_at if job.run_at is not None else now + job.delay
+    stall = job.stall
+    return (
+        job.queue,
+        job.id,
+        job.task,
+        "delayed" if run_at > now else "waiting",
+        text(job.headers),
+        text(job.tags),
+        # The jobs of one call are a microsecond apart, so that they stay in the order they were given.
+        max(run_at, now) + place - job.boost,
+        job.priority,
+        job.boost,
+        job.fair_key,
+        run_at,
+        now + job.ttl if job.ttl is not None else None,
+        job.timeout,
+        job.deadline,
+        job.heartbeat_timeout,
+        text(job.keys),
+        text(job.unique),
+        stall.lease,
+        stall.max_stalls,
+        stall.start_grace,
+        stall.renewed,
+        text(stall.pinned),
+        _policy_text(job.policy),
+        now,
+        job.schedule,
+        job.parent,
+        job.payload,
+    )
+
+
+def record(row: Row) -> JobRecord:
+    """Return the record that a row of `job` holds."""
+    (
+        _,
+        queue,
+        id_,
+        task,
+        state,
+        headers,
+        tags,
+        score,
+        priority,
+        boost,
+        fair_key,
+        run_at,
+        expires_at,
+        timeout,
+        deadline,
+        heartbeat_timeout,
+        keys,
+        unique,
+        parked_under,
+        lease,
+        max_stalls,
+        start_grace,
+        renewed,
+        pinned,
+        policy,
+        fence,
+        settled_fence,
+        owner,
+        heard_at,
+        lease_until,
+        suspect_until,
+        run_until,
+        progress_until,
+        starts,
+        failures,
+        stalls,
+        releases,
+        cancel_at,
+        cancel_reason,
+        cancel_by,
+        created,
+        started,
+        finished,
+        error,
+        reason,
+        progress,
+        progress_note,
+        schedule,
+        parent,
+        payload,
+        result,
+    ) = row
+    return JobRecord(
+        queue=queue,
+        id=id_,
+        task=task,
+        state=_STATES[state],
+        payload=payload,
+        headers=_headers(headers) if headers else {},
+        tags=_names(tags) if tags else (),
+        score=score,
+        priority=priority,
+        boost=boost,
+        fair_key=fair_key,
+        run_at=run_at,
+        expires_at=expires_at,
+        timeout=timeout,
+        deadline=deadline,
+        heartbeat_timeout=heartbeat_timeout,
+        keys=_keys(keys) if keys else (),
+        unique=_unique(unique) if unique else None,
+        parked_under=parked_under,
+        stall=_terms(lease, max_stalls, start_grace, renewed, pinned),
+        policy=_policy(policy),
+        fence=fence,
+        settled_fence=settled_fence,
+        owner=owner,
+        heard_at=heard_at,
+        lease_until=lease_until,
+        suspect_until=suspect_until,
+        run_until=run_until,
+        progress_until=progress_until,
+        starts=starts,
+        failures=failures,
+        stalls=stalls,
+        releases=releases,
+        cancel_at=cancel_at,
+        cancel_reason=cancel_reason,
+        cancel_by=cancel_by,
+        created=created,
+        started=started,
+        finished=finished,
+        result=result,
+        error=_error(error) if error else None,
+        reason=reason,
+        progress=progress,
+        progress_note=progress_note,
+        schedule=schedule,
+        parent=parent,
+    )
+
+
+def run(row: Row) -> RunRecord:
+    """Return the run that a row holds."""
+    number, fence, owner, worker, host, pid, start, end, ended, reason, detail = row
+    return RunRecord(
+        number=number,
+        fence=fence,
+        owner=owner,
+        worker=worker,
+        host=host,
+        pid=pid,
+        start=start,
+        end=end,
+        ended=ended,
+        reason=reason,
+        detail=detail,
+    )
+
+
+def log_line(row: Row) -> LogLine:
+    """Return the log line that a row holds."""
+    at, number, level, message, fields = row
+    return LogLine(at=at, run=number, level=level, message=message, fields=_headers(fields) if fields else {})
+
+
+def event(row: Row) -> AnyEvent:
+    """Return the event that a row holds, under its cursor."""
+    cursor, at, body = row
+    return stamped(from_log(body), cursor, at)
+
+
+@lru_cache(1024)
+def _terms(lease: int, max_stalls: int, start_grace: int, renewed: int, pinned: str | None) -> StallTerms:
+    return StallTerms(lease, max_stalls, start_grace, bool(renewed), _names(pinned) if pinned else ())
+
+
+def _policy_text(policy: Policy) -> str:
+    return _DEFAULT_POLICY_TEXT if policy is _DEFAULT_POLICY else _encode(policy).decode()

@@ -1,0 +1,22 @@
+-- events: the log, and the places that named readers keep in it.
+
+-- name: record
+INSERT INTO event (at, body) VALUES (?, ?);
+
+-- name: bounds
+-- Returns the cursor before the oldest event that is kept, and the last one ever given.
+SELECT coalesce((SELECT min(id) - 1 FROM event), (SELECT seq FROM sqlite_sequence WHERE name = 'event'), 0),
+       coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'event'), 0);
+
+-- name: after
+SELECT id, at, body FROM event WHERE id > ? ORDER BY id LIMIT ?;
+
+-- name: reader
+SELECT cursor, lent_to, until FROM reader WHERE name = ?;
+
+-- name: keep
+INSERT INTO reader (name, cursor, lent_to, until) VALUES (?, ?, ?, ?)
+ON CONFLICT (name) DO UPDATE
+   SET cursor = excluded.cursor,
+       lent_to = excluded.lent_to,
+       until = excluded.until;

@@ -1,0 +1,115 @@
+-- exchange: settles runs that are the current ones, then claims what is due. Every guard stands in the statement itself.
+
+-- name: standing
+-- Parameters: queue, id.
+SELECT seq, state, fence, owner, starts, cancel_at FROM job WHERE queue = ? AND id = ?;
+
+-- name: finish
+-- Parameters: state, now, result, error, reason, failures, stalls, releases, seq, fence, owner.
+UPDATE job
+   SET state = ?,
+       finished = ?,
+       result = ?,
+       error = ?,
+       reason = ?,
+       failures = failures + ?,
+       stalls = stalls + ?,
+       releases = releases + ?,
+       settled_fence = fence,
+       owner = NULL,
+       heard_at = NULL,
+       lease_until = NULL,
+       suspect_until = NULL,
+       run_until = NULL,
+       progress_until = NULL
+ WHERE seq = ?
+   AND state = 'active'
+   AND fence = ?
+   AND owner = ?;
+
+-- name: put_back
+-- A job that runs again at once keeps its score; one that was asked to stop is not put back.
+UPDATE job
+   SET state = iif(:after = 0, 'waiting', 'delayed'),
+       run_at = :now + :after,
+       score = iif(:after = 0, score, :now + :after - boost),
+       error = coalesce(:error, error),
+       reason = :reason,
+       failures = failures + :failures,
+       stalls = stalls + :stalls,
+       releases = releases + :releases,
+       settled_fence = fence,
+       owner = NULL,
+       heard_at = NULL,
+       lease_until = NULL,
+       suspect_until = NULL,
+       run_until = NULL,
+       progress_until = NULL
+ WHERE seq = :seq
+   AND state = 'active'
+   AND fence = :fence
+   AND owner = :owner
+   AND cancel_at IS NULL;
+
+-- name: close_run
+UPDATE run SET "end" = ?, ended = ?, reason = ?, detail = ? WHERE seq = ? AND number = ?;
+
+-- name: promote
+-- Parameters: queue, now, limit.
+UPDATE job
+   SET state = 'waiting'
+ WHERE seq IN (
+       SELECT seq
+         FROM job
+        WHERE queue = ?
+          AND state = 'delayed'
+          AND run_at <= ?
+        ORDER BY run_at, id
+        LIMIT ?
+ );
+
+-- name: ready
+-- Parameters: queue, limit.
+SELECT *
+  FROM job INDEXED BY job_ready
+ WHERE queue = ?
+   AND state = 'waiting'
+   AND parked_under IS NULL
+ ORDER BY score, id
+ LIMIT ?;
+
+-- name: start
+-- Parameters: the values as listed, seq.
+UPDATE job
+   SET state = 'active',
+       lease = ?,
+       max_stalls = ?,
+       start_grace = ?,
+       renewed = ?,
+       fence = ?,
+       owner = ?,
+       heard_at = ?,
+       lease_until = ?,
+       run_until = ?,
+       progress_until = ?,
+       starts = ?,
+       started = ?
+ WHERE seq = ?;
+
+-- name: open_run
+INSERT INTO run (seq, number, fence, owner, worker, host, pid, start) VALUES (?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: trim_runs
+-- Parameters: seq, the number of the newest run to forget.
+DELETE FROM run WHERE seq = ? AND number <= ?;
+
+-- name: glance
+-- Returns whether a job of the queue is ready, and when the next delayed one falls due.
+SELECT EXISTS (
+              SELECT 1
+                FROM job INDEXED BY job_ready
+               WHERE queue = :queue
+                 AND state = 'waiting'
+                 AND parked_under IS NULL
+       ),
+       (SELECT min(run_at) FROM job WHERE queue = :queue AND state = 'delayed');

@@ -1,0 +1,39 @@
+-- renew: extends leases that nobody has taken, keeps log lines, and remembers the worker.
+
+-- name: standing
+-- Parameters: queue, id, fence, owner. Returns what a renewal needs of the run, if it is the current one.
+SELECT seq, starts, started, lease, start_grace, timeout, deadline, heartbeat_timeout, run_until, progress_until,
+       suspect_until, progress, progress_note, cancel_at, cancel_reason
+  FROM job
+ WHERE queue = ?
+   AND id = ?
+   AND state = 'active'
+   AND fence = ?
+   AND owner = ?;
+
+-- name: extend
+UPDATE job
+   SET heard_at = ?,
+       lease_until = ?,
+       suspect_until = ?,
+       run_until = ?,
+       progress_until = ?,
+       progress = ?,
+       progress_note = ?
+ WHERE seq = ?;
+
+-- name: logged
+SELECT count(*) FROM log WHERE seq = ?;
+
+-- name: log
+INSERT INTO log (seq, line, at, run, level, message, fields) VALUES (?, ?, ?, ?, ?, ?, ?);
+
+-- name: seen
+INSERT INTO worker (owner, name, host, pid, info, started, seen_at)
+VALUES (:owner, :name, :host, :pid, :info, :now, :now)
+ON CONFLICT (owner) DO UPDATE
+   SET name = excluded.name,
+       host = excluded.host,
+       pid = excluded.pid,
+       info = excluded.info,
+       seen_at = excluded.seen_at;

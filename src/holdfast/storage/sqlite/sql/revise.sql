@@ -1,0 +1,46 @@
+-- revise: the operator's hand on jobs that are not active.
+
+-- name: ask_to_stop
+UPDATE job SET cancel_at = ?, cancel_reason = ?, cancel_by = ? WHERE seq = ?;
+
+-- name: cancel
+UPDATE job
+   SET state = 'cancelled',
+       cancel_at = :now,
+       cancel_reason = :reason,
+       cancel_by = :by,
+       finished = :now,
+       reason = :reason
+ WHERE seq = :seq;
+
+-- name: redrive
+-- Budgets and time to live begin anew; fence and starts go on rising.
+UPDATE job
+   SET state = 'waiting',
+       run_at = :now,
+       score = :now - boost,
+       expires_at = :expires_at,
+       failures = 0,
+       stalls = 0,
+       releases = 0,
+       cancel_at = NULL,
+       cancel_reason = NULL,
+       cancel_by = NULL,
+       finished = NULL,
+       error = NULL,
+       reason = NULL,
+       progress = NULL,
+       progress_note = NULL
+ WHERE seq = :seq;
+
+-- name: reschedule
+UPDATE job SET state = ?, run_at = ?, priority = ?, boost = ?, score = ? WHERE seq = ?;
+
+-- name: delete
+DELETE FROM job WHERE seq = ?;
+
+-- name: delete_runs
+DELETE FROM run WHERE seq = ?;
+
+-- name: delete_log
+DELETE FROM log WHERE seq = ?;

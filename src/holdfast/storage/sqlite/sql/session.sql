@@ -1,0 +1,86 @@
+-- What a connection says of itself, and the brackets of a transaction.
+
+-- name: application
+PRAGMA application_id;
+
+-- name: sign
+-- "Hold": by this number in its header a file is known as ours, without a look at its tables.
+PRAGMA application_id = 1215261796;
+
+-- name: tables
+SELECT count(*) FROM sqlite_schema;
+
+-- name: vacuum
+-- Takes effect only before the first table exists.
+PRAGMA auto_vacuum = INCREMENTAL;
+
+-- name: wal
+PRAGMA journal_mode = WAL;
+
+-- name: full
+PRAGMA synchronous = FULL;
+
+-- name: fast
+PRAGMA synchronous = NORMAL;
+
+-- name: fullfsync
+PRAGMA fullfsync = ON;
+
+-- name: no_checkpoint
+-- Only the leader checkpoints, under the writers' lock.
+PRAGMA wal_autocheckpoint = 0;
+
+-- name: patience
+PRAGMA busy_timeout = 5000;
+
+-- name: wal_limit
+PRAGMA journal_size_limit = 67108864;
+
+-- name: memory
+PRAGMA temp_store = MEMORY;
+
+-- name: cache
+PRAGMA cache_size = -32768;
+
+-- name: read_only
+PRAGMA query_only = ON;
+
+-- name: quick_check
+PRAGMA quick_check(1);
+
+-- name: data_version
+PRAGMA data_version;
+
+-- name: checkpoint
+PRAGMA wal_checkpoint(PASSIVE);
+
+-- name: write
+BEGIN IMMEDIATE;
+
+-- name: read
+BEGIN;
+
+-- name: commit
+COMMIT;
+
+-- name: rollback
+ROLLBACK;
+
+-- name: chore
+SAVEPOINT chore;
+
+-- name: chore_done
+RELEASE chore;
+
+-- name: chore_undone
+ROLLBACK TO chore;
+
+-- name: has_meta
+SELECT count(*) FROM sqlite_schema WHERE type = 'table' AND name = 'meta';
+
+-- name: version
+SELECT value FROM meta WHERE key = 'schema_version';
+
+-- name: migrated
+INSERT INTO meta VALUES ('schema_version', ?)
+    ON CONFLICT (key) DO UPDATE SET value = excluded.value;

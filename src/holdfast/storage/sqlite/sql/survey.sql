@@ -1,0 +1,13 @@
+-- survey: counts and workers at a glance, from counters and indexes.
+
+-- name: counts
+SELECT queue, state, jobs FROM tally WHERE jobs > 0;
+
+-- name: queue_settings
+SELECT name, body FROM setting WHERE kind = 'queue';
+
+-- name: oldest
+SELECT min(run_at) FROM job WHERE queue = ? AND state = 'waiting';
+
+-- name: workers
+SELECT owner, name, host, pid, info, started, seen_at FROM worker ORDER BY seq;

@@ -1,0 +1,96 @@
+"""One transaction at work: its statements, and what it leaves behind beside the rows it changed."""
+
+import sqlite3
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from holdfast.core.events import Event, to_log
+from holdfast.storage.protocol import EVENTS_TOPIC
+from holdfast.storage.sqlite.queries import query
+from holdfast.storage.sqlite.rows import Row
+
+T = TypeVar("T")
+Values = Sequence[Any] | Mapping[str, Any]
+
+_RECORD = query("events", "record")
+_COUNT = query("tally", "count")
+_CHORE = query("session", "chore")
+_CHORE_DONE = query("session", "chore_done")
+_CHORE_UNDONE = query("session", "chore_undone")
+
+
+class Step:
+    """The operations of one transaction, one after another; `now` is the instant of the one at work,
+    `leading` says that a leader swept among them.
+
+    Events and counters are written once for all of them, at the end.
+    """
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self.now = 0
+        self.leading = False
+        self.knocked: list[str] = []
+        self._cursor = connection.cursor()
+        self._events: list[tuple[int, str]] = []
+        self._counts: defaultdict[tuple[str, str], int] = defaultdict(int)
+
+    def all(self, sql: str, values: Values = ()) -> list[Row]:
+        """Return all rows that a statement yields."""
+        return self._cursor.execute(sql, values).fetchall()
+
+    def one(self, sql: str, values: Values = ()) -> Row | None:
+        """Return the first row that a statement yields; the statement is run to its end."""
+        rows = self._cursor.execute(sql, values).fetchall()
+        return rows[0] if rows else None
+
+    def run(self, sql: str, values: Values = ()) -> int:
+        """Return how many rows a statement changed."""
+        return self._cursor.execute(sql, values).rowcount
+
+    def many(self, sql: str, values: Sequence[Values]) -> int:
+        """Run a statement once for each set of values; return how many rows that changed."""
+        return self._cursor.executemany(sql, values).rowcount if values else 0
+
+    def record(self, event: Event) -> None:
+        """Note an event for the log, at the instant of this operation."""
+        self._events.append((self.now, to_log(event).decode()))
+
+    def moved(self, queue: str, *, left: str | None = None, to: str | None = None, jobs: int = 1) -> None:
+        """Note that so many jobs of a queue went from one state to another."""
+        if not jobs:
+            return
+        if left is not None:
+            self._counts[queue, left] -= jobs
+        if to is not None:
+            self._counts[queue, to] += jobs
+
+    def chore(self, do: Callable[[], T], otherwise: T) -> tuple[T, str | None]:
+        """Do one chore of several; if it fails, leave no trace of it, and return `otherwise` and what went wrong.
+
+        What fails for the whole database (no room, no lock, a broken disk) is no chore's own failure and is raised.
+        """
+        self.write_down()
+        self._cursor.execute(_CHORE)
+        try:
+            answer = do()
+        except Exception as error:
+            if isinstance(error, sqlite3.OperationalError) or type(error) is sqlite3.DatabaseError:
+                raise
+            self._events.clear()
+            self._counts.clear()
+            self._cursor.execute(_CHORE_UNDONE)
+            self._cursor.execute(_CHORE_DONE)
+            return otherwise, f"{type(error).__name__}: {error}"
+        self._cursor.execute(_CHORE_DONE)
+        return answer, None
+
+    def write_down(self) -> None:
+        """Write what was noted: at the end, and before an operation that reads it."""
+        if self._events:
+            self.knocked.append(EVENTS_TOPIC)
+            self._cursor.executemany(_RECORD, self._events)
+            self._events.clear()
+        if self._counts:
+            self._cursor.executemany(_COUNT, [(*place, jobs) for place, jobs in self._counts.items()])
+            self._counts.clear()

@@ -1,0 +1,192 @@
+"""The leader's turn in SQL: elect, reclaim, suspect, promote."""
+
+from collections.abc import Callable
+
+from holdfast.core.events import LeadershipAcquired, LeadershipLost
+from holdfast.core.job import JobRecord, Owner, StallReason
+from holdfast.core.leadership import Term
+from holdfast.core.lease import Lease, grace_end
+from holdfast.core.transition import reclaimed, silence, stall_reason
+from holdfast.storage.protocol import (
+    PROMOTE_LIMIT,
+    SWEEP_LIMIT,
+    Bid,
+    Reclaimed,
+    StalledLease,
+    Swept,
+    queue_topic,
+)
+from holdfast.storage.sqlite import rows
+from holdfast.storage.sqlite.flow import promote
+from holdfast.storage.sqlite.queries import query
+from holdfast.storage.sqlite.rows import Row
+from holdfast.storage.sqlite.step import Step
+
+Alive = Callable[[str], bool]
+"""Says whether the process of an owner lives: whether the kernel still holds its lock."""
+
+_LEADER = query("sweep", "leader")
+_ELECT = query("sweep", "elect")
+_SWEPT = query("sweep", "swept")
+_VACATE = query("resign", "vacate")
+_HOLDERS = query("sweep", "holders")
+_WORKERS = query("sweep", "workers")
+_FORGET_WORKER = query("reclaim", "forget_worker")
+_HELD = query("reclaim", "held")
+_OVERDUE = query("sweep", "overdue")
+_TAKE = query("reclaim", "take")
+_LENGTHS = query("sweep", "lengths")
+_OUT = query("sweep", "out")
+_AHEAD = query("sweep", "ahead")
+_SUSPECT = query("sweep", "suspect")
+_RECALL = query("sweep", "recall")
+_BY_SEQ = query("get", "by_seq")
+_DELAYED_QUEUES = query("sweep", "delayed_queues")
+
+
+def sweep(step: Step, bid: Bid, alive: Alive) -> Swept:
+    """Elect the bidder if need be, then do one bounded turn of the chores."""
+    now = step.now
+    terms: tuple[Term, ...] = ()
+    if bid.term is not None:
+        term, retry_in = _elect(step, bid.owner, bid.term, alive)
+        if term.owner != bid.owner.id:
+            return Swept(retry_in=retry_in)
+        terms = (term,)
+    step.leading = True
+    _, _, _, _, swept_at, resumed_at = _leader(step)
+    if swept_at is not None and now - swept_at > 3 * bid.every:
+        resumed_at = now
+    nobody: list[StalledLease] = []
+    dead, no_burial = step.chore(lambda: _bury(step, bid.owner, alive), nobody)
+    silent, no_reclaim = step.chore(lambda: _reclaim_overdue(step, bid.owner, SWEEP_LIMIT - len(dead)), nobody)
+    suspected, no_suspicion = step.chore(lambda: _suspect(step, bid.grace, resumed_at), 0)
+    promoted, no_promotion = step.chore(lambda: _promote_due(step), 0)
+    stalled = dead + silent
+    step.run(_SWEPT, (now, resumed_at))
+    return Swept(
+        terms,
+        None,
+        tuple(stalled),
+        {"reclaimed": len(stalled), "suspected": suspected, "promoted": promoted},
+        more=max(len(stalled), suspected) >= SWEEP_LIMIT or promoted >= PROMOTE_LIMIT,
+        troubles=tuple(filter(None, (no_burial, no_reclaim, no_suspicion, no_promotion))),
+    )
+
+
+def led_by_another(step: Step, bid: Bid, alive: Alive) -> Swept | None:
+    """Return the answer to a bid that another's term stands against, or None where the bidder may sweep."""
+    owner, _, length, until, _, _ = _leader(step)
+    if bid.term is None or owner is None or owner == bid.owner.id:
+        return None
+    reigns = step.now < until <= step.now + length and alive(owner)
+    return Swept(retry_in=until - step.now) if reigns else None
+
+
+def reclaim(step: Step, dead: str, owner: Owner) -> Reclaimed:
+    """Take every active job of a dead owner, without grace."""
+    held = step.all(_HELD, {"owner": dead, "limit": SWEEP_LIMIT + 1})
+    step.run(_FORGET_WORKER, (dead,))
+    stalled = tuple(_take(step, row, owner, "process_died") for row in held[:SWEEP_LIMIT])
+    return Reclaimed(stalled, more=len(held) > SWEEP_LIMIT)
+
+
+def resign(step: Step, term: Term) -> None:
+    """Give up that term and no other."""
+    if step.run(_VACATE, (term.owner, term.epoch)):
+        step.record(LeadershipLost(scope=term.scope, owner=term.owner, epoch=term.epoch, reason="resigned"))
+
+
+def reigning(step: Step) -> tuple[tuple[Term, ...], int | None]:
+    """Return the term in force, and when a leader last swept."""
+    owner, epoch, length, until, swept_at, _ = _leader(step)
+    return ((Term("*", owner, epoch, length),) if owner is not None and until > step.now else ()), swept_at
+
+
+def _leader(step: Step) -> Row:
+    row = step.one(_LEADER)
+    if row is None:
+        raise AssertionError("the migration has put a leader's row there")
+    return row
+
+
+def _elect(step: Step, bidder: Owner, length: int, alive: Alive) -> tuple[Term, int]:
+    """Return the reigning term, the bidder's if it may be, and how long it still lasts."""
+    now = step.now
+    owner, epoch, given, until, _, _ = _leader(step)
+    if owner == bidder.id and now < until:
+        step.run(_ELECT, (owner, epoch, length, now + length))
+        return Term("*", owner, epoch, length), length
+    if owner is not None:
+        # A term that ends further ahead than it is long was given before the clock was set back.
+        if now < until <= now + given and alive(owner):
+            return Term("*", owner, epoch, given), until - now
+        step.record(LeadershipLost(scope="*", owner=owner, epoch=epoch, reason="expired"))
+    epoch += 1
+    step.run(_ELECT, (bidder.id, epoch, length, now + length))
+    step.record(LeadershipAcquired(scope="*", owner=bidder.id, epoch=epoch))
+    return Term("*", bidder.id, epoch, length), length
+
+
+def _bury(step: Step, bidder: Owner, alive: Alive) -> list[StalledLease]:
+    """Take what the dead held, and forget the workers that they were."""
+    stalled: list[StalledLease] = []
+    for (owner,) in step.all(_HOLDERS):
+        if len(stalled) < SWEEP_LIMIT and not alive(owner):
+            held = step.all(_HELD, {"owner": owner, "limit": SWEEP_LIMIT - len(stalled)})
+            stalled += [_take(step, row, bidder, "process_died") for row in held]
+    for (owner,) in step.all(_WORKERS):
+        if not alive(owner):
+            step.run(_FORGET_WORKER, (owner,))
+    return stalled
+
+
+def _reclaim_overdue(step: Step, bidder: Owner, limit: int) -> list[StalledLease]:
+    """Take the leases whose grace is over."""
+    return [_take(step, row, bidder) for row in step.all(_OVERDUE, (step.now, limit))]
+
+
+def _take(step: Step, row: Row, owner: Owner, reason: StallReason | None = None) -> StalledLease:
+    now, job = step.now, rows.record(row)
+    taken = reclaimed(job, owner.id, now)
+    step.run(_TAKE, (taken.fence, taken.owner, taken.heard_at, taken.lease_until, row[0]))
+    return StalledLease(Lease(taken), reason or stall_reason(job, now), job.owner or "", silence(job, now))
+
+
+def _suspect(step: Step, grace: int, resumed_at: int | None) -> int:
+    found = _doubtful(step)
+    for seq in found:
+        row = step.all(_BY_SEQ, (seq,))[0]
+        job: JobRecord = rows.record(row)
+        until = grace_end(
+            step.now,
+            terms=job.stall,
+            lease_until=job.lease_until or step.now,
+            grace=grace,
+            resumed_at=resumed_at,
+        )
+        step.run(_SUSPECT, (until, seq))
+    step.run(_RECALL, {"now": step.now, "grace": grace})
+    return len(found)
+
+
+def _doubtful(step: Step) -> list[int]:
+    """Return the jobs whose leases have run out, then those whose leases end further ahead than they are long."""
+    out: list[Row] = []
+    ahead: list[Row] = []
+    for (length,) in step.all(_LENGTHS):
+        out += step.all(_OUT, (length, step.now, SWEEP_LIMIT))
+        ahead += step.all(_AHEAD, (length, step.now + length, SWEEP_LIMIT))
+    return [row[3] for row in sorted(out)[:SWEEP_LIMIT] + sorted(ahead)[:SWEEP_LIMIT]]
+
+
+def _promote_due(step: Step) -> int:
+    # The counters know which queues have anything delayed, so they must be up to date.
+    step.write_down()
+    promoted = 0
+    for (queue,) in step.all(_DELAYED_QUEUES):
+        due = promote(step, queue, PROMOTE_LIMIT - promoted)
+        if due:
+            step.knocked.append(queue_topic(queue))
+        promoted += due
+    return promoted

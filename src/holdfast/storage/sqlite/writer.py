@@ -1,0 +1,328 @@
+"""The one thread of a process that writes: what waits together is committed together.
+
+    verbs ──submit──► queue ──take ≤ 256──► lock file ► BEGIN ► each operation ► COMMIT ──► futures, once per loop
+
+There is no timer: while one transaction is written, the next batch gathers. A batch in which an operation fails is
+rolled back whole and tried again in halves, so that a bad operation fails alone; that costs nothing while all is well,
+where a savepoint for each operation would.
+"""
+
+import asyncio
+import sqlite3
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from holdfast.clock import Clock, entropy
+from holdfast.errors import StorageUnavailableError
+from holdfast.storage.notices import Hub
+from holdfast.storage.sqlite import wall
+from holdfast.storage.sqlite.checkpoint import Checkpoints
+from holdfast.storage.sqlite.locks import Locks
+from holdfast.storage.sqlite.pace import Pace
+from holdfast.storage.sqlite.queries import query
+from holdfast.storage.sqlite.session import Session
+from holdfast.storage.sqlite.step import Step
+
+T = TypeVar("T")
+
+BATCH = 256
+"""How many operations one transaction holds at most."""
+
+BUDGET = 30.0
+"""After so many seconds a caller gets an error, whatever holds the storage up."""
+
+_WRITE = query("session", "write")
+_COMMIT = query("session", "commit")
+_ROLLBACK = query("session", "rollback")
+_DATA_VERSION = query("session", "data_version")
+
+
+class Operation:
+    """A verb's work, on its way to the thread and back. `peek` answers without writing, if it can."""
+
+    __slots__ = ("answer", "error", "future", "loop", "owner", "parting", "peek", "run", "since")
+
+    def __init__(
+        self,
+        run: Callable[[Step], Any],
+        peek: Callable[[Step], Any] | None,
+        owner: str | None,
+        loop: asyncio.AbstractEventLoop,
+        since: float,
+        *,
+        parting: bool,
+    ) -> None:
+        self.run = run
+        self.peek = peek
+        self.owner = owner
+        self.parting = parting
+        self.loop = loop
+        self.future: asyncio.Future[Any] = loop.create_future()
+        self.since = since
+        self.answer: Any = None
+        self.error: BaseException | None = None
+
+
+class Writer:
+    """Takes operations from any thread and event loop."""
+
+    def __init__(self, path: str, session: Session, locks: Locks, clock: Clock, hub: Hub) -> None:
+        self._path = path
+        self._session = session
+        self._locks = locks
+        self._clock = clock
+        self._hub = hub
+        self._checkpoints = Checkpoints(path, clock)
+        self._jitter = entropy()
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew, as after a fork: the thread and all that waited for it stayed in the parent."""
+        self._queue: deque[Operation] = deque()
+        self._front: deque[Operation] = deque()
+        self._hand: list[Operation] = []
+        self._bell = threading.Event()
+        self._guard = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+        self._watched: set[asyncio.AbstractEventLoop] = set()
+        self._seen: tuple[sqlite3.Connection, int] | None = None
+        self._pace = Pace()
+
+    def submit(
+        self,
+        run: Callable[[Step], T],
+        *,
+        peek: Callable[[Step], T | None] | None = None,
+        owner: str | None = None,
+        parting: bool = False,
+        front: bool = False,
+    ) -> "asyncio.Future[T]":
+        """Have an operation done; the future tells its answer after the commit.
+
+        `owner` lives from then on, as far as other processes can see; `parting`: it takes its leave with this.
+
+        Raises:
+            StorageUnavailableError: there is no thread to do it.
+        """
+        loop = asyncio.get_running_loop()
+        operation = Operation(run, peek, owner, loop, self._clock.uptime(), parting=parting)
+        if self._thread is None:
+            # Where no thread can be had, nothing must be left waiting for one.
+            self._start()
+        with self._guard:
+            (self._front if front else self._queue).append(operation)
+        self.wake()
+        if loop not in self._watched:
+            self._watched = {loop, *(other for other in self._watched if not other.is_closed())}
+            loop.call_later(1, self._watch, loop)
+        return operation.future
+
+    def wake(self) -> None:
+        """Make sure that the thread looks at what is there."""
+        if not self._bell.is_set():
+            self._bell.set()
+        if self._thread is None:
+            self._start()
+
+    def stop(self, timeout: float) -> None:
+        """Do what waits, then end the thread. It blocks, and gives up waiting after that many seconds."""
+        self._stopping = True
+        thread = self._thread
+        if thread is not None:
+            self._bell.set()
+            thread.join(timeout)
+        with self._guard:
+            late = [*self._front, *self._queue]
+            self.forget()
+        if late:
+            # They came when the thread had ended, or hung; another sees to them.
+            self._queue.extend(late)
+            self.wake()
+
+    def _start(self) -> None:
+        with self._guard:
+            if self._thread is None and not self._stopping:
+                thread = threading.Thread(target=self._work, name="holdfast-sqlite-writer", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:
+                    raise wall.threadless(error, self._path) from error
+                self._thread = thread
+
+    # ── on the callers' loops ─────────────────────────────────────────────────────────────────────────────────────
+
+    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Fail what has waited too long: for a lock that a stopped process holds, or for a disk that hangs."""
+        now = self._clock.uptime()
+        waiting = [one for one in (*self._hand, *self._front, *self._queue) if one.loop is loop]
+        for operation in waiting:
+            if now - operation.since > BUDGET and not operation.future.done():
+                operation.future.set_exception(_overdue(self._path))
+        if waiting:
+            loop.call_later(1, self._watch, loop)
+        else:
+            self._watched.discard(loop)
+
+    # ── on the thread ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _work(self) -> None:
+        bell = self._bell
+        while bell is self._bell:
+            bell.clear()
+            if self._take():
+                self._perform()
+                self._pace.hurry()
+            elif self._stopping:
+                break
+            else:
+                heard = self._hub.heard
+                if heard:
+                    self._look_around()
+                bell.wait(self._pace.rest() if heard else None)
+        self._leave()
+
+    def _take(self) -> bool:
+        while self._front and len(self._hand) < BATCH:
+            self._hand.append(self._front.popleft())
+        while self._queue and len(self._hand) < BATCH:
+            self._hand.append(self._queue.popleft())
+        return bool(self._hand)
+
+    def _perform(self) -> None:
+        batch = self._hand
+        # Whoever gave up waiting before the work began wants it no more.
+        wanted = [operation for operation in batch if not operation.future.done()]
+        knocked: list[str] = []
+        try:
+            with self._session.gate:
+                connection = self._session.use()
+                left = self._peek(connection, wanted)
+                if left:
+                    self._write(connection, left, knocked)
+        except Exception as error:
+            # Whatever it is, the callers hear of it and the thread goes on.
+            for operation in wanted:
+                if operation.error is None and operation.answer is None:
+                    operation.error = wall.ours(error, self._path)
+        self._hand = []
+        _deliver(wanted)
+        if knocked:
+            self._hub.knock(knocked)
+
+    def _peek(self, connection: sqlite3.Connection, wanted: list[Operation]) -> list[Operation]:
+        """Answer what needs no transaction; where there is one anyway, all goes into it."""
+        if any(operation.peek is None for operation in wanted):
+            return wanted
+        step = Step(connection)
+        left: list[Operation] = []
+        for operation in wanted:
+            self._begin(step, operation)
+            try:
+                operation.answer = operation.peek(step) if operation.peek else None
+            except sqlite3.Error:
+                operation.answer = None
+            if operation.answer is None:
+                left.append(operation)
+        return left
+
+    def _write(self, connection: sqlite3.Connection, batch: list[Operation], knocked: list[str]) -> None:
+        while batch:
+            try:
+                with self._locks.writing():
+                    self._transact(connection, batch, knocked)
+                return
+            except Exception as error:
+                if connection.in_transaction:
+                    connection.execute(_ROLLBACK)
+                if wall.busy(error):
+                    batch = self._still_waiting(batch)
+                    self._rest()
+                elif len(batch) == 1:
+                    batch[0].error = wall.ours(error, self._path)
+                    return
+                else:
+                    half = len(batch) // 2
+                    self._write(connection, batch[:half], knocked)
+                    batch = batch[half:]
+
+    def _transact(self, connection: sqlite3.Connection, batch: list[Operation], knocked: list[str]) -> None:
+        connection.execute(_WRITE)
+        step = Step(connection)
+        answers: list[Any] = []
+        for operation in batch:
+            self._begin(step, operation)
+            answers.append(operation.run(step))
+        step.write_down()
+        connection.execute(_COMMIT)
+        for operation, answer in zip(batch, answers, strict=True):
+            operation.answer = answer
+            if operation.parting and operation.owner is not None:
+                self._locks.leave(operation.owner)
+        knocked += step.knocked
+        self._checkpoints.consider(connection, leading=step.leading)
+
+    def _begin(self, step: Step, operation: Operation) -> None:
+        step.now = self._clock.now()
+        if operation.owner is not None:
+            self._locks.live(operation.owner)
+
+    def _still_waiting(self, batch: list[Operation]) -> list[Operation]:
+        now = self._clock.uptime()
+        for operation in batch:
+            if now - operation.since > BUDGET:
+                operation.error = _overdue(self._path)
+        return [operation for operation in batch if operation.error is None and not operation.future.done()]
+
+    def _rest(self) -> None:
+        threading.Event().wait(0.005 + 0.045 * self._jitter.random())
+
+    def _look_around(self) -> None:
+        """Hint at everything if another process has committed since the last look."""
+        try:
+            with self._session.gate:
+                connection = self._session.use()
+                version = connection.execute(_DATA_VERSION).fetchone()[0]
+        except Exception:
+            # The next call tells its caller what is wrong; a hint may be lost.
+            return
+        seen, self._seen = self._seen, (connection, version)
+        if seen is None or seen[0] is not connection or seen[1] != version:
+            self._pace.hurry()
+            self._hub.knock_all()
+
+    def _leave(self) -> None:
+        with self._session.gate:
+            self._session.close()
+            self._locks.close_unless_lived()
+
+
+def _deliver(batch: list[Operation]) -> None:
+    loops: defaultdict[asyncio.AbstractEventLoop, list[Operation]] = defaultdict(list)
+    for operation in batch:
+        loops[operation.loop].append(operation)
+    for loop, operations in loops.items():
+        try:
+            loop.call_soon_threadsafe(_resolve, operations)
+        except RuntimeError:
+            # That loop is closed: nobody waits there any more.
+            continue
+
+
+def _resolve(operations: list[Operation]) -> None:
+    for operation in operations:
+        if operation.future.done():
+            continue
+        if operation.error is not None:
+            operation.future.set_exception(operation.error)
+        else:
+            operation.future.set_result(operation.answer)
+
+
+def _overdue(path: str) -> StorageUnavailableError:
+    return StorageUnavailableError(
+        f"{path} did not answer within {BUDGET:.0f} s: another process keeps it locked (is one of them stopped?), or "
+        "the disk hangs"
+    )

@@ -1,0 +1,221 @@
+"""Makes the databases that are saved with the landings: jobs in every state, and all that belongs to them.
+
+    python -m tests.storage.landings.make
+
+saves those that are missing. One that is there is never made again: what it shows is what the code of its day wrote.
+What went into it is told here by public verbs, so that any storage can be told the same. (No verb expires jobs yet, so
+the first landing holds none that are.)
+"""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from random import Random
+
+from holdfast.clock import SECOND
+from holdfast.core.events import WorkerStarted
+from holdfast.core.job import Key, NewJob, Owner, Policy, RecordedError, Ref, StallSetting, StallTerms, UniqueKey
+from holdfast.core.lease import Lease
+from holdfast.core.outcome import (
+    Cancelled,
+    Interrupted,
+    Outcome,
+    Raised,
+    Rejected,
+    Returned,
+    Snoozed,
+    Stalled,
+    TimedOut,
+)
+from holdfast.core.retry import Backoff
+from holdfast.core.settlement import settlement
+from holdfast.storage.protocol import (
+    Beat,
+    Bid,
+    Cancel,
+    Delete,
+    NewLogLine,
+    Order,
+    Reader,
+    Redrive,
+    Renewal,
+    Reschedule,
+    Settings,
+    Storage,
+    Target,
+    WorkerInfo,
+)
+from holdfast.storage.sqlite import SQLiteStorage
+from holdfast.testing import ManualClock
+
+HERE = Path(__file__).parent
+
+WORKER = Owner("00000000000000a1", "first", "host-1", 101)
+MORTAL = Owner("00000000000000b2", "mortal", "host-1", 102)
+LEADER = Owner("00000000000000c3", "leader", "host-2", 201)
+READER = Reader("app:landing", "00000000000000a1")
+
+PAUSED = "paused ü:/."
+STRICT = "strict"
+IDLE = "idle"
+DOOMED = "doomed"
+
+ERROR = RecordedError("ValueError", "not ☃", "Traceback (most recent call last): ...")
+
+
+def wish(name: str, queue: str = "default", **fields: object) -> NewJob:
+    """Return a wish for a job of the task that adds two numbers."""
+    return NewJob(queue=queue, id=name, task="add", payload=b'{"a":1,"b":2}', **fields)  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+
+
+async def first(storage: Storage, clock: ManualClock) -> None:
+    """Tell a storage all that it could remember at the first landing."""
+    dice = Random(1)
+    leases: dict[str, Lease] = {}
+
+    async def claim(owner: Owner, *queues: str) -> None:
+        answer = await storage.exchange(owner, (), Order(queues, 100))
+        leases.update({lease.job.id: lease for lease in answer.leases})
+
+    async def settle(owner: Owner, outcomes: dict[str, Outcome]) -> None:
+        await storage.exchange(
+            owner, [settlement(leases[name], outcome, dice, took=0.25) for name, outcome in outcomes.items()]
+        )
+
+    await storage.events(limit=0, reader=READER)
+    started = WorkerStarted(owner=WORKER.id, host="host-1", pid=101, queues=("default", STRICT), concurrency=10)
+    info = WorkerInfo(("default", STRICT), 10, 3, 1500)
+    await storage.renew(Beat(WORKER, worker=info, events=(started,)))
+    await storage.tune(Target("queue", STRICT), Settings(stall=StallSetting(lease=5 * SECOND, max_stalls=4)), by="ann")
+
+    patient = Policy(
+        retry=Backoff(max_attempts=9, kind="linear", base=2 * SECOND, cap=60 * SECOND, jitter=0.1),
+        on_worker_lost="fail",
+        on_expire="discard",
+        result_ttl=3600 * SECOND,
+        version=3,
+    )
+    once = Policy(retry=Backoff(max_attempts=1))
+    await storage.enqueue(
+        [
+            wish("completed", headers={"trace": "1-2-3"}, tags=("x", "ü")),
+            wish("completed-large"),
+            wish("failed-rejected"),
+            wish("failed-exhausted", policy=once),
+            wish("failed-timeout", policy=once, timeout=30 * SECOND),
+            wish("cancelled-by-itself"),
+            wish("retrying", policy=patient),
+            wish("snoozed"),
+            wish("released", IDLE),
+            wish("redriven", IDLE, policy=once),
+            wish("deleted"),
+        ]
+    )
+    await claim(WORKER, "default", IDLE)
+    clock.advance(1)
+    line = NewLogLine("info", "half of it", {"part": "1"}, ago=400_000)
+    await storage.renew(
+        Beat(
+            WORKER,
+            (
+                Renewal(
+                    leases["completed"].ref, leases["completed"].fence, sign=True, progress=0.5, note="½", log=(line,)
+                ),
+                Renewal(leases["retrying"].ref, leases["retrying"].fence, log=(line, line)),
+            ),
+            info,
+        )
+    )
+    await settle(
+        WORKER,
+        {
+            "completed": Returned(b"3"),
+            "completed-large": Returned(b'"' + b"x" * 9000 + b'"'),
+            "failed-rejected": Rejected(ERROR),
+            "failed-exhausted": Raised(ERROR),
+            "failed-timeout": TimedOut(ERROR),
+            "cancelled-by-itself": Cancelled("enough", None),
+            "retrying": Raised(ERROR),
+            "snoozed": Snoozed(3600 * SECOND),
+            "released": Interrupted("shutdown"),
+            "redriven": Raised(ERROR),
+            "deleted": Returned(b"3"),
+        },
+    )
+    await storage.revise([Redrive(Ref(IDLE, "redriven"), "ann"), Delete(Ref("default", "deleted"), "ann")])
+
+    await storage.enqueue(
+        [wish("crashed-once", DOOMED), wish("crashed-for-good", DOOMED, stall=StallTerms(max_stalls=0))]
+    )
+    await claim(MORTAL, DOOMED)
+    taken = await storage.reclaim(MORTAL.id, LEADER)
+    await storage.exchange(
+        LEADER,
+        [
+            settlement(one.lease, Stalled(one.reason, one.silent_for, one.owner, "signal 9 (SIGKILL)"), dice)
+            for one in taken.stalled
+        ],
+    )
+
+    clock.advance(1)
+    await storage.enqueue(
+        [
+            wish("active"),
+            wish("active-cancelling"),
+            wish("active-suspect", stall=StallTerms(lease=6 * SECOND, max_stalls=5, renewed=False, pinned=("lease",))),
+            wish("active-strict", STRICT, heartbeat_timeout=30 * SECOND, stall=StallTerms(start_grace=2 * SECOND)),
+        ]
+    )
+    await claim(WORKER, "default", STRICT)
+    await storage.revise([Cancel(Ref("default", "active-cancelling"), "no longer needed", "ann")])
+    clock.advance(7)
+    await storage.renew(
+        Beat(WORKER, (Renewal(leases["active"].ref, leases["active"].fence, sign=True, progress=0.25),), info)
+    )
+
+    await storage.enqueue(
+        [
+            wish("delayed", delay=3600 * SECOND),
+            wish("delayed-cancelled", delay=3600 * SECOND),
+            wish("rescheduled", delay=60 * SECOND),
+            wish("waiting", priority=5, boost=300 * SECOND),
+            wish("waiting-with-everything", STRICT, fair_key="tenant", ttl=3_000_000_000 * SECOND,
+                 keys=(Key("k", 2), Key("l")), unique=UniqueKey("u", window=7 * SECOND), schedule="s", parent="p",
+                 policy=patient),
+            wish("waiting-paused", PAUSED),
+            wish("id: of, any/kind ☃", PAUSED),
+        ]
+    )  # fmt: skip
+    await storage.revise(
+        [
+            Cancel(Ref("default", "delayed-cancelled"), "no longer needed", "ann"),
+            Reschedule(Ref("default", "rescheduled"), delay=7200 * SECOND, priority=2, by="ann"),
+        ]
+    )
+    await storage.tune(Target("queue", PAUSED), Settings(paused=True), by="ann")
+    # What one reader has read and acknowledged, and what it was lent and has not.
+    page = await storage.events(limit=5, reader=READER)
+    await storage.events(page.next, limit=3, reader=READER)
+    # Without having stalled: the lease that nobody renewed is a mere suspect.
+    await storage.sweep(Bid(LEADER))
+
+
+LANDINGS: dict[str, Callable[[Storage, ManualClock], Awaitable[None]]] = {"0001": first}
+
+
+async def save(landing: str) -> None:
+    """Make and save the database of a landing."""
+    path = HERE / f"{landing}.db"
+    clock = ManualClock()
+    storage = SQLiteStorage(path, clock=clock)
+    await LANDINGS[landing](storage, clock)
+    await storage.close()
+    # Owners live through it that will never leave; the file is whole all the same, and nobody meets beside it.
+    os.unlink(f"{path}.lock")
+
+
+if __name__ == "__main__":
+    for name in LANDINGS:
+        if not (HERE / f"{name}.db").exists():
+            asyncio.run(save(name))

@@ -1,0 +1,115 @@
+"""Hints inside one process: who is woken, how often, and what becomes of those who left."""
+
+import asyncio
+
+from holdfast.storage.notices import Hub, Listener
+
+
+async def woken(listener: Listener) -> bool:
+    """Return whether there is a hint at hand."""
+    wait = asyncio.ensure_future(listener.__anext__())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    if wait.done():
+        return True
+    wait.cancel()
+    await asyncio.gather(wait, return_exceptions=True)
+    return False
+
+
+async def test_only_those_who_listen_for_it_hear_a_hint() -> None:
+    hub = Hub()
+    one, other, both = hub.listen(["a"]), hub.listen(["b"]), hub.listen(["a", "b"])
+    hub.knock(["a", "unheard-of"])
+
+    assert [await woken(listener) for listener in (one, other, both)] == [True, False, True]
+
+
+async def test_hints_that_come_together_are_one() -> None:
+    hub = Hub()
+    listener = hub.listen(["a", "b"])
+    for _ in range(10):
+        hub.knock(["a", "b", "a"])
+
+    assert [await woken(listener), await woken(listener)] == [True, False]
+
+    hub.knock(["b"])
+
+    assert await woken(listener)
+
+
+async def test_a_cancelled_wait_leaves_the_hint() -> None:
+    hub = Hub()
+    listener = hub.listen(["a"])
+    wait = asyncio.ensure_future(listener.__anext__())
+    hub.knock(["a"])
+    wait.cancel()
+    await asyncio.gather(wait, return_exceptions=True)
+
+    assert await woken(listener)
+
+
+async def test_a_knock_at_every_door_wakes_everybody() -> None:
+    hub = Hub()
+    listeners = [hub.listen(["a"]), hub.listen(["b"])]
+    hub.knock_all()
+
+    assert [await woken(listener) for listener in listeners] == [True, True]
+
+
+async def test_who_listens_no_more_hears_no_more() -> None:
+    hub = Hub()
+    listener, other = hub.listen(["a"]), hub.listen(["a"])
+    listener.close()
+    listener.close()
+    hub.knock(["a"])
+
+    assert [await woken(listener), await woken(other)] == [False, True]
+
+
+async def test_where_nobody_listens_a_knock_is_heard_by_nobody() -> None:
+    hub = Hub()
+    hub.knock(["a"])
+    hub.knock_all()
+    listener = hub.listen(["a"])
+
+    assert not await woken(listener)
+
+
+async def test_a_hint_from_another_thread_is_heard() -> None:
+    hub = Hub()
+    listener = hub.listen(["a"])
+    await asyncio.to_thread(hub.knock, ["a"])
+    async with asyncio.timeout(30):
+        await listener.__anext__()
+
+
+async def test_an_iteration_yields_once_for_each_hint() -> None:
+    hub = Hub()
+    listener = hub.listen(["a"])
+    heard = 0
+    hub.knock(["a"])
+    async for _ in listener:
+        heard += 1
+        if heard == 3:
+            break
+        hub.knock(["a"])
+
+    assert heard == 3
+
+
+def test_a_listener_whose_loop_has_closed_is_in_nobodys_way() -> None:
+    hub = Hub()
+
+    async def listen() -> None:
+        hub.listen(["a"])
+
+    async def hear() -> bool:
+        listener = hub.listen(["a"])
+        hub.knock(["a"])
+        return await woken(listener)
+
+    asyncio.run(listen())
+    hub.knock(["a"])
+
+    assert asyncio.run(hear())

@@ -1,0 +1,292 @@
+"""Random calls to the model and to SQLite, with one clock: every answer is the same."""
+
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from holdfast.clock import SECOND
+from holdfast.core.events import AnyEvent, WorkerStarted
+from holdfast.core.job import JobRecord, Key, NewJob, Policy, RecordedError, Ref, StallSetting, StallTerms, UniqueKey
+from holdfast.core.leadership import Term
+from holdfast.core.lease import Lease
+from holdfast.core.lifecycle import State
+from holdfast.core.outcome import (
+    Cancelled,
+    Interrupted,
+    Outcome,
+    Raised,
+    Rejected,
+    Returned,
+    Snoozed,
+    Stalled,
+    TimedOut,
+)
+from holdfast.core.retry import Backoff
+from holdfast.core.settlement import settlement
+from holdfast.storage.model import Model
+from holdfast.storage.protocol import (
+    EVENTS_END,
+    Beat,
+    Bid,
+    Cancel,
+    Delete,
+    NewLogLine,
+    Order,
+    Query,
+    Reader,
+    Redrive,
+    Renewal,
+    Reschedule,
+    Revision,
+    Settings,
+    Target,
+    WorkerInfo,
+)
+from holdfast.storage.sqlite.storage import SQLiteStorage
+from holdfast.testing import ManualClock
+from tests.storage.worlds import owner
+
+QUEUES = ("a", "b", "ü:/.")
+STEPS = 400
+
+
+class Twins:
+    """A model and a SQLite storage that are asked the same."""
+
+    def __init__(self, path: Path, seed: int) -> None:
+        self.dice = Random(seed)
+        self.clock = ManualClock()
+        self.model = Model(self.clock)
+        self.sqlite = SQLiteStorage(path, clock=self.clock)
+        self.owners = [owner(self.dice, name=f"w{n}", host="h", pid=n) for n in range(4)]
+        self.leases: list[Lease] = []
+        self.terms: list[Term] = []
+        self.made = 0
+        self.cursors: dict[Reader, str] = {}
+
+    async def ask(self, verb: str, *args: Any) -> Any:
+        expected = getattr(self.model, verb)(*args)
+        if verb in ("tune", "events"):
+            words = {"tune": ("by",), "events": ("limit", "reader")}[verb]
+            split = len(args) - len(words)
+            answer = await getattr(self.sqlite, verb)(*args[:split], **dict(zip(words, args[split:], strict=True)))
+        else:
+            answer = await getattr(self.sqlite, verb)(*args)
+
+        assert answer == expected, verb
+        return expected
+
+    async def step(self) -> None:
+        verb = self.dice.choice(
+            ["enqueue"] * 4
+            + ["exchange"] * 6
+            + ["renew"] * 3
+            + ["sweep"] * 4
+            + ["revise"] * 3
+            + ["reclaim", "tune", "resign", "read_events", "wait", "wait", "wait"]
+        )
+        await getattr(self, verb)()
+
+    async def enqueue(self) -> None:
+        await self.ask("enqueue", [self.new_job() for _ in range(self.dice.choice((0, 1, 1, 2, 7)))])
+
+    def new_job(self) -> NewJob:
+        dice = self.dice
+        self.made += 1
+        maybe = [None, None, dice.randrange(30 * SECOND)]
+        return NewJob(
+            queue=dice.choice(QUEUES),
+            id=f"j{dice.randrange(self.made) if dice.random() < 0.1 else self.made}",
+            task=dice.choice(("t", "u")),
+            payload=dice.randbytes(dice.choice((0, 3, 9000))),
+            headers=dice.choice(({}, {"k": "v"})),
+            tags=dice.choice(((), ("x", "y"))),
+            delay=dice.choice((0, 0, dice.randrange(20 * SECOND))),
+            run_at=dice.choice((None, None, self.clock.now() + dice.randrange(-SECOND, SECOND))),
+            priority=(priority := dice.choice((0, 0, 5, -3))),
+            boost=priority * 60 * SECOND,
+            fair_key=dice.choice((None, "tenant")),
+            ttl=dice.choice(maybe),
+            timeout=dice.choice(maybe),
+            deadline=dice.choice((None, None, self.clock.now() + dice.randrange(60 * SECOND))),
+            heartbeat_timeout=dice.choice(maybe),
+            keys=dice.choice(((), (Key("k", 2), Key("l")))),
+            unique=dice.choice((None, UniqueKey(str(self.made), window=7))),
+            stall=dice.choice(
+                (
+                    StallTerms(),
+                    StallTerms(lease=8 * SECOND, max_stalls=5, renewed=False),
+                    StallTerms(start_grace=15 * SECOND, pinned=("start_grace", "lease")),
+                )
+            ),
+            policy=dice.choice(
+                (Policy(), Policy(retry=Backoff(max_attempts=9, kind="fixed"), on_worker_lost="fail", version=3))
+            ),
+            schedule=dice.choice((None, "s")),
+            parent=dice.choice((None, "p")),
+        )
+
+    async def exchange(self) -> None:
+        dice = self.dice
+        by = dice.choice(self.owners)
+        held = [lease for lease in self.leases if lease.job.owner == by.id or dice.random() < 0.1]
+        chosen = dice.sample(held, min(len(held), dice.randrange(5)))
+        if chosen and dice.random() < 0.1:
+            chosen.append(chosen[0])
+        settled = [settlement(lease, self.outcome(), dice, took=dice.random()) for lease in chosen]
+        order = None
+        if dice.random() < 0.8:
+            order = Order(tuple(dice.sample(QUEUES, dice.randrange(1, 4))), dice.choice((0, 1, 3, 10)))
+        answer = await self.ask("exchange", by, settled, order)
+        self.leases = [lease for lease in self.leases if dice.random() < 0.97 or lease not in chosen]
+        self.leases += answer.leases
+
+    def outcome(self) -> Outcome:
+        error = RecordedError("ValueError", "no ☃", "trace")
+        return self.dice.choice(
+            (
+                Returned(b"\x00\xff"),
+                Returned(b"x" * 5000),
+                Raised(error),
+                Raised(error, after=0),
+                TimedOut(error),
+                Rejected(error),
+                Snoozed(3 * SECOND),
+                Interrupted("shutdown"),
+                Cancelled("why", "me"),
+                Stalled("process_died", 12, "owner", "signal 9"),
+            )
+        )
+
+    async def renew(self) -> None:
+        dice = self.dice
+        by = dice.choice(self.owners)
+        held = [lease for lease in self.leases if lease.job.owner == by.id or dice.random() < 0.1]
+        events: tuple[AnyEvent, ...] = ()
+        if dice.random() < 0.2:
+            events = (WorkerStarted(owner=by.id, host="h", pid=1, queues=QUEUES, concurrency=3),)
+        line = NewLogLine("info", "done", {"n": "1"}, ago=5)
+        await self.ask(
+            "renew",
+            Beat(
+                by,
+                tuple(
+                    Renewal(
+                        lease.ref,
+                        lease.fence,
+                        sign=dice.random() < 0.5,
+                        progress=dice.choice((None, 0.5)),
+                        note=dice.choice((None, "half")),
+                        log=(line,) * dice.choice((0, 0, 1, 300)),
+                    )
+                    for lease in dice.sample(held, min(len(held), dice.randrange(6)))
+                ),
+                dice.choice((None, WorkerInfo(QUEUES, 10, 2, dice.randrange(SECOND), stopping=True))),
+                events,
+                last=dice.random() < 0.1,
+            ),
+        )
+
+    async def sweep(self) -> None:
+        dice = self.dice
+        swept = await self.ask(
+            "sweep", Bid(dice.choice(self.owners), dice.choice((None, 4 * SECOND, 4 * SECOND)), grace=3 * SECOND)
+        )
+        self.terms += swept.terms
+        self.leases += [stalled.lease for stalled in swept.stalled]
+
+    async def reclaim(self) -> None:
+        dead, by = self.dice.sample(self.owners, 2)
+        taken = await self.ask("reclaim", dead.id, by)
+        self.leases += [stalled.lease for stalled in taken.stalled]
+
+    async def revise(self) -> None:
+        dice = self.dice
+        asked: list[Revision] = []
+        for _ in range(dice.randrange(1, 4)):
+            ref = Ref(dice.choice(QUEUES), f"j{dice.randrange(self.made + 1)}")
+            asked.append(
+                dice.choice(
+                    (
+                        Cancel(ref, "enough", "me"),
+                        Redrive(ref, "me"),
+                        Delete(ref),
+                        Reschedule(ref, delay=dice.choice((None, 0, 5 * SECOND)), boost=dice.choice((None, 9))),
+                        Reschedule(ref, priority=2),
+                    )
+                )
+            )
+        await self.ask("revise", asked)
+
+    async def tune(self) -> None:
+        dice = self.dice
+        target, settings = dice.choice(
+            (
+                (Target("queue", dice.choice(QUEUES)), Settings(paused=dice.random() < 0.4)),
+                (
+                    Target("queue", dice.choice(QUEUES)),
+                    Settings(stall=StallSetting(lease=5 * SECOND, max_stalls=dice.choice((None, 3)))),
+                ),
+                (Target("worker", dice.choice(self.owners).id), Settings(quiet=dice.random() < 0.5)),
+            )
+        )
+        await self.ask("tune", target, settings, "me")
+
+    async def resign(self) -> None:
+        if self.terms:
+            await self.ask("resign", self.dice.choice(self.terms))
+
+    async def read_events(self) -> None:
+        dice = self.dice
+        reader = Reader(dice.choice(("r", "s")), dice.choice(("p", "q")))
+        page = await self.ask(
+            "events", dice.choice((None, EVENTS_END, self.cursors.get(reader))), dice.choice((3, 100)), reader
+        )
+        self.cursors[reader] = page.next
+
+    async def wait(self) -> None:
+        passes = (1, 100_000, SECOND, 5 * SECOND, 9 * SECOND, -SECOND, -40 * SECOND)
+        self.clock.step_wall(self.dice.choices(passes, (4, 4, 4, 3, 2, 1, 0.5))[0] / SECOND)
+
+    async def compare(self) -> None:
+        dice = self.dice
+        await self.ask("get", [Ref(queue, f"j{n}") for queue in QUEUES for n in dice.sample(range(self.made + 2), 2)])
+        await self.ask("survey", dice.choice(((), ("a", "z"))))
+        await self.ask("events", str(max(0, dice.randrange(10, 400) - 20)), 50, None)
+        query = Query(
+            queues=dice.choice(((), ("a",), ("a", "b"))),
+            states=dice.choice(((), (State.WAITING,), (State.FAILED, State.COMPLETED, State.ACTIVE), (State.DELAYED,))),
+            tasks=dice.choice(((), ("u",))),
+            id=dice.choice((None, None, "j3")),
+            limit=dice.choice((1, 2, 50)),
+        )
+        expected = self.model.find(query)
+        answer = await self.sqlite.find(query)
+
+        assert answer.jobs == expected.jobs
+        assert (answer.next is None) == (expected.next is None)
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_every_answer_is_that_of_the_model(tmp_path: Path, seed: int) -> None:
+    twins = Twins(tmp_path / "jobs.db", seed)
+    for _ in range(STEPS):
+        await twins.step()
+        await twins.compare()
+
+    whole = [Ref(queue, f"j{n}") for queue in QUEUES for n in range(twins.made + 1)]
+    await twins.ask("get", whole)
+    await twins.ask("events", None, 100_000, None)
+    walked: list[JobRecord] = []
+    page = await twins.sqlite.find(Query(limit=7))
+    while page.next is not None:
+        walked += page.jobs
+        page = await twins.sqlite.find(Query(limit=7, after=page.next))
+    walked += page.jobs
+    findings = await twins.sqlite.examine()
+    await twins.sqlite.close()
+
+    assert tuple(walked) == twins.model.find(Query(limit=100_000)).jobs
+    assert not [finding for finding in findings if finding.level == "error"]

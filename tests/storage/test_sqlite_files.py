@@ -1,0 +1,233 @@
+"""What SQLite storage does to the files it is pointed at: its own it makes and migrates, all others it leaves alone."""
+
+import os
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from holdfast.core.job import Ref
+from holdfast.errors import SchemaMismatchError, StorageError, StorageUnavailableError, UsageError
+from holdfast.storage.sqlite import SQLiteStorage, place
+from holdfast.storage.sqlite.database import require
+from tests.storage.worlds import job
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    # The shared memory of a database in use is no content: whoever reads marks its place there.
+    return {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.endswith("-shm")}
+
+
+async def refused(path: Path, *, auto_migrate: bool = True) -> str:
+    """Return the message of the refusal, having seen that it left no trace."""
+    before = contents(path.parent)
+    storage = SQLiteStorage(path, auto_migrate=auto_migrate)
+    with pytest.raises(SchemaMismatchError) as refusal:
+        await storage.open()
+    await storage.close()
+
+    assert contents(path.parent) == before
+    return str(refusal.value)
+
+
+async def test_a_new_file_is_made_and_found_again(tmp_path: Path) -> None:
+    path = tmp_path / "jobs with spaces ?#%41.db"
+    for found in (0, 1):
+        storage = SQLiteStorage(path)
+        await storage.open()
+
+        assert len((await storage.survey()).queues) == found
+
+        await storage.enqueue([job("one")])
+        await storage.close()
+
+    assert sorted(contents(tmp_path)) == [path.name, f"{path.name}.lock"]
+
+
+async def test_an_empty_file_is_taken_for_a_new_one(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    path.touch()
+    storage = SQLiteStorage(path)
+    await storage.enqueue([job("one")])
+    await storage.close()
+
+
+@pytest.mark.parametrize("text", [b"dear diary\n", b"SQLite format 3\0", b"\0" * 8192])
+async def test_a_file_that_is_no_database_is_refused_untouched(tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / "diary.txt"
+    path.write_bytes(text)
+
+    assert "diary.txt" in await refused(path)
+
+
+@pytest.mark.parametrize("mode", ["delete", "wal"])
+async def test_another_programs_database_is_refused_untouched(tmp_path: Path, mode: str) -> None:
+    path = tmp_path / "music.db"
+    connection = sqlite3.connect(path)
+    connection.execute(f"PRAGMA journal_mode = {mode}")
+    connection.execute("CREATE TABLE song (title)")
+    connection.commit()
+    connection.close()
+
+    assert "belongs to another program" in await refused(path)
+
+
+async def test_another_programs_open_database_is_refused_unchanged(tmp_path: Path) -> None:
+    path = tmp_path / "music.db"
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA journal_mode = wal")
+    connection.execute("CREATE TABLE song (title)")
+    connection.commit()
+
+    assert "belongs to another program" in await refused(path)
+
+    connection.execute("INSERT INTO song VALUES ('still mine')")
+    connection.close()
+
+
+@pytest.mark.parametrize("in_use", [False, True])
+async def test_a_newer_schema_is_refused_untouched(tmp_path: Path, in_use: bool) -> None:
+    path = tmp_path / "jobs.db"
+    storage = SQLiteStorage(path)
+    await storage.open()
+    await storage.close()
+    os.unlink(f"{path}.lock")
+    newer = sqlite3.connect(path)
+    newer.execute("UPDATE meta SET value = 999 WHERE key = 'schema_version'")
+    newer.commit()
+    if not in_use:
+        newer.close()
+
+    assert "schema 999" in await refused(path)
+
+    newer.close()
+
+
+@pytest.mark.parametrize("exists", [False, True])
+async def test_without_leave_to_migrate_the_command_is_named(tmp_path: Path, exists: bool) -> None:
+    path = tmp_path / "jobs.db"
+    if exists:
+        path.touch()
+
+    assert "holdfast migrate" in await refused(path, auto_migrate=False)
+
+
+async def test_a_schema_of_our_version_needs_no_leave_to_migrate(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    storage = SQLiteStorage(path)
+    await storage.open()
+    await storage.close()
+    storage = SQLiteStorage(path, auto_migrate=False)
+    await storage.open()
+    await storage.close()
+
+
+async def test_a_death_before_the_first_table_leaves_a_file_that_is_ours(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA application_id = 1215261796")
+    connection.close()
+    storage = SQLiteStorage(path)
+    await storage.enqueue([job("one")])
+    await storage.close()
+
+
+async def test_a_place_that_cannot_be_is_refused_with_a_remedy(tmp_path: Path) -> None:
+    for path, said in ((tmp_path / "no" / "jobs.db", "create it first"), (tmp_path, "is a directory")):
+        storage = SQLiteStorage(path)
+        with pytest.raises(UsageError, match=said):
+            await storage.open()
+        await storage.close()
+    with pytest.raises(UsageError, match="memory://"):
+        SQLiteStorage(":memory:")
+
+
+MOUNTS = r"""
+22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
+40 22 0:35 / /home rw,relatime - nfs4 server:/home rw
+41 40 0:36 / /home/ann/local rw - tmpfs tmpfs rw
+42 22 0:37 / /mnt/my\040disk rw - fuse.sshfs ann@server: rw
+43 22 0:38 / /host rw - 9p host rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/var/lib/jobs.db", "ext4"),
+        ("/home/ann/jobs.db", "nfs4"),
+        ("/home/ann/local/jobs.db", "tmpfs"),
+        ("/homestead/jobs.db", "ext4"),
+        ("/mnt/my disk/jobs.db", "fuse.sshfs"),
+    ],
+)
+def test_the_file_system_of_a_path_is_that_of_its_nearest_mount(path: str, kind: str) -> None:
+    assert place.file_system(path, MOUNTS) == kind
+
+
+def test_a_file_system_that_may_be_shared_is_doubted() -> None:
+    assert place.doubtful(place.file_system("/host/jobs.db", MOUNTS))
+    assert not place.doubtful(place.file_system("/var/jobs.db", MOUNTS))
+
+
+async def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = tmp_path / "mountinfo"
+    table.write_text(f"40 22 0:35 / {tmp_path} rw - nfs4 server:/home rw\n")
+    monkeypatch.setattr(place, "MOUNTINFO", table)
+    storage = SQLiteStorage(tmp_path / "jobs.db")
+    with pytest.raises(UsageError, match="network file system \\(nfs4\\)"):
+        await storage.open()
+    await storage.close()
+
+    assert list(contents(tmp_path)) == ["mountinfo"]
+
+
+def test_an_old_sqlite_is_refused() -> None:
+    with pytest.raises(StorageError, match=r"3\.34\.1"):
+        require((3, 34, 1))
+
+
+async def test_a_closed_storage_says_so_until_it_is_opened_again(tmp_path: Path) -> None:
+    storage = SQLiteStorage(tmp_path / "jobs.db")
+    await storage.enqueue([job("one")])
+    await storage.close()
+    await storage.close()
+    with pytest.raises(StorageUnavailableError, match="closed"):
+        await storage.survey()
+    await storage.open()
+
+    assert (await storage.enqueue([job("one")]))[0].made == "duplicate"
+
+    await storage.close()
+
+
+async def test_a_doctor_finds_a_healthy_file_healthy(tmp_path: Path) -> None:
+    storage = SQLiteStorage(tmp_path / "jobs.db", durability="fast")
+    await storage.enqueue([job("one")])
+    findings = {finding.subject: finding for finding in await storage.examine()}
+    await storage.close()
+
+    assert findings["durability"].level == "warning"
+    assert not [finding for finding in findings.values() if finding.level == "error"]
+    assert "schema 1" in findings["schema"].message
+
+
+async def test_after_the_file_was_deleted_the_new_one_is_used(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    storage = SQLiteStorage(path)
+    await storage.enqueue([job("old")])
+    await storage.survey()
+    for name in contents(tmp_path):
+        os.unlink(tmp_path / name)
+    (receipt,) = await storage.enqueue([job("new")])
+    seen = await storage.get([Ref("q", "old"), Ref("q", "new")])
+    other = SQLiteStorage(path)
+    theirs = await other.get([Ref("q", "new")])
+    findings = await other.examine()
+    await storage.close()
+    await other.close()
+
+    assert receipt.made == "created"
+    assert [detail is not None for detail in seen] == [False, True]
+    assert theirs[0] is not None
+    assert not [finding for finding in findings if finding.level == "error"]

@@ -1,0 +1,412 @@
+"""The kernel's locks: one writer at a time, and an owner's life that ends with its process."""
+
+import asyncio
+import gc
+import os
+import signal
+import sqlite3
+import threading
+from pathlib import Path
+
+import pytest
+
+from holdfast import Holdfast, Timing
+from holdfast.core.job import Owner
+from holdfast.errors import StorageError
+from holdfast.storage.protocol import Beat, Bid, Order, StalledLease
+from holdfast.storage.sqlite import SQLiteStorage, session
+from holdfast.storage.sqlite.locks import Locks, lock_file, quiet
+from tests.storage.worlds import child, end, job, order, owner, said, script
+
+WORKER = script(
+    """
+async def main():
+    owner = Owner(sys.argv[2])
+    await storage.enqueue([NewJob(queue="q", id=f"j{n}", task="t", payload=b"") for n in range(3)])
+    await storage.renew(Beat(owner, worker=WorkerInfo(("q",))))
+    if len(sys.argv) > 3:
+        await storage.sweep(Bid(owner, 3_600_000_000))
+    say(len((await storage.exchange(owner, (), Order(("q",), 2))).leases))
+    await ordered()
+"""
+)
+
+
+def test_two_storages_of_one_process_exclude_each_other(tmp_path: Path) -> None:
+    one, two = Locks(str(tmp_path / "lock")), Locks(str(tmp_path / "lock"))
+    order: list[str] = []
+
+    def write() -> None:
+        with two.writing():
+            order.append("two")
+
+    with one.writing():
+        other = threading.Thread(target=write)
+        other.start()
+        other.join(0.1)
+        order.append("one")
+    other.join()
+    one.close()
+    two.close()
+
+    assert order == ["one", "two"]
+
+
+def test_a_life_outlasts_the_closing_of_another_descriptor(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    mine, theirs = Locks(str(path)), Locks(str(path))
+    mine.live("me")
+    path.read_bytes()
+
+    assert theirs.alive("me")
+    assert mine.alive("me")
+    assert not theirs.alive("you")
+
+    mine.close()
+
+    assert not theirs.alive("me")
+
+    theirs.close()
+
+
+def test_locks_move_to_a_file_that_replaced_theirs(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    mine = Locks(str(path))
+    mine.live("me")
+    path.unlink()
+    newcomer = Locks(str(path))
+
+    assert not newcomer.alive("me")
+
+    with mine.writing():
+        pass
+
+    assert newcomer.alive("me")
+
+    mine.close()
+    newcomer.close()
+
+
+def test_a_kill_frees_an_owners_life(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    by = owner()
+    process = child(WORKER, path, by.id)
+
+    assert said(process) == "2"
+
+    locks = Locks(f"{path}.lock")
+
+    assert locks.alive(by.id)
+
+    end(process)
+
+    assert not locks.alive(by.id)
+
+    locks.close()
+
+
+@pytest.mark.parametrize("leading", [False, True])
+async def test_a_sweep_takes_what_a_killed_process_held_at_once(tmp_path: Path, leading: bool) -> None:
+    path = tmp_path / "jobs.db"
+    dead, by = owner(), owner()
+    process = child(WORKER, path, dead.id, *(["lead"] if leading else []))
+
+    assert said(process) == "2"
+
+    end(process)
+    storage = SQLiteStorage(path)
+    before = await storage.survey()
+    swept = await storage.sweep(Bid(by))
+    after = await storage.survey()
+    await storage.close()
+
+    assert {(stalled.reason, stalled.owner) for stalled in swept.stalled} == {("process_died", dead.id)}
+    assert [stalled.lease.job.owner for stalled in swept.stalled] == [by.id, by.id]
+    assert (len(before.workers), len(after.workers)) == (1, 0)
+    assert [term.owner for term in after.leaders] == [by.id]
+
+
+async def test_a_sweep_spares_a_process_that_lives(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    process = child(WORKER, path, owner().id)
+
+    assert said(process) == "2"
+
+    storage = SQLiteStorage(path)
+    swept = await storage.sweep(Bid(owner()))
+    survey = await storage.survey()
+    await storage.close()
+    end(process)
+
+    assert swept.stalled == ()
+    assert len(survey.workers) == 1
+
+
+async def test_a_second_storage_of_an_owner_takes_over_its_life(tmp_path: Path) -> None:
+    by = owner()
+    one, two = SQLiteStorage(tmp_path / "jobs.db"), SQLiteStorage(tmp_path / "jobs.db")
+    await one.enqueue([job("a")])
+    await one.exchange(by, (), Order(("q",), 1))
+    await two.renew(Beat(by))
+    await one.close()
+    await two.renew(Beat(by))
+    third = SQLiteStorage(tmp_path / "jobs.db")
+    swept = await third.sweep(Bid(owner()))
+    await two.close()
+    await third.close()
+
+    assert swept.stalled == ()
+
+
+FORKING = script(
+    """
+import os
+import signal
+from holdfast.storage.sqlite.locks import Locks
+
+async def main():
+    owner = Owner(sys.argv[2])
+    await storage.enqueue([NewJob(queue="q", id="before", task="t", payload=b"")])
+    await storage.exchange(owner, (), Order(("q",), 1))
+    await storage.survey()
+    pid = os.fork()
+    if pid == 0:
+        loop = asyncio.new_event_loop()
+        asyncio._set_running_loop(None)
+        made = loop.run_until_complete(storage.enqueue([NewJob(queue="q", id="inside", task="t", payload=b"")]))
+        seen = loop.run_until_complete(storage.survey()).queues[0].counts
+        say(f"child {made[0].made} {sum(seen.values())}")
+        time.sleep(60)
+    await storage.enqueue([NewJob(queue="q", id="after", task="t", payload=b"")])
+    say(f"parent {pid}")
+    await ordered()
+"""
+)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_forked_child_works_on_its_own_and_keeps_no_lock_of_its_parents(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    by = owner()
+    process = child(FORKING, path, by.id)
+    words = dict(line.split(" ", 1) for line in (said(process), said(process)))
+    locks = Locks(f"{path}.lock")
+    lived = locks.alive(by.id)
+    process.kill()
+    process.wait()
+    died = not locks.alive(by.id)
+    os.kill(int(words["parent"]), 9)
+    process.communicate()
+    locks.close()
+
+    assert words["child"].startswith("created")
+    assert lived
+    assert died
+
+
+def test_a_fork_that_gets_no_turn_leaves_the_gate_to_whoever_is_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "FORK_PATIENCE", 0.01)
+    # Not connected yet: somebody is just about to, and waits for the writers' turn.
+    one = session.Session("nowhere", lambda: sqlite3.connect(":memory:"))
+    inside, over = threading.Event(), threading.Event()
+
+    def connect() -> None:
+        with one.gate:
+            inside.set()
+            over.wait()
+
+    thread = threading.Thread(target=connect)
+    thread.start()
+    inside.wait()
+    one.before_fork()
+    one.after_fork_in_parent()
+
+    assert one.gate.locked()
+
+    over.set()
+    thread.join()
+
+    assert not one.gate.locked()
+
+    one.before_fork()
+
+    assert one.gate.locked()
+
+    one.after_fork_in_parent()
+
+    assert not one.gate.locked()
+
+
+def test_a_child_forked_past_a_connection_in_the_making_does_not_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "FORK_PATIENCE", 0.01)
+    one = session.Session("nowhere", lambda: sqlite3.connect(":memory:"))
+    with one.gate:
+        one.before_fork()
+        one.after_fork_in_child()
+    with one.gate, pytest.raises(StorageError, match="spawn"):
+        one.use()
+
+
+CLOSING = script(
+    """
+async def main():
+    owner = Owner(sys.argv[2])
+    await storage.enqueue([NewJob(queue="q", id=f"j{n}", task="t", payload=b"") for n in range(3)])
+    (lease,) = (await storage.exchange(owner, (), Order(("q",), 1))).leases
+    await storage.close()
+    say("closed")
+    await ordered()
+    say(len((await storage.renew(Beat(owner, (Renewal(lease.ref, lease.fence),), WorkerInfo(("q",))))).lost))
+    await ordered()
+    await storage.renew(Beat(owner, last=True))
+    try:
+        await storage.survey()
+    except Exception as error:
+        say(type(error).__name__)
+    await ordered()
+"""
+)
+
+
+async def test_closing_under_a_living_owner_does_not_declare_it_dead(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    by = owner()
+    process = child(CLOSING, path, by.id)
+    storage = SQLiteStorage(path)
+    locks = Locks(lock_file(path))
+
+    assert said(process) == "closed"
+
+    swept = await storage.sweep(Bid(owner(), None))
+    order(process)
+
+    assert said(process) == "0"
+
+    order(process)
+
+    # With its last owner a storage that was closed under it is closed again.
+    assert said(process) == "StorageUnavailableError"
+
+    left = not locks.alive(by.id)
+    end(process)
+    await storage.close()
+    locks.close()
+
+    assert swept.stalled == ()
+    assert left
+
+
+async def test_a_worker_works_on_after_its_app_was_closed(tmp_path: Path) -> None:
+    app = Holdfast(f"sqlite:///{tmp_path / 'jobs.db'}", timing=Timing(lease="1s", sweep="200ms", grace="100ms"))
+    started, go = asyncio.Event(), asyncio.Event()
+
+    @app.task
+    async def patient() -> str:
+        started.set()
+        await go.wait()
+        return "done"
+
+    other, by = SQLiteStorage(tmp_path / "jobs.db"), owner()
+    stalled: list[StalledLease] = []
+    async with app.worker(reaper=False):
+        first, second = await patient.enqueue(), await patient.enqueue()
+        await started.wait()
+        await app.close()
+        for _ in range(25):
+            # For longer than lease and grace together.
+            stalled += (await other.sweep(Bid(by, None, 200_000, 100_000))).stalled
+            await asyncio.sleep(0.1)
+        go.set()
+        results = [await job.result(timeout=10) for job in (first, second)]
+    await other.close()
+    await app.close()
+
+    assert stalled == []
+    assert results == ["done", "done"]
+
+
+def test_a_storage_that_nobody_knows_any_more_lets_its_owners_go(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    mine, theirs = Locks(str(path)), Locks(str(path))
+    mine.live("me")
+    mine.close_unless_lived()
+    lived = theirs.alive("me")
+    del mine
+    gc.collect()
+    died = not theirs.alive("me")
+    theirs.close()
+
+    assert (lived, died) == (True, True)
+
+
+LATE = script(
+    """
+import atexit
+from holdfast.sideloop import PORTAL
+
+async def main():
+    await storage.enqueue([NewJob(queue="q", id="a", task="t", payload=b"")])
+
+def ask():
+    try:
+        PORTAL.call(storage.survey(), verb="survey")
+    except Exception as error:
+        say(f"{type(error).__name__}: {error}")
+    PORTAL.call(storage.close(), verb="close")
+    say("closed")
+
+PORTAL.call(storage.open(), verb="open")
+atexit.register(ask)
+"""
+)
+
+
+def test_a_call_at_the_end_of_the_interpreter_is_told_what_is_wrong(tmp_path: Path) -> None:
+    process = child(LATE, tmp_path / "jobs.db")
+    lines = [said(process), said(process)]
+    process.communicate()
+
+    assert lines[0].startswith("StorageUnavailableError: ")
+    assert "atexit" in lines[0]
+    assert lines[1] == "closed"
+    assert process.returncode == 0
+
+
+async def test_a_process_stopped_in_the_quiet_stops_nobody_else(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    busy = script(
+        """
+async def main():
+    for n in range(1_000_000):
+        await storage.enqueue([NewJob(queue="q", id=f"{n}", task="t", payload=b"")])
+        if n == 20:
+            say("busy")
+"""
+    )
+    process = child(busy, path)
+
+    assert said(process) == "busy"
+
+    storage = SQLiteStorage(path)
+    await storage.open()
+    with quiet(lock_file(path)):
+        stop(process.pid)
+    receipts = await asyncio.wait_for(storage.enqueue([job("mine")]), 10)
+    await storage.close()
+    end(process)
+
+    assert receipts[0].made == "created"
+
+
+def stop(pid: int) -> None:
+    os.kill(pid, signal.SIGSTOP)
+    os.waitpid(pid, os.WUNTRACED)
+
+
+async def test_an_owner_needs_no_hexadecimal_name(tmp_path: Path) -> None:
+    storage = SQLiteStorage(tmp_path / "jobs.db")
+    await storage.enqueue([job("a")])
+    answer = await storage.exchange(Owner("ann's machine ☃"), (), Order(("q",), 1))
+    await storage.close()
+
+    assert len(answer.leases) == 1

@@ -1,0 +1,54 @@
+"""The queries: each verb's work is found by an index, however many jobs there are."""
+
+import re
+import sqlite3
+from collections.abc import Iterator
+from importlib.resources import files
+
+import pytest
+
+from holdfast.storage.scripts import script, statements
+
+PACKAGE = "holdfast.storage.sqlite"
+
+MAY_SCAN = {
+    ("find", "all"): "newest first, by the primary key, up to the limit",
+    ("tally", "recount"): "doctor's audit",
+}
+
+
+def named() -> Iterator[tuple[str, str, str]]:
+    for file in sorted(entry.name for entry in files(PACKAGE).joinpath("sql").iterdir()):
+        for name, statement in statements(PACKAGE, "sql", file).items():
+            yield file.removesuffix(".sql"), name, statement
+
+
+@pytest.fixture(scope="module")
+def schema() -> Iterator[sqlite3.Connection]:
+    connection = sqlite3.connect(":memory:")
+    connection.executescript(script(PACKAGE, "migrations", "0001_jobs.sql"))
+    yield connection
+    connection.close()
+
+
+@pytest.mark.parametrize(("verb", "name", "statement"), [case for case in named() if case[0] != "session"])
+def test_no_query_walks_through_all_jobs(schema: sqlite3.Connection, verb: str, name: str, statement: str) -> None:
+    words = set(re.findall(r":(\w+)", statement))
+    numbers = [int(number) for number in re.findall(r"\?(\d+)", statement)]
+    count = max(numbers) if numbers else statement.count("?")
+    values = dict.fromkeys(words) if words else [None] * count
+    plan = [row[3] for row in schema.execute(f"EXPLAIN QUERY PLAN {statement}", values)]
+    scans = [step for step in plan if re.match(r"SCAN (job|run|log|event)\b(?! USING (COVERING )?INDEX)", step)]
+
+    assert not scans or (verb, name) in MAY_SCAN, plan
+
+
+def test_a_file_without_names_is_one_statement() -> None:
+    whole = statements(PACKAGE, "migrations", "0001_jobs.sql")
+
+    assert list(whole) == ["0001_jobs"]
+
+
+def test_every_statement_file_begins_with_its_promise() -> None:
+    for file in files(PACKAGE).joinpath("sql").iterdir():
+        assert file.read_text(encoding="utf-8").startswith("-- "), file.name
