@@ -1,0 +1,401 @@
+"""Holdfast: what the user holds. Tasks, storage, enqueueing, workers and reapers under one name."""
+
+import copy
+import logging
+import os
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from random import Random
+from typing import Any, ParamSpec, Self, TypeVar, Unpack, overload
+
+from holdfast.bus import Hearers
+from holdfast.clock import Clock, SystemClock, entropy
+from holdfast.codec import Codec, JsonCodec
+from holdfast.core.check import flag, named, no_others, of_kind, one_of, remark, several, shown, whole
+from holdfast.core.duration import Duration
+from holdfast.core.events import Event, JobEvent
+from holdfast.core.job import Ref
+from holdfast.equipment import Equipment
+from holdfast.errors import StorageError, UnknownTaskError, UsageError
+from holdfast.handle import Access, Job
+from holdfast.ids import JobIds
+from holdfast.maintenance.reaper import Reaping
+from holdfast.options import LeaderElection, Stall, TaskOptions, TaskSettings, Timing, stalling
+from holdfast.sideloop import PORTAL, Side, SideLoop
+from holdfast.signature import Signature, is_async, name_of, runnable
+from holdfast.storage.locate import locate, read
+from holdfast.storage.protocol import Settings, Storage, Target
+from holdfast.task import AsyncTask, Call, PlainTask, Task, TaskDecorator
+from holdfast.worker.worker import DRAIN, Worker
+
+P = ParamSpec("P")
+R = TypeVar("R")
+E = TypeVar("E", bound=Event)
+
+DEFAULT_URL = "sqlite:///holdfast.db"
+
+PAYLOAD_WARNED = 32 * 1024
+"""From this many bytes on, arguments are warned about once a task."""
+
+
+class Holdfast:
+    """An app: its tasks, and where their jobs are remembered.
+
+    `url`: the storage; `$HOLDFAST_URL` if not given, else `sqlite:///holdfast.db` in the working directory. `name`:
+    names the app's event handlers in the storage; two apps on one storage need two names. `defaults`: options for all
+    tasks. `codec`: how arguments and results become bytes, JSON by default.
+
+    Raises:
+        UsageError: the URL names no storage, or an option has no valid value. Nothing is opened yet.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        name: str = "holdfast",
+        timing: Timing | None = None,
+        defaults: TaskOptions | None = None,
+        codec: Codec | None = None,
+        logger: logging.Logger | None = None,
+        storage: Storage | None = None,
+        clock: Clock | None = None,
+        rng: Random | None = None,
+        side: Callable[[str], Side] = SideLoop,
+    ) -> None:
+        if url is not None and storage is not None:
+            raise UsageError("url and storage contradict each other; give one of them")
+        self.name = named(name, field="name")
+        self.timing = Timing() if timing is None else timing
+        self.defaults = TaskOptions() if defaults is None else defaults
+        self.codec = JsonCodec() if codec is None else _codec(codec)
+        of_kind(self.timing, Timing, field="timing", remedy="write timing=Timing.fast()")
+        of_kind(self.defaults, TaskOptions, field="defaults", remedy='write defaults=TaskOptions(timeout="5m")')
+        self.logger = logger or logging.getLogger("holdfast")
+        self.tasks: dict[str, Task[..., Any]] = {}
+        self._url = storage.url if storage is not None else _url(url)
+        self._storage = storage
+        self._clock = clock or SystemClock()
+        self._rng = rng or entropy()
+        self._side = side
+        self._ids = JobIds(self._clock, self._rng)
+        self._hearers = Hearers()
+        self._warned: set[str] = set()
+
+    @property
+    def storage(self) -> Storage:
+        """Where the jobs are remembered; located by the first use, opened by whoever uses it."""
+        if self._storage is None:
+            self._storage = locate(self._url)
+        return self._storage
+
+    @property
+    def url(self) -> str:
+        """The address of the storage, secrets included."""
+        return self._url
+
+    # ── tasks ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @overload
+    def task(  # type: ignore[overload-overlap]  # a coroutine function is a plain one, too; the first match wins
+        self, function: Callable[P, Coroutine[Any, Any, R]], /
+    ) -> AsyncTask[P, R]: ...
+    @overload
+    def task(self, function: Callable[P, R], /) -> PlainTask[P, R]: ...
+    @overload
+    def task(self, *, name: str | None = None, **options: Unpack[TaskSettings]) -> TaskDecorator: ...
+    def task(
+        self,
+        function: Callable[..., Any] | None = None,
+        *,
+        name: str | None = None,
+        **options: Any,
+    ) -> Any:
+        """Make a function a task of this app. Its name is `module.function` unless another is given.
+
+        The function may be a coroutine function, which runs on the worker's loop, or a plain one, which runs in a
+        thread; a partial or an object with a `__call__` will do.
+
+        Raises:
+            UsageError: an option is unknown or has no valid value, the name is taken, or it is no such function.
+        """
+        no_others(options, ("name", *TaskSettings.__annotations__))
+        settings = TaskOptions(**options).over(self.defaults)
+        given = None if name is None else named(name, field="name")
+
+        def make(function: object) -> Task[..., Any]:
+            if isinstance(function, Task):
+                raise UsageError(f"{function!r} is a task already; give its .function, with another name=")
+            runs = runnable(function)
+            kind = AsyncTask[..., Any] if is_async(runs) else PlainTask[..., Any]
+            task: Task[..., Any] = kind(self, runs, given or name_of(runs), settings)
+            if task.name in self.tasks:
+                raise UsageError(f"task {task.name!r} is defined twice; give one of them another name=")
+            self.tasks[task.name] = task
+            return task
+
+        return make if function is None else make(function)
+
+    def on(self, kind: type[E], *, scope: str = "once") -> Callable[[Callable[[E], object]], Callable[[E], object]]:
+        """Register a handler for an event, whichever process causes it: once per app, in one of its workers.
+
+        With `scope="every"` it is called in each worker process. Handlers may be coroutine functions or plain ones;
+        what they raise is logged and touches no job.
+
+        Raises:
+            UsageError: that is no event class, or no such scope; or what is registered cannot be called.
+        """
+        return self.hear(kind, scope=scope, task=None)
+
+    def hear(
+        self, kind: type[E], *, scope: str, task: str | None
+    ) -> Callable[[Callable[[E], object]], Callable[[E], object]]:
+        """Return what registers a handler; what `on` of the app and of its tasks come down to."""
+        _event(kind, of=JobEvent if task is not None else Event)
+        one_of(scope, ("once", "every"), field="scope")
+
+        def register(handler: Callable[[E], object]) -> Callable[[E], object]:
+            _hearing(handler)
+            self._hearers.add(kind, handler, scope=scope, task=task)
+            return handler
+
+        return register
+
+    # ── jobs ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def enqueue_many(self, calls: Iterable[Call[R]]) -> list[Job[R]]:
+        """Enqueue many calls in one trip: `app.enqueue_many(add.call(i, i) for i in range(1000))`.
+
+        All calls for one queue are remembered, or none of them.
+
+        Raises:
+            UsageError: something in there is no call.
+            StorageError: they may have been remembered or not. The error's `job_ids` has the ids: enqueueing the same
+                calls again makes no second jobs.
+        """
+        return await self.submit(_calls(calls))
+
+    def enqueue_many_sync(self, calls: Iterable[Call[R]]) -> list[Job[R]]:
+        """Do as `enqueue_many`, for callers without a running loop."""
+        return PORTAL.call(self.enqueue_many(calls), verb="enqueue_many")
+
+    @overload
+    def job(self, job_id: str, *, queue: str | None = None) -> Job[Any]: ...
+    @overload
+    def job(self, job_id: str, task: Task[P, R], *, queue: str | None = None) -> Job[R]: ...
+    def job(self, job_id: str, task: Task[Any, Any] | None = None, *, queue: str | None = None) -> Job[Any]:
+        """Return the handle of a job by its id, with the type of its task; nothing is asked of the storage.
+
+        Raises:
+            UsageError: the id or the queue is none that a job can have, or the task is none.
+        """
+        if task is not None:
+            of_kind(task, Task, field="task", remedy="give the task itself, or only the queue: app.job(id, queue=...)")
+        default = "default" if task is None else task.queue
+        where = default if queue is None else named(queue, field="queue")
+        return Job(Ref(where, named(job_id, field="id")), self.access(None if task is None else task.signature))
+
+    async def submit(self, calls: list[Call[Any]]) -> list[Job[Any]]:
+        """Enqueue calls in one trip; what every `enqueue` comes down to."""
+        if not calls:
+            return []
+        storage = await self.opened()
+        try:
+            receipts = await storage.enqueue([call.job for call in calls])
+        except StorageError as error:
+            raise _with_ids(error, calls) from error.__cause__
+        return [
+            Job(receipt.ref, self.access(call.task.signature), created=receipt.made == "created")
+            for call, receipt in zip(calls, receipts, strict=True)
+        ]
+
+    def new_id(self) -> str:
+        """Return a fresh job id, a UUID of version 7."""
+        return self._ids.make()
+
+    def encode(self, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+        """Return a call's arguments as bytes, checked against the signature."""
+        payload = signature.encode(self.codec, args, kwargs)
+        if len(payload) >= PAYLOAD_WARNED and signature.task not in self._warned:
+            self._warned.add(signature.task)
+            self.logger.warning(
+                "task %r: arguments of %d bytes; large ones slow the queue down, a reference would not",
+                signature.task,
+                len(payload),
+            )
+        return payload
+
+    def access(self, signature: Signature | None) -> Access:
+        """Return a job's way back to this app."""
+        codec = self.codec
+        if signature is None:
+            return Access(self.opened, codec.decode)
+        return Access(self.opened, lambda data: signature.result(codec, data))
+
+    # ── queues, workers, reapers ──────────────────────────────────────────────────────────────────────────────────
+
+    def queue(self, name: str) -> "Queue":
+        """Return a queue, to set what all its jobs share."""
+        return Queue(self, name)
+
+    def worker(
+        self,
+        *,
+        queues: Sequence[str] | None = None,
+        concurrency: int = 10,
+        name: str | None = None,
+        reaper: bool = True,
+        election: LeaderElection | None = LeaderElection(),  # noqa: B008 - frozen
+        drain: Duration = DRAIN,
+        burst: bool = False,
+        incarnation: str | None = None,
+    ) -> Worker:
+        """Return a worker of this process; start it with `async with`, `start()` or `run()`.
+
+        `queues`: all that the app's tasks go to unless given. `concurrency`: how many jobs run at once. `reaper`:
+        whether it also recovers what others left behind. `drain`: how long a stop lets runs go on. `burst`: end when
+        nothing is left to do now. `incarnation`: the owner id, where a supervisor has chosen it.
+
+        Raises:
+            UsageError: an option has no valid value.
+        """
+        if queues is None:
+            served = sorted({task.queue for task in self.tasks.values()} or {"default"})
+        else:
+            served = [named(queue, field="queue") for queue in several(queues, field="queues")]
+        if election is not None:
+            of_kind(
+                election, LeaderElection, field="election", remedy='write election=LeaderElection(ttl="4s"), or None'
+            )
+        equipment = self.equipment()
+        # The reaper within a worker acts in its name: one incarnation of one process, one life.
+        owner = equipment.owner(None if name is None else named(name, field="name"), incarnation=incarnation)
+        return Worker(
+            equipment,
+            queues=served,
+            concurrency=whole(concurrency, field="concurrency", least=1),
+            owner=owner,
+            reaper=Reaping(equipment, owner, election).run if flag(reaper, field="reaper") else None,
+            drain=drain,
+            burst=bool(flag(burst, field="burst")),
+        )
+
+    def equipment(self) -> Equipment:
+        """Return what this app hands to its workers and reapers."""
+        return Equipment(
+            app=self.name,
+            storage=self.storage,
+            tasks=self.tasks,
+            codec=self.codec,
+            hearers=self._hearers,
+            timing=self.timing,
+            logger=self.logger,
+            clock=self._clock,
+            rng=self._rng,
+            side=self._side,
+        )
+
+    # ── the storage ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def opened(self) -> Storage:
+        """Return the storage, opened."""
+        storage = self.storage
+        await storage.open()
+        return storage
+
+    async def close(self) -> None:
+        """Let go of the storage. Idempotent; the next use opens it again."""
+        if self._storage is not None:
+            await self._storage.close()
+
+    async def __aenter__(self) -> Self:
+        await self.opened()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def find_task(self, name: str) -> Task[..., Any]:
+        """Return a task by its name.
+
+        Raises:
+            UnknownTaskError: the app has none of that name.
+        """
+        if name not in self.tasks:
+            known = ", ".join(sorted(self.tasks)) or "none"
+            raise UnknownTaskError(f"task {name!r} is unknown; known are: {known}")
+        return self.tasks[name]
+
+
+class Queue:
+    """A queue of an app: what all its jobs share is kept in the storage, for every worker to see."""
+
+    def __init__(self, app: Holdfast, name: str) -> None:
+        self.name = named(name, field="queue")
+        self._app = app
+
+    async def set_stall(self, stall: Stall) -> None:
+        """Lay stall options over those of the tasks, from each job's next claim on; a call's own still win.
+
+        Raises:
+            UsageError: they are no stall options.
+        """
+        await self._tune(Settings(stall=stalling(stall).setting()))
+
+    async def pause(self, *, by: str | None = None) -> None:
+        """Give out no more jobs; those that run go on."""
+        await self._tune(Settings(paused=True), by)
+
+    async def resume(self, *, by: str | None = None) -> None:
+        """Give out jobs again."""
+        await self._tune(Settings(paused=False), by)
+
+    async def _tune(self, settings: Settings, by: str | None = None) -> None:
+        storage = await self._app.opened()
+        await storage.tune(Target("queue", self.name), settings, by=remark(by, field="by"))
+
+
+def _url(given: object) -> str:
+    """Return the address that an app was given, or the one that it has without; a bad one is told of here."""
+    url = (os.environ.get("HOLDFAST_URL") or DEFAULT_URL) if given is None else given
+    return read(url).url
+
+
+def _codec(given: Codec) -> Codec:
+    if not all(callable(getattr(given, verb, None)) for verb in ("encode", "decode")):
+        raise UsageError(f"codec = {shown(given)} must have encode(value) and decode(data); give a holdfast.Codec")
+    return given
+
+
+def _event(kind: object, *, of: type[Event]) -> None:
+    given = shown(kind)
+    if not (isinstance(kind, type) and issubclass(kind, of)):
+        wanted = "event of a job" if of is JobEvent else "event"
+        raise UsageError(f"{given} is no {wanted}; use a class such as JobStalled")
+
+
+def _hearing(handler: object) -> None:
+    if not callable(handler):
+        raise UsageError(f"{shown(handler)} cannot be called, so it hears nothing; give a function")
+
+
+def _calls(given: Iterable[Call[Any]]) -> list[Call[Any]]:
+    try:
+        through = iter(given)
+    except TypeError:
+        raise UsageError(f"calls = {shown(given)} must be several; write [task.call(1), task.call(2)]") from None
+    calls = list(through)
+    for call in calls:
+        of_kind(call, Call, field="a call", remedy="write task.call(...) for each")
+    return calls
+
+
+def _with_ids(error: StorageError, calls: list[Call[Any]]) -> StorageError:
+    """Return the error of an enqueue with the ids of its jobs; a copy, for the storage may tell it to others, too."""
+    told = copy.copy(error).with_traceback(error.__traceback__)
+    told.job_ids = tuple(call.job.id for call in calls)
+    more = f" and {len(calls) - 3} more (all in job_ids)" if len(calls) > 3 else ""
+    told.add_note(
+        f"It was to be enqueued as {', '.join(map(repr, told.job_ids[:3]))}{more}; "
+        "enqueueing again with the same id makes no second job."
+    )
+    return told

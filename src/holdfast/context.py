@@ -1,0 +1,212 @@
+"""What a running handler knows of its job, and the signs it gives. All of these are plain calls that never raise."""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+
+from holdfast.control import Cancel
+from holdfast.core.job import JobRecord
+from holdfast.core.text import storable
+from holdfast.errors import UsageError
+
+LOG_WAITING = 1000
+"""Log lines that wait for the next beat; when a handler writes more in one beat, the oldest of them go."""
+
+
+Progress = tuple[float, str | None]
+"""How far a handler is, and a note on it."""
+
+Line = tuple[float, str, str, dict[str, str]]
+"""A line of a job's log: the uptime it was written at, its level, its message, its fields."""
+
+
+Said = tuple[bool, Progress | None, list[Line]]
+"""What a handler has said between two beats: whether anything at all, how far it is, what it logged."""
+
+
+class Signs:
+    """What a handler has said since the last beat; written by its thread, taken by the keeper's."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._alive = False
+        self._progress: Progress | None = None
+        self._log: deque[Line] = deque(maxlen=LOG_WAITING)
+
+    def sign(self, progress: Progress | None = None) -> None:
+        """Note a sign of life, with how far the handler is."""
+        with self._lock:
+            self._alive = True
+            if progress is not None:
+                self._progress = progress
+
+    def log(self, at: float, level: str, message: str, fields: dict[str, str]) -> None:
+        """Note a line, written at that uptime; whoever writes is alive."""
+        with self._lock:
+            self._alive = True
+            self._log.append((at, level, message, fields))
+
+    @property
+    def pending(self) -> bool:
+        """Whether anything waits for the next beat."""
+        return self._alive
+
+    def take(self) -> Said:
+        """Return and forget what was said: alive, progress, log."""
+        with self._lock:
+            taken = self._alive, self._progress, list(self._log)
+            self._alive, self._progress = False, None
+            self._log.clear()
+        return taken
+
+    def restore(self, taken: Said) -> None:
+        """Take back what could not be sent, before what has been said since."""
+        alive, progress, log = taken
+        with self._lock:
+            self._alive = self._alive or alive
+            self._progress = self._progress or progress
+            self._log.extendleft(reversed(log[: LOG_WAITING - len(self._log)]))
+
+
+class JobLog:
+    """A job's own log, kept with the job: at most 1,000 lines, each under the fence of its run."""
+
+    def __init__(self, write: Callable[[str, object, Mapping[str, object]], None]) -> None:
+        self._write = write
+
+    def debug(self, message: object, /, **fields: object) -> None:
+        """Keep a line of level debug."""
+        self._write("debug", message, fields)
+
+    def info(self, message: object, /, **fields: object) -> None:
+        """Keep a line of level info."""
+        self._write("info", message, fields)
+
+    def warning(self, message: object, /, **fields: object) -> None:
+        """Keep a line of level warning."""
+        self._write("warning", message, fields)
+
+    def error(self, message: object, /, **fields: object) -> None:
+        """Keep a line of level error."""
+        self._write("error", message, fields)
+
+
+class JobContext:
+    """The running job, from within its handler."""
+
+    def __init__(self, job: JobRecord, signs: Signs, uptime: Callable[[], float]) -> None:
+        self._job = job
+        self._signs = signs
+        self._uptime = uptime
+        self._cancelled: str | None = None
+        self._stopping = False
+        self.log = JobLog(self._write)
+
+    @property
+    def id(self) -> str:
+        """The job's id."""
+        return self._job.id
+
+    @property
+    def queue(self) -> str:
+        """The job's queue."""
+        return self._job.queue
+
+    @property
+    def task(self) -> str:
+        """The task's name."""
+        return self._job.task
+
+    @property
+    def fence(self) -> int:
+        """The fencing token of this run: rises with every run, so a resource can refuse anything lower than it saw."""
+        return self._job.fence
+
+    @property
+    def run(self) -> int:
+        """The number of this run, from 1."""
+        return self._job.starts
+
+    @property
+    def attempt(self) -> int:
+        """The attempt that this run is: what `max_attempts` bounds. Stalls and hand-backs do not count."""
+        return self._job.attempt
+
+    @property
+    def redelivered(self) -> bool:
+        """Whether an earlier run of this job has begun, and may have left effects."""
+        return self._job.starts > 1
+
+    @property
+    def idempotency_key(self) -> str:
+        """A key that is the same in every run of this job: its id."""
+        return self._job.id
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """What travelled with the job beside its arguments."""
+        return self._job.headers
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The words the job was enqueued with."""
+        return self._job.tags
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether this run shall stop: somebody cancelled the job, its time is over, or its lease is lost."""
+        return self._stopping
+
+    def raise_if_cancelled(self) -> None:
+        """Leave the handler if this run shall stop.
+
+        Raises:
+            Cancel: it shall.
+        """
+        if self._stopping:
+            raise Cancel(self._cancelled)
+
+    def heartbeat(self) -> None:
+        """Give a sign of life: with the next beat it extends the lease and the progress clock. Never raises."""
+        self._signs.sign()
+
+    def progress(self, value: float, note: object = None) -> None:
+        """Tell how far the job is, in a measure of your own; counts as a heartbeat. Never raises."""
+        try:
+            self._signs.sign((float(value), None if note is None else storable(str(note))))
+        except Exception:
+            self._signs.sign()
+
+    def _write(self, level: str, message: object, fields: Mapping[str, object]) -> None:
+        try:
+            told = {storable(str(name)): storable(str(value)) for name, value in fields.items()}
+            self._signs.log(self._uptime(), level, storable(str(message)), told)
+        except Exception:
+            # A log line whose text cannot be made is worth less than the handler that wrote it.
+            self._signs.sign()
+
+    def stop(self, reason: str | None) -> None:
+        """Tell the handler that it shall stop; for the worker."""
+        self._stopping = True
+        self._cancelled = reason
+
+
+_CURRENT: ContextVar[JobContext] = ContextVar("holdfast_job")
+
+
+def current_job() -> JobContext:
+    """Return the job that the caller runs in: in its handler, in what that calls, and in threads it was handed to.
+
+    Raises:
+        UsageError: called from outside of a job.
+    """
+    try:
+        return _CURRENT.get()
+    except LookupError:
+        raise UsageError("current_job() was called outside of a running job") from None
+
+
+def entered(context: JobContext) -> None:
+    """Make this the current job of the calling task or thread; for the worker."""
+    _CURRENT.set(context)

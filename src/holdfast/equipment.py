@@ -1,0 +1,58 @@
+"""What an app hands to its workers and reapers: everything they need, and nothing that leads back to the app."""
+
+import logging
+import os
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from holdfast.bus import Hearers
+from holdfast.clock import Clock, SystemClock, entropy
+from holdfast.codec import Codec, JsonCodec
+from holdfast.core.job import Owner
+from holdfast.ids import owner_id
+from holdfast.options import Timing
+from holdfast.sideloop import Side, SideLoop
+from holdfast.storage.locate import locate
+from holdfast.storage.protocol import Storage
+from holdfast.task import Task
+
+
+@dataclass(frozen=True)
+class Equipment:
+    """A storage, the tasks, and the handed-in sources of time, chance and threads."""
+
+    app: str
+    storage: Storage
+    tasks: Mapping[str, Task[..., Any]]
+    codec: Codec
+    hearers: Hearers
+    timing: Timing
+    logger: logging.Logger
+    clock: Clock = field(default_factory=SystemClock)
+    rng: Random = field(default_factory=entropy)
+    side: Callable[[str], Side] = SideLoop
+
+    def owner(self, name: str | None = None, *, incarnation: str | None = None) -> Owner:
+        """Return a new owner of this process, with a name to show."""
+        host, pid = socket.gethostname(), os.getpid()
+        return Owner(incarnation or owner_id(self.rng), name or f"{host}:{pid}", host, pid)
+
+
+def bare(url: str, *, timing: Timing | None = None) -> Equipment:
+    """Return equipment without an app's code: enough for a reaper and for whoever looks on.
+
+    Raises:
+        UsageError: the URL names no storage.
+    """
+    return Equipment(
+        app="",
+        storage=locate(url),
+        tasks={},
+        codec=JsonCodec(),
+        hearers=Hearers(),
+        timing=timing or Timing(),
+        logger=logging.getLogger("holdfast"),
+    )

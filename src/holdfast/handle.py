@@ -1,0 +1,214 @@
+"""The caller's end of a job: ask for its state, wait for its result, cancel or redrive it."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Generic, TypeVar
+
+from holdfast.core.check import remark
+from holdfast.core.duration import Duration, duration
+from holdfast.core.job import JobDetail, JobRecord, Ref
+from holdfast.core.lifecycle import TERMINAL, State
+from holdfast.errors import (
+    JobCancelledError,
+    JobExpiredError,
+    JobFailedError,
+    JobNotFoundError,
+    JobStalledError,
+    ResultTimeoutError,
+    UsageError,
+)
+from holdfast.sideloop import PORTAL
+from holdfast.storage.protocol import Cancel, Redrive, Revised, Revision, Storage, job_topic
+
+R_co = TypeVar("R_co", covariant=True)
+
+POLL = 1.0
+"""Seconds between two looks at a job whose change nobody hinted at."""
+
+
+class Access:
+    """A job's way back to its app: to the opened storage, and from stored bytes to a result."""
+
+    def __init__(self, storage: Callable[[], Awaitable[Storage]], convert: Callable[[bytes], Any]) -> None:
+        self.storage = storage
+        self.convert = convert
+
+
+class Job(Generic[R_co]):
+    """One job, whose result is of the task's return type."""
+
+    def __init__(self, ref: Ref, access: Access, *, created: bool = True) -> None:
+        self._ref = ref
+        self._access = access
+        self.created = created
+        """Whether the enqueue made this job; False if it was there already."""
+
+    @property
+    def id(self) -> str:
+        """The job's id, unique within its queue."""
+        return self._ref.id
+
+    @property
+    def queue(self) -> str:
+        """The job's queue."""
+        return self._ref.queue
+
+    @property
+    def ref(self) -> Ref:
+        """The job's full name."""
+        return self._ref
+
+    def __repr__(self) -> str:
+        return f"Job(queue={self.queue!r}, id={self.id!r})"
+
+    async def state(self) -> State:
+        """Return where the job stands.
+
+        Raises:
+            JobNotFoundError: the storage knows no such job.
+            StorageError: the storage cannot be asked.
+        """
+        return (await self.info()).job.state
+
+    async def info(self) -> JobDetail:
+        """Return the job's record with its runs and its log.
+
+        Raises:
+            JobNotFoundError: the storage knows no such job.
+            StorageError: the storage cannot be asked.
+        """
+        storage = await self._access.storage()
+        return self._found((await storage.get([self._ref]))[0])
+
+    async def result(self, *, timeout: Duration | None = None) -> R_co:
+        """Wait until the job is over and return its result. `timeout` bounds the wait, not the job.
+
+        Raises:
+            JobFailedError: it failed for good; JobStalledError if it lost its worker too often.
+            JobCancelledError: it was cancelled.
+            JobExpiredError: its time to live ran out.
+            JobNotFoundError: the storage knows no such job.
+            StorageError: the storage cannot be asked.
+            ResultTimeoutError: it was not over in time.
+            UsageError: it is completed, but what it returned does not fit the task's return type; or the timeout is no
+                duration.
+        """
+        limit = None if timeout is None else duration(timeout, field="timeout", zero=True).total_seconds()
+        try:
+            async with asyncio.timeout(limit):
+                return await self._awaited()
+        except TimeoutError:
+            raise ResultTimeoutError(f"job {self.id} was not over within {limit:g} s; it goes on") from None
+
+    async def cancel(self, reason: str | None = None, *, by: str | None = None) -> bool:
+        """Cancel the job: at once if it is not running, else its run is asked to stop.
+
+        Return False if it was over already.
+
+        Raises:
+            UsageError: `reason` or `by` is no text.
+            JobNotFoundError: the storage knows no such job.
+            StorageError: the storage cannot be asked.
+        """
+        cancel = Cancel(self._ref, remark(reason, field="reason"), remark(by, field="by"))
+        return (await self._revise(cancel)).verdict != "refused"
+
+    async def redrive(self, *, by: str | None = None) -> None:
+        """Put a failed, cancelled or expired job back in line, with new budgets.
+
+        Raises:
+            UsageError: it is in none of these states, or `by` is no text.
+            JobNotFoundError: the storage knows no such job.
+            StorageError: the storage cannot be asked.
+        """
+        revised = await self._revise(Redrive(self._ref, remark(by, field="by")))
+        if revised.verdict == "refused":
+            raise UsageError(f"job {self.id} is {revised.state}; only failed, cancelled or expired jobs are redriven")
+
+    def state_sync(self) -> State:
+        """Do as `state`, without a loop."""
+        return PORTAL.call(self.state(), verb="state")
+
+    def info_sync(self) -> JobDetail:
+        """Do as `info`, without a loop."""
+        return PORTAL.call(self.info(), verb="info")
+
+    def result_sync(self, *, timeout: Duration | None = None) -> R_co:
+        """Do as `result`, without a loop."""
+        return PORTAL.call(self.result(timeout=timeout), verb="result")
+
+    def cancel_sync(self, reason: str | None = None, *, by: str | None = None) -> bool:
+        """Do as `cancel`, without a loop."""
+        return PORTAL.call(self.cancel(reason, by=by), verb="cancel")
+
+    def redrive_sync(self, *, by: str | None = None) -> None:
+        """Do as `redrive`, without a loop."""
+        PORTAL.call(self.redrive(by=by), verb="redrive")
+
+    async def _awaited(self) -> R_co:
+        storage = await self._access.storage()
+        notices = storage.notices([job_topic(self._ref)])
+        try:
+            while True:
+                job = self._found((await storage.get([self._ref]))[0]).job
+                if job.state in TERMINAL:
+                    return self._outcome(job)
+                try:
+                    async with asyncio.timeout(POLL):
+                        await anext(aiter(notices))
+                except TimeoutError:
+                    # Nobody hinted; the record is the truth, so look again.
+                    continue
+        finally:
+            notices.close()
+
+    def _outcome(self, job: JobRecord) -> R_co:
+        if job.state is not State.COMPLETED:
+            raise ended_badly(job)
+        try:
+            value: R_co = self._access.convert(job.result or b"")
+        except Exception as error:
+            raise UsageError(
+                f"job {job.id} of task {job.task!r} is completed, but its result cannot be read back: {error}; "
+                "mend the task's return type, or read it as plain data: app.job(id, queue=...)"
+            ) from error
+        return value
+
+    async def _revise(self, revision: Revision) -> Revised:
+        storage = await self._access.storage()
+        revised = (await storage.revise([revision]))[0]
+        if revised.verdict == "gone":
+            raise self._unknown()
+        return revised
+
+    def _found(self, detail: JobDetail | None) -> JobDetail:
+        if detail is None:
+            raise self._unknown()
+        return detail
+
+    def _unknown(self) -> JobNotFoundError:
+        return JobNotFoundError(
+            self.id, f"no job {self.id!r} in queue {self.queue!r}: never enqueued there, deleted, or past its retention"
+        )
+
+
+def ended_badly(job: JobRecord) -> Exception:
+    """Return the error that tells whoever waits for it how this job ended without a result."""
+    if job.state is State.CANCELLED:
+        return JobCancelledError(
+            job.id, f"job {job.id} was cancelled: {job.reason or 'no reason given'}", reason=job.reason
+        )
+    if job.state is State.EXPIRED:
+        return JobExpiredError(job.id, f"job {job.id} expired before it started")
+    error = job.error
+    told = "no error was recorded" if error is None else f"{error.type}: {error.message}"
+    text = f"job {job.id} of task {job.task!r} failed ({job.reason}): {told}"
+    if job.reason in ("stalled", "crashed"):
+        return JobStalledError(job.id, text, count=job.stalls, reason=job.reason)
+    return JobFailedError(
+        job.id,
+        text,
+        reason=job.reason,
+        error_type=error.type if error else None,
+        traceback=error.traceback if error else None,
+    )

@@ -1,0 +1,215 @@
+"""A handler's parameters as a record: bound by the caller, checked on both sides, passed on by the worker."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from inspect import Parameter
+from types import GenericAlias
+from typing import Any, get_type_hints
+
+import msgspec
+from msgspec import inspect as types
+
+from holdfast.codec import Codec
+from holdfast.core.check import shown
+from holdfast.errors import PayloadTooLargeError, UsageError
+
+PAYLOAD_LIMIT = 1024 * 1024
+"""The largest payload or result, in bytes."""
+
+_BY_PLACE = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def runnable(function: object) -> Callable[..., Any]:
+    """Return what a worker can run: a function, a partial of one, or an object with a `__call__`.
+
+    Raises:
+        UsageError: it cannot be called, is a class, or makes a generator.
+    """
+    if isinstance(function, staticmethod):
+        # What a class body hands over; the function in it is what will be called.
+        return runnable(function.__func__)
+    if not callable(function):
+        raise UsageError(f"{shown(function)} cannot be called, so it is no task; give a function: @app.task(name=...)")
+    if inspect.isclass(function):
+        raise UsageError(f"{shown(function)} is a class, so it is no task; give a function that makes the object")
+    body = _body(function)
+    if inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
+        raise UsageError(f"{name_of(function)} yields, so it is no task; return the values, or enqueue a job for each")
+    return function
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Say whether a call makes a coroutine."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(_body(function))
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Return `module.function`; of a partial that of its function, of an object that of its class."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def _body(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function whose code runs in the end."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function if inspect.isroutine(function) else type(function).__call__
+
+
+class Signature:
+    """What a task takes and returns."""
+
+    def __init__(self, task: str, function: Callable[..., Any]) -> None:
+        self.task = task
+        try:
+            self._signature = inspect.signature(function)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"task {task!r}: {error}; wrap it in a function that says what it takes") from None
+        parameters = self._signature.parameters.values()
+        self._kinds = [(parameter.name, parameter.kind) for parameter in parameters]
+        self._all_by_place = all(kind in _BY_PLACE for _, kind in self._kinds)
+        hints = _hints(function if hasattr(function, "__wrapped__") else _body(function))
+        self._record = msgspec.defstruct(
+            "Arguments",
+            [_field(parameter, hints) for parameter in parameters],
+            forbid_unknown_fields=True,
+            kw_only=True,
+        )
+        self._returns = _known(hints.get("return", Any))
+
+    def encode(self, codec: Codec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+        """Return a call's arguments as bytes, having made sure that a worker can read them back.
+
+        Raises:
+            UsageError: they do not fit the signature, or cannot be encoded; the message names task and argument.
+            PayloadTooLargeError: they take more than 1 MiB.
+        """
+        try:
+            arguments = self._bound(args, kwargs)
+        except TypeError as error:
+            raise UsageError(f"task {self.task!r}: {error}; its signature is {self._signature}") from None
+        try:
+            payload = codec.encode(arguments)
+        except Exception as error:
+            raise UsageError(
+                f"task {self.task!r}: {self._culprit(codec, arguments)} cannot be encoded ({error}); "
+                "pass plain data, or give the app a codec that knows the type"
+            ) from error
+        if len(payload) > PAYLOAD_LIMIT:
+            raise PayloadTooLargeError(self.task, len(payload), PAYLOAD_LIMIT)
+        try:
+            self._read(codec, payload)
+        except Exception as error:
+            raise UsageError(f"task {self.task!r}: {_placed(error)}; its signature is {self._signature}") from None
+        return payload
+
+    def decode(self, codec: Codec, payload: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments to call the handler with. Any exception means that they cannot be read."""
+        read = self._read(codec, payload)
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        for place, (name, kind) in enumerate(self._kinds):
+            value = getattr(read, name)
+            if value is msgspec.UNSET:
+                continue
+            match kind:
+                case Parameter.POSITIONAL_ONLY | Parameter.POSITIONAL_OR_KEYWORD:
+                    # After an omitted default only keywords can follow; the handler's own default fills the gap.
+                    if len(args) == place:
+                        args.append(value)
+                    else:
+                        kwargs[name] = value
+                case Parameter.VAR_POSITIONAL:
+                    args.extend(value)
+                case Parameter.VAR_KEYWORD:
+                    kwargs.update(value)
+                case Parameter.KEYWORD_ONLY:
+                    kwargs[name] = value
+        return tuple(args), kwargs
+
+    def result(self, codec: Codec, data: bytes) -> Any:
+        """Return a result as the annotated type. Any exception means that it cannot be read."""
+        return msgspec.convert(codec.decode(data), self._returns)
+
+    def _read(self, codec: Codec, payload: bytes) -> Any:
+        return msgspec.convert(codec.decode(payload), self._record)
+
+    def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        if self._all_by_place and not kwargs and len(args) == len(self._kinds):
+            # The usual call, at a third of what `bind` takes.
+            return {name: value for (name, _), value in zip(self._kinds, args, strict=True)}
+        return self._signature.bind(*args, **kwargs).arguments
+
+    @staticmethod
+    def _culprit(codec: Codec, arguments: dict[str, Any]) -> str:
+        for name, value in arguments.items():
+            try:
+                codec.encode(value)
+            except Exception:
+                return f"argument {name!r}"
+        return "the arguments"
+
+
+def encode_result(codec: Codec, value: Any) -> bytes:
+    """Return a result as bytes.
+
+    Raises:
+        UsageError: it is over 1 MiB. Anything else that is raised means that it cannot be encoded.
+    """
+    data = codec.encode(value)
+    if len(data) > PAYLOAD_LIMIT:
+        raise UsageError(f"the result takes {len(data):,} bytes, the limit is {PAYLOAD_LIMIT:,}; return a reference")
+    return data
+
+
+def _field(parameter: Parameter, hints: dict[str, Any]) -> tuple[str, Any] | tuple[str, Any, Any]:
+    kind = _known(hints.get(parameter.name, Any))
+    match parameter.kind:
+        case parameter.VAR_POSITIONAL:
+            return parameter.name, GenericAlias(list, kind), msgspec.field(default_factory=list[Any])
+        case parameter.VAR_KEYWORD:
+            return parameter.name, GenericAlias(dict, (str, kind)), msgspec.field(default_factory=dict[str, Any])
+        case _ if parameter.default is not parameter.empty:
+            return parameter.name, kind | msgspec.UnsetType, msgspec.UNSET
+        case _:
+            return parameter.name, kind
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return get_type_hints(function, include_extras=True)
+    except Exception:
+        # A name that only exists for type checkers; arguments then pass unconverted.
+        return {}
+
+
+def _known(hint: Any) -> Any:
+    """Return the hint if the codec can convert to it, else Any."""
+    try:
+        described = types.type_info(hint)
+    except Exception:
+        return Any
+    return Any if _has_custom(described) else hint
+
+
+def _has_custom(described: Any) -> bool:
+    if isinstance(described, types.CustomType):
+        return True
+    if isinstance(described, types.StructType | types.DataclassType | types.TypedDictType | types.NamedTupleType):
+        # Its fields are its own affair; looking into them could go round in circles.
+        return False
+    if isinstance(described, types.Type):
+        nested: list[Any] = [getattr(described, name) for name in described.__struct_fields__]
+        return any(_has_custom(inner) for inner in nested)
+    inners: Any = described
+    return isinstance(described, tuple) and any(_has_custom(inner) for inner in inners)
+
+
+def _placed(error: Exception) -> str:
+    """Return msgspec's complaint with the argument's name in the place of a JSON path."""
+    text = str(error)
+    before, mark, path = text.rpartition(" - at `$.")
+    return f"argument {path.rstrip('`')!r}: {before}" if mark else text

@@ -1,0 +1,181 @@
+"""A task: a function with a name, a queue and a policy, and the ways to enqueue a call of it."""
+
+from collections.abc import Callable, Coroutine
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
+
+from msgspec import structs
+
+from holdfast.core.check import named
+from holdfast.core.events import Event, JobEvent
+from holdfast.core.job import NewJob, Ref
+from holdfast.enqueue import tailored, template
+from holdfast.handle import Access, Job
+from holdfast.options import CallOptions, Retry, TaskOptions, Timing
+from holdfast.sideloop import PORTAL
+from holdfast.signature import Signature, is_async
+
+P = ParamSpec("P")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+E = TypeVar("E", bound=JobEvent)
+Heard = TypeVar("Heard", bound=Event)
+
+
+class Registry(Protocol):
+    """What a task needs of its app."""
+
+    @property
+    def timing(self) -> Timing:
+        """The app's timing."""
+        ...
+
+    def new_id(self) -> str:
+        """Return a fresh job id."""
+        ...
+
+    def access(self, signature: Signature | None) -> Access:
+        """Return a job's way back to the app."""
+        ...
+
+    def encode(self, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+        """Return a call's arguments as bytes."""
+        ...
+
+    async def submit(self, calls: "list[Call[Any]]") -> list[Job[Any]]:
+        """Enqueue calls in one trip."""
+        ...
+
+    def hear(
+        self, kind: type[Heard], *, scope: str, task: str | None
+    ) -> Callable[[Callable[[Heard], object]], Callable[[Heard], object]]:
+        """Return what registers a handler for an event."""
+        ...
+
+
+class Call(Generic[R_co]):
+    """One call of a task, encoded and checked, not yet enqueued."""
+
+    def __init__(self, task: "Task[Any, R_co]", job: NewJob) -> None:
+        self.task = task
+        self.job = job
+
+
+class Bound(Generic[P, R]):
+    """A task with options: the way that every call of it takes into the storage."""
+
+    def __init__(self, task: "Task[P, R]", app: Registry, template: NewJob) -> None:
+        self._task = task
+        self._app = app
+        self._template = template
+
+    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
+        """Do as `Task.enqueue`, with these options."""
+        return (await self._app.submit([self.call(*args, **kwargs)]))[0]
+
+    def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
+        """Do as `Task.enqueue_sync`, with these options."""
+        return PORTAL.call(self.enqueue(*args, **kwargs), verb="enqueue")
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
+        """Do as `Task.call`, with these options."""
+        payload = self._app.encode(self._task.signature, args, kwargs)
+        job_id = self._template.id or self._app.new_id()
+        return Call(self._task, structs.replace(self._template, id=job_id, payload=payload))
+
+
+class Task(Generic[P, R]):
+    """A function that can be enqueued. Calling it runs the plain function."""
+
+    def __init__(self, app: Registry, function: Callable[P, Any], name: str, settings: TaskOptions) -> None:
+        self.name = named(name, field="name")
+        self.function = function
+        self.settings = settings
+        """What was set for it, over the app's defaults."""
+        self.is_async = is_async(function)
+        self.signature = Signature(name, function)
+        self.retry = settings.retry or Retry()
+        self._app = app
+        self._template = template(self.name, settings, app.timing)
+        self._plain = Bound(self, app, self._template)
+        self.__doc__ = function.__doc__
+
+    def __repr__(self) -> str:
+        return f"<task {self.name!r} in queue {self.queue!r}>"
+
+    @property
+    def queue(self) -> str:
+        """The queue its jobs go to."""
+        return self._template.queue
+
+    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
+        """Remember a call of this task. Once this returns, the job reaches a state that you can read.
+
+        Raises:
+            UsageError: the arguments do not fit the signature, or cannot be encoded.
+            PayloadTooLargeError: they take more than 1 MiB.
+            StorageError: the job may have been remembered or not. The error's `job_ids` has its id: enqueueing again
+                with `options(id=...)` makes no second job.
+        """
+        return await self._plain.enqueue(*args, **kwargs)
+
+    def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
+        """Do as `enqueue`, for callers without a running loop."""
+        return self._plain.enqueue_sync(*args, **kwargs)
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
+        """Return a call for `app.enqueue_many`, which enqueues many in one trip. Its job has an id from here on."""
+        return self._plain.call(*args, **kwargs)
+
+    def options(self, **options: Unpack[CallOptions]) -> Bound[P, R]:
+        """Return this task with options for the next calls.
+
+        Raises:
+            UsageError: an option is unknown or has no valid value, or two contradict each other.
+        """
+        return Bound(self, self._app, tailored(self._template, options, self.settings, self._app.timing))
+
+    def job(self, job_id: str, *, queue: str | None = None) -> Job[R]:
+        """Return the handle of a job of this task by its id; nothing is asked of the storage.
+
+        Raises:
+            UsageError: the id or the queue is none that a job can have.
+        """
+        where = self.queue if queue is None else named(queue, field="queue")
+        return Job(Ref(where, named(job_id, field="id")), self._app.access(self.signature))
+
+    def on(self, kind: type[E], *, scope: str = "once") -> Callable[[Callable[[E], object]], Callable[[E], object]]:
+        """Register a handler for an event of this task's jobs, once per app or with `scope="every"` in each process.
+
+        Raises:
+            UsageError: that is no class of a job's events, or no such scope; or what is registered cannot be called.
+        """
+        return self._app.hear(kind, scope=scope, task=self.name)
+
+
+class AsyncTask(Task[P, R]):
+    """A task whose handler is a coroutine function; it runs on the worker's loop."""
+
+    async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run the plain function."""
+        value: R = await self.function(*args, **kwargs)
+        return value
+
+
+class PlainTask(Task[P, R]):
+    """A task whose handler is a plain function; it runs in one of the worker's threads."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run the plain function."""
+        value: R = self.function(*args, **kwargs)
+        return value
+
+
+class TaskDecorator(Protocol):
+    """What `@app.task(...)` gives: a decorator for coroutine functions and plain ones."""
+
+    @overload
+    def __call__(  # type: ignore[overload-overlap]  # a coroutine function is a plain one, too; the first match wins
+        self, function: Callable[P, Coroutine[Any, Any, R]], /
+    ) -> AsyncTask[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> PlainTask[P, R]: ...

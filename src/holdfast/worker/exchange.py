@@ -1,0 +1,362 @@
+"""The loop of a worker: settles what is done, claims what there is room for, then waits well."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from random import Random
+from typing import Any
+
+from holdfast.clock import SECOND, Clock
+from holdfast.core.decision import Finish, PutBack
+from holdfast.core.events import Event, LeaseLost, WorkerFailed
+from holdfast.core.job import Owner
+from holdfast.core.lease import Lease
+from holdfast.core.lifecycle import State
+from holdfast.core.outcome import Interrupted, Outcome, Raised, Unreadable
+from holdfast.core.settlement import Settlement, settlement
+from holdfast.errors import StorageError
+from holdfast.storage.protocol import SETTLE_LIMIT, Beat, Exchanged, Order, Storage, queue_topic
+from holdfast.task import Task
+from holdfast.worker.held import Held, Holdings, RunKey, StopReason
+from holdfast.worker.run import Runner, recorded
+
+POLL = 5.0
+"""Seconds between two claims when nothing was hinted at and nothing falls due: the net under the notices."""
+
+FIRST_BACKOFF, LAST_BACKOFF = 0.05, 5.0
+"""Seconds between two tries at a storage that is out of reach; doubled each time, jittered."""
+
+REFUSALS = 3
+"""How often a single outcome may fail to be recorded for a reason that is not the storage's."""
+
+UNSETTLED_LIMIT = 1000
+"""With more outcomes than this waiting for the storage, no more jobs are claimed."""
+
+
+class ExchangeLoop:
+    """Claims, runs and settles for one owner. Outcomes gather while a call is in flight; the next call takes them."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        owner: Owner,
+        runner: Runner,
+        holdings: Holdings,
+        *,
+        queues: tuple[str, ...],
+        concurrency: int,
+        tasks: Mapping[str, Task[..., Any]],
+        clock: Clock,
+        rng: Random,
+        logger: logging.Logger,
+        tell: Callable[[Event], None],
+    ) -> None:
+        self._storage = storage
+        self._owner = owner
+        self._runner = runner
+        self._holdings = holdings
+        self._queues = queues
+        self._concurrency = concurrency
+        self._tasks = tasks
+        self._clock = clock
+        self._rng = rng
+        self._logger = logger
+        self._tell = tell
+        self._running: dict[RunKey, Held] = {}
+        self._unsettled: dict[RunKey, Settlement] = {}
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._crew: asyncio.TaskGroup | None = None
+        self._claiming = True
+        self._calling = False
+        self._failures = 0
+        self._refused: dict[RunKey, int] = {}
+        self.turned_at = clock.uptime()
+        self.released = 0
+        self.empty = False
+        """Whether the last claim left nothing ready behind; what a burst waits for."""
+
+    @property
+    def running(self) -> int:
+        """How many runs go on."""
+        return len(self._running)
+
+    @property
+    def unsettled(self) -> list[str]:
+        """The ids of the jobs whose outcomes the storage has not answered yet."""
+        return [ref.id for ref, _ in self._unsettled]
+
+    async def run(self) -> None:
+        """Turn until cancelled."""
+        notices = self._storage.notices([queue_topic(queue) for queue in self._queues])
+
+        async def listen() -> None:
+            async for _ in notices:
+                self._wake.set()
+
+        try:
+            async with asyncio.TaskGroup() as crew:
+                self._crew = crew
+                crew.create_task(listen())
+                while True:
+                    wait = await self.turn()
+                    if wait > 0:
+                        await self._rest(wait)
+        finally:
+            notices.close()
+
+    async def turn(self) -> float:
+        """Settle and claim once; return the seconds until the next turn, unless something wakes it before."""
+        self.turned_at = self._clock.uptime()
+        self._wake.clear()
+        # After a failure that no storage has a name for: one at a time, and no claim. What is at fault must not hold up
+        # the others, and an innocent outcome must not be blamed for it.
+        batch = list(self._unsettled.values())[: 1 if self._refused else SETTLE_LIMIT]
+        room = 0 if self._refused else self._room()
+        if not batch and room == 0:
+            self._idle.set()
+            return POLL
+        asked_at = self._clock.uptime()
+        order = Order(self._queues, room) if room else None
+        self._calling = True
+        try:
+            await self._send_signs(batch)
+            answer = await self._storage.exchange(self._owner, batch, order)
+        except StorageError as error:
+            return self._back_off(error)
+        except Exception as error:
+            self._logger.exception("an exchange failed in a way that no storage should")
+            self._blame(batch, error)
+            return self._back_off(error)
+        finally:
+            self._calling = False
+        self._failures = 0
+        self._heed(answer)
+        for lease in answer.leases:
+            self._take(lease, asked_at)
+        # Each queue is the first in its turn, so that a full one cannot keep the others waiting.
+        self._queues = self._queues[1:] + self._queues[:1]
+        self.empty = room > 0 and not answer.leases and not answer.left
+        self._idle.set()
+        if self._unsettled or (answer.left and self._room()):
+            return 0.0
+        return POLL if answer.next_due is None else min(POLL, answer.next_due / SECOND)
+
+    def stop_claiming(self) -> None:
+        """Claim no more; what a claim in flight still brings is handed back unbegun."""
+        self._claiming = False
+        self._wake.set()
+
+    def stop_run(self, held: Held, reason: StopReason, detail: str | None) -> None:
+        """Make a run end. A coroutine is cancelled; a thread can only be told, and is."""
+        if held.stop is not None and not (reason == "lost" and held.stop != "lost"):
+            return
+        held.stop, held.stop_detail = reason, detail
+        if self._running.get(held.key) is not held:
+            # It is over, and its outcome on the way: beat and settlement have crossed.
+            return
+        if held.context is not None:
+            held.context.stop(detail)
+        if reason in ("lost", "unreachable"):
+            job = held.lease.job
+            self._tell(
+                LeaseLost(
+                    queue=job.queue,
+                    id=job.id,
+                    task=job.task,
+                    run=job.starts,
+                    fence=job.fence,
+                    owner=self._owner.id,
+                    reason="lost" if reason == "lost" else "unreachable",
+                )
+            )
+        task = self._tasks.get(held.lease.job.task)
+        # A thread cannot be cancelled; where its lease is gone it is left to itself, and its slot is free again.
+        stoppable = task is not None and (task.is_async or reason in ("lost", "unreachable"))
+        # A run that has not begun yet finds out by itself; cancelled before its first step it would come to nothing.
+        if held.context is not None and held.task is not None and stoppable:
+            held.task.cancel()
+
+    def stop_all(self) -> None:
+        """Make all runs end, for the worker must."""
+        for held in list(self._running.values()):
+            self.stop_run(held, "shutdown", "the worker stops")
+
+    def release_rest(self, delay: int) -> None:
+        """Hand back the runs that would not end, due again after `delay` microseconds: by then we are gone."""
+        for held in list(self._running.values()):
+            self._done(held, Interrupted("shutdown", delay), 0.0)
+
+    async def settled(self) -> None:
+        """Wait until no run goes on, no call is under way that may bring more, and every outcome has been answered."""
+        while self._running or self._unsettled or self._calling:
+            self._idle.clear()
+            await self._idle.wait()
+
+    async def flush(self) -> None:
+        """Send the outcomes that wait, where no loop does."""
+        self._claiming = False
+        wait = 0.0
+        while self._unsettled:
+            await asyncio.sleep(wait)
+            wait = min(await self.turn(), FIRST_BACKOFF)
+
+    async def runs_over(self) -> None:
+        """Wait until no run goes on."""
+        while self._running:
+            self._idle.clear()
+            await self._idle.wait()
+
+    async def dry(self) -> None:
+        """Wait until a claim has found nothing, no run goes on, and every outcome has been answered."""
+        while not self.empty or self._running or self._unsettled:
+            self._idle.clear()
+            await self._idle.wait()
+
+    async def _rest(self, wait: float) -> None:
+        try:
+            async with asyncio.timeout(wait):
+                await self._wake.wait()
+        except TimeoutError:
+            return
+
+    def _room(self) -> int:
+        if not self._claiming or len(self._unsettled) > UNSETTLED_LIMIT:
+            return 0
+        return max(0, self._concurrency - len(self._running))
+
+    async def _send_signs(self, batch: list[Settlement]) -> None:
+        """Send what the handlers said at last; a job that ends before its first beat has a log all the same."""
+        held = [one for asked in batch if (one := self._holdings.get((asked.ref, asked.fence))) is not None]
+        talking = [one for one in held if one.signs.pending]
+        if not talking:
+            return
+        now = self._clock.uptime()
+        messages = [one.message(now) for one in talking]
+        try:
+            await self._storage.renew(Beat(self._owner, tuple(message.renewal for message in messages)))
+        except BaseException:
+            for message in messages:
+                message.unsent()
+            raise
+
+    def _blame(self, batch: list[Settlement], error: Exception) -> None:
+        """Note whom an unexpected failure may be due to; what fails again and again by itself is given up."""
+        for asked in batch:
+            key = (asked.ref, asked.fence)
+            self._refused[key] = self._refused.get(key, 0) + 1
+            held = self._holdings.get(key)
+            if self._refused[key] == REFUSALS and held is not None:
+                # Its outcome cannot be recorded as it is, so that is what it comes to.
+                self._unsettled[key] = settlement(held.lease, Unreadable(recorded(error)), self._rng)
+            elif self._refused[key] >= 2 * REFUSALS:
+                self._logger.error("job %s: no outcome of its run can be recorded; it is left to stall", asked.ref.id)
+                self._forget(key)
+
+    def _forget(self, key: RunKey) -> None:
+        self._unsettled.pop(key, None)
+        self._refused.pop(key, None)
+        self._holdings.drop(key)
+
+    def _back_off(self, error: Exception) -> float:
+        longest = min(LAST_BACKOFF, FIRST_BACKOFF * float(1 << min(self._failures, 10)))
+        wait = longest * (0.5 + self._rng.random() / 2)
+        self._failures += 1
+        if self._failures == 1:
+            self._logger.warning("the storage cannot be used, trying again: %s", error)
+        self._tell(WorkerFailed(error=str(error), retry_in=wait))
+        return wait
+
+    def _heed(self, answer: Exchanged) -> None:
+        for verdict in answer.verdicts:
+            key = (verdict.ref, verdict.fence)
+            self._forget(key)
+            if verdict.verdict == "lost":
+                self._logger.warning(
+                    "job %s: its run under fence %d had been taken over; what it came to was refused",
+                    verdict.ref.id,
+                    verdict.fence,
+                )
+
+    def _take(self, lease: Lease, asked_at: float) -> None:
+        held = Held(lease, stops_unreachable=self._stops(lease), claimed_at=asked_at)
+        held.trust(asked_at, signed=True)
+        self._holdings.add(held)
+        if not self._claiming or self._crew is None:
+            # The claim came back after the worker was told to stop.
+            self._done(held, Interrupted("prefetch"), 0.0)
+        elif self._clock.uptime() >= held.trusted_until:
+            # It came back so late that the job may have passed on already.
+            self._done(held, Interrupted("unreachable"), 0.0)
+        else:
+            self._running[held.key] = held
+            held.task = self._crew.create_task(self._attend(held))
+            held.task.add_done_callback(lambda _: self._never_began(held))
+
+    async def _attend(self, held: Held) -> None:
+        began = self._clock.uptime()
+        try:
+            outcome = await self._runner.run(held)
+        except Exception as error:
+            # The runner itself failed, not the handler; the job must come to something all the same.
+            self._logger.exception("job %s: its run could not be carried out", held.lease.ref.id)
+            outcome = Raised(recorded(error))
+        self._done(held, outcome, self._clock.uptime() - began)
+
+    def _never_began(self, held: Held) -> None:
+        """Hand back a run whose task was cancelled before its first step; one that ended is not running any more."""
+        if self._running.get(held.key) is held:
+            self._done(held, Interrupted("shutdown"), 0.0)
+
+    def _done(self, held: Held, outcome: Outcome, took: float) -> None:
+        self._running.pop(held.key, None)
+        if held.key in self._unsettled or self._holdings.get(held.key) is not held:
+            # It was handed back while it would not end; only the first word counts.
+            return
+        if held.stop == "lost" and isinstance(outcome, Interrupted):
+            # Stopped by its own fence, and it came to nothing: there is nothing to say.
+            self._holdings.drop(held.key)
+        else:
+            self._unsettled[held.key] = asked = settlement(held.lease, outcome, self._rng, took=took)
+            self._say(held, asked)
+            self.released += isinstance(outcome, Interrupted)
+        self._idle.set()
+        self._wake.set()
+
+    def _say(self, held: Held, asked: Settlement) -> None:
+        """Log what went wrong with a run; never its arguments, its result, or a message that may quote them."""
+        job = held.lease.job
+        match asked.decision:
+            case Finish(state=State.FAILED, reason=reason, error=error):
+                self._logger.error(
+                    "job %s (%s) failed in run %d, reason %s: %s; holdfast jobs show tells all",
+                    job.id,
+                    job.task,
+                    job.starts,
+                    reason,
+                    error.type if error else "no error",
+                )
+            case PutBack(charge="failures", after=after, error=error):
+                self._logger.warning(
+                    "job %s (%s) failed in run %d: %s; tried again in %.1f s",
+                    job.id,
+                    job.task,
+                    job.starts,
+                    error.type if error else "no error",
+                    after / SECOND,
+                )
+            case PutBack(charge="releases", reason="unknown_task"):
+                self._logger.warning("job %s is of task %r, which this worker does not know", job.id, job.task)
+            case _:
+                return
+
+    def _stops(self, lease: Lease) -> bool:
+        task = self._tasks.get(lease.job.task)
+        policy = task.settings.on_unreachable if task is not None else None
+        match policy or "auto":
+            case "stop":
+                return True
+            case "continue":
+                return False
+            case "auto":
+                return bool(lease.job.keys) or lease.job.policy.on_worker_lost == "fail"

@@ -1,0 +1,136 @@
+"""The runs that this process holds: shared by the loop that runs them and the keeper that renews them."""
+
+import asyncio
+import math
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from holdfast.clock import SECOND
+from holdfast.context import JobContext, Said, Signs
+from holdfast.core.job import Ref
+from holdfast.core.lease import Lease, trusted_until
+from holdfast.storage.protocol import NewLogLine, Renewal
+
+StopReason = Literal["cancelled", "lost", "unreachable", "shutdown"]
+RunKey = tuple[Ref, int]
+
+
+@dataclass(eq=False)
+class Held:
+    """One run and what is known of it here; `stop` says why it shall end, once somebody has said so."""
+
+    lease: Lease
+    stops_unreachable: bool
+    trusted_until: float = 0.0
+    claimed_at: float = 0.0
+    signed_at: float = 0.0
+    signs: Signs = field(default_factory=Signs)
+    context: JobContext | None = None
+    task: "asyncio.Task[None] | None" = None
+    stop: StopReason | None = None
+    stop_detail: str | None = None
+    renewed_at: float = 0.0
+    key: RunKey = field(init=False)
+    """What names the run: the job and its fence."""
+
+    def __post_init__(self) -> None:
+        self.key = self.lease.ref, self.lease.fence
+
+    @property
+    def beat(self) -> float:
+        """The seconds between two renewals: a quarter of the lease, or of the progress clock where that is shorter."""
+        job = self.lease.job
+        shortest = job.stall.lease if job.heartbeat_timeout is None else min(job.stall.lease, job.heartbeat_timeout)
+        return shortest / 4 / SECOND
+
+    def trust(self, asked_at: float, *, signed: bool) -> None:
+        """Note that the lease was given or extended by a request sent at that uptime, with or without a sign."""
+        job = self.lease.job
+        if signed:
+            self.signed_at = asked_at
+        self.renewed_at = asked_at
+        self.trusted_until = trusted_until(asked_at, job.stall.lease)
+        if job.heartbeat_timeout is not None:
+            # The storage lets no lease outlast the progress clock, so neither may our trust.
+            self.trusted_until = min(self.trusted_until, trusted_until(self.signed_at, job.heartbeat_timeout))
+
+    def message(self, now: float) -> "Message":
+        """Return the next renewal of this run, with all that its handler has said."""
+        return Message(self, self.signs.take(), now)
+
+
+class Message:
+    """One renewal on its way; if it does not get through, what it carried is taken back."""
+
+    def __init__(self, held: Held, said: Said, now: float) -> None:
+        alive, progress, log = said
+        self.held = held
+        self.signed = alive
+        self._said = said
+        self.renewal = Renewal(
+            held.lease.ref,
+            held.lease.fence,
+            sign=alive,
+            extend=alive or held.lease.job.stall.renewed,
+            ran=max(0, round((now - held.claimed_at) * SECOND)),
+            silent=max(0, round((now - held.signed_at) * SECOND)),
+            progress=progress[0] if progress else None,
+            note=progress[1] if progress else None,
+            log=tuple(
+                NewLogLine(level, message, fields, max(0, round((now - at) * SECOND)))
+                for at, level, message, fields in log
+            ),
+        )
+
+    def unsent(self) -> None:
+        """Take back what it carried."""
+        self.held.signs.restore(self._said)
+
+    def arrived(self, asked_at: float) -> None:
+        """Note that it was answered, and the lease is ours."""
+        if self.renewal.extend:
+            self.held.trust(asked_at, signed=self.signed)
+        else:
+            self.held.renewed_at = asked_at
+
+
+class Holdings:
+    """The runs held, by job and fence. Reading and writing are safe from both threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: dict[RunKey, Held] = {}
+        self._knock: Callable[[], None] | None = None
+        self.next_look = math.inf
+        """The uptime at which the keeper looks here by itself; infinite while it is awake."""
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def add(self, held: Held) -> None:
+        """Take a run into keeping until its settlement is answered."""
+        with self._lock:
+            self._held[held.key] = held
+        # Most jobs are over long before the keeper looks; waking it for each of them would cost more than they do.
+        if self._knock is not None and held.renewed_at + held.beat < self.next_look:
+            self._knock()
+
+    def drop(self, key: RunKey) -> None:
+        """Let go of a run."""
+        with self._lock:
+            self._held.pop(key, None)
+
+    def get(self, key: RunKey) -> Held | None:
+        """Return a run that is held."""
+        return self._held.get(key)
+
+    def all(self) -> list[Held]:
+        """Return the runs held at this moment."""
+        with self._lock:
+            return list(self._held.values())
+
+    def when_urgent(self, knock: Callable[[], None]) -> None:
+        """Have the keeper woken for a run that cannot wait until its next look; from the adding thread."""
+        self._knock = knock

@@ -1,0 +1,339 @@
+"""A worker: starts its crew, drains, stops.
+
+    new ──start──► starting ──► running ──stop, a burst that is dry, a failure of its own──► ending ──► ended
+
+How it ends, each step bounded:
+
+    claim no more ──► let runs end and outcomes be recorded (drain) ──► cancel what still runs (2 s)
+        ──► hand back what would not end ──► let outcomes be recorded (3 s) ──► hear events to their end
+        ──► stop the keeper, last: it renews until nothing is held any more ──► say goodbye
+"""
+
+import asyncio
+import contextlib
+import contextvars
+import signal
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from holdfast.bus import Bus
+from holdfast.clock import SECOND
+from holdfast.core.check import named
+from holdfast.core.duration import Duration, duration
+from holdfast.core.events import WorkerStarted, WorkerStopped, WorkerStopping
+from holdfast.core.job import Owner
+from holdfast.equipment import Equipment
+from holdfast.errors import StorageError, UsageError
+from holdfast.storage.protocol import WorkerInfo
+from holdfast.worker.exchange import ExchangeLoop
+from holdfast.worker.held import Held, Holdings, StopReason
+from holdfast.worker.keeper import Keeper
+from holdfast.worker.run import Runner
+from holdfast.worker.threads import Threads
+
+DRAIN = timedelta(seconds=25)
+LINGER = 2.0
+"""Seconds that cancelled handlers get to end; a run that cannot be ended comes back no sooner than after as many."""
+
+FORCED_LINGER = 0.1
+SETTLE_WAIT = 3.0
+"""Seconds that the last outcomes get to reach the storage; together with the rest it fits in the usual 30."""
+
+
+class Worker:
+    """Claims jobs and runs them; start and stop it, use it as a context manager, or `run()` it.
+
+    Leases are renewed from a thread of its own, so a handler may block the event loop. One that holds the interpreter
+    itself (a C call that keeps the GIL) for a whole lease loses it. Only `run()` installs signal handlers.
+    """
+
+    def __init__(
+        self,
+        equipment: Equipment,
+        *,
+        queues: Sequence[str],
+        concurrency: int = 10,
+        owner: Owner | None = None,
+        reaper: Callable[[], Coroutine[Any, Any, None]] | None = None,
+        drain: Duration = DRAIN,
+        burst: bool = False,
+    ) -> None:
+        if isinstance(concurrency, bool) or concurrency < 1:
+            raise UsageError(f"concurrency = {concurrency!r} must be 1 or more")
+        if not queues:
+            raise UsageError("queues is empty; name at least one queue")
+        self.owner = owner or equipment.owner()
+        self._equipment = equipment
+        self._queues = tuple(named(queue, field="queue") for queue in queues)
+        self._concurrency = concurrency
+        self._reaper = reaper
+        self._drain = duration(drain, field="drain", zero=True)
+        self._burst = burst
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._context: contextvars.Context | None = None
+        self._state: Literal["new", "starting", "running", "ended"] = "new"
+        self._main: asyncio.Task[None] | None = None
+        self._ending: asyncio.Task[None] | None = None
+        self._forced = asyncio.Event()
+        self._side = equipment.side("holdfast-keeper")
+        self._threads = Threads("holdfast-handler")
+        self._holdings = Holdings()
+        self._bus = Bus(
+            equipment.storage,
+            equipment.hearers,
+            app=equipment.app,
+            caller=self.owner.id,
+            clock=equipment.clock,
+            decode=equipment.codec.decode,
+            logger=equipment.logger,
+        )
+        self._exchange = ExchangeLoop(
+            equipment.storage,
+            self.owner,
+            Runner(equipment.tasks, equipment.codec, self._threads, equipment.clock),
+            self._holdings,
+            queues=self._queues,
+            concurrency=concurrency,
+            tasks=equipment.tasks,
+            clock=equipment.clock,
+            rng=equipment.rng,
+            logger=equipment.logger,
+            tell=self._bus.tell,
+        )
+        self._keeper = Keeper(
+            equipment.storage,
+            self.owner,
+            self._holdings,
+            timing=equipment.timing,
+            clock=equipment.clock,
+            logger=equipment.logger,
+            info=self._info,
+            stop=self._stop_run,
+            wanted=self._lives,
+        )
+
+    async def start(self) -> None:
+        """Begin to claim. Idempotent; a worker that has been stopped does not start again.
+
+        Raises:
+            StorageError: the storage cannot be opened.
+            UsageError: the worker has been stopped.
+        """
+        if self._state == "ended":
+            raise UsageError("this worker has been stopped; make another with app.worker()")
+        if self._state != "new":
+            return
+        self._state = "starting"
+        try:
+            await self._equipment.storage.open()
+            await self._bus.subscribe()
+        except BaseException:
+            if not self.ended:
+                self._state = "new"
+            raise
+        if self.ended:
+            # Somebody stopped it before it had begun.
+            return
+        self._state = "running"
+        self._loop, self._context = asyncio.get_running_loop(), contextvars.copy_context()
+        self._keeper.announce(
+            WorkerStarted(
+                owner=self.owner.id,
+                host=self.owner.host,
+                pid=self.owner.pid,
+                queues=self._queues,
+                concurrency=self._concurrency,
+            )
+        )
+        # The one task without a group around it: a worker outlives the call that starts it. `stop` awaits it.
+        self._main = asyncio.create_task(self._crew(), name=f"worker {self.owner.name}")
+        self._main.add_done_callback(self._noticed)
+        self._side.run(self._keeper.run)
+        if self._reaper is not None:
+            self._side.run(self._reaper)
+
+    async def stop(self, *, timeout: Duration | None = None, force: bool = False) -> None:
+        """Claim no more, let runs end, hand back what is left, let go. Idempotent; waits until it is done.
+
+        `timeout` is how long runs may go on (25 s unless the worker was made with another `drain`); then they are
+        cancelled, get 2 s to end, and what still runs is handed back, charged to no budget, due again 2 s later: a
+        thread cannot be ended, and if the process lives on, so may the handler. `force` skips the waiting, also for a
+        stop that is under way.
+
+        Raises:
+            UsageError: the timeout is no duration.
+        """
+        drain = self._drain if timeout is None else duration(timeout, field="timeout", zero=True)
+        if force:
+            self._forced.set()
+        if self._main is None:
+            if self._state == "starting":
+                self._state = "ended"
+            return
+        # Whoever gives up waiting must not leave the worker half stopped.
+        await asyncio.shield(self._begin_to_end(drain.total_seconds(), "forced" if force else "asked"))
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has stopped."""
+        return self._state == "ended"
+
+    async def wait(self) -> None:
+        """Wait until the worker has ended: stopped, out of work in a burst, or failed.
+
+        Raises:
+            BaseExceptionGroup: something in the worker itself failed.
+        """
+        if self._main is None:
+            return
+        await asyncio.wait({self._main})
+        if self._ending is not None:
+            await asyncio.shield(self._ending)
+        if not self._main.cancelled() and (failure := self._main.exception()) is not None:
+            raise failure
+
+    async def run(self) -> None:
+        """Work until SIGTERM or SIGINT: the first drains, the second hands back and leaves at once.
+
+        Raises:
+            UsageError: called outside of the main thread, where signals cannot be heard.
+            StorageError: the storage cannot be opened.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            raise UsageError("run() hears signals and needs the main thread; use start() and stop() elsewhere")
+        loop = asyncio.get_running_loop()
+        asked = asyncio.Event()
+
+        def heard() -> None:
+            if asked.is_set():
+                self._forced.set()
+            asked.set()
+
+        before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+        for number in before:
+            loop.add_signal_handler(number, heard)
+        try:
+            # A signal counts also while the storage lets the start wait.
+            await self._first(self.start(), asked.wait())
+            if not asked.is_set():
+                await self._first(self.wait(), asked.wait())
+        finally:
+            try:
+                await self.stop()
+            finally:
+                for number, handler in before.items():
+                    loop.remove_signal_handler(number)
+                    signal.signal(number, handler)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def _crew(self) -> None:
+        async with asyncio.TaskGroup() as crew:
+            crew.create_task(self._exchange.run())
+            crew.create_task(self._bus.run())
+            if self._burst:
+                await self._exchange.dry()
+                self._begin_to_end(0.0, "burst")
+
+    def _begin_to_end(self, drain: float, reason: str) -> "asyncio.Task[None]":
+        if self._ending is None:
+            self._ending = asyncio.create_task(self._end(drain, reason), name=f"end of worker {self.owner.name}")
+        return self._ending
+
+    def _noticed(self, main: "asyncio.Task[None]") -> None:
+        """Let a worker that failed by itself hand back what it holds, instead of renewing it for ever."""
+        if main.cancelled() or (failure := main.exception()) is None:
+            return
+        self._equipment.logger.critical("the worker %s failed and stops", self.owner.name, exc_info=failure)
+        self._forced.set()
+        self._begin_to_end(0.0, "failed")
+
+    async def _end(self, drain: float, reason: str) -> None:
+        self._exchange.stop_claiming()
+        self._keeper.announce(WorkerStopping(owner=self.owner.id, reason=reason))
+        try:
+            if drain and not self._forced.is_set():
+                await self._first(self._exchange.settled(), self._forced.wait(), within=drain)
+            self._exchange.stop_all()
+            await self._bounded(self._exchange.runs_over(), within=LINGER)
+            self._exchange.release_rest(round(LINGER * SECOND))
+            # Also a forced stop hands back what it can; a moment would be less than a slow storage's round trip.
+            await self._first(self._settled(), within=SETTLE_WAIT)
+            await self._bounded(self._bus.stop(), within=LINGER)
+        finally:
+            if unsettled := self._exchange.unsettled:
+                self._equipment.logger.error(
+                    "the storage did not take what %d jobs came to; they run again when their leases are out: %s",
+                    len(unsettled),
+                    ", ".join(unsettled[:20]),
+                )
+            await self._leave()
+
+    async def _settled(self) -> None:
+        if self._main is not None and self._main.done():
+            # The loop that would send them is gone.
+            await self._exchange.flush()
+        await self._exchange.settled()
+
+    async def _leave(self) -> None:
+        await self._side.stop()
+        self._keeper.announce(WorkerStopped(owner=self.owner.id, released=self._exchange.released))
+        with contextlib.suppress(StorageError, TimeoutError):
+            async with asyncio.timeout(FORCED_LINGER * 5 if self._forced.is_set() else SETTLE_WAIT):
+                await self._keeper.last_beat()
+        if self._main is not None:
+            self._main.cancel()
+            # A handler that swallows its cancellation must not hold up the end of its worker.
+            await asyncio.wait({self._main}, timeout=FORCED_LINGER)
+        self._threads.close()
+        self._state = "ended"
+
+    async def _bounded(self, awaited: Coroutine[Any, Any, object], *, within: float) -> None:
+        """Wait until this is done or the time is over; once the stop is forced, only for a moment more."""
+        if not self._forced.is_set():
+            await self._first(awaited, self._forced.wait(), within=within)
+            return
+        await self._first(awaited, within=min(within, FORCED_LINGER))
+
+    @staticmethod
+    async def _first(*awaited: Coroutine[Any, Any, object], within: float | None = None) -> None:
+        """Wait until the first of these is done, or the time is over; raise what it raised."""
+        tasks = [asyncio.ensure_future(one) for one in awaited]
+        try:
+            done, _ = await asyncio.wait(tasks, timeout=within, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _lives(self) -> bool:
+        """Say whether anybody is left who runs what is held, or hands it back; from the keeper's thread."""
+        if self._loop is None or self._main is None or self._loop.is_closed():
+            return False
+        return not self._main.done() or self._ending is not None
+
+    def _stop_run(self, held: Held, reason: StopReason, detail: str | None) -> None:
+        """Stop a run from the keeper's thread."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._exchange.stop_run, held, reason, detail, context=self._context)
+
+    def _info(self) -> WorkerInfo:
+        return WorkerInfo(
+            queues=self._queues,
+            concurrency=self._concurrency,
+            active=self._exchange.running,
+            turned_ago=max(0, round((self._equipment.clock.uptime() - self._exchange.turned_at) * SECOND)),
+            stopping=self._ending is not None,
+        )

@@ -1,0 +1,60 @@
+"""What the type checkers must know of the public face. Read by mypy and pyright, never run.
+
+Each line that must be an error carries an ignore; both checkers are told to complain about an ignore without need.
+"""
+
+from datetime import timedelta
+from typing import assert_type
+
+from holdfast import Holdfast, Job, JobStalled, Retry, Stall, current_job
+
+app = Holdfast("memory://")
+
+
+@app.task
+async def add(a: int, b: int) -> int:
+    return a + b
+
+
+@app.task(queue="reports", timeout="5m", stall=Stall(interval="30s", max_count=1), retry=Retry(max_attempts=5))
+def export(customer: int, *, name: str = "x") -> str:
+    assert_type(current_job().fence, int)
+    return f"{customer}{name}"
+
+
+@app.task(name="later")
+async def nothing() -> None: ...
+
+
+@app.on(JobStalled)
+async def page(event: JobStalled) -> None:
+    assert_type(event.count, int)
+
+
+async def right() -> None:
+    job = await add.enqueue(1, 2)
+    assert_type(job, Job[int])
+    assert_type(await job.result(), int)
+    assert_type(await job.result(timeout="5s"), int)
+    assert_type(add.enqueue_sync(1, b=2).result_sync(timeout=timedelta(seconds=1)), int)
+    assert_type(await add(1, 2), int)
+    assert_type(export(1), str)
+    assert_type(await (await export.enqueue(1, name="a")).result(), str)
+    assert_type(await (await nothing.enqueue()).result(), None)
+    assert_type(await add.options(delay="5m", priority=5).enqueue(3, 4), Job[int])
+    assert_type(await app.enqueue_many(add.call(i, i) for i in range(3)), list[Job[int]])
+    assert_type(app.job("id", export), Job[str])
+    await job.cancel("not needed")
+
+
+async def wrong() -> None:
+    await add.enqueue(1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    await add.enqueue("1", 2)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await add.enqueue(1, 2, 3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    await export.enqueue(1, nam="a")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    add.enqueue_sync(a="1", b=2)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    add.call(None, 2)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    add.options(dely="5m")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    await add.options(delay="5m").enqueue("x", 1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    text: str = await (await add.enqueue(1, 2)).result()  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
+    del text
