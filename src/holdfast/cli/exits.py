@@ -1,0 +1,78 @@
+"""How a command ends: its exit code, and the one line it says about what went wrong."""
+
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from typing import NoReturn, cast
+
+import click
+
+from holdfast.errors import HoldfastError, JobNotFoundError, UsageError
+
+OK = 0
+FAILURE = 1
+USAGE = 2
+UNHEALTHY = 3
+NOT_FOUND = 4
+INTERRUPTED = 130
+"""What a shell makes of a death by Ctrl-C."""
+
+
+def told(error: BaseException) -> int:
+    """Say what went wrong, in one line where it is an error that Holdfast knows; return the exit code."""
+    leaves = list(_leaves(error))
+    known = [leaf for leaf in leaves if isinstance(leaf, HoldfastError)]
+    match error:
+        case click.UsageError():
+            return _said(_usage(error), USAGE)
+        case click.ClickException():
+            return _said(error.format_message(), FAILURE)
+        case KeyboardInterrupt() | click.Abort():
+            return INTERRUPTED
+        case _ if known and len(known) == len(leaves):
+            return _said(str(known[0]), _code(known[0]))
+        case _:
+            traceback.print_exception(error)
+            return FAILURE
+
+
+def leave(code: int) -> NoReturn:
+    """End the process now, whatever threads still hang in it."""
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            # Whoever read it is gone.
+            continue
+    os._exit(code)
+
+
+def _said(message: str, code: int) -> int:
+    click.echo(f"error: {' '.join(message.split())}", err=True)
+    return code
+
+
+def _code(error: HoldfastError) -> int:
+    match error:
+        case UsageError():
+            return USAGE
+        case JobNotFoundError():
+            return NOT_FOUND
+        case _:
+            return FAILURE
+
+
+def _usage(error: click.UsageError) -> str:
+    message = error.format_message().rstrip(".")
+    return message if error.ctx is None else f"{message}; see {error.ctx.command_path} --help"
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for part in cast("BaseExceptionGroup[BaseException]", error).exceptions:
+            yield from _leaves(part)
+    else:
+        yield error

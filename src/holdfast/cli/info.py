@@ -1,0 +1,167 @@
+"""`holdfast info`: queues, workers and who leads, once or live."""
+
+import asyncio
+import signal
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import click
+from msgspec import structs
+
+from holdfast.cli.access import Access, accessed
+from holdfast.cli.exits import OK, UNHEALTHY
+from holdfast.cli.health import complaints
+from holdfast.cli.render import as_json, console, drawn, moment_text, on_terminal, printable, span_text, table
+from holdfast.cli.session import Session, length, storage
+from holdfast.cli.views import InfoView, info_view
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+@click.command()
+@storage
+@click.option("-w", "--watch", is_flag=True, help="Go on showing it until interrupted.")
+@click.option(
+    "--every",
+    type=length("--every"),
+    metavar="DURATION",
+    default="1s",
+    show_default=True,
+    help="How often, with --watch.",
+)
+@click.option("--check", is_flag=True, help="Exit with 3 if something needs a person.")
+@click.pass_obj
+def info(session: Session, watch: bool, every: timedelta, check: bool) -> int:
+    """Show queues, workers and who leads.
+
+    Needs no worker to be running. With --check it exits with 3 if jobs wait and nobody serves their queue, if a
+    worker is stale, or if work is under way and nobody sweeps.
+    """
+    return asyncio.run(_watched(session, every.total_seconds()) if watch else _once(session, check=check))
+
+
+async def _once(session: Session, *, check: bool) -> int:
+    async with accessed(session) as access:
+        seen = await _look(access)
+    if not as_json(session, seen):
+        _shown(session, seen)
+    return UNHEALTHY if check and seen.complaints else OK
+
+
+async def _watched(session: Session, every: float) -> int:
+    loop = asyncio.get_running_loop()
+    over = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, over.set)
+    async with accessed(session) as access:
+        with _screen(session) as show:
+            while not over.is_set():
+                show(await _look(access))
+                try:
+                    async with asyncio.timeout(every):
+                        await over.wait()
+                except TimeoutError:
+                    continue
+    return OK
+
+
+async def _look(access: Access) -> InfoView:
+    seen = info_view(
+        await access.storage.survey(),
+        url=access.storage.url,
+        stale_after=3 * access.timing.beat.total_seconds(),
+    )
+    return structs.replace(seen, complaints=list(complaints(seen, access.timing)))
+
+
+@contextmanager
+def _screen(session: Session) -> Generator[Callable[[InfoView], None]]:
+    if session.form != "table" or not on_terminal():
+        yield lambda seen: _line(session, seen)
+        return
+    from rich.live import Live
+
+    with Live(console=console(session), auto_refresh=False) as live:
+        yield lambda seen: live.update(_drawn(seen), refresh=True)
+
+
+def _shown(session: Session, seen: InfoView) -> None:
+    if on_terminal():
+        console(session).print(_drawn(seen))
+        return
+    table(session, _QUEUE_COLUMNS, _queue_rows(seen), title="queues")
+    click.echo()
+    table(session, _WORKER_COLUMNS, _worker_rows(seen), title="workers")
+    click.echo()
+    for said in (_leading(seen), *seen.complaints):
+        click.echo(printable(said))
+
+
+def _line(session: Session, seen: InfoView) -> None:
+    """Print a survey as one line, so that a log of them can be read."""
+    # One object a line: indented ones could not be told apart.
+    if session.form != "table" and as_json(replace(session, form="jsonl"), seen):
+        return
+    queues = "; ".join(
+        f"{queue.queue}{' (paused)' if queue.paused else ''}: "
+        + (", ".join(f"{count} {state}" for state, count in queue.counts.items() if count) or "empty")
+        for queue in seen.queues
+    )
+    stale = sum(worker.stale for worker in seen.workers)
+    workers = f"{len(seen.workers) - stale} workers alive, {stale} stale"
+    click.echo(printable(f"{moment_text(seen.now)}  {queues or 'no queues'} | {workers} | {_leading(seen)}"))
+
+
+def _drawn(seen: InfoView) -> "RenderableType":
+    from rich.console import Group
+    from rich.text import Text
+
+    return Group(
+        drawn(_QUEUE_COLUMNS, _queue_rows(seen), title="queues"),
+        drawn(_WORKER_COLUMNS, _worker_rows(seen), title="workers"),
+        Text(printable(_leading(seen))),
+        *(Text(printable(complaint), style="red") for complaint in seen.complaints),
+    )
+
+
+_STATES = ("waiting", "delayed", "active", "completed", "failed", "cancelled", "expired")
+_QUEUE_COLUMNS = ("queue", *_STATES, "oldest", "state")
+_WORKER_COLUMNS = ("worker", "host", "pid", "queues", "running", "seen", "state")
+
+
+def _queue_rows(seen: InfoView) -> list[list[str]]:
+    return [
+        [
+            queue.queue,
+            *(str(queue.counts[state]) for state in _STATES),
+            span_text(queue.oldest_waiting),
+            "paused" if queue.paused else "open",
+        ]
+        for queue in seen.queues
+    ]
+
+
+def _worker_rows(seen: InfoView) -> list[list[str]]:
+    return [
+        [
+            worker.name,
+            worker.host,
+            str(worker.pid),
+            ",".join(worker.queues),
+            f"{worker.active}/{worker.concurrency}",
+            f"{span_text(worker.seen_ago)} ago",
+            "stale" if worker.stale else "stopping" if worker.stopping else "alive",
+        ]
+        for worker in seen.workers
+    ]
+
+
+def _leading(seen: InfoView) -> str:
+    names = {worker.owner: worker.name for worker in seen.workers}
+    leaders = ", ".join(names.get(leader.owner, leader.owner) for leader in seen.leaders)
+    swept = "never swept" if seen.swept_ago is None else f"last swept {span_text(seen.swept_ago)} ago"
+    return f"leader: {leaders or 'none'}, {swept}"

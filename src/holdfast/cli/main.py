@@ -1,0 +1,83 @@
+"""The command `holdfast`: what all commands share, and where each of them is found."""
+
+import errno
+import importlib
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any, NoReturn, cast
+
+import click
+
+from holdfast._version import __version__
+from holdfast.cli.exits import FAILURE, OK, told
+from holdfast.cli.session import storage
+
+COMMANDS = {
+    "worker": ("holdfast.cli.worker:worker", "Claim jobs and run them."),
+    "reaper": ("holdfast.cli.reaper:reaper", "Recover what dead and silent workers left behind, and run no jobs."),
+    "info": ("holdfast.cli.info:info", "Show queues, workers and who leads."),
+    "jobs": ("holdfast.cli.jobs:jobs", "List, show, redrive and cancel jobs."),
+    "migrate": ("holdfast.cli.migrate:migrate", "Bring a storage to this version's schema."),
+    "demo": ("holdfast.cli.demo:demo", "Run real work, kill its workers, and audit that nothing was lost."),
+    "version": ("holdfast.cli.version:version", "Show the version."),
+}
+"""Where each command lives and what it does. The help stands here, so that showing it imports no command."""
+
+
+class Lazy(click.Group):
+    """A group whose commands are imported when they are called."""
+
+    def __init__(self, *args: Any, rooms: Mapping[str, tuple[str, str]], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._rooms = rooms
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of the commands, in the order of their importance."""
+        return list(self._rooms)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return a command."""
+        if cmd_name not in self._rooms:
+            return None
+        room, _, name = self._rooms[cmd_name][0].partition(":")
+        command: click.Command = getattr(importlib.import_module(room), name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, short) for name, (_, short) in self._rooms.items()])
+
+    def main(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Run a command and end with its exit code; an error is one line on stderr."""
+        try:
+            code = cast("object", super().main(*args, **{**kwargs, "standalone_mode": False}))
+        except OSError as error:
+            if error.errno != errno.EPIPE:
+                raise
+            # Whoever read the output has seen enough; the interpreter must not complain of it at its end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            code = FAILURE
+        except (Exception, KeyboardInterrupt) as error:
+            code = told(error)
+        sys.exit(code if isinstance(code, int) else OK)
+
+
+@click.group(
+    cls=Lazy,
+    rooms=COMMANDS,
+    invoke_without_command=True,
+    context_settings={"auto_envvar_prefix": "HOLDFAST", "help_option_names": ["-h", "--help"]},
+)
+@storage
+@click.version_option(__version__, prog_name="holdfast", message="%(prog)s %(version)s")
+@click.pass_context
+def root(ctx: click.Context) -> None:
+    """Run and watch a job queue that does not lose, strand or silently repeat work.
+
+    Every option can also be set in the environment: HOLDFAST_URL, HOLDFAST_APP, HOLDFAST_WORKER_CONCURRENCY.
+    Exit codes: 0 done, 1 failed, 2 called wrongly, 3 unhealthy, 4 no such job.
+    """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())

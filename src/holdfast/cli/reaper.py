@@ -1,0 +1,152 @@
+"""`holdfast reaper`: recovers what was left behind, and runs no jobs."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import Callable
+from datetime import timedelta
+
+import click
+
+from holdfast.app import DEFAULT_URL
+from holdfast.cli.access import shared
+from holdfast.cli.exits import OK
+from holdfast.cli.load import load
+from holdfast.cli.logs import logged, set_up
+from holdfast.cli.session import Session, length
+from holdfast.cli.session import storage as storage_options
+from holdfast.core.events import JobStalled, LeadershipAcquired, LeadershipLost
+from holdfast.equipment import Equipment, bare
+from holdfast.errors import StorageError, UsageError
+from holdfast.maintenance.reaper import Reaping
+from holdfast.options import LeaderElection, Timing
+from holdfast.storage.protocol import EVENTS_END, EVENTS_TOPIC, EventPage, Storage
+
+logger = logging.getLogger("holdfast.reaper")
+
+POLL = 1.0
+"""Seconds between two looks at the log of events when nobody hinted."""
+
+
+@click.command()
+@storage_options
+@click.argument("target", required=False, metavar="[MODULE:APP]")
+@click.option("--no-election", is_flag=True, help="Sweep whoever else does; nothing is recovered twice all the same.")
+@click.option("--sweep", type=length("--sweep"), metavar="DURATION", help="How often it sweeps.  [default: 2s]")
+@click.option(
+    "--grace",
+    type=length("--grace"),
+    metavar="DURATION",
+    help="How long a lease that ran out stays a mere suspect.  [default: 3s]",
+)
+@click.option(
+    "--leader-ttl",
+    type=length("--leader-ttl"),
+    metavar="DURATION",
+    help="How long it leads without renewing.  [default: two sweeps]",
+)
+@logged
+@click.pass_obj
+def reaper(
+    session: Session,
+    target: str | None,
+    no_election: bool,
+    sweep: timedelta | None,
+    grace: timedelta | None,
+    leader_ttl: timedelta | None,
+    log_level: str,
+    log_format: str,
+) -> int:
+    """Recover what dead and silent workers left behind, until SIGTERM or SIGINT.
+
+    Every worker does so, too; this is one alone, which runs no jobs. Needs an app or the address of a storage. How
+    long a lease is stands on each job; an app brings its own timing.
+    """
+    set_up(log_level, log_format, quiet=session.quiet)
+    given = {"sweep": sweep, "grace": grace, "leader_ttl": leader_ttl}
+    equipment = _equipment(session, target, {name: value for name, value in given.items() if value is not None})
+    shared(equipment.storage)
+    asyncio.run(_reap(equipment, None if no_election else LeaderElection()))
+    return OK
+
+
+def _equipment(session: Session, target: str | None, timing: dict[str, timedelta]) -> Equipment:
+    if target is not None and session.url is not None:
+        raise UsageError(f"{target} has a storage of its own; leave --url out, or the app")
+    app = target or (session.app if session.url is None else None)
+    if app is None:
+        return bare(session.url or session.fallback or DEFAULT_URL, timing=Timing(**timing))
+    if timing:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in timing)
+        raise UsageError(f"{app} has a timing of its own; leave {flags} out, or give --url instead of the app")
+    return load(app).equipment()
+
+
+async def _reap(equipment: Equipment, election: LeaderElection | None) -> None:
+    over = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, over.set)
+    storage = equipment.storage
+    reaping = Reaping(equipment, equipment.owner(), election)
+    reaping.hearers.add(LeadershipAcquired, _acquired, scope="every", task=None)
+    reaping.hearers.add(LeadershipLost, _lost, scope="every", task=None)
+    await storage.open()
+    try:
+        logger.info("reaper %s sweeps %s", reaping.owner.id, storage.url)
+        # Taken before the first sweep, or what that recovers would not be told.
+        cursor = (await storage.events(EVENTS_END)).next
+        # The followers leave it to the leader to tell.
+        told = _follow(storage, cursor, lambda: election is None or reaping.standing.leads)
+        async with asyncio.TaskGroup() as crew:
+            agents = [crew.create_task(told), crew.create_task(reaping.run())]
+            await over.wait()
+            for agent in agents:
+                agent.cancel()
+    finally:
+        await storage.close()
+    logger.info("reaper %s has stopped", reaping.owner.id)
+
+
+async def _follow(storage: Storage, cursor: str, mine: Callable[[], bool]) -> None:
+    """Tell what is recovered from here on, while that is mine to tell."""
+    notices = storage.notices([EVENTS_TOPIC])
+    try:
+        while True:
+            try:
+                page = await storage.events(cursor)
+            except StorageError as error:
+                logger.warning("cannot read events, trying again: %s", error)
+                page = EventPage(next=cursor)
+            cursor = page.next
+            for event in page.events:
+                if isinstance(event, JobStalled) and mine():
+                    _recovered(event)
+            if not page.events:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(POLL):
+                        await anext(aiter(notices))
+    finally:
+        notices.close()
+
+
+def _recovered(event: JobStalled) -> None:
+    logger.warning(
+        "%s job %s of task %s in queue %s: run %d stalled (%s), %.1f s after its last sign of life",
+        event.action,
+        event.id,
+        event.task,
+        event.queue,
+        event.run,
+        event.reason,
+        event.silent_for,
+    )
+
+
+def _acquired(event: LeadershipAcquired) -> None:
+    logger.info("leads from now on (scope %s, epoch %d)", event.scope, event.epoch)
+
+
+def _lost(event: LeadershipLost) -> None:
+    logger.info("leads no longer: %s (scope %s, epoch %d)", event.reason, event.scope, event.epoch)

@@ -1,0 +1,111 @@
+"""`holdfast jobs show`: all that is known of one job, and why it ran more than once."""
+
+import asyncio
+from typing import Any
+
+import click
+import msgspec
+
+from holdfast.cli.access import accessed
+from holdfast.cli.history import why_again
+from holdfast.cli.lookup import find_job
+from holdfast.cli.render import as_json, block, moment_text, pairs, printable, span_text, table
+from holdfast.cli.session import Session, storage
+from holdfast.cli.views import DetailView, Opaque, RunView, detail_view
+from holdfast.errors import JobNotFoundError
+
+
+@click.command()
+@storage
+@click.argument("job_id", metavar="ID")
+@click.option("--queue", metavar="QUEUE", help="The queue it is in.")
+@click.pass_obj
+def show(session: Session, job_id: str, queue: str | None) -> None:
+    """Show a job: its record, every run of it, its log, and why it ran more than once."""
+    seen = asyncio.run(_detail(session, job_id, queue))
+    if not as_json(session, seen):
+        _shown(session, seen)
+
+
+async def _detail(session: Session, job_id: str, queue: str | None) -> DetailView:
+    async with accessed(session) as access:
+        job = await find_job(access.storage, job_id, queue)
+        detail = (await access.storage.get([job.ref]))[0]
+        if detail is None:
+            raise JobNotFoundError(job_id, f"job {job_id!r} was deleted just now")
+        why = why_again(detail.job, detail.runs)
+        return detail_view(detail.job, detail.runs, detail.log, access.decode, why=why)
+
+
+def _shown(session: Session, job: DetailView) -> None:
+    pairs(session, [(name, value) for name, value in _told(job) if value])
+    if job.error is not None:
+        block(session, "error", job.error.traceback or f"{job.error.type}: {job.error.message}")
+    if job.runs:
+        click.echo()
+        table(session, _RUN_COLUMNS, [_run(run) for run in job.runs], title="runs")
+    if job.log:
+        said = [
+            f"{moment_text(line.at)} run {line.run} {line.level}: {_line(line.message, line.fields)}"
+            for line in job.log
+        ]
+        block(session, "log", "\n".join(said))
+    if job.why is not None:
+        click.echo(f"\n{printable(job.why)}")
+
+
+def _told(job: DetailView) -> list[tuple[str, str]]:
+    stop = f"{moment_text(job.cancel_asked)} {job.cancel_reason or ''}" if job.cancel_asked else ""
+    progress = "" if job.progress is None else f"{job.progress:g} {job.progress_note or ''}"
+    return [
+        ("id", job.id),
+        ("queue", job.queue),
+        ("task", job.task),
+        ("state", f"{job.state} ({job.reason})" if job.reason else job.state),
+        ("arguments", _value(job.arguments)),
+        ("result", _value(job.result) if job.state == "completed" else ""),
+        ("tags", ", ".join(job.tags)),
+        ("priority", str(job.priority) if job.priority else ""),
+        ("created", moment_text(job.created)),
+        ("due", moment_text(job.run_at) if job.state in ("delayed", "waiting") else ""),
+        ("started", moment_text(job.started) if job.started else ""),
+        ("finished", moment_text(job.finished) if job.finished else ""),
+        ("lease until", moment_text(job.lease_until) if job.state == "active" else ""),
+        ("asked to stop", stop),
+        ("progress", progress),
+        ("budgets", _budgets(job)),
+    ]
+
+
+def _budgets(job: DetailView) -> str:
+    return (
+        f"{job.starts} starts; {job.failures} of {job.max_attempts} attempts failed, "
+        f"{job.stalls} stalls of {job.max_stalls} allowed, {job.releases} releases"
+    )
+
+
+_RUN_COLUMNS = ("run", "fence", "worker", "host", "pid", "start", "took", "ended", "why")
+
+
+def _run(run: RunView) -> list[str]:
+    return [
+        str(run.number),
+        str(run.fence),
+        run.worker,
+        run.host,
+        str(run.pid),
+        moment_text(run.start),
+        span_text(run.took),
+        run.ended or "active",
+        ": ".join(part for part in (run.reason, run.detail) if part) or "-",
+    ]
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, Opaque):
+        return f"opaque, {value.opaque_bytes:,} bytes"
+    return msgspec.json.encode(value, enc_hook=repr).decode()
+
+
+def _line(message: str, fields: dict[str, str]) -> str:
+    return " ".join([message, *(f"{name}={value}" for name, value in fields.items())])

@@ -1,0 +1,213 @@
+"""`holdfast worker`: claims jobs and runs them, in this process or in several under a supervisor."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import NoReturn
+
+import click
+
+from holdfast.app import Holdfast
+from holdfast.cli.access import shared
+from holdfast.cli.exits import FAILURE, OK, leave, told
+from holdfast.cli.load import load
+from holdfast.cli.logs import logged, set_up
+from holdfast.cli.session import Session, length, output
+from holdfast.errors import UsageError
+from holdfast.maintenance.reaper import Reaper
+from holdfast.worker.child import Child
+from holdfast.worker.worker import DRAIN, Worker
+
+logger = logging.getLogger("holdfast.worker")
+
+CLOSING = 0.5
+"""Seconds that the storage gets to close before the process ends all the same: what counts is written by then."""
+
+
+@dataclass(frozen=True)
+class Crew:
+    """What a worker process was told of its work; None for the queues: all that the app's tasks go to."""
+
+    queues: tuple[str, ...] | None
+    concurrency: int
+    burst: bool
+    reaper: bool
+    name: str | None
+    drain: timedelta
+
+    def worker(self, app: Holdfast, *, incarnation: str | None = None) -> Worker:
+        """Return the worker, not yet started.
+
+        Raises:
+            UsageError: an option has no valid value.
+        """
+        return app.worker(
+            queues=self.queues,
+            concurrency=self.concurrency,
+            name=self.name,
+            reaper=self.reaper,
+            drain=self.drain,
+            burst=self.burst,
+            incarnation=incarnation,
+        )
+
+    def options(self) -> list[str]:
+        """Return the command line that says the same."""
+        return [
+            *(part for queue in self.queues or () for part in ("-q", queue)),
+            *("-c", str(self.concurrency), "--drain", f"{self.drain.total_seconds()}s"),
+            *(["--burst"] if self.burst else []),
+            *([] if self.reaper else ["--no-reaper"]),
+            *([] if self.name is None else ["--name", self.name]),
+        ]
+
+
+@click.command()
+@output
+@click.argument("target", required=False, metavar="MODULE:APP")
+@click.option("-q", "--queue", "queues", multiple=True, metavar="QUEUE,...", help="Serve these; all unless given.")
+@click.option(
+    "-c", "--concurrency", type=click.IntRange(1), default=10, show_default=True, help="Runs at once, in each process."
+)
+@click.option("--processes", type=click.IntRange(1), default=1, show_default=True, help="Worker processes.")
+@click.option("--burst", is_flag=True, help="End when nothing is left to do now.")
+@click.option("--no-reaper", is_flag=True, help="Do not recover what others left behind.")
+@click.option("--name", metavar="NAME", help="What it is called in the run history.  [default: host:pid]")
+@click.option(
+    "--drain",
+    type=length("--drain", zero=True),
+    metavar="DURATION",
+    default=DRAIN,
+    show_default="25s",
+    help="How long a stop lets runs go on.",
+)
+@logged
+@click.pass_obj
+def worker(
+    session: Session,
+    target: str | None,
+    queues: tuple[str, ...],
+    concurrency: int,
+    processes: int,
+    burst: bool,
+    no_reaper: bool,
+    name: str | None,
+    drain: timedelta,
+    log_level: str,
+    log_format: str,
+) -> int:
+    """Claim jobs and run them, until SIGTERM or SIGINT.
+
+    The first signal lets the runs end, for as long as --drain; the second hands them back and leaves at once.
+    """
+    set_up(log_level, log_format, quiet=session.quiet)
+    target = _target(session, target)
+    crew = Crew(_queues(queues), concurrency, burst, not no_reaper, name, drain)
+    if processes > 1:
+        return _supervised(target, crew, processes, ["--log-level", log_level, "--log-format", log_format])
+    # Before any user code: what that starts must not come by the line to our supervisor.
+    child = Child.from_environment()
+    run_worker(load(target), crew, child=child)
+
+
+def run_worker(app: Holdfast, crew: Crew, *, child: Child | None = None) -> NoReturn:
+    """Work in this process until it is asked to stop; then end it, whatever threads still hang in it.
+
+    Raises:
+        UsageError: an option has no valid value.
+    """
+    made = crew.worker(app, incarnation=child.incarnation if child is not None else None)
+    if child is not None:
+        # Before the first claim: a child that holds jobs is one whose supervisor knows where they are.
+        child.hello(app.url)
+    _outlive_late_signals(made)
+    # Never closed: closing waits for threads, and one of them may never end.
+    runner = asyncio.Runner()
+    try:
+        runner.run(_work(app, made, crew))
+        if child is not None:
+            child.goodbye()
+        code = OK
+    except BaseException as error:
+        code = told(error)
+    leave(code)
+
+
+def _outlive_late_signals(made: Worker) -> None:
+    """Let a signal that finds the worker ended already not turn its clean end into a death."""
+
+    def late(number: int, _: object) -> None:
+        os._exit(OK if made.ended else 128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, late)
+
+
+async def _work(app: Holdfast, made: Worker, crew: Crew) -> None:
+    logger.info("worker %s (%s) starts on %s", made.owner.name, made.owner.id, app.storage.url)
+    if not crew.reaper:
+        await _sweep_once(app)
+    await made.run()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(CLOSING):
+            await app.close()
+    logger.info("worker %s (%s) has stopped", made.owner.name, made.owner.id)
+
+
+async def _sweep_once(app: Holdfast) -> None:
+    """Recover what died before this worker came: a restart after a crash takes its own jobs up again at once."""
+    reaper = Reaper(app, election=None)
+    while await reaper.turn() == 0:
+        # As long as it says that there is more.
+        continue
+
+
+def _supervised(target: str, crew: Crew, processes: int, logging_options: list[str]) -> int:
+    # The supervisor runs no user code, so a process of its own tries whether there is any that can be run.
+    if (code := _tried(target, crew)) != OK:
+        return code
+    from holdfast.worker.supervisor import supervise
+
+    own = [sys.executable, "-m", "holdfast", "worker", target, *crew.options(), *logging_options]
+    command = [*own, "--processes", "1"]
+    leave(supervise(command, processes=processes, drain=crew.drain, burst=crew.burst, logger=logger))
+
+
+def _tried(target: str, crew: Crew) -> int:
+    """Load the app in a child, so that what is wrong with it is said once; return the exit code."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            app = load(target)
+            shared(app.storage)
+            crew.worker(app)
+            code = OK
+        except BaseException as error:
+            code = told(error)
+        leave(code)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if code < 0:
+        click.echo(f"error: loading {target} died of signal {-code}; import it in Python to see why", err=True)
+        return FAILURE
+    return code
+
+
+def _target(session: Session, target: str | None) -> str:
+    named = target or session.app
+    if named is None:
+        raise UsageError("worker needs an app; name one as module:attribute, such as tasks:app, or set HOLDFAST_APP")
+    if session.url is not None:
+        raise UsageError(f"{named} has a storage of its own; leave --url out, or set HOLDFAST_URL for Holdfast()")
+    return named
+
+
+def _queues(given: tuple[str, ...]) -> tuple[str, ...] | None:
+    names = [name.strip() for one in given for name in one.split(",")]
+    if not all(names):
+        raise UsageError(f"-q {','.join(given)!r} names an empty queue; write -q mail,default")
+    return tuple(dict.fromkeys(names)) or None

@@ -1,0 +1,51 @@
+"""The handlers' own file, outside the queue: a line at the start and at the end of each run, whatever the queue says.
+
+Each line is one append. A process killed inside an append can leave a piece of a line at most, which is why a line
+also begins with a line break: the piece then stands alone and spoils no other.
+"""
+
+import os
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from holdfast.demo.work import Facts
+
+
+class Line(Struct, frozen=True, omit_defaults=True):
+    """What a handler noted. The answer is missing at the start, and at the end of a run that was stopped."""
+
+    job: str
+    run: int
+    fence: int
+    pid: int
+    mark: Literal["start", "end"]
+    answer: Facts | None = None
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Line).decode
+
+
+def note(path: str, line: Line) -> None:
+    """Append a line in one write."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(descriptor, b"\n" + _encode(line) + b"\n")
+    finally:
+        os.close(descriptor)
+
+
+def read(path: Path) -> tuple[list[Line], int]:
+    """Return the lines in the order they were written, and how many pieces of lines lie between them."""
+    lines: list[Line] = []
+    pieces = 0
+    for raw in path.read_bytes().split(b"\n") if path.exists() else []:
+        if raw:
+            try:
+                lines.append(_decode(raw))
+            except msgspec.MsgspecError:
+                pieces += 1
+    return lines, pieces

@@ -1,0 +1,73 @@
+"""What the demo knows at its end: what the queue tells, and what the handlers and the conductor saw."""
+
+from datetime import timedelta
+from typing import Literal
+
+from msgspec import Struct
+
+from holdfast.core.duration import micros
+from holdfast.core.events import AnyEvent
+from holdfast.core.job import JobDetail, Owner, Ref
+from holdfast.demo.diary import Line
+from holdfast.demo.work import Facts
+from holdfast.options import Timing
+from holdfast.storage.protocol import SettleVerdict
+
+
+class HeldRun(Struct, frozen=True):
+    """A run that a worker held when it was killed or stopped."""
+
+    job: str
+    run: int
+    fence: int
+
+
+class Fault(Struct):
+    """Something done to a worker while it held jobs; instants in microseconds of the storage's clock."""
+
+    kind: Literal["kill", "pause"]
+    owner: Owner
+    led: bool
+    at: int
+    held: tuple[HeldRun, ...]
+    woken_at: int | None = None
+
+
+class Replay(Struct, frozen=True):
+    """A settlement sent once more under a fence that was no longer current, and what the storage said."""
+
+    run: HeldRun
+    verdict: SettleVerdict
+
+
+class Bounds(Struct, frozen=True, kw_only=True):
+    """Within what a lost worker's jobs must be back, in microseconds."""
+
+    death: int
+    pause: int
+
+    @classmethod
+    def of(cls, timing: Timing) -> "Bounds":
+        """Return what the timing promises: a second for a death, and a lease, a grace and two sweeps for silence."""
+        return cls(death=micros(timedelta(seconds=1)), pause=micros(timing.recovery_bound))
+
+
+class Evidence(Struct, kw_only=True):
+    """All that the audit goes by.
+
+    `wished`: the file of each job that was enqueued. `expected`: what each file comes to, computed here, one by one.
+    `details`: what the storage answers for each job. `found`: every job it lists in our queue. `pieces`: parts of
+    lines that a killed handler left in the diary. `kills`: how many were asked for.
+    """
+
+    wished: dict[str, str]
+    expected: dict[str, Facts]
+    details: dict[str, JobDetail | None]
+    found: list[Ref]
+    lines: list[Line]
+    pieces: int = 0
+    events: list[AnyEvent]
+    faults: list[Fault]
+    kills: int
+    replay: Replay | None = None
+    bounds: Bounds

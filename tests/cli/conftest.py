@@ -1,0 +1,31 @@
+"""A terminal for each test."""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.terminal import Terminal
+
+
+@pytest.fixture
+def terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
+    for name in [*os.environ]:
+        if name.startswith("HOLDFAST_") or name == "NO_COLOR":
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield Terminal(tmp_path)
+    for name, module in [*sys.modules.items()]:
+        if (getattr(module, "__file__", None) or "").startswith(str(tmp_path)):
+            # The next test may have a module of this name, too.
+            del sys.modules[name]
+
+
+@pytest.fixture
+def there(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """A terminal whose environment names its storage."""
+    monkeypatch.setenv("HOLDFAST_URL", terminal.url)
+    return terminal

@@ -1,0 +1,121 @@
+"""What the tests of the command line share: a place of its own, calls within this process, and real ones."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner, Result
+
+import holdfast
+from holdfast import Holdfast, Retry
+from holdfast.cli.main import root
+
+TASKS = """
+import sys
+import threading
+from holdfast import Holdfast, Retry, current_job
+
+app = Holdfast()
+
+@app.task(name="add")
+def add(a: int, b: int) -> int:
+    current_job().log.info("adding")
+    return a + b
+
+@app.task(name="hang")
+def hang() -> None:
+    print("hanging", flush=True)
+    threading.Event().wait()
+"""
+
+
+class Terminal:
+    """A working directory and an environment without a trace of ours."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self.url = f"sqlite:///{place / 'jobs.db'}"
+
+    def run(self, *args: str, env: dict[str, str | None] | None = None) -> Result:
+        """Call the command line within this process."""
+        return CliRunner().invoke(root, args, env=env or {}, prog_name="holdfast")
+
+    def read(self, *args: str, code: int = 0) -> Any:
+        """Call it for JSON, and return what that says."""
+        result = self.run(*args, "-o", "json")
+        assert result.exit_code == code, result.output
+        return json.loads(result.stdout)
+
+    def refused(self, *args: str, code: int = 2, env: dict[str, str | None] | None = None) -> str:
+        """Call it wrongly, and return the one line that it says."""
+        result = self.run(*args, env=env)
+        assert result.exit_code == code, result.output
+        assert result.stdout == ""
+        return one_line(result.stderr)
+
+    def start(self, *args: str, env: dict[str, str] | None = None) -> "subprocess.Popen[str]":
+        """Start it as a process of its own."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "holdfast", *args],
+            cwd=self.place,
+            env=os.environ | {"PYTHONPATH": str(Path(holdfast.__file__).parents[1])} | (env or {}),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def ended(self, *args: str, env: dict[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
+        """Run it as a process of its own, to its end."""
+        with self.start(*args, env=env) as process:
+            out, err = process.communicate(timeout=60)
+        return subprocess.CompletedProcess(args, process.returncode, out, err)
+
+    def write(self, name: str, text: str) -> None:
+        """Write a module into the working directory."""
+        (self.place / name).write_text(text)
+
+    def app(self, **options: Any) -> Holdfast:
+        """Return an app with some tasks, on this place's storage."""
+        app = Holdfast(self.url, **options)
+
+        @app.task(name="add")
+        async def add(a: int, b: int) -> int:
+            return a + b
+
+        @app.task(name="bad", retry=Retry(max_attempts=1))
+        async def bad(number: int) -> None:
+            raise ValueError(f"not {number}\nreally not")
+
+        @app.task(name="hang")
+        async def hang() -> None: ...
+
+        @app.task(name="elsewhere", queue="elsewhere")
+        async def elsewhere() -> None: ...
+
+        return app
+
+    def enqueue(self, task: str, *args: Any, work: bool = False, app: Holdfast | None = None, **options: Any) -> str:
+        """Enqueue a job and return its id; with `work`, after a worker has done all there is to do."""
+        app = app or self.app()
+
+        async def go() -> str:
+            async with app:
+                job = await app.find_task(task).options(**options).enqueue(*args)
+                if work:
+                    worker = app.worker(burst=True)
+                    await worker.start()
+                    await worker.wait()
+                return job.id
+
+        return asyncio.run(go())
+
+
+def one_line(text: str) -> str:
+    """Return the text, if it is one line that begins as an error does."""
+    assert text.startswith("error: "), text
+    assert text.count("\n") == 1, text
+    return text.strip()

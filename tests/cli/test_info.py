@@ -1,0 +1,76 @@
+"""`holdfast info`: what it shows with and without workers, when it complains, and live."""
+
+import json
+import signal
+
+import pytest
+
+from tests.cli.terminal import Terminal
+
+KEYS = {"url", "now", "queues", "workers", "leaders", "swept_ago", "complaints"}
+
+
+def test_it_works_with_zero_workers(there: Terminal) -> None:
+    there.enqueue("add", 1, 2)
+    seen = there.read("info")
+
+    assert seen.keys() == KEYS
+    assert seen["url"] == there.url
+    assert seen["workers"] == []
+    (queue,) = seen["queues"]
+    assert queue.keys() == {"queue", "paused", "oldest_waiting", "counts"}
+    assert queue["queue"] == "default"
+    assert queue["oldest_waiting"] > 0
+    assert list(queue["counts"].items()) == [
+        *(("delayed", 0), ("waiting", 1), ("active", 0), ("completed", 0), ("failed", 0), ("cancelled", 0)),
+        ("expired", 0),
+    ]
+
+
+def test_plain_lines_name_every_queue(there: Terminal) -> None:
+    there.enqueue("add", 1, 2)
+    there.enqueue("elsewhere")
+    lines = there.run("info").stdout.splitlines()
+
+    assert lines[1].split()[:3] == ["queue", "waiting", "delayed"]
+    assert [line.split()[:2] for line in lines[2:4]] == [["default", "1"], ["elsewhere", "1"]]
+    assert "leader: none, never swept" in lines
+
+
+def test_check_exits_with_3_while_jobs_wait_and_nobody_serves_them(there: Terminal) -> None:
+    there.enqueue("add", 1, 2)
+
+    assert there.run("info").exit_code == 0
+    assert there.read("info", "--check", code=3)["complaints"] == [
+        "queue 'default': 1 jobs wait and no live worker serves it"
+    ]
+
+    there.enqueue("add", 1, 2, work=True)
+    assert there.read("info", "--check")["complaints"] == []
+
+
+@pytest.mark.system
+def test_watch_goes_on_until_it_is_interrupted(there: Terminal) -> None:
+    there.enqueue("add", 1, 2)
+    with there.start("info", "-w", "--every", "20ms", "-o", "json") as process:
+        assert process.stdout is not None
+        first, second = json.loads(process.stdout.readline()), json.loads(process.stdout.readline())
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=30)
+
+    assert process.returncode == 0
+    assert first.keys() == KEYS
+    assert second["now"] > first["now"]
+
+
+@pytest.mark.system
+def test_watch_prints_a_line_a_turn_where_nobody_looks(there: Terminal) -> None:
+    there.enqueue("add", 1, 2)
+    with there.start("info", "-w", "--every", "20ms") as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(2)]
+        process.terminate()
+        process.communicate(timeout=30)
+
+    assert process.returncode == 0
+    assert all("default: 1 waiting | 0 workers alive, 0 stale | leader: none" in line for line in lines)

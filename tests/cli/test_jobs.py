@@ -1,0 +1,151 @@
+"""`holdfast jobs`: listing, showing, redriving and cancelling."""
+
+import json
+
+import pytest
+
+from holdfast import JsonCodec
+from tests.cli.terminal import Terminal
+
+
+class Backwards(JsonCodec):
+    """A codec that only its own app can read."""
+
+    def encode(self, value: object, /) -> bytes:
+        return super().encode(value)[::-1] + b"\xff"
+
+    def decode(self, data: bytes, /) -> object:
+        return super().decode(data[:-1][::-1])
+
+
+def test_a_list_is_newest_first_and_goes_on_at_its_cursor(there: Terminal) -> None:
+    ids = [there.enqueue("add", number, 1) for number in range(3)]
+    first = there.read("jobs", "list", "--limit", "2")
+    second = there.read("jobs", "list", "--limit", "2", "--after", first["next"])
+
+    assert [job["id"] for job in first["jobs"]] == [ids[2], ids[1]]
+    assert [job["id"] for job in second["jobs"]] == [ids[0]]
+    assert second["next"] is None
+
+
+def test_a_list_can_be_narrowed_by_state_queue_and_task(there: Terminal) -> None:
+    failed = there.enqueue("bad", 1, work=True)
+    waiting = there.enqueue("elsewhere")
+    there.enqueue("add", 1, 2, delay="1h")
+
+    assert [job["id"] for job in there.read("jobs", "list", "--state", "failed")["jobs"]] == [failed]
+    assert [job["id"] for job in there.read("jobs", "list", "--queue", "elsewhere")["jobs"]] == [waiting]
+    assert [job["id"] for job in there.read("jobs", "list", "--task", "bad", "--task", "elsewhere")["jobs"]] == [
+        *(waiting, failed)
+    ]
+
+
+def test_quiet_lists_ids_and_jsonl_one_job_a_line(there: Terminal) -> None:
+    ids = [there.enqueue("add", number, 1) for number in range(2)][::-1]
+
+    assert there.run("jobs", "list", "--quiet").stdout.split() == ids
+    lines = there.run("jobs", "list", "-o", "jsonl").stdout.splitlines()
+    assert [json.loads(line)["id"] for line in lines] == ids
+
+
+def test_a_cursor_that_is_none_is_refused(there: Terminal) -> None:
+    there.enqueue("add", 1, 2)
+
+    assert "--after 'soon' is no cursor" in there.refused("jobs", "list", "--after", "soon")
+
+
+def test_show_tells_all_there_is_of_a_job(there: Terminal) -> None:
+    job = there.enqueue("bad", 7, work=True)
+    seen = there.read("jobs", "show", job)
+
+    assert (seen["id"], seen["queue"], seen["task"]) == (job, "default", "bad")
+    assert (seen["state"], seen["reason"]) == ("failed", "exhausted")
+    assert seen["arguments"] == {"number": 7}
+    assert (seen["error"]["type"], seen["error"]["message"]) == ("ValueError", "not 7\nreally not")
+    assert seen["created"].endswith("Z")
+    (run,) = seen["runs"]
+    assert run.keys() == {
+        *("number", "fence", "worker", "owner", "host", "pid", "start", "end", "took", "ended", "reason", "detail")
+    }
+    assert (run["number"], run["ended"], run["reason"]) == (1, "raised", "ValueError")
+    assert run["fence"] == seen["fence"]
+    assert seen["why"] is None
+
+    text = there.run("jobs", "show", job).stdout
+    assert "failed (exhausted)" in text
+    assert "Traceback (most recent call last):" in text
+    assert '{"number":7}' in text
+
+
+def test_show_answers_why_a_job_ran_twice(there: Terminal) -> None:
+    job = there.enqueue("bad", 7, work=True)
+    assert there.run("jobs", "redrive", job).exit_code == 0
+    there.enqueue("add", 1, 2, work=True)
+    why = there.read("jobs", "show", job)["why"]
+
+    assert why == "It started 2 times: runs 1 and 2 each raised ValueError; in between it was redriven by hand."
+    assert there.run("jobs", "show", job).stdout.rstrip().endswith(why)
+
+
+def test_arguments_of_a_foreign_codec_are_opaque_and_its_app_reads_them(there: Terminal) -> None:
+    job = there.enqueue("add", 1, 2, app=there.app(codec=Backwards()))
+    there.write(
+        "mine.py",
+        f"from holdfast import Holdfast\nfrom tests.cli.test_jobs import Backwards\n"
+        f"app = Holdfast({there.url!r}, codec=Backwards())\n",
+    )
+
+    assert there.read("jobs", "show", job)["arguments"] == {"opaque_bytes": 14}
+    assert "opaque, 14 bytes" in there.run("jobs", "show", job).stdout
+    assert there.read("--app", "mine", "jobs", "show", job)["arguments"] == {"a": 1, "b": 2}
+
+
+def test_an_id_in_two_queues_asks_for_the_queue(there: Terminal) -> None:
+    for queue in ("red", "blue"):
+        there.enqueue("add", 1, 2, queue=queue, id="twin")
+
+    assert "several queues (blue, red); name one with --queue" in there.refused("jobs", "show", "twin")
+    assert "name one with --queue" in there.refused("jobs", "cancel", "twin")
+    assert there.read("jobs", "show", "twin", "--queue", "red")["queue"] == "red"
+
+
+def test_an_id_cannot_steer_the_terminal(there: Terminal) -> None:
+    there.enqueue("add", 1, 2, id="a\x1b[31mb\nc:d/é")
+
+    assert there.run("jobs", "list", "--quiet").stdout == "a\\x1b[31mb\\nc:d/é\n"
+
+
+def test_cancel_and_redrive_say_what_became_of_each_job(there: Terminal) -> None:
+    first, second = there.enqueue("add", 1, 2), there.enqueue("add", 3, 4)
+
+    assert there.read("jobs", "cancel", first, second, "--reason", "not needed") == [
+        {"queue": "default", "id": first, "verdict": "done", "was": "waiting"},
+        {"queue": "default", "id": second, "verdict": "done", "was": "waiting"},
+    ]
+    assert there.read("jobs", "show", first)["reason"] == "not needed"
+    assert there.run("jobs", "redrive", first).stdout == f"job {first} of queue default is back in line\n"
+    assert there.run("jobs", "redrive", second, "--quiet").stdout == ""
+    assert [job["state"] for job in there.read("jobs", "list")["jobs"]] == ["waiting", "waiting"]
+
+
+def test_what_cannot_be_cancelled_or_redriven_any_more_is_exit_code_1(there: Terminal) -> None:
+    done = there.enqueue("add", 1, 2, work=True)
+    redriven, cancelled = there.run("jobs", "redrive", done), there.run("jobs", "cancel", done)
+
+    assert (redriven.exit_code, cancelled.exit_code) == (1, 1)
+    assert "is completed; only failed, cancelled or expired jobs are redriven" in redriven.stderr
+    assert "is completed already" in cancelled.stderr
+    assert there.read("jobs", "cancel", done, code=1)[0]["verdict"] == "refused"
+
+
+def test_one_unknown_id_touches_none_of_the_others(there: Terminal) -> None:
+    job = there.enqueue("add", 1, 2)
+
+    assert "nobody" in there.refused("jobs", "cancel", job, "nobody", code=4)
+    assert there.read("jobs", "show", job)["state"] == "waiting"
+
+
+@pytest.mark.parametrize("form", ["table", "json", "jsonl"])
+def test_an_empty_list_is_no_error(there: Terminal, form: str) -> None:
+    assert there.run("migrate").exit_code == 0
+    assert there.run("jobs", "list", "-o", form).exit_code == 0

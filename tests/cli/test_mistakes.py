@@ -1,0 +1,153 @@
+"""What a mistake gets: one line that names it and the remedy, and the exit code that says whose it is."""
+
+import sqlite3
+
+import pytest
+
+from tests.cli.terminal import TASKS, Terminal, one_line
+
+MEMORY = "memory lives in one process; use sqlite:///..."
+
+
+@pytest.fixture
+def tasks(terminal: Terminal) -> Terminal:
+    terminal.write("tasks.py", TASKS)
+    return terminal
+
+
+@pytest.mark.parametrize(
+    ("target", "named", "remedy"),
+    [
+        ("nowhere:app", "there is no module 'nowhere'", "PYTHONPATH"),
+        ("tasks:nothing", "module 'tasks' has no 'nothing'", "it has tasks:app"),
+        ("tasks:add", "is of type", "it has tasks:app"),
+        ("tasks.py", "'tasks.py' names no app", "tasks:app"),
+        ("./tasks:app", "names no app", "module:attribute"),
+        ("tasks:", "names no app", "module:attribute"),
+        (":app", "names no app", "module:attribute"),
+        ("empty", "holds no Holdfast", "app = Holdfast()"),
+        ("broken", "ZeroDivisionError: division by zero (", "line 3)"),
+        ("garbled", "SyntaxError: ", "line 1)"),
+        ("needy", "ModuleNotFoundError: No module named 'not_installed' (", "line 1)"),
+        ("quitter", "SystemExit: 3 (", "line 1)"),
+        ("wrong", "Stall.max_count = -1 must be 0 or more", "line 3)"),
+    ],
+)
+def test_an_app_that_cannot_be_had_is_named_with_the_remedy(
+    tasks: Terminal, target: str, named: str, remedy: str
+) -> None:
+    tasks.write("empty.py", "")
+    tasks.write("broken.py", "def divide():\n\n    return 1 / 0\ndivide()\n")
+    tasks.write("garbled.py", "app = (\n")
+    tasks.write("needy.py", "import not_installed\n")
+    tasks.write("quitter.py", "raise SystemExit(3)\n")
+    tasks.write("wrong.py", "from holdfast import Stall\n\nStall(max_count=-1)\n")
+    done = tasks.ended("worker", target, "--burst")
+
+    assert done.returncode == 2
+    said = one_line(done.stderr)
+    assert named in said
+    assert remedy in said
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        (("worker",), "name one as module:attribute"),
+        (("worker", "tasks:app", "-q", "mail,,default"), "empty queue"),
+        (("worker", "tasks:app", "-c", "0"), "--concurrency"),
+        (("worker", "tasks:app", "--processes", "0"), "--processes"),
+        (("worker", "tasks:app", "--drain", "5y"), "--drain = '5y' is no duration"),
+        (("worker", "tasks:app", "--drain", "nan"), "--drain = 'nan' is no duration"),
+        (("worker", "tasks:app", "--drain", "-1"), "--drain = -1.0 must be longer than nothing"),
+        (("--url", "sqlite:///x.db", "worker", "tasks:app"), "a storage of its own"),
+        (("worker", "tasks:app", "--log-level", "loud"), "--log-level"),
+        (("reaper", "--sweep", "0s"), "--sweep = '0s' must be longer than nothing"),
+        (("reaper", "tasks:app", "--grace", "1s"), "leave --grace out"),
+        (("reaper", "tasks:app", "--url", "sqlite:///x.db"), "a storage of its own"),
+        (("info", "--url", "redis://here"), "storage URL 'redis://here' is none that Holdfast knows"),
+        (("info", "--url", "sqlite:///"), "names no file"),
+        (("info", "--url", "sqlite:///x.db?color=red"), "unknown option 'color'"),
+        (("info", "--every", "soon"), "--every = 'soon' is no duration"),
+        (("info", "-o", "yaml"), "'yaml' is not one of 'table', 'json', 'jsonl'; see holdfast info --help"),
+        (("jobs", "list", "--state", "dead"), "'dead' is not one of"),
+        (("jobs", "show"), "Missing argument 'ID'; see holdfast jobs show --help"),
+        (("jobs", "redrive"), "Missing argument 'ID...'"),
+        (("jobs", "bury", "x"), "No such command 'bury'"),
+        (("nonsense",), "No such command 'nonsense'"),
+        (("--nonsense",), "No such option '--nonsense'"),
+    ],
+)
+def test_a_wrong_call_is_one_line_and_exit_code_2(tasks: Terminal, args: tuple[str, ...], named: str) -> None:
+    assert named in tasks.refused(*args)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [("reaper",), ("info",), ("jobs", "list"), ("jobs", "show", "x"), ("jobs", "cancel", "x"), ("migrate",)],
+)
+def test_memory_cannot_be_seen_from_another_process(terminal: Terminal, args: tuple[str, ...]) -> None:
+    assert MEMORY in terminal.refused(*args, "--url", "memory://")
+    assert MEMORY in terminal.refused(*args, env={"HOLDFAST_URL": "memory://"})
+
+
+def test_memory_cannot_be_shared_by_several_processes(terminal: Terminal) -> None:
+    terminal.write("memories.py", "from holdfast import Holdfast\nmine = Holdfast('memory://')\n")
+    done = terminal.ended("worker", "memories", "--processes", "2")
+
+    assert done.returncode == 2
+    assert MEMORY in one_line(done.stderr)
+
+
+def test_what_several_processes_cannot_load_is_said_once(terminal: Terminal) -> None:
+    done = terminal.ended("worker", "nowhere:app", "--processes", "3")
+
+    assert done.returncode == 2
+    assert "there is no module 'nowhere'" in one_line(done.stderr)
+
+
+@pytest.mark.parametrize(
+    "args", [("info",), ("jobs", "list"), ("jobs", "show", "x"), ("jobs", "redrive", "x"), ("jobs", "cancel", "x")]
+)
+def test_looking_at_a_database_that_is_not_there_does_not_make_it(there: Terminal, args: tuple[str, ...]) -> None:
+    said = there.refused(*args)
+
+    assert "there is no database at" in said
+    assert "--url" in said
+    assert not list(there.place.iterdir())
+
+
+@pytest.mark.parametrize("args", [("info",), ("jobs", "list"), ("migrate",)])
+def test_a_file_that_is_no_database_is_left_untouched(there: Terminal, args: tuple[str, ...]) -> None:
+    there.write("jobs.db", "a shopping list")
+
+    assert "left untouched" in there.refused(*args, code=1)
+    assert [(path.name, path.read_text()) for path in there.place.iterdir()] == [("jobs.db", "a shopping list")]
+
+
+def test_a_database_of_another_program_is_left_untouched(there: Terminal) -> None:
+    with sqlite3.connect(there.place / "jobs.db") as other:
+        other.execute("CREATE TABLE theirs (thing)")
+    other.close()
+    before = (there.place / "jobs.db").read_bytes()
+
+    assert "another program" in there.refused("info", code=1)
+    assert (there.place / "jobs.db").read_bytes() == before
+
+
+def test_a_job_that_is_unknown_is_exit_code_4(there: Terminal) -> None:
+    there.enqueue("add", 1, 2)
+
+    assert "no job 'nobody' in any queue" in there.refused("jobs", "show", "nobody", code=4)
+    assert "no job 'nobody' in queue 'mail'" in there.refused("jobs", "cancel", "nobody", "--queue", "mail", code=4)
+
+
+def test_the_url_of_the_call_wins_over_the_app_and_the_app_over_the_environment(tasks: Terminal) -> None:
+    tasks.write("mine.py", "from holdfast import Holdfast\napp = Holdfast('sqlite:///mine.db')\n")
+    env: dict[str, str | None] = {"HOLDFAST_URL": "sqlite:///environment.db"}
+
+    assert "environment.db" in tasks.refused("info", env=env)
+    assert "mine.db" in tasks.refused("--app", "mine:app", "info", env=env)
+    assert "mine.db" in tasks.refused("info", env={**env, "HOLDFAST_APP": "mine:app"})
+    assert "asked.db" in tasks.refused("--app", "mine:app", "info", "--url", "sqlite:///asked.db", env=env)
+    assert "holdfast.db" in tasks.refused("info")

@@ -1,0 +1,42 @@
+"""`holdfast reaper`: a process that recovers and runs nothing."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.cli.terminal import Terminal
+
+MORTAL = """
+import asyncio, os, sys
+from holdfast.core.job import Owner
+from holdfast.storage.locate import locate
+from holdfast.storage.protocol import Order
+
+asyncio.run(locate(sys.argv[1]).exchange(Owner("0123456789abcdef", "mortal"), (), Order(("default",), 1)))
+os._exit(1)
+"""
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("election", [(), ("--no-election",)])
+def test_it_recovers_what_the_dead_left_says_so_and_ends_on_a_signal(
+    there: Terminal, election: tuple[str, ...]
+) -> None:
+    job = there.enqueue("add", 1, 2)
+    subprocess.run([sys.executable, "-c", MORTAL, there.url], check=False)
+    with there.start("reaper", "--sweep", "50ms", "--grace", "50ms", *election) as process:
+        assert process.stderr is not None
+        said: list[str] = []
+        for line in process.stderr:
+            said.append(line)
+            if "recovered" in line:
+                process.send_signal(signal.SIGTERM)
+
+    text = "".join(said)
+    assert process.returncode == 0
+    assert ("leads from now on" in text) is not bool(election)
+    assert ("leads no longer: resigned" in text) is not bool(election)
+    assert f"recovered job {job} of task add in queue default: run 1 stalled (process_died)" in text
+    assert there.read("jobs", "show", job)["state"] == "waiting"

@@ -1,0 +1,94 @@
+"""`holdfast worker`: real processes, real signals."""
+
+import json
+import signal
+from datetime import timedelta
+
+import pytest
+
+from holdfast.cli.worker import Crew, worker
+from tests.cli.terminal import TASKS, Terminal
+
+
+@pytest.fixture
+def tasks(there: Terminal) -> Terminal:
+    there.write("tasks.py", TASKS)
+    return there
+
+
+@pytest.mark.system
+def test_a_burst_does_what_there_is_and_ends(tasks: Terminal) -> None:
+    job = tasks.enqueue("add", 1, 2)
+    done = tasks.ended("worker", "tasks:app", "--burst", "--name", "bursting")
+
+    assert done.returncode == 0
+    assert done.stdout == ""
+    seen = tasks.read("jobs", "show", job)
+    assert (seen["state"], seen["result"], seen["runs"][0]["worker"]) == ("completed", 3, "bursting")
+    assert [line["message"] for line in seen["log"]] == ["adding"]
+
+
+@pytest.mark.system
+def test_it_serves_the_queues_that_are_named(tasks: Terminal) -> None:
+    job, other = tasks.enqueue("add", 1, 2, queue="mail"), tasks.enqueue("add", 3, 4)
+    assert tasks.ended("worker", "tasks:app", "--burst", "-q", "letters,mail").returncode == 0
+
+    assert tasks.read("jobs", "show", job)["state"] == "completed"
+    assert tasks.read("jobs", "show", other)["state"] == "waiting"
+
+
+@pytest.mark.system
+def test_a_signal_ends_it_though_a_thread_hangs_and_its_job_is_handed_back(tasks: Terminal) -> None:
+    job = tasks.enqueue("hang")
+    with tasks.start("worker", "tasks:app", "--drain", "0") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "hanging\n"
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)
+
+    assert process.returncode == 0
+    seen = tasks.read("jobs", "show", job)
+    assert (seen["releases"], seen["runs"][0]["ended"], seen["runs"][0]["reason"]) == (1, "released", "shutdown")
+
+
+@pytest.mark.system
+def test_logs_are_json_if_asked_for_and_tell_no_arguments(tasks: Terminal) -> None:
+    tasks.enqueue("add", 31337, 2)
+    done = tasks.ended("worker", "tasks:app", "--burst", "--log-format", "json", "--log-level", "debug")
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+
+    assert {"at", "level", "logger", "message"} <= lines[0].keys()
+    assert "31337" not in done.stderr
+
+
+@pytest.mark.system
+def test_a_storage_that_cannot_be_opened_is_one_line_and_exit_code_1(tasks: Terminal) -> None:
+    tasks.write("jobs.db", "a shopping list")
+    done = tasks.ended("worker", "tasks:app", "--quiet")
+
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "crew",
+    [
+        Crew(None, 10, burst=False, reaper=True, name=None, drain=timedelta(seconds=25)),
+        Crew(("mail", "a b"), 3, burst=True, reaper=False, name="x y", drain=timedelta(milliseconds=1500)),
+    ],
+)
+def test_a_child_is_told_all_that_its_supervisor_was(crew: Crew) -> None:
+    told = worker.make_context("worker", ["tasks:app", *crew.options()]).params
+
+    assert (
+        Crew(
+            tuple(told["queues"]) or None,
+            told["concurrency"],
+            burst=told["burst"],
+            reaper=not told["no_reaper"],
+            name=told["name"],
+            drain=told["drain"],
+        )
+        == crew
+    )

@@ -1,0 +1,127 @@
+"""An honest little case: four jobs, of which one lost its worker to a kill, one to a pause, and one was handed back."""
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import msgspec
+from msgspec import structs
+
+from holdfast.core.duration import moment
+from holdfast.core.events import JobCompleted, JobReleased, JobStalled, RunFenced
+from holdfast.core.job import JobDetail, JobRecord, Owner, Ref, RunRecord, StallReason
+from holdfast.core.lifecycle import State
+from holdfast.demo.diary import Line
+from holdfast.demo.evidence import Bounds, Evidence, Fault, HeldRun
+from holdfast.demo.work import Facts, examine
+
+SECOND = 1_000_000
+START = 1_700_000_000 * SECOND
+
+KILLED = Owner("killed", pid=11)
+PAUSED = Owner("paused", pid=12)
+SOUND = Owner("sound", pid=13)
+
+WISHED = {"plain": "a.py", "struck": "b.py", "held": "c.py", "returned": "a.py"}
+
+
+def facts(path: str) -> Facts:
+    return examine(path.encode(), python=False)
+
+
+def honest() -> Evidence:
+    runs = {
+        "plain": [run(1, SOUND, "completed")],
+        "struck": [run(1, KILLED, "stalled"), run(2, SOUND, "completed")],
+        "held": [run(1, PAUSED, "stalled"), run(2, SOUND, "completed")],
+        "returned": [run(1, SOUND, "released"), run(2, SOUND, "completed")],
+    }
+    return Evidence(
+        wished=dict(WISHED),
+        expected={path: facts(path) for path in WISHED.values()},
+        details={job: detail(job, runs[job]) for job in WISHED},
+        found=[Ref("demo", job) for job in WISHED],
+        lines=[line for job in WISHED for one in runs[job] for line in noted(job, one)],
+        events=[
+            stalled("struck", KILLED, "process_died", START + SECOND // 10),
+            stalled("held", PAUSED, "lease_expired", START + 3 * SECOND),
+            JobReleased(queue="demo", id="returned", task="t", run=1, reason="shutdown"),
+            RunFenced(
+                queue="demo", id="held", task="t", run=2, fence=101, current_fence=102, owner="paused", write="settle"
+            ),
+            *(completed(job, len(runs[job])) for job in WISHED),
+        ],
+        faults=[
+            Fault("kill", KILLED, True, START, (HeldRun("struck", 1, 101),)),
+            Fault("pause", PAUSED, False, START, (HeldRun("held", 1, 101),), START + 4 * SECOND),
+        ],
+        kills=1,
+        bounds=Bounds(death=SECOND, pause=5 * SECOND),
+    )
+
+
+def run(number: int, owner: Owner, ended: str) -> RunRecord:
+    return RunRecord(number=number, fence=100 + number, owner=owner.id, pid=owner.pid, start=START, ended=ended)
+
+
+def detail(job: str, runs: list[RunRecord]) -> JobDetail:
+    record = JobRecord(
+        queue="demo",
+        id=job,
+        task="t",
+        state=State.COMPLETED,
+        payload=b"",
+        score=0,
+        run_at=START,
+        created=START,
+        fence=100 + len(runs),
+        starts=len(runs),
+        result=msgspec.json.encode(facts(WISHED[job])),
+    )
+    return JobDetail(record, tuple(runs))
+
+
+def noted(job: str, one: RunRecord) -> list[Line]:
+    begun = Line(job=job, run=one.number, fence=one.fence, pid=one.pid, mark="start")
+    # The killed worker's handler never came to its end; the paused one's did, too late.
+    if one.owner == KILLED.id:
+        return [begun]
+    answer = None if one.ended == "released" else facts(WISHED[job])
+    return [begun, structs.replace(begun, mark="end", answer=answer)]
+
+
+def stalled(job: str, owner: Owner, reason: StallReason, at: int) -> JobStalled:
+    return JobStalled(
+        queue="demo", id=job, task="t", run=1, count=1, action="recovered", reason=reason, owner=owner.id, at=moment(at)
+    )
+
+
+def completed(job: str, number: int) -> JobCompleted:
+    return JobCompleted(queue="demo", id=job, task="t", run=number, attempt=1, at=moment(START) + timedelta(seconds=5))
+
+
+def edit_job(case: Evidence, job: str, **changes: object) -> None:
+    found = case.details[job]
+    assert found is not None
+    case.details[job] = structs.replace(found, job=structs.replace(found.job, **changes))
+
+
+def edit_run(case: Evidence, job: str, number: int, **changes: object) -> None:
+    found = case.details[job]
+    assert found is not None
+    runs = [structs.replace(one, **changes) if one.number == number else one for one in found.runs]
+    case.details[job] = structs.replace(found, runs=tuple(runs))
+
+
+def edit_events(case: Evidence, which: type, job: str, **changes: object) -> None:
+    case.events = [
+        structs.replace(event, **changes) if isinstance(event, which) and getattr(event, "id", "") == job else event
+        for event in case.events
+    ]
+
+
+def drop_events(case: Evidence, which: type, job: str) -> None:
+    case.events = [event for event in case.events if not (isinstance(event, which) and getattr(event, "id", "") == job)]
+
+
+def edit_lines(case: Evidence, change: Callable[[Line], Line | None]) -> None:
+    case.lines = [kept for line in case.lines if (kept := change(line)) is not None]

@@ -1,0 +1,267 @@
+"""The audit: an honest case is green, and each planted lie turns its own check red and no other."""
+
+from collections.abc import Callable
+
+import pytest
+from msgspec import structs
+
+from holdfast.core.duration import moment
+from holdfast.core.events import JobCompleted, JobReleased, JobStalled, RunFenced
+from holdfast.core.job import Ref
+from holdfast.core.lifecycle import State
+from holdfast.demo.audit import EXAMPLES, audit
+from holdfast.demo.evidence import Evidence, HeldRun, Replay
+from tests.demo.evidence import (
+    SECOND,
+    SOUND,
+    START,
+    completed,
+    drop_events,
+    edit_events,
+    edit_job,
+    edit_lines,
+    edit_run,
+    facts,
+    honest,
+)
+
+LOST = "no job is lost"
+COMPLETED = "all jobs are completed"
+RIGHT = "every answer is right"
+ONCE = "no job has two outcomes"
+STARTS = "every start the handlers noted is a run, with its fence and process"
+NOTED = "every run was noted by its handler"
+ANNOUNCED = "every extra run was announced"
+STRUCK = "busy workers were struck, the leader among them"
+DEATH = "a dead worker's jobs were back in time"
+PAUSE = "the paused worker's jobs were back in time"
+FENCED = "the woken worker's runs were stopped or refused"
+REFUSED = "a settlement under an old fence is refused"
+
+
+def red(case: Evidence) -> list[str]:
+    return [check.name for check in audit(case) if not check.holds]
+
+
+def test_an_honest_case_is_green() -> None:
+    assert red(honest()) == []
+
+
+def lost(case: Evidence) -> None:
+    case.details["plain"] = None
+    case.found.remove(Ref("demo", "plain"))
+
+
+def lost_but_for_the_list(case: Evidence) -> None:
+    case.found.remove(Ref("demo", "plain"))
+
+
+def nobodys_job(case: Evidence) -> None:
+    case.found.append(Ref("demo", "stranger"))
+
+
+def not_over(case: Evidence) -> None:
+    edit_job(case, "plain", state=State.WAITING)
+    drop_events(case, JobCompleted, "plain")
+    edit_run(case, "plain", 1, ended="released")
+
+
+def failed(case: Evidence) -> None:
+    edit_job(case, "plain", state=State.FAILED)
+    drop_events(case, JobCompleted, "plain")
+    edit_run(case, "plain", 1, ended="raised")
+
+
+def wrong_result(case: Evidence) -> None:
+    edit_job(case, "plain", result=b"{}")
+
+
+def result_of_another_file(case: Evidence) -> None:
+    found = case.details["struck"]
+    assert found is not None
+    edit_job(case, "plain", result=found.job.result)
+
+
+def wrong_answer_noted(case: Evidence) -> None:
+    edit_lines(
+        case,
+        lambda line: structs.replace(line, answer=facts("?")) if line.answer and line.job == "plain" else line,
+    )
+
+
+def file_gone(case: Evidence) -> None:
+    del case.expected["b.py"]
+
+
+def announced_twice(case: Evidence) -> None:
+    case.events.append(completed("plain", 1))
+
+
+def never_announced_as_completed(case: Evidence) -> None:
+    drop_events(case, JobCompleted, "plain")
+
+
+def completed_by_two_runs(case: Evidence) -> None:
+    edit_run(case, "returned", 1, ended="completed")
+    edit_lines(
+        case,
+        lambda line: (
+            structs.replace(line, answer=facts("a.py"))
+            if (line.job, line.run, line.mark) == ("returned", 1, "end")
+            else line
+        ),
+    )
+
+
+def start_without_a_run(case: Evidence) -> None:
+    case.lines.append(structs.replace(case.lines[0], run=2, fence=102))
+
+
+def start_of_a_stranger(case: Evidence) -> None:
+    case.lines.append(structs.replace(case.lines[0], job="stranger"))
+
+
+def start_under_another_fence(case: Evidence) -> None:
+    edit_lines(case, lambda line: structs.replace(line, fence=7) if line.job == "plain" else line)
+
+
+def start_in_another_process(case: Evidence) -> None:
+    edit_lines(case, lambda line: structs.replace(line, pid=7) if line.job == "plain" else line)
+
+
+def began_twice(case: Evidence) -> None:
+    case.lines.append(case.lines[0])
+
+
+def completed_without_a_handler(case: Evidence) -> None:
+    edit_lines(case, lambda line: None if line.job == "plain" else line)
+
+
+def completed_without_an_answer(case: Evidence) -> None:
+    edit_lines(case, lambda line: None if line.job == "plain" and line.mark == "end" else line)
+
+
+def unannounced_second_run(case: Evidence) -> None:
+    drop_events(case, JobReleased, "returned")
+
+
+def kill_that_was_not_possible(case: Evidence) -> None:
+    case.kills = 2
+
+
+def no_leader_killed(case: Evidence) -> None:
+    case.faults[0].led = False
+
+
+def struck_while_idle(case: Evidence) -> None:
+    case.faults[0].owner = structs.replace(SOUND, id="idle")
+
+
+def never_woken(case: Evidence) -> None:
+    case.faults[1].woken_at = None
+
+
+def death_noticed_late(case: Evidence) -> None:
+    edit_events(case, JobStalled, "struck", at=moment(START + SECOND + 1))
+
+
+def death_taken_for_silence(case: Evidence) -> None:
+    edit_events(case, JobStalled, "struck", reason="lease_expired")
+
+
+def silence_noticed_late(case: Evidence) -> None:
+    edit_events(case, JobStalled, "held", at=moment(START + 5 * SECOND + 1))
+
+
+def late_answer_taken(case: Evidence) -> None:
+    # The run after it is the one that counts, so that no job has two outcomes.
+    edit_run(case, "held", 1, ended="raised")
+
+
+def woken_and_never_told(case: Evidence) -> None:
+    drop_events(case, RunFenced, "held")
+    case.replay = Replay(HeldRun("held", 1, 101), "lost")
+
+
+def nothing_refused(case: Evidence) -> None:
+    edit_events(case, RunFenced, "held", write="renew")
+
+
+def replay_accepted(case: Evidence) -> None:
+    case.replay = Replay(HeldRun("held", 1, 101), "done")
+
+
+@pytest.mark.parametrize(
+    ("lie", "check"),
+    [
+        (lost, LOST),
+        (lost_but_for_the_list, LOST),
+        (nobodys_job, LOST),
+        (not_over, COMPLETED),
+        (failed, COMPLETED),
+        (wrong_result, RIGHT),
+        (result_of_another_file, RIGHT),
+        (wrong_answer_noted, RIGHT),
+        (file_gone, RIGHT),
+        (announced_twice, ONCE),
+        (never_announced_as_completed, ONCE),
+        (completed_by_two_runs, ONCE),
+        (start_without_a_run, STARTS),
+        (start_of_a_stranger, STARTS),
+        (start_under_another_fence, STARTS),
+        (start_in_another_process, STARTS),
+        (began_twice, STARTS),
+        (completed_without_a_handler, NOTED),
+        (completed_without_an_answer, NOTED),
+        (unannounced_second_run, ANNOUNCED),
+        (kill_that_was_not_possible, STRUCK),
+        (no_leader_killed, STRUCK),
+        (struck_while_idle, STRUCK),
+        (never_woken, STRUCK),
+        (death_noticed_late, DEATH),
+        (death_taken_for_silence, DEATH),
+        (silence_noticed_late, PAUSE),
+        (late_answer_taken, FENCED),
+        (woken_and_never_told, FENCED),
+        (nothing_refused, REFUSED),
+        (replay_accepted, REFUSED),
+    ],
+)
+def test_a_lie_turns_its_own_check_red_and_no_other(lie: Callable[[Evidence], None], check: str) -> None:
+    case = honest()
+    lie(case)
+
+    assert red(case) == [check]
+
+
+def test_a_run_whose_process_died_before_its_first_line_is_no_lie() -> None:
+    case = honest()
+    edit_lines(case, lambda line: None if (line.job, line.run) == ("struck", 1) else line)
+
+    assert red(case) == []
+
+
+def test_a_run_stopped_by_its_own_fence_counts_as_such() -> None:
+    case = honest()
+    edit_lines(
+        case,
+        lambda line: structs.replace(line, answer=None) if (line.job, line.run) == ("held", 1) else line,
+    )
+    edit_events(case, RunFenced, "held", write="renew")
+    case.replay = Replay(HeldRun("held", 1, 101), "lost")
+
+    checks = {check.name: check for check in audit(case)}
+
+    assert all(check.holds for check in checks.values())
+    assert checks[FENCED].told == "1 runs: 1 stopped by their own fence, 0 answered too late and refused"
+    assert checks[REFUSED].told == "replayed run 1 of job held under fence 101: lost"
+
+
+def test_a_red_check_shows_some_examples_and_counts_all() -> None:
+    case = honest()
+    case.found += [Ref("demo", f"stranger {number}") for number in range(2 * EXAMPLES)]
+
+    check = next(check for check in audit(case) if check.name == LOST)
+
+    assert check.wrong == 2 * EXAMPLES
+    assert len(check.examples) == EXAMPLES

@@ -1,0 +1,126 @@
+"""The whole demo as a user runs it: exit 0 with every check green, and nothing left behind however it ends."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from holdfast.demo.processes import alive
+
+DEMO = [sys.executable, "-m", "holdfast", "demo"]
+CHECKS = 12
+
+
+def environment(folder: Path) -> dict[str, str]:
+    source = Path(__file__).parent.parent.parent / "src"
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+    return {**inherited, "PYTHONPATH": str(source), "TMPDIR": str(folder)}
+
+
+def run(folder: Path, *options: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [*DEMO, *options], env=environment(folder), capture_output=True, text=True, timeout=100, check=False
+    )
+
+
+@pytest.mark.system
+def test_the_demo_kills_pauses_audits_and_ends_well(tmp_path: Path) -> None:
+    done = run(tmp_path, "--jobs", "150", "--plain")
+
+    told = done.stdout + done.stderr
+    assert done.returncode == 0, told
+    assert told.count("\nok  ") == CHECKS, told
+    assert told.count("SIGKILL  ") == 2, told
+    assert "SIGSTOP  " in told, told
+    assert "SIGCONT  " in told, told
+    assert "process_died" in told, told
+    assert "lease_expired" in told, told
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.system
+def test_the_demo_tells_everything_as_one_json_object(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'mine.db'}"
+    done = run(tmp_path, "--jobs", "150", "--kills", "1", "--seed", "7", "--url", url, "-o", "json")
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = msgspec.json.decode(done.stdout)
+    assert (report["ok"], report["seed"], report["jobs"], report["url"]) == (True, 7, 150, url)
+    assert [fault["kind"] for fault in report["faults"]] == ["kill", "pause"]
+    assert len(report["checks"]) == CHECKS
+    assert report["runs"] == 150 + len(report["recoveries"])
+
+
+@pytest.mark.system
+def test_memory_is_refused(tmp_path: Path) -> None:
+    done = run(tmp_path, "--url", "memory://")
+
+    assert done.returncode == 2
+    assert "memory lives in one process; use sqlite:///..." in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.system
+def test_an_interrupted_demo_leaves_no_process_and_no_folder(tmp_path: Path) -> None:
+    with started(tmp_path, "--jobs", "1000") as demo:
+        # While one worker is paused: it hears nothing, so it must be woken or killed like the others.
+        paused = int(told(demo, "SIGSTOP").split()[2].rstrip(","))
+        working = workers_of(tmp_path)
+        demo.send_signal(signal.SIGINT)
+        demo.communicate()
+
+    assert demo.returncode == 130
+    assert not alive(paused)
+    assert not [pid for pid in working if alive(pid)]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.system
+def test_a_demo_whose_supervisor_dies_says_so_and_fails(tmp_path: Path) -> None:
+    with started(tmp_path, "--jobs", "1000") as demo:
+        told(demo, "SIGSTOP")
+        working = workers_of(tmp_path)
+        supervisors = [pid for pid in working if b"--processes\x003\x00" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        assert supervisors, "none of the demo's processes is its supervisor"
+        os.kill(supervisors[0], signal.SIGKILL)
+        rest, _ = demo.communicate()
+
+    assert demo.returncode == 1
+    assert "the supervisor left with the exit status -9 before the jobs were done" in rest
+    assert "FAILED  all jobs are completed" in rest
+    assert "what the supervisor and its workers wrote to stderr:" in rest
+    assert not [pid for pid in working if alive(pid)]
+    assert list(tmp_path.iterdir()) == []
+
+
+def started(folder: Path, *options: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [*DEMO, *options, "--plain"],
+        env=environment(folder),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def told(demo: "subprocess.Popen[str]", word: str) -> str:
+    """Read on to the line that begins with this word."""
+    assert demo.stdout is not None
+    return next(line for line in demo.stdout if line.startswith(word))
+
+
+def workers_of(folder: Path) -> set[int]:
+    """Return the processes that were told of a diary below this folder, where the system shows that."""
+    found: set[int] = set()
+    for place in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            told = place.read_bytes()
+        except OSError:
+            continue
+        if f"HOLDFAST_DEMO_RUN_DIARY={folder}".encode() in told:
+            found.add(int(place.parent.name))
+    return found

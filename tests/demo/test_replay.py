@@ -1,0 +1,45 @@
+"""The replay: a settlement under an old fence, sent through the public verb, is refused and put on record."""
+
+from random import Random
+
+from holdfast.app import Holdfast
+from holdfast.core.events import RunFenced
+from holdfast.core.job import Owner
+from holdfast.core.outcome import Returned
+from holdfast.core.settlement import settlement
+from holdfast.demo.chronicle import Chronicle
+from holdfast.demo.gather import replay
+from holdfast.settle import settle_stalled
+from holdfast.storage.protocol import Order
+
+
+async def test_a_run_that_was_taken_away_settles_nothing_when_it_is_replayed() -> None:
+    app = Holdfast("memory://")
+
+    @app.task(queue="demo")
+    def nothing() -> None: ...
+
+    lost, reaper, heir = Owner("lost"), Owner("reaper"), Owner("heir")
+    async with app:
+        storage = app.storage
+        chronicle = Chronicle(storage, "demo")
+        await chronicle.begin()
+        job = await nothing.enqueue()
+        await storage.exchange(lost, (), Order(("demo",), 1))
+        taken = await storage.reclaim(lost.id, reaper)
+        await settle_stalled(storage, reaper, taken.stalled, Random(1))
+        again = await storage.exchange(heir, (), Order(("demo",), 1))
+        await storage.exchange(heir, [settlement(again.leases[0], Returned(b"null"), Random(1))])
+        before = await job.info()
+
+        replayed = await replay(storage, {job.id: before}, [])
+
+        assert replayed is not None
+        assert (replayed.verdict, replayed.run.run, replayed.run.fence) == ("lost", 1, before.runs[0].fence)
+        assert await job.info() == before
+        assert [event.write for event in await chronicle.catch_up() if isinstance(event, RunFenced)] == ["settle"]
+
+
+async def test_where_nothing_was_taken_away_there_is_nothing_to_replay() -> None:
+    async with Holdfast("memory://") as app:
+        assert await replay(app.storage, {"gone": None}, []) is None

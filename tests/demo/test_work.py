@@ -1,0 +1,127 @@
+"""The demo's work, its corpus and its diary: exact, repeatable, and robust against a kill in the middle of a line."""
+
+import hashlib
+import lzma
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from holdfast.demo import diary
+from holdfast.demo.corpus import LIMITS, Corpus, corpus, rounds
+from holdfast.demo.diary import Line
+from holdfast.demo.work import Facts, examine, is_python
+from holdfast.errors import UsageError
+
+SOURCE = b"x = 1\ny = x + 2\n"
+
+
+def test_a_small_source_comes_to_exactly_this() -> None:
+    assert examine(SOURCE, python=True) == Facts(
+        sha256=hashlib.sha256(SOURCE).hexdigest(),
+        size=16,
+        lines=2,
+        # ENCODING, x = 1 NEWLINE, y = x + 2 NEWLINE, ENDMARKER
+        tokens=12,
+        # Module; Assign, Name, Store, Constant; Assign, Name, Store, BinOp, Name, Load, Add, Constant
+        nodes=13,
+        lzma=len(lzma.compress(SOURCE)),
+    )
+
+
+def test_an_empty_file_has_no_lines() -> None:
+    nothing = examine(b"", python=True)
+
+    assert (nothing.size, nothing.lines, nothing.tokens, nothing.nodes) == (0, 0, 2, 1)
+
+
+def test_a_last_line_without_a_break_counts() -> None:
+    assert examine(b"a\nb", python=False).lines == 2
+
+
+@pytest.mark.parametrize("data", [b"def (:\n", b"\x00\x01\xff", b"# coding: no-such\n", b"'''never closed"])
+def test_what_is_not_python_has_no_nodes(data: bytes) -> None:
+    assert examine(data, python=True).nodes == 0
+
+
+def test_what_does_not_claim_to_be_python_is_not_parsed() -> None:
+    facts = examine(SOURCE, python=False)
+
+    assert (facts.tokens, facts.nodes) == (0, 0)
+    assert is_python("a/b.py")
+    assert is_python("a/b.pyi")
+    assert not is_python("a/py")
+
+
+def test_the_work_can_be_ended_between_its_steps() -> None:
+    class Enough(Exception):
+        pass
+
+    def stop() -> None:
+        raise Enough
+
+    with pytest.raises(Enough):
+        examine(SOURCE, python=True, between=stop)
+
+
+def test_the_corpus_is_every_file_that_can_be_read_but_the_compiled_the_huge_and_others_packages(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "a.py").write_bytes(SOURCE)
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "data.txt").write_text("x")
+    (tmp_path / "below" / "huge.bin").write_bytes(b"\0" * (LIMITS[0] + 1))
+    (tmp_path / "link.py").symlink_to(tmp_path / "a.py")
+    (tmp_path / "old.pyc").write_bytes(b"x")
+    for name in ("__pycache__", "site-packages", "dist-packages"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "b.py").write_bytes(SOURCE)
+
+    found = corpus([tmp_path, tmp_path / "below"])
+
+    assert found == Corpus((str(tmp_path / "a.py"), str(tmp_path / "below" / "data.txt")), LIMITS[0])
+
+
+def test_where_files_are_large_on_average_the_limit_is_lower(tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / f"small{number}").write_bytes(b"x")
+    (tmp_path / "large").write_bytes(b"x" * (LIMITS[1] + 1))
+
+    assert corpus([tmp_path]).limit == LIMITS[1]
+    assert len(corpus([tmp_path]).files) == 3
+
+
+def test_rounds_take_each_file_once_before_any_twice() -> None:
+    paths = rounds(["a", "b", "c"], 7, Random(5))
+
+    assert sorted(paths[:3]) == ["a", "b", "c"]
+    assert paths[3:6] == paths[:3]
+    assert len(paths) == 7
+
+
+def test_rounds_follow_the_seed() -> None:
+    known = [str(number) for number in range(100)]
+
+    assert rounds(known, 10, Random(5)) == rounds(known, 10, Random(5))
+    assert rounds(known, 10, Random(5)) != rounds(known, 10, Random(6))
+
+
+def test_without_files_there_is_no_demo() -> None:
+    with pytest.raises(UsageError, match="no file lies below"):
+        rounds([], 1, Random(5))
+
+
+def test_the_diary_gives_back_its_lines_and_counts_the_pieces(tmp_path: Path) -> None:
+    path = tmp_path / "diary"
+    begun = Line(job="a", run=1, fence=7, pid=11, mark="start")
+    ended = Line(job="a", run=1, fence=7, pid=11, mark="end", answer=examine(SOURCE, python=True))
+    diary.note(str(path), begun)
+    with path.open("ab") as torn:
+        torn.write(b'\n{"job":"b","run"')
+    diary.note(str(path), ended)
+
+    assert diary.read(path) == ([begun, ended], 1)
+
+
+def test_a_diary_that_nobody_wrote_is_empty(tmp_path: Path) -> None:
+    assert diary.read(tmp_path / "none") == ([], 0)
