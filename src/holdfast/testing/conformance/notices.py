@@ -1,0 +1,127 @@
+"""What `notices` promise: little. Whoever listens is woken, and nothing depends on it."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from holdfast.core.outcome import Interrupted
+from holdfast.storage.protocol import EVENTS_TOPIC, Cancel, Notices, Storage, job_topic, queue_topic
+from holdfast.testing.conformance.material import (
+    ALICE,
+    QUEUE,
+    Conformance,
+    enqueue,
+    new_job,
+    new_jobs,
+    settle,
+    start,
+)
+
+PATIENCE = 30
+"""Seconds, real ones: notices are the one thing that no manual clock moves. Only a broken storage takes so long."""
+
+
+class NoticesConformance(Conformance):
+    """Whoever listens is woken."""
+
+    async def test_an_enqueue_wakes_who_listens_to_its_queue(self, storage: Storage) -> None:
+        notices = storage.notices([queue_topic("mail"), queue_topic(QUEUE)])
+        await woken_by(notices, lambda: enqueue(storage, new_job()))
+        notices.close()
+
+    async def test_a_job_handed_back_wakes_who_listens_to_its_queue(self, storage: Storage) -> None:
+        lease = await start(storage)
+        notices = storage.notices([queue_topic(QUEUE)])
+        await woken_by(notices, lambda: settle(storage, ALICE, lease, Interrupted("shutdown")))
+        notices.close()
+
+    async def test_a_settlement_wakes_who_waits_for_the_job(self, storage: Storage) -> None:
+        lease = await start(storage)
+        notices = storage.notices([job_topic(lease.ref)])
+        await woken_by(notices, lambda: settle(storage, ALICE, lease))
+        notices.close()
+
+    async def test_a_cancel_wakes_who_waits_for_the_job(self, storage: Storage) -> None:
+        await enqueue(storage, new_job())
+        notices = storage.notices([job_topic(new_job().ref)])
+        await woken_by(notices, lambda: storage.revise([Cancel(new_job().ref)]))
+        notices.close()
+
+    async def test_an_event_wakes_who_reads_the_log(self, storage: Storage) -> None:
+        lease = await start(storage)
+        notices = storage.notices([EVENTS_TOPIC])
+        await woken_by(notices, lambda: settle(storage, ALICE, lease))
+        notices.close()
+
+    async def test_work_of_another_thread_wakes_who_listens_here(self, storage: Storage) -> None:
+        notices = storage.notices([queue_topic(QUEUE)])
+        await woken_by(notices, lambda: asyncio.to_thread(asyncio.run, enqueue(storage, new_job())))
+        notices.close()
+
+    async def test_all_who_listen_are_woken(self, storage: Storage) -> None:
+        several = [storage.notices([queue_topic(QUEUE)]) for _ in range(3)]
+        waits = [asyncio.ensure_future(notices.__anext__()) for notices in several]
+        await enqueue(storage, new_job())
+        async with asyncio.timeout(PATIENCE):
+            await asyncio.gather(*waits)
+        for notices in several:
+            notices.close()
+
+    async def test_what_happens_while_nobody_waits_is_told_later(self, storage: Storage) -> None:
+        notices = storage.notices([queue_topic(QUEUE)])
+        await enqueue(storage, new_job())
+        async with asyncio.timeout(PATIENCE):
+            await notices.__anext__()
+        notices.close()
+
+    async def test_many_changes_are_merged(self, storage: Storage) -> None:
+        notices = storage.notices([queue_topic(QUEUE), EVENTS_TOPIC])
+        for job in new_jobs(50):
+            await settle(storage, ALICE, await start(storage, job))
+        hints = 0
+        while await ready(notices):
+            hints += 1
+
+        assert hints < 50
+        notices.close()
+
+    async def test_a_cancelled_wait_loses_nothing(self, storage: Storage) -> None:
+        notices = storage.notices([queue_topic(QUEUE)])
+        wait = asyncio.ensure_future(notices.__anext__())
+        await turns()
+        wait.cancel()
+        await asyncio.gather(wait, return_exceptions=True)
+        await woken_by(notices, lambda: enqueue(storage, new_job()))
+        notices.close()
+
+    async def test_who_has_closed_may_close_again(self, storage: Storage) -> None:
+        notices = storage.notices([queue_topic(QUEUE)])
+        notices.close()
+        notices.close()
+        await enqueue(storage, new_job())
+
+
+async def woken_by(notices: Notices, change: Callable[[], Coroutine[Any, Any, object]]) -> None:
+    """Wait for a hint while something changes."""
+    wait = asyncio.ensure_future(notices.__anext__())
+    await turns()
+    await change()
+    async with asyncio.timeout(PATIENCE):
+        await wait
+
+
+async def ready(notices: Notices) -> bool:
+    """Return whether there is a hint at hand."""
+    wait = asyncio.ensure_future(notices.__anext__())
+    await turns()
+    if wait.done():
+        return True
+    wait.cancel()
+    await asyncio.gather(wait, return_exceptions=True)
+    return False
+
+
+async def turns() -> None:
+    """Let everything run that is ready to."""
+    for _ in range(10):
+        await asyncio.sleep(0)

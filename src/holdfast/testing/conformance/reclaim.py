@@ -1,0 +1,171 @@
+"""What `reclaim` promises: what a dead owner held is taken at once, and nothing else."""
+
+import pytest
+
+from holdfast.clock import SECOND
+from holdfast.core.events import JobFailed, JobStalled
+from holdfast.core.job import Policy, StallTerms
+from holdfast.core.lease import REAPER_LEASE
+from holdfast.core.lifecycle import State
+from holdfast.core.outcome import Interrupted
+from holdfast.storage.protocol import SWEEP_LIMIT, Beat, Cancel, Storage, WorkerInfo
+from holdfast.testing.clock import ManualClock
+from holdfast.testing.conformance.material import (
+    ALICE,
+    BOB,
+    DEPUTY,
+    RAISED,
+    REAPER,
+    Conformance,
+    apply,
+    beat,
+    claim,
+    claim_one,
+    enqueue,
+    look,
+    new_job,
+    new_jobs,
+    record,
+    settle,
+    stalled,
+    start,
+    told_of,
+    watch,
+)
+
+
+class ReclaimConformance(Conformance):
+    """What a dead owner held is taken at once, without grace."""
+
+    @pytest.mark.statement(92)
+    async def test_what_a_dead_owner_held_is_taken_at_once(self, storage: Storage, clock: ManualClock) -> None:
+        lease = await start(storage)
+        clock.advance(1.5)
+        answer = await storage.reclaim(ALICE.id, REAPER)
+
+        assert not answer.more
+        assert [(taken.lease.ref, taken.reason, taken.owner) for taken in answer.stalled] == [
+            (lease.ref, "process_died", ALICE.id)
+        ]
+        assert answer.stalled[0].silent_for == 1_500_000
+        job = answer.stalled[0].lease.job
+        assert job == await record(storage, lease.ref)
+        assert job.fence > lease.fence
+        assert (job.state, job.owner, job.lease_until) == (State.ACTIVE, REAPER.id, clock.now() + REAPER_LEASE)
+        assert (job.starts, job.stalls) == (1, 0)
+
+    @pytest.mark.statement(92, 117)
+    async def test_a_job_whose_worker_died_runs_again_at_once(self, storage: Storage) -> None:
+        lease = await start(storage)
+        for taken in (await storage.reclaim(ALICE.id, REAPER)).stalled:
+            assert await apply(storage, REAPER, stalled(taken)) == "done"
+        again = await claim_one(storage, BOB)
+
+        assert (again.ref, again.run, again.job.stalls, again.job.attempt) == (lease.ref, 2, 1, 1)
+        event = (await told_of(storage, JobStalled))[0]
+        assert (event.action, event.reason) == ("recovered", "process_died")
+
+    @pytest.mark.statement(117)
+    async def test_a_job_that_kills_its_workers_fails_as_crashed(self, storage: Storage) -> None:
+        await enqueue(storage, new_job())
+        for owner in (ALICE, BOB):
+            await claim_one(storage, owner)
+            for taken in (await storage.reclaim(owner.id, REAPER)).stalled:
+                await apply(storage, REAPER, stalled(taken))
+        job = await record(storage, new_job().ref)
+
+        assert (job.state, job.reason, job.stalls, job.failures) == (State.FAILED, "crashed", 2, 0)
+        assert [event.reason for event in await told_of(storage, JobFailed)] == ["crashed"]
+
+    async def test_a_job_that_must_not_run_twice_fails_when_its_worker_died(self, storage: Storage) -> None:
+        lease = await start(storage, new_job(policy=Policy(on_worker_lost="fail")))
+        for taken in (await storage.reclaim(ALICE.id, REAPER)).stalled:
+            await apply(storage, REAPER, stalled(taken))
+        job = await record(storage, lease.ref)
+
+        assert (job.state, job.reason) == (State.FAILED, "crashed")
+
+    async def test_only_the_dead_owners_jobs_are_taken(self, storage: Storage) -> None:
+        lease = await start(storage, new_job("alices"))
+        foreign = await start(storage, new_job("bobs"), BOB)
+        over = await start(storage, new_job("over"))
+        await settle(storage, ALICE, over)
+        back = await start(storage, new_job("back"))
+        await settle(storage, ALICE, back, Interrupted("shutdown"))
+        resting = await start(storage, new_job("resting", boost=SECOND))
+        await settle(storage, ALICE, resting, RAISED)
+        answer = await storage.reclaim(ALICE.id, REAPER)
+
+        assert [taken.lease.ref for taken in answer.stalled] == [lease.ref]
+        assert await record(storage, foreign.ref) == foreign.job
+
+    async def test_a_dead_owner_without_jobs_leaves_nothing(self, storage: Storage) -> None:
+        await start(storage, owner=BOB)
+        answer = await storage.reclaim(ALICE.id, REAPER)
+
+        assert (answer.stalled, answer.more) == ((), False)
+
+    async def test_to_reclaim_twice_is_to_reclaim_once(self, storage: Storage) -> None:
+        await start(storage)
+        first = await storage.reclaim(ALICE.id, REAPER)
+        second = await storage.reclaim(ALICE.id, DEPUTY)
+
+        assert (len(first.stalled), len(second.stalled)) == (1, 0)
+
+    async def test_a_reclaimed_lease_fences_its_old_holder(self, storage: Storage) -> None:
+        lease = await start(storage)
+        await storage.reclaim(ALICE.id, REAPER)
+
+        assert (await beat(storage, ALICE, [lease])).lost == ((lease.ref, lease.fence),)
+        assert await settle(storage, ALICE, lease) == "lost"
+
+    async def test_a_suspect_is_taken_too(self, storage: Storage, clock: ManualClock) -> None:
+        lease = await start(storage)
+        await watch(storage, clock, 20)
+        answer = await storage.reclaim(ALICE.id, REAPER)
+
+        assert [taken.lease.ref for taken in answer.stalled] == [lease.ref]
+        assert (await record(storage, lease.ref)).suspect_until is None
+
+    async def test_what_a_dead_reaper_held_is_taken_too(self, storage: Storage) -> None:
+        lease = await start(storage)
+        first = (await storage.reclaim(ALICE.id, REAPER)).stalled[0]
+        second = (await storage.reclaim(REAPER.id, DEPUTY)).stalled[0]
+
+        assert await apply(storage, REAPER, stalled(first)) == "lost"
+        assert await apply(storage, DEPUTY, stalled(second)) == "done"
+        assert (await record(storage, lease.ref)).stalls == 1
+
+    async def test_a_cancelled_job_of_the_dead_is_cancelled(self, storage: Storage) -> None:
+        lease = await start(storage, new_job(stall=StallTerms(max_stalls=0)))
+        await storage.revise([Cancel(lease.ref, "enough")])
+        for taken in (await storage.reclaim(ALICE.id, REAPER)).stalled:
+            await apply(storage, REAPER, stalled(taken))
+
+        assert (await record(storage, lease.ref)).state is State.CANCELLED
+        assert await told_of(storage, JobStalled) == []
+
+    async def test_a_dead_worker_is_shown_no_more(self, storage: Storage) -> None:
+        await storage.renew(Beat(ALICE, worker=WorkerInfo(("default",), 10)))
+        await storage.reclaim(ALICE.id, REAPER)
+
+        assert (await storage.survey()).workers == ()
+
+    async def test_a_reclaim_takes_in_bounded_steps(self, storage: Storage) -> None:
+        count = SWEEP_LIMIT + 30
+        await enqueue(storage, *new_jobs(count))
+        while await claim(storage):
+            pass
+        first = await storage.reclaim(ALICE.id, REAPER)
+        second = await storage.reclaim(ALICE.id, REAPER)
+
+        assert (len(first.stalled), first.more) == (SWEEP_LIMIT, True)
+        assert (len(second.stalled), second.more) == (30, False)
+
+        taken = [*first.stalled, *second.stalled]
+        await storage.exchange(REAPER, [stalled(lease) for lease in taken])
+
+        assert {run.reason for lease in taken for run in (await look(storage, lease.lease.ref)).runs} == {
+            "process_died"
+        }
+        assert len({lease.lease.ref for lease in taken}) == count

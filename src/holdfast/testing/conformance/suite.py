@@ -1,0 +1,29 @@
+"""All parts of the suite in one class."""
+
+from holdfast.testing.conformance.enqueue import EnqueueConformance
+from holdfast.testing.conformance.exchange import ClaimConformance, SettleConformance
+from holdfast.testing.conformance.history import HistoryConformance
+from holdfast.testing.conformance.notices import NoticesConformance
+from holdfast.testing.conformance.reading import ReadingConformance
+from holdfast.testing.conformance.reclaim import ReclaimConformance
+from holdfast.testing.conformance.renew import RenewConformance
+from holdfast.testing.conformance.revise import ReviseConformance
+from holdfast.testing.conformance.sweep import ElectionConformance, SweepConformance
+from holdfast.testing.conformance.tune import TuneConformance
+
+
+class StorageConformance(
+    EnqueueConformance,
+    ClaimConformance,
+    SettleConformance,
+    RenewConformance,
+    SweepConformance,
+    ElectionConformance,
+    ReclaimConformance,
+    ReviseConformance,
+    TuneConformance,
+    ReadingConformance,
+    NoticesConformance,
+    HistoryConformance,
+):
+    """What every storage promises. A subclass gives the fixture `storage`: opened, and reading the `clock`."""

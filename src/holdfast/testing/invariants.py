@@ -1,0 +1,592 @@
+"""What must hold in every simulated world, checked after each step of its storage (protocol: I1 to I17).
+
+The witness believes nothing that the storage says of itself: it keeps its own account of each job from what was asked
+and answered, and holds the records, the indexes and the event log against it.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, TypeVar
+
+from holdfast.clock import SECOND, Clock
+from holdfast.core.decision import Finish, PutBack
+from holdfast.core.events import (
+    AnyEvent,
+    JobCancelled,
+    JobCompleted,
+    JobDeleted,
+    JobEvent,
+    JobFailed,
+    JobRedriven,
+    JobReleased,
+    JobRetried,
+    JobStalled,
+    RunFenced,
+)
+from holdfast.core.job import JobRecord, NewJob, Owner, Ref
+from holdfast.core.lease import Lease
+from holdfast.core.lifecycle import REDRIVABLE, TERMINAL, TRANSITIONS, State
+from holdfast.core.settlement import Settlement
+from holdfast.options import Timing
+from holdfast.storage.model import Model
+from holdfast.storage.protocol import (
+    Beat,
+    Bid,
+    Cancel,
+    Delete,
+    Exchanged,
+    Order,
+    Pulse,
+    Receipt,
+    Reclaimed,
+    Redrive,
+    Revised,
+    Revision,
+    StalledLease,
+    Swept,
+)
+from holdfast.testing.weather import EVERYWHERE, Weather
+
+T = TypeVar("T")
+
+READING = frozenset({"get", "find", "events", "survey"})
+"""Verbs that change nothing and tell nothing."""
+
+PROCESS_DEATH_BOUND = 1.0
+"""Within so many seconds of its death the jobs of a supervised process are claimable."""
+
+Told = Counter[tuple[type[AnyEvent], Ref, int]]
+"""How often an event of a class was recorded for a run of a job."""
+
+
+class Violation(AssertionError):
+    """Something that must never be the case was the case."""
+
+
+@dataclass(eq=False)
+class Run:
+    """A run as the witness saw it: when it was claimed, last heard of, last gave a sign (virtual seconds)."""
+
+    number: int
+    fence: int
+    owner: str
+    claimed: float
+    heard: float
+    signed: float
+    taken: int | None = None
+    """The fence under which a reaper holds it, if one does."""
+
+    reason: str = ""
+    holders: list[str] = field(default_factory=list[str])
+
+
+@dataclass(eq=False)
+class Story:
+    """What the witness knows of one job."""
+
+    ref: Ref
+    fence: int = 0
+    run: Run | None = None
+    runs: dict[int, Run] = field(default_factory=dict[int, Run])
+    accepted: list[int] = field(default_factory=list[int])
+    ends: int = 0
+    starts: int = 0
+    cancels: int = 0
+    deleted: bool = False
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """A job taken from a lost holder: how long that took, and how long it may take."""
+
+    ref: Ref
+    reason: str
+    seconds: float
+    bound: float
+    clear: bool
+    """Whether nothing else was wrong meanwhile; only then the bound holds."""
+
+
+class Witness:
+    """Sees every step of a storage in memory, and raises `Violation` at the first that breaks an invariant."""
+
+    def __init__(
+        self,
+        model: Model,
+        clock: Clock,
+        weather: Weather,
+        timing: Timing,
+        *,
+        note: Callable[..., None],
+        overruns: frozenset[str],
+        died: Mapping[str, float],
+        slack: float,
+    ) -> None:
+        """Take what it watches; `overruns` are the tasks whose handlers outlive their limits, `died` who died when.
+
+        `slack`: the seconds that messages add to a bound.
+        """
+        self.stories: dict[Ref, Story] = {}
+        self.recoveries: list[Recovery] = []
+        self.verdicts: Counter[str] = Counter()
+        self.stalls: list[str] = []
+        self.steps = 0
+        self._model = model
+        self._clock = clock
+        self._weather = weather
+        self._timing = timing
+        self._note = note
+        self._overruns = overruns
+        self._died = died
+        self._slack = slack
+        self._cursor = 0
+
+    def watched(self, verb: str, args: tuple[Any, ...], step: Callable[[], T]) -> T:
+        """Let a step be taken, and hold what it did against all that was known before."""
+        self.steps += 1
+        before = dict(self._model.records)
+        answer = step()
+        records = self._model.records
+        if verb in READING and before == records:
+            return answer
+        changed = [ref for ref, job in records.items() if before.get(ref) is not job] if before != records else []
+        gone = [ref for ref in before if ref not in records]
+        told = self._told()
+        expected: Told = Counter()
+        match verb, args, answer:
+            case "enqueue", (jobs,), _:
+                self._enqueued(jobs, answer)  # type: ignore[arg-type]
+            case "exchange", (Owner() as owner, settlements, order), Exchanged():
+                expected = self._exchanged(owner, settlements, order, answer, before)
+            case "renew", (Beat() as beat,), Pulse():
+                self._renewed(beat, answer, before, changed)
+            case "sweep", (Bid() as bid,), Swept():
+                self._swept(bid, answer, before, changed)
+            case "reclaim", (str() as dead, Owner() as owner), Reclaimed():
+                self._reclaimed(dead, owner, answer, before)
+            case "revise", (revisions,), _:
+                expected = self._revised(revisions, answer, before)  # type: ignore[arg-type]
+            case _ if changed or gone:
+                self._fail("I3", f"{verb} changed {[*changed, *gone]}, which it must not")
+            case _:
+                pass
+        self._events_are(told, expected, verb)
+        if changed or gone:
+            for ref in changed:
+                self._moved(verb, before.get(ref), records[ref])
+            for ref in gone:
+                self._require(self.stories[ref].deleted, "I8", f"{ref} has vanished, and nobody deleted it")
+            self._indexed(records)
+        return answer
+
+    # ── each verb ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _enqueued(self, jobs: Sequence[NewJob], receipts: Sequence[Receipt]) -> None:
+        for job, receipt in zip(jobs, receipts, strict=True):
+            self._require(receipt.ref == job.ref, "I17", f"{job.ref} was answered as {receipt.ref}")
+            if receipt.made == "created":
+                known = self.stories.get(job.ref)
+                # An enqueue that is repeated after somebody has deleted the job makes it anew.
+                self._require(known is None or known.deleted, "I8", f"{job.ref} was made twice")
+                self.stories[job.ref] = Story(job.ref, runs=known.runs if known is not None else {})
+                self._note("enqueued", job.id, job.task)
+            else:
+                self._require(job.ref in self.stories, "I17", f"{job.ref} is called a duplicate and was never made")
+
+    def _exchanged(
+        self,
+        owner: Owner,
+        settlements: Sequence[Settlement],
+        order: Order | None,
+        answer: Exchanged,
+        before: Mapping[Ref, JobRecord],
+    ) -> Told:
+        expected: Told = Counter()
+        over: list[Ref] = []
+        for asked, verdict in zip(settlements, answer.verdicts, strict=True):
+            self._require((verdict.ref, verdict.fence) == (asked.ref, asked.fence), "I2", "verdicts out of order")
+            self.verdicts[verdict.verdict] += 1
+            job = before.get(asked.ref)
+            holds = (
+                job is not None
+                and asked.ref not in over
+                and (job.state, job.fence, job.owner) == (State.ACTIVE, asked.fence, owner.id)
+            )
+            match verdict.verdict:
+                case "done":
+                    self._require(holds, "I2", f"{asked.ref}: settled under {asked.fence} by {owner.id}: {_shown(job)}")
+                    over.append(asked.ref)
+                    if job is not None:
+                        expected.update(self._settled(job, asked))
+                case "duplicate":
+                    known = self.stories[asked.ref].accepted
+                    self._require(asked.fence in known, "I2", f"{asked.ref}: {asked.fence} was never settled before")
+                case "lost":
+                    self._require(not holds, "I2", f"{asked.ref}: refused under {asked.fence}, which holds it")
+                    if job is not None:
+                        expected[RunFenced, asked.ref, job.starts] += 1
+                case "gone":
+                    self._require(job is None, "I8", f"{asked.ref} is called gone: {_shown(job)}")
+        for lease in answer.leases:
+            self._claimed(owner, lease)
+        if answer.leases and order is not None:
+            self._in_order(answer.leases)
+        return expected
+
+    def _settled(self, job: JobRecord, asked: Settlement) -> Told:
+        """Take in that a run was settled; return the events that must tell of it."""
+        story = self._story(job.ref)
+        run, decision = story.run, asked.decision
+        if run is None:
+            self._fail("I5", f"{job.ref}: settled under {asked.fence} while no run of it was open")
+        stopped = isinstance(decision, PutBack) and job.cancel_at is not None
+        by_reaper = run.taken is not None
+        cancelled = stopped or (isinstance(decision, Finish) and decision.state is State.CANCELLED)
+        self._require(
+            (by_reaper and (cancelled or decision.charge == "stalls"))
+            or (not by_reaper and decision.charge != "stalls"),
+            "I5",
+            f"{job.ref}: run {run.number} ended as {decision} by {'a reaper' if by_reaper else 'its holder'}",
+        )
+        story.accepted.append(asked.fence)
+        story.run = None
+        story.cancels += cancelled
+        if cancelled or isinstance(decision, Finish):
+            story.ends += 1
+            self._require(story.ends == 1, "I2", f"{job.ref}: ended {story.ends} times")
+        if by_reaper:
+            self._recovered(job, run)
+        self._note("settled", job.id, run.number, *_words(decision, stopped=stopped))
+        return Counter((kind, job.ref, job.starts) for kind in _announced(decision, stopped=stopped))
+
+    def _claimed(self, owner: Owner, lease: Lease) -> None:
+        job = lease.job
+        story = self._story(job.ref)
+        self._require(story.run is None, "I5", f"{job.ref}: run {job.starts} began while {story.run} was open")
+        self._require(story.ends == 0, "I3", f"{job.ref}: run {job.starts} began after its end")
+        self._require(job.cancel_at is None, "I11", f"{job.ref}: run {job.starts} began after it was cancelled")
+        self._require(job.owner == owner.id, "I5", f"{job.ref}: claimed by {owner.id}, given to {job.owner}")
+        self._rises(story, job.fence)
+        now = self._clock.uptime()
+        story.starts += 1
+        story.run = Run(job.starts, job.fence, owner.id, now, now, now, holders=[owner.id])
+        story.runs[job.fence] = story.run
+        self._note("claimed", job.id, job.starts, owner.name)
+
+    def _in_order(self, leases: Sequence[Lease]) -> None:
+        last: dict[str, tuple[int, str]] = {}
+        for lease in leases:
+            place = (lease.job.score, lease.job.id)
+            self._require(last.get(lease.job.queue, place) <= place, "I14", f"{lease.ref} was claimed out of order")
+            last[lease.job.queue] = place
+        for job in self._model.records.values():
+            if job.state is State.WAITING and job.queue in last:
+                left = (job.score, job.id)
+                self._require(left > last[job.queue], "I14", f"{job.ref} was left behind by one that stood behind it")
+
+    def _renewed(self, beat: Beat, answer: Pulse, before: Mapping[Ref, JobRecord], changed: Sequence[Ref]) -> None:
+        now = self._clock.uptime()
+        lost = {(ref, fence) for ref, fence in answer.lost}
+        for asked in beat.renewals:
+            job = before.get(asked.ref)
+            holds = job is not None and (job.state, job.fence, job.owner) == (
+                State.ACTIVE,
+                asked.fence,
+                beat.owner.id,
+            )
+            self._require(
+                holds != ((asked.ref, asked.fence) in lost),
+                "I5",
+                f"{asked.ref}: {beat.owner.id} beat under {asked.fence}, lost is {not holds} in truth: {_shown(job)}",
+            )
+            story = self._story(asked.ref) if holds else None
+            if story is not None and story.run is not None:
+                story.run.heard = now
+                if asked.sign:
+                    story.run.signed = now
+        for ref in changed:
+            was, job = before[ref], self._model.records[ref]
+            kept = (was.state, was.fence, was.owner, was.starts) == (job.state, job.fence, job.owner, job.starts)
+            self._require(kept and job.owner == beat.owner.id, "I5", f"{ref}: moved by a beat of {beat.owner.id}")
+
+    def _swept(self, bid: Bid, answer: Swept, before: Mapping[Ref, JobRecord], changed: Sequence[Ref]) -> None:
+        now = self._clock.now()
+        for stalled in answer.stalled:
+            was = before[stalled.lease.ref]
+            over = was.suspect_until is not None and was.suspect_until <= now
+            self._require(over, "I5", f"{was.ref}: reaped before its grace was over: {_shown(was)}")
+            self._taken(bid.owner, stalled, was)
+        taken = [stalled.lease.ref for stalled in answer.stalled]
+        for ref in changed:
+            was, job = before[ref], self._model.records[ref]
+            if ref in taken:
+                continue
+            fine = (was.state, job.state) == (State.DELAYED, State.WAITING) or (
+                was.state is job.state is State.ACTIVE and (was.fence, was.owner) == (job.fence, job.owner)
+            )
+            self._require(fine, "I3", f"{ref}: swept from {_shown(was)} to {_shown(job)}")
+
+    def _reclaimed(self, dead: str, owner: Owner, answer: Reclaimed, before: Mapping[Ref, JobRecord]) -> None:
+        for stalled in answer.stalled:
+            was = before[stalled.lease.ref]
+            self._require(was.owner == dead, "I5", f"{was.ref}: taken for the death of {dead}: {_shown(was)}")
+            self._taken(owner, stalled, was)
+
+    def _taken(self, owner: Owner, stalled: StalledLease, was: JobRecord) -> None:
+        job = stalled.lease.job
+        story = self._story(job.ref)
+        run = story.run
+        if run is None or was.state is not State.ACTIVE:
+            self._fail("I3", f"{job.ref}: reaped while no run of it was open: {_shown(was)}")
+        self._rises(story, job.fence)
+        self._require(job.owner == owner.id, "I5", f"{job.ref}: reaped by {owner.id}, given to {job.owner}")
+        self._require(was.starts == job.starts, "I7", f"{job.ref}: a reclaim counted a start")
+        self._excused(was, run, stalled.reason)
+        run.taken = job.fence
+        run.reason = run.reason or stalled.reason
+        run.holders.append(owner.id)
+        if len(run.holders) > 2:
+            # Its reaper was lost in turn, which has a bound of its own.
+            run.reason = "reaper lost"
+        self._note("reaped", job.id, run.number, stalled.reason)
+
+    def _revised(
+        self, revisions: Sequence[Revision], answers: Sequence[Revised], before: Mapping[Ref, JobRecord]
+    ) -> Told:
+        expected: Told = Counter()
+        for revision, answer in zip(revisions, answers, strict=True):
+            was, job = before.get(revision.ref), self._model.records.get(revision.ref)
+            if was is None or answer.verdict in ("refused", "gone"):
+                self._require(was is job, "I3", f"{revision.ref}: changed by a refused {type(revision).__name__}")
+                continue
+            story = self._story(revision.ref)
+            self._note(type(revision).__name__.lower(), revision.ref.id, answer.verdict)
+            match revision:
+                case Cancel() if answer.verdict == "asked":
+                    asked = job is not None and job.state is State.ACTIVE and job.cancel_at is not None
+                    self._require(
+                        asked and was.state is State.ACTIVE, "I11", f"{was.ref}: asked to stop: {_shown(was)}"
+                    )
+                case Cancel():
+                    fine = job is not None and job.state is State.CANCELLED
+                    self._require(fine and was.state in (State.WAITING, State.DELAYED), "I11", _shown(was))
+                    story.ends += 1
+                    expected[JobCancelled, was.ref, was.starts] += 1
+                case Redrive():
+                    self._require(was.state in REDRIVABLE, "I3", f"{was.ref}: redriven: {_shown(was)}")
+                    story.ends = story.starts = story.cancels = 0
+                    expected[JobRedriven, was.ref, was.starts] += 1
+                case Delete():
+                    self._require(was.state is not State.ACTIVE, "I3", f"{was.ref}: deleted: {_shown(was)}")
+                    story.deleted = True
+                    expected[JobDeleted, was.ref, was.starts] += 1
+                case _:
+                    pass
+        return expected
+
+    # ── what holds of every step ──────────────────────────────────────────────────────────────────────────────────
+
+    def _moved(self, verb: str, was: JobRecord | None, job: JobRecord) -> None:
+        story = self._story(job.ref)
+        before = was.state if was is not None else None
+        if was is not None and was.state in TERMINAL:
+            self._require(verb == "revise", "I3", f"{job.ref}: left {was.state} by {verb} for {job.state}")
+        # In one exchange a job may be put back and claimed again, or fall due and be claimed.
+        direct = (before, job.state) in TRANSITIONS or verb == "exchange"
+        self._require(direct or before == job.state, "I3", f"{job.ref}: went from {before} to {job.state} by {verb}")
+        spent = job.failures + job.stalls + job.releases + story.cancels
+        ended_well = job.state is State.COMPLETED
+        self._require(
+            story.starts == spent + (job.state is State.ACTIVE) + ended_well,
+            "I7",
+            f"{job.ref}: {story.starts} starts since its redrive, {spent} spent: {_shown(job)}",
+        )
+        self._require(job.stalls <= job.stall.max_stalls + 1, "I7", f"{job.ref}: stalled {job.stalls} times")
+        self._require(job.failures <= job.policy.retry.max_attempts, "I7", f"{job.ref}: failed {job.failures} times")
+        self._require((job.state is State.ACTIVE) == (story.run is not None), "I5", f"{job.ref}: {_shown(job)}")
+        self._require(
+            (job.state in TERMINAL) == (story.ends == 1), "I2", f"{job.ref}: {story.ends} ends: {_shown(job)}"
+        )
+        if story.run is not None:
+            fence = story.run.taken or story.run.fence
+            self._require(
+                (job.fence, job.owner) == (fence, story.run.holders[-1]), "I4", f"{job.ref}: {fence} in truth"
+            )
+
+    def _indexed(self, records: Mapping[Ref, JobRecord]) -> None:
+        seen: dict[Ref, tuple[str, int]] = {}
+        for name, at, ref in self._model.indexed():
+            self._require(ref not in seen, "I1", f"{ref} stands in {seen.get(ref)} and in {name}")
+            seen[ref] = name, at
+        for ref, job in records.items():
+            place = _place(job)
+            self._require(seen.pop(ref, None) == place, "I1", f"{ref}: not at {place}")
+        self._require(not seen, "I1", f"indexed without a record: {list(seen)}")
+
+    def _told(self) -> list[AnyEvent]:
+        page = self._model.events(str(self._cursor), 10_000, None)
+        for event in page.events:
+            self._cursor += 1
+            if isinstance(event, JobStalled):
+                self.stalls.append(event.cursor)
+            self._require(event.cursor == str(self._cursor), "I15", f"after event {self._cursor - 1}: {event.cursor}")
+        return list(page.events)
+
+    def _events_are(self, told: Sequence[AnyEvent], expected: Told, verb: str) -> None:
+        if not told and not expected:
+            return
+        # Who was refused a renewal is on record at the storage's discretion: a beat may cross its settlement.
+        heard: Told = Counter(
+            (type(event), Ref(event.queue, event.id), event.run)
+            for event in told
+            if isinstance(event, JobEvent) and not (verb == "renew" and isinstance(event, RunFenced))
+        )
+        self._require(
+            heard == expected,
+            "I15",
+            f"{verb} recorded {_listed(heard - expected)}, kept back {_listed(expected - heard)}",
+        )
+
+    def _rises(self, story: Story, fence: int) -> None:
+        self._require(fence > story.fence, "I4", f"{story.ref}: fence {fence} was given after {story.fence}")
+        story.fence = fence
+
+    # ── stalls and recoveries ─────────────────────────────────────────────────────────────────────────────────────
+
+    def _excused(self, job: JobRecord, run: Run, reason: str) -> None:
+        """Make sure that a run was reaped for a cause: live jobs are not re-run.
+
+        A storage that freezes or whose clock is stepped is no cause, as long as nothing else goes wrong with it.
+        """
+        holder, now = run.holders[-1], self._clock.uptime()
+        lease = job.stall.lease / SECOND
+        near = self._weather.between(run.heard - 1.5 * lease, now)
+        own = [trouble for trouble in near if trouble.where == holder]
+        common = [trouble for trouble in near if trouble.where == EVERYWHERE]
+        limited = job.timeout is not None or job.heartbeat_timeout is not None
+        if reason == "process_died":
+            fine = holder in self._died
+        elif run.taken is not None:
+            # A reaper that is lost, late or stopped before it settles: whatever troubled it or the first holder.
+            fine = bool(common) or any(trouble.where in run.holders for trouble in near)
+        elif reason == "no_progress":
+            fine = job.heartbeat_timeout is not None and now - run.signed >= job.heartbeat_timeout / SECOND
+            fine = fine or bool(common)
+        else:
+            fine = (
+                any(trouble.kind in ("kill", "pause", "cut", "lid") for trouble in own)
+                or any(trouble.kind == "block" and (limited or trouble.until >= run.claimed) for trouble in own)
+                or (bool(common) and any(trouble.kind == "stop" for trouble in own))
+                or any(trouble.kind == "net" for trouble in common)
+                or len(common) > 1
+                or (
+                    job.task in self._overruns and job.timeout is not None and now - run.claimed >= job.timeout / SECOND
+                )
+            )
+        self._require(
+            fine,
+            "I5",
+            f"{job.ref}: run {run.number} of {holder} was reaped ({reason}) though its holder lives; it was last heard "
+            f"{now - run.heard:.1f} s ago; troubles near: {[(t.kind, t.where, t.since, t.until) for t in near]}",
+        )
+
+    def _recovered(self, job: JobRecord, run: Run) -> None:
+        now = self._clock.uptime()
+        since, bound = run.heard, 0.0
+        grace = (self._timing.grace + 2 * self._timing.sweep).total_seconds()
+        match run.reason:
+            case "process_died":
+                since, bound = self._died[run.owner], PROCESS_DEATH_BOUND
+            case "no_progress" if run.owner not in self._died:
+                since, bound = run.signed, (job.heartbeat_timeout or 0) / SECOND + grace
+            case "lease_expired" | "no_progress":
+                bound = job.stall.lease / SECOND + grace
+            case _:
+                return
+        # For half a lease after time itself was in doubt, the grace is longer.
+        doubt = job.stall.lease / 2 / SECOND + 2 * self._timing.sweep.total_seconds()
+        near = self._weather.between(since - doubt, now)
+        clear = all(trouble.where in run.holders[:1] for trouble in near)
+        recovery = Recovery(job.ref, run.reason, now - since, bound + self._slack, clear)
+        self.recoveries.append(recovery)
+        if clear:
+            self._require(
+                recovery.seconds <= recovery.bound,
+                "I16",
+                f"{job.ref}: recovered ({run.reason}) after {recovery.seconds:.3f} s, more than {recovery.bound:.3f} s",
+            )
+
+    # ── small things ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _story(self, ref: Ref) -> Story:
+        if ref not in self.stories:
+            self._fail("I17", f"{ref} was never enqueued")
+        return self.stories[ref]
+
+    def _require(self, fine: bool, number: str, message: str) -> None:
+        if not fine:
+            self._fail(number, message)
+
+    def _fail(self, number: str, message: str) -> NoReturn:
+        raise Violation(f"{number} at {self._clock.uptime():.3f} s: {message}")
+
+
+def _place(job: JobRecord) -> tuple[str, int] | None:
+    """Return the one index a job must stand in, and the number it must stand at."""
+    match job.state:
+        case State.WAITING:
+            return f"ready {job.queue}", job.score
+        case State.DELAYED:
+            return f"delayed {job.queue}", job.run_at
+        case State.ACTIVE if job.suspect_until is not None:
+            return "suspects", job.suspect_until
+        case State.ACTIVE:
+            return "leases", job.lease_until or 0
+        case _:
+            return None
+
+
+def _announced(decision: Finish | PutBack, *, stopped: bool) -> Iterator[type[AnyEvent]]:
+    """Yield the events that must tell of a settlement, each once."""
+    if stopped:
+        yield JobCancelled
+        return
+    if decision.charge == "stalls":
+        yield JobStalled
+    match decision:
+        case Finish(state=State.COMPLETED):
+            yield JobCompleted
+        case Finish(state=State.CANCELLED):
+            yield JobCancelled
+        case Finish():
+            yield JobFailed
+        case PutBack(charge="failures"):
+            yield JobRetried
+        case PutBack(charge="releases"):
+            yield JobReleased
+        case PutBack():
+            pass
+
+
+def _words(decision: Finish | PutBack, *, stopped: bool) -> tuple[str, ...]:
+    if stopped:
+        return ("cancelled",)
+    match decision:
+        case Finish(state=state, reason=reason):
+            return str(state), reason or ""
+        case PutBack(charge=charge, reason=reason):
+            return "put back", charge, reason or ""
+
+
+def _listed(told: Told) -> list[tuple[str, str, int]]:
+    return [(kind.__name__, ref.id, run) for kind, ref, run in told.elements()]
+
+
+def _shown(job: JobRecord | None) -> str:
+    if job is None:
+        return "no such job"
+    return (
+        f"{job.ref.id} {job.state} fence {job.fence} owner {job.owner} starts {job.starts} failures {job.failures} "
+        f"stalls {job.stalls} releases {job.releases} lease {job.lease_until} suspect {job.suspect_until}"
+    )

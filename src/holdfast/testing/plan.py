@@ -1,0 +1,111 @@
+"""What a simulated world is made of and what goes wrong in it: drawn from the dice, or one of the set pieces."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Self
+
+from holdfast.options import Timing
+from holdfast.testing.net import USUAL_DELAY, Rates
+from holdfast.testing.workload import LONGEST_RUN
+
+STEPS = (0.5, 5.0, 60.0, 600.0, 3600.0)
+"""By so many seconds the storage's clock is stepped, forward or back."""
+
+FAULTS = ("kill", "pause", "block", "cut", "freeze", "step", "lid", "stop", "storm", "redrive", "delete")
+"""What can happen to a world beside what its network does to messages."""
+
+SOLOISTS = ("step", "step", "step", "step", "freeze", "freeze", "lid", "stop", "block", "kill", "cut", "pause")
+"""What may have the stage for itself, the faults that are no excuse for anything most often."""
+
+ALONE = 0.3
+"""The share of worlds in which one kind of fault alone goes wrong, so that nothing is excused by another."""
+
+USUAL = Rates()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a world is made of.
+
+    `faults`: how many seconds lie between two of a kind, on average. `at`: at which second one comes for certain.
+    """
+
+    workers: int = 3
+    clients: int = 1
+    jobs: int = 12
+    fast: bool = False
+    election: bool = True
+    lone_reaper: bool = False
+    supervised: float = 0.5
+    hearing: bool = False
+    concurrency: int = 3
+    span: float = 80.0
+    faults: dict[str, float] = field(default_factory=dict[str, float])
+    at: tuple[tuple[float, str], ...] = ()
+    rates: Rates = USUAL
+    steps: Sequence[float] = STEPS
+    freezes: tuple[float, float] = (1.0, 120.0)
+    tasks: tuple[str, ...] = ()
+    """Only these tasks; all of them if empty."""
+
+    @classmethod
+    def drawn(cls, rng: Random) -> Self:
+        """Draw a plan: each fault is enabled or not, and has a rate of its own."""
+        faults = {kind: rng.uniform(10, 80) for kind in FAULTS if rng.random() < 0.35}
+        lost_request, lost_answer, late, echo, lost_notice = (rng.choice((0.0, 0.0, 0.0, 0.02, 0.1)) for _ in range(5))
+        rates = Rates(
+            lost_request, lost_answer, late, echo, lost_notice, rng.choice((USUAL_DELAY, USUAL_DELAY, 0.05, 0.3))
+        )
+        return cls(
+            workers=rng.choice((3, 3, 3, 4, 4, 5, 6)),
+            clients=rng.randint(1, 2),
+            jobs=rng.randint(6, 16),
+            fast=rng.random() < 0.4,
+            election=rng.random() < 0.8,
+            lone_reaper=rng.random() < 0.2,
+            supervised=rng.choice((0.0, 0.5, 1.0)),
+            hearing=rng.random() < 0.15,
+            concurrency=rng.randint(1, 4),
+            span=rng.uniform(30, 80),
+            faults=faults,
+            rates=rates,
+        )
+
+    @property
+    def timing(self) -> Timing:
+        """The timing of all nodes."""
+        return Timing.fast() if self.fast else Timing()
+
+    @property
+    def bound(self) -> float:
+        """Within so many seconds of the healing every job is over.
+
+        Each run that is open then ends or is recovered once (twice where its reaper was lost in turn). From there on
+        nothing goes wrong, so a job has its attempts, its longest rests and one stall by silence before it, and must
+        wait for as many jobs before it as there are, shared by all slots.
+        """
+        recovery = self.timing.recovery_bound.total_seconds() + self.timing.lease.total_seconds()
+        each = 3 * (LONGEST_RUN + 10.0) + recovery
+        return 2 * recovery + each * (1 + self.jobs / (self.workers * self.concurrency))
+
+
+LONG = ("slow", "steady", "exclusive")
+
+SCENARIOS: dict[str, Plan] = {
+    "calm": Plan(workers=4, jobs=20, span=50.0),
+    "calm and fast": Plan(workers=4, jobs=20, span=50.0, fast=True),
+    "freeze": Plan(workers=6, jobs=24, tasks=LONG, freezes=(60.0, 60.0), at=((25.0, "freeze"),), span=100.0),
+    "one step": Plan(workers=6, jobs=24, tasks=LONG, at=((25.0, "step"),), span=50.0),
+    "step and death": Plan(jobs=9, tasks=("slow",), at=((20.0, "kill"), (30.0, "step")), supervised=0.0, span=60.0),
+    "clock": Plan(workers=6, jobs=24, tasks=LONG, faults={"step": 30.0}, span=130.0),
+    "clock and death": Plan(workers=4, jobs=16, tasks=LONG, faults={"step": 40.0, "kill": 40.0}, supervised=0.0),
+    "lid": Plan(workers=4, jobs=20, faults={"lid": 30.0}, span=130.0),
+    "rolling deploy": Plan(workers=4, jobs=24, concurrency=2, faults={"stop": 4.0}, rates=Rates(delay=0.3), span=50.0),
+    "deploy on a frozen storage": Plan(jobs=12, faults={"stop": 6.0, "freeze": 20.0}, span=60.0),
+    "death": Plan(workers=4, jobs=20, faults={"kill": 40.0}, supervised=0.0),
+    "death under a supervisor": Plan(workers=4, jobs=20, faults={"kill": 12.0}, supervised=1.0, span=60.0),
+    "all lead": Plan(workers=5, jobs=20, faults={"kill": 15.0}, election=False, lone_reaper=True, fast=True),
+    "noise": Plan(jobs=16, faults={"kill": 25.0, "pause": 25.0, "storm": 30.0}, rates=Rates(0.1, 0.1, 0.05, 0.3, 0.1)),
+}
+"""Set pieces: one thing goes wrong, or a few that belong together."""

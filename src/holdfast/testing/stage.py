@@ -1,0 +1,116 @@
+"""The stage of a simulated world: what its workers, clients and troubles share, and what they leave behind."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Coroutine
+from random import Random
+from typing import Any
+
+from holdfast.app import Holdfast
+from holdfast.storage.memory import MemoryStorage
+from holdfast.storage.model import Model
+from holdfast.testing.invariants import Witness
+from holdfast.testing.net import LONGEST_ECHO, LONGEST_PATIENCE, SimNet, SimServer
+from holdfast.testing.plan import Plan
+from holdfast.testing.simloop import Node, SimClock, SimLoop
+from holdfast.testing.weather import EVERYWHERE, Weather
+from holdfast.testing.workload import OVERRUNS, Journal, define
+
+SLACK = 0.05
+MESSAGES = 10
+"""What a bound allows beyond what it promises: as many messages travel between a fault and its recovery."""
+
+AFTERMATH = {"net": LONGEST_ECHO, "cut": LONGEST_PATIENCE}
+"""For so many seconds a trouble goes on to be felt after its end."""
+
+
+class Stage:
+    """The loop, the clocks, the storage behind its network, the witness, the journal, the trace."""
+
+    def __init__(self, loop: SimLoop, seed: int, plan: Plan, model: type[Model]) -> None:
+        self.loop = loop
+        self.seed = seed
+        self.plan = plan
+        self.trace: list[tuple[float, tuple[object, ...]]] = []
+        self.weather = Weather()
+        self.died: dict[str, float] = {}
+        """When which owner's process was killed."""
+
+        self.homes: dict[Node, str] = {}
+        """Whose process runs on which node."""
+
+        self.heard: Counter[str] = Counter()
+        """How often a worker's event handler heard of the stall with this cursor."""
+
+        self.logger = logging.Logger(f"holdfast.world.{seed}", logging.CRITICAL + 1)
+        self.healed = False
+        self.host_clock, self.clock = SimClock(loop), SimClock(loop)
+        self.stepped = self.furthest = 0.0
+        self._failures: list[BaseException] = []
+        storage = MemoryStorage(clock=self.clock)
+        storage.model = self.model = model(self.clock)
+        self.witness = Witness(
+            self.model,
+            self.clock,
+            self.weather,
+            plan.timing,
+            note=self.note,
+            overruns=OVERRUNS,
+            died=self.died,
+            slack=SLACK + MESSAGES * plan.rates.delay,
+        )
+        self.server = SimServer(loop, storage, self.witness, Random(f"net {seed}"))
+        self.server.rates = plan.rates
+        if not plan.rates.sound:
+            self.weather.begin("net", EVERYWHERE, 0.0)
+        self.journal = Journal(loop.time, self.note)
+        self.app = self.holdfast(SimNet(self.server), "app")
+        define(self.app, self.journal, Random(f"work {seed}"), self._here)
+        for name in list(self.app.tasks):
+            if plan.tasks and name not in plan.tasks:
+                del self.app.tasks[name]
+
+    def holdfast(self, net: SimNet, name: str) -> Holdfast:
+        """Return an app for a process of that name."""
+        return Holdfast(
+            storage=net,
+            clock=self.host_clock,
+            rng=Random(f"{self.seed} {name}"),
+            timing=self.plan.timing,
+            logger=self.logger,
+        )
+
+    def step_clock(self, seconds: float) -> None:
+        """Set the storage's wall clock forward or back."""
+        self.note("clock stepped", seconds)
+        self.clock.step(seconds)
+        self.stepped += seconds
+        self.furthest = max(self.furthest, self.stepped)
+
+    def spawn(self, node: Node, coroutine: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        """Start something on a node; if it fails, the world has failed."""
+        task = self.loop.start(node, coroutine)
+        task.add_done_callback(self._done)
+        return task
+
+    def failed(self, error: BaseException) -> None:
+        """Note that something failed which must not."""
+        self._failures.append(error)
+
+    def look(self) -> None:
+        """Raise the first thing that failed, if any has."""
+        if self._failures:
+            raise self._failures[0]
+
+    def note(self, *words: object) -> None:
+        """Write something into the trace."""
+        self.trace.append((self.loop.time(), words))
+
+    def _done(self, task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.failed(error)
+
+    def _here(self) -> str:
+        node = self.loop.node
+        return self.homes.get(node, "") if node is not None else ""

@@ -1,0 +1,166 @@
+"""A place where a simulated worker process runs: started, stopped, killed, buried, started again."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine
+from random import Random
+from typing import Any
+
+from holdfast.app import Holdfast
+from holdfast.core.events import JobStalled
+from holdfast.core.job import Owner
+from holdfast.errors import StorageError
+from holdfast.options import LeaderElection
+from holdfast.settle import settle_stalled
+from holdfast.testing.invariants import Violation
+from holdfast.testing.net import SimNet
+from holdfast.testing.simloop import Node
+from holdfast.testing.stage import Stage
+from holdfast.testing.weather import EVERYWHERE
+from holdfast.testing.workload import OTHER
+from holdfast.worker.worker import LINGER, SETTLE_WAIT, Worker
+
+FAREWELL = 1.5
+"""Seconds that the last steps of a stop take: the reaper resigns, what swallows its cancellation is left behind."""
+
+RESTART = 1.0
+"""Seconds until a process that found no storage is started again."""
+
+BURIAL = 10.0
+"""Seconds that a supervisor gives itself to take back what a dead child held."""
+
+NOTICED = 0.01
+"""Seconds until a supervisor knows that its child has died."""
+
+
+class NodeSide:
+    """Runs a worker's agents on a node of their own: the keeper goes on while the worker's loop is blocked."""
+
+    def __init__(self, stage: Stage, node: Node) -> None:
+        self._stage = stage
+        self._node = node
+        self._agents: list[asyncio.Task[None]] = []
+
+    def run(self, agent: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Start an agent."""
+        self._agents.append(self._stage.spawn(self._node, agent()))
+
+    async def stop(self) -> None:
+        """Cancel the agents and wait until they are gone."""
+        agents, self._agents = self._agents, []
+        for agent in agents:
+            agent.cancel()
+        await asyncio.gather(*agents, return_exceptions=True)
+
+
+class Station:
+    """A place where a worker process runs, one incarnation after another."""
+
+    def __init__(self, stage: Stage, name: str, *, supervised: bool) -> None:
+        self.name = name
+        self.supervised = supervised
+        self.net = SimNet(stage.server)
+        self.worker: Worker | None = None
+        self.nodes: tuple[Node, ...] = ()
+        self.busy = False
+        """Whether something is being done to it: it is started, stopped, or out for a while."""
+
+        self._stage = stage
+        self._lives = 0
+        self._supervisor = Node(f"{name} supervisor")
+        self._rng = Random(f"{stage.seed} {name} supervisor")
+
+    @property
+    def owner(self) -> str:
+        """The owner id of the incarnation that runs."""
+        return self.worker.owner.id if self.worker is not None else ""
+
+    async def start(self) -> None:
+        """Start a new incarnation; one that finds no storage ends, and another is started."""
+        while not await self._started():
+            self._stage.note("no storage for", self.name)
+            await asyncio.sleep(RESTART)
+
+    async def _started(self) -> bool:
+        stage, plan = self._stage, self._stage.plan
+        self._lives += 1
+        name = f"{self.name}.{self._lives}"
+        main, side = Node(name), Node(f"{name} keeper")
+        app = Holdfast(
+            storage=self.net,
+            clock=stage.host_clock,
+            rng=Random(f"{stage.seed} {name}"),
+            timing=plan.timing,
+            logger=stage.logger,
+            side=lambda _: NodeSide(stage, side),
+        )
+        app.tasks.update(stage.app.tasks)
+        if plan.hearing:
+            app.on(JobStalled)(self._hear)
+        worker = app.worker(
+            name=name,
+            queues=("default", OTHER),
+            concurrency=plan.concurrency,
+            election=LeaderElection() if plan.election else None,
+        )
+        stage.homes[main] = worker.owner.id
+        stage.note("starts", name)
+        try:
+            await stage.loop.start(main, worker.start())
+        except StorageError:
+            return False
+        self.worker, self.nodes = worker, (main, side)
+        stage.spawn(main, worker.wait())
+        return True
+
+    async def stop(self, *, drain: float, force: bool) -> None:
+        """Stop gracefully, as a deploy does; then the process is gone."""
+        worker, nodes = self.worker, self.nodes
+        if worker is None:
+            return
+        stage = self._stage
+        stage.note("stops", worker.owner.name, drain, force)
+        began = stage.loop.time()
+        stage.weather.begin("farewell" if stage.healed else "stop", self.owner, began)
+        await stage.loop.start(nodes[0], worker.stop(timeout=drain, force=force))
+        took, longest = stage.loop.time() - began, drain + LINGER + 2 * SETTLE_WAIT + FAREWELL
+        own = [one for one in stage.weather.between(began, stage.loop.time()) if one.where in (self.owner, EVERYWHERE)]
+        if took > longest and not any(one.kind in ("pause", "block", "lid") for one in own):
+            raise Violation(f"{worker.owner.name} took {took:.1f} s to stop, more than {longest:.1f} s")
+        self._gone()
+
+    def kill(self) -> None:
+        """Kill the process; its supervisor, if it has one, takes back what it held."""
+        stage, dead = self._stage, self.owner
+        stage.note("killed", self.worker.owner.name if self.worker is not None else "nobody")
+        stage.died[dead] = stage.loop.time()
+        stage.weather.begin("kill", dead, stage.loop.time())
+        self._gone()
+        if self.supervised:
+            stage.spawn(self._supervisor, self._bury(dead))
+
+    async def _hear(self, event: JobStalled) -> None:
+        """Hear of a stall, as a user's handler would."""
+        self._stage.heard[event.cursor] += 1
+
+    async def _bury(self, dead: str) -> None:
+        """Take back what a dead process held, as its supervisor does."""
+        await asyncio.sleep(NOTICED)
+        net, owner = SimNet(self._stage.server), Owner(f"supervisor of {self.name}", "supervisor")
+        with contextlib.suppress(StorageError, TimeoutError):
+            async with asyncio.timeout(BURIAL):
+                more = True
+                while more:
+                    taken = await net.reclaim(dead, owner)
+                    await settle_stalled(net, owner, taken.stalled, self._rng)
+                    more = taken.more
+
+    def _gone(self) -> None:
+        """Let the process be no more."""
+        stage = self._stage
+        for node in self.nodes:
+            stage.loop.kill(node)
+            stage.homes.pop(node, None)
+        stage.journal.died(self.owner)
+        self.net.cut = None
+        self.worker = None

@@ -1,0 +1,119 @@
+"""A stage for whole flows in virtual time: real app, worker, keeper and reaper on one loop, on every storage."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from holdfast import Event, Holdfast, Reaper, Timing, Worker
+from holdfast.storage.memory import MemoryStorage
+from holdfast.storage.protocol import Storage
+from holdfast.storage.sqlite.storage import SQLiteStorage
+from holdfast.testing.simloop import Node, SameLoop, SimClock, SimLoop, simulate
+
+
+class Stage:
+    """One world of a test: a clock, a storage, and processes that can be killed, paused and cut off."""
+
+    def __init__(self, loop: SimLoop, clock: SimClock, storage: Storage) -> None:
+        self.loop = loop
+        self.clock = clock
+        self.storage = storage
+        self._seeds = 0
+
+    def app(self, **options: Any) -> Holdfast:
+        """Return an app of its own, as another process would have it."""
+        self._seeds += 1
+        options.setdefault("storage", self.storage)
+        return Holdfast(clock=self.clock, rng=Random(self._seeds), side=SameLoop, **options)
+
+    async def start(self, agent: Worker | Reaper, name: str = "worker") -> Node:
+        """Start a worker or a reaper as a process of its own."""
+        node = Node(name)
+        await self.loop.start(node, agent.start())
+        return node
+
+    async def stop(self, node: Node, worker: Worker | Reaper, **options: Any) -> None:
+        """Stop what runs on a node, from within it."""
+        await self.loop.start(node, worker.stop(**options))
+
+    async def told(self, *kinds: type[Event]) -> list[Any]:
+        """Return the recorded events of these kinds, oldest first."""
+        events = (await self.storage.events(limit=10_000)).events
+        return [event for event in events if not kinds or isinstance(event, kinds)]
+
+    async def until(self, holds: Callable[[], Coroutine[Any, Any, bool]]) -> float:
+        """Wait, in virtual time, until something holds; return how many seconds that took."""
+        began = self.now
+        while not await holds():  # noqa: ASYNC110 - in virtual time
+            await asyncio.sleep(0.05)
+        return self.now - began
+
+    @property
+    def now(self) -> float:
+        """The virtual seconds."""
+        return self.loop.time()
+
+
+Scenario = Callable[[Stage], Coroutine[Any, Any, None]]
+Play = Callable[[Scenario], None]
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def play(request: pytest.FixtureRequest, tmp_path: Path) -> Play:
+    """Return what plays a scenario to its end, in virtual time, on each storage."""
+
+    def run(scenario: Scenario) -> None:
+        made: list[Storage] = []
+
+        async def main(loop: SimLoop) -> None:
+            clock = SimClock(loop)
+            storage = _storage(request.param, tmp_path, clock)
+            made.append(storage)
+            await storage.open()
+            try:
+                await scenario(Stage(loop, clock, storage))
+            finally:
+                await storage.close()
+
+        try:
+            simulate(main)
+        finally:
+            # Last of all: what is abandoned at the end of the world may have used it once more.
+            for storage in made:
+                if isinstance(storage, SingleThreaded):
+                    storage.shut()
+
+    return run
+
+
+def _storage(kind: str, folder: Path, clock: SimClock) -> Storage:
+    if kind == "memory":
+        return MemoryStorage(clock=clock)
+    return SingleThreaded(folder / "queue.db", clock=clock)
+
+
+class SingleThreaded(SQLiteStorage):
+    """SQLite that writes on the caller's thread, for a real one knows nothing of virtual time."""
+
+    def __init__(self, path: Path, *, clock: SimClock) -> None:
+        super().__init__(path, clock=clock)
+        writer: Any = self._writer
+
+        def write() -> None:
+            while writer._take():
+                writer._perform()
+
+        writer._start = write
+
+    def shut(self) -> None:
+        """Close the connections, for there is no thread that would on its way out."""
+        for session in self._sessions:
+            session.close()
+
+
+FAST = Timing(lease="2s", sweep="500ms", grace="500ms")
+"""Recovery within 3.5 s."""

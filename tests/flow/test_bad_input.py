@@ -1,0 +1,634 @@
+"""What bad input gets: a clear error that names the field and the remedy, and nothing lost."""
+
+import asyncio
+import functools
+import logging
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast import (
+    Holdfast,
+    JobFailedError,
+    JobReleased,
+    JobStalled,
+    PayloadTooLargeError,
+    Retry,
+    SchemaMismatchError,
+    State,
+    StorageUnavailableError,
+    UnknownTaskError,
+    UsageError,
+    WorkerStarted,
+    current_job,
+)
+from holdfast.core.job import NewJob
+from holdfast.core.lifecycle import TERMINAL
+from holdfast.storage.locate import locate
+from holdfast.storage.memory import MemoryStorage
+from holdfast.storage.protocol import Receipt
+from tests.flow.conftest import Play, Stage
+
+
+def tasks() -> Any:
+    app = Holdfast("memory://")
+
+    @app.task(name="pay")
+    async def pay(account: int, amount: float = 1.0, *, note: str = "") -> None: ...
+
+    return pay
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "named"),
+    [
+        ((), {}, "account"),
+        ((1, 2.0, 3), {}, "too many positional arguments"),
+        ((1,), {"memo": "x"}, "memo"),
+        (("one",), {}, "account"),
+        ((1, "much"), {}, "amount"),
+        ((1,), {"note": 7}, "note"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused_naming_task_and_argument(
+    args: tuple[Any, ...], kwargs: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(UsageError, match=named) as raised:
+        tasks().call(*args, **kwargs)
+
+    assert "'pay'" in str(raised.value)
+
+
+def test_arguments_that_cannot_be_encoded_are_refused_naming_the_argument() -> None:
+    app = Holdfast("memory://")
+
+    @app.task(name="keep")
+    async def keep(thing: Any, other: int) -> None: ...
+
+    with pytest.raises(UsageError, match="argument 'thing' cannot be encoded"):
+        keep.call(object(), 1)
+
+
+def test_a_payload_over_a_mebibyte_is_refused_with_size_and_limit() -> None:
+    app = Holdfast("memory://")
+
+    @app.task(name="keep")
+    async def keep(text: str) -> None: ...
+
+    with pytest.raises(PayloadTooLargeError, match="1,048,576") as raised:
+        keep.call("x" * 1_100_000)
+
+    assert (raised.value.task, raised.value.limit) == ("keep", 1_048_576)
+    assert raised.value.size > 1_100_000
+
+
+def test_a_large_payload_is_warned_about_once_and_without_showing_it(caplog: pytest.LogCaptureFixture) -> None:
+    app = Holdfast("memory://")
+
+    @app.task(name="keep")
+    async def keep(text: str) -> None: ...
+
+    with caplog.at_level(logging.WARNING):
+        keep.call("secret" * 8_000)
+        keep.call("secret" * 8_000)
+
+    assert len(caplog.records) == 1
+    assert "secret" not in caplog.text
+
+
+def test_a_result_that_cannot_be_encoded_fails_the_job_once(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+
+        @app.task(name="bad")
+        async def bad() -> Any:
+            return object()
+
+        @app.task(name="big")
+        async def big() -> str:
+            return "x" * 1_100_000
+
+        await stage.start(app.worker())
+        for task, text in ((bad, "object"), (big, "1,048,576")):
+            job = await task.enqueue()
+            with pytest.raises(JobFailedError, match=text):
+                await job.result()
+            record = (await job.info()).job
+            assert (record.starts, record.reason) == (1, "undecodable")
+
+    play(scenario)
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def test_an_exception_without_a_text_is_recorded_all_the_same(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+
+        @app.task(retry=Retry(max_attempts=1))
+        async def mute() -> None:
+            raise Mute
+
+        await stage.start(app.worker())
+        job = await mute.enqueue()
+        with pytest.raises(JobFailedError, match="Mute"):
+            await job.result()
+        error = (await job.info()).job.error
+
+        assert error is not None
+        assert "cannot be made" in error.message
+
+    play(scenario)
+
+
+def test_text_that_no_storage_can_hold_is_recorded_as_far_as_it_goes(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+
+        @app.task(retry=Retry(max_attempts=1))
+        async def odd() -> None:
+            current_job().log.info("\ud800 line", more="\0")
+            current_job().progress(1, "\udfff")
+            raise ValueError("lone \ud800 surrogate and \0")
+
+        await stage.start(app.worker())
+        job = await odd.options(tags=["\ud800"]).enqueue()
+        with pytest.raises(JobFailedError, match=r"lone \? surrogate and \?"):
+            await job.result()
+        later = await odd.options(delay="1h").enqueue()
+        assert await later.cancel("\ud800")
+        detail = await job.info()
+
+        assert (detail.log[0].message, detail.job.progress_note, detail.job.tags) == ("? line", "?", ("?",))
+        with pytest.raises(UsageError, match="surrogate"):
+            odd.options(id="\ud800").call()
+
+    play(scenario)
+
+
+def test_exits_and_odd_exceptions_of_a_handler_are_outcomes_like_any_other(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+
+        @app.task(retry=Retry(max_attempts=1))
+        async def leave(kind: str) -> None:
+            raise {"exit": SystemExit(3), "keyboard": KeyboardInterrupt(), "cancelled": asyncio.CancelledError()}[kind]
+
+        await stage.start(app.worker())
+        for kind in ("exit", "keyboard", "cancelled"):
+            job = await leave.enqueue(kind)
+            with pytest.raises(JobFailedError):
+                await job.result()
+
+    play(scenario)
+
+
+def test_a_payload_that_cannot_be_read_goes_to_the_dead_letters_at_once(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+
+        @app.task(name="task")
+        async def task(number: int) -> None: ...
+
+        for number, payload in enumerate((b"\xff\x00 not json", b'{"number": "x"}', b"[1]", b'{"other": 1}')):
+            await stage.storage.enqueue([NewJob(queue="default", id=str(number), task="task", payload=payload)])
+        await stage.start(app.worker())
+        for number in range(4):
+            job = app.job(str(number), task)
+            with pytest.raises(JobFailedError):
+                await job.result()
+            record = (await job.info()).job
+            assert (record.reason, record.starts) == ("undecodable", 1)
+
+    play(scenario)
+
+
+def test_a_job_of_an_unknown_task_is_handed_back_with_a_delay_until_somebody_knows_it(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        old, new = stage.app(), stage.app()
+
+        @new.task(name="new")
+        async def task() -> int:
+            return current_job().attempt
+
+        await stage.start(old.worker(), "old")
+        job = await task.enqueue()
+        await asyncio.sleep(35)
+        record = (await job.info()).job
+
+        assert (record.state, record.failures, record.stalls) == (State.DELAYED, 0, 0)
+        assert 3 <= record.releases <= 4
+        assert {event.reason for event in await stage.told(JobReleased)} == {"unknown_task"}
+        await stage.start(new.worker(), "new")
+        assert await job.result() == 1
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"delay": "soon"}, "delay"),
+        ({"delay": -1}, "delay"),
+        ({"run_at": datetime(2026, 1, 1)}, "run_at"),
+        ({"delay": "1s", "run_at": datetime(2026, 1, 1, tzinfo=UTC)}, "contradict"),
+        ({"priority": 501}, "priority"),
+        ({"priority": 1.5}, "priority"),
+        ({"queue": ""}, "queue"),
+        ({"dely": "1s"}, "dely"),
+        ({"run_at": "2026-01-01"}, "run_at = '2026-01-01' is no datetime"),
+        ({"run_at": None}, "run_at"),
+        ({"id": 5}, "id = 5 must be a text"),
+        ({"id": ""}, "id"),
+        ({"queue": 5}, "queue = 5 must be a text"),
+        ({"priority": True}, "priority"),
+        ({"stall": "30s"}, r"stall = '30s' must be a Stall; write stall=Stall\(interval"),
+        ({"tags": 5}, r"tags = 5 must be several, in a list; write tags=\["),
+        ({"tags": [5]}, "tags has 5, which is no text"),
+        ({"tags": "urgent"}, r"tags = 'urgent' is a single text, not several; write tags=\['urgent'\]"),
+    ],
+)
+def test_an_option_of_a_call_without_a_valid_value_is_refused_before_the_call(
+    options: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(UsageError, match=named):
+        tasks().options(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"retry": 3}, r"retry = 3 must be a Retry; write retry=Retry\(max_attempts"),
+        ({"stall": "30s"}, r"stall = '30s' must be a Stall; write stall=Stall\(interval"),
+        ({"bogus": 1}, "option 'bogus' is unknown; known are name, queue, retry"),
+        ({"queue": 5}, "queue = 5 must be a text"),
+        ({"name": 5}, "name = 5 must be a text"),
+        ({"name": ""}, "name = '' must be a text"),
+        ({"priority": 501}, "priority = 501 must be 500 or less"),
+        ({"strict": "yes"}, "strict = 'yes' must be True or False"),
+        ({"timeout": "soon"}, "timeout"),
+        ({"on_unreachable": ["stop"]}, "on_unreachable"),
+    ],
+)
+def test_an_option_of_a_task_without_a_valid_value_is_refused_before_there_is_a_function(
+    options: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(UsageError, match=named):
+        Holdfast("memory://").task(**options)
+
+
+async def trickle() -> AsyncIterator[int]:
+    yield 1
+
+
+def drip() -> Iterator[int]:
+    yield 1
+
+
+class Streaming:
+    async def __call__(self) -> AsyncIterator[int]:
+        yield 1
+
+
+@pytest.mark.parametrize(
+    ("function", "named"),
+    [
+        (5, "5 cannot be called"),
+        ("pay", "'pay' cannot be called"),
+        (Streaming, "is a class"),
+        (trickle, "trickle yields"),
+        (drip, "drip yields"),
+        (functools.partial(drip), "drip yields"),
+        (Streaming(), "Streaming yields"),
+        (iter, "wrap it in a function"),
+        (tasks(), "is a task already"),
+    ],
+)
+def test_what_a_worker_could_not_run_is_no_task(function: Any, named: str) -> None:
+    with pytest.raises(UsageError, match=named):
+        Holdfast("memory://").task(function)
+
+
+async def add(a: int, b: int) -> int:
+    return a + b
+
+
+def join(left: str, right: str) -> str:
+    return left + right
+
+
+class Multiplier:
+    def __init__(self, factor: int) -> None:
+        self.factor = factor
+
+    async def __call__(self, number: int) -> int:
+        return self.factor * number
+
+
+class Greeter:
+    def __call__(self, name: str) -> str:
+        return f"hello {name}"
+
+
+HERE = __name__
+
+
+@pytest.mark.parametrize(
+    ("function", "name", "args", "is_async", "result"),
+    [
+        (functools.partial(add, 1), "add", (2,), True, 3),
+        (functools.partial(add, b=5), "add", (2,), True, 7),
+        (functools.partial(join, right="!"), "join", ("hey",), False, "hey!"),
+        (Multiplier(3), "Multiplier", (4,), True, 12),
+        (functools.partial(Multiplier(3), 5), "Multiplier", (), True, 15),
+        (Greeter(), "Greeter", ("you",), False, "hello you"),
+        (staticmethod(join), "join", ("a", "b"), False, "ab"),
+        (Greeter().__call__, "Greeter.__call__", ("you",), False, "hello you"),
+    ],
+)
+async def test_partials_and_objects_that_can_be_called_are_tasks_with_types_of_their_own(
+    function: Any, name: str, args: tuple[Any, ...], is_async: bool, result: object
+) -> None:
+    app: Any = Holdfast("memory://")
+    task = app.task(function)
+    async with app.worker():
+        job = await task.enqueue(*args)
+        outcome = await job.result(timeout=10)
+
+    assert (task.name, task.is_async, outcome) == (f"{HERE}.{name}", is_async, result)
+    for place in range(len(args)):
+        with pytest.raises(UsageError, match="Expected"):
+            task.call(*args[:place], [], *args[place + 1 :])
+
+
+@pytest.mark.parametrize(
+    ("args", "options", "named"),
+    [
+        ((5,), {}, "storage URL 5 is no text; use"),
+        (("",), {}, "storage URL '' is none that Holdfast knows; use"),
+        (("redis://[x",), {}, r"storage URL 'redis://\[x' cannot be read .*; use"),
+        (("sqlite://q.db",), {}, "storage URL 'sqlite://q.db' names no file; use"),
+        (("sqlite:///:memory:",), {}, "names no file; use"),
+        (("sqlite:///q.db?durability=some",), {}, "durability"),
+        ((), {"timing": "fast"}, r"timing = 'fast' must be a Timing; write timing=Timing.fast"),
+        ((), {"defaults": {}}, r"defaults = {} must be a TaskOptions; write defaults="),
+        ((), {"codec": "json"}, "codec = 'json' must have encode"),
+        ((), {"name": 5}, "name = 5 must be a text"),
+    ],
+)
+def test_an_app_with_a_bad_address_or_option_is_never_made(
+    args: tuple[Any, ...], options: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(UsageError, match=named):
+        Holdfast(*args, **options)
+
+
+def test_a_bad_address_in_the_environment_is_told_of_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_URL", "sqlite://q.db")
+
+    with pytest.raises(UsageError, match="names no file"):
+        Holdfast()
+
+
+def test_making_an_app_imports_no_driver_and_touches_no_file(tmp_path: Path) -> None:
+    code = (
+        "import sys\n"
+        "from holdfast import Holdfast\n"
+        "Holdfast(); Holdfast('sqlite:///other.db')\n"
+        "assert 'holdfast.storage.sqlite.storage' not in sys.modules\n"
+        "assert 'holdfast.storage.memory' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env={}, check=True)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"queues": "reports"}, r"queues = 'reports' is a single text, not several; write queues=\['reports'\]"),
+        ({"queues": 5}, r"queues = 5 must be several, in a list; write queues=\["),
+        ({"queues": [5]}, "queue = 5 must be a text"),
+        ({"queues": []}, "queues is empty"),
+        ({"concurrency": "10"}, "concurrency = '10' must be a whole number, 1 or more"),
+        ({"concurrency": 1.5}, "concurrency = 1.5 must be a whole number"),
+        ({"concurrency": 0}, "concurrency = 0 must be 1 or more"),
+        ({"concurrency": True}, "concurrency = True must be a whole number"),
+        ({"name": 5}, "name = 5 must be a text"),
+        ({"reaper": "no"}, "reaper = 'no' must be True or False"),
+        ({"burst": 1}, "burst = 1 must be True or False"),
+        ({"election": "4s"}, r"election = '4s' must be a LeaderElection; write election=LeaderElection\("),
+        ({"drain": "soon"}, "drain"),
+    ],
+)
+def test_an_option_of_a_worker_without_a_valid_value_is_refused(options: dict[str, Any], named: str) -> None:
+    with pytest.raises(UsageError, match=named):
+        Holdfast("memory://").worker(**options)
+
+
+@pytest.mark.parametrize("owner", [Holdfast("memory://"), tasks()], ids=["app", "task"])
+@pytest.mark.parametrize(
+    ("kind", "scope", "named"),
+    [
+        ("JobStalled", "once", "'JobStalled' is no event.*; use a class such as JobStalled"),
+        (print, "once", "is no event"),
+        (ValueError, "once", "is no event"),
+        (JobStalled, "all", "scope = 'all' is unknown; use one of 'once', 'every'"),
+    ],
+)
+def test_what_is_no_event_is_refused_before_there_is_a_handler(owner: Any, kind: Any, scope: str, named: str) -> None:
+    with pytest.raises(UsageError, match=named):
+        owner.on(kind, scope=scope)
+
+
+def test_a_task_is_told_of_its_jobs_only_and_a_handler_can_be_called() -> None:
+    with pytest.raises(UsageError, match="no event of a job"):
+        tasks().on(WorkerStarted)
+    with pytest.raises(UsageError, match="5 cannot be called"):
+        tasks().on(JobStalled)(5)
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [5, "abc", [tasks()], [tasks().call(1), tasks()], tasks().call(1)],
+    ids=["number", "text", "task", "second", "bare call"],
+)
+async def test_what_is_no_call_is_not_enqueued_among_many(calls: Any) -> None:
+    with pytest.raises(UsageError, match=r"write (\[task\.call\(1\)|task\.call\(\.\.\.\))"):
+        await Holdfast("memory://").enqueue_many(calls)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"job_id": ""}, "id = '' must be a text"),
+        ({"job_id": 5}, "id = 5 must be a text"),
+        ({"job_id": "a", "queue": ""}, "queue = '' must be a text"),
+        ({"job_id": "a", "queue": 5}, "queue = 5 must be a text"),
+    ],
+)
+def test_a_job_that_there_cannot_be_has_no_handle(options: dict[str, Any], named: str) -> None:
+    for owner in (Holdfast("memory://"), tasks()):
+        with pytest.raises(UsageError, match=named):
+            owner.job(**options)
+
+
+def test_the_task_of_a_handle_is_the_task_itself() -> None:
+    with pytest.raises(UsageError, match="task = 'pay' must be a Task; give the task itself"):
+        Holdfast("memory://").job("a", "pay")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
+
+
+def test_who_intervenes_and_why_is_text_or_nothing_happens(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+
+        @app.task
+        async def task() -> None: ...
+
+        job: Any = await task.options(delay="1h").enqueue()
+        queue: Any = app.queue("default")
+        refused: list[tuple[Callable[[], Any], str]] = [
+            (lambda: job.cancel(42), "reason = 42 must be a text"),
+            (lambda: job.cancel("x", by=42), "by = 42 must be a text"),
+            (lambda: job.redrive(by=42), "by = 42 must be a text"),
+            (lambda: queue.pause(by=42), "by = 42 must be a text"),
+            (lambda: queue.resume(by=42), "by = 42 must be a text"),
+            (lambda: queue.set_stall("30s"), "stall = '30s' must be a Stall"),
+        ]
+        for verb, named in refused:
+            with pytest.raises(UsageError, match=named):
+                await verb()
+
+        assert await job.state() is State.DELAYED
+        assert await stage.told() == []
+        await job.cancel("\ud800", by="\0")
+        detail = await job.info()
+        assert (detail.job.cancel_reason or detail.job.reason, detail.job.state in TERMINAL) == ("?", True)
+        assert len(await stage.told()) == 1
+
+    play(scenario)
+
+
+def test_a_result_that_does_not_fit_the_return_type_is_told_with_job_and_task(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+
+        @app.task(name="count")
+        async def count() -> int:
+            return "many"  # type: ignore[return-value]  # pyright: ignore[reportReturnType]
+
+        await stage.start(app.worker())
+        job = await count.options(id="a").enqueue()
+        with pytest.raises(UsageError, match=r"job a of task 'count' is completed.*Expected `int`, got `str`; mend"):
+            await job.result()
+
+        assert await job.state() is State.COMPLETED
+        assert await app.job("a").result() == "many"
+
+    play(scenario)
+
+
+class Forgetful(MemoryStorage):
+    """Remembers what it is told, and loses the answer once."""
+
+    lost = False
+    error = StorageUnavailableError("the answer was lost")
+
+    async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
+        receipts = await super().enqueue(jobs)
+        if not self.lost:
+            self.lost = True
+            raise self.error
+        return list(receipts)
+
+
+async def test_an_enqueue_that_fails_names_the_ids_with_which_it_can_be_repeated() -> None:
+    app = Holdfast(storage=Forgetful())
+
+    @app.task
+    async def task(number: int) -> None: ...
+
+    with pytest.raises(StorageUnavailableError, match="the answer was lost") as raised:
+        await task.enqueue(1)
+    [job_id] = raised.value.job_ids
+    job = await task.options(id=job_id).enqueue(1)
+
+    assert f"'{job_id}'" in raised.value.__notes__[0]
+    assert (job.id, job.created) == (job_id, False)
+
+
+async def test_many_that_fail_can_be_enqueued_again_as_they_are() -> None:
+    storage = Forgetful()
+    app = Holdfast(storage=storage)
+
+    @app.task
+    async def task(number: int) -> None: ...
+
+    calls = [task.call(number) for number in range(5)]
+    with pytest.raises(StorageUnavailableError) as raised:
+        await app.enqueue_many(calls)
+    jobs = await app.enqueue_many(calls)
+
+    assert raised.value.job_ids == tuple(job.id for job in jobs)
+    assert "and 2 more" in raised.value.__notes__[0]
+    assert not any(job.created for job in jobs)
+    # The storage may tell one error to several callers; the ids of one are none of the others'.
+    assert storage.error.job_ids == ()
+
+
+@pytest.mark.parametrize(
+    ("url", "named"),
+    [
+        ("", "sqlite:///"),
+        ("mysql://x", "mysql"),
+        ("sqlite://", "names no file"),
+        ("sqlite:///", "names no file"),
+        ("sqlite:///a.db?durability=perhaps", "durability"),
+        ("sqlite:///a.db?fast=yes", "fast"),
+        ("memory://?x=1", "x"),
+        ("redis://[x", "cannot be read"),
+        ("sqlite://q.db", "names no file"),
+        ("sqlite:///:memory:", "names no file"),
+    ],
+)
+def test_a_bad_url_is_refused_naming_it_and_the_remedy(url: str, named: str) -> None:
+    with pytest.raises(UsageError, match=named):
+        locate(url)
+
+
+async def test_a_file_that_is_no_database_is_refused_untouched(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("dear diary, " * 100)
+    app = Holdfast(f"sqlite:///{path}")
+
+    with pytest.raises(SchemaMismatchError):
+        await app.opened()
+    await app.close()
+
+    assert path.read_text() == "dear diary, " * 100
+
+
+def test_a_task_is_defined_once_and_found_by_name() -> None:
+    app = Holdfast("memory://")
+
+    @app.task(name="one")
+    async def one() -> None: ...
+
+    with pytest.raises(UsageError, match="twice"):
+        app.task(name="one")(one.function)
+    with pytest.raises(UnknownTaskError, match="two"):
+        app.find_task("two")
+    assert app.find_task("one") is one
+
+
+async def test_a_sync_call_within_a_running_loop_is_refused() -> None:
+    with pytest.raises(UsageError, match="await enqueue"):
+        tasks().enqueue_sync(1)

@@ -1,0 +1,235 @@
+"""What keeps a lease alive, and what a handler hears when it is lost or cancelled."""
+
+import asyncio
+
+import pytest
+
+from holdfast import JobCancelled, JobCompleted, JobStalled, LeaseLost, Stall, State, Timing, UsageError, current_job
+from holdfast.storage.memory import MemoryStorage
+from holdfast.storage.protocol import Beat, Pulse
+from holdfast.testing.simloop import SimClock, SimLoop, simulate
+from tests.flow.conftest import FAST, Play, Stage
+
+
+class Listening(MemoryStorage):
+    """Memory that notes when beats come and how many runs they renew."""
+
+    def __init__(self, clock: SimClock) -> None:
+        super().__init__(clock=clock)
+        self.clock = clock
+        self.beats: list[tuple[int, int]] = []
+
+    async def renew(self, beat: Beat) -> Pulse:
+        self.beats.append((round(self.clock.uptime()), len(beat.renewals)))
+        return await super().renew(beat)
+
+
+class Unspeakable:
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+@pytest.mark.statement(28, 87)
+def test_the_context_never_raises_and_keeps_what_it_is_told(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+
+        @app.task
+        async def talk() -> None:
+            context = current_job()
+            context.heartbeat()
+            context.progress(0.5, "half way")
+            context.progress("not a number")  # type: ignore[arg-type]
+            context.log.info("hello", part=1)
+            context.log.error(Unspeakable(), more=Unspeakable())
+
+        job = await talk.enqueue()
+        await stage.start(app.worker())
+        await job.result()
+        detail = await job.info()
+
+        assert (detail.job.progress, detail.job.progress_note) == (0.5, "half way")
+        assert [(line.level, line.message, line.fields, line.run) for line in detail.log] == [
+            ("info", "hello", {"part": "1"}, 1)
+        ]
+
+    play(scenario)
+
+
+@pytest.mark.statement(28)
+def test_a_cancel_reaches_a_running_coroutine_with_the_next_beat(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+        seen: list[bool] = []
+
+        @app.task
+        async def wait() -> None:
+            try:
+                await asyncio.sleep(3600)
+            finally:
+                seen.append(current_job().cancelled)
+
+        job = await wait.enqueue()
+        await stage.start(app.worker())
+        await asyncio.sleep(1)
+
+        assert await job.cancel("enough", by="me")
+
+        async def over() -> bool:
+            return await job.state() is not State.ACTIVE
+
+        await stage.until(over)
+        detail = await job.info()
+        assert seen == [True]
+        assert [(event.by, event.was) for event in await stage.told(JobCancelled)] == [("me", "active")]
+        assert (detail.job.state, detail.job.reason, detail.runs[0].ended) == (State.CANCELLED, "enough", "cancelled")
+        assert stage.now < app.timing.beat.total_seconds() + 2
+
+    play(scenario)
+
+
+@pytest.mark.statement(84, 85)
+def test_beats_come_a_quarter_of_the_lease_apart_one_call_for_all_runs() -> None:
+    async def main(loop: SimLoop) -> None:
+        clock = SimClock(loop)
+        storage = Listening(clock)
+        stage = Stage(loop, clock, storage)
+        app = stage.app()
+
+        @app.task
+        async def wait() -> None:
+            await asyncio.sleep(3600)
+
+        await app.enqueue_many(wait.call() for _ in range(8))
+        await stage.start(app.worker(concurrency=8))
+        await asyncio.sleep(31)
+
+        assert storage.beats == [(0, 0), (5, 8), (10, 8), (15, 8), (20, 8), (25, 8), (30, 8)]
+
+    simulate(main)
+
+
+@pytest.mark.statement(84)
+def test_a_run_whose_lease_is_shorter_than_the_keepers_rest_wakes_it() -> None:
+    async def main(loop: SimLoop) -> None:
+        clock = SimClock(loop)
+        storage = Listening(clock)
+        stage = Stage(loop, clock, storage)
+        app = stage.app()
+
+        @app.task(stall=Stall(interval="4s"))
+        async def wait() -> None:
+            await asyncio.sleep(3600)
+
+        await stage.start(app.worker())
+        await asyncio.sleep(0.25)
+        await wait.enqueue()
+        await asyncio.sleep(4)
+
+        assert [at for at, renewals in storage.beats if renewals] == [1, 2, 3, 4]
+
+    simulate(main)
+
+
+@pytest.mark.statement(84)
+def test_a_job_shorter_than_a_beat_costs_none(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+
+        @app.task
+        async def quick() -> None: ...
+
+        await stage.start(app.worker())
+        for _ in range(20):
+            await (await quick.enqueue()).result()
+
+        assert stage.now < app.timing.beat.total_seconds()
+
+    play(scenario)
+
+
+@pytest.mark.statement(86)
+def test_runs_that_ended_while_the_storage_is_away_are_renewed_until_they_are_settled(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(timing=Timing(lease="4s"))
+
+        @app.task(stall=Stall(interval="4s"))
+        async def task() -> int:
+            await asyncio.sleep(30)
+            return current_job().run
+
+        jobs = [await task.enqueue() for _ in range(20)]
+        await stage.start(app.worker(concurrency=20), "one")
+        await stage.start(app.worker(concurrency=20), "two")
+
+        assert [await job.result() for job in jobs] == [1] * 20
+        assert await stage.told(JobStalled) == []
+
+    play(scenario)
+
+
+def test_a_hung_handler_passes_its_progress_clock_and_the_event_says_so(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(timing=FAST)
+
+        @app.task(heartbeat_timeout="10s")
+        async def task() -> int:
+            for _ in range(6):
+                await asyncio.sleep(5)
+                current_job().heartbeat()
+            if current_job().run == 1:
+                await asyncio.sleep(3600)
+            return current_job().run
+
+        job = await task.enqueue()
+        await stage.start(app.worker(), "one")
+        await stage.start(app.worker(), "two")
+
+        assert await job.result() == 2
+        (stalled,) = await stage.told(JobStalled)
+        assert stalled.reason == "no_progress"
+        first = (await job.info()).runs[0]
+        assert first.end is not None
+        assert 40 <= (first.end - first.start) / 1e6 <= 45
+
+    play(scenario)
+
+
+@pytest.mark.statement(32, 112)
+def test_a_run_whose_lease_passed_on_is_stopped_and_its_process_hears_of_it(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app, other = stage.app(timing=FAST), stage.app(timing=FAST)
+        heard: list[LeaseLost] = []
+        stopped: list[int] = []
+
+        async def body() -> int:
+            try:
+                await asyncio.sleep(30)
+            except asyncio.CancelledError:
+                stopped.append(current_job().run)
+                raise
+            return current_job().run
+
+        task = app.task(name="body")(body)
+        other.task(name="body")(body)
+        app.on(LeaseLost, scope="every")(heard.append)
+        first = await stage.start(app.worker(), "first")
+        job = await task.enqueue()
+        await asyncio.sleep(1)
+        stage.loop.pause(first)
+        await stage.start(other.worker(), "second")
+        await asyncio.sleep(10)
+        stage.loop.wake(first)
+
+        assert await job.result() == 2
+        await asyncio.sleep(5)
+        assert stopped == [1]
+        assert [(event.id, event.run, event.reason) for event in heard] == [(job.id, 1, "lost")]
+        assert [event.run for event in await stage.told(JobCompleted)] == [2]
+
+    play(scenario)
+
+
+def test_current_job_outside_of_a_job_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match="outside of a running job"):
+        current_job()

@@ -1,0 +1,267 @@
+"""Reapers alone and in numbers: who leads, what they find, and that nothing is recovered twice."""
+
+import asyncio
+import threading
+
+import pytest
+
+from holdfast import (
+    Holdfast,
+    JobStalled,
+    LeaderElection,
+    LeadershipAcquired,
+    LeadershipLost,
+    Reaper,
+    ReaperFailed,
+    State,
+    StorageUnavailableError,
+    UsageError,
+)
+from holdfast.storage.memory import MemoryStorage
+from holdfast.storage.protocol import Bid, Swept
+from holdfast.testing.simloop import SimClock, SimLoop, simulate
+from tests.flow.conftest import FAST, Play, Stage
+
+
+async def abandoned(stage: Stage, app: Holdfast, jobs: int = 1) -> list[str]:
+    """Leave jobs behind in the hands of a worker that is gone, and return their ids."""
+
+    @app.task(name="sleep")
+    async def sleep() -> None:
+        await asyncio.sleep(3600)
+
+    made = await app.enqueue_many(sleep.call() for _ in range(jobs))
+    node = await stage.start(app.worker(reaper=False, concurrency=max(jobs, 1)), "victim")
+    await asyncio.sleep(0.1)
+    stage.loop.kill(node)
+    return [job.id for job in made]
+
+
+@pytest.mark.statement(106)
+def test_what_stalled_before_the_reaper_began_is_found(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(timing=FAST)
+        ids = await abandoned(stage, app, jobs=3)
+        await asyncio.sleep(3600)
+        began = stage.now
+        await stage.start(Reaper(app), "reaper")
+        await asyncio.sleep(3.5)
+        events = await stage.told(JobStalled)
+
+        assert sorted(event.id for event in events) == sorted(ids)
+        assert stage.now - began < 4
+
+    play(scenario)
+
+
+@pytest.mark.statement(105, 107)
+def test_three_reapers_without_election_recover_nothing_twice(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(timing=FAST)
+        ids = await abandoned(stage, app, jobs=20)
+        reapers = [Reaper(app, election=None) for _ in range(3)]
+        for reaper in reapers:
+            await stage.start(reaper, reaper.id)
+        await asyncio.sleep(10)
+        events = await stage.told(JobStalled)
+
+        assert sorted(event.id for event in events) == sorted(ids)
+        assert not any(reaper.leads for reaper in reapers)
+
+    play(scenario)
+
+
+@pytest.mark.statement(41, 107, 108)
+def test_one_of_many_leads_and_the_others_ask_again(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(timing=FAST)
+        reapers = [Reaper(app) for _ in range(3)]
+        for reaper in reapers:
+            await stage.start(reaper, reaper.id)
+        await asyncio.sleep(60)
+
+        assert [reaper.leads for reaper in reapers].count(True) == 1
+        assert len(await stage.told(LeadershipAcquired)) == 1
+
+    play(scenario)
+
+
+@pytest.mark.statement(110)
+def test_a_leader_that_stops_hands_over_and_one_that_dies_is_followed(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(timing=FAST)
+        first, second, third = Reaper(app), Reaper(app), Reaper(app)
+        node = await stage.start(first, "first")
+        await asyncio.sleep(1)
+        other = await stage.start(second, "second")
+        await asyncio.sleep(1)
+        await stage.stop(node, first)
+        longest = app.timing.leader_ttl.total_seconds() + 0.6
+
+        async def second_leads() -> bool:
+            return second.leads
+
+        async def third_leads() -> bool:
+            return third.leads
+
+        assert await stage.until(second_leads) <= longest
+        await stage.start(third, "third")
+        await asyncio.sleep(1)
+        stage.loop.kill(other)
+        assert await stage.until(third_leads) <= longest
+        epochs = [event.epoch for event in await stage.told(LeadershipAcquired)]
+        assert epochs == [1, 2, 3]
+        assert [event.reason for event in await stage.told(LeadershipLost)] == ["resigned", "expired"]
+
+    play(scenario)
+
+
+@pytest.mark.statement(110, 35)
+def test_a_dead_leaders_own_jobs_are_recovered_within_the_bound(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+
+        @app.task
+        async def sleep() -> None:
+            await asyncio.sleep(3600)
+
+        leader = await stage.start(app.worker(), "leader")
+        await sleep.enqueue()
+        await asyncio.sleep(4)
+        await stage.start(app.worker(queues=["elsewhere"]), "follower")
+        await asyncio.sleep(4)
+        stage.loop.kill(leader)
+
+        async def recovered() -> bool:
+            return bool(await stage.told(JobStalled))
+
+        assert await stage.until(recovered) <= app.timing.recovery_bound.total_seconds()
+
+    play(scenario)
+
+
+class Unreliable(MemoryStorage):
+    """Memory that can be out of reach for sweeps."""
+
+    away = False
+
+    async def sweep(self, bid: Bid) -> Swept:
+        if self.away:
+            raise StorageUnavailableError("out of reach")
+        return await super().sweep(bid)
+
+
+@pytest.mark.statement(22, 109, 112, 115)
+def test_a_leader_out_of_reach_knows_that_it_leads_no_more_and_comes_back() -> None:
+    async def main(loop: SimLoop) -> None:
+        clock = SimClock(loop)
+        storage = Unreliable(clock=clock)
+        stage = Stage(loop, clock, storage)
+        reaper = Reaper(stage.app(timing=FAST))
+        heard: list[object] = []
+        reaper.on(LeadershipAcquired)(heard.append)
+        reaper.on(LeadershipLost)(heard.append)
+        reaper.on(ReaperFailed)(heard.append)
+        await stage.start(reaper, "reaper")
+        await asyncio.sleep(1)
+        storage.away = True
+        await asyncio.sleep(2)
+
+        assert not reaper.leads
+        kinds = [type(event).__name__ for event in heard]
+        assert kinds[0] == "LeadershipAcquired"
+        assert kinds.count("LeadershipLost") == 1
+        assert kinds.count("ReaperFailed") >= 3
+        storage.away = False
+        await asyncio.sleep(2)
+        assert reaper.leads
+
+    simulate(main)
+
+
+@pytest.mark.statement(114)
+def test_a_reaper_starts_and_stops_twice_without_leaving_anything(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        tasks, threads = len(asyncio.all_tasks()), threading.active_count()
+        reaper = Reaper(stage.app())
+        await reaper.stop()
+        await reaper.start()
+        await reaper.start()
+        await asyncio.sleep(5)
+        await reaper.stop()
+        await reaper.stop()
+
+        assert (len(asyncio.all_tasks()), threading.active_count()) == (tasks, threads)
+        assert not reaper.leads
+
+    play(scenario)
+
+
+@pytest.mark.statement(113)
+def test_a_stopping_leader_goes_inactive_before_it_resigns(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        reaper = Reaper(stage.app(timing=FAST))
+        led: list[bool] = []
+        reaper.on(LeadershipLost)(lambda event: led.append(reaper.leads))
+        node = await stage.start(reaper, "reaper")
+        await asyncio.sleep(1)
+        await stage.stop(node, reaper)
+
+        assert led == [False]
+
+    play(scenario)
+
+
+@pytest.mark.statement(116)
+def test_a_reaper_alone_an_embedded_one_and_a_url_agree_on_what_a_lease_is(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(timing=FAST)
+        ids = await abandoned(stage, app)
+        # Another timing: the lease is the job's own, so the reaper cannot disagree with the worker about it.
+        other = stage.app(timing=FAST)
+        await stage.start(Reaper(other, election=LeaderElection(ttl="1s")), "reaper")
+        await asyncio.sleep(app.timing.recovery_bound.total_seconds())
+
+        assert [event.id for event in await stage.told(JobStalled)] == ids
+
+    play(scenario)
+
+
+@pytest.mark.statement(118)
+def test_memory_elects_as_any_storage_does() -> None:
+    async def main(loop: SimLoop) -> None:
+        clock = SimClock(loop)
+        stage = Stage(loop, clock, MemoryStorage(clock=clock))
+        reaper = Reaper(stage.app())
+
+        await reaper.turn()
+
+        assert reaper.leads
+
+    simulate(main)
+
+
+@pytest.mark.statement(15, 16, 88)
+def test_turned_by_hand_the_first_sweep_suspects_and_a_later_one_resolves(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(timing=FAST)
+        (job_id,) = await abandoned(stage, app)
+        job = app.job(job_id)
+        reaper = Reaper(app, election=None)
+        await asyncio.sleep(2)
+
+        await reaper.turn()
+        assert await job.state() is State.ACTIVE
+        await asyncio.sleep(0.6)
+        await reaper.turn()
+        assert await job.state() is State.WAITING
+
+    play(scenario)
+
+
+def test_a_reaper_refuses_a_timing_beside_an_apps_own(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        with pytest.raises(UsageError, match="timing"):
+            Reaper(stage.app(), timing=FAST)
+
+    play(scenario)

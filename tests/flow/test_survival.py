@@ -1,0 +1,532 @@
+"""What once brought a worker down, stranded a job or ran it twice: each found in review, each a case here."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from holdfast import (
+    Holdfast,
+    JobCompleted,
+    JobFailed,
+    JobFailedError,
+    JobStalled,
+    Reaper,
+    ReaperFailed,
+    Retry,
+    RetryLater,
+    Stall,
+    State,
+    StorageUnavailableError,
+    UsageError,
+    current_job,
+)
+from holdfast.core.job import Owner
+from holdfast.core.settlement import Settlement
+from holdfast.storage.memory import MemoryStorage
+from holdfast.storage.protocol import Beat, Bid, Exchanged, Order, Pulse, Swept
+from holdfast.testing.simloop import SimClock, SimLoop, simulate
+from tests.flow.conftest import FAST, Play, Stage
+
+
+class Wayward(MemoryStorage):
+    """Memory whose verbs can be made to fail or to dawdle."""
+
+    def __init__(self, clock: SimClock) -> None:
+        super().__init__(clock=clock)
+        self.on_exchange: Callable[[Sequence[Settlement], Order | None], None] = lambda settlements, order: None
+        self.on_renew: Callable[[Beat], None] = lambda beat: None
+        self.on_sweep: Callable[[], None] = lambda: None
+        self.reply_after = 0.0
+
+    async def exchange(
+        self, owner: Owner, settlements: Sequence[Settlement] = (), order: Order | None = None
+    ) -> Exchanged:
+        self.on_exchange(settlements, order)
+        answer = await super().exchange(owner, settlements, order)
+        await asyncio.sleep(self.reply_after)
+        return answer
+
+    async def renew(self, beat: Beat) -> Pulse:
+        self.on_renew(beat)
+        return await super().renew(beat)
+
+    async def sweep(self, bid: Bid) -> Swept:
+        self.on_sweep()
+        return await super().sweep(bid)
+
+
+def wayward(scenario: Callable[[Stage, Wayward], Any]) -> None:
+    """Play a scenario on a wayward memory."""
+
+    async def main(loop: SimLoop) -> None:
+        clock = SimClock(loop)
+        storage = Wayward(clock)
+        await scenario(Stage(loop, clock, storage), storage)
+
+    simulate(main)
+
+
+class Brief(RetryLater):
+    """A control that forgot to call its base."""
+
+    def __init__(self) -> None:
+        pass
+
+
+def test_a_control_that_is_only_half_made_is_a_failure_like_any_other(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+
+        @app.task(name="odd", retry=Retry(max_attempts=1))
+        async def odd() -> None:
+            raise Brief
+
+        @app.task(name="sound")
+        async def sound() -> int:
+            await asyncio.sleep(60)
+            return 1
+
+        await stage.start(app.worker())
+        long = await sound.enqueue()
+        with pytest.raises(JobFailedError):
+            await (await odd.enqueue()).result()
+
+        assert await long.result() == 1
+
+    play(scenario)
+
+
+def test_an_unexpected_failure_of_the_storage_brings_no_worker_down() -> None:
+    async def scenario(stage: Stage, storage: Wayward) -> None:
+        app = stage.app()
+        failures = iter(range(5))
+
+        def fail(settlements: Sequence[Settlement], order: Order | None) -> None:
+            if next(failures, None) is not None:
+                raise RuntimeError("never thought of")
+
+        @app.task
+        async def task(number: int) -> int:
+            await asyncio.sleep(1)
+            return number
+
+        jobs = await app.enqueue_many(task.call(number) for number in range(20))
+        storage.on_exchange = fail
+        await stage.start(app.worker())
+
+        assert [await job.result() for job in jobs] == list(range(20))
+        assert len(await stage.told(JobCompleted)) == 20
+
+    wayward(scenario)
+
+
+def test_an_outcome_that_cannot_be_recorded_holds_up_no_other_and_fails_visibly() -> None:
+    async def scenario(stage: Stage, storage: Wayward) -> None:
+        app = stage.app()
+
+        def choke(settlements: Sequence[Settlement], order: Order | None) -> None:
+            for asked in settlements:
+                if any(isinstance(event, JobCompleted) and event.result == b"13" for event in asked.events):
+                    raise ValueError("thirteen")
+
+        @app.task
+        async def task(number: int) -> int:
+            await asyncio.sleep(1)
+            return number
+
+        jobs = await app.enqueue_many(task.call(number) for number in range(20))
+        storage.on_exchange = choke
+        await stage.start(app.worker(concurrency=20))
+        for number, job in enumerate(jobs):
+            if number == 13:
+                with pytest.raises(JobFailedError, match="thirteen"):
+                    await job.result()
+            else:
+                assert await job.result() == number
+
+        assert [event.reason for event in await stage.told(JobFailed)] == ["undecodable"]
+        assert await stage.told(JobStalled) == []
+
+    wayward(scenario)
+
+
+def test_a_keeper_outlives_whatever_a_renewal_throws_at_it() -> None:
+    async def scenario(stage: Stage, storage: Wayward) -> None:
+        app = stage.app()
+        failures = iter(range(2))
+
+        def fail(beat: Beat) -> None:
+            if beat.renewals and next(failures, None) is not None:
+                raise RuntimeError("never thought of")
+
+        @app.task
+        async def long() -> int:
+            await asyncio.sleep(120)
+            return current_job().run
+
+        storage.on_renew = fail
+        await stage.start(app.worker(), "one")
+        await stage.start(app.worker(), "two")
+
+        assert await (await long.enqueue()).result() == 1
+
+    wayward(scenario)
+
+
+def test_a_reaper_outlives_whatever_a_sweep_throws_at_it() -> None:
+    async def scenario(stage: Stage, storage: Wayward) -> None:
+        reaper = Reaper(stage.app(timing=FAST))
+        heard: list[ReaperFailed] = []
+        reaper.on(ReaperFailed)(heard.append)
+        failures = iter(range(3))
+
+        def fail() -> None:
+            if next(failures, None) is not None:
+                raise RuntimeError("never thought of")
+
+        storage.on_sweep = fail
+        await stage.start(reaper, "reaper")
+        await asyncio.sleep(5)
+
+        assert len(heard) == 3
+        assert reaper.leads
+
+    wayward(scenario)
+
+
+def test_a_handlers_sign_survives_a_renewal_that_failed() -> None:
+    async def scenario(stage: Stage, storage: Wayward) -> None:
+        app = stage.app(timing=FAST)
+        failures = iter(range(1))
+
+        def fail(beat: Beat) -> None:
+            if any(renewal.sign for renewal in beat.renewals) and next(failures, None) is not None:
+                raise StorageUnavailableError("a moment")
+
+        @app.task(stall=Stall(heartbeat=False, interval="4s"))
+        async def visible() -> int:
+            await asyncio.sleep(2.5)
+            current_job().heartbeat()
+            await asyncio.sleep(3)
+            return current_job().run
+
+        storage.on_renew = fail
+        await stage.start(app.worker(), "one")
+
+        assert await (await visible.enqueue()).result() == 1
+
+    wayward(scenario)
+
+
+def test_a_claim_that_comes_back_after_its_lease_is_not_begun() -> None:
+    async def scenario(stage: Stage, storage: Wayward) -> None:
+        app, other = stage.app(timing=FAST), stage.app(timing=FAST)
+        began: list[int] = []
+
+        async def body() -> int:
+            began.append(current_job().run)
+            return current_job().run
+
+        task = app.task(name="body", on_worker_lost="retry")(body)
+        other.task(name="body")(body)
+        job = await task.enqueue()
+        storage.reply_after = 30
+        await stage.start(app.worker(), "slow")
+        await asyncio.sleep(1)
+        storage.reply_after = 0
+        await stage.start(other.worker(), "quick")
+
+        assert await job.result() == 2
+        await asyncio.sleep(60)
+        assert began == [2]
+
+    wayward(scenario)
+
+
+def test_a_drain_lasts_until_what_came_of_the_runs_is_recorded() -> None:
+    async def scenario(stage: Stage, storage: Wayward) -> None:
+        app = stage.app()
+        away = False
+
+        def fail(settlements: Sequence[Settlement], order: Order | None) -> None:
+            if away:
+                raise StorageUnavailableError("out of reach")
+
+        @app.task
+        async def task() -> int:
+            await asyncio.sleep(1)
+            return current_job().run
+
+        storage.on_exchange = fail
+        worker = app.worker()
+        node = await stage.start(worker)
+        job = await task.enqueue()
+        await asyncio.sleep(0.5)
+        away = True
+        stopping = stage.loop.start(node, worker.stop(timeout="25s"))
+        await asyncio.sleep(15)
+        away = False
+        await stopping
+
+        assert await job.state() is State.COMPLETED
+        assert await stage.told(JobStalled) == []
+
+    wayward(scenario)
+
+
+def test_a_worker_stopped_while_it_starts_does_not_run_on(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+
+        @app.task
+        async def task() -> None: ...
+
+        worker = app.worker()
+        starting = asyncio.create_task(worker.start())
+        await asyncio.sleep(0)
+        await worker.stop()
+        await starting
+        job = await task.enqueue()
+        await asyncio.sleep(10)
+        state = await job.state()
+
+        assert worker.ended
+        assert state is State.WAITING
+        with pytest.raises(UsageError, match="stopped"):
+            await worker.start()
+
+    play(scenario)
+
+
+def test_whoever_waits_for_a_worker_hears_of_its_end(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+
+        @app.task
+        async def task() -> None: ...
+
+        worker = app.worker()
+        await worker.start()
+        waiting = asyncio.create_task(worker.wait())
+        await asyncio.sleep(1)
+        await worker.stop()
+        await waiting
+        job = await task.enqueue()
+        await asyncio.sleep(10)
+
+        assert worker.ended
+        assert await job.state() is State.WAITING
+
+    play(scenario)
+
+
+def test_a_visibility_timeout_hears_of_its_cancel(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+
+        @app.task(stall=Stall(heartbeat=False, interval="10m"))
+        async def visible() -> None:
+            await asyncio.sleep(500)
+
+        await stage.start(app.worker())
+        job = await visible.enqueue()
+        await asyncio.sleep(1)
+        await job.cancel("enough")
+
+        async def over() -> bool:
+            return await job.state() is State.CANCELLED
+
+        assert await stage.until(over) < 11
+
+    play(scenario)
+
+
+def test_falling_over_while_being_stopped_is_charged_to_nobody(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+
+        @app.task(retry=Retry(max_attempts=1))
+        async def fragile() -> int:
+            try:
+                await asyncio.sleep(50 if current_job().run == 1 else 1)
+            except asyncio.CancelledError:
+                raise ConnectionError("half way") from None
+            return current_job().run
+
+        worker = app.worker()
+        node = await stage.start(worker, "one")
+        job = await fragile.enqueue()
+        await asyncio.sleep(1)
+        await stage.stop(node, worker, timeout="1s")
+        record = (await job.info()).job
+
+        assert (record.state, record.failures, record.releases) == (State.WAITING, 0, 1)
+        await stage.start(app.worker(), "two")
+        assert await job.result() == 2
+
+    play(scenario)
+
+
+def test_log_lines_are_signs_of_life_and_may_be_called_anything(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(timing=FAST)
+
+        @app.task(heartbeat_timeout="5s")
+        async def talk() -> int:
+            for number in range(20):
+                await asyncio.sleep(2)
+                current_job().log.info("still here", message="a field of that name", number=number)
+            return current_job().run
+
+        await stage.start(app.worker())
+        job = await talk.enqueue()
+
+        assert await job.result() == 1
+        assert (await job.info()).log[0].fields == {"message": "a field of that name", "number": "0"}
+
+    play(scenario)
+
+
+def test_a_run_cut_off_is_trusted_no_longer_than_its_progress_clock() -> None:
+    async def scenario(stage: Stage, storage: Wayward) -> None:
+        app, other = stage.app(), stage.app()
+        times: list[tuple[int, str, float]] = []
+        away = False
+
+        async def body() -> int:
+            run = current_job().run
+            times.append((run, "start", stage.now))
+            try:
+                for _ in range(30 if run == 1 else 1):
+                    await asyncio.sleep(1)
+                    current_job().heartbeat()
+            finally:
+                times.append((run, "end", stage.now))
+            return run
+
+        def fail(beat: Beat) -> None:
+            if away and beat.owner.name == "first":
+                raise StorageUnavailableError("out of reach")
+
+        task = app.task(name="body", heartbeat_timeout="6s", on_unreachable="stop")(body)
+        other.task(name="body", heartbeat_timeout="6s", on_unreachable="stop")(body)
+        storage.on_renew = fail
+        await stage.start(app.worker(name="first"), "first")
+        job = await task.enqueue()
+        await asyncio.sleep(2)
+        away = True
+        await stage.start(other.worker(name="second"), "second")
+
+        assert await job.result() == 2
+        first_end = next(at for run, what, at in times if (run, what) == (1, "end"))
+        second_start = next(at for run, what, at in times if (run, what) == (2, "start"))
+        assert first_end < second_start
+
+    wayward(scenario)
+
+
+def test_a_slow_event_handler_hears_an_event_once_with_any_number_of_workers(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        heard: list[str] = []
+        apps: list[Holdfast] = []
+        for number in range(2):
+            app = stage.app()
+
+            @app.task(name="quick")
+            async def quick() -> None: ...
+
+            @app.on(JobCompleted)
+            async def slow(event: JobCompleted) -> None:
+                heard.append(event.id)
+                await asyncio.sleep(12)
+
+            apps.append(app)
+            await stage.start(app.worker(), f"worker-{number}")
+        await asyncio.sleep(1)
+        jobs = [await apps[0].tasks["quick"].enqueue() for _ in range(3)]
+        await asyncio.sleep(120)
+
+        assert heard == [job.id for job in jobs]
+
+    play(scenario)
+
+
+def test_an_event_handler_that_cancels_itself_keeps_nobody_from_the_next(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+        heard: list[str] = []
+        app.on(JobCompleted)(lambda event: heard.append(event.id))
+
+        @app.task
+        async def quick() -> None: ...
+
+        @app.on(JobCompleted)
+        async def cancels(event: JobCompleted) -> None:
+            raise asyncio.CancelledError
+
+        await stage.start(app.worker())
+        jobs = [await quick.enqueue() for _ in range(3)]
+        await asyncio.sleep(10)
+
+        assert heard == [job.id for job in jobs]
+
+    play(scenario)
+
+
+def test_a_polite_stop_repeats_no_event_and_cuts_no_handler_short(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        heard: list[tuple[str, str]] = []
+
+        def process(name: str) -> Any:
+            app = stage.app()
+
+            @app.task(name="quick")
+            async def quick() -> None: ...
+
+            @app.on(JobCompleted)
+            async def note(event: JobCompleted) -> None:
+                heard.append((event.id, "begun"))
+                await asyncio.sleep(0.4)
+                heard.append((event.id, "done"))
+
+            return app
+
+        first = process("first")
+        worker = first.worker()
+        node = await stage.start(worker, "first")
+        await asyncio.sleep(1)
+        jobs = [await first.tasks["quick"].enqueue() for _ in range(50)]
+        await asyncio.sleep(5)
+        await stage.stop(node, worker)
+        await stage.start(process("second").worker(), "second")
+        await asyncio.sleep(60)
+
+        for what in ("begun", "done"):
+            assert [job_id for job_id, said in heard if said == what] == [job.id for job in jobs]
+
+    play(scenario)
+
+
+def test_a_clock_set_forward_takes_no_run_from_a_worker_that_lives(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+
+        @app.task(timeout="5m", heartbeat_timeout="1m")
+        async def long() -> int:
+            for _ in range(8):
+                await asyncio.sleep(15)
+                current_job().heartbeat()
+            return current_job().run
+
+        await stage.start(app.worker(), "one")
+        await stage.start(app.worker(), "two")
+        job = await long.enqueue()
+        await asyncio.sleep(10)
+        stage.clock.step(3600)
+
+        assert await job.result() == 1
+        assert await stage.told(JobStalled) == []
+
+    play(scenario)

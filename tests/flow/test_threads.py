@@ -1,0 +1,167 @@
+"""What only real threads show: handlers that hang in them, loops that end without a goodbye."""
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+
+from holdfast import Holdfast, JobFailedError, JobStalled, Retry, State, TaskOptions, Timing, current_job
+
+QUICK = Timing(lease="1s", sweep="200ms", grace="200ms")
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return "memory://" if request.param == "memory" else f"sqlite:///{tmp_path / 'queue.db'}"
+
+
+async def reached(app: Holdfast, job_id: str, state: State, *, within: float) -> None:
+    """Wait until a job is in a state."""
+    async with asyncio.timeout(within):
+        while await app.job(job_id).state() is not state:  # noqa: ASYNC110 - the storage is what changes
+            await asyncio.sleep(0.01)
+
+
+async def test_a_plain_handler_runs_in_a_thread_with_its_job_at_hand(url: str) -> None:
+    app = Holdfast(url)
+
+    @app.task
+    def where() -> tuple[str, int]:
+        current_job().heartbeat()
+        return threading.current_thread().name, current_job().run
+
+    async with app, app.worker():
+        name, run = await (await where.enqueue()).result(timeout=10)
+
+    assert name.startswith("holdfast-handler")
+    assert run == 1
+
+
+async def test_a_plain_handler_past_its_timeout_gives_its_slot_back(url: str) -> None:
+    app = Holdfast(url)
+    go = threading.Event()
+
+    @app.task(timeout="200ms", retry=Retry(max_attempts=1))
+    def hang() -> None:
+        go.wait(30)
+
+    @app.task
+    def quick() -> int:
+        return 1
+
+    async with app, app.worker(concurrency=1):
+        hung = await hang.enqueue()
+        with pytest.raises(JobFailedError, match=r"timeout of 0\.2 s"):
+            await hung.result(timeout=10)
+        assert await (await quick.enqueue()).result(timeout=10) == 1
+        go.set()
+
+
+async def test_a_plain_handler_that_lost_its_lease_gives_its_slot_back(url: str) -> None:
+    app = Holdfast(url, timing=QUICK)
+    go = threading.Event()
+
+    @app.task(heartbeat_timeout="500ms")
+    def hang() -> int:
+        if current_job().run == 1:
+            go.wait(30)
+        return current_job().run
+
+    async with app, app.worker(concurrency=1):
+        job = await hang.enqueue()
+        assert await job.result(timeout=20) == 2
+        go.set()
+        events = (await app.storage.events(limit=1000)).events
+
+    assert [event.reason for event in events if isinstance(event, JobStalled)] == ["no_progress"]
+
+
+async def test_a_stop_is_not_held_up_by_handlers_that_fill_the_loops_own_threads(url: str) -> None:
+    app = Holdfast(url)
+    go = threading.Event()
+
+    @app.task
+    async def fill() -> None:
+        await asyncio.to_thread(go.wait, 30)
+
+    worker = app.worker(concurrency=40)
+    await worker.start()
+    jobs = await app.enqueue_many(fill.call() for _ in range(40))
+    await reached(app, jobs[0].id, State.ACTIVE, within=10)
+    async with asyncio.timeout(8):
+        await worker.stop(force=True)
+    go.set()
+    await app.close()
+
+
+def test_a_worker_whose_loop_ended_without_a_stop_lets_its_jobs_go(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'queue.db'}"
+
+    def made() -> Holdfast:
+        app = Holdfast(url, timing=QUICK, defaults=TaskOptions(timeout="1m"))
+
+        @app.task(name="nap")
+        async def nap() -> int:
+            await asyncio.sleep(30 if current_job().run == 1 else 0)
+            return current_job().run
+
+        return app
+
+    careless, careful = made(), made()
+
+    async def forget() -> str:
+        await careless.worker().start()
+        job = await careless.tasks["nap"].enqueue()
+        await reached(careless, job.id, State.ACTIVE, within=10)
+        return job.id
+
+    async def find(job_id: str) -> int:
+        async with careful, careful.worker():
+            run: int = await careful.job(job_id).result(timeout=20)
+            return run
+
+    job_id = asyncio.run(forget())
+
+    assert asyncio.run(find(job_id)) >= 2
+    asyncio.run(careless.close())
+
+
+async def test_a_run_that_is_cancelled_stops_its_worker(url: str) -> None:
+    app = Holdfast(url)
+
+    @app.task
+    def quick() -> int:
+        return 1
+
+    worker = app.worker()
+    running = asyncio.create_task(worker.run())
+    assert await (await quick.enqueue()).result(timeout=10) == 1
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+    assert running.cancelled()
+    assert worker.ended
+    await app.close()
+
+
+def test_sync_callers_need_no_loop(tmp_path: Path) -> None:
+    app = Holdfast(f"sqlite:///{tmp_path / 'queue.db'}")
+
+    @app.task
+    def add(a: int, b: int) -> int:
+        return a + b
+
+    async def work() -> None:
+        worker = app.worker(burst=True)
+        await worker.start()
+        await worker.wait()
+
+    job = add.enqueue_sync(1, 2)
+    assert job.state_sync() is State.WAITING
+    asyncio.run(work())
+
+    result, starts, cancelled = job.result_sync(timeout=10), job.info_sync().job.starts, job.cancel_sync()
+    asyncio.run(app.close())
+
+    assert (result, starts, cancelled) == (3, 1, False)

@@ -1,0 +1,38 @@
+"""A worker is stopped at each single step of a claim: nothing is held up, nothing is charged."""
+
+import asyncio
+from random import Random
+
+import pytest
+
+from holdfast import Holdfast
+from holdfast.core.lifecycle import State
+from holdfast.storage.memory import MemoryStorage
+from holdfast.testing.simloop import SameLoop, SimClock, SimLoop, simulate
+
+
+@pytest.mark.parametrize("steps", range(40))
+def test_a_job_claimed_during_a_stop_is_handed_back_at_once(steps: int) -> None:
+    async def main(loop: SimLoop) -> None:
+        clock = SimClock(loop)
+        app = Holdfast(storage=MemoryStorage(clock=clock), clock=clock, rng=Random(1), side=SameLoop)
+
+        @app.task
+        async def long() -> None:
+            await asyncio.sleep(300)
+
+        worker = app.worker()
+        await worker.start()
+        await asyncio.sleep(1)
+        job = await long.enqueue()
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        began = loop.time()
+        await worker.stop(timeout=0)
+        record = (await job.info()).job
+
+        assert loop.time() - began < 0.5
+        assert record.state is State.WAITING
+        assert (record.stalls, record.failures, record.releases) == (0, 0, record.starts)
+
+    simulate(main)

@@ -1,0 +1,87 @@
+"""Worlds drawn from seeds: workers, keepers and reapers as they are, in virtual time, with everything going wrong."""
+
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from holdfast.testing.invariants import Recovery
+from holdfast.testing.plan import SCENARIOS, STEPS
+from holdfast.testing.world import World
+
+SEEDS = 320
+CHUNK = 20
+OFTEN = 12
+
+
+def corpus() -> list[tuple[int, str]]:
+    lines = [
+        line.partition("#")[0].split(maxsplit=1)
+        for line in Path(__file__).with_name("seeds.txt").read_text().splitlines()
+    ]
+    return [(int(line[0]), line[1].strip() if len(line) > 1 else "") for line in lines if line]
+
+
+@pytest.mark.parametrize(("seed", "scenario"), corpus())
+def test_a_world_that_once_failed_holds(seed: int, scenario: str) -> None:
+    World(seed, SCENARIOS.get(scenario), name=scenario).run()
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
+def test_every_invariant_holds_whatever_goes_wrong(first: int) -> None:
+    for seed in range(first, first + CHUNK):
+        World(seed).run()
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_every_invariant_holds_in_the_set_pieces(scenario: str) -> None:
+    for seed in range(OFTEN):
+        World(seed, SCENARIOS[scenario], name=scenario).run()
+
+
+def test_no_live_job_is_run_again_because_the_storage_froze() -> None:
+    for seed in range(OFTEN):
+        world = World(seed, SCENARIOS["freeze"], name="freeze").run()
+
+        assert world.stage.weather.counts()["freeze"] == 1
+        assert not world.stage.witness.stalls
+
+
+@pytest.mark.parametrize("seconds", STEPS)
+def test_no_live_job_is_run_again_because_the_clock_was_stepped(seconds: float) -> None:
+    for seed in range(OFTEN):
+        world = World(seed, replace(SCENARIOS["one step"], steps=(seconds,))).run()
+
+        assert not world.stage.witness.stalls
+
+
+@pytest.mark.parametrize("seconds", STEPS)
+def test_a_dead_workers_jobs_come_back_in_time_although_the_clock_was_stepped(seconds: float) -> None:
+    # A step back by less than a lease looks like a younger lease; a longer one is noticed, and costs two beats.
+    plan = replace(SCENARIOS["step and death"], steps=(seconds,))
+    lease = plan.timing.lease.total_seconds()
+    bound = plan.timing.recovery_bound.total_seconds() + (seconds if seconds < lease else lease / 2) + 1
+    recovered: list[Recovery] = []
+    for seed in range(OFTEN):
+        recovered += World(seed, plan).run().stage.witness.recoveries
+
+    assert recovered
+    assert max(one.seconds for one in recovered) <= bound
+
+
+def test_a_stall_is_heard_of_by_somebody() -> None:
+    hearing = (seed for seed in range(1_000) if World(seed).plan.hearing)
+    heard = 0
+    for seed in islice(hearing, 20):
+        heard += len(World(seed).run().stage.heard)
+
+    assert heard
+
+
+def test_a_world_is_the_same_each_time() -> None:
+    for seed in (3, 11, 147):
+        first, second = World(seed).run().told(), World(seed).run().told()
+
+        assert first == second
+        assert len(first) > 1_000

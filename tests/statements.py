@@ -1,0 +1,95 @@
+"""Prints the numbered statements with the tests that hold us to them, and those that have none yet.
+
+    python tests/statements.py
+
+A test names its statements by a marker, `@pytest.mark.statement(21, "21b")`. The exit status is 1 while one of those
+that must be tests has none.
+"""
+
+import ast
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PLACES = (ROOT / "tests", ROOT / "src" / "holdfast" / "testing")
+
+ALL = (*(str(number) for number in range(1, 22)), "21b", *(str(number) for number in range(22, 121)))
+REQUIRED = frozenset(
+    name
+    for name in ALL
+    for number in [int(name.rstrip("b"))]
+    if 1 <= number <= 23 or 27 <= number <= 43 or 84 <= number <= 117 or number == 120
+)
+
+
+def main() -> int:
+    """Print the table and return the exit status."""
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for place in PLACES:
+        for path in sorted(place.rglob("*.py")):
+            for statement, test in marked(ast.parse(path.read_text("utf-8"))):
+                found[statement].append(f"{path.relative_to(ROOT)}::{test}")
+    for name in ALL:
+        if name in found or name in REQUIRED:
+            print(f"{name:>4}  " + ("\n      ".join(found[name]) if name in found else "no test yet"))
+    unknown = sorted(set(found) - set(ALL))
+    missing = [name for name in ALL if name in REQUIRED and name not in found]
+    print(f"\n{len(REQUIRED) - len(missing)} of {len(REQUIRED)} required statements have a test")
+    if missing:
+        print(f"no test yet: {', '.join(missing)}")
+    if unknown:
+        print(f"no such statement: {', '.join(unknown)}")
+    return 1 if missing or unknown else 0
+
+
+def marked(module: ast.Module) -> Iterator[tuple[str, str]]:
+    """Yield each statement that a test of this module is marked with, and the test's name."""
+    everywhere = [mark for node in module.body if isinstance(node, ast.Assign) for mark in module_marks(node)]
+    for node in ast.walk(module):
+        match node:
+            case ast.ClassDef(name=name, decorator_list=decorators) if numbers(decorators):
+                for test in node.body:
+                    if is_test(test):
+                        yield from ((number, f"{name}::{test_name(test)}") for number in numbers(decorators))
+            case ast.FunctionDef(decorator_list=decorators) | ast.AsyncFunctionDef(decorator_list=decorators) if (
+                is_test(node)
+            ):
+                yield from ((number, test_name(node)) for number in numbers(decorators))
+                yield from ((number, test_name(node)) for number in numbers(everywhere))
+            case _:
+                pass
+
+
+def module_marks(node: ast.Assign) -> list[ast.expr]:
+    """Return the marks that `pytestmark` gives to all tests of a module."""
+    if not any(isinstance(target, ast.Name) and target.id == "pytestmark" for target in node.targets):
+        return []
+    return list(node.value.elts) if isinstance(node.value, ast.List | ast.Tuple) else [node.value]
+
+
+def numbers(decorators: list[ast.expr]) -> list[str]:
+    """Return the statements that these decorators name."""
+    return [
+        str(argument.value)
+        for decorator in decorators
+        if isinstance(decorator, ast.Call) and re.search(r"\bmark\.statement$", ast.unparse(decorator.func))
+        for argument in decorator.args
+        if isinstance(argument, ast.Constant)
+    ]
+
+
+def is_test(node: ast.AST) -> bool:
+    """Return whether this is a test."""
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
+
+
+def test_name(node: ast.AST) -> str:
+    """Return the name of a test."""
+    return node.name if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

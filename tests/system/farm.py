@@ -1,0 +1,214 @@
+"""Real worker processes for the system tests: start them, find them, kill them, read what their handlers wrote."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.core.events import AnyEvent
+from holdfast.core.job import JobDetail, JobRecord, Ref
+from holdfast.core.lifecycle import State
+from holdfast.storage.protocol import Query, Survey
+from holdfast.storage.sqlite.locks import quiet
+from holdfast.storage.sqlite.storage import SQLiteStorage
+
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the handlers' diary."""
+
+    what: str
+    id: str
+    run: int
+    fence: int
+    pid: int
+    at: int
+
+
+class Farm:
+    """One SQLite file and the processes that work on it."""
+
+    def __init__(self, folder: Path, **settings: str) -> None:
+        self.folder = folder
+        self.database = folder / "queue.db"
+        self.diary = folder / "diary"
+        self.env = {
+            **os.environ,
+            "HOLDFAST_URL": f"sqlite:///{self.database}",
+            "CREW_DIARY": str(self.diary),
+            **{f"CREW_{name.upper()}": value for name, value in settings.items()},
+        }
+        self.storage = SQLiteStorage(self.database)
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def worker(self, *options: str, target: str = "crew:app") -> "subprocess.Popen[bytes]":
+        """Start `holdfast worker` with these options."""
+        return self.process("-m", "holdfast", "worker", target, "--log-level", "warning", *options)
+
+    def process(self, *arguments: str) -> "subprocess.Popen[bytes]":
+        """Start Python with these arguments; what it says to stderr goes to the log."""
+        with (self.folder / "worker.log").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, *arguments],
+                cwd=HERE,
+                env=self.env,
+                stdin=subprocess.DEVNULL,
+                stderr=log,
+            )
+        self._processes.append(process)
+        return process
+
+    def run(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        """Run another command to its end."""
+        return subprocess.run(
+            [sys.executable, "-m", "holdfast", *arguments],
+            cwd=HERE,
+            env=self.env,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    def enqueue(self, task: str, *arguments: object, times: int = 1) -> list[Ref]:
+        """Enqueue jobs of the crew's from a process of its own."""
+        code = (
+            "import crew, sys\n"
+            f"calls = [crew.{task}.call(*{arguments!r}) for _ in range({times})]\n"
+            "jobs = crew.app.enqueue_many_sync(calls)\n"
+            "print('\\n'.join(job.id for job in jobs))\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=HERE, env=self.env, capture_output=True, text=True, timeout=60, check=True
+        )
+        return [Ref("default", line) for line in done.stdout.split()]
+
+    @staticmethod
+    def storage_now() -> int:
+        """Return the storage's now, which on SQLite is this host's wall clock."""
+        return time.time_ns() // 1000
+
+    def lines(self) -> list[Line]:
+        """Return what the handlers wrote."""
+        found: list[Line] = []
+        for text in self.diary.read_text().splitlines() if self.diary.exists() else []:
+            what, job, run, fence, pid, at = text.split()
+            found.append(Line(what, job, int(run), int(fence), int(pid), int(at)))
+        return found
+
+    def log(self) -> str:
+        """Return what the workers said."""
+        return (self.folder / "worker.log").read_text()
+
+    async def said(self, words: str, *, within: float = 10) -> None:
+        """Wait until these words stand in what the workers said."""
+
+        async def heard() -> bool:
+            return words in self.log()
+
+        await self.until(heard, within=within)
+
+    async def survey(self) -> Survey:
+        """Return the storage at a glance."""
+        return await self.storage.survey()
+
+    async def count(self, *states: State) -> int:
+        """Return how many jobs are in these states."""
+        return sum(queue.counts.get(state, 0) for queue in (await self.survey()).queues for state in states)
+
+    async def active(self, pid: int) -> list[JobRecord]:
+        """Return what a process holds now."""
+        owners = {worker.owner.id for worker in (await self.survey()).workers if worker.owner.pid == pid}
+        page = await self.storage.find(Query(states=(State.ACTIVE,), limit=1000))
+        return [job for job in page.jobs if job.owner in owners]
+
+    async def details(self, refs: list[Ref]) -> list[JobDetail]:
+        """Return the jobs, all of which must be known."""
+        found = await self.storage.get(refs)
+        assert None not in found
+        return [detail for detail in found if detail is not None]
+
+    async def events(self) -> list[AnyEvent]:
+        """Return the whole event log."""
+        events: list[AnyEvent] = []
+        cursor: str | None = None
+        while True:
+            page = await self.storage.events(cursor, limit=1000)
+            events += page.events
+            if not page.events:
+                return events
+            cursor = page.next
+
+    async def until(self, holds: Callable[[], Awaitable[bool]], *, within: float) -> float:
+        """Look until something holds; return the seconds it took, or fail after so many."""
+        began = time.monotonic()
+        while not await holds():
+            assert time.monotonic() - began < within, f"{holds.__name__} not within {within} s\n{self.log()}"
+            await asyncio.sleep(0.01)
+        return time.monotonic() - began
+
+    async def pids(self) -> list[int]:
+        """Return the worker processes that have said hello."""
+        return sorted(worker.owner.pid for worker in (await self.survey()).workers)
+
+    async def signal(self, process: "subprocess.Popen[bytes]", number: signal.Signals) -> None:
+        """Send a signal and wait until it has arrived: a second one of its kind would not be noticed before."""
+        process.send_signal(number)
+
+        async def arrived() -> bool:
+            return not pending(process.pid, number)
+
+        await self.until(arrived, within=5)
+
+    @contextmanager
+    def stopped(self, pid: int) -> Generator[None]:
+        """Hold a process by SIGSTOP, but not within a commit: it would hold the file, and everybody with it."""
+        with quiet(f"{self.database}.lock"):
+            os.kill(pid, signal.SIGSTOP)
+            while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+                time.sleep(0.001)
+        try:
+            yield
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+    async def close(self) -> None:
+        """End all processes and let go of the file."""
+        for process in self._processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGCONT)
+                process.terminate()
+        for process in self._processes:
+            try:
+                process.wait(15)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        await self.storage.close()
+
+
+def pending(pid: int, number: signal.Signals) -> bool:
+    """Say whether a signal waits for a process to take note of it."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except FileNotFoundError:
+        return False
+    masks = [int(line.split()[1], 16) for line in lines if line.startswith(("SigPnd", "ShdPnd"))]
+    return any(mask >> (number - 1) & 1 for mask in masks)
+
+
+def by_job(lines: list[Line]) -> dict[str, list[Line]]:
+    """Return the diary's lines by job."""
+    found: defaultdict[str, list[Line]] = defaultdict(list)
+    for line in lines:
+        found[line.id].append(line)
+    return dict(found)

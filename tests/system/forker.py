@@ -1,0 +1,18 @@
+"""An app whose second import leaves a fork of its process behind, and ends the process itself."""
+
+import os
+import time
+
+from holdfast import Holdfast
+
+app = Holdfast()
+
+with open(os.environ["CREW_DIARY"] + ".imports", "a") as imports:
+    imports.write("x")
+    imports.flush()
+    nth = imports.tell()
+
+if nth == 2:
+    if os.fork() == 0:
+        time.sleep(600)
+    os._exit(3)

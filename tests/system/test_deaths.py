@@ -1,0 +1,326 @@
+"""Processes that die, hang and are orphaned: real signals, and bounds read off recorded stamps."""
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+import pytest
+
+from holdfast.core.events import JobCompleted, JobFailed, JobStalled, RunFenced, WorkerDied
+from holdfast.core.lifecycle import State
+from holdfast.storage.sqlite.locks import lock_file, quiet
+from tests.system.farm import Farm, by_job
+
+pytestmark = pytest.mark.system
+
+SECOND = 1_000_000
+MakeFarm = Callable[..., Farm]
+
+
+def gone(pid: int) -> bool:
+    """Say whether a process has ended; a zombie has."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def written(path: Path) -> bool:
+    """Say whether a file holds anything."""
+    return path.exists() and path.stat().st_size > 0
+
+
+def groups() -> set[int]:
+    """Return the process groups that live."""
+    found: set[int] = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, group, *_ = stat.read_text().rpartition(")")[2].split()
+            if state != "Z":
+                found.add(int(group))
+    return found
+
+
+async def busy(farm: Farm, *, workers: int = 1, besides: Collection[int] = ()) -> list[int]:
+    """Wait until so many worker processes besides those named hold jobs; return their pids.
+
+    A process that was killed is seen to hold its jobs until they are recovered, so whoever kills several names those
+    it has killed.
+    """
+    found: list[int] = []
+
+    async def working() -> bool:
+        found[:] = [pid for pid in await farm.pids() if pid not in besides and await farm.active(pid)]
+        return len(found) >= workers
+
+    await farm.until(working, within=20)
+    return found
+
+
+@pytest.mark.statement(92)
+async def test_a_dead_childs_jobs_run_again_within_a_second_and_the_history_says_why(farm: MakeFarm) -> None:
+    here = farm(lease="20s", grace="3s", sweep="2s")
+    here.worker("--processes", "2", "-c", "5")
+    refs = here.enqueue("nap", 3, times=10)
+    victim = (await busy(here, workers=2))[0]
+    held = {job.id for job in await here.active(victim)}
+    killed_at = here.storage_now()
+    os.kill(victim, signal.SIGKILL)
+
+    async def completed() -> bool:
+        return await here.count(State.COMPLETED) == len(refs)
+
+    await here.until(completed, within=30)
+    events = await here.events()
+    stalled = [event for event in events if isinstance(event, JobStalled)]
+    assert {event.id for event in stalled} == held
+    assert {event.reason for event in stalled} == {"process_died"}
+    assert all(event.at is not None and event.at.timestamp() * SECOND - killed_at < SECOND for event in stalled)
+    assert [(event.pid, event.signal) for event in events if isinstance(event, WorkerDied)] == [(victim, 9)]
+    for detail in await here.details([ref for ref in refs if ref.id in held]):
+        first, second = detail.runs
+        assert (first.ended, first.reason, first.pid) == ("stalled", "process_died", victim)
+        assert (second.ended, second.number) == ("completed", 2)
+        assert second.start - killed_at < SECOND + 3 * SECOND
+
+
+@pytest.mark.statement(92, 106)
+async def test_kill_9_of_an_only_worker_followed_by_a_restart_runs_its_jobs_again(farm: MakeFarm) -> None:
+    here = farm(lease="20s", grace="3s", sweep="2s")
+    worker = here.worker("-c", "5")
+    refs = here.enqueue("nap", 1, times=5)
+    await busy(here)
+    worker.kill()
+    worker.wait()
+    here.worker("-c", "5")
+
+    async def completed() -> bool:
+        return await here.count(State.COMPLETED) == len(refs)
+
+    await here.until(completed, within=20)
+    for detail in await here.details(refs):
+        assert [run.ended for run in detail.runs] == ["stalled", "completed"]
+        assert detail.runs[0].reason == "process_died"
+
+
+async def test_a_restart_takes_up_what_a_crash_left_even_without_a_reaper(farm: MakeFarm) -> None:
+    here = farm(lease="20s", grace="3s", sweep="2s")
+    worker = here.worker("-c", "5", "--no-reaper")
+    refs = here.enqueue("nap", 1, times=5)
+    await busy(here)
+    worker.kill()
+    worker.wait()
+    here.worker("-c", "5", "--no-reaper")
+
+    async def completed() -> bool:
+        return await here.count(State.COMPLETED) == len(refs)
+
+    await here.until(completed, within=15)
+    for detail in await here.details(refs):
+        assert [(run.ended, run.reason) for run in detail.runs] == [("stalled", "process_died"), ("completed", None)]
+
+
+async def test_children_die_with_a_supervisor_that_is_killed_and_a_restart_runs_their_jobs_again(
+    farm: MakeFarm,
+) -> None:
+    here = farm(lease="20s", grace="3s", sweep="2s")
+    supervisor = here.worker("--processes", "3", "-c", "2")
+    refs = here.enqueue("blocking", 2, times=6)
+    children = await busy(here, workers=3)
+    supervisor.kill()
+    supervisor.wait()
+
+    async def orphans_gone() -> bool:
+        return all(gone(pid) for pid in children)
+
+    await here.until(orphans_gone, within=5)
+    here.worker("--processes", "3", "-c", "2")
+
+    async def completed() -> bool:
+        return await here.count(State.COMPLETED) == len(refs)
+
+    await here.until(completed, within=30)
+    assert all(detail.runs[-1].ended == "completed" for detail in await here.details(refs))
+
+
+async def test_what_a_dead_child_had_started_does_not_work_on(farm: MakeFarm) -> None:
+    here = farm()
+    here.worker("--processes", "2", "-c", "1")
+    here.enqueue("spawning", 30)
+    (victim,) = await busy(here)
+    traces = Path(f"{here.diary}.grandchild")
+
+    async def works() -> bool:
+        return written(traces)
+
+    await here.until(works, within=10)
+    os.kill(victim, signal.SIGKILL)
+
+    async def died() -> bool:
+        return any(isinstance(event, WorkerDied) for event in await here.events())
+
+    await here.until(died, within=5)
+    # The supervisor killed the group before it buried the child, so what was written is all there ever will be.
+    assert victim not in groups()
+
+
+@pytest.mark.statement(31, 32, 90)
+async def test_a_worker_frozen_beyond_its_lease_is_fenced_off_when_it_wakes(farm: MakeFarm) -> None:
+    here = farm()
+    here.worker("--processes", "2", "-c", "3")
+    refs = here.enqueue("nap", 4, times=6)
+    victim = (await busy(here, workers=2))[0]
+    held = {job.id for job in await here.active(victim)}
+    with here.stopped(victim):
+        stopped_at = here.storage_now()
+
+        async def reaped() -> bool:
+            return {event.id for event in await here.events() if isinstance(event, JobStalled)} >= held
+
+        await here.until(reaped, within=20)
+
+    async def completed() -> bool:
+        return await here.count(State.COMPLETED) == len(refs)
+
+    await here.until(completed, within=30)
+
+    async def refused() -> bool:
+        return {event.id for event in await here.events() if isinstance(event, RunFenced)} >= held
+
+    await here.until(refused, within=10)
+    events = await here.events()
+    bound = (2.0 + 0.6 + 2 * 0.4) * SECOND
+    for event in events:
+        if isinstance(event, JobStalled) and event.id in held:
+            assert event.at is not None
+            # Room for a slow machine: the sweeping process shares two cores with the others.
+            assert event.at.timestamp() * SECOND - stopped_at < bound + SECOND
+    outcomes = [event.id for event in events if isinstance(event, JobCompleted)]
+    assert sorted(outcomes) == sorted(ref.id for ref in refs)
+    assert not [event for event in events if isinstance(event, JobFailed)]
+
+
+@pytest.mark.statement(30)
+async def test_a_handler_that_blocks_the_event_loop_keeps_its_lease(farm: MakeFarm) -> None:
+    here = farm()
+    here.worker("-c", "2")
+    here.worker("-c", "2", "-q", "elsewhere")
+    (ref,) = here.enqueue("hog", 8)
+
+    async def completed() -> bool:
+        return await here.count(State.COMPLETED) == 1
+
+    await here.until(completed, within=30)
+    (detail,) = await here.details([ref])
+    assert [run.ended for run in detail.runs] == ["completed"]
+
+
+@pytest.mark.statement(98)
+async def test_the_first_sigterm_drains_and_the_second_hands_back_at_once(farm: MakeFarm) -> None:
+    here = farm(lease="20s")
+    patient = here.worker("-c", "1")
+    (first,) = here.enqueue("nap", 2)
+    await busy(here)
+    patient.send_signal(signal.SIGTERM)
+    assert patient.wait(20) == 0
+    (detail,) = await here.details([first])
+    assert [run.ended for run in detail.runs] == ["completed"]
+
+    hasty = here.worker("-c", "1")
+    (second,) = here.enqueue("nap", 20)
+    await busy(here)
+    hasty.send_signal(signal.SIGTERM)
+
+    async def draining() -> bool:
+        return any(worker.stopping for worker in (await here.survey()).workers)
+
+    await here.until(draining, within=10)
+    hasty.send_signal(signal.SIGTERM)
+    assert hasty.wait(5) == 0
+    (detail,) = await here.details([second])
+    assert (detail.job.state, [run.ended for run in detail.runs]) == (State.WAITING, ["released"])
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+async def test_the_second_sigterm_is_heeded_at_once_though_the_storage_is_locked(
+    farm: MakeFarm, processes: str
+) -> None:
+    here = farm(lease="20s")
+    worker = here.worker("-c", "1", "--processes", processes)
+    here.enqueue("nap", 60)
+    await busy(here)
+    with quiet(lock_file(here.database)):
+        await here.signal(worker, signal.SIGTERM)
+        await here.signal(worker, signal.SIGTERM)
+
+        assert worker.wait(5) == 0
+
+
+async def test_a_worker_that_waits_for_a_locked_storage_to_open_heeds_signals(farm: MakeFarm) -> None:
+    here = farm()
+    await here.storage.open()
+    with quiet(lock_file(here.database)):
+        worker = here.worker("--log-level", "info")
+        await here.said("starts on")
+        await here.signal(worker, signal.SIGTERM)
+        await here.signal(worker, signal.SIGTERM)
+
+        assert worker.wait(5) in (0, 128 + signal.SIGTERM)
+
+
+async def test_a_thread_that_will_not_end_does_not_hold_up_its_worker(farm: MakeFarm) -> None:
+    here = farm(lease="20s")
+    worker = here.worker("-c", "1", "--drain", "0s")
+    (ref,) = here.enqueue("blocking", 60)
+    await busy(here)
+    worker.send_signal(signal.SIGTERM)
+    assert worker.wait(8) == 0
+    (detail,) = await here.details([ref])
+    # Due again only when the process, and with it the thread, is surely gone.
+    assert (detail.job.state, detail.job.releases) == (State.DELAYED, 1)
+
+
+async def test_children_that_cannot_start_are_not_started_for_ever(farm: MakeFarm) -> None:
+    here = farm()
+    done = here.run("worker", "crew:nothing", "--processes", "2")
+
+    assert done.returncode == 2
+    assert "nothing" in done.stderr
+
+
+async def test_an_event_is_heard_once_in_one_of_many_workers(farm: MakeFarm) -> None:
+    here = farm()
+    for _ in range(3):
+        here.worker("-c", "2")
+    refs = here.enqueue("quick", 1, times=50)
+
+    async def heard() -> bool:
+        return len([line for line in here.lines() if line.what == "heard"]) >= len(refs)
+
+    await here.until(heard, within=20)
+    ids = [line.id for line in here.lines() if line.what == "heard"]
+    assert sorted(ids) == sorted(ref.id for ref in refs)
+
+
+async def test_the_diary_and_the_history_agree_after_a_storm_of_kills(farm: MakeFarm) -> None:
+    here = farm()
+    here.worker("--processes", "3", "-c", "4")
+    refs = here.enqueue("nap", 0.2, times=300)
+    killed: list[int] = []
+    for _ in range(4):
+        killed.append((await busy(here, besides=killed))[0])
+        os.kill(killed[-1], signal.SIGKILL)
+
+    async def completed() -> bool:
+        return await here.count(State.COMPLETED) == len(refs)
+
+    await here.until(completed, within=60)
+    diary = by_job(here.lines())
+    for detail in await here.details(refs):
+        runs = {run.number: run for run in detail.runs}
+        for line in diary[detail.job.id]:
+            if line.what in ("start", "end"):
+                assert (runs[line.run].fence, runs[line.run].pid) == (line.fence, line.pid)
+        assert [run.ended for run in detail.runs].count("completed") == 1

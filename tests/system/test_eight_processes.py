@@ -1,0 +1,112 @@
+"""Eight worker processes on one SQLite file, killed at random: the handlers' own diary against the queue's records."""
+
+import asyncio
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable
+from random import Random
+
+import pytest
+
+from holdfast.core.job import JobDetail, Ref
+from holdfast.core.lifecycle import State
+from tests.system.farm import Farm, Line, by_job
+
+pytestmark = [pytest.mark.system, pytest.mark.slow]
+
+PROCESSES = 8
+
+
+async def work_off(here: Farm, refs: list[Ref], *, kills: int, seed: int) -> list[int]:
+    """Let eight processes work the jobs off, and kill busy ones on the way; return whom."""
+    rng = Random(seed)
+    here.worker("--processes", str(PROCESSES), "-c", "5")
+    killed: list[int] = []
+    over = State.COMPLETED, State.FAILED
+
+    async def finished() -> bool:
+        done = await here.count(*over)
+        # A kill is due each time so much more work has been done: by state, not by time.
+        if len(killed) < kills and done >= len(refs) * (len(killed) + 1) // (kills + 2):
+            held = {pid: await here.active(pid) for pid in await here.pids() if pid not in killed}
+            holding = [pid for pid, jobs in held.items() if jobs]
+            if holding:
+                # Whoever holds a job that has stalled before goes first: it is the second death that is in question.
+                rng.shuffle(holding)
+                holding.sort(key=lambda pid: -sum(job.stalls for job in held[pid]))
+                killed.append(holding[0])
+                os.kill(killed[-1], signal.SIGKILL)
+        return done == len(refs)
+
+    await here.until(finished, within=100)
+    assert len(killed) == kills
+    return killed
+
+
+def check(details: list[JobDetail], diary: dict[str, list[Line]]) -> None:
+    """Hold the records against what the handlers wrote."""
+    for detail in details:
+        runs = {run.number: run for run in detail.runs}
+        lines = diary.get(detail.job.id, [])
+        for line in lines:
+            assert (runs[line.run].fence, runs[line.run].pid) == (line.fence, line.pid), detail.job.id
+        ended = Counter(run.ended for run in detail.runs)
+        assert ended["stalled"] == detail.job.stalls
+        assert ended["completed"] == (detail.job.state is State.COMPLETED)
+        assert ended.total() == detail.job.starts == len(detail.runs)
+        for run in detail.runs:
+            if run.ended == "completed":
+                assert {line.what for line in lines if line.run == run.number} >= {"start", "end"}
+
+
+async def test_every_job_completes_though_processes_are_killed_at_random(farm: Callable[..., Farm]) -> None:
+    here = farm(max_count="1000")
+    refs = here.enqueue("quick", 7, times=20_000)
+    killed = await work_off(here, refs, kills=8, seed=1)
+    details = await here.details(refs)
+
+    assert {detail.job.state for detail in details} == {State.COMPLETED}
+    check(details, by_job([line for line in here.lines() if line.what != "heard"]))
+    assert sum(detail.job.stalls for detail in details) >= len(killed) // 2
+    assert "locked" not in here.log()
+
+
+async def test_exactly_the_jobs_caught_in_two_deaths_fail(farm: Callable[..., Farm]) -> None:
+    here = farm(max_count="1")
+    refs = here.enqueue("nap", 0.2, times=600)
+    await work_off(here, refs, kills=12, seed=2)
+    details = await here.details(refs)
+
+    check(details, by_job([line for line in here.lines() if line.what != "heard"]))
+    assert any(detail.job.state is State.FAILED for detail in details)
+    for detail in details:
+        assert (detail.job.state is State.FAILED) == (detail.job.stalls == 2)
+        if detail.job.state is State.FAILED:
+            assert detail.job.reason == "crashed"
+            assert [run.reason for run in detail.runs] == ["process_died", "process_died"]
+
+
+async def test_a_job_that_kills_its_process_fails_at_its_second_death_and_harms_no_other_for_good(
+    farm: Callable[..., Farm],
+) -> None:
+    here = farm(max_count="1")
+    (poison,) = here.enqueue("suicide")
+    here.worker("--processes", "2", "-c", "1")
+
+    async def failed() -> bool:
+        return await here.count(State.FAILED) == 1
+
+    await here.until(failed, within=30)
+    (detail,) = await here.details([poison])
+    assert (detail.job.reason, detail.job.stalls, detail.job.failures) == ("crashed", 2, 0)
+    assert [run.detail for run in detail.runs] == ["signal 9 (SIGKILL)"] * 2 or {run.reason for run in detail.runs} == {
+        "process_died"
+    }
+    good = here.enqueue("quick", 1, times=20)
+
+    async def completed() -> bool:
+        return await here.count(State.COMPLETED) == len(good)
+
+    await here.until(completed, within=30)
+    await asyncio.sleep(0)

@@ -1,0 +1,145 @@
+"""What a supervisor must survive: children that leave, that cannot be started, that say nothing or nonsense."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from holdfast.core.events import WorkerDied
+from holdfast.core.lifecycle import State
+from tests.system.farm import Farm
+
+pytestmark = pytest.mark.system
+
+MakeFarm = Callable[..., Farm]
+
+SUPERVISE = """
+import sys
+from holdfast.worker.supervisor import supervise
+
+sys.exit(supervise(sys.argv[1:], processes=2, drain="1s"))
+"""
+
+CHILD = """
+import os, socket, sys, time
+
+with open(sys.argv[1], "a") as born:
+    born.write(f"{os.getpid()}\\n")
+    born.flush()
+    first = born.tell() < 10
+line = socket.socket(fileno=int(os.environ["HOLDFAST_CHILD"].partition(":")[0]))
+if first:
+    line.sendall(sys.argv[2].encode() + b"\\n")
+time.sleep(600)
+"""
+
+
+def born(record: Path) -> list[int]:
+    """Return the pids of the children so far, in the order of their birth."""
+    return [int(line) for line in record.read_text().split()] if record.exists() else []
+
+
+async def workers(here: Farm, many: int, *, without: int = 0) -> None:
+    """Wait until so many workers are there, and that one is not."""
+
+    async def there() -> bool:
+        pids = await here.pids()
+        return len(pids) == many and without not in pids
+
+    await here.until(there, within=20)
+
+
+async def test_a_child_that_somebody_else_stops_is_replaced(farm: MakeFarm) -> None:
+    here = farm()
+    supervisor = here.worker("--processes", "2", "-c", "1")
+    await workers(here, 2)
+    stopped = (await here.pids())[0]
+    os.kill(stopped, signal.SIGTERM)
+    await workers(here, 2, without=stopped)
+    supervisor.terminate()
+
+    assert supervisor.wait(20) == 0
+    assert f"worker {stopped} left though nobody told us to stop" in here.log()
+    assert not [event for event in await here.events() if isinstance(event, WorkerDied)]
+
+
+@pytest.mark.parametrize("options", [(), ("--burst",)])
+async def test_a_child_that_a_handler_ends_without_a_word_has_died(farm: MakeFarm, options: tuple[str, ...]) -> None:
+    here = farm(max_count="1")
+    (poison,) = here.enqueue("vanish")
+    good = here.enqueue("quick", 1, times=20)
+    supervisor = here.worker("--processes", "2", "-c", "1", *options)
+
+    async def done() -> bool:
+        died = [event.status for event in await here.events() if isinstance(event, WorkerDied)]
+        return died == [0, 0] and await here.count(State.FAILED, State.COMPLETED) == 1 + len(good)
+
+    await here.until(done, within=30)
+    (detail,) = await here.details([poison])
+    assert (detail.job.state, detail.job.reason, detail.job.stalls) == (State.FAILED, "crashed", 2)
+    if options:
+        assert supervisor.wait(20) == 0
+    else:
+        await workers(here, 2)
+
+
+async def test_a_burst_ends_when_there_is_nothing_left(farm: MakeFarm) -> None:
+    here = farm()
+    refs = here.enqueue("quick", 1, times=20)
+
+    assert here.worker("--processes", "2", "--burst").wait(30) == 0
+    assert await here.count(State.COMPLETED) == len(refs)
+
+
+async def test_a_child_that_cannot_be_started_is_tried_again(farm: MakeFarm) -> None:
+    here = farm()
+    record, command, draft = here.folder / "born", here.folder / "command", here.folder / "draft"
+    supervisor = here.process("-c", SUPERVISE, str(command))
+    await here.said("cannot keep a worker alive, trying again")
+    draft.write_text(f"#!/bin/sh\necho $$ >> {record}\nexec sleep 600\n")
+    draft.chmod(0o755)
+    draft.rename(command)
+
+    async def two() -> bool:
+        return len(born(record)) == 2
+
+    await here.until(two, within=20)
+    supervisor.terminate()
+
+    assert supervisor.wait(10) == 0
+
+
+@pytest.mark.parametrize("hello", ["good morning", '{"url": 7}', '{"url": "gopher://nowhere"}'])
+async def test_a_child_that_says_nonsense_harms_no_other(farm: MakeFarm, hello: str) -> None:
+    here = farm()
+    record = here.folder / "born"
+    program = here.folder / "child.py"
+    program.write_text(CHILD)
+    supervisor = here.process("-c", SUPERVISE, sys.executable, str(program), str(record), hello)
+
+    async def two() -> bool:
+        return len(born(record)) == 2
+
+    await here.until(two, within=20)
+    first, second = born(record)
+    os.kill(first, signal.SIGKILL)
+
+    async def three() -> bool:
+        return len(born(record)) == 3
+
+    await here.until(three, within=20)
+    os.kill(second, 0)
+    supervisor.terminate()
+
+    assert supervisor.wait(10) == 0
+
+
+async def test_a_death_is_seen_though_a_fork_holds_the_line_open(farm: MakeFarm) -> None:
+    here = farm()
+    here.worker("--processes", "2", target="forker:app")
+    await workers(here, 2)
+
+    assert "(exit status 3) before it was ready" in here.log()

@@ -1,0 +1,230 @@
+"""The walls of the house guard themselves: who may import whom, where time and chance come from, what is drawn."""
+
+import ast
+import inspect
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast import errors
+from holdfast.core.lifecycle import TRANSITIONS
+from holdfast.storage.protocol import Storage
+
+ROOT = Path(__file__).parent.parent
+HOUSE = ROOT / "src" / "holdfast"
+
+FLOORS: dict[str, int] = {
+    "_version": 0,
+    "errors": 0,
+    "core": 1,
+    "clock": 1,
+    "control": 2,
+    "options": 2,
+    "ids": 2,
+    "codec": 2,
+    "storage": 2,
+    "sideloop": 2,
+    "context": 3,
+    "signature": 3,
+    "enqueue": 3,
+    "bus": 4,
+    "settle": 3,
+    "handle": 3,
+    "task": 4,
+    "equipment": 5,
+    "worker": 6,
+    "maintenance": 6,
+    "app": 7,
+    "demo": 8,
+    "cli": 9,
+    "testing": 9,
+    "__init__": 8,
+    "__main__": 10,
+}
+"""A room may import from floors below its own, from its own folder, and from nowhere else."""
+
+PURE = {
+    "__future__",
+    "base64",
+    "bisect",
+    "collections",
+    "dataclasses",
+    "datetime",
+    "enum",
+    "math",
+    "msgspec",
+    "random",
+    "re",
+    "typing",
+}
+
+
+def rooms() -> Iterator[Path]:
+    yield from sorted(HOUSE.rglob("*.py"))
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(HOUSE).parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+
+
+@pytest.mark.parametrize("path", list(rooms()), ids=lambda path: str(path.relative_to(HOUSE)))
+def test_an_import_goes_down_or_stays_in_its_own_folder(path: Path) -> None:
+    here = room_of(path)
+
+    assert here in FLOORS, f"{here} stands on no floor; give it one"
+
+    for module in imports(path):
+        first, _, rest = module.partition(".")
+        if first != "holdfast":
+            continue
+        there = rest.split(".")[0] or "__init__"
+        if there == "__init__" and here in ("demo", "cli", "testing"):
+            continue
+        assert there == here or FLOORS[there] < FLOORS[here], f"{here} must not import {module}"
+
+
+def test_one_storage_does_not_know_another() -> None:
+    for path in HOUSE.glob("storage/*/**/*.py"):
+        mine = path.relative_to(HOUSE / "storage").parts[0]
+        for module in imports(path):
+            others = {folder.name for folder in (HOUSE / "storage").iterdir() if folder.is_dir()} - {mine}
+            assert not any(module.startswith(f"holdfast.storage.{other}") for other in others), (path, module)
+
+
+def test_only_the_app_and_those_above_it_locate_a_storage() -> None:
+    may = {"app", "equipment", "worker", "cli", "demo", "testing", "storage"}
+    for path in rooms():
+        if any(module == "holdfast.storage.locate" for module in imports(path)):
+            assert room_of(path) in may, path
+
+
+def test_the_core_is_pure() -> None:
+    for path in HOUSE.glob("core/*.py"):
+        tree = ast.parse(path.read_text())
+        foreign = {module.split(".")[0] for module in imports(path)} - PURE - {"holdfast"}
+        awaits = [node for node in ast.walk(tree) if isinstance(node, ast.AsyncFunctionDef | ast.Await | ast.AsyncFor)]
+        calls = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+
+        assert not foreign, (path, foreign)
+        assert not awaits, path
+        assert not {call for call in calls if call.startswith("random.") or call.endswith((".now", ".today"))}, path
+
+
+CLOCKS = re.compile(
+    r"\btime\.(time|time_ns|monotonic|monotonic_ns|perf_counter|clock_gettime)\(|datetime\.(now|utcnow)\("
+)
+DICE = re.compile(
+    r"\brandom\.(random|randint|choice|uniform|Random|SystemRandom)\(|\buuid\.uuid|\bos\.urandom|\bsecrets\.(token|choice)"
+)
+
+
+def test_time_and_chance_are_read_in_one_place() -> None:
+    for path in rooms():
+        if path.name == "clock.py" or room_of(path) in ("testing", "demo", "cli"):
+            continue
+        text = path.read_text()
+        assert not CLOCKS.search(text), f"{path}: takes the time from elsewhere than a Clock"
+        assert not DICE.search(text), f"{path}: rolls a die of its own"
+
+
+def test_sql_stands_in_files_of_its_own() -> None:
+    spoken = re.compile(r"\b(SELECT\s.+\sFROM|INSERT\s+INTO|UPDATE\s+\w+\s+SET|DELETE\s+FROM|redis\.call)\b", re.DOTALL)
+    for path in rooms():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                assert not spoken.search(node.value), f"{path}:{node.lineno}"
+
+
+def test_each_storage_has_a_script_for_each_verb_that_reads_or_writes_and_for_nothing_else() -> None:
+    verbs = {name for name, verb in vars(Storage).items() if inspect.iscoroutinefunction(verb)}
+    verbs -= {"open", "close", "examine"}
+    # What is not the work of one verb: the brackets of a transaction, the counters that each verb leaves behind.
+    shared = {"session", "tally"}
+    folders = [*HOUSE.glob("storage/*/sql"), *HOUSE.glob("storage/*/lua")]
+
+    assert folders
+
+    for folder in folders:
+        found = {file.stem for file in folder.iterdir()}
+        missing = (verbs | shared) - found
+
+        # As long as there are no schedules, nothing can be planned.
+        assert missing <= {"plan"}, folder
+        assert found <= verbs | shared, folder
+
+
+def test_every_room_says_in_one_sentence_what_it_is() -> None:
+    for path in rooms():
+        said = ast.get_docstring(ast.parse(path.read_text()))
+        assert path.name == "_version.py" or said, path
+
+
+def test_the_face_is_what_is_exported() -> None:
+    tree = ast.parse((HOUSE / "__init__.py").read_text())
+    imported = {
+        alias.asname or alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    defined = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+
+    assert set(holdfast.__all__) == imported
+    assert not defined
+
+
+def test_every_error_stands_in_the_drawn_tree() -> None:
+    drawn: dict[str, str] = {}
+    trail: list[str] = []
+    for line in (errors.__doc__ or "").splitlines():
+        found = re.match(r"^((?:[│ ] {3})*)(?:[├└]── )?([A-Z]\w+Error)\b", line)
+        if found:
+            depth = len(found[1]) // 4 + ("──" in line)
+            trail[depth:] = [found[2]]
+            drawn[found[2]] = trail[depth - 1] if depth else "Exception"
+    made = {
+        name: thing.__bases__[0].__name__
+        for name, thing in vars(errors).items()
+        if isinstance(thing, type) and issubclass(thing, Exception)
+    }
+
+    assert drawn == made
+
+
+def test_the_drawn_state_machine_is_the_table() -> None:
+    drawn: set[tuple[str | None, str]] = set()
+    in_table = False
+    for line in (ROOT / "docs" / "state-machine.md").read_text().splitlines():
+        cells = [cell.strip().strip("`") for cell in line.strip().strip("|").split("|")]
+        if cells[:2] == ["from", "to"]:
+            in_table = True
+        elif in_table and not line.startswith("|"):
+            in_table = False
+        elif in_table and (cells[0] == "-" or not set(cells[0]) <= set("-: ")):
+            drawn.add((None if cells[0] == "-" else cells[0], cells[1]))
+
+    assert drawn == {(before and str(before), str(after)) for before, after in TRANSITIONS}
+
+
+def test_the_lock_names_no_package_index_and_every_line_is_hashed() -> None:
+    lock = (ROOT / "requirements.lock").read_text()
+
+    assert "://" not in lock
+    assert "--index-url" not in lock
+    assert lock.count("--hash=sha256:") > lock.count("==")
+
+
+def test_the_version_is_said_once() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+    assert "version" in project["dynamic"]
+    assert re.fullmatch(r"\d+\.\d+\.\d+", holdfast.__version__)
