@@ -1,0 +1,1 @@
+"""How fast Holdfast is on this machine: `make bench`."""

@@ -1,0 +1,66 @@
+"""The app that is measured: a task that does nothing, and one that tells how long it waited."""
+
+import asyncio
+import time
+
+from holdfast import Holdfast
+from holdfast.core.lifecycle import State
+
+
+class Work:
+    """An app on one storage, and what its handlers noted in this process."""
+
+    def __init__(self, url: str) -> None:
+        self.app = Holdfast(url, name="bench")
+        self.waited_ns: list[int] = []
+        self._ran = 0
+        self._awaited = 0
+        self._all_ran = asyncio.Event()
+
+        @self.app.task(name="noop")
+        async def noop(number: int) -> None:
+            self._count()
+
+        @self.app.task(name="stamp")
+        async def stamp(sent_ns: int) -> None:
+            # The monotonic clock is one for all processes of a machine.
+            self.waited_ns.append(time.monotonic_ns() - sent_ns)
+            self._count()
+
+        self.noop = noop
+        self.stamp = stamp
+
+    async def fill(self, jobs: int, *, trip: int) -> None:
+        """Enqueue so many no-op jobs, `trip` of them at a time."""
+        for start in range(0, jobs, trip):
+            numbers = range(start, min(start + trip, jobs))
+            await self.app.enqueue_many(self.noop.call(number) for number in numbers)
+
+    async def until_ran(self, jobs: int) -> None:
+        """Wait until so many handlers have run in this process."""
+        self._awaited = jobs
+        if self._ran < jobs:
+            self._all_ran.clear()
+            await self._all_ran.wait()
+
+    async def until_completed(self, jobs: int) -> None:
+        """Wait until so many handlers have run in this process and the storage knows as many completed jobs.
+
+        Raises:
+            RuntimeError: some handler ran twice.
+        """
+        await self.until_ran(jobs)
+        while (completed := await self._completed()) < jobs:  # noqa: ASYNC110 - survey is the one who knows
+            await asyncio.sleep(0.001)
+        if not self._ran == completed == jobs:
+            raise RuntimeError(f"{jobs} jobs, but {self._ran} runs and {completed} completed")
+
+    async def _completed(self) -> int:
+        storage = await self.app.opened()
+        survey = await storage.survey()
+        return sum(queue.counts.get(State.COMPLETED, 0) for queue in survey.queues)
+
+    def _count(self) -> None:
+        self._ran += 1
+        if self._ran == self._awaited:
+            self._all_ran.set()

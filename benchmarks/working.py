@@ -1,0 +1,35 @@
+"""What a worker is measured at, in whatever process it lives."""
+
+import asyncio
+import time
+
+from msgspec import Struct
+
+from benchmarks.work import Work
+
+
+class Drained(Struct, frozen=True):
+    """How long a worker took for the jobs that waited for it, and the processor time of its process for that."""
+
+    jobs: int
+    seconds: float
+    cpu_seconds: float
+
+
+async def drain(work: Work, *, concurrency: int, jobs: int) -> Drained:
+    """Start a worker on jobs that wait, and measure until the storage knows the last of them as completed."""
+    await work.app.opened()
+    began, cpu_began = time.perf_counter(), time.process_time()
+    async with work.app.worker(concurrency=concurrency):
+        await work.until_completed(jobs)
+        return Drained(jobs, time.perf_counter() - began, time.process_time() - cpu_began)
+
+
+async def idle(work: Work, *, seconds: float) -> float:
+    """Return how many seconds of processor time an idle worker takes in one second."""
+    async with work.app.worker():
+        # What a start costs is no part of it.
+        await asyncio.sleep(0.5)
+        began, cpu_began = time.perf_counter(), time.process_time()
+        await asyncio.sleep(seconds)
+        return (time.process_time() - cpu_began) / (time.perf_counter() - began)
