@@ -25,13 +25,19 @@ EndState = Literal[State.COMPLETED, State.FAILED, State.CANCELLED]
 
 
 class Finish(Struct, frozen=True, kw_only=True):
-    """The job is over."""
+    """The job is over.
+
+    `keep`: for how many microseconds the storage keeps it with its result, None: as its queue says. `redrive_after`:
+    after how many a rule puts it back in line, None: never.
+    """
 
     state: EndState
     result: bytes | None = None
     error: RecordedError | None = None
     reason: str | None = None
     charge: Charge | None = None
+    keep: int | None = None
+    redrive_after: int | None = None
 
 
 class PutBack(Struct, frozen=True, kw_only=True):
@@ -50,7 +56,7 @@ def decide(job: JobRecord, outcome: Outcome, rng: Random) -> Decision:
     """Say what becomes of a job after one run. Pure: the same arguments give the same answer."""
     match outcome:
         case Returned(result):
-            return Finish(state=State.COMPLETED, result=result)
+            return Finish(state=State.COMPLETED, result=result, keep=job.policy.result_ttl)
         case Cancelled(reason):
             return Finish(state=State.CANCELLED, reason=reason)
         case Snoozed(delay):
@@ -68,6 +74,7 @@ def decide(job: JobRecord, outcome: Outcome, rng: Random) -> Decision:
                     error=_stall_error(job),
                     reason="crashed" if reason == "process_died" else "stalled",
                     charge="stalls",
+                    redrive_after=None if job.policy.on_worker_lost == "fail" else _redrive_after(job),
                 )
             return PutBack(charge="stalls", reason=reason)
         case Rejected(error):
@@ -87,9 +94,16 @@ def _retry(
 ) -> Decision:
     failures = job.failures + 1
     if final or failures >= job.policy.retry.max_attempts:
-        return Finish(state=State.FAILED, error=error, reason=reason, charge="failures")
+        # What its policy calls final is not a matter of trying again later.
+        after = None if final else _redrive_after(job)
+        return Finish(state=State.FAILED, error=error, reason=reason, charge="failures", redrive_after=after)
     rest = job.policy.retry.delay(failures, rng) if after is None else after
     return PutBack(charge="failures", after=rest, reason="timeout" if reason == "timeout" else None, error=error)
+
+
+def _redrive_after(job: JobRecord) -> int | None:
+    rule = job.policy.redrive
+    return None if rule is None or job.redrives >= rule.times else rule.after << job.redrives
 
 
 def _stall_error(job: JobRecord) -> RecordedError:

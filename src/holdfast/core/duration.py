@@ -55,6 +55,15 @@ def micros(length: timedelta) -> int:
     return (length.days * 86_400 + length.seconds) * 1_000_000 + length.microseconds
 
 
+def spoken(length: int) -> str:
+    """Return microseconds as people write a duration, in the largest unit that leaves no fraction."""
+    for unit in ("d", "h", "m", "s", "ms"):
+        size = round(_UNIT[unit] * 1_000_000)
+        if length >= size and length % size == 0:
+            return f"{length // size}{unit}"
+    return f"{length / 1_000_000:g}s"
+
+
 def instant(value: object, *, field: str) -> int:
     """Return an aware datetime as microseconds since 1970 (UTC).
 

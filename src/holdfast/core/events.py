@@ -203,6 +203,12 @@ class QueueResumed(Event, frozen=True, kw_only=True):
     by: str | None = None
 
 
+class QueueDrained(Event, frozen=True, kw_only=True):
+    """The last unfinished job of a queue is over. Recorded on request."""
+
+    queue: str
+
+
 class LeadershipAcquired(Event, frozen=True, kw_only=True):
     """A reaper leads from now on. `scope` is a queue on Redis and `*` elsewhere."""
 
@@ -302,6 +308,7 @@ AnyEvent = (
     | LeaseLost
     | QueuePaused
     | QueueResumed
+    | QueueDrained
     | LeadershipAcquired
     | LeadershipLost
     | WorkerStarted
@@ -315,6 +322,9 @@ AnyEvent = (
 )
 
 E = TypeVar("E", bound=Event)
+
+OnRequest = Literal["enqueued", "rescheduled", "started", "progressed", "suspected", "queue_drained"]
+"""The log's names of the events that are recorded only where a queue is told to: they double its writes."""
 
 _encode = msgspec.json.Encoder().encode
 _decoder: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)

@@ -96,13 +96,24 @@ class StallSetting(Struct, frozen=True, omit_defaults=True):
         )
 
 
+class Redriving(Struct, frozen=True):
+    """A rule that puts a failed job back in line by itself: `after` microseconds, each time twice as late."""
+
+    after: int = 3_600_000_000
+    times: int = 3
+
+
 class Policy(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the core judges a job by, carried as data so that a reaper without the task's code judges alike."""
+    """What the core judges a job by, carried as data so that a reaper without the task's code judges alike.
+
+    `result_ttl`: for how many microseconds a completed job is kept with its result; None leaves that to its queue.
+    """
 
     retry: Backoff = Backoff()
     on_worker_lost: OnWorkerLost = "retry"
     on_expire: OnExpire = "fail"
     result_ttl: int | None = None
+    redrive: Redriving | None = None
     version: int = 1
 
 
@@ -151,6 +162,8 @@ class JobRecord(Struct, frozen=True, kw_only=True):
     `score` orders the waiting (lowest first), `boost` is how far ahead of its time its priority puts it.
     `heard_at` is when the holder of its lease last gave a sign of life: its claim or its latest beat.
     `starts` is the number of its latest run; `failures`, `stalls` and `releases` are what its runs were charged to.
+    `ttl` is how long it may wait before it starts, counted anew by a redrive. `kept_until`: when a completed job's own
+    `result_ttl` is over. `redrive_at`: when a rule puts a failed one back in line, as it has done `redrives` times.
     """
 
     queue: str
@@ -165,6 +178,7 @@ class JobRecord(Struct, frozen=True, kw_only=True):
     boost: int = 0
     fair_key: str | None = None
     run_at: int
+    ttl: int | None = None
     expires_at: int | None = None
     timeout: int | None = None
     deadline: int | None = None
@@ -192,6 +206,9 @@ class JobRecord(Struct, frozen=True, kw_only=True):
     created: int
     started: int | None = None
     finished: int | None = None
+    kept_until: int | None = None
+    redrive_at: int | None = None
+    redrives: int = 0
     result: bytes | None = None
     error: RecordedError | None = None
     reason: str | None = None

@@ -39,8 +39,11 @@ TRANSITIONS: frozenset[tuple[State | None, State]] = frozenset(
         (State.ACTIVE, State.DELAYED),
         (State.ACTIVE, State.WAITING),
         (State.FAILED, State.WAITING),
+        (State.FAILED, State.DELAYED),
         (State.CANCELLED, State.WAITING),
+        (State.CANCELLED, State.DELAYED),
         (State.EXPIRED, State.WAITING),
+        (State.EXPIRED, State.DELAYED),
     }
 )
 """Every move a job can make; None is the nothing it comes from, and active to active is a renewal or a reclaim."""

@@ -1,4 +1,4 @@
-"""What a record becomes when it is claimed or reclaimed, and what is told of a write that came too late for it.
+"""What a record becomes when it is claimed, reclaimed, expired or redriven, and what is told of it.
 
 Every storage that works on whole records uses these; one that moves them in a script of its own says the same there,
 and the conformance suite holds it to that.
@@ -8,8 +8,17 @@ from typing import Literal
 
 from msgspec import structs
 
-from holdfast.core.events import RunFenced
-from holdfast.core.job import JobRecord, StallReason, StallSetting
+from holdfast.core.duration import moment, spoken
+from holdfast.core.events import (
+    JobEnqueued,
+    JobExpired,
+    JobProgressed,
+    JobRescheduled,
+    JobStarted,
+    JobSuspected,
+    RunFenced,
+)
+from holdfast.core.job import JobRecord, Owner, RecordedError, StallReason, StallSetting
 from holdfast.core.lease import REAPER_LEASE, lease_end, next_fence, run_limit
 from holdfast.core.lifecycle import State
 
@@ -54,6 +63,63 @@ def reclaimed(job: JobRecord, owner: str, now: int) -> JobRecord:
     )
 
 
+def lapsed(job: JobRecord, now: int) -> bool:
+    """Say whether a job that has not started is too old to start; at the very instant it is."""
+    return job.expires_at is not None and job.expires_at <= now
+
+
+def expired(job: JobRecord, now: int) -> JobRecord:
+    """Return a job that waited too long as it is kept, where it is kept."""
+    error = RecordedError("JobExpiredError", f"the job did not start within its time to live of {spoken(job.ttl or 0)}")
+    return structs.replace(
+        job, state=State.EXPIRED, parked_under=None, finished=now, error=error, reason=None, redrive_at=None
+    )
+
+
+def expiry(job: JobRecord, now: int) -> JobExpired:
+    """Return what is told of a job that waited too long."""
+    ttl = job.ttl or 0
+    return JobExpired(
+        queue=job.queue,
+        id=job.id,
+        task=job.task,
+        run=job.starts,
+        ttl=ttl / 1_000_000,
+        # Counted from where its time to live began: at its enqueue, or at its last redrive.
+        age=(now - (job.expires_at or now) + ttl) / 1_000_000,
+        on_expire=job.policy.on_expire,
+    )
+
+
+def redriven(job: JobRecord, now: int, *, delay: int = 0, by_rule: bool = False) -> JobRecord:
+    """Return a job that was over as it begins anew: new budgets and time to live; fence and starts go on rising.
+
+    A person's redrive also starts the rule's count over, or a job redriven by hand would have no rule left.
+    """
+    run_at = now + delay
+    return structs.replace(
+        job,
+        state=State.DELAYED if delay else State.WAITING,
+        run_at=run_at,
+        score=run_at - job.boost,
+        expires_at=None if job.ttl is None else run_at + job.ttl,
+        failures=0,
+        stalls=0,
+        releases=0,
+        redrives=job.redrives + 1 if by_rule else 0,
+        redrive_at=None,
+        cancel_at=None,
+        cancel_reason=None,
+        cancel_by=None,
+        finished=None,
+        kept_until=None,
+        error=None,
+        reason=None,
+        progress=None,
+        progress_note=None,
+    )
+
+
 def stall_reason(job: JobRecord, now: int) -> StallReason:
     """Say which of its two clocks an active job that nobody renewed has outrun."""
     return "no_progress" if job.progress_until is not None and job.progress_until <= now else "lease_expired"
@@ -75,4 +141,55 @@ def refused(job: JobRecord, owner: str, fence: int, write: Literal["settle", "re
         current_fence=job.fence,
         owner=owner,
         write=write,
+    )
+
+
+def enqueued(job: JobRecord) -> JobEnqueued:
+    """Return what is told of a new job, where it is asked for."""
+    return JobEnqueued(queue=job.queue, id=job.id, task=job.task, due_at=moment(job.run_at), priority=job.priority)
+
+
+def rescheduled(job: JobRecord, by: str | None) -> JobRescheduled:
+    """Return what is told of a job with a new time or priority, where it is asked for."""
+    return JobRescheduled(
+        queue=job.queue,
+        id=job.id,
+        task=job.task,
+        run=job.starts,
+        due_at=moment(job.run_at),
+        priority=job.priority,
+        by=by,
+    )
+
+
+def begun(job: JobRecord, owner: Owner) -> JobStarted:
+    """Return what is told of a run that has just begun, where it is asked for."""
+    return JobStarted(
+        queue=job.queue,
+        id=job.id,
+        task=job.task,
+        run=job.starts,
+        attempt=job.attempt,
+        owner=owner.id,
+        host=owner.host,
+        pid=owner.pid,
+        fence=job.fence,
+        redelivered=job.starts > 1,
+    )
+
+
+def progressed(job: JobRecord, value: float, note: str | None) -> JobProgressed:
+    """Return what is told of a handler's progress, where it is asked for."""
+    return JobProgressed(queue=job.queue, id=job.id, task=job.task, run=job.starts, value=value, note=note)
+
+
+def suspected(job: JobRecord, now: int) -> JobSuspected:
+    """Return what is told of a lease that has run out, where it is asked for."""
+    return JobSuspected(
+        queue=job.queue,
+        id=job.id,
+        task=job.task,
+        run=job.starts,
+        owner=job.owner or "",
+        silent_for=silence(job, now) / 1_000_000,
     )

@@ -115,9 +115,16 @@ class MemoryStorage:
         """See `Storage.survey`."""
         return self._step(lambda: self.model.survey(queues))
 
-    async def events(self, cursor: str | None = None, *, limit: int = 100, reader: Reader | None = None) -> EventPage:
+    async def events(
+        self,
+        cursor: str | None = None,
+        *,
+        limit: int = 100,
+        reader: Reader | None = None,
+        ref: Ref | None = None,
+    ) -> EventPage:
         """See `Storage.events`."""
-        return self._step(lambda: self.model.events(cursor, limit, reader))
+        return self._step(lambda: self.model.events(cursor, limit, reader, ref))
 
     def notices(self, topics: Iterable[str]) -> Listener:
         """See `Storage.notices`."""

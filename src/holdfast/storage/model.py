@@ -4,10 +4,9 @@ Nothing here waits or takes a lock; each method is one atomic step. `Memory` is 
 other storage is held equal to it by the conformance suite.
 """
 
-from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from msgspec import structs
 
@@ -19,11 +18,15 @@ from holdfast.core.events import (
     EventsTrimmed,
     JobCancelled,
     JobDeleted,
+    JobEvent,
     JobRedriven,
     LeadershipAcquired,
     LeadershipLost,
+    QueueDrained,
     QueuePaused,
     QueueResumed,
+    at_micros,
+    name_of,
     stamped,
 )
 from holdfast.core.job import JobDetail, JobRecord, LogLine, NewJob, Owner, Ref, RunRecord, StallReason
@@ -37,16 +40,36 @@ from holdfast.core.lease import (
 )
 from holdfast.core.lifecycle import REDRIVABLE, TERMINAL, State
 from holdfast.core.settlement import Settlement, when_cancelling
-from holdfast.core.transition import claimed, reclaimed, refused, silence, stall_reason
+from holdfast.core.transition import (
+    begun,
+    claimed,
+    enqueued,
+    expired,
+    expiry,
+    lapsed,
+    progressed,
+    reclaimed,
+    redriven,
+    refused,
+    rescheduled,
+    silence,
+    stall_reason,
+    suspected,
+)
 from holdfast.storage.protocol import (
+    CHORE_LIMITS,
     CLAIM_LIMIT,
     EVENT_LOAN,
     EVENTS_END,
+    EVENTS_KEPT,
     EVENTS_TOPIC,
+    EXPIRE_LIMIT,
     LOG_LINES_KEPT,
     PROMOTE_LIMIT,
     RUNS_KEPT,
+    SCAN_LIMIT,
     SWEEP_LIMIT,
+    TRIM_LIMIT,
     Beat,
     Bid,
     Cancel,
@@ -65,6 +88,8 @@ from holdfast.storage.protocol import (
     Redrive,
     Renewal,
     Reschedule,
+    Retain,
+    Retention,
     Revised,
     Revision,
     Settings,
@@ -75,50 +100,10 @@ from holdfast.storage.protocol import (
     Verdict,
     WorkerSurvey,
     job_topic,
+    owner_topic,
     queue_topic,
 )
-
-
-class Index:
-    """Jobs in the order of a number: a score, a due time, the end of a lease."""
-
-    def __init__(self) -> None:
-        self._entries: list[tuple[int, Ref]] = []
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def __iter__(self) -> Iterator[tuple[int, Ref]]:
-        return iter(self._entries)
-
-    def add(self, at: int, ref: Ref) -> None:
-        """Put a job in its place."""
-        insort(self._entries, (at, ref))
-
-    def drop(self, at: int, ref: Ref) -> None:
-        """Take a job out; it must be there."""
-        place = bisect_left(self._entries, (at, ref))
-        if place == len(self._entries) or self._entries[place] != (at, ref):
-            raise LookupError(f"{ref} is not indexed at {at}")
-        del self._entries[place]
-
-    def first(self, limit: int, *, until: int | None = None) -> list[Ref]:
-        """Return the first jobs in order, those beyond `until` left out."""
-        found = self._entries[:limit]
-        return [ref for at, ref in found if until is None or at <= until]
-
-    @property
-    def head(self) -> int | None:
-        """The first job's number."""
-        return self._entries[0][0] if self._entries else None
-
-
-@dataclass
-class _Line:
-    """What is indexed of one queue."""
-
-    ready: Index = field(default_factory=Index)
-    delayed: Index = field(default_factory=Index)
+from holdfast.storage.shelf import PAUSED, Shelf
 
 
 @dataclass
@@ -145,13 +130,11 @@ class Model:
     def __init__(self, clock: Clock) -> None:
         self.knocked: list[str] = []
         self._clock = clock
-        self._jobs: dict[Ref, JobRecord] = {}
-        self._order: dict[Ref, int] = {}
+        self._shelf = Shelf(self._task_paused, lambda queue: self.knocked.append(queue_topic(queue)))
+        self._jobs = self._shelf.jobs
+        self._lines = self._shelf.lines
         self._runs: dict[Ref, list[RunRecord]] = {}
         self._log: dict[Ref, list[LogLine]] = {}
-        self._lines: defaultdict[str, _Line] = defaultdict(_Line)
-        self._leases = Index()
-        self._suspects = Index()
         self._settings: dict[Target, Settings] = {}
         self._workers: dict[str, _Seen] = {}
         self._events: list[AnyEvent] = []
@@ -161,7 +144,6 @@ class Model:
         self._epoch = 0
         self._swept_at: int | None = None
         self._resumed_at: int | None = None
-        self._made = 0
 
     # ── the flow ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -172,42 +154,44 @@ class Model:
 
     def _remember(self, new: NewJob, now: int, place: int) -> Receipt:
         ref = new.ref
-        if ref in self._jobs:
-            return Receipt("duplicate", ref)
+        known = self._jobs.get(ref)
+        if known is not None:
+            if not self._past(known, now):
+                return Receipt("duplicate", ref)
+            self._drop(known)
         run_at = new.run_at if new.run_at is not None else now + new.delay
         # The jobs of one call are a microsecond apart, so that they stay in the order they were given.
         ready_at = max(run_at, now) + place
-        self._made += 1
-        self._order[ref] = self._made
         self._runs[ref] = []
         self._log[ref] = []
-        self._put(
-            JobRecord(
-                queue=new.queue,
-                id=new.id,
-                task=new.task,
-                state=State.DELAYED if run_at > now else State.WAITING,
-                payload=new.payload,
-                headers=new.headers,
-                tags=new.tags,
-                score=ready_at - new.boost,
-                priority=new.priority,
-                boost=new.boost,
-                fair_key=new.fair_key,
-                run_at=run_at,
-                expires_at=now + new.ttl if new.ttl is not None else None,
-                timeout=new.timeout,
-                deadline=new.deadline,
-                heartbeat_timeout=new.heartbeat_timeout,
-                keys=new.keys,
-                unique=new.unique,
-                stall=new.stall,
-                policy=new.policy,
-                created=now,
-                schedule=new.schedule,
-                parent=new.parent,
-            )
+        job = JobRecord(
+            queue=new.queue,
+            id=new.id,
+            task=new.task,
+            state=State.DELAYED if run_at > now else State.WAITING,
+            payload=new.payload,
+            headers=new.headers,
+            tags=new.tags,
+            score=ready_at - new.boost,
+            priority=new.priority,
+            boost=new.boost,
+            fair_key=new.fair_key,
+            run_at=run_at,
+            ttl=new.ttl,
+            expires_at=now + new.ttl if new.ttl is not None else None,
+            timeout=new.timeout,
+            deadline=new.deadline,
+            heartbeat_timeout=new.heartbeat_timeout,
+            keys=new.keys,
+            unique=new.unique,
+            stall=new.stall,
+            policy=new.policy,
+            created=now,
+            schedule=new.schedule,
+            parent=new.parent,
         )
+        self._shelf.add(job)
+        self._tell(enqueued(job), now)
         self.knocked.append(queue_topic(new.queue))
         return Receipt("created", ref)
 
@@ -242,6 +226,7 @@ class Model:
         self._close_run(job, asked.ended, now)
         for event in asked.events:
             self._record(event, now)
+        self._tell_if_drained(job.queue, now)
         return Verdict(asked.ref, asked.fence, "done")
 
     def _apply(self, job: JobRecord, decision: Decision, now: int) -> None:
@@ -258,10 +243,19 @@ class Model:
         if decision.charge is not None:
             freed = structs.replace(freed, **{decision.charge: getattr(job, decision.charge) + 1})
         match decision:
-            case Finish(state=state, result=result, error=error, reason=reason):
+            case Finish(state=state, result=result, error=error, reason=reason, keep=keep, redrive_after=redrive_after):
                 self._replace(
                     job,
-                    structs.replace(freed, state=state, finished=now, result=result, error=error, reason=reason),
+                    structs.replace(
+                        freed,
+                        state=state,
+                        finished=now,
+                        result=result,
+                        error=error,
+                        reason=reason,
+                        kept_until=None if keep is None else now + keep,
+                        redrive_at=None if redrive_after is None else now + redrive_after,
+                    ),
                 )
             case PutBack(after=0, error=error, reason=reason):
                 self._replace(
@@ -287,19 +281,39 @@ class Model:
     def _claim(self, owner: Owner, order: Order, now: int) -> list[Lease]:
         leases: list[Lease] = []
         room = min(order.room, CLAIM_LIMIT)
+        looks = SCAN_LIMIT
         for queue in order.queues:
             if queue not in self._lines or self._paused(queue):
                 continue
             line = self._lines[queue]
             for ref in line.delayed.first(PROMOTE_LIMIT, until=now):
-                self._promote(ref)
-            for ref in line.ready.first(room - len(leases)):
-                leases.append(self._start(self._jobs[ref], owner, now))
+                self._promote(self._jobs[ref], now)
+            while len(leases) < room and looks and len(line.ready):
+                looks -= 1
+                job = self._jobs[line.ready.first(1)[0]]
+                if lapsed(job, now):
+                    self._expire(job, now)
+                elif (full := self._shelf.full(job)) is not None:
+                    self._replace(job, structs.replace(job, parked_under=full))
+                else:
+                    leases.append(self._start(job, owner, now))
         return leases
 
-    def _promote(self, ref: Ref) -> None:
-        job = self._jobs[ref]
-        self._replace(job, structs.replace(job, state=State.WAITING))
+    def _promote(self, job: JobRecord, now: int) -> None:
+        if lapsed(job, now):
+            self._expire(job, now)
+        else:
+            self._replace(job, structs.replace(job, state=State.WAITING))
+
+    def _expire(self, job: JobRecord, now: int) -> None:
+        if job.policy.on_expire == "discard":
+            self._drop(job)
+            self._lines[job.queue].discarded += 1
+        else:
+            self._replace(job, expired(job, now))
+        self._record(expiry(job, now), now)
+        self._tell_if_drained(job.queue, now)
+        self.knocked.append(job_topic(job.ref))
 
     def _start(self, job: JobRecord, owner: Owner, now: int) -> Lease:
         started = claimed(job, owner.id, now, self._setting("queue", job.queue).stall)
@@ -317,6 +331,7 @@ class Model:
             )
         )
         del runs[:-RUNS_KEPT]
+        self._tell(begun(started, owner), now)
         return Lease(started)
 
     def _close_run(self, job: JobRecord, ended: RunEnd, now: int) -> None:
@@ -380,6 +395,8 @@ class Model:
             # A run cannot have started later than now: if it seems so, the clock was set back since.
             not_before=min(job.started or now, now) + job.stall.start_grace,
         )
+        if asked.progress is not None:
+            self._tell(progressed(job, asked.progress, asked.note), now)
         self._replace(
             job,
             structs.replace(
@@ -405,17 +422,21 @@ class Model:
             terms = (term,)
         if self._swept_at is not None and now - self._swept_at > 3 * bid.every:
             self._resumed_at = now
-        overdue = self._suspects.first(SWEEP_LIMIT, until=now)
+        overdue = self._shelf.suspects.first(SWEEP_LIMIT, until=now)
         stalled = [self._take(self._jobs[ref], bid.owner, now) for ref in overdue]
-        suspected = self._suspect(now, bid.grace)
-        promoted = self._promote_due(now)
+        did = {
+            "reclaimed": len(stalled),
+            "suspected": self._suspect(now, bid.grace),
+            "expired": self._expire_aged(now),
+            "promoted": self._promote_due(now),
+            "unparked": self._unpark(),
+            "redriven": self._redrive_due(now),
+            "trimmed": self._trim(now),
+            "forgotten": self._forget_events(now),
+        }
         self._swept_at = now
         return Swept(
-            terms,
-            None,
-            tuple(stalled),
-            {"reclaimed": len(stalled), "suspected": suspected, "promoted": promoted},
-            more=max(len(stalled), suspected) >= SWEEP_LIMIT or promoted >= PROMOTE_LIMIT,
+            terms, None, tuple(stalled), did, more=any(did[chore] >= limit for chore, limit in CHORE_LIMITS.items())
         )
 
     def _elect(self, owner: Owner, length: int, now: int) -> tuple[Term, int]:
@@ -440,8 +461,8 @@ class Model:
         return StalledLease(Lease(taken), reason or stall_reason(job, now), job.owner or "", silence(job, now))
 
     def _suspect(self, now: int, grace: int) -> int:
-        out = self._leases.first(SWEEP_LIMIT, until=now)
-        ahead = [ref for at, ref in self._leases if at > now + longest_lease(self._jobs[ref].stall)][:SWEEP_LIMIT]
+        out = self._shelf.leases.first(SWEEP_LIMIT, until=now)
+        ahead = [ref for at, ref in self._shelf.leases if at > now + longest_lease(self._jobs[ref].stall)][:SWEEP_LIMIT]
         for ref in out + ahead:
             job = self._jobs[ref]
             until = grace_end(
@@ -452,23 +473,65 @@ class Model:
                 resumed_at=self._resumed_at,
             )
             self._replace(job, structs.replace(job, suspect_until=until))
+            self._tell(suspected(job, now), now)
         # The clock may have been set back after the suspicion, too.
-        for at, ref in list(self._suspects):
+        for at, ref in list(self._shelf.suspects):
             job = self._jobs[ref]
             if at > now + max(job.stall.lease // 2, grace):
                 self._replace(job, structs.replace(job, suspect_until=now + job.stall.lease // 2))
         return len(out) + len(ahead)
+
+    def _expire_aged(self, now: int) -> int:
+        aged = self._shelf.aging.first(EXPIRE_LIMIT, until=now)
+        for ref in aged:
+            self._expire(self._jobs[ref], now)
+        return len(aged)
 
     def _promote_due(self, now: int) -> int:
         promoted = 0
         for queue, line in self._lines.items():
             due = line.delayed.first(PROMOTE_LIMIT - promoted, until=now)
             for ref in due:
-                self._promote(ref)
+                self._promote(self._jobs[ref], now)
             if due:
                 self.knocked.append(queue_topic(queue))
             promoted += len(due)
         return promoted
+
+    def _unpark(self) -> int:
+        return sum(self._shelf.unpark(queue, name) for queue, name in self._shelf.parked())
+
+    def _redrive_due(self, now: int) -> int:
+        due = self._shelf.redrives.first(SWEEP_LIMIT, until=now)
+        for ref in due:
+            self._redrive(self._jobs[ref], now, by="rule", by_rule=True)
+        return len(due)
+
+    def _trim(self, now: int) -> int:
+        """Forget what has been kept for long enough, the longest ended first."""
+        gone = self._shelf.kept.first(TRIM_LIMIT, until=now)
+        for queue, line in self._lines.items():
+            kept = self._setting("queue", queue).retention or Retention()
+            for state, over in line.over.items():
+                keep = kept.of(state)
+                beyond = 0 if keep.count is None else max(0, len(over) - keep.count)
+                room = TRIM_LIMIT - len(gone)
+                # Both are the longest ended, so the longer list holds the shorter.
+                aged, surplus = over.first(room, until=now - keep.age), over.first(min(beyond, room))
+                gone += aged if len(aged) > len(surplus) else surplus
+        for ref in gone:
+            self._drop(self._jobs[ref])
+        return len(gone)
+
+    def _forget_events(self, now: int) -> int:
+        beyond = max(0, len(self._events) - (EVENTS_KEPT.count or 0))
+        aged = 0
+        while aged < min(len(self._events), TRIM_LIMIT) and at_micros(self._events[aged]) <= now - EVENTS_KEPT.age:
+            aged += 1
+        gone = min(max(beyond, aged), TRIM_LIMIT)
+        del self._events[:gone]
+        self._trimmed += gone
+        return gone
 
     def reclaim(self, dead: str, owner: Owner) -> Reclaimed:
         """Take every active job of a dead owner, without grace."""
@@ -488,95 +551,87 @@ class Model:
 
     def _revise(self, revision: Revision, now: int) -> Revised:
         job = self._jobs.get(revision.ref)
-        if job is None:
+        if job is None or self._past(job, now):
             return Revised(revision.ref, "gone")
         match revision:
-            case Cancel(reason=reason, by=by) if job.state is State.ACTIVE:
-                if job.cancel_at is None:
-                    self._replace(job, structs.replace(job, cancel_at=now, cancel_reason=reason, cancel_by=by))
+            case Cancel() if job.state is State.ACTIVE:
+                self._ask_to_stop(job, revision, now)
                 return Revised(job.ref, "asked", job.state)
-            case Cancel(reason=reason, by=by) if job.state not in TERMINAL:
-                self._replace(
-                    job,
-                    structs.replace(
-                        job,
-                        state=State.CANCELLED,
-                        cancel_at=now,
-                        cancel_reason=reason,
-                        cancel_by=by,
-                        finished=now,
-                        reason=reason,
-                    ),
-                )
-                self._record(
-                    JobCancelled(
-                        queue=job.queue,
-                        id=job.id,
-                        task=job.task,
-                        run=job.starts,
-                        reason=reason,
-                        by=by,
-                        was=job.state,
-                    ),
-                    now,
-                )
-            case Redrive(by=by) if job.state in REDRIVABLE:
-                ttl = job.expires_at - job.created if job.expires_at is not None else None
-                self._replace(
-                    job,
-                    structs.replace(
-                        job,
-                        state=State.WAITING,
-                        run_at=now,
-                        score=now - job.boost,
-                        expires_at=now + ttl if ttl is not None else None,
-                        failures=0,
-                        stalls=0,
-                        releases=0,
-                        cancel_at=None,
-                        cancel_reason=None,
-                        cancel_by=None,
-                        finished=None,
-                        error=None,
-                        reason=None,
-                        progress=None,
-                        progress_note=None,
-                    ),
-                )
-                self._record(
-                    JobRedriven(queue=job.queue, id=job.id, task=job.task, run=job.starts, by=by, was=job.state),
-                    now,
-                )
-                self.knocked.append(queue_topic(job.queue))
+            case Cancel() if job.state not in TERMINAL:
+                self._cancel(job, revision, now)
+            case Redrive(by=by, delay=delay) if job.state in REDRIVABLE:
+                self._redrive(job, now, delay=delay, by=by)
             case Delete(by=by) if job.state is not State.ACTIVE:
                 self._drop(job)
                 self._record(
                     JobDeleted(queue=job.queue, id=job.id, task=job.task, run=job.starts, by=by, was=job.state),
                     now,
                 )
-            case Reschedule(delay=delay, priority=priority, boost=boost) if job.state in (
-                State.DELAYED,
-                State.WAITING,
-            ):
-                run_at = job.run_at if delay is None else now + delay
-                raised = job.boost if boost is None else boost
-                ready_at = job.score + job.boost if delay is None else max(run_at, now)
-                self._replace(
-                    job,
-                    structs.replace(
-                        job,
-                        state=State.DELAYED if run_at > now else State.WAITING,
-                        run_at=run_at,
-                        priority=job.priority if priority is None else priority,
-                        boost=raised,
-                        score=ready_at - raised,
-                    ),
-                )
-                self.knocked.append(queue_topic(job.queue))
+                self._tell_if_drained(job.queue, now)
+            case Reschedule() if job.state in (State.DELAYED, State.WAITING):
+                self._reschedule(job, revision, now)
+            case Retain(ttl=ttl) if job.state is State.COMPLETED:
+                self._replace(job, structs.replace(job, kept_until=now + ttl))
             case _:
                 return Revised(job.ref, "refused", job.state)
         self.knocked.append(job_topic(job.ref))
         return Revised(job.ref, "done", job.state)
+
+    def _ask_to_stop(self, job: JobRecord, asked: Cancel, now: int) -> None:
+        if job.cancel_at is None:
+            self._replace(job, structs.replace(job, cancel_at=now, cancel_reason=asked.reason, cancel_by=asked.by))
+            self.knocked.append(owner_topic(job.owner or ""))
+
+    def _cancel(self, job: JobRecord, asked: Cancel, now: int) -> None:
+        self._replace(
+            job,
+            structs.replace(
+                job,
+                state=State.CANCELLED,
+                parked_under=None,
+                cancel_at=now,
+                cancel_reason=asked.reason,
+                cancel_by=asked.by,
+                finished=now,
+                reason=asked.reason,
+            ),
+        )
+        self._record(
+            JobCancelled(
+                queue=job.queue,
+                id=job.id,
+                task=job.task,
+                run=job.starts,
+                reason=asked.reason,
+                by=asked.by,
+                was=job.state,
+            ),
+            now,
+        )
+        self._tell_if_drained(job.queue, now)
+
+    def _redrive(self, job: JobRecord, now: int, *, delay: int = 0, by: str | None, by_rule: bool = False) -> None:
+        self._replace(job, redriven(job, now, delay=delay, by_rule=by_rule))
+        self._record(JobRedriven(queue=job.queue, id=job.id, task=job.task, run=job.starts, by=by, was=job.state), now)
+        self.knocked += [queue_topic(job.queue), job_topic(job.ref)]
+
+    def _reschedule(self, job: JobRecord, asked: Reschedule, now: int) -> None:
+        run_at = job.run_at if asked.delay is None else now + asked.delay
+        boost = job.boost if asked.boost is None else asked.boost
+        ready_at = job.score + job.boost if asked.delay is None else max(run_at, now)
+        later = run_at > now
+        after = structs.replace(
+            job,
+            state=State.DELAYED if later else State.WAITING,
+            parked_under=None if later else job.parked_under,
+            run_at=run_at,
+            priority=job.priority if asked.priority is None else asked.priority,
+            boost=boost,
+            score=ready_at - boost,
+        )
+        self._replace(job, after)
+        self._tell(rescheduled(after, asked.by), now)
+        self.knocked.append(queue_topic(job.queue))
 
     def tune(self, target: Target, settings: Settings, by: str | None = None) -> Settings:
         """Lay settings over those in force."""
@@ -588,6 +643,9 @@ class Model:
             kind = QueuePaused if after.paused else QueueResumed
             self._record(kind(queue=target.name, by=by), now)
             self.knocked.append(queue_topic(target.name))
+        if target.kind == "task" and before.paused and not after.paused:
+            for queue in list(self._lines):
+                self._shelf.unpark(queue, PAUSED + target.name)
         return after
 
     def resign(self, term: Term) -> None:
@@ -603,18 +661,24 @@ class Model:
 
     def get(self, refs: Sequence[Ref]) -> list[JobDetail | None]:
         """Return each job with its runs and log."""
-        return [
-            JobDetail(self._jobs[ref], tuple(self._runs[ref]), tuple(self._log[ref])) if ref in self._jobs else None
-            for ref in refs
-        ]
+        now = self._clock.now()
+        found: list[JobDetail | None] = []
+        for ref in refs:
+            job = self._jobs.get(ref)
+            gone = job is None or self._past(job, now)
+            found.append(None if gone else JobDetail(self._jobs[ref], tuple(self._runs[ref]), tuple(self._log[ref])))
+        return found
 
     def find(self, query: Query) -> Page:
         """Return one page of records, newest first."""
+        now = self._clock.now()
         before = int(query.after) if query.after is not None else None
         found = [
             (made, self._jobs[ref])
-            for ref, made in reversed(self._order.items())
-            if (before is None or made < before) and _asked_for(self._jobs[ref], query)
+            for ref, made in reversed(self._shelf.order.items())
+            if (before is None or made < before)
+            and not self._past(self._jobs[ref], now)
+            and _asked_for(self._jobs[ref], query)
         ][: query.limit + 1]
         shown = found[: query.limit]
         return Page(tuple(job for _, job in shown), str(shown[-1][0]) if len(found) > len(shown) else None)
@@ -626,16 +690,22 @@ class Model:
         for job in self._jobs.values():
             counts[job.queue][job.state] += 1
         tuned = {target.name for target in self._settings if target.kind == "queue"}
-        names = sorted({*counts, *queues, *tuned} if not queues else set(queues))
+        spoiled = {name for name, line in self._lines.items() if line.discarded}
+        names = sorted({*counts, *tuned, *spoiled} if not queues else set(queues))
         return Survey(
             queues=tuple(
                 QueueSurvey(
                     queue=name,
                     counts=dict(sorted(counts[name].items())),
                     oldest_waiting=self._oldest(name, now),
+                    parked=sum(map(len, self._lines[name].parked.values())) if name in self._lines else 0,
+                    discarded=self._lines[name].discarded if name in self._lines else 0,
                     paused=self._paused(name),
                 )
                 for name in names
+            ),
+            paused_tasks=tuple(
+                sorted(target.name for target, set_ in self._settings.items() if target.kind == "task" and set_.paused)
             ),
             workers=tuple(
                 WorkerSurvey(
@@ -657,17 +727,20 @@ class Model:
         )
 
     def _oldest(self, queue: str, now: int) -> int | None:
-        waits = [now - self._jobs[ref].run_at for _, ref in self._lines[queue].ready] if queue in self._lines else []
-        return max(waits, default=None)
+        if queue not in self._lines:
+            return None
+        line = self._lines[queue]
+        waiting = [ref for index in (line.ready, *line.parked.values()) for _, ref in index]
+        return max((now - self._jobs[ref].run_at for ref in waiting), default=None)
 
-    def events(self, cursor: str | None, limit: int, reader: Reader | None) -> EventPage:
+    def events(self, cursor: str | None, limit: int, reader: Reader | None = None, of: Ref | None = None) -> EventPage:
         """Return what happened after the cursor."""
         now = self._clock.now()
         last = self._trimmed + len(self._events)
         if cursor == EVENTS_END:
             return EventPage((), str(last))
         if reader is None:
-            return self._read(int(cursor) if cursor else 0, limit)
+            return self._read(int(cursor) if cursor else 0, limit, of)
         kept = self._readers.setdefault(reader.name, _Kept(last))
         if cursor:
             # What was handled was handled, even if the loan has passed on since.
@@ -680,15 +753,19 @@ class Model:
         kept.until = now + EVENT_LOAN
         return page
 
-    def _read(self, cursor: int, limit: int) -> EventPage:
+    def _read(self, cursor: int, limit: int, of: Ref | None = None) -> EventPage:
         told: list[AnyEvent] = []
         if cursor < self._trimmed:
             cursor = self._trimmed
             told.append(EventsTrimmed(oldest=str(cursor)))
-        start = cursor - self._trimmed
-        told += self._events[start : start + limit]
-        after = min(cursor + limit, self._trimmed + len(self._events))
-        return EventPage(tuple(told), str(max(cursor, after)))
+        wanted = 0
+        while wanted < limit and cursor - self._trimmed < len(self._events):
+            event = self._events[cursor - self._trimmed]
+            cursor += 1
+            if of is None or (isinstance(event, JobEvent) and (event.queue, event.id) == (of.queue, of.id)):
+                told.append(event)
+                wanted += 1
+        return EventPage(tuple(told), str(cursor))
 
     @property
     def records(self) -> Mapping[Ref, JobRecord]:
@@ -697,51 +774,35 @@ class Model:
 
     def indexed(self) -> Iterator[tuple[str, int, Ref]]:
         """Yield what the indexes hold: the index's name, the number a job stands there at, the job."""
-        for name, line in self._lines.items():
-            yield from ((f"ready {name}", at, ref) for at, ref in line.ready)
-            yield from ((f"delayed {name}", at, ref) for at, ref in line.delayed)
-        yield from (("leases", at, ref) for at, ref in self._leases)
-        yield from (("suspects", at, ref) for at, ref in self._suspects)
+        return self._shelf.indexed()
 
     # ── what all of it rests on ───────────────────────────────────────────────────────────────────────────────────
 
-    def _put(self, job: JobRecord) -> None:
-        ref = job.ref
-        self._jobs[ref] = job
-        index, at = self._place(job)
-        if index is not None:
-            index.add(at, ref)
+    def _replace(self, before: JobRecord, after: JobRecord) -> None:
+        self._shelf.replace(before, after)
 
     def _drop(self, job: JobRecord) -> None:
-        index, at = self._place(job)
-        if index is not None:
-            index.drop(at, job.ref)
-        del self._jobs[job.ref], self._order[job.ref], self._runs[job.ref], self._log[job.ref]
+        self._shelf.drop(job)
+        del self._runs[job.ref], self._log[job.ref]
 
-    def _replace(self, before: JobRecord, after: JobRecord) -> None:
-        index, at = self._place(before)
-        if index is not None:
-            index.drop(at, before.ref)
-        self._put(after)
-
-    def _place(self, job: JobRecord) -> tuple[Index | None, int]:
-        """Return the one index that the job's state puts it in, and its number there."""
-        match job.state:
-            case State.WAITING:
-                return self._lines[job.queue].ready, job.score
-            case State.DELAYED:
-                return self._lines[job.queue].delayed, job.run_at
-            case State.ACTIVE if job.suspect_until is not None:
-                return self._suspects, job.suspect_until
-            case State.ACTIVE:
-                return self._leases, job.lease_until or 0
-            case _:
-                return None, 0
+    def _past(self, job: JobRecord, now: int) -> bool:
+        """Say whether a completed job's own lifetime is over: it is gone then, swept or not."""
+        return job.kept_until is not None and job.kept_until <= now
 
     def _record(self, event: Event, now: int) -> None:
         cursor = self._trimmed + len(self._events) + 1
         self._events.append(stamped(event, cursor, now))  # type: ignore[arg-type]
         self.knocked.append(EVENTS_TOPIC)
+
+    def _tell(self, event: JobEvent, now: int) -> None:
+        """Record an event where its queue asks for it."""
+        if name_of(event) in (self._setting("queue", event.queue).record or ()):
+            self._record(event, now)
+
+    def _tell_if_drained(self, queue: str, now: int) -> None:
+        asked = self._setting("queue", queue).record or ()
+        if "queue_drained" in asked and not self._lines[queue].unfinished:
+            self._record(QueueDrained(queue=queue), now)
 
     def _holds(self, job: JobRecord, owner: str, fence: int) -> bool:
         """Say whether this owner's run under this fence is the job's current one: the guard of every write."""
@@ -753,11 +814,18 @@ class Model:
     def _paused(self, queue: str) -> bool:
         return bool(self._setting("queue", queue).paused)
 
+    def _task_paused(self, task: str) -> bool:
+        return bool(self._setting("task", task).paused)
+
 
 def _asked_for(job: JobRecord, query: Query) -> bool:
     return (
         (not query.queues or job.queue in query.queues)
         and (not query.states or job.state in query.states)
         and (not query.tasks or job.task in query.tasks)
+        and (not query.reasons or job.reason in query.reasons)
+        and set(query.tags) <= set(job.tags)
+        and (query.ended_after is None or (job.finished is not None and job.finished >= query.ended_after))
+        and (query.ended_before is None or (job.finished is not None and job.finished < query.ended_before))
         and (query.id is None or job.id == query.id)
     )

@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 
 from msgspec import Struct
 
-from holdfast.core.events import AnyEvent, Event
+from holdfast.core.events import AnyEvent, Event, OnRequest
 from holdfast.core.job import JobDetail, JobRecord, NewJob, Owner, Ref, StallReason, StallSetting
 from holdfast.core.leadership import Term
 from holdfast.core.lease import Lease
@@ -22,8 +22,25 @@ CLAIM_LIMIT = 128
 RENEW_LIMIT = 500
 SWEEP_LIMIT = 200
 PROMOTE_LIMIT = 100
+EXPIRE_LIMIT = 200
+TRIM_LIMIT = 500
+SCAN_LIMIT = 500
+"""How many jobs a claim looks at: those that it starts, and those that it finds expired or without a slot."""
+
 RUNS_KEPT = 100
 LOG_LINES_KEPT = 1000
+CHORE_LIMITS = {
+    "reclaimed": SWEEP_LIMIT,
+    "suspected": SWEEP_LIMIT,
+    "expired": EXPIRE_LIMIT,
+    "promoted": PROMOTE_LIMIT,
+    "unparked": PROMOTE_LIMIT,
+    "redriven": SWEEP_LIMIT,
+    "trimmed": TRIM_LIMIT,
+    "forgotten": TRIM_LIMIT,
+}
+"""How much of each chore one sweep does; where a limit is reached, the next sweep comes at once."""
+
 EVENT_LOAN = 5_000_000
 """How long a batch of events is lent to one caller of a named reader, in microseconds."""
 
@@ -69,8 +86,8 @@ class Verdict(Struct, frozen=True):
 class Exchanged(Struct, frozen=True):
     """The answer to an exchange: a verdict each, the leases won, and when to ask again.
 
-    `left`: ready jobs were left behind for want of room. `next_due`: microseconds until the next delayed job of the
-    ordered queues falls due, None if there is none.
+    `left`: ready jobs were left behind: there was no room, or the call had looked at as many as one may. `next_due`:
+    microseconds until the next delayed job of the ordered queues falls due, None if there is none.
     """
 
     verdicts: tuple[Verdict, ...] = ()
@@ -165,7 +182,8 @@ class Swept(Struct, frozen=True):
     """What one turn of the leader did.
 
     `retry_in`: microseconds until the reigning term ends, None for a leader or without election. `more`: a limit was
-    reached, sweep again at once. `did`: how many jobs were suspected, reclaimed, promoted, expired, trimmed.
+    reached, sweep again at once. `did`: how many jobs were suspected, reclaimed, promoted, expired, unparked, redriven,
+    trimmed, and how many events were forgotten.
     `troubles`: chores that failed, one line each; the others were done all the same.
     """
 
@@ -193,10 +211,11 @@ class Cancel(Struct, frozen=True, tag="cancel"):
 
 
 class Redrive(Struct, frozen=True, tag="redrive"):
-    """Put a job that is over back in line, with new budgets and a new time to live."""
+    """Put a job that is over back in line, with new budgets and a new time to live; `delay` microseconds from now."""
 
     ref: Ref
     by: str | None = None
+    delay: int = 0
 
 
 class Delete(Struct, frozen=True, tag="delete"):
@@ -216,7 +235,14 @@ class Reschedule(Struct, frozen=True, tag="reschedule"):
     by: str | None = None
 
 
-Revision = Cancel | Redrive | Delete | Reschedule
+class Retain(Struct, frozen=True, tag="retain"):
+    """Keep a completed job with its result for `ttl` microseconds from now, whatever was said before."""
+
+    ref: Ref
+    ttl: int
+
+
+Revision = Cancel | Redrive | Delete | Reschedule | Retain
 
 
 class Revised(Struct, frozen=True):
@@ -247,31 +273,94 @@ class Target(Struct, frozen=True):
     name: str
 
 
+class Keep(Struct, frozen=True):
+    """How long jobs that are over are kept: `age` microseconds, and the newest `count` of them (None: all)."""
+
+    age: int
+    count: int | None = None
+
+
+class Retention(Struct, frozen=True, omit_defaults=True):
+    """How long a queue keeps its jobs after their end, by outcome; None leaves an outcome as it is built in."""
+
+    completed: Keep | None = None
+    failed: Keep | None = None
+    cancelled: Keep | None = None
+    expired: Keep | None = None
+
+    def under(self, told: "Retention") -> "Retention":
+        """Return this retention with all that is told laid over it."""
+        return Retention(
+            completed=self.completed if told.completed is None else told.completed,
+            failed=self.failed if told.failed is None else told.failed,
+            cancelled=self.cancelled if told.cancelled is None else told.cancelled,
+            expired=self.expired if told.expired is None else told.expired,
+        )
+
+    def of(self, state: State) -> Keep:
+        """Return for how long jobs that ended in a state are kept."""
+        told: Keep | None = getattr(self, state.value)
+        return KEPT[state] if told is None else told
+
+
+_HOUR = 3_600_000_000
+_DAY = 24 * _HOUR
+
+KEPT = {
+    State.COMPLETED: Keep(_HOUR, 10_000),
+    State.FAILED: Keep(30 * _DAY),
+    State.CANCELLED: Keep(7 * _DAY),
+    State.EXPIRED: Keep(7 * _DAY),
+}
+"""What is built in, by outcome and queue."""
+
+EVENTS_KEPT = Keep(7 * _DAY, 100_000)
+"""How long the event log remembers."""
+
+
 class Settings(Struct, frozen=True, omit_defaults=True):
-    """What every worker must know of a queue, a task or a worker; None leaves a field as it is."""
+    """What every worker must know of a queue, a task or a worker; None leaves a field as it is.
+
+    `record`: which of the events that are recorded on request a queue records.
+    """
 
     paused: bool | None = None
     stall: StallSetting | None = None
+    retention: Retention | None = None
+    record: tuple[OnRequest, ...] | None = None
     quiet: bool | None = None
     stop: bool | None = None
 
     def under(self, told: "Settings") -> "Settings":
-        """Return these settings with all that is told laid over them, stall terms field by field."""
+        """Return these settings with all that is told laid over them, stall terms and retention field by field."""
         stall = told.stall if self.stall is None or told.stall is None else self.stall.under(told.stall)
+        kept = told.retention
+        if self.retention is not None:
+            kept = self.retention if kept is None else self.retention.under(kept)
         return Settings(
             paused=self.paused if told.paused is None else told.paused,
             stall=self.stall if stall is None else stall,
+            retention=kept,
+            record=self.record if told.record is None else told.record,
             quiet=self.quiet if told.quiet is None else told.quiet,
             stop=self.stop if told.stop is None else told.stop,
         )
 
 
 class Query(Struct, frozen=True, kw_only=True):
-    """Which jobs to list, newest first. `after` is the cursor of the page before."""
+    """Which jobs to list, newest first. `after` is the cursor of the page before.
+
+    `reasons`: why they failed. `tags`: all of these. `ended_after` (inclusive) and `ended_before` (exclusive): between
+    which instants they came to their end.
+    """
 
     queues: tuple[str, ...] = ()
     states: tuple[State, ...] = ()
     tasks: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    ended_after: int | None = None
+    ended_before: int | None = None
     id: str | None = None
     limit: int = 50
     after: str | None = None
@@ -285,11 +374,16 @@ class Page(Struct, frozen=True):
 
 
 class QueueSurvey(Struct, frozen=True, kw_only=True):
-    """One queue at a glance. `oldest_waiting`: microseconds that its longest-waiting ready job has waited."""
+    """One queue at a glance. `oldest_waiting`: microseconds that its longest-waiting ready job has waited.
+
+    `parked`: how many of the waiting have no slot to go to. `discarded`: how many ever expired without a record.
+    """
 
     queue: str
     counts: dict[State, int] = {}
     oldest_waiting: int | None = None
+    parked: int = 0
+    discarded: int = 0
     paused: bool = False
 
 
@@ -310,6 +404,7 @@ class Survey(Struct, frozen=True, kw_only=True):
     """The whole storage at a glance; `now` is its clock, `swept_ago` the microseconds since a leader last swept."""
 
     queues: tuple[QueueSurvey, ...] = ()
+    paused_tasks: tuple[str, ...] = ()
     workers: tuple[WorkerSurvey, ...] = ()
     leaders: tuple[Term, ...] = ()
     swept_ago: int | None = None
@@ -374,8 +469,9 @@ class Storage(Protocol):
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
         """Remember each new job once; all of this call's jobs for one queue, or none of them.
 
-        Guard: the (queue, id) is unknown and its unique key is free; otherwise the receipt is `duplicate` and names
-        the living job.
+        Guard: the (queue, id) is unknown, or its result's lifetime is over, and its unique key is free; otherwise the
+        receipt is `duplicate` and names the job that is there. The limit that comes with a key holds for the key from
+        now on.
 
         Raises:
             StorageFullError: no room; nothing was written.
@@ -389,8 +485,9 @@ class Storage(Protocol):
 
         Guard of a settlement: active, and fence and owner match, be the lease out or not. A put-back of a job that
         was asked to stop ends it as cancelled. Guard of a claim: due, not expired, its queue and task not paused, all
-        its keys have room. A claim raises the fence, counts a start and opens a run. At most 256 settlements and 128
-        jobs a call.
+        its keys have room. A claim raises the fence, counts a start and opens a run. What it meets on its way is moved
+        out of the way: too old, it expires; without a slot, it is parked under the first key that is full. Whoever
+        leaves a slot lets the best one parked there back in line. At most 256 settlements and 128 jobs a call.
         """
         ...
 
@@ -406,9 +503,10 @@ class Storage(Protocol):
     async def sweep(self, bid: Bid) -> Swept:
         """Elect or renew the bidder (unless it asks for no term), then do one bounded turn of the chores.
 
-        In this order: reclaim what died or whose grace is over, make suspects of leases that have run out, promote
-        what fell due, expire, trim. Each step is guarded by the record's own state, so two leaders do no harm. One
-        chore that fails keeps none of the others from being done.
+        In this order: reclaim what died or whose grace is over, make suspects of leases that have run out, expire what
+        is too old to start, promote what fell due, let back in line what has room, redrive by rule, trim. Each step is
+        guarded by the record's own state, so two leaders do no harm. One chore that fails keeps none of the others from
+        being done.
         """
         ...
 
@@ -417,7 +515,10 @@ class Storage(Protocol):
         ...
 
     async def revise(self, revisions: Sequence[Revision]) -> list[Revised]:
-        """Cancel, redrive, delete or reschedule jobs that are not active; ask an active one to stop."""
+        """Cancel, redrive, delete, reschedule or retain jobs that are not active; ask an active one to stop.
+
+        Who is asked to stop is hinted at once: by the owner's topic.
+        """
         ...
 
     async def plan(self, changes: Sequence[Change]) -> list[Planned]:
@@ -433,7 +534,10 @@ class Storage(Protocol):
         ...
 
     async def get(self, refs: Sequence[Ref]) -> list[JobDetail | None]:
-        """Return each job with its runs and log; None is unknown, never pending."""
+        """Return each job with its runs and log; None is unknown, never pending.
+
+        A completed job whose own result lifetime is over is unknown, swept or not.
+        """
         ...
 
     async def find(self, query: Query) -> Page:
@@ -444,8 +548,17 @@ class Storage(Protocol):
         """Return counts and workers at a glance, from counters, also with zero workers."""
         ...
 
-    async def events(self, cursor: str | None = None, *, limit: int = 100, reader: Reader | None = None) -> EventPage:
+    async def events(
+        self,
+        cursor: str | None = None,
+        *,
+        limit: int = 100,
+        reader: Reader | None = None,
+        ref: Ref | None = None,
+    ) -> EventPage:
         """Return what happened after the cursor, in order and without a gap; `EventsTrimmed` first if it was cut.
+
+        With a `ref`: only what happened to that job.
 
         With a reader's name the storage keeps the cursor: the call says how far its last batch was handled, and the
         next batch is lent to this caller alone for five seconds (asking again renews the loan). Empty while it is on
@@ -468,6 +581,11 @@ def queue_topic(queue: str) -> str:
 def job_topic(ref: Ref) -> str:
     """Return the topic that hints at a change of a job."""
     return f"job:{ref.queue}:{ref.id}"
+
+
+def owner_topic(owner: str) -> str:
+    """Return the topic that hints at something an owner should ask for at once."""
+    return f"owner:{owner}"
 
 
 EVENTS_END = "$"

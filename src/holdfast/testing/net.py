@@ -277,10 +277,17 @@ class SimNet:
         """See `Storage.survey`."""
         return await self._ask("survey", (queues,), lambda: self._server.storage.survey(queues))
 
-    async def events(self, cursor: str | None = None, *, limit: int = 100, reader: Reader | None = None) -> EventPage:
+    async def events(
+        self,
+        cursor: str | None = None,
+        *,
+        limit: int = 100,
+        reader: Reader | None = None,
+        ref: Ref | None = None,
+    ) -> EventPage:
         """See `Storage.events`."""
         return await self._ask(
-            "events", (cursor,), lambda: self._server.storage.events(cursor, limit=limit, reader=reader)
+            "events", (cursor,), lambda: self._server.storage.events(cursor, limit=limit, reader=reader, ref=ref)
         )
 
     def notices(self, topics: Iterable[str]) -> "SimNotices":

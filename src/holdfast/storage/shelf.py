@@ -1,0 +1,240 @@
+"""Where the model keeps its jobs: each record once, and in exactly the indexes that its state puts it in.
+
+There is one door, `replace`. Whoever moves a job through it moves it in every index, takes or frees its slots, and lets
+the next one parked under a freed key back in line, all in the same step. A slot is an active job, never a number.
+"""
+
+from bisect import bisect_left, insort
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from msgspec import structs
+
+from holdfast.core.job import JobRecord, Ref
+from holdfast.core.lifecycle import TERMINAL, State
+from holdfast.storage.protocol import PROMOTE_LIMIT
+
+PAUSED = "paused:"
+"""What the name of the key begins with under which the jobs of a paused task are parked."""
+
+
+class Index:
+    """Jobs in the order of a number: a score, a due time, the end of a lease."""
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[int, Ref]] = []
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[tuple[int, Ref]]:
+        return iter(self._entries)
+
+    def add(self, at: int, ref: Ref) -> None:
+        """Put a job in its place."""
+        insort(self._entries, (at, ref))
+
+    def drop(self, at: int, ref: Ref) -> None:
+        """Take a job out; it must be there."""
+        place = bisect_left(self._entries, (at, ref))
+        if place == len(self._entries) or self._entries[place] != (at, ref):
+            raise LookupError(f"{ref} is not indexed at {at}")
+        del self._entries[place]
+
+    def first(self, limit: int, *, until: int | None = None) -> list[Ref]:
+        """Return the first jobs in order, those beyond `until` left out."""
+        found = self._entries[: max(limit, 0)]
+        return [ref for at, ref in found if until is None or at <= until]
+
+    @property
+    def head(self) -> int | None:
+        """The first job's number."""
+        return self._entries[0][0] if self._entries else None
+
+
+@dataclass
+class Line:
+    """What is indexed of one queue."""
+
+    ready: Index = field(default_factory=Index)
+    delayed: Index = field(default_factory=Index)
+    parked: dict[str, Index] = field(default_factory=dict[str, Index])
+    over: dict[State, Index] = field(default_factory=lambda: {state: Index() for state in sorted(TERMINAL)})
+    unfinished: int = 0
+    discarded: int = 0
+
+
+@dataclass
+class Slots:
+    """A key of a queue: its limit, who holds it, and how many unfinished jobs name it (without any it is forgotten)."""
+
+    limit: int
+    holders: dict[Ref, None] = field(default_factory=dict[Ref, None])
+    named: int = 0
+
+    @property
+    def free(self) -> int:
+        """How many more may start."""
+        return max(0, self.limit - len(self.holders))
+
+
+class Shelf:
+    """The records, and every index they stand in."""
+
+    def __init__(self, paused: Callable[[str], bool], knock: Callable[[str], None]) -> None:
+        self.jobs: dict[Ref, JobRecord] = {}
+        self.order: dict[Ref, int] = {}
+        self.lines: defaultdict[str, Line] = defaultdict(Line)
+        self.leases = Index()
+        self.suspects = Index()
+        self.aging = Index()
+        self.kept = Index()
+        self.redrives = Index()
+        self.slots: dict[tuple[str, str], Slots] = {}
+        self._paused = paused
+        self._knock = knock
+        self._made = 0
+
+    def add(self, job: JobRecord) -> None:
+        """Take in a new job; the limits of its keys hold from now on."""
+        self._made += 1
+        self.order[job.ref] = self._made
+        self._put(None, job)
+        for key in job.keys:
+            slots = self.slots[job.queue, key.name]
+            raised, slots.limit = key.limit > slots.limit, key.limit
+            if raised:
+                self.unpark(job.queue, key.name)
+
+    def replace(self, before: JobRecord, after: JobRecord) -> None:
+        """Put a job's new record in the place of the old one."""
+        self._take_out(before)
+        self._put(before, after)
+        self._let_in(before, after)
+
+    def drop(self, job: JobRecord) -> None:
+        """Forget a job."""
+        self._take_out(job)
+        self._count(job, None)
+        del self.jobs[job.ref], self.order[job.ref]
+        self._let_in(job, None)
+
+    def full(self, job: JobRecord) -> str | None:
+        """Return what a job must be parked under before it may start, None where all its keys have room."""
+        if self._paused(job.task):
+            return PAUSED + job.task
+        return next((key.name for key in job.keys if not self.slots[job.queue, key.name].free), None)
+
+    def unpark(self, queue: str, name: str) -> int:
+        """Let as many jobs back in line as have room under a key; return how many that were."""
+        parked = self.lines[queue].parked.get(name)
+        if parked is None:
+            return 0
+        room = PROMOTE_LIMIT if self._open(name) else self._free(queue, name)
+        let_in = parked.first(min(room, PROMOTE_LIMIT))
+        for ref in let_in:
+            job = self.jobs[ref]
+            self.replace(job, structs.replace(job, parked_under=None))
+        if let_in:
+            self._knock(queue)
+        return len(let_in)
+
+    def parked(self) -> list[tuple[str, str]]:
+        """Return the queues and keys that jobs are parked under."""
+        return [(queue, name) for queue, line in self.lines.items() for name in sorted(line.parked)]
+
+    def indexed(self) -> Iterator[tuple[str, int, Ref]]:
+        """Yield what the indexes hold: the index's name, the number a job stands there at, the job."""
+        for name, line in self.lines.items():
+            yield from ((f"ready {name}", at, ref) for at, ref in line.ready)
+            yield from ((f"delayed {name}", at, ref) for at, ref in line.delayed)
+            for key, parked in line.parked.items():
+                yield from ((f"parked {name} {key}", at, ref) for at, ref in parked)
+        yield from (("leases", at, ref) for at, ref in self.leases)
+        yield from (("suspects", at, ref) for at, ref in self.suspects)
+
+    # ── what all of it rests on ───────────────────────────────────────────────────────────────────────────────────
+
+    def _open(self, name: str) -> bool:
+        return name.startswith(PAUSED) and not self._paused(name.removeprefix(PAUSED))
+
+    def _free(self, queue: str, name: str) -> int:
+        slots = self.slots.get((queue, name))
+        return 0 if slots is None else slots.free
+
+    def _let_in(self, before: JobRecord, after: JobRecord | None) -> None:
+        """Let others in under the keys of a job that has left a slot, or its place in line for one that may be free."""
+        if _left_a_slot(before, after) or _left_the_line(before, after):
+            for key in before.keys:
+                self.unpark(before.queue, key.name)
+
+    def _put(self, before: JobRecord | None, job: JobRecord) -> None:
+        self.jobs[job.ref] = job
+        for index, at in self._places(job):
+            index.add(at, job.ref)
+        self._count(before, job)
+
+    def _take_out(self, job: JobRecord) -> None:
+        for index, at in self._places(job):
+            index.drop(at, job.ref)
+        line = self.lines[job.queue]
+        if job.parked_under is not None and not len(line.parked[job.parked_under]):
+            del line.parked[job.parked_under]
+
+    def _places(self, job: JobRecord) -> Iterator[tuple[Index, int]]:
+        """Yield the indexes that the job's state puts it in, and its number there."""
+        line = self.lines[job.queue]
+        match job.state:
+            case State.WAITING if job.parked_under is not None:
+                yield line.parked.setdefault(job.parked_under, Index()), job.score
+            case State.WAITING:
+                yield line.ready, job.score
+            case State.DELAYED:
+                yield line.delayed, job.run_at
+            case State.ACTIVE if job.suspect_until is not None:
+                yield self.suspects, job.suspect_until
+            case State.ACTIVE:
+                yield self.leases, job.lease_until or 0
+            case State.COMPLETED if job.kept_until is not None:
+                yield self.kept, job.kept_until
+            case _:
+                yield line.over[job.state], job.finished or 0
+        if job.expires_at is not None and job.state in (State.WAITING, State.DELAYED):
+            yield self.aging, job.expires_at
+        if job.redrive_at is not None and job.state is State.FAILED:
+            yield self.redrives, job.redrive_at
+
+    def _count(self, before: JobRecord | None, after: JobRecord | None) -> None:
+        """Keep the slots and the number of the unfinished in step with one job's move."""
+        job = after or before
+        if job is None:
+            return
+        more = _unfinished(after) - _unfinished(before)
+        self.lines[job.queue].unfinished += more
+        for key in job.keys:
+            place = job.queue, key.name
+            slots = self.slots.setdefault(place, Slots(key.limit))
+            slots.named += more
+            if after is not None and after.state is State.ACTIVE:
+                slots.holders[job.ref] = None
+            else:
+                slots.holders.pop(job.ref, None)
+            if not slots.named:
+                del self.slots[place]
+
+
+def _unfinished(job: JobRecord | None) -> bool:
+    return job is not None and job.state not in TERMINAL
+
+
+def _left_a_slot(before: JobRecord, after: JobRecord | None) -> bool:
+    return before.state is State.ACTIVE and (after is None or after.state is not State.ACTIVE)
+
+
+def _left_the_line(before: JobRecord, after: JobRecord | None) -> bool:
+    return _in_line(before) and not (after is not None and (_in_line(after) or after.state is State.ACTIVE))
+
+
+def _in_line(job: JobRecord) -> bool:
+    return job.state is State.WAITING and job.parked_under is None
