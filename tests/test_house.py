@@ -34,6 +34,7 @@ FLOORS: dict[str, int] = {
     "bus": 4,
     "settle": 3,
     "handle": 3,
+    "health": 3,
     "task": 4,
     "equipment": 5,
     "worker": 6,

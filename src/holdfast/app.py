@@ -17,6 +17,8 @@ from holdfast.core.job import Ref
 from holdfast.equipment import Equipment
 from holdfast.errors import StorageError, UnknownTaskError, UsageError
 from holdfast.handle import Access, Job
+from holdfast.health.asgi import DegradedIs, HealthApp
+from holdfast.health.make import PATIENCE, Threshold, health_app
 from holdfast.ids import JobIds
 from holdfast.maintenance.reaper import Reaping
 from holdfast.options import LeaderElection, Stall, TaskOptions, TaskSettings, Timing, stalling
@@ -277,6 +279,36 @@ class Holdfast:
             reaper=Reaping(equipment, owner, election).run if flag(reaper, field="reaper") else None,
             drain=drain,
             burst=bool(flag(burst, field="burst")),
+        )
+
+    def health(
+        self,
+        *,
+        token: str | None = None,
+        unprotected: bool = False,
+        backlog: Threshold = None,
+        for_: Duration = PATIENCE,
+        degraded_is: DegradedIs = 200,
+    ) -> HealthApp:
+        """Return health as a plain ASGI app, to be mounted or served: `/live`, `/ready`, `/health/queues`.
+
+        `token`: what `/health/queues` asks for; `$HOLDFAST_HTTP_TOKEN` if not given, none if `unprotected`. `backlog`:
+        how many jobs may wait, in each queue or by the names of queues; more of them for longer than `for_` are
+        unhealthy. `degraded_is`: the HTTP status where jobs wait and no live worker serves them.
+
+        Raises:
+            UsageError: an option has no valid value, or there is no token.
+        """
+        return health_app(
+            self.opened,
+            timing=self.timing,
+            clock=self._clock,
+            queues=lambda: {task.queue for task in self.tasks.values()},
+            token=token,
+            unprotected=unprotected,
+            backlog=backlog,
+            for_=for_,
+            degraded_is=degraded_is,
         )
 
     def equipment(self) -> Equipment:

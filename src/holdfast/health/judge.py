@@ -1,0 +1,230 @@
+"""The judgement: what a look at the storage comes to, as the records that HTTP and the command line show.
+
+    unreachable   the storage gave no answer
+    unhealthy     a backlog stayed above its threshold for longer than its time
+    degraded      jobs wait in a queue that no live worker serves
+    ok            none of these
+
+Instants are aware datetimes in UTC, durations are seconds. Nothing here waits or reads a clock.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime, timedelta
+from typing import Literal
+
+from msgspec import Struct
+
+from holdfast.clock import SECOND
+from holdfast.core.backlog import Backlog, Thresholds
+from holdfast.core.duration import moment
+from holdfast.core.lifecycle import State
+from holdfast.options import Timing
+from holdfast.storage.protocol import QueueSurvey, Survey, WorkerSurvey
+
+Status = Literal["ok", "degraded", "unhealthy", "unreachable"]
+WorkerState = Literal["alive", "stopping", "stale"]
+
+LONGEST_REST = 5.0
+"""Seconds after which a healthy claim loop turns, even if there is nothing to do (`worker.exchange.POLL`)."""
+
+
+class QueueHealth(Struct, frozen=True, kw_only=True):
+    """A queue. `served`: a live worker claims from it. `above_for`: the seconds that too many jobs have waited."""
+
+    status: Status
+    waiting: int
+    active: int
+    delayed: int
+    failed: int
+    completed: int
+    oldest_waiting: float | None
+    paused: bool
+    served: bool
+    threshold: int | None
+    above_for: float | None
+
+
+class WorkerHealth(Struct, frozen=True, kw_only=True):
+    """A worker. `seen_ago`: since its last beat; `turned_ago`: since its claim loop turned; `age`: the longer one."""
+
+    id: str
+    name: str
+    host: str
+    pid: int
+    queues: tuple[str, ...]
+    concurrency: int
+    active: int
+    started: datetime
+    state: WorkerState
+    age: float
+    seen_ago: float
+    turned_ago: float
+
+
+class ReaperHealth(Struct, frozen=True, kw_only=True):
+    """The sweeping. `age`: since a reaper last swept, None for never; `late`: work under way could not be recovered."""
+
+    age: float | None
+    late: bool
+
+
+class Health(Struct, frozen=True, kw_only=True):
+    """Everything at a glance; `complaints` are for people, the rest is for machines."""
+
+    status: Status
+    now: datetime | None
+    queues: dict[str, QueueHealth]
+    workers: list[WorkerHealth]
+    reaper: ReaperHealth
+    complaints: list[str]
+
+
+def judged(
+    survey: Survey,
+    *,
+    timing: Timing,
+    defined: Iterable[str] = (),
+    only: Iterable[str] = (),
+    thresholds: Thresholds,
+    backlog: Backlog,
+    now: float,
+) -> Health:
+    """Return what a survey comes to, `now` being the uptime that the backlog is measured in.
+
+    `defined`: queues that exist though the storage may not have heard of them. `only`: the critical ones, if not all.
+    """
+    workers = [_worker(worker, timing) for worker in survey.workers]
+    serving = [worker for worker in workers if worker.state == "alive"]
+    known = {queue.queue: queue for queue in survey.queues}
+    names = set(only) or {*known, *defined, *(queue for worker in serving for queue in worker.queues)}
+    queues = {
+        name: _queue(
+            known.get(name, QueueSurvey(queue=name)),
+            served=any(name in worker.queues for worker in serving),
+            threshold=thresholds.of(name),
+            above_for=backlog.lasted(name, now=now),
+            overdue=backlog.overdue(name, thresholds, now=now),
+        )
+        for name in sorted(names)
+    }
+    active = sum(queue.counts.get(State.ACTIVE, 0) for queue in survey.queues)
+    reaper = _reaper(survey.swept_ago, active, timing)
+    return Health(
+        status=_worst(queue.status for queue in queues.values()),
+        now=moment(survey.now),
+        queues=queues,
+        workers=workers,
+        reaper=reaper,
+        complaints=list(_complaints(queues, workers, reaper, active)),
+    )
+
+
+def unreachable(error: str) -> Health:
+    """Return what it comes to that the storage gave no answer."""
+    return Health(
+        status="unreachable",
+        now=None,
+        queues={},
+        workers=[],
+        reaper=ReaperHealth(age=None, late=False),
+        complaints=[f"the storage is out of reach: {error}"],
+    )
+
+
+def consuming(survey: Survey, owner: str, timing: Timing) -> bool:
+    """Say whether this worker claims jobs: known to the storage, not about to leave, its loop turning."""
+    return any(
+        worker.owner.id == owner
+        and _state(worker.seen_ago, worker.turned_ago, timing, stopping=worker.stopping) == "alive"
+        for worker in survey.workers
+    )
+
+
+def waiting(survey: Survey) -> Mapping[str, int]:
+    """Return how many jobs wait in each queue."""
+    return {queue.queue: queue.counts.get(State.WAITING, 0) for queue in survey.queues}
+
+
+def _state(seen_ago: int, turned_ago: int, timing: Timing, *, stopping: bool) -> WorkerState:
+    three = 3 * timing.beat
+    # Beside a quick beat the loop of an idle worker is slow; its turns must not be asked for more often than they come.
+    turn = max(three, timedelta(seconds=LONGEST_REST) + 2 * timing.beat)
+    if seen_ago > three.total_seconds() * SECOND or turned_ago > turn.total_seconds() * SECOND:
+        return "stale"
+    return "stopping" if stopping else "alive"
+
+
+def _worker(worker: WorkerSurvey, timing: Timing) -> WorkerHealth:
+    return WorkerHealth(
+        id=worker.owner.id,
+        name=worker.owner.name,
+        host=worker.owner.host,
+        pid=worker.owner.pid,
+        queues=worker.queues,
+        concurrency=worker.concurrency,
+        active=worker.active,
+        started=moment(worker.started),
+        state=_state(worker.seen_ago, worker.turned_ago, timing, stopping=worker.stopping),
+        age=max(worker.seen_ago, worker.turned_ago) / SECOND,
+        seen_ago=worker.seen_ago / SECOND,
+        turned_ago=worker.turned_ago / SECOND,
+    )
+
+
+def _queue(
+    queue: QueueSurvey, *, served: bool, threshold: int | None, above_for: float | None, overdue: bool
+) -> QueueHealth:
+    waits = queue.counts.get(State.WAITING, 0)
+    # Who paused a queue wants its jobs to wait; only their number may still be too much.
+    degraded = bool(waits) and not served and not queue.paused
+    return QueueHealth(
+        status="unhealthy" if overdue else "degraded" if degraded else "ok",
+        waiting=waits,
+        active=queue.counts.get(State.ACTIVE, 0),
+        delayed=queue.counts.get(State.DELAYED, 0),
+        failed=queue.counts.get(State.FAILED, 0),
+        completed=queue.counts.get(State.COMPLETED, 0),
+        oldest_waiting=None if queue.oldest_waiting is None else queue.oldest_waiting / SECOND,
+        paused=queue.paused,
+        served=served,
+        threshold=threshold,
+        above_for=above_for,
+    )
+
+
+def _reaper(swept_ago: int | None, active: int, timing: Timing) -> ReaperHealth:
+    age = None if swept_ago is None else swept_ago / SECOND
+    return ReaperHealth(age=age, late=active > 0 and (age is None or age > timing.recovery_bound.total_seconds()))
+
+
+_RANKS: dict[Status, int] = {"ok": 0, "degraded": 1, "unhealthy": 2, "unreachable": 3}
+
+
+def _worst(statuses: Iterable[Status]) -> Status:
+    worst: Status = "ok"
+    for status in statuses:
+        if _RANKS[status] > _RANKS[worst]:
+            worst = status
+    return worst
+
+
+def _complaints(
+    queues: Mapping[str, QueueHealth], workers: Iterable[WorkerHealth], reaper: ReaperHealth, active: int
+) -> Iterator[str]:
+    for name, queue in queues.items():
+        if queue.status == "unhealthy":
+            yield (
+                f"queue {name!r}: {queue.waiting} jobs wait, more than {queue.threshold} "
+                f"for {queue.above_for or 0:.0f} s; add workers, or find out what holds them up"
+            )
+        elif queue.status == "degraded":
+            yield f"queue {name!r}: {queue.waiting} jobs wait and no live worker serves it"
+    for worker in workers:
+        if worker.state == "stale":
+            yield (
+                f"worker {worker.name!r}: stale, last seen {worker.seen_ago:.1f} s ago, "
+                f"its loop turned {worker.turned_ago:.1f} s ago"
+            )
+    if reaper.late:
+        age = "ever" if reaper.age is None else f"for {reaper.age:.0f} s"
+        yield f"{active} jobs are active and nobody has swept {age}; start a worker or holdfast reaper"
