@@ -5,14 +5,14 @@ import logging
 import os
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from random import Random
-from typing import Any, ParamSpec, Self, TypeVar, Unpack, overload
+from typing import Any, ParamSpec, Self, TypeVar, Unpack, cast, get_args, overload
 
 from holdfast.bus import Hearers
 from holdfast.clock import Clock, SystemClock, entropy
 from holdfast.codec import Codec, JsonCodec
 from holdfast.core.check import flag, named, no_others, of_kind, one_of, remark, several, shown, whole
 from holdfast.core.duration import Duration
-from holdfast.core.events import Event, JobEvent
+from holdfast.core.events import Event, JobEvent, OnRequest, event_name
 from holdfast.core.job import Ref
 from holdfast.equipment import Equipment
 from holdfast.errors import StorageError, UnknownTaskError, UsageError
@@ -21,7 +21,7 @@ from holdfast.health.asgi import DegradedIs, HealthApp
 from holdfast.health.make import PATIENCE, Threshold, health_app
 from holdfast.ids import JobIds
 from holdfast.maintenance.reaper import Reaping
-from holdfast.options import LeaderElection, Stall, TaskOptions, TaskSettings, Timing, stalling
+from holdfast.options import LeaderElection, Retention, Stall, TaskOptions, TaskSettings, Timing, stalling
 from holdfast.sideloop import PORTAL, Side, SideLoop
 from holdfast.signature import Signature, is_async, name_of, runnable
 from holdfast.storage.locate import locate, read
@@ -210,6 +210,11 @@ class Holdfast:
             for call, receipt in zip(calls, receipts, strict=True)
         ]
 
+    async def pause_task(self, name: str, *, paused: bool, by: str | None) -> None:
+        """Pause or resume a task in every queue; what `Task.pause` and `Task.resume` come down to."""
+        storage = await self.opened()
+        await storage.tune(Target("task", name), Settings(paused=paused), by=remark(by, field="by"))
+
     def new_id(self) -> str:
         """Return a fresh job id, a UUID of version 7."""
         return self._ids.make()
@@ -381,6 +386,26 @@ class Queue:
         """Give out jobs again."""
         await self._tune(Settings(paused=False), by)
 
+    async def set_retention(self, retention: Retention) -> None:
+        """Set how long jobs are kept once they are over; what is left out stays as it was.
+
+        Raises:
+            UsageError: it is no retention.
+        """
+        given = of_kind(retention, Retention, field="retention", remedy='write Retention(failed=Keep("90d"))')
+        await self._tune(Settings(retention=given.setting()))
+
+    async def record(self, *kinds: type[Event]) -> None:
+        """Record these events too, of those that are recorded on request only; without any, none of them.
+
+        Each costs a write: `JobEnqueued`, `JobRescheduled`, `JobStarted`, `JobProgressed`, `JobSuspected`,
+        `QueueDrained`.
+
+        Raises:
+            UsageError: one of them is none of these.
+        """
+        await self._tune(Settings(record=tuple(_on_request(kind) for kind in kinds)))
+
     async def _tune(self, settings: Settings, by: str | None = None) -> None:
         storage = await self._app.opened()
         await storage.tune(Target("queue", self.name), settings, by=remark(by, field="by"))
@@ -403,6 +428,14 @@ def _event(kind: object, *, of: type[Event]) -> None:
     if not (isinstance(kind, type) and issubclass(kind, of)):
         wanted = "event of a job" if of is JobEvent else "event"
         raise UsageError(f"{given} is no {wanted}; use a class such as JobStalled")
+
+
+def _on_request(kind: object) -> OnRequest:
+    name = event_name(kind.__name__) if isinstance(kind, type) else None
+    for known in get_args(OnRequest):
+        if name == known:
+            return cast(OnRequest, known)
+    raise UsageError(f"{shown(kind)} is not recorded on request; use a class such as JobStarted")
 
 
 def _hearing(handler: object) -> None:

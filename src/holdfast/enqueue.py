@@ -3,11 +3,25 @@
 from msgspec import structs
 
 from holdfast.core.check import named, no_others, several, shown
-from holdfast.core.duration import duration, instant, micros
-from holdfast.core.job import NewJob, Policy
+from holdfast.core.duration import duration, instant, micros, spoken
+from holdfast.core.job import Key, NewJob, Policy
 from holdfast.core.text import storable
 from holdfast.errors import UsageError
-from holdfast.options import CallOptions, Retry, Stall, TaskOptions, Timing, overlay, ranked, stalling
+from holdfast.options import (
+    SINGLETON,
+    TTL,
+    CallOptions,
+    Retry,
+    Stall,
+    TaskOptions,
+    Timing,
+    overlay,
+    ranked,
+    stalling,
+)
+from holdfast.options.keys import own_key
+from holdfast.options.lifetime import living
+from holdfast.options.tasks import limited
 
 STEP = 60_000_000
 """One step of priority is worth this many microseconds of waiting."""
@@ -19,6 +33,7 @@ STRICT_STEP = 10_000_000_000_000
 def template(name: str, settings: TaskOptions, timing: Timing) -> NewJob:
     """Return what all jobs of a task have in common; id and payload are left empty."""
     priority = settings.priority or 0
+    ttl = settings.ttl or TTL()
     return NewJob(
         queue=settings.queue or "default",
         id="",
@@ -28,8 +43,16 @@ def template(name: str, settings: TaskOptions, timing: Timing) -> NewJob:
         boost=boost(priority, strict=bool(settings.strict)),
         timeout=None if settings.timeout is None else micros(settings.timeout),
         heartbeat_timeout=None if settings.heartbeat_timeout is None else micros(settings.heartbeat_timeout),
+        ttl=None if ttl.max is None else micros(ttl.max),
+        keys=(Key(SINGLETON + name),) if settings.singleton else (),
         stall=(settings.stall or Stall()).terms(timing.lease),
-        policy=Policy(retry=(settings.retry or Retry()).rule(), on_worker_lost=settings.on_worker_lost or "retry"),
+        policy=Policy(
+            retry=(settings.retry or Retry()).rule(),
+            on_worker_lost=settings.on_worker_lost or "retry",
+            on_expire=ttl.on_expire or "fail",
+            result_ttl=None if settings.result_ttl is None else micros(settings.result_ttl),
+            redrive=None if settings.auto_redrive is None else settings.auto_redrive.rule(),
+        ),
     )
 
 
@@ -46,6 +69,11 @@ def tailored(common: NewJob, options: CallOptions, settings: TaskOptions, timing
     if "id" in options:
         said["id"] = named(options["id"], field="id")
     if "queue" in options:
+        if settings.singleton:
+            raise UsageError(
+                f"queue = {shown(options['queue'])}: task {common.task!r} is a singleton, and a key means something "
+                "within one queue only; let all its jobs go to the task's own queue"
+            )
         said["queue"] = named(options["queue"], field="queue")
     if "delay" in options:
         said["delay"] = micros(duration(options["delay"], field="delay", zero=True))
@@ -61,7 +89,35 @@ def tailored(common: NewJob, options: CallOptions, settings: TaskOptions, timing
         )
     if "tags" in options:
         said["tags"] = tuple(_tag(word) for word in several(options["tags"], field="tags"))
-    return structs.replace(common, **said)
+    policy = common.policy
+    if "ttl" in options:
+        own_ttl = living(options["ttl"])
+        said["ttl"] = common.ttl if own_ttl.max is None else micros(own_ttl.max)
+        policy = structs.replace(policy, on_expire=own_ttl.on_expire or policy.on_expire)
+    if "result_ttl" in options:
+        policy = structs.replace(policy, result_ttl=micros(duration(options["result_ttl"], field="result_ttl")))
+    made = structs.replace(common, policy=policy, **said)
+    if made.ttl is not None and made.delay >= made.ttl:
+        raise UsageError(
+            f"delay = {spoken(made.delay)} is not under the ttl of {spoken(made.ttl)}: the job would expire before it "
+            "may start; give a longer ttl"
+        )
+    return made
+
+
+def with_key(job: NewJob, name: str, options: CallOptions, settings: TaskOptions) -> NewJob:
+    """Return a job with a key of its own beside those it has, under the call's limit, the task's, or 1."""
+    limit = limited(options["concurrency_limit"]) if "concurrency_limit" in options else settings.concurrency_limit
+    return structs.replace(job, keys=(*job.keys, Key(name, limit or 1)))
+
+
+def named_key(options: CallOptions) -> str | None:
+    """Return the key that a call names outright, None where it names none.
+
+    Raises:
+        UsageError: it is no name that a key can have.
+    """
+    return own_key(options["concurrency_key"]) if "concurrency_key" in options else None
 
 
 def boost(priority: int, *, strict: bool) -> int:

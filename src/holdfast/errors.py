@@ -142,7 +142,11 @@ class JobNotFoundError(JobError):
 
 
 class ResultTimeoutError(HoldfastError, TimeoutError):
-    """The job did not end within the caller's own time limit; the job itself goes on."""
+    """The job did not end within the caller's own time limit; the job itself goes on, and `job_id` names it."""
+
+    def __init__(self, job_id: str, message: str) -> None:
+        super().__init__(message)
+        self.job_id = job_id
 
 
 class LeaseLostError(HoldfastError):

@@ -5,7 +5,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Generic, TypeVar
 
 from holdfast.core.check import remark
-from holdfast.core.duration import Duration, duration
+from holdfast.core.duration import Duration, duration, micros
+from holdfast.core.events import JobExpired
 from holdfast.core.job import JobDetail, JobRecord, Ref
 from holdfast.core.lifecycle import TERMINAL, State
 from holdfast.errors import (
@@ -18,9 +19,12 @@ from holdfast.errors import (
     UsageError,
 )
 from holdfast.sideloop import PORTAL
-from holdfast.storage.protocol import Cancel, Redrive, Revised, Revision, Storage, job_topic
+from holdfast.storage.protocol import Cancel, Redrive, Retain, Revised, Revision, Storage, job_topic
 
 R_co = TypeVar("R_co", covariant=True)
+
+_TOLD = 100
+"""How many events of a vanished job are read at once."""
 
 POLL = 1.0
 """Seconds between two looks at a job whose change nobody hinted at."""
@@ -98,7 +102,7 @@ class Job(Generic[R_co]):
             async with asyncio.timeout(limit):
                 return await self._awaited()
         except TimeoutError:
-            raise ResultTimeoutError(f"job {self.id} was not over within {limit:g} s; it goes on") from None
+            raise ResultTimeoutError(self.id, f"job {self.id} was not over within {limit:g} s; it goes on") from None
 
     async def cancel(self, reason: str | None = None, *, by: str | None = None) -> bool:
         """Cancel the job: at once if it is not running, else its run is asked to stop.
@@ -125,6 +129,18 @@ class Job(Generic[R_co]):
         if revised.verdict == "refused":
             raise UsageError(f"job {self.id} is {revised.state}; only failed, cancelled or expired jobs are redriven")
 
+    async def retain(self, ttl: Duration) -> None:
+        """Keep the job, which is completed, and its result for so long from now, whatever was said before.
+
+        Raises:
+            UsageError: it is not completed, or `ttl` is no duration.
+            JobNotFoundError: the storage knows no such job.
+            StorageError: the storage cannot be asked.
+        """
+        revised = await self._revise(Retain(self._ref, micros(duration(ttl, field="ttl"))))
+        if revised.verdict == "refused":
+            raise UsageError(f"job {self.id} is {revised.state}; only the result of a completed job is retained")
+
     def state_sync(self) -> State:
         """Do as `state`, without a loop."""
         return PORTAL.call(self.state(), verb="state")
@@ -145,14 +161,20 @@ class Job(Generic[R_co]):
         """Do as `redrive`, without a loop."""
         PORTAL.call(self.redrive(by=by), verb="redrive")
 
+    def retain_sync(self, ttl: Duration) -> None:
+        """Do as `retain`, without a loop."""
+        PORTAL.call(self.retain(ttl), verb="retain")
+
     async def _awaited(self) -> R_co:
         storage = await self._access.storage()
         notices = storage.notices([job_topic(self._ref)])
         try:
             while True:
-                job = self._found((await storage.get([self._ref]))[0]).job
-                if job.state in TERMINAL:
-                    return self._outcome(job)
+                detail = (await storage.get([self._ref]))[0]
+                if detail is None:
+                    raise await self._vanished(storage)
+                if detail.job.state in TERMINAL:
+                    return self._outcome(detail.job)
                 try:
                     async with asyncio.timeout(POLL):
                         await anext(aiter(notices))
@@ -173,6 +195,19 @@ class Job(Generic[R_co]):
                 "mend the task's return type, or read it as plain data: app.job(id, queue=...)"
             ) from error
         return value
+
+    async def _vanished(self, storage: Storage) -> JobExpiredError | JobNotFoundError:
+        """Return why there is no record to await: where an expired job is discarded, its event is all that is left."""
+        cursor, last = None, None
+        while True:
+            page = await storage.events(cursor, limit=_TOLD, ref=self._ref)
+            last = page.events[-1] if page.events else last
+            if page.next == cursor or len(page.events) < _TOLD:
+                break
+            cursor = page.next
+        if isinstance(last, JobExpired):
+            return JobExpiredError(self.id, f"job {self.id} expired before it started, and was discarded")
+        return self._unknown()
 
     async def _revise(self, revision: Revision) -> Revised:
         storage = await self._access.storage()
@@ -199,7 +234,8 @@ def ended_badly(job: JobRecord) -> Exception:
             job.id, f"job {job.id} was cancelled: {job.reason or 'no reason given'}", reason=job.reason
         )
     if job.state is State.EXPIRED:
-        return JobExpiredError(job.id, f"job {job.id} expired before it started")
+        told = "expired before it started" if job.error is None else f"expired: {job.error.message}"
+        return JobExpiredError(job.id, f"job {job.id} {told}")
     error = job.error
     told = "no error was recorded" if error is None else f"{error.type}: {error.message}"
     text = f"job {job.id} of task {job.task!r} failed ({job.reason}): {told}"

@@ -80,6 +80,21 @@ class Signature:
         )
         self._returns = _known(hints.get("return", Any))
 
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The names of what it takes."""
+        return tuple(name for name, _ in self._kinds)
+
+    def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Return a call's arguments by name, the defaults of those left out among them.
+
+        Raises:
+            TypeError: they do not fit the signature.
+        """
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return bound.arguments
+
     def encode(self, codec: Codec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         """Return a call's arguments as bytes, having made sure that a worker can read them back.
 

@@ -6,13 +6,18 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
 from msgspec import structs
 
 from holdfast.core.check import named
+from holdfast.core.duration import duration
 from holdfast.core.events import Event, JobEvent
 from holdfast.core.job import NewJob, Ref
-from holdfast.enqueue import tailored, template
+from holdfast.enqueue import named_key, tailored, template, with_key
 from holdfast.handle import Access, Job
 from holdfast.options import CallOptions, Retry, TaskOptions, Timing
+from holdfast.options.keys import key_of, keyed
 from holdfast.sideloop import PORTAL
 from holdfast.signature import Signature, is_async
+
+WAIT = 30.0
+"""Seconds that `enqueue_and_wait` waits, unless its options say otherwise."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -45,6 +50,10 @@ class Registry(Protocol):
         """Enqueue calls in one trip."""
         ...
 
+    async def pause_task(self, name: str, *, paused: bool, by: str | None) -> None:
+        """Pause or resume a task in every queue."""
+        ...
+
     def hear(
         self, kind: type[Heard], *, scope: str, task: str | None
     ) -> Callable[[Callable[[Heard], object]], Callable[[Heard], object]]:
@@ -63,10 +72,13 @@ class Call(Generic[R_co]):
 class Bound(Generic[P, R]):
     """A task with options: the way that every call of it takes into the storage."""
 
-    def __init__(self, task: "Task[P, R]", app: Registry, template: NewJob) -> None:
+    def __init__(self, task: "Task[P, R]", app: Registry, template: NewJob, options: CallOptions | None = None) -> None:
         self._task = task
         self._app = app
         self._template = template
+        self._options = options or CallOptions()
+        self._key = named_key(self._options)
+        self._wait = duration(self._options.get("wait", WAIT), field="wait")
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Do as `Task.enqueue`, with these options."""
@@ -76,11 +88,21 @@ class Bound(Generic[P, R]):
         """Do as `Task.enqueue_sync`, with these options."""
         return PORTAL.call(self.enqueue(*args, **kwargs), verb="enqueue")
 
+    async def enqueue_and_wait(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Do as `Task.enqueue_and_wait`, with these options."""
+        return await (await self.enqueue(*args, **kwargs)).result(timeout=self._wait)
+
+    def enqueue_and_wait_sync(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Do as `Task.enqueue_and_wait_sync`, with these options."""
+        return PORTAL.call(self.enqueue_and_wait(*args, **kwargs), verb="enqueue_and_wait")
+
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """Do as `Task.call`, with these options."""
         payload = self._app.encode(self._task.signature, args, kwargs)
         job_id = self._template.id or self._app.new_id()
-        return Call(self._task, structs.replace(self._template, id=job_id, payload=payload))
+        job = structs.replace(self._template, id=job_id, payload=payload)
+        key = self._key or self._task.key_of(args, kwargs)
+        return Call(self._task, job if key is None else with_key(job, key, self._options, self._task.settings))
 
 
 class Task(Generic[P, R]):
@@ -94,6 +116,8 @@ class Task(Generic[P, R]):
         self.is_async = is_async(function)
         self.signature = Signature(name, function)
         self.retry = settings.retry or Retry()
+        key = settings.concurrency_key
+        self._key = None if key is None else keyed(key, self.signature.parameters, task=self.name)
         self._app = app
         self._template = template(self.name, settings, app.timing)
         self._plain = Bound(self, app, self._template)
@@ -122,6 +146,20 @@ class Task(Generic[P, R]):
         """Do as `enqueue`, for callers without a running loop."""
         return self._plain.enqueue_sync(*args, **kwargs)
 
+    async def enqueue_and_wait(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Enqueue a call, wait until its job is over, and return the result: for 30 s, or as `options(wait=...)` says.
+
+        Raises:
+            ResultTimeoutError: it was not over in time; it goes on, and the error's `job_id` names it.
+            StorageError: see `enqueue`; or the storage cannot be asked for the result.
+            UsageError, JobError: see `enqueue` and `Job.result`.
+        """
+        return await self._plain.enqueue_and_wait(*args, **kwargs)
+
+    def enqueue_and_wait_sync(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Do as `enqueue_and_wait`, for callers without a running loop."""
+        return self._plain.enqueue_and_wait_sync(*args, **kwargs)
+
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """Return a call for `app.enqueue_many`, which enqueues many in one trip. Its job has an id from here on."""
         return self._plain.call(*args, **kwargs)
@@ -132,7 +170,25 @@ class Task(Generic[P, R]):
         Raises:
             UsageError: an option is unknown or has no valid value, or two contradict each other.
         """
-        return Bound(self, self._app, tailored(self._template, options, self.settings, self._app.timing))
+        return Bound(self, self._app, tailored(self._template, options, self.settings, self._app.timing), options)
+
+    def key_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+        """Return the concurrency key of a call, as the task's template or function has it; None for none.
+
+        Raises:
+            UsageError: the template or the function fails on these arguments.
+        """
+        if self._key is None:
+            return None
+        return key_of(self._key, args, kwargs, lambda: self.signature.arguments(args, kwargs))
+
+    async def pause(self, *, by: str | None = None) -> None:
+        """Start no more jobs of this task, in any queue; those that run go on, and other tasks' jobs pass."""
+        await self._app.pause_task(self.name, paused=True, by=by)
+
+    async def resume(self, *, by: str | None = None) -> None:
+        """Start jobs of this task again, in the order in which they stood."""
+        await self._app.pause_task(self.name, paused=False, by=by)
 
     def job(self, job_id: str, *, queue: str | None = None) -> Job[R]:
         """Return the handle of a job of this task by its id; nothing is asked of the storage.

@@ -39,6 +39,7 @@ from holdfast.core.lease import (
     renewed_limits,
 )
 from holdfast.core.lifecycle import REDRIVABLE, TERMINAL, State
+from holdfast.core.retention import EVENTS_KEPT, Retention
 from holdfast.core.settlement import Settlement, when_cancelling
 from holdfast.core.transition import (
     begun,
@@ -61,7 +62,6 @@ from holdfast.storage.protocol import (
     CLAIM_LIMIT,
     EVENT_LOAN,
     EVENTS_END,
-    EVENTS_KEPT,
     EVENTS_TOPIC,
     EXPIRE_LIMIT,
     LOG_LINES_KEPT,
@@ -89,7 +89,6 @@ from holdfast.storage.protocol import (
     Renewal,
     Reschedule,
     Retain,
-    Retention,
     Revised,
     Revision,
     Settings,

@@ -1,0 +1,176 @@
+"""What a task, an app for all its tasks, and one call may set."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Literal, TypedDict, get_args
+
+from holdfast.core.check import flag, named, of_kind, one_of, shown, whole
+from holdfast.core.duration import Duration, duration
+from holdfast.core.job import OnWorkerLost
+from holdfast.errors import UsageError
+from holdfast.options.keys import ConcurrencyKey
+from holdfast.options.lifetime import TTL, AutoRedrive, living
+from holdfast.options.merging import Layer, fill, overlay
+from holdfast.options.retry import Retry
+from holdfast.options.stall import Stall, stalling
+
+OnUnreachable = Literal["auto", "stop", "continue"]
+
+PRIORITY_RANGE = 500
+"""Priorities lie between minus this and this, which keeps the score of a strict one below 2^53."""
+
+
+@dataclass(frozen=True, init=False)
+class TaskOptions(Layer):
+    """What a task, or an app for all its tasks, may set.
+
+    `timeout` bounds one run, `heartbeat_timeout` the time between two signs of the handler's own. `on_worker_lost`:
+    "fail" for work that must not run twice. `on_unreachable`: what a run does when its lease may have passed on while
+    the storage cannot be reached: "stop", "continue", or "auto" (stop those that hold an exclusive right).
+
+    `ttl`: how long a job may wait before it starts, a `TTL` or a bare duration. `singleton`: at most one job of the
+    task is active, across all workers. `concurrency_key`: jobs of a queue with the same key share `concurrency_limit`
+    slots (1 unless set; the latest limit that a key was given holds); a template over the arguments or a function of
+    them. `result_ttl`: how long a completed job is kept with its result, instead of as its queue says; within it an
+    enqueue with the same id returns the job that is there. `auto_redrive`: a rule that puts dead letters back in line.
+    """
+
+    queue: str | None
+    retry: Retry | None
+    stall: Stall | None
+    timeout: timedelta | None
+    heartbeat_timeout: timedelta | None
+    on_worker_lost: OnWorkerLost | None
+    on_unreachable: OnUnreachable | None
+    priority: int | None
+    strict: bool | None
+    ttl: TTL | None
+    singleton: bool | None
+    concurrency_key: ConcurrencyKey | None
+    concurrency_limit: int | None
+    result_ttl: timedelta | None
+    auto_redrive: AutoRedrive | None
+
+    def __init__(
+        self,
+        *,
+        queue: str | None = None,
+        retry: Retry | None = None,
+        stall: Stall | None = None,
+        timeout: Duration | None = None,
+        heartbeat_timeout: Duration | None = None,
+        on_worker_lost: OnWorkerLost | None = None,
+        on_unreachable: OnUnreachable | None = None,
+        priority: int | None = None,
+        strict: bool | None = None,
+        ttl: TTL | Duration | None = None,
+        singleton: bool | None = None,
+        concurrency_key: ConcurrencyKey | None = None,
+        concurrency_limit: int | None = None,
+        result_ttl: Duration | None = None,
+        auto_redrive: AutoRedrive | None = None,
+    ) -> None:
+        """Take what differs from the defaults.
+
+        Raises:
+            UsageError: an option has no valid value.
+        """
+        fill(
+            self,
+            queue=None if queue is None else named(queue, field="queue"),
+            retry=None
+            if retry is None
+            else of_kind(retry, Retry, field="retry", remedy="write retry=Retry(max_attempts=5)"),
+            stall=None if stall is None else stalling(stall),
+            timeout=None if timeout is None else duration(timeout, field="timeout"),
+            heartbeat_timeout=(
+                None if heartbeat_timeout is None else duration(heartbeat_timeout, field="heartbeat_timeout")
+            ),
+            on_worker_lost=one_of(on_worker_lost, get_args(OnWorkerLost), field="on_worker_lost"),
+            on_unreachable=one_of(on_unreachable, get_args(OnUnreachable), field="on_unreachable"),
+            priority=None if priority is None else ranked(priority),
+            strict=flag(strict, field="strict"),
+            ttl=None if ttl is None else living(ttl),
+            singleton=flag(singleton, field="singleton"),
+            concurrency_key=None if concurrency_key is None else _templated(concurrency_key),
+            concurrency_limit=None if concurrency_limit is None else limited(concurrency_limit),
+            result_ttl=None if result_ttl is None else duration(result_ttl, field="result_ttl"),
+            auto_redrive=None
+            if auto_redrive is None
+            else of_kind(auto_redrive, AutoRedrive, field="auto_redrive", remedy='write AutoRedrive("1h", times=3)'),
+        )
+
+    def over(self, below: "TaskOptions") -> "TaskOptions":
+        """Return these options laid over others, field by field."""
+        return overlay(self, below)
+
+
+class TaskSettings(TypedDict, total=False):
+    """The options of `@app.task(...)`, one by one."""
+
+    queue: str
+    retry: Retry
+    stall: Stall
+    timeout: Duration
+    heartbeat_timeout: Duration
+    on_worker_lost: OnWorkerLost
+    on_unreachable: OnUnreachable
+    priority: int
+    strict: bool
+    ttl: TTL | Duration
+    singleton: bool
+    concurrency_key: ConcurrencyKey
+    concurrency_limit: int
+    result_ttl: Duration
+    auto_redrive: AutoRedrive
+
+
+class CallOptions(TypedDict, total=False):
+    """What one call may set: `task.options(delay="5m").enqueue(...)`.
+
+    `id`: the job's own id, unique within its queue; a second enqueue with it makes no second job. `delay` or `run_at`
+    (an aware datetime): not before then. `tags`: words to find it by. `concurrency_key`: the key itself, no template.
+    `wait`: for how long `enqueue_and_wait` waits, 30 s unless set.
+    """
+
+    id: str
+    queue: str
+    delay: Duration
+    run_at: datetime
+    priority: int
+    stall: Stall
+    tags: Sequence[str]
+    ttl: TTL | Duration
+    concurrency_key: str
+    concurrency_limit: int
+    result_ttl: Duration
+    wait: Duration
+
+
+def ranked(priority: object) -> int:
+    """Return a priority.
+
+    Raises:
+        UsageError: it is no whole number from -500 to 500.
+    """
+    return whole(priority, field="priority", least=-PRIORITY_RANGE, most=PRIORITY_RANGE)
+
+
+def limited(limit: object) -> int:
+    """Return how many active jobs may share a key.
+
+    Raises:
+        UsageError: it is no whole number from 1.
+    """
+    return whole(
+        limit, field="concurrency_limit", least=1, meaning="to let none run, pause the task or its queue instead"
+    )
+
+
+def _templated(key: ConcurrencyKey) -> ConcurrencyKey:
+    if not isinstance(key, str) and not callable(key):
+        raise UsageError(
+            f'concurrency_key = {shown(key)} must be a template such as "account:{{account_id}}" or a function'
+        )
+    return key
