@@ -1,9 +1,103 @@
-"""What in a survey needs a person."""
+"""`holdfast health`: whether jobs are being run, in words and as an exit code; and what in a survey needs a person."""
 
+import asyncio
 from collections.abc import Iterator
+from datetime import timedelta
 
+import click
+
+from holdfast.cli.access import reach
+from holdfast.cli.exits import FAILURE, OK, UNHEALTHY, leave
+from holdfast.cli.http import backlog_of, backlogged, closed, opener
+from holdfast.cli.load import load
+from holdfast.cli.logs import set_up
+from holdfast.cli.render import as_json, printable, span_text, table
+from holdfast.cli.session import Session, storage
 from holdfast.cli.views import InfoView
+from holdfast.clock import SystemClock
+from holdfast.core.check import named
+from holdfast.health.asgi import HealthApp
+from holdfast.health.gate import Gate
+from holdfast.health.judge import Health
+from holdfast.health.make import thresholds
+from holdfast.health.watch import Watch
 from holdfast.options import Timing
+
+PACE = 0.5
+"""Seconds between two looks while a backlog is above its threshold."""
+
+
+@click.command()
+@storage
+@click.argument("target", required=False, metavar="[MODULE:APP]")
+@click.option("-q", "--queue", "queues", multiple=True, metavar="QUEUE,...", help="Judge these; all unless given.")
+@backlogged
+@click.pass_obj
+def health(
+    session: Session,
+    target: str | None,
+    queues: tuple[str, ...],
+    backlog: tuple[str, ...],
+    backlog_for: timedelta,
+) -> int:
+    """Say whether jobs are being run; needs no worker to be running.
+
+    Exits with 0 if all is well, 3 if jobs wait and no live worker serves them or a backlog has lasted too long, 1 if
+    the storage is out of reach. It cannot know how long a backlog has lasted: with --backlog it looks until that has
+    gone below its threshold, or has lasted for --backlog-for.
+    """
+    # What is wrong is said on stdout, once.
+    set_up("critical", "text", quiet=True)
+    if target is not None:
+        session.app = target
+    only = [named(name.strip(), field="-q") for one in queues for name in one.split(",")]
+    found, hangs = asyncio.run(_found(session, only, backlog_of(backlog, backlog_for)))
+    if not as_json(session, found):
+        _shown(session, found)
+    code = {"ok": OK, "unreachable": FAILURE}.get(found.status, UNHEALTHY)
+    if hangs:
+        # A storage that does not answer holds a thread, for which the end of the interpreter would wait.
+        leave(code)
+    return code
+
+
+async def _found(session: Session, only: list[str], backlog: tuple[dict[str, int], timedelta]) -> tuple[Health, bool]:
+    access = reach(session)
+    tasks = load(session.app).tasks if session.url is None and session.app is not None else {}
+    watch = Watch(opener(access.storage), clock=SystemClock(), thresholds=thresholds(*backlog))
+    judge = HealthApp(watch, Gate(None), timing=access.timing, queues=lambda: {task.queue for task in tasks.values()})
+    look = await watch.look()
+    found = await judge.health(only, look=look)
+    while found.status not in ("unhealthy", "unreachable") and any(
+        queue.above_for is not None for queue in found.queues.values()
+    ):
+        await asyncio.sleep(min(PACE, backlog[1].total_seconds()))
+        look = await watch.look()
+        found = await judge.health(only, look=look)
+    if not look.hung:
+        await closed(access.storage)
+    return found, look.hung
+
+
+def _shown(session: Session, found: Health) -> None:
+    click.echo(found.status)
+    for complaint in found.complaints:
+        click.echo(printable(complaint))
+    if found.status != "unreachable" and not session.quiet:
+        click.echo()
+        table(session, _COLUMNS, [_row(name, found) for name in found.queues])
+        alive = sum(worker.state == "alive" for worker in found.workers)
+        swept = "never swept" if found.reaper.age is None else f"last swept {span_text(found.reaper.age)} ago"
+        click.echo(f"\n{alive} of {len(found.workers)} workers alive, {swept}")
+
+
+_COUNTS = ("waiting", "delayed", "active", "completed", "failed")
+_COLUMNS = ("queue", "status", *_COUNTS)
+
+
+def _row(name: str, found: Health) -> list[str]:
+    queue = found.queues[name]
+    return [name, queue.status, *(str(getattr(queue, state)) for state in _COUNTS)]
 
 
 def complaints(seen: InfoView, timing: Timing) -> Iterator[str]:

@@ -16,7 +16,9 @@ from holdfast.cli.session import storage
 COMMANDS = {
     "worker": ("holdfast.cli.worker:worker", "Claim jobs and run them."),
     "reaper": ("holdfast.cli.reaper:reaper", "Recover what dead and silent workers left behind, and run no jobs."),
+    "serve": ("holdfast.cli.serve:serve", "Serve health over HTTP, beside the workers."),
     "info": ("holdfast.cli.info:info", "Show queues, workers and who leads."),
+    "health": ("holdfast.cli.health:health", "Say whether jobs are being run, also by the exit code."),
     "jobs": ("holdfast.cli.jobs:jobs", "List, show, redrive and cancel jobs."),
     "migrate": ("holdfast.cli.migrate:migrate", "Bring a storage to this version's schema."),
     "demo": ("holdfast.cli.demo:demo", "Run real work, kill its workers, and audit that nothing was lost."),

@@ -12,6 +12,7 @@ import click
 from holdfast.app import DEFAULT_URL
 from holdfast.cli.access import shared
 from holdfast.cli.exits import OK
+from holdfast.cli.http import Http, opener, served
 from holdfast.cli.load import load
 from holdfast.cli.logs import logged, set_up
 from holdfast.cli.session import Session, length
@@ -19,6 +20,7 @@ from holdfast.cli.session import storage as storage_options
 from holdfast.core.events import JobStalled, LeadershipAcquired, LeadershipLost
 from holdfast.equipment import Equipment, bare
 from holdfast.errors import StorageError, UsageError
+from holdfast.health.server import Server
 from holdfast.maintenance.reaper import Reaping
 from holdfast.options import LeaderElection, Timing
 from holdfast.storage.protocol import EVENTS_END, EVENTS_TOPIC, EventPage, Storage
@@ -47,6 +49,7 @@ POLL = 1.0
     help="How long it leads without renewing.  [default: two sweeps]",
 )
 @logged
+@served
 @click.pass_obj
 def reaper(
     session: Session,
@@ -55,6 +58,7 @@ def reaper(
     sweep: timedelta | None,
     grace: timedelta | None,
     leader_ttl: timedelta | None,
+    http: Http | None,
     log_level: str,
     log_format: str,
 ) -> int:
@@ -67,7 +71,7 @@ def reaper(
     given = {"sweep": sweep, "grace": grace, "leader_ttl": leader_ttl}
     equipment = _equipment(session, target, {name: value for name, value in given.items() if value is not None})
     shared(equipment.storage)
-    asyncio.run(_reap(equipment, None if no_election else LeaderElection()))
+    asyncio.run(_reap(equipment, None if no_election else LeaderElection(), http))
     return OK
 
 
@@ -83,7 +87,7 @@ def _equipment(session: Session, target: str | None, timing: dict[str, timedelta
     return load(app).equipment()
 
 
-async def _reap(equipment: Equipment, election: LeaderElection | None) -> None:
+async def _reap(equipment: Equipment, election: LeaderElection | None, http: Http | None) -> None:
     over = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -92,21 +96,33 @@ async def _reap(equipment: Equipment, election: LeaderElection | None) -> None:
     reaping = Reaping(equipment, equipment.owner(), election)
     reaping.hearers.add(LeadershipAcquired, _acquired, scope="every", task=None)
     reaping.hearers.add(LeadershipLost, _lost, scope="every", task=None)
-    await storage.open()
+    server = None if http is None else _server(equipment, http, over.is_set)
     try:
-        logger.info("reaper %s sweeps %s", reaping.owner.id, storage.url)
-        # Taken before the first sweep, or what that recovers would not be told.
-        cursor = (await storage.events(EVENTS_END)).next
-        # The followers leave it to the leader to tell.
-        told = _follow(storage, cursor, lambda: election is None or reaping.standing.leads)
-        async with asyncio.TaskGroup() as crew:
-            agents = [crew.create_task(told), crew.create_task(reaping.run())]
-            await over.wait()
-            for agent in agents:
-                agent.cancel()
+        async with server or contextlib.nullcontext():
+            await storage.open()
+            logger.info("reaper %s sweeps %s", reaping.owner.id, storage.url)
+            # Taken before the first sweep, or what that recovers would not be told.
+            cursor = (await storage.events(EVENTS_END)).next
+            # The followers leave it to the leader to tell.
+            told = _follow(storage, cursor, lambda: election is None or reaping.standing.leads)
+            async with asyncio.TaskGroup() as crew:
+                agents = [crew.create_task(told), crew.create_task(reaping.run())]
+                await over.wait()
+                for agent in agents:
+                    agent.cancel()
     finally:
         await storage.close()
     logger.info("reaper %s has stopped", reaping.owner.id)
+
+
+def _server(equipment: Equipment, http: Http, stopping: Callable[[], bool]) -> Server:
+    return http.server(
+        opener(equipment.storage),
+        timing=equipment.timing,
+        clock=equipment.clock,
+        queues=lambda: {task.queue for task in equipment.tasks.values()},
+        stopping=stopping,
+    )
 
 
 async def _follow(storage: Storage, cursor: str, mine: Callable[[], bool]) -> None:

@@ -15,10 +15,12 @@ import click
 from holdfast.app import Holdfast
 from holdfast.cli.access import shared
 from holdfast.cli.exits import FAILURE, OK, leave, told
+from holdfast.cli.http import Http, served
 from holdfast.cli.load import load
 from holdfast.cli.logs import logged, set_up
 from holdfast.cli.session import Session, length, output
 from holdfast.errors import UsageError
+from holdfast.health.server import Server
 from holdfast.maintenance.reaper import Reaper
 from holdfast.worker.child import Child
 from holdfast.worker.worker import DRAIN, Worker
@@ -87,6 +89,7 @@ class Crew:
     help="How long a stop lets runs go on.",
 )
 @logged
+@served
 @click.pass_obj
 def worker(
     session: Session,
@@ -98,24 +101,26 @@ def worker(
     no_reaper: bool,
     name: str | None,
     drain: timedelta,
+    http: Http | None,
     log_level: str,
     log_format: str,
 ) -> int:
     """Claim jobs and run them, until SIGTERM or SIGINT.
 
-    The first signal lets the runs end, for as long as --drain; the second hands them back and leaves at once.
+    The first signal lets the runs end, for as long as --drain; the second hands them back and leaves at once. With
+    --http and several processes one of them serves, and another takes over when that one ends.
     """
     set_up(log_level, log_format, quiet=session.quiet)
     target = _target(session, target)
     crew = Crew(_queues(queues), concurrency, burst, not no_reaper, name, drain)
     if processes > 1:
-        return _supervised(target, crew, processes, ["--log-level", log_level, "--log-format", log_format])
+        return _supervised(target, crew, processes, http, ["--log-level", log_level, "--log-format", log_format])
     # Before any user code: what that starts must not come by the line to our supervisor.
     child = Child.from_environment()
-    run_worker(load(target), crew, child=child)
+    run_worker(load(target), crew, child=child, http=http)
 
 
-def run_worker(app: Holdfast, crew: Crew, *, child: Child | None = None) -> NoReturn:
+def run_worker(app: Holdfast, crew: Crew, *, child: Child | None = None, http: Http | None = None) -> NoReturn:
     """Work in this process until it is asked to stop; then end it, whatever threads still hang in it.
 
     Raises:
@@ -125,11 +130,13 @@ def run_worker(app: Holdfast, crew: Crew, *, child: Child | None = None) -> NoRe
     if child is not None:
         # Before the first claim: a child that holds jobs is one whose supervisor knows where they are.
         child.hello(app.url)
+    # One of the siblings has the address; the others wait for it.
+    server = None if http is None else _server(app, made, http, patient=child is not None)
     _outlive_late_signals(made)
     # Never closed: closing waits for threads, and one of them may never end.
     runner = asyncio.Runner()
     try:
-        runner.run(_work(app, made, crew))
+        runner.run(_work(app, made, crew, server))
         if child is not None:
             child.goodbye()
         code = OK
@@ -148,11 +155,27 @@ def _outlive_late_signals(made: Worker) -> None:
         signal.signal(number, late)
 
 
-async def _work(app: Holdfast, made: Worker, crew: Crew) -> None:
+def _server(app: Holdfast, made: Worker, http: Http, *, patient: bool) -> Server:
+    equipment = app.equipment()
+    return http.server(
+        app.opened,
+        timing=equipment.timing,
+        clock=equipment.clock,
+        queues=lambda: {task.queue for task in app.tasks.values()},
+        # That it begins to stop its record tells, with the next beat.
+        stopping=lambda: made.ended,
+        owner=made.owner.id,
+        patient=patient,
+    )
+
+
+async def _work(app: Holdfast, made: Worker, crew: Crew, server: Server | None) -> None:
     logger.info("worker %s (%s) starts on %s", made.owner.name, made.owner.id, app.storage.url)
-    if not crew.reaper:
-        await _sweep_once(app)
-    await made.run()
+    # Served also while the worker starts, which an absent storage may hold up, and while it drains.
+    async with server or contextlib.nullcontext():
+        if not crew.reaper:
+            await _sweep_once(app)
+        await made.run()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(CLOSING):
             await app.close()
@@ -167,14 +190,18 @@ async def _sweep_once(app: Holdfast) -> None:
         continue
 
 
-def _supervised(target: str, crew: Crew, processes: int, logging_options: list[str]) -> int:
+def _supervised(target: str, crew: Crew, processes: int, http: Http | None, logging_options: list[str]) -> int:
+    if http is not None:
+        # Once for all: the children wait for an address that is taken, for it is one of them who has it.
+        http.address.bound().close()
+        os.environ.update(http.environment())
     # The supervisor runs no user code, so a process of its own tries whether there is any that can be run.
     if (code := _tried(target, crew)) != OK:
         return code
     from holdfast.worker.supervisor import supervise
 
     own = [sys.executable, "-m", "holdfast", "worker", target, *crew.options(), *logging_options]
-    command = [*own, "--processes", "1"]
+    command = [*own, *(http.options() if http is not None else []), "--processes", "1"]
     leave(supervise(command, processes=processes, drain=crew.drain, burst=crew.burst, logger=logger))
 
 

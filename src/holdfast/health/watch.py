@@ -22,11 +22,12 @@ logger = logging.getLogger("holdfast.health")
 
 @dataclass(frozen=True)
 class Look:
-    """What one look found at some uptime: a survey, or the reason why there is none."""
+    """What one look found at some uptime: a survey, or the reason why there is none; `hung`: no answer at all."""
 
     at: float
     survey: Survey | None
     error: str = ""
+    hung: bool = False
 
 
 class Watch:
@@ -78,7 +79,7 @@ class Watch:
             async with asyncio.timeout(LIMIT):
                 survey = await (await self._storage()).survey()
         except TimeoutError:
-            return self._failed(asked_at, f"no answer within {LIMIT:g} s")
+            return self._failed(asked_at, f"no answer within {LIMIT:g} s", hung=True)
         except StorageError as error:
             return self._failed(asked_at, str(error))
         except Exception as error:
@@ -91,9 +92,9 @@ class Watch:
         self._last = self.good = Look(asked_at, survey)
         return self._last
 
-    def _failed(self, asked_at: float, error: str) -> Look:
+    def _failed(self, asked_at: float, error: str, *, hung: bool = False) -> Look:
         if self.failing_since is None:
             self.failing_since = asked_at
             logger.warning("the storage is out of reach: %s", error)
-        self._last = Look(asked_at, None, error)
+        self._last = Look(asked_at, None, error, hung)
         return self._last

@@ -1,0 +1,60 @@
+"""`holdfast serve`: health over HTTP, beside the workers."""
+
+import asyncio
+import logging
+import signal
+
+import click
+
+from holdfast.cli.access import reach
+from holdfast.cli.exits import OK
+from holdfast.cli.http import Http, closed, opener, served
+from holdfast.cli.load import load
+from holdfast.cli.logs import logged, set_up
+from holdfast.cli.session import Session, storage
+from holdfast.clock import SystemClock
+from holdfast.errors import UsageError
+
+logger = logging.getLogger("holdfast.serve")
+
+
+@click.command()
+@storage
+@click.argument("target", required=False, metavar="[MODULE:APP]")
+@logged
+@served
+@click.pass_obj
+def serve(session: Session, target: str | None, http: Http | None, log_level: str, log_format: str) -> int:
+    """Serve health over HTTP, until SIGTERM or SIGINT: /live, /ready, /health/queues.
+
+    Runs no jobs and needs no workers; with --http it listens elsewhere than on 127.0.0.1:8080. Needs an app or the
+    address of a storage; an app also tells which queues there are, and its timing.
+    """
+    set_up(log_level, log_format, quiet=session.quiet)
+    if target is not None:
+        if session.url is not None:
+            raise UsageError(f"{target} has a storage of its own; leave --url out, or the app")
+        session.app = target
+    assert http is not None  # noqa: S101 - has a default here
+    asyncio.run(_serve(session, http))
+    return OK
+
+
+async def _serve(session: Session, http: Http) -> None:
+    over = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, over.set)
+    access = reach(session)
+    tasks = load(session.app).tasks if session.url is None and session.app is not None else {}
+    server = http.server(
+        opener(access.storage),
+        timing=access.timing,
+        clock=SystemClock(),
+        queues=lambda: {task.queue for task in tasks.values()},
+        stopping=over.is_set,
+    )
+    async with server:
+        await over.wait()
+    await closed(access.storage)
+    logger.info("serve has stopped")
