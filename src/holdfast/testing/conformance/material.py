@@ -8,8 +8,9 @@ import pytest
 
 from holdfast.clock import SECOND
 from holdfast.core.events import AnyEvent, Event
-from holdfast.core.job import JobDetail, JobRecord, NewJob, Owner, Policy, RecordedError, Ref, StallTerms
+from holdfast.core.job import JobDetail, JobRecord, Key, NewJob, Owner, Policy, RecordedError, Ref, StallTerms
 from holdfast.core.lease import Lease
+from holdfast.core.lifecycle import State
 from holdfast.core.outcome import Outcome, Raised, Returned, Stalled
 from holdfast.core.retry import Backoff
 from holdfast.core.settlement import Settlement, settlement
@@ -19,6 +20,8 @@ from holdfast.storage.protocol import (
     Exchanged,
     Order,
     Pulse,
+    Query,
+    QueueSurvey,
     Renewal,
     SettleVerdict,
     StalledLease,
@@ -41,6 +44,9 @@ RETURNED = Returned(b"3")
 ERROR = RecordedError("ValueError", "no good", "Traceback (most recent call last): ...")
 RAISED = Raised(ERROR)
 
+ONCE = Policy(retry=Backoff(max_attempts=1))
+"""One attempt: the first failure is the last."""
+
 PLAIN = Policy(retry=Backoff(max_attempts=3, kind="fixed", base=1 * SECOND, jitter=0.0))
 """Three attempts, a second between them, no chance involved."""
 
@@ -59,13 +65,18 @@ def new_job(
     id: str = "job",  # noqa: A002 - the field's own name
     *,
     queue: str = QUEUE,
+    task: str = "add",
     payload: bytes = b"[1,2]",
+    tags: tuple[str, ...] = (),
     delay: int = 0,
     run_at: int | None = None,
+    priority: int = 0,
     boost: int = 0,
+    ttl: int | None = None,
     timeout: int | None = None,
     deadline: int | None = None,
     heartbeat_timeout: int | None = None,
+    keys: tuple[Key, ...] = (),
     stall: StallTerms | None = None,
     policy: Policy = PLAIN,
     schedule: str | None = None,
@@ -74,14 +85,18 @@ def new_job(
     return NewJob(
         queue=queue,
         id=id,
-        task="add",
+        task=task,
         payload=payload,
+        tags=tags,
         delay=delay,
         run_at=run_at,
+        priority=priority,
         boost=boost,
+        ttl=ttl,
         timeout=timeout,
         deadline=deadline,
         heartbeat_timeout=heartbeat_timeout,
+        keys=keys,
         stall=stall or StallTerms(),
         policy=policy,
         schedule=schedule,
@@ -218,6 +233,21 @@ async def look(storage: Storage, ref: Ref) -> JobDetail:
 async def record(storage: Storage, ref: Ref) -> JobRecord:
     """Return the record of a job that must be known."""
     return (await look(storage, ref)).job
+
+
+async def states(storage: Storage, *queues: str) -> dict[str, State]:
+    """Return where each job stands, by its id."""
+    return {job.id: job.state for job in (await storage.find(Query(queues=queues or (QUEUE,), limit=10_000))).jobs}
+
+
+async def glance(storage: Storage, queue: str = QUEUE) -> QueueSurvey:
+    """Return what a survey says of one queue."""
+    return (await storage.survey([queue])).queues[0]
+
+
+async def counted(storage: Storage, queue: str = QUEUE) -> dict[State, int]:
+    """Return how many jobs of a queue stand in each state, the states without any left out."""
+    return {state: count for state, count in (await glance(storage, queue)).counts.items() if count}
 
 
 async def told(storage: Storage) -> list[AnyEvent]:

@@ -9,6 +9,7 @@ from holdfast.testing.conformance.reclaim import ReclaimConformance
 from holdfast.testing.conformance.renew import RenewConformance
 from holdfast.testing.conformance.revise import ReviseConformance
 from holdfast.testing.conformance.sweep import ElectionConformance, SweepConformance
+from holdfast.testing.conformance.ttl import TtlConformance
 from holdfast.testing.conformance.tune import TuneConformance
 
 
@@ -21,6 +22,7 @@ class StorageConformance(
     ElectionConformance,
     ReclaimConformance,
     ReviseConformance,
+    TtlConformance,
     TuneConformance,
     ReadingConformance,
     NoticesConformance,
