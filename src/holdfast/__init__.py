@@ -39,6 +39,7 @@ from holdfast.core.events import (
 )
 from holdfast.core.job import JobDetail, JobRecord, RunRecord
 from holdfast.core.lifecycle import State
+from holdfast.dead import DeadFilter, DeadGroup, DeadGroups, DeadLetter, DeadLetters, DeadPage, DeadReport
 from holdfast.errors import (
     DuplicateJobError,
     HoldfastError,
@@ -71,6 +72,13 @@ __all__ = [
     "AutoRedrive",
     "Cancel",
     "Codec",
+    "DeadFilter",
+    "DeadGroup",
+    "DeadGroups",
+    "DeadLetter",
+    "DeadLetters",
+    "DeadPage",
+    "DeadReport",
     "DuplicateJobError",
     "Event",
     "EventsTrimmed",

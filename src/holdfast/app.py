@@ -14,6 +14,7 @@ from holdfast.core.check import flag, named, no_others, of_kind, one_of, remark,
 from holdfast.core.duration import Duration
 from holdfast.core.events import Event, JobEvent, OnRequest, event_name
 from holdfast.core.job import Ref
+from holdfast.dead import DeadLetters
 from holdfast.equipment import Equipment
 from holdfast.errors import StorageError, UnknownTaskError, UsageError
 from holdfast.handle import Access, Job
@@ -214,6 +215,11 @@ class Holdfast:
         """Pause or resume a task in every queue; what `Task.pause` and `Task.resume` come down to."""
         storage = await self.opened()
         await storage.tune(Target("task", name), Settings(paused=paused), by=remark(by, field="by"))
+
+    @property
+    def dead(self) -> DeadLetters:
+        """The failed jobs: to look through, to group by fault, to redrive and to purge."""
+        return DeadLetters(self.opened)
 
     def new_id(self) -> str:
         """Return a fresh job id, a UUID of version 7."""
