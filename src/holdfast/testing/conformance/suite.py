@@ -3,6 +3,7 @@
 from holdfast.testing.conformance.enqueue import EnqueueConformance
 from holdfast.testing.conformance.exchange import ClaimConformance, SettleConformance
 from holdfast.testing.conformance.history import HistoryConformance
+from holdfast.testing.conformance.keys import KeysConformance
 from holdfast.testing.conformance.notices import NoticesConformance
 from holdfast.testing.conformance.reading import ReadingConformance
 from holdfast.testing.conformance.reclaim import ReclaimConformance
@@ -23,6 +24,7 @@ class StorageConformance(
     ReclaimConformance,
     ReviseConformance,
     TtlConformance,
+    KeysConformance,
     TuneConformance,
     ReadingConformance,
     NoticesConformance,
