@@ -6,7 +6,7 @@ Each line that must be an error carries an ignore; both checkers are told to com
 from datetime import timedelta
 from typing import assert_type
 
-from holdfast import Holdfast, Job, JobStalled, Retry, Stall, current_job
+from holdfast import TTL, AutoRedrive, Holdfast, Job, JobStalled, Retry, Stall, current_job
 
 app = Holdfast("memory://")
 
@@ -24,6 +24,22 @@ def export(customer: int, *, name: str = "x") -> str:
 
 @app.task(name="later")
 async def nothing() -> None: ...
+
+
+def account(account_id: int) -> str:
+    return f"account:{account_id}"
+
+
+@app.task(
+    ttl=TTL("1h", on_expire="discard"),
+    singleton=True,
+    concurrency_key=account,
+    concurrency_limit=2,
+    result_ttl="1d",
+    auto_redrive=AutoRedrive("1h", times=3),
+)
+async def charge(account_id: int) -> bytes:
+    return b""
 
 
 @app.on(JobStalled)
@@ -45,6 +61,10 @@ async def right() -> None:
     assert_type(await app.enqueue_many(add.call(i, i) for i in range(3)), list[Job[int]])
     assert_type(app.job("id", export), Job[str])
     await job.cancel("not needed")
+    await job.retain("2d")
+    assert_type(await charge.enqueue_and_wait(7), bytes)
+    assert_type(charge.enqueue_and_wait_sync(account_id=7), bytes)
+    assert_type(await add.options(ttl="30m", result_ttl=60, concurrency_key="k", wait="5s").enqueue_and_wait(1, 2), int)
 
 
 async def wrong() -> None:
@@ -56,5 +76,7 @@ async def wrong() -> None:
     add.call(None, 2)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     add.options(dely="5m")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     await add.options(delay="5m").enqueue("x", 1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await charge.enqueue_and_wait("7")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    charge.options(ttl=None)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     text: str = await (await add.enqueue(1, 2)).result()  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
     del text

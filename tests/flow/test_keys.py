@@ -1,0 +1,304 @@
+"""Singletons and concurrency keys as a user sees them: who runs beside whom, and who is next."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from holdfast import Holdfast, Retry, State, UsageError
+from holdfast.core.job import Key
+from tests.flow.conftest import FAST, Play, Stage
+
+
+class Gauge:
+    """Counts who runs at once, by name, and remembers who began when."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self.running: Counter[str] = Counter()
+        self.most: Counter[str] = Counter()
+        self.began: list[tuple[str, int, float]] = []
+        self._now = now
+
+    async def hold(self, name: str, number: int, seconds: float = 1.0) -> None:
+        self.began.append((name, number, self._now()))
+        self.running[name] += 1
+        self.most[name] = max(self.most[name], self.running[name])
+        await asyncio.sleep(seconds)
+        self.running[name] -= 1
+
+
+def keyed(app: Holdfast, gauge: Gauge, **options: Any) -> Any:
+    options.setdefault("concurrency_key", "account:{account}")
+
+    @app.task(name="charge", **options)
+    async def charge(account: str, number: int = 0) -> None:
+        await gauge.hold(account, number)
+
+    return charge
+
+
+@pytest.mark.statement(68)
+@pytest.mark.statement(70)
+def test_a_singleton_runs_alone_across_all_workers_and_in_order(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        gauge = Gauge(lambda: stage.now)
+        apps = [stage.app(timing=FAST) for _ in range(3)]
+        tasks = [keyed(app, gauge, singleton=True, concurrency_key=None) for app in apps]
+        jobs = [await tasks[0].enqueue("a", number) for number in range(8)]
+        for number, app in enumerate(apps):
+            await stage.start(app.worker(concurrency=10), f"w{number}")
+        for job in jobs:
+            await job.result()
+
+        assert gauge.most["a"] == 1
+        assert [number for _, number, _ in gauge.began] == list(range(8))
+
+    play(scenario)
+
+
+@pytest.mark.statement(69)
+def test_the_next_one_starts_the_moment_a_slot_frees(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        gauge = Gauge(lambda: stage.now)
+        one, two = stage.app(timing=FAST), stage.app(timing=FAST)
+        task = keyed(one, gauge)
+        keyed(two, gauge)
+        jobs = [await task.enqueue("a", number) for number in range(5)]
+        await stage.start(one.worker(), "one")
+        await stage.start(two.worker(), "two")
+        for job in jobs:
+            await job.result()
+        begins = [at for _, _, at in gauge.began]
+        gaps = [later - earlier for earlier, later in pairwise(begins)]
+
+        # Each runs for a second; what is more than that was spent waiting with a free slot.
+        assert max(gaps) < 1.1
+
+    play(scenario)
+
+
+@pytest.mark.statement(76)
+@pytest.mark.statement(80)
+def test_a_full_key_holds_up_nobody_else_and_its_own_go_in_order(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        gauge = Gauge(lambda: stage.now)
+        app = stage.app(timing=FAST)
+        task = keyed(app, gauge, concurrency_limit=2)
+        crowd = [await task.enqueue("crowd", number) for number in range(150)]
+        lone = await task.enqueue("lone")
+        began = stage.now
+        await stage.start(app.worker(concurrency=5))
+        await lone.result()
+        waited = stage.now - began
+        for job in crowd:
+            await job.result()
+        order = [number for name, number, _ in gauge.began if name == "crowd"]
+
+        assert waited < 1.2
+        assert gauge.most["crowd"] == 2
+        assert order == sorted(order)
+
+    play(scenario)
+
+
+@pytest.mark.statement(75)
+def test_the_calls_key_and_limit_win_over_the_tasks(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+        task = keyed(app, Gauge(lambda: stage.now), concurrency_limit=3)
+        plain = keyed(stage.app(), Gauge(lambda: stage.now), concurrency_key=None, concurrency_limit=4)
+
+        async def keys(job: Any) -> tuple[Key, ...]:
+            return (await job.info()).job.keys  # type: ignore[no-any-return]
+
+        assert await keys(await task.enqueue("a")) == (Key("account:a", 3),)
+        assert await keys(await task.options(concurrency_limit=5).enqueue("a")) == (Key("account:a", 5),)
+        assert await keys(await task.options(concurrency_key="{as it is}").enqueue("a")) == (Key("{as it is}", 3),)
+        assert await keys(await plain.enqueue("a")) == ()
+        assert await keys(await plain.options(concurrency_key="k").enqueue("a")) == (Key("k", 4),)
+
+    play(scenario)
+
+
+def test_a_key_may_come_from_a_function_of_the_arguments(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+
+        def by_account(account: str, number: int = 0) -> str | None:
+            return f"even {account}" if number % 2 == 0 else None
+
+        task = keyed(app, Gauge(lambda: stage.now), concurrency_key=by_account)
+        even, odd = await task.enqueue("a"), await task.enqueue("a", number=1)
+
+        assert (await even.info()).job.keys == (Key("even a", 1),)
+        assert (await odd.info()).job.keys == ()
+
+    play(scenario)
+
+
+def test_a_template_sees_the_defaults_and_reaches_into_its_arguments(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+
+        @app.task(name="ship", concurrency_key="{order[city]}/{number:03d}")
+        async def ship(order: dict[str, str], number: int = 7) -> None: ...
+
+        job = await ship.enqueue({"city": "Bern"})
+
+        assert (await job.info()).job.keys == (Key("Bern/007", 1),)
+
+    play(scenario)
+
+
+@pytest.mark.statement(72)
+@pytest.mark.statement(78)
+def test_a_crashed_holders_slot_comes_back_with_its_recovery(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        gauge = Gauge(lambda: stage.now)
+        app = stage.app(timing=FAST)
+        task = keyed(app, gauge)
+        jobs = [await task.enqueue("a", number) for number in range(2)]
+        node = await stage.start(app.worker(reaper=False), "victim")
+        await asyncio.sleep(0.5)
+        stage.loop.kill(node)
+        gauge.running.clear()
+        await stage.start(app.worker())
+        for job in jobs:
+            await job.result()
+
+        assert gauge.most["a"] == 1
+        assert [number for _, number, _ in gauge.began] == [0, 0, 1]
+
+    play(scenario)
+
+
+@pytest.mark.statement(73)
+def test_a_job_that_rests_between_two_attempts_holds_no_slot(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(timing=FAST)
+
+        @app.task(name="flaky", singleton=True, retry=Retry(base="60s", jitter=False))
+        async def flaky(fails: bool) -> str:
+            if fails:
+                raise ValueError
+            return "done"
+
+        first, second = await flaky.enqueue(fails=True), await flaky.enqueue(fails=False)
+        await stage.start(app.worker())
+
+        assert await second.result(timeout="5s") == "done"
+        assert await first.state() is State.DELAYED
+
+    play(scenario)
+
+
+@pytest.mark.statement(74)
+def test_singletons_of_different_tasks_do_not_block_each_other(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(timing=FAST)
+        meet = asyncio.Event()
+
+        @app.task(name="waits", singleton=True)
+        async def waits() -> None:
+            await meet.wait()
+
+        @app.task(name="comes", singleton=True)
+        async def comes() -> None:
+            meet.set()
+
+        first, second = await waits.enqueue(), await comes.enqueue()
+        await stage.start(app.worker())
+        await second.result()
+        await first.result()
+
+    play(scenario)
+
+
+def test_a_job_with_two_keys_takes_both_slots_or_none(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        gauge = Gauge(lambda: stage.now)
+        app = stage.app(timing=FAST)
+
+        @app.task(name="other", concurrency_key="account:{account}")
+        async def other(account: str) -> None:
+            await gauge.hold(account, -1, 5)
+
+        both = keyed(app, gauge, singleton=True)
+        holder = await other.enqueue("a")
+        jobs = [await both.enqueue("a", 0), await both.enqueue("b", 1)]
+        await stage.start(app.worker())
+        await jobs[1].result()
+        # The one that waits for its account must not hold the singleton's slot meanwhile.
+        assert stage.now < 3
+        await jobs[0].result()
+        await holder.result()
+
+        assert gauge.most == {"a": 1, "b": 1}
+
+    play(scenario)
+
+
+def test_a_paused_task_lets_others_pass_and_goes_on_in_order(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        gauge = Gauge(lambda: stage.now)
+        app = stage.app(timing=FAST)
+        task = keyed(app, gauge, concurrency_key=None)
+
+        @app.task(name="passes")
+        async def passes() -> None: ...
+
+        await task.pause(by="ops")
+        jobs = [await task.enqueue("a", number) for number in range(6)]
+        await stage.start(app.worker(concurrency=1))
+        await (await passes.enqueue()).result(timeout="2s")
+        survey = await stage.storage.survey()
+        assert (survey.paused_tasks, gauge.began) == (("charge",), [])
+        await task.resume()
+        for job in jobs:
+            await job.result()
+
+        assert [number for _, number, _ in gauge.began] == list(range(6))
+
+    play(scenario)
+
+
+def test_a_singleton_may_not_be_sent_to_another_queue() -> None:
+    task = keyed(Holdfast("memory://"), Gauge(lambda: 0.0), singleton=True, concurrency_key=None)
+
+    with pytest.raises(UsageError, match="is a singleton"):
+        task.options(queue="elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("key", "told"),
+    [
+        ("account:{acount}", "names 'acount', which task 'charge' does not take; it takes account, number"),
+        ("account:{", "is no template"),
+        ("{0}", "names '0'"),
+        (7, "must be a template"),
+        ("", "concurrency_key"),
+        ("singleton:x", "begins with a word that is taken"),
+        ("paused:{account}", "begins with a word that is taken"),
+    ],
+)
+def test_a_key_that_cannot_be_made_is_refused_when_the_task_is_defined(key: Any, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        keyed(Holdfast("memory://"), Gauge(lambda: 0.0), concurrency_key=key)
+
+
+def test_a_key_that_fails_on_its_arguments_is_refused_at_the_call() -> None:
+    app = Holdfast("memory://")
+    lookup = keyed(app, Gauge(lambda: 0.0), concurrency_key="{account[city]}")
+    empty = keyed(Holdfast("memory://"), Gauge(lambda: 0.0), concurrency_key="{account}")
+
+    with pytest.raises(UsageError, match="fails on these arguments"):
+        lookup.call("a")
+    with pytest.raises(UsageError, match="concurrency_key"):
+        empty.call("")
+    with pytest.raises(UsageError, match="begins with a word that is taken"):
+        empty.options(concurrency_key="singleton:charge")
+    with pytest.raises(UsageError, match="concurrency_limit"):
+        empty.options(concurrency_limit=0).call("a")

@@ -1,0 +1,353 @@
+"""How long a job waits and how long it is kept, as a user sees it: TTL, results, retention."""
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from holdfast import (
+    TTL,
+    Holdfast,
+    JobExpired,
+    JobExpiredError,
+    JobNotFoundError,
+    JobStalled,
+    Keep,
+    ResultTimeoutError,
+    Retention,
+    Retry,
+    State,
+    TaskOptions,
+    UsageError,
+)
+from tests.flow.conftest import FAST, Play, Stage
+
+
+def quick(app: Holdfast, **options: Any) -> Any:
+    @app.task(name="quick", **options)
+    async def run(value: int = 0) -> int:
+        return value
+
+    return run
+
+
+# ── time to live ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.statement(54)
+def test_the_calls_ttl_wins_over_the_tasks_and_works_without_one(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+        with_one, without = quick(app, ttl=TTL("1h", on_expire="discard")), quick(stage.app())
+
+        own = (await (await with_one.enqueue()).info()).job
+        told = (await (await with_one.options(ttl="30m").enqueue()).info()).job
+        lone = (await (await without.options(ttl=1.5).enqueue()).info()).job
+        none = (await (await without.enqueue()).info()).job
+
+        assert own.expires_at == own.created + 3_600_000_000
+        assert (told.ttl, told.policy.on_expire) == (1_800_000_000, "discard")
+        assert (lone.ttl, lone.policy.on_expire) == (1_500_000, "fail")
+        assert none.expires_at is None
+
+    play(scenario)
+
+
+@pytest.mark.statement(52)
+@pytest.mark.statement(57)
+def test_a_job_that_waits_too_long_fails_its_waiter_and_is_kept_as_expired(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(timing=FAST)
+        job = await quick(app, ttl="10s").enqueue()
+        waiter = asyncio.create_task(job.result())
+        await stage.start(app.worker(queues=["another"]))
+
+        with pytest.raises(JobExpiredError, match="time to live of 10s"):
+            await waiter
+        took = stage.now
+        record = (await job.info()).job
+
+        # Nobody polls its queue, so the sweep finds it, within two of its turns.
+        assert 10 <= took <= 11.5
+        assert record.state is State.EXPIRED
+        assert record.error is not None
+        assert record.error.type == "JobExpiredError"
+        assert [(event.ttl, event.on_expire) for event in await stage.told(JobExpired)] == [(10.0, "fail")]
+
+    play(scenario)
+
+
+@pytest.mark.statement(58)
+def test_a_discarded_job_leaves_an_event_and_its_waiters_know_why(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(timing=FAST)
+        job = await quick(app, ttl=TTL("10s", on_expire="discard")).enqueue()
+        waiter = asyncio.create_task(job.result())
+        await stage.start(app.worker(queues=["another"]))
+
+        with pytest.raises(JobExpiredError, match="discarded"):
+            await waiter
+        with pytest.raises(JobExpiredError, match="discarded"):
+            await job.result()
+        with pytest.raises(JobNotFoundError):
+            await job.state()
+        survey = await stage.storage.survey(["default"])
+
+        assert survey.queues[0].discarded == 1
+        assert [event.on_expire for event in await stage.told(JobExpired)] == ["discard"]
+
+    play(scenario)
+
+
+@pytest.mark.statement(61)
+def test_a_job_past_its_ttl_is_not_tried_again(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(timing=FAST)
+
+        @app.task(name="fails", ttl="10s", retry=Retry(base="20s", jitter=False, max_attempts=9))
+        async def fails() -> None:
+            raise ValueError
+
+        job = await fails.enqueue()
+        await stage.start(app.worker())
+        with pytest.raises(JobExpiredError):
+            await job.result()
+        record = (await job.info()).job
+
+        assert (record.state, record.starts, record.failures) == (State.EXPIRED, 1, 1)
+
+    play(scenario)
+
+
+def test_a_recovered_job_past_its_ttl_does_not_run_again(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(timing=FAST)
+
+        @app.task(name="slow", ttl="1s")
+        async def slow() -> None:
+            await asyncio.sleep(3600)
+
+        job = await slow.enqueue()
+        node = await stage.start(app.worker(reaper=False), "victim")
+        await asyncio.sleep(0.5)
+        stage.loop.kill(node)
+        await stage.start(app.worker())
+        with pytest.raises(JobExpiredError):
+            await job.result()
+        record = (await job.info()).job
+
+        assert (record.starts, record.stalls) == (1, 1)
+        assert [event.action for event in await stage.told(JobStalled)] == ["recovered"]
+
+    play(scenario)
+
+
+@pytest.mark.statement(62)
+def test_a_ttl_does_not_bound_a_run(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(timing=FAST)
+
+        @app.task(name="slow", ttl="1s")
+        async def slow() -> str:
+            await asyncio.sleep(30)
+            return "done"
+
+        job = await slow.enqueue()
+        await stage.start(app.worker())
+
+        assert await job.result() == "done"
+
+    play(scenario)
+
+
+@pytest.mark.statement(66)
+def test_a_redriven_job_gets_its_whole_ttl_again_each_time(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(timing=FAST)
+        job = await quick(app, ttl="10s").enqueue()
+        await stage.start(app.worker(queues=["another"]))
+        spans: list[int | None] = []
+        for _ in range(3):
+            with pytest.raises(JobExpiredError):
+                await job.result()
+            await job.redrive()
+            record = (await job.info()).job
+            spans.append(None if record.expires_at is None else record.expires_at - record.run_at)
+
+        assert spans == [10_000_000] * 3
+
+    play(scenario)
+
+
+@pytest.mark.statement(60)
+def test_a_delay_that_outlasts_the_ttl_is_refused() -> None:
+    task = quick(Holdfast("memory://"), ttl="1h")
+
+    with pytest.raises(UsageError, match="delay = 2h is not under the ttl of 1h"):
+        task.options(delay="2h")
+    task.options(delay="2h", ttl="3h")
+
+
+@pytest.mark.statement(53)
+@pytest.mark.parametrize("length", ["0s", "-1s", "10", "5w", "", float("nan"), float("inf"), 0, -3, True, None, [1]])
+def test_a_ttl_that_is_no_positive_duration_is_refused_by_name(length: Any) -> None:
+    task = quick(Holdfast("memory://"))
+
+    with pytest.raises(UsageError, match="ttl"):
+        task.options(ttl=length)
+    if length is not None:
+        with pytest.raises(UsageError, match=r"TTL\.max"):
+            TTL(length)
+
+
+@pytest.mark.statement(53)
+@pytest.mark.parametrize(("length", "seconds"), [("1.5h", 5400), ("30s", 30), ("2d", 172_800), (0.5, 0.5)])
+def test_a_ttl_is_written_as_any_duration(length: Any, seconds: float) -> None:
+    assert TTL(length).max == timedelta(seconds=seconds)
+
+
+def test_an_unknown_end_of_a_ttl_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"TTL\.on_expire = 'drop' is unknown; use one of 'fail', 'discard'"):
+        TTL("1h", on_expire="drop")  # type: ignore[arg-type]
+
+
+# ── results ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_enqueue_and_wait_is_one_call(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+        task = quick(app)
+        await stage.start(app.worker())
+
+        assert await task.enqueue_and_wait(7) == 7
+        assert await task.options(priority=3).enqueue_and_wait(value=8) == 8
+
+    play(scenario)
+
+
+def test_a_wait_that_is_over_leaves_the_job_going_and_names_it(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+        task = quick(app)
+        with pytest.raises(ResultTimeoutError) as caught:
+            await task.options(wait="5s").enqueue_and_wait(7)
+        assert stage.now == pytest.approx(5)
+        await stage.start(app.worker())
+
+        assert await task.job(caught.value.job_id).result() == 7
+
+    play(scenario)
+
+
+def test_the_same_id_within_its_result_ttl_gets_the_answer_that_is_there(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(timing=FAST)
+        task = quick(app, result_ttl="10m")
+        await stage.start(app.worker())
+        first = await task.options(id="invoice 7").enqueue(1)
+        assert await first.result() == 1
+        await asyncio.sleep(500)
+        again = await task.options(id="invoice 7").enqueue(2)
+        assert (again.created, await again.result()) == (False, 1)
+        await asyncio.sleep(200)
+        with pytest.raises(JobNotFoundError):
+            await first.result()
+        anew = await task.options(id="invoice 7").enqueue(3)
+
+        assert (anew.created, await anew.result()) == (True, 3)
+
+    play(scenario)
+
+
+def test_a_result_ttl_outlives_the_retention_and_can_be_changed_later(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(timing=FAST)
+        task = quick(app)
+        await stage.start(app.worker())
+        kept, plain = await task.options(result_ttl="3h").enqueue(1), await task.enqueue(2)
+        longer = await task.options(result_ttl="30m").enqueue(3)
+        assert [await job.result() for job in (kept, plain, longer)] == [1, 2, 3]
+        await longer.retain("5h")
+        await asyncio.sleep(2 * 3600)
+        with pytest.raises(JobNotFoundError):
+            await plain.result()
+        assert (await kept.result(), await longer.result()) == (1, 3)
+        await asyncio.sleep(2 * 3600)
+
+        with pytest.raises(JobNotFoundError):
+            await kept.result()
+        assert await longer.result() == 3
+
+    play(scenario)
+
+
+def test_only_what_is_completed_is_retained(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        job = await quick(stage.app()).enqueue()
+
+        with pytest.raises(UsageError, match="is waiting; only the result of a completed job is retained"):
+            await job.retain("1h")
+        with pytest.raises(UsageError, match="ttl"):
+            await job.retain("soon")
+
+    play(scenario)
+
+
+# ── retention ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_queue_keeps_its_jobs_as_long_as_it_was_told(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(timing=FAST)
+        task = quick(app)
+        await app.queue("default").set_retention(Retention(completed=Keep("2h", 3)))
+        await app.queue("default").set_retention(Retention(cancelled=Keep("10s")))
+        gone = await task.options(delay="1h").enqueue()
+        await gone.cancel()
+        await stage.start(app.worker())
+        jobs = [await task.enqueue(value) for value in range(5)]
+        for job in jobs:
+            await job.result(timeout="1s")
+        await asyncio.sleep(30)
+        there = [detail is not None for detail in await stage.storage.get([job.ref for job in (gone, *jobs)])]
+        await asyncio.sleep(2 * 3600)
+
+        assert there == [False, False, False, True, True, True]
+        assert not any(await stage.storage.get([job.ref for job in jobs]))
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("given", [None, "7d", Keep("1d")])
+def test_what_is_no_retention_is_refused(given: Any) -> None:
+    queue = Holdfast("memory://").queue("q")
+
+    with pytest.raises(UsageError, match="retention"):
+        asyncio.run(queue.set_retention(given))
+
+
+def test_a_keep_has_an_age_and_a_count() -> None:
+    with pytest.raises(UsageError, match=r"Keep\.age"):
+        Keep("never")
+    with pytest.raises(UsageError, match=r"Keep\.count"):
+        Keep("1d", -1)
+    with pytest.raises(UsageError, match=r"Retention\.failed"):
+        Retention(failed="30d")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"ttl": "0s"},
+        {"ttl": {}},
+        {"result_ttl": "x"},
+        {"auto_redrive": "1h"},
+        {"singleton": 1},
+        {"concurrency_limit": 0},
+    ],
+)
+def test_task_options_are_checked_when_they_are_made(options: Any) -> None:
+    with pytest.raises(UsageError, match=next(iter(options))):
+        TaskOptions(**options)
