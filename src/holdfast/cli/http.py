@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import functools
+import os
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -149,7 +150,7 @@ def _told(http: str, token: str | None, backlog: tuple[dict[str, int], timedelta
 def _token(given: str | None, file: Path | None) -> str | None:
     if file is None:
         # An empty variable is one that somebody meant to fill: it must not open the door.
-        if given == "":
+        if given == "" or (given is None and os.environ.get(TOKEN_VARIABLE) == ""):
             raise UsageError(f"the token is empty; fill {TOKEN_VARIABLE}, or unset it")
         return given
     try:

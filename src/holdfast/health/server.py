@@ -5,6 +5,7 @@ import contextlib
 import importlib.util
 import ipaddress
 import logging
+import os
 import re
 import socket
 from concurrent.futures import Future
@@ -72,7 +73,9 @@ class Address:
                 (self.host, self.port), family=socket.AF_INET6 if ":" in self.host else socket.AF_INET
             )
         except OSError as error:
-            raise UsageError(f"cannot listen on {self}: {error.strerror or error}; choose another address") from error
+            # Its own text says where, too. An address that cannot be looked up has numbers of another kind.
+            why = str(error) if error.errno is None or isinstance(error, socket.gaierror) else os.strerror(error.errno)
+            raise UsageError(f"cannot listen on {self}: {why}; choose another address") from error
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

@@ -54,7 +54,7 @@ class Watch:
 
     async def look(self, *, max_age: float = 0.0) -> Look:
         """Return what the storage shows, or showed up to `max_age` seconds ago. Takes no longer than `LIMIT`."""
-        if self._last is not None and self.now - self._last.at <= max_age:
+        if self._last is not None and self.now - self._last.at < max_age:
             return self._last
         task = self._under_way
         if task is None or task.done() or task.get_loop() is not asyncio.get_running_loop():

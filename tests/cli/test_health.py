@@ -1,0 +1,222 @@
+"""`holdfast health` and `holdfast serve`, and what is refused before anything listens."""
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.errors import UsageError
+from holdfast.health.server import Address
+from tests.cli.probe import probe
+from tests.cli.terminal import TASKS, Terminal
+
+KEYS = {"status", "now", "queues", "workers", "reaper", "complaints"}
+
+
+@pytest.fixture
+def tasks(there: Terminal) -> Terminal:
+    there.write("tasks.py", TASKS)
+    return there
+
+
+def port_of(process: "subprocess.Popen[str]") -> int:
+    """Return the port that a process says it serves on."""
+    assert process.stderr is not None
+    for line in process.stderr:
+        if found := re.search(r"served on http://.*:(\d+)$", line.strip()):
+            return int(found[1])
+    raise AssertionError("it serves nothing")
+
+
+# ── health ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.statement(44)
+def test_it_exits_with_0_where_all_is_well_and_names_the_queues_of_the_app(tasks: Terminal) -> None:
+    tasks.enqueue("add", 1, 2, work=True)
+    seen = tasks.read("health", "tasks:app")
+
+    assert seen.keys() == KEYS
+    assert seen["status"] == "ok"
+    assert seen["queues"]["default"]["completed"] == 1
+    assert tasks.run("health").stdout.startswith("ok\n")
+
+
+@pytest.mark.statement(48)
+def test_it_exits_with_3_where_jobs_wait_and_no_worker_lives(there: Terminal) -> None:
+    there.enqueue("add", 1, 2)
+    plain = there.run("health")
+
+    assert plain.exit_code == 3
+    assert plain.stdout.splitlines()[:2] == ["degraded", "queue 'default': 1 jobs wait and no live worker serves it"]
+    assert there.read("health", code=3)["status"] == "degraded"
+    assert there.read("health", "-q", "mail")["queues"].keys() == {"mail"}
+
+
+@pytest.mark.statement(45)
+def test_it_exits_with_1_where_the_storage_is_out_of_reach_and_makes_none(there: Terminal) -> None:
+    seen = there.read("health", code=1)
+
+    assert seen.keys() == KEYS
+    assert seen["status"] == "unreachable"
+    assert [*there.place.glob("jobs.db*")] == []
+
+
+@pytest.mark.statement(50)
+def test_it_looks_for_as_long_as_it_takes_to_know_that_a_backlog_lasts(there: Terminal) -> None:
+    there.enqueue("add", 1, 2)
+    there.enqueue("elsewhere")
+    lasting = there.read("health", "--backlog", "default=0", "--backlog-for", "100ms", code=3)
+    few = there.read("health", "--backlog", "1", "--backlog-for", "1d", code=3)
+
+    assert lasting["status"] == "unhealthy"
+    assert lasting["queues"]["default"]["above_for"] > 0.1
+    assert lasting["queues"]["elsewhere"]["threshold"] is None
+    assert few["status"] == "degraded"
+
+
+# ── what is refused ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+SERVING = [("serve",), ("worker", "tasks:app"), ("worker", "tasks:app", "--processes", "2"), ("reaper",)]
+
+
+@pytest.mark.statement(46)
+@pytest.mark.parametrize("command", SERVING, ids=" ".join)
+@pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0", "192.0.2.1:80", "example.org:80"])
+def test_nothing_listens_beyond_this_machine_without_a_token(
+    tasks: Terminal, command: tuple[str, ...], address: str
+) -> None:
+    said = tasks.refused(*command, "--http", address)
+
+    assert "no token is asked for; set HOLDFAST_HTTP_TOKEN or give --http-token-file, or listen on 127.0.0.1" in said
+
+
+@pytest.mark.parametrize(
+    "address", ["", "x", ":", ":80", "localhost", "1.2.3.4:", "80:80:80", "::1:80", "65536", "-1", "127.0.0.1:1e3"]
+)
+def test_what_is_no_address_is_refused(there: Terminal, address: str) -> None:
+    assert "write 8080, 127.0.0.1:8080 or [::1]:8080" in there.refused("serve", f"--http={address}")
+
+
+@pytest.mark.parametrize(
+    ("text", "address", "loopback"),
+    [
+        ("8080", Address("127.0.0.1", 8080), True),
+        ("127.9.9.9:1", Address("127.9.9.9", 1), True),
+        ("localhost:1", Address("localhost", 1), True),
+        ("[::1]:65535", Address("::1", 65535), True),
+        ("0.0.0.0:1", Address("0.0.0.0", 1), False),
+        ("[::]:1", Address("::", 1), False),
+        ("localhost.example.org:1", Address("localhost.example.org", 1), False),
+    ],
+)
+def test_a_port_alone_means_this_machine_only(text: str, address: Address, loopback: bool) -> None:
+    assert Address.read(text, field="--http") == address
+    assert address.loopback is loopback
+
+
+@pytest.mark.parametrize("command", SERVING, ids=" ".join)
+def test_an_address_that_is_taken_is_refused(tasks: Terminal, command: tuple[str, ...]) -> None:
+    tasks.enqueue("add", 1, 2)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = tasks.ended(*command, "--http", str(taken.getsockname()[1]))
+
+    assert done.returncode == 2
+    assert re.search(r"^error: cannot listen on 127.0.0.1:\d+: Address already in use; choose", done.stderr, re.M)
+
+
+def test_a_mistake_in_the_token_opens_no_door(there: Terminal) -> None:
+    empty = there.place / "empty"
+    empty.write_text("\n")
+
+    assert "the token is empty" in there.refused("serve", env={"HOLDFAST_HTTP_TOKEN": ""})
+    assert "the token is empty" in there.refused("serve", "--http-token", "")
+    assert "is empty" in there.refused("serve", "--http-token-file", str(empty))
+    assert "cannot be read" in there.refused("serve", "--http-token-file", "nowhere")
+    assert "visible ASCII" in there.refused("serve", "--http-token", "two words")
+
+
+@pytest.mark.parametrize("backlog", ["x", "=5", "mail=", "mail=-1", "-1", "1.5", "mail"])
+def test_what_is_no_threshold_is_refused(there: Terminal, backlog: str) -> None:
+    assert "--backlog" in there.refused("health", f"--backlog={backlog}")
+    assert "--backlog" in there.refused("serve", f"--backlog={backlog}")
+
+
+def test_without_uvicorn_it_says_what_to_install(there: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    # What Python does for a package that is not there.
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+
+    assert 'pip install "holdfast[web]"' in there.refused("serve")
+
+
+async def test_a_server_of_ones_own_listens_nowhere_without_a_token_either() -> None:
+    from holdfast import Holdfast
+    from holdfast.health.server import Server
+
+    with pytest.raises(UsageError, match="no token"):
+        Server(Holdfast("memory://").health(unprotected=True), Address("0.0.0.0", 0))
+
+
+# ── serve ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.system
+@pytest.mark.statement(44, 46)
+@pytest.mark.parametrize("where", ["environment", "file", "flag"])
+def test_serve_works_with_zero_workers_and_asks_for_the_token_wherever_that_comes_from(
+    tasks: Terminal, where: str
+) -> None:
+    tasks.enqueue("add", 1, 2)
+    (tasks.place / "token").write_text("s3cret\n")
+    env: dict[str, Any] = {"HOLDFAST_HTTP_TOKEN": "s3cret"} if where == "environment" else {}
+    flags = {"environment": (), "file": ("--http-token-file", "token"), "flag": ("--http-token", "s3cret")}[where]
+    with tasks.start("serve", "tasks:app", "--http", "0", "--degraded-is", "503", *flags, env=env) as process:
+        port = port_of(process)
+        closed = probe(port, "/health/queues")
+        wrong = probe(port, "/health/queues", token="wrong")
+        seen = probe(port, "/health/queues", token="s3cret")
+        head = probe(port, "/health/queues", token="s3cret", method="HEAD")
+        words = [(probe(port, path).status, probe(port, path).body) for path in ("/live", "/ready")]
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=30)
+
+    assert (closed.status, closed.body) == (wrong.status, wrong.body) == (401, b'{"error":"unauthorized"}')
+    assert "www-authenticate" in closed.headers
+    assert seen.status == 503
+    assert (seen.json["status"], seen.json["workers"]) == ("degraded", [])
+    assert seen.json["queues"]["default"]["waiting"] == 1
+    assert (head.status, head.body) == (503, b"")
+    assert "server" not in seen.headers
+    assert words == [(200, b"yes"), (200, b"yes")]
+    assert process.returncode == 0
+    assert "s3cret" not in said
+
+
+@pytest.mark.system
+@pytest.mark.statement(45)
+def test_serve_waits_for_a_storage_that_is_not_there_yet(there: Terminal) -> None:
+    with there.start("serve", "--http", "0") as process:
+        port = port_of(process)
+        before = probe(port, "/health/queues")
+        unready = probe(port, "/ready")
+        there.enqueue("add", 1, 2, work=True)
+        after = probe(port, "/health/queues")
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=30)
+
+    assert (before.status, before.json["status"]) == (503, "unreachable")
+    assert (unready.status, unready.body) == (503, b"no")
+    assert (after.status, after.json["queues"]["default"]["completed"]) == (200, 1)
+    assert process.returncode == 0
+
+
+def test_serve_needs_to_know_one_storage(tasks: Terminal) -> None:
+    said = tasks.refused("serve", "tasks:app", "--url", "sqlite:///other.db")
+
+    assert "leave --url out, or the app" in said
+    assert not Path("other.db").exists()

@@ -1,0 +1,722 @@
+"""Health as an ASGI app: what it shows, to whom, and what it comes to. The time is virtual, the storage real."""
+
+import asyncio
+import base64
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pytest
+
+from holdfast import Holdfast, State, Timing, UsageError
+from holdfast.core.job import Owner
+from holdfast.errors import StorageUnavailableError
+from holdfast.health.asgi import MOST_FIELDS, UNREADY_AFTER, DegradedIs, HealthApp
+from holdfast.health.gate import Gate
+from holdfast.health.judge import LONGEST_REST
+from holdfast.health.make import health_app
+from holdfast.health.watch import EVERY, LIMIT
+from holdfast.storage.memory import MemoryStorage
+from holdfast.storage.protocol import Beat, Survey, WorkerInfo
+from holdfast.worker.exchange import POLL
+from tests.flow.conftest import Play, Stage
+
+TOKEN = "s3cret"
+BEARER = {"authorization": f"Bearer {TOKEN}"}
+COUNTS = ("waiting", "active", "delayed", "failed", "completed")
+
+
+@dataclass(frozen=True)
+class Response:
+    """What came back."""
+
+    status: int
+    headers: list[tuple[str, str]]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    def header(self, name: str) -> list[str]:
+        return [value for key, value in self.headers if key == name]
+
+
+async def ask(
+    app: HealthApp,
+    path: str = "/health/queues",
+    *,
+    method: str = "GET",
+    headers: dict[str, str] | list[tuple[str, str]] | None = None,
+    **scope: Any,
+) -> Response:
+    """Call an ASGI app as a server does."""
+    where, _, query = path.partition("?")
+    sent: list[Any] = []
+    given = list(headers.items()) if isinstance(headers, dict) else headers or []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await app(
+        {
+            "type": "http",
+            "method": method,
+            "path": where,
+            "query_string": query.encode(),
+            "headers": [(name.encode(), value.encode()) for name, value in given],
+            **scope,
+        },
+        receive,
+        send,
+    )
+    start, *bodies = sent
+    return Response(
+        start["status"],
+        [(name.decode(), value.decode()) for name, value in start["headers"]],
+        b"".join(message["body"] for message in bodies),
+    )
+
+
+def mail_and_more(app: Holdfast) -> Holdfast:
+    """Give an app tasks on two queues."""
+
+    @app.task(name="add")
+    async def add(a: int, b: int) -> int:
+        return a + b
+
+    @app.task(name="send", queue="mail")
+    async def send() -> None: ...
+
+    return app
+
+
+async def beat(stage: Stage, owner: str = "one", *, turned_ago: float = 0.0, **info: Any) -> None:
+    """Beat as a worker does."""
+    told = WorkerInfo(queues=("default", "mail"), concurrency=10, turned_ago=round(turned_ago * 1e6), **info)
+    await stage.storage.renew(Beat(Owner(owner, f"name of {owner}", "host", 7), worker=told))
+
+
+# ── what it shows ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.statement(44)
+def test_it_shows_every_defined_queue_with_its_counts_the_empty_ones_too(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = mail_and_more(stage.app())
+        await app.find_task("add").options(delay="1h").enqueue(1, 2)
+        await app.find_task("add").options(queue="elsewhere").enqueue(1, 2)
+        seen = await ask(app.health(token=TOKEN), headers=BEARER)
+
+        assert seen.status == 200
+        assert seen.header("content-type") == ["application/json"]
+        assert {name: [queue[count] for count in COUNTS] for name, queue in seen.json["queues"].items()} == {
+            "default": [0, 0, 1, 0, 0],
+            "elsewhere": [1, 0, 0, 0, 0],
+            "mail": [0, 0, 0, 0, 0],
+        }
+
+    play(scenario)
+
+
+@pytest.mark.statement(44)
+def test_the_critical_queues_alone_are_shown_and_judged(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = mail_and_more(stage.app())
+        await app.find_task("add").enqueue(1, 2)
+        health = app.health(token=TOKEN)
+
+        async def asked(query: str) -> tuple[str, list[str]]:
+            seen = (await ask(health, f"/health/queues?{query}", headers=BEARER)).json
+            return seen["status"], list(seen["queues"])
+
+        assert await asked("") == ("degraded", ["default", "mail"])
+        assert await asked("queue=mail") == ("ok", ["mail"])
+        assert await asked("queue=mail&queue=unheard%20of") == ("ok", ["mail", "unheard of"])
+        assert await asked("queue=mail,default") == ("degraded", ["default", "mail"])
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("query", ["queue=", "queue=a,", "queue=%00", "&".join(["queue=a"] * (MOST_FIELDS + 1))])
+async def test_a_query_that_names_no_queue_is_refused(query: str) -> None:
+    seen = await ask(Holdfast("memory://").health(unprotected=True), f"/health/queues?{query}")
+
+    assert seen.status == 400
+    assert seen.json.keys() == {"error"}
+
+
+@pytest.mark.statement(44)
+def test_head_says_the_same_without_a_body(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        health = stage.app().health(token=TOKEN, degraded_is=503)
+        for path in ("/health/queues", "/live", "/ready", "/elsewhere"):
+            for headers in (BEARER, {}):
+                got = await ask(health, path, headers=headers)
+                head = await ask(health, path, method="HEAD", headers=headers)
+
+                assert (head.status, head.headers) == (got.status, got.headers)
+                assert got.header("content-length") == [str(len(got.body))]
+                assert head.body == b""
+
+    play(scenario)
+
+
+@pytest.mark.statement(47)
+def test_a_worker_is_shown_with_its_record_alive_and_when_its_beats_stop_stale_with_its_age(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = mail_and_more(stage.app())
+        worker = app.worker(name="mine", concurrency=3, reaper=False)
+        node = await stage.start(worker)
+        health = app.health(token=TOKEN)
+
+        async def record() -> dict[str, Any]:
+            (found,) = (await ask(health, headers=BEARER)).json["workers"]
+            return dict(found)
+
+        async def beaten() -> bool:
+            return bool((await stage.storage.survey()).workers)
+
+        await stage.until(beaten)
+        await asyncio.sleep(20)
+        alive = await record()
+
+        assert alive.keys() == {
+            *("id", "name", "host", "pid", "queues", "concurrency", "active", "started"),
+            *("state", "age", "seen_ago", "turned_ago"),
+        }
+        assert (alive["id"], alive["name"], alive["concurrency"]) == (worker.owner.id, "mine", 3)
+        assert alive["queues"] == ["default", "mail"]
+        assert alive["state"] == "alive"
+        assert 0 <= alive["age"] == max(alive["seen_ago"], alive["turned_ago"]) <= 10
+
+        stage.loop.kill(node)
+
+        async def stale() -> bool:
+            return bool((await record())["state"] == "stale")
+
+        # The keeper has ended with the worker, as after a SIGKILL.
+        assert await stage.until(stale) <= 15.1
+        assert 14.9 < (await record())["age"] < 20.1
+
+    play(scenario)
+
+
+@pytest.mark.statement(49)
+def test_a_worker_that_beats_while_its_claim_loop_hangs_is_stale(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        health = stage.app().health(token=TOKEN)
+        states: list[str] = []
+        for turned_ago in (0, 14.9, 15.1, 3600):
+            await beat(stage, turned_ago=turned_ago)
+            (worker,) = (await ask(health, headers=BEARER)).json["workers"]
+            states.append(worker["state"])
+
+            assert worker["seen_ago"] == 0
+            assert worker["age"] == worker["turned_ago"] == turned_ago
+
+        assert states == ["alive", "alive", "stale", "stale"]
+
+    play(scenario)
+
+
+@pytest.mark.statement(47, 49)
+def test_an_idle_worker_with_a_quick_beat_is_not_stale_between_two_turns_of_its_loop(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = mail_and_more(stage.app(timing=Timing(lease="2s", sweep="500ms", grace="500ms")))
+        worker = app.worker()
+        node = await stage.start(worker)
+        await asyncio.sleep(1)
+        health = app.health(token=TOKEN)
+        states: set[str] = set()
+        for _ in range(200):
+            states |= {one["state"] for one in (await ask(health, headers=BEARER)).json["workers"]}
+            await asyncio.sleep(0.1)
+        await stage.stop(node, worker)
+
+        assert states == {"alive"}
+
+    assert LONGEST_REST == POLL
+    play(scenario)
+
+
+def test_the_age_of_the_reaper_is_that_of_the_last_sweep(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = mail_and_more(stage.app())
+        health = app.health(token=TOKEN)
+
+        assert (await ask(health, headers=BEARER)).json["reaper"] == {"age": None, "late": False}
+
+        worker = app.worker()
+        node = await stage.start(worker)
+        await asyncio.sleep(1)
+        await stage.stop(node, worker)
+        before = (await ask(health, headers=BEARER)).json["reaper"]["age"]
+        await asyncio.sleep(100)
+        reaper = (await ask(health, headers=BEARER)).json["reaper"]
+
+        assert before < 2.1
+        assert abs(reaper["age"] - before - 100) < 0.1
+        assert not reaper["late"]
+
+    play(scenario)
+
+
+# ── what it comes to ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.statement(48)
+@pytest.mark.parametrize("status", [200, 503])
+def test_jobs_that_wait_while_no_worker_lives_are_degraded_with_the_status_that_was_chosen(
+    play: Play, status: DegradedIs
+) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = mail_and_more(stage.app())
+        health = app.health(token=TOKEN, degraded_is=status)
+        await app.find_task("add").enqueue(1, 2)
+        nobody = await ask(health, headers=BEARER)
+        await beat(stage)
+        somebody = await ask(health, headers=BEARER)
+        await asyncio.sleep(15.1)
+        dead = await ask(health, headers=BEARER)
+
+        assert (nobody.status, nobody.json["status"]) == (status, "degraded")
+        assert nobody.json["queues"]["default"]["status"] == "degraded"
+        assert nobody.json["queues"]["mail"]["status"] == "ok"
+        assert nobody.json["complaints"] == ["queue 'default': 1 jobs wait and no live worker serves it"]
+        assert (somebody.status, somebody.json["status"]) == (200, "ok")
+        assert (dead.status, dead.json["status"]) == (status, "degraded")
+
+    play(scenario)
+
+
+@pytest.mark.statement(48)
+def test_a_worker_that_takes_its_leave_serves_no_more(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = mail_and_more(stage.app())
+        await app.find_task("add").enqueue(1, 2)
+        await beat(stage, stopping=True)
+        seen = (await ask(app.health(token=TOKEN), headers=BEARER)).json
+
+        assert seen["workers"][0]["state"] == "stopping"
+        assert seen["status"] == "degraded"
+
+    play(scenario)
+
+
+@pytest.mark.statement(48)
+def test_the_jobs_of_a_paused_queue_may_wait(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = mail_and_more(stage.app())
+        await app.find_task("add").enqueue(1, 2)
+        await app.queue("default").pause()
+
+        assert (await ask(app.health(token=TOKEN), headers=BEARER)).json["status"] == "ok"
+
+    play(scenario)
+
+
+@pytest.mark.statement(50)
+def test_a_backlog_that_stays_above_its_threshold_for_too_long_is_unhealthy_until_it_has_recovered(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = mail_and_more(stage.app())
+        health = app.health(token=TOKEN, backlog={"*": 100, "mail": 1}, for_="1m")
+        await beat(stage)
+        jobs = [await app.find_task("send").enqueue() for _ in range(2)]
+        seen: list[tuple[int, str]] = []
+
+        async def look() -> None:
+            await beat(stage)
+            found = await ask(health, headers=BEARER)
+            seen.append((found.status, found.json["status"]))
+
+        await look()
+        await asyncio.sleep(60)
+        await look()
+        await asyncio.sleep(1)
+        await look()
+        critical = (await ask(health, "/health/queues?queue=mail", headers=BEARER)).json
+        await jobs[0].cancel()
+        await look()
+        await app.find_task("send").enqueue()
+        await look()
+
+        assert seen == [(200, "ok"), (200, "ok"), (500, "unhealthy"), (200, "ok"), (200, "ok")]
+        assert critical["queues"]["mail"]["threshold"] == 1
+        assert 60.9 < critical["queues"]["mail"]["above_for"] < 61.1
+        assert (await ask(health, "/health/queues?queue=default", headers=BEARER)).status == 200
+
+    play(scenario)
+
+
+@pytest.mark.statement(50)
+def test_served_it_sees_a_recovery_between_two_questions(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = mail_and_more(stage.app())
+        health = app.health(token=TOKEN, backlog=0, for_="1m")
+        async with Lifespan(health):
+            await beat(stage)
+            job = await app.find_task("add").enqueue(1, 2)
+            await ask(health, headers=BEARER)
+            await asyncio.sleep(40)
+            await job.cancel()
+            await asyncio.sleep(2 * EVERY)
+            await app.find_task("add").enqueue(1, 2)
+            await asyncio.sleep(40)
+            await beat(stage)
+            spiky = await ask(health, headers=BEARER)
+            await asyncio.sleep(30)
+            lasting = await ask(health, headers=BEARER)
+
+        assert spiky.status == 200
+        assert lasting.status == 500
+
+    play(scenario)
+
+
+# ── when the storage is away ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Unsteady(MemoryStorage):
+    """A storage that can be made to fail, or to give no answer: a third party's, as far as health is concerned."""
+
+    trouble: Literal["none", "fails", "hangs"] = "none"
+    asked = 0
+
+    async def survey(self, queues: Any = ()) -> Survey:
+        self.asked += 1
+        if self.trouble == "fails":
+            raise StorageUnavailableError("gone fishing")
+        if self.trouble == "hangs":
+            await asyncio.Event().wait()
+        return await super().survey(queues)
+
+
+def unsteady(stage: Stage) -> Unsteady:
+    return Unsteady(clock=stage.clock)
+
+
+@pytest.mark.statement(45)
+@pytest.mark.parametrize("trouble", ["fails", "hangs"])
+def test_a_storage_out_of_reach_is_503_within_two_seconds_and_says_why(
+    play: Play, trouble: Literal["fails", "hangs"]
+) -> None:
+    async def scenario(stage: Stage) -> None:
+        storage = unsteady(stage)
+        health = stage.app(storage=storage).health(token=TOKEN)
+        storage.trouble = trouble
+        began = stage.now
+        seen = await ask(health, headers=BEARER)
+        took = stage.now - began
+        storage.trouble = "none"
+
+        assert took < 2.0
+        assert seen.status == 503
+        assert seen.json["status"] == "unreachable"
+        assert seen.json.keys() == (await ask(health, headers=BEARER)).json.keys()
+        assert seen.json["complaints"] == [
+            "the storage is out of reach: "
+            + ("gone fishing" if trouble == "fails" else f"no answer within {LIMIT:g} s")
+        ]
+        assert (await ask(health, headers=BEARER)).status == 200
+
+    play(scenario)
+
+
+def test_many_questions_at_once_are_one_to_the_storage(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        storage = unsteady(stage)
+        health = stage.app(storage=storage).health(token=TOKEN)
+        storage.trouble = "hangs"
+        async with asyncio.TaskGroup() as crowd:
+            asked = [crowd.create_task(ask(health, headers=BEARER)) for _ in range(50)]
+
+        assert {one.result().status for one in asked} == {503}
+        assert storage.asked == 1
+
+    play(scenario)
+
+
+def test_who_hangs_up_takes_no_answer_from_the_others(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        storage = unsteady(stage)
+        health = stage.app(storage=storage).health(token=TOKEN)
+        storage.trouble = "hangs"
+        impatient = asyncio.ensure_future(ask(health, headers=BEARER))
+        patient = asyncio.ensure_future(ask(health, headers=BEARER))
+        await asyncio.sleep(0.5)
+        impatient.cancel()
+
+        assert (await patient).status == 503
+        assert impatient.cancelled()
+
+    play(scenario)
+
+
+@pytest.mark.statement(51)
+@pytest.mark.parametrize("trouble", ["fails", "hangs"])
+def test_liveness_does_not_depend_on_the_storage_and_readiness_does(
+    play: Play, trouble: Literal["fails", "hangs"]
+) -> None:
+    async def scenario(stage: Stage) -> None:
+        storage = unsteady(stage)
+        health = stage.app(storage=storage).health(token=TOKEN)
+
+        async def words() -> list[tuple[int, bytes]]:
+            return [(seen.status, seen.body) for seen in (await ask(health, "/live"), await ask(health, "/ready"))]
+
+        well = await words()
+        storage.trouble = trouble
+        began = stage.now
+        await asyncio.sleep(2)
+        hiccup = await words()
+        while (await words())[1] == (200, b"yes"):  # noqa: ASYNC110 - in virtual time
+            await asyncio.sleep(0.1)
+        took = stage.now - began
+        ill = await words()
+        storage.trouble = "none"
+        await asyncio.sleep(2)
+
+        assert well == hiccup == await words() == [(200, b"yes"), (200, b"yes")]
+        assert ill == [(200, b"yes"), (503, b"no")]
+        assert UNREADY_AFTER < took < UNREADY_AFTER + 2 + 2 * LIMIT
+
+    play(scenario)
+
+
+@pytest.mark.statement(51)
+def test_a_process_that_has_never_seen_its_storage_is_not_ready(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        storage = unsteady(stage)
+        storage.trouble = "fails"
+
+        assert (await ask(stage.app(storage=storage).health(token=TOKEN), "/ready")).status == 503
+
+    play(scenario)
+
+
+@pytest.mark.statement(49, 51)
+def test_a_worker_is_ready_while_its_claim_loop_turns_and_it_does_not_stop(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        stopping: list[bool] = []
+
+        async def opened() -> Any:
+            return stage.storage
+
+        health = health_app(
+            opened,
+            timing=Timing(),
+            clock=stage.clock,
+            unprotected=True,
+            owner="one",
+            stopping=lambda: bool(stopping),
+        )
+        words: list[str] = []
+
+        async def look() -> None:
+            await asyncio.sleep(1.1)
+            words.append((await ask(health, "/ready")).body.decode())
+
+        await look()
+        await beat(stage, "another")
+        await look()
+        await beat(stage)
+        await look()
+        await beat(stage, turned_ago=15)
+        await look()
+        await beat(stage)
+        await look()
+        await beat(stage, stopping=True)
+        await look()
+        await beat(stage)
+        await look()
+        stopping.append(True)
+        await look()
+
+        assert words == ["no", "no", "yes", "no", "yes", "no", "yes", "no"]
+
+    play(scenario)
+
+
+def test_a_flood_of_questions_whether_it_is_ready_does_not_reach_the_storage(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        storage = unsteady(stage)
+        health = stage.app(storage=storage).health(token=TOKEN)
+        for _ in range(100):
+            await ask(health, "/ready")
+            await ask(health, "/live")
+            await ask(health)
+
+        assert storage.asked == 1
+
+    play(scenario)
+
+
+# ── to whom ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def basic(password: str, *, user: str = "probe") -> str:
+    return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+
+
+@pytest.mark.statement(46)
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [],
+        [("authorization", "")],
+        [("authorization", "Bearer")],
+        [("authorization", "Bearer wrong")],
+        [("authorization", f"Bearer {TOKEN[:-1]}")],
+        [("authorization", f"Bearer {TOKEN}x")],
+        [("authorization", TOKEN)],
+        [("authorization", f"Token {TOKEN}")],
+        [("authorization", basic("wrong"))],
+        [("authorization", basic("", user=TOKEN))],
+        [("authorization", f"Basic {TOKEN}")],
+        [("authorization", "Basic ÿ")],
+        [("authorization", f"Bearer {TOKEN}"), ("authorization", "Bearer wrong")],
+        [("x-authorization", f"Bearer {TOKEN}")],
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST"])
+async def test_without_the_token_it_is_401_which_leaks_nothing_and_asks_nothing_of_the_storage(
+    headers: list[tuple[str, str]], method: str
+) -> None:
+    storage = Unsteady()
+    app = mail_and_more(Holdfast(storage=storage))
+    seen = await ask(app.health(token=TOKEN), "/health/queues?queue=mail", method=method, headers=headers)
+
+    assert seen.status == 401
+    assert seen.body == (b"" if method == "HEAD" else b'{"error":"unauthorized"}')
+    assert [value.split()[0] for value in seen.header("www-authenticate")] == ["Bearer", "Basic"]
+    assert storage.asked == 0
+
+
+@pytest.mark.statement(46)
+@pytest.mark.parametrize("given", [f"Bearer {TOKEN}", f"bearer  {TOKEN} ", basic(TOKEN), basic(TOKEN, user="")])
+async def test_with_the_token_as_a_bearer_or_as_a_password_it_is_answered(given: str) -> None:
+    seen = await ask(Holdfast("memory://").health(token=TOKEN), headers={"authorization": given})
+
+    assert seen.status == 200
+
+
+async def test_a_token_may_hold_a_colon() -> None:
+    health = Holdfast("memory://").health(token="a:b")
+
+    assert (await ask(health, headers={"authorization": basic("a:b")})).status == 200
+
+
+@pytest.mark.statement(46)
+async def test_the_token_may_come_from_the_environment_and_none_must_be_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = Holdfast("memory://")
+    monkeypatch.delenv("HOLDFAST_HTTP_TOKEN", raising=False)
+    with pytest.raises(UsageError, match="HOLDFAST_HTTP_TOKEN"):
+        app.health()
+    unprotected = await ask(app.health(unprotected=True))
+    monkeypatch.setenv("HOLDFAST_HTTP_TOKEN", TOKEN)
+    protected = app.health()
+
+    assert unprotected.status == 200
+    assert (await ask(protected)).status == 401
+    assert (await ask(protected, headers=BEARER)).status == 200
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"token": ""},
+        {"token": "with space"},
+        {"token": "ключ"},
+        {"token": 5},
+        {"token": "a", "unprotected": True},
+        {"token": "a", "backlog": -1},
+        {"token": "a", "backlog": True},
+        {"token": "a", "backlog": {"mail": 1.5}},
+        {"token": "a", "backlog": {"": 1}},
+        {"token": "a", "backlog": 1, "for_": 0},
+        {"token": "a", "degraded_is": 418},
+        {"unprotected": "no"},
+    ],
+    ids=str,
+)
+def test_what_cannot_be_meant_is_refused_and_no_token_is_shown(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError) as refused:
+        Holdfast("memory://").health(**options)
+
+    assert "with space" not in str(refused.value)
+
+
+def test_without_a_token_the_gate_is_open() -> None:
+    assert Gate(None).admits([])
+    assert not Gate(None).closed
+    assert Gate(TOKEN).closed
+
+
+# ── as a part of something else ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("root_path", "path"), [("/ops", "/ops/live"), ("/ops/", "/ops/live"), ("/ops", "/live"), ("/", "/live")]
+)
+async def test_it_can_be_mounted_below_a_path_that_is_cut_off_or_not(root_path: str, path: str) -> None:
+    assert (await ask(Holdfast("memory://").health(token=TOKEN), path, root_path=root_path)).body == b"yes"
+
+
+@pytest.mark.parametrize("path", ["/", "", "/liveness", "/live/", "/health", "//live"])
+async def test_an_unknown_path_is_404(path: str) -> None:
+    assert (await ask(Holdfast("memory://").health(token=TOKEN), path)).status == 404
+
+
+@pytest.mark.parametrize("path", ["/live", "/ready", "/health/queues"])
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
+async def test_other_methods_are_405_and_those_that_are_allowed_named(path: str, method: str) -> None:
+    seen = await ask(Holdfast("memory://").health(token=TOKEN), path, method=method, headers=BEARER)
+
+    assert seen.status == 405
+    assert seen.header("allow") == ["GET, HEAD"]
+
+
+def test_it_works_in_one_loop_after_another() -> None:
+    async def main() -> int:
+        return (await ask(health, headers=BEARER)).status
+
+    health = Holdfast("memory://").health(token=TOKEN)
+
+    assert [asyncio.run(main()) for _ in range(3)] == [200, 200, 200]
+
+
+async def test_it_speaks_no_web_sockets() -> None:
+    with pytest.raises(ValueError, match="websocket"):
+        await ask(Holdfast("memory://").health(token=TOKEN), "/live", type="websocket")
+
+
+def test_the_counts_are_those_of_the_states() -> None:
+    assert {*COUNTS} < {state.value for state in State}
+
+
+class Lifespan:
+    """Starts and stops an ASGI app as a server does."""
+
+    def __init__(self, app: HealthApp) -> None:
+        self._app = app
+        self._asked: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._said: asyncio.Queue[Any] = asyncio.Queue()
+        self._task: asyncio.Future[None] | None = None
+
+    async def __aenter__(self) -> None:
+        send: Callable[[Any], Awaitable[None]] = self._said.put
+        self._task = asyncio.ensure_future(self._app({"type": "lifespan"}, self._asked.get, send))
+        await self._asked.put({"type": "lifespan.startup"})
+        assert await self._said.get() == {"type": "lifespan.startup.complete"}
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._asked.put({"type": "lifespan.shutdown"})
+        assert await self._said.get() == {"type": "lifespan.shutdown.complete"}
+        assert self._task is not None
+        await self._task
