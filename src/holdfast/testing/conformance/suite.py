@@ -5,9 +5,11 @@ from holdfast.testing.conformance.exchange import ClaimConformance, SettleConfor
 from holdfast.testing.conformance.history import HistoryConformance
 from holdfast.testing.conformance.keys import KeysConformance
 from holdfast.testing.conformance.notices import NoticesConformance
+from holdfast.testing.conformance.pause import PauseConformance
 from holdfast.testing.conformance.reading import ReadingConformance
 from holdfast.testing.conformance.reclaim import ReclaimConformance
 from holdfast.testing.conformance.renew import RenewConformance
+from holdfast.testing.conformance.retention import RetentionConformance
 from holdfast.testing.conformance.revise import ReviseConformance
 from holdfast.testing.conformance.sweep import ElectionConformance, SweepConformance
 from holdfast.testing.conformance.ttl import TtlConformance
@@ -25,7 +27,9 @@ class StorageConformance(
     ReviseConformance,
     TtlConformance,
     KeysConformance,
+    RetentionConformance,
     TuneConformance,
+    PauseConformance,
     ReadingConformance,
     NoticesConformance,
     HistoryConformance,
