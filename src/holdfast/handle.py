@@ -1,12 +1,12 @@
 """The caller's end of a job: ask for its state, wait for its result, cancel or redrive it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, Generic, TypeVar
 
 from holdfast.core.check import remark
 from holdfast.core.duration import Duration, duration, micros
-from holdfast.core.events import JobExpired
+from holdfast.core.events import AnyEvent, JobExpired
 from holdfast.core.job import JobDetail, JobRecord, Ref
 from holdfast.core.lifecycle import TERMINAL, State
 from holdfast.errors import (
@@ -19,7 +19,7 @@ from holdfast.errors import (
     UsageError,
 )
 from holdfast.sideloop import PORTAL
-from holdfast.storage.protocol import Cancel, Redrive, Retain, Revised, Revision, Storage, job_topic
+from holdfast.storage.protocol import Cancel, Notices, Redrive, Retain, Revised, Revision, Storage, job_topic
 
 R_co = TypeVar("R_co", covariant=True)
 
@@ -104,6 +104,37 @@ class Job(Generic[R_co]):
         except TimeoutError:
             raise ResultTimeoutError(self.id, f"job {self.id} was not over within {limit:g} s; it goes on") from None
 
+    async def events(self) -> AsyncGenerator[AnyEvent]:
+        """Yield what has happened to the job, then what happens to it, in order, until it is over.
+
+        `async for event in job.events()`. Where the log no longer reaches back to its beginning, an `EventsTrimmed`
+        comes first; a redriven job's earlier ends are told, too. What comes unhinted is seen within a second.
+
+        Raises:
+            JobNotFoundError: the storage knows no such job, nor anything that happened to one.
+            StorageError: the storage cannot be asked; begin again, and the story begins again.
+        """
+        storage = await self._access.storage()
+        notices = storage.notices([job_topic(self._ref)])
+        cursor, told = None, False
+        try:
+            while True:
+                # Asked before the events are, so that whatever ended it is among them.
+                detail = (await storage.get([self._ref]))[0]
+                page = await storage.events(cursor, limit=_TOLD, ref=self._ref)
+                for event in page.events:
+                    told = True
+                    yield event
+                cursor = page.next
+                if len(page.events) < _TOLD and (detail is None or detail.job.state in TERMINAL):
+                    break
+                if not page.events:
+                    await _hint(notices)
+        finally:
+            notices.close()
+        if detail is None and not told:
+            raise self._unknown()
+
     async def cancel(self, reason: str | None = None, *, by: str | None = None) -> bool:
         """Cancel the job: at once if it is not running, else its run is asked to stop.
 
@@ -175,12 +206,7 @@ class Job(Generic[R_co]):
                     raise await self._vanished(storage)
                 if detail.job.state in TERMINAL:
                     return self._outcome(detail.job)
-                try:
-                    async with asyncio.timeout(POLL):
-                        await anext(aiter(notices))
-                except TimeoutError:
-                    # Nobody hinted; the record is the truth, so look again.
-                    continue
+                await _hint(notices)
         finally:
             notices.close()
 
@@ -225,6 +251,15 @@ class Job(Generic[R_co]):
         return JobNotFoundError(
             self.id, f"no job {self.id!r} in queue {self.queue!r}: never enqueued there, deleted, or past its retention"
         )
+
+
+async def _hint(notices: Notices) -> None:
+    """Wait until somebody hints, or for a second: the record is the truth, so look again."""
+    try:
+        async with asyncio.timeout(POLL):
+            await anext(aiter(notices))
+    except TimeoutError:
+        return
 
 
 def ended_badly(job: JobRecord) -> Exception:

@@ -1,0 +1,140 @@
+"""The story of one job, as whoever holds its handle hears it."""
+
+import asyncio
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from holdfast import (
+    Holdfast,
+    JobCancelled,
+    JobCompleted,
+    JobDeleted,
+    JobEnqueued,
+    JobFailed,
+    JobNotFoundError,
+    JobProgressed,
+    JobRedriven,
+    JobRetried,
+    JobStalled,
+    JobStarted,
+    QueueDrained,
+    Retry,
+    UsageError,
+    current_job,
+)
+from holdfast.storage.protocol import Delete
+from tests.flow.conftest import FAST, Play, Stage
+
+
+async def story(job: Any) -> list[str]:
+    async with aclosing(job.events()) as events:
+        return [type(event).__name__ async for event in events]
+
+
+def test_a_job_tells_its_story_while_it_runs_and_ends_with_it(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(timing=FAST)
+
+        @app.task(name="flaky", retry=Retry(base="5s", jitter=False))
+        async def flaky() -> None:
+            if current_job().run == 1:
+                raise ValueError
+
+        other, job = await flaky.enqueue(), await flaky.enqueue()
+        heard = asyncio.create_task(story(job))
+        await stage.start(app.worker())
+        await other.result()
+
+        assert await heard == ["JobRetried", "JobCompleted"]
+        assert await story(job) == ["JobRetried", "JobCompleted"]
+
+    play(scenario)
+
+
+def test_a_redriven_jobs_earlier_ends_are_part_of_its_story(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(timing=FAST)
+
+        @app.task(name="fails", retry=Retry(max_attempts=1))
+        async def fails() -> None:
+            raise ValueError
+
+        job = await fails.enqueue()
+        node = await stage.start(app.worker())
+        assert await story(job) == ["JobFailed"]
+        stage.loop.kill(node)
+        await job.redrive(by="ops")
+        heard = asyncio.create_task(story(job))
+        await asyncio.sleep(2)
+        assert not heard.done()
+        await job.cancel("enough")
+
+        assert await heard == [kind.__name__ for kind in (JobFailed, JobRedriven, JobCancelled)]
+
+    play(scenario)
+
+
+def test_a_stall_and_a_deletion_are_told(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(timing=FAST)
+
+        @app.task(name="slow")
+        async def slow() -> None:
+            await asyncio.sleep(3600)
+
+        job = await slow.enqueue()
+        node = await stage.start(app.worker(reaper=False), "victim")
+        await asyncio.sleep(0.5)
+        stage.loop.kill(node)
+        rescuer = app.worker(queues=["another"])
+        await stage.start(rescuer)
+        await asyncio.sleep(5)
+        await stage.storage.revise([Delete(job.ref, by="ops")])
+
+        assert await story(job) == [JobStalled.__name__, JobDeleted.__name__]
+
+    play(scenario)
+
+
+def test_what_is_recorded_on_request_is_recorded_where_it_was_asked_for(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(timing=FAST)
+
+        @app.task(name="talks", queue="loud")
+        async def talks() -> None:
+            current_job().progress(0.5, "half")
+            await asyncio.sleep(3)
+
+        quiet = await talks.options(queue="quiet").enqueue()
+        await app.queue("loud").record(JobEnqueued, JobStarted, JobProgressed, QueueDrained)
+        loud = await talks.enqueue()
+        await stage.start(app.worker(queues=["loud", "quiet"]))
+        await quiet.result()
+        await loud.result()
+        started = [event for event in await stage.told(JobStarted) if event.id == loud.id]
+        await asyncio.sleep(1)
+
+        assert await story(quiet) == ["JobCompleted"]
+        assert await story(loud) == ["JobEnqueued", "JobStarted", "JobProgressed", "JobCompleted"]
+        assert [(event.attempt, event.redelivered, event.run) for event in started] == [(1, False, 1)]
+        assert [event.queue for event in await stage.told(QueueDrained)] == ["loud"]
+
+    play(scenario)
+
+
+def test_an_unknown_job_has_no_story(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        with pytest.raises(JobNotFoundError):
+            await story(stage.app().job("nobody"))
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("kind", [JobRetried, JobCompleted, "started", None])
+def test_only_what_is_recorded_on_request_is_requested(kind: Any) -> None:
+    queue = Holdfast("memory://").queue("q")
+
+    with pytest.raises(UsageError, match="is not recorded on request"):
+        asyncio.run(queue.record(kind))
