@@ -84,24 +84,39 @@ def backlogged(command: F) -> F:
 
 def served(command: F) -> F:
     """Give a command the options of serving health; they come to it as one, `http`, None if none is served."""
+    return served_at(None)(command)
 
-    @functools.wraps(command)
-    def folded(
-        *args: Any,
-        http: str | None,
-        http_token: str | None,
-        http_token_file: Path | None,
-        backlog: tuple[str, ...],
-        backlog_for: timedelta,
-        degraded_is: str,
-        **others: Any,
-    ) -> Any:
-        told = None
-        if http is not None:
-            told = _told(http, _token(http_token, http_token_file), backlog_of(backlog, backlog_for), degraded_is)
-        return command(*args, http=told, **others)
 
-    return cast(F, _with([*_HTTP, *_BACKLOG, *_DEGRADED], folded))
+def served_at(default: str | None) -> Callable[[F], F]:
+    """Return what gives a command these options; it serves at the default address if nobody says where."""
+
+    def give(command: F) -> F:
+        @functools.wraps(command)
+        def folded(
+            *args: Any,
+            http: str | None,
+            http_token: str | None,
+            http_token_file: Path | None,
+            backlog: tuple[str, ...],
+            backlog_for: timedelta,
+            degraded_is: str,
+            **others: Any,
+        ) -> Any:
+            told = None
+            if http is not None:
+                told = _told(http, _token(http_token, http_token_file), backlog_of(backlog, backlog_for), degraded_is)
+            return command(*args, http=told, **others)
+
+        where = click.option(
+            "--http",
+            metavar="[HOST:]PORT",
+            default=default,
+            show_default=default is not None,
+            help="Serve health there: /live, /ready, /health/queues.",
+        )
+        return cast(F, _with([where, *_TOKEN, *_BACKLOG, *_DEGRADED], folded))
+
+    return give
 
 
 def opener(storage: Storage) -> Callable[[], Awaitable[Storage]]:
@@ -168,18 +183,7 @@ def _with(options: list[Callable[[Any], Any]], command: F) -> F:
     return command
 
 
-class _Address(click.Option):
-    """The option --http; `serve` listens somewhere without being told where."""
-
-    def get_default(self, ctx: click.Context, call: bool = True) -> Any:
-        """Return where to listen if nobody says."""
-        return DEFAULT_ADDRESS if ctx.info_name == "serve" else None
-
-
-_HTTP: list[Callable[[Any], Any]] = [
-    click.option(
-        "--http", cls=_Address, metavar="[HOST:]PORT", help="Serve health there: /live, /ready, /health/queues."
-    ),
+_TOKEN: list[Callable[[Any], Any]] = [
     click.option(
         "--http-token",
         metavar="TOKEN",

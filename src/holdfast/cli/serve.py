@@ -8,7 +8,7 @@ import click
 
 from holdfast.cli.access import reach
 from holdfast.cli.exits import OK
-from holdfast.cli.http import Http, closed, opener, served
+from holdfast.cli.http import Http, closed, opener, served_at
 from holdfast.cli.load import load
 from holdfast.cli.logs import logged, set_up
 from holdfast.cli.session import Session, storage
@@ -17,25 +17,26 @@ from holdfast.errors import UsageError
 
 logger = logging.getLogger("holdfast.serve")
 
+DEFAULT_ADDRESS = "127.0.0.1:8080"
+
 
 @click.command()
 @storage
 @click.argument("target", required=False, metavar="[MODULE:APP]")
 @logged
-@served
+@served_at(DEFAULT_ADDRESS)
 @click.pass_obj
-def serve(session: Session, target: str | None, http: Http | None, log_level: str, log_format: str) -> int:
+def serve(session: Session, target: str | None, http: Http, log_level: str, log_format: str) -> int:
     """Serve health over HTTP, until SIGTERM or SIGINT: /live, /ready, /health/queues.
 
-    Runs no jobs and needs no workers; with --http it listens elsewhere than on 127.0.0.1:8080. Needs an app or the
-    address of a storage; an app also tells which queues there are, and its timing.
+    Runs no jobs and needs no workers. Needs an app or the address of a storage; an app also tells which queues there
+    are, and its timing.
     """
     set_up(log_level, log_format, quiet=session.quiet)
     if target is not None:
         if session.url is not None:
             raise UsageError(f"{target} has a storage of its own; leave --url out, or the app")
         session.app = target
-    assert http is not None  # noqa: S101 - has a default here
     asyncio.run(_serve(session, http))
     return OK
 

@@ -1,0 +1,242 @@
+"""Health of real processes over real sockets: killed, blocked, cut off from their storage, several at one address."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.cli.probe import Response, probe
+from tests.system.farm import Farm
+
+pytestmark = pytest.mark.system
+
+MakeFarm = Callable[..., Farm]
+
+TOKEN = "s3cret"
+PATIENCE = 20.0
+"""Seconds that a slow machine gets to come so far; no bound of ours."""
+
+
+async def served(farm: Farm) -> int:
+    """Return the port that a process of the farm says it serves health on."""
+    found: list[str] = []
+
+    async def said() -> bool:
+        found[:] = re.findall(r"health is served on http://127\.0\.0\.1:(\d+)", farm.log())
+        return bool(found)
+
+    await farm.until(said, within=PATIENCE)
+    return int(found[-1])
+
+
+async def ask(port: int, path: str = "/health/queues", **options: Any) -> Response:
+    """Ask, without holding up what else goes on here."""
+    return await asyncio.to_thread(probe, port, path, **options)
+
+
+def http(farm: Farm, *command: str) -> "subprocess.Popen[bytes]":
+    """Start a command that serves health on a port of its own choice."""
+    return farm.process("-m", "holdfast", *command, "--http", "0")
+
+
+async def state(port: int, pid: int) -> str:
+    """Return the state of a worker."""
+    workers = (await ask(port)).json["workers"]
+    return next((str(worker["state"]) for worker in workers if worker["pid"] == pid), "unknown")
+
+
+@pytest.mark.statement(47, 48)
+async def test_a_killed_worker_turns_stale_within_three_beats_and_its_queue_degraded(farm: MakeFarm) -> None:
+    crew = farm(lease="2s")
+    http(crew, "serve", "crew:app")
+    port = await served(crew)
+    worker = crew.worker()
+
+    async def alive() -> bool:
+        return await state(port, worker.pid) == "alive"
+
+    async def stale() -> bool:
+        return await state(port, worker.pid) == "stale"
+
+    await crew.until(alive, within=PATIENCE)
+    worker.send_signal(signal.SIGKILL)
+    worker.wait()
+    crew.enqueue("quick", 1)
+    took = await crew.until(stale, within=PATIENCE)
+    seen = (await ask(port)).json
+    (record,) = seen["workers"]
+
+    # Three beats of half a second; the age is the storage's own and knows nothing of how busy this machine is.
+    assert record["age"] > 1.5
+    assert record["age"] < 1.5 + took + 1.0
+    assert (seen["status"], seen["queues"]["default"]["waiting"]) == ("degraded", 1)
+
+
+@pytest.mark.slow
+@pytest.mark.statement(47, 48)
+async def test_by_default_that_takes_15_seconds(farm: MakeFarm) -> None:
+    crew = farm(lease="20s")
+    http(crew, "serve", "crew:app")
+    port = await served(crew)
+    worker = crew.worker()
+    ages: list[tuple[float, str]] = []
+
+    async def alive() -> bool:
+        return await state(port, worker.pid) == "alive"
+
+    async def stale() -> bool:
+        (record,) = (await ask(port)).json["workers"]
+        ages.append((record["age"], record["state"]))
+        return bool(record["state"] == "stale")
+
+    await crew.until(alive, within=PATIENCE)
+    worker.send_signal(signal.SIGKILL)
+    killed = time.monotonic()
+    await crew.until(stale, within=PATIENCE)
+
+    assert time.monotonic() - killed < 15 + 2
+    assert all((age > 15) == (found == "stale") for age, found in ages)
+
+
+@pytest.mark.statement(45, 51)
+async def test_a_storage_made_unreadable_is_503_in_under_two_seconds_until_it_is_back(farm: MakeFarm) -> None:
+    crew = farm()
+    crew.enqueue("quick", 1)
+    serving = http(crew, "serve", "crew:app")
+    port = await served(crew)
+
+    async def well() -> bool:
+        return (await ask(port)).status == 200
+
+    await crew.until(well, within=PATIENCE)
+    # A file of another kind in its place, and no log beside it: root, too, cannot read that as a database.
+    files = [*crew.folder.glob("queue.db*")]
+    for file in files:
+        os.rename(file, file.with_name(f"kept {file.name}"))
+    crew.database.write_bytes(b"not a database, and long enough to be looked at as if it were one" * 100)
+    began = time.monotonic()
+    ill = await ask(port)
+    took = time.monotonic() - began
+    live = await ask(port, "/live")
+    for file in files:
+        os.rename(file.with_name(f"kept {file.name}"), file)
+    await crew.until(well, within=PATIENCE)
+    serving.send_signal(signal.SIGTERM)
+
+    assert took < 2.0
+    assert (ill.status, ill.json["status"], ill.json["queues"]) == (503, "unreachable", {})
+    assert (live.status, live.body) == (200, b"yes")
+    assert await asyncio.to_thread(serving.wait, PATIENCE) == 0
+
+
+@pytest.mark.statement(46)
+async def test_without_the_token_a_worker_tells_strangers_only_that_it_lives(farm: MakeFarm) -> None:
+    crew = farm()
+    crew.env["HOLDFAST_HTTP_TOKEN"] = TOKEN
+    http(crew, "worker", "crew:app")
+    port = await served(crew)
+    stranger, friend = await ask(port), await ask(port, token=TOKEN)
+
+    assert (stranger.status, stranger.body) == (401, b'{"error":"unauthorized"}')
+    assert (friend.status, friend.json["queues"].keys()) == (200, {"default"})
+    assert (await ask(port, "/live")).status == 200
+
+
+@pytest.mark.slow
+@pytest.mark.statement(49, 51)
+async def test_a_worker_whose_loop_is_blocked_says_that_it_lives_and_after_three_beats_that_it_is_not_ready(
+    farm: MakeFarm,
+) -> None:
+    crew = farm(lease="2s")
+    worker = http(crew, "worker", "crew:app")
+    port = await served(crew)
+
+    async def ready() -> bool:
+        return (await ask(port, "/ready")).body == b"yes"
+
+    async def unready() -> bool:
+        assert (await ask(port, "/live", within=2)).body == b"yes"
+        return not await ready()
+
+    async def stale() -> bool:
+        return await state(port, worker.pid) == "stale"
+
+    await crew.until(ready, within=PATIENCE)
+    crew.enqueue("hog", 12)
+    await crew.until(unready, within=PATIENCE)
+    # It beats all the while; it is the claim loop that does not turn.
+    await crew.until(stale, within=PATIENCE)
+    (record,) = (await ask(port)).json["workers"]
+    await crew.until(ready, within=PATIENCE)
+
+    assert record["seen_ago"] < 1.5 < record["turned_ago"]
+
+
+@pytest.mark.statement(44)
+async def test_of_several_processes_one_serves_and_another_takes_over_when_it_dies(farm: MakeFarm) -> None:
+    crew = farm()
+    crew.env["HOLDFAST_HTTP_TOKEN"] = TOKEN
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        # Each of the processes must be told the same one.
+        port = int(free.getsockname()[1])
+    parent = crew.process("-m", "holdfast", "worker", "crew:app", "--processes", "2", "--http", str(port))
+
+    async def answered() -> bool:
+        try:
+            return (await ask(port, token=TOKEN)).status == 200
+        except OSError:
+            return False
+
+    async def two() -> bool:
+        return await answered() and len(await crew.pids()) == 2
+
+    await crew.until(two, within=PATIENCE)
+    for pid in await crew.pids():
+        os.kill(pid, signal.SIGKILL)
+        await crew.until(two, within=PATIENCE)
+    parent.send_signal(signal.SIGTERM)
+
+    assert await asyncio.to_thread(parent.wait, PATIENCE) == 0
+
+
+@pytest.mark.statement(44, 51)
+async def test_a_reaper_serves_too_and_tells_its_age(farm: MakeFarm) -> None:
+    crew = farm()
+    reaper = http(crew, "reaper", "crew:app")
+    port = await served(crew)
+
+    async def swept() -> bool:
+        return (await ask(port)).json["reaper"]["age"] is not None
+
+    await crew.until(swept, within=PATIENCE)
+    seen = (await ask(port)).json
+    words = [(await ask(port, path)).body for path in ("/live", "/ready")]
+    reaper.send_signal(signal.SIGTERM)
+
+    assert 0 <= seen["reaper"]["age"] < 60
+    assert json.dumps(seen["workers"]) == "[]"
+    assert words == [b"yes", b"yes"]
+    assert await asyncio.to_thread(reaper.wait, PATIENCE) == 0
+
+
+async def test_a_connection_that_says_nothing_holds_up_neither_the_others_nor_the_end(farm: MakeFarm) -> None:
+    crew = farm()
+    serving = http(crew, "serve")
+    port = await served(crew)
+    silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(20)]
+    silent[0][1].write(b"GET /live HTTP/1.1\r\nhost: x\r\n")
+    live = await ask(port, "/live")
+    serving.send_signal(signal.SIGTERM)
+
+    assert live.body == b"yes"
+    assert await asyncio.to_thread(serving.wait, PATIENCE) == 0
+    for _, writer in silent:
+        writer.close()
