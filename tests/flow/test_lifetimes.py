@@ -244,14 +244,14 @@ def test_a_wait_that_is_over_leaves_the_job_going_and_names_it(play: Play) -> No
 def test_the_same_id_within_its_result_ttl_gets_the_answer_that_is_there(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(timing=FAST)
-        task = quick(app, result_ttl="10m")
+        task = quick(app, result_ttl="60s")
         await stage.start(app.worker())
         first = await task.options(id="invoice 7").enqueue(1)
         assert await first.result() == 1
-        await asyncio.sleep(500)
+        await asyncio.sleep(50)
         again = await task.options(id="invoice 7").enqueue(2)
         assert (again.created, await again.result()) == (False, 1)
-        await asyncio.sleep(200)
+        await asyncio.sleep(20)
         with pytest.raises(JobNotFoundError):
             await first.result()
         anew = await task.options(id="invoice 7").enqueue(3)
@@ -265,16 +265,17 @@ def test_a_result_ttl_outlives_the_retention_and_can_be_changed_later(play: Play
     async def scenario(stage: Stage) -> None:
         app = stage.app(timing=FAST)
         task = quick(app)
+        await app.queue("default").set_retention(Retention(completed=Keep("10s")))
         await stage.start(app.worker())
-        kept, plain = await task.options(result_ttl="3h").enqueue(1), await task.enqueue(2)
-        longer = await task.options(result_ttl="30m").enqueue(3)
+        kept, plain = await task.options(result_ttl="60s").enqueue(1), await task.enqueue(2)
+        longer = await task.options(result_ttl="5s").enqueue(3)
         assert [await job.result() for job in (kept, plain, longer)] == [1, 2, 3]
-        await longer.retain("5h")
-        await asyncio.sleep(2 * 3600)
+        await longer.retain("100s")
+        await asyncio.sleep(40)
         with pytest.raises(JobNotFoundError):
             await plain.result()
         assert (await kept.result(), await longer.result()) == (1, 3)
-        await asyncio.sleep(2 * 3600)
+        await asyncio.sleep(40)
 
         with pytest.raises(JobNotFoundError):
             await kept.result()
@@ -302,7 +303,7 @@ def test_a_queue_keeps_its_jobs_as_long_as_it_was_told(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(timing=FAST)
         task = quick(app)
-        await app.queue("default").set_retention(Retention(completed=Keep("2h", 3)))
+        await app.queue("default").set_retention(Retention(completed=Keep("60s", 3)))
         await app.queue("default").set_retention(Retention(cancelled=Keep("10s")))
         gone = await task.options(delay="1h").enqueue()
         await gone.cancel()
@@ -312,7 +313,7 @@ def test_a_queue_keeps_its_jobs_as_long_as_it_was_told(play: Play) -> None:
             await job.result(timeout="1s")
         await asyncio.sleep(30)
         there = [detail is not None for detail in await stage.storage.get([job.ref for job in (gone, *jobs)])]
-        await asyncio.sleep(2 * 3600)
+        await asyncio.sleep(60)
 
         assert there == [False, False, False, True, True, True]
         assert not any(await stage.storage.get([job.ref for job in jobs]))
