@@ -1,5 +1,6 @@
 """All parts of the suite in one class."""
 
+from holdfast.testing.conformance.dead_letters import DeadLettersConformance
 from holdfast.testing.conformance.enqueue import EnqueueConformance
 from holdfast.testing.conformance.exchange import ClaimConformance, SettleConformance
 from holdfast.testing.conformance.history import HistoryConformance
@@ -28,6 +29,7 @@ class StorageConformance(
     TtlConformance,
     KeysConformance,
     RetentionConformance,
+    DeadLettersConformance,
     TuneConformance,
     PauseConformance,
     ReadingConformance,
