@@ -2,6 +2,7 @@
 
 from holdfast.testing.conformance.dead_letters import DeadLettersConformance
 from holdfast.testing.conformance.enqueue import EnqueueConformance
+from holdfast.testing.conformance.events import EventsConformance
 from holdfast.testing.conformance.exchange import ClaimConformance, SettleConformance
 from holdfast.testing.conformance.history import HistoryConformance
 from holdfast.testing.conformance.keys import KeysConformance
@@ -33,6 +34,7 @@ class StorageConformance(
     TuneConformance,
     PauseConformance,
     ReadingConformance,
+    EventsConformance,
     NoticesConformance,
     HistoryConformance,
 ):
