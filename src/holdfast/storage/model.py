@@ -566,7 +566,8 @@ class Model:
                     JobDeleted(queue=job.queue, id=job.id, task=job.task, run=job.starts, by=by, was=job.state),
                     now,
                 )
-                self._tell_if_drained(job.queue, now)
+                if job.state not in TERMINAL:
+                    self._tell_if_drained(job.queue, now)
             case Reschedule() if job.state in (State.DELAYED, State.WAITING):
                 self._reschedule(job, revision, now)
             case Retain(ttl=ttl) if job.state is State.COMPLETED:

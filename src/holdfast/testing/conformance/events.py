@@ -346,6 +346,16 @@ class EventsConformance(Conformance):
 
         assert len(await told_of(storage, QueueDrained)) == 1
 
+    async def test_to_delete_what_is_over_drains_no_queue(self, storage: Storage) -> None:
+        await storage.tune(THIS_QUEUE, Settings(record=("queue_drained",)))
+        await enqueue(storage, *new_jobs(2))
+        for lease in await claim(storage):
+            await settle(storage, ALICE, lease)
+        await storage.revise([Delete(job.ref) for job in new_jobs(2)])
+
+        # It was drained by the end of the second job, and by nothing since.
+        assert names(await told(storage)) == ["completed", "completed", "queue_drained", "deleted", "deleted"]
+
     async def test_a_queue_is_drained_each_time_anew(self, storage: Storage) -> None:
         await storage.tune(THIS_QUEUE, Settings(record=("queue_drained",)))
         for name in ("first", "second"):
