@@ -143,15 +143,14 @@ class DeadLettersConformance(Conformance):
 
     async def test_all_that_is_asked_for_must_hold(self, storage: Storage, clock: ManualClock) -> None:
         begin = clock.now()
-        for number, (task, tags, outcome) in enumerate(
-            (
-                ("mail", ("eu",), RAISED),
-                ("mail", ("us",), RAISED),
-                ("add", ("eu",), RAISED),
-                ("mail", ("eu",), Rejected(ERROR)),
-                ("mail", ("eu",), RAISED),
-            )
-        ):
+        cases: tuple[tuple[str, tuple[str, ...], Outcome], ...] = (
+            ("mail", ("eu",), RAISED),
+            ("mail", ("us",), RAISED),
+            ("add", ("eu",), RAISED),
+            ("mail", ("eu",), Rejected(ERROR)),
+            ("mail", ("eu",), RAISED),
+        )
+        for number, (task, tags, outcome) in enumerate(cases):
             job = new_job(f"job-{number}", task=task, tags=tags, policy=ONCE)
             await settle(storage, ALICE, await start(storage, job), outcome)
             clock.advance(1)
@@ -243,10 +242,7 @@ class DeadLettersConformance(Conformance):
         await enqueue(storage, job)
         await claim_one(storage)
         await recover(storage, clock)
-        for _ in range(2):
-            last = await claim_one(storage)
-            await settle(storage, ALICE, last, RAISED)
-            clock.advance(1)
+        await exhaust(storage, clock)
         dead = await record(storage, job.ref)
 
         assert (dead.state, dead.starts, dead.failures, dead.stalls) == (State.FAILED, 3, 2, 1)
@@ -258,7 +254,7 @@ class DeadLettersConformance(Conformance):
 
         assert (again.run, again.job.attempt) == (4, 1)
         assert (again.job.failures, again.job.stalls, again.job.releases) == (0, 0, 0)
-        assert again.fence > last.fence
+        assert again.fence > dead.fence
         assert [run.number for run in detail.runs] == [1, 2, 3, 4]
         assert detail.job.created == dead.created
 

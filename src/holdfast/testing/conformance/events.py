@@ -385,10 +385,9 @@ class EventsConformance(Conformance):
         ref = Ref(QUEUE, "b")
         read: list[str] = []
         cursor: str | None = None
-        while page := await storage.events(cursor, limit=1, ref=ref):
-            if not page.events:
-                break
-            assert len(page.events) == 1
+        for _ in range(5):
+            page = await storage.events(cursor, limit=1, ref=ref)
+            assert len(page.events) <= 1
             read += names(page.events)
             cursor = page.next
         await storage.revise([Delete(Ref(QUEUE, "a")), Delete(ref)])

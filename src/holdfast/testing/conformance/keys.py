@@ -32,6 +32,7 @@ from holdfast.storage.protocol import (
     Redrive,
     Reschedule,
     Revision,
+    StalledLease,
     Storage,
     queue_topic,
 )
@@ -288,7 +289,7 @@ class KeysConformance(Conformance):
     ) -> None:
         lease = await start(storage, new_job("holder", keys=(PRINTER,)))
         await enqueue(storage, *keyed(2))
-        taken = []
+        taken: list[StalledLease] = []
         while not taken:
             clock.advance(1)
             taken = await sweep_all(storage)

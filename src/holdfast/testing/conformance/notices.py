@@ -4,12 +4,20 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import pytest
+
+from holdfast.clock import SECOND
+from holdfast.core.job import OnExpire, Policy
 from holdfast.core.outcome import Interrupted
-from holdfast.storage.protocol import EVENTS_TOPIC, Cancel, Notices, Storage, job_topic, queue_topic
+from holdfast.storage.protocol import EVENTS_TOPIC, Cancel, Notices, Storage, job_topic, owner_topic, queue_topic
+from holdfast.testing.clock import ManualClock
 from holdfast.testing.conformance.material import (
     ALICE,
+    BOB,
     QUEUE,
     Conformance,
+    bid,
+    claim,
     enqueue,
     new_job,
     new_jobs,
@@ -45,6 +53,37 @@ class NoticesConformance(Conformance):
         await enqueue(storage, new_job())
         notices = storage.notices([job_topic(new_job().ref)])
         await woken_by(notices, lambda: storage.revise([Cancel(new_job().ref)]))
+        notices.close()
+
+    async def test_a_cancel_wakes_the_owner_of_a_job_that_runs(self, storage: Storage) -> None:
+        lease = await start(storage)
+        mine, others = storage.notices([owner_topic(ALICE.id)]), storage.notices([owner_topic(BOB.id)])
+        await woken_by(mine, lambda: storage.revise([Cancel(lease.ref, "enough")]))
+
+        assert not await ready(others)
+
+        mine.close()
+        others.close()
+
+    @pytest.mark.statement(65)
+    @pytest.mark.parametrize("on_expire", ["fail", "discard"])
+    @pytest.mark.parametrize("by_sweep", [False, True])
+    async def test_an_expiry_wakes_who_waits_for_the_job(
+        self, storage: Storage, clock: ManualClock, on_expire: OnExpire, by_sweep: bool
+    ) -> None:
+        await enqueue(storage, new_job(ttl=SECOND, policy=Policy(on_expire=on_expire)))
+        clock.advance(1)
+        notices = storage.notices([job_topic(new_job().ref)])
+        await woken_by(notices, lambda: storage.sweep(bid()) if by_sweep else claim(storage))
+        notices.close()
+
+    async def test_a_job_that_falls_due_by_a_sweep_wakes_who_listens_to_its_queue(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
+        await enqueue(storage, new_job(delay=SECOND))
+        clock.advance(1)
+        notices = storage.notices([queue_topic(QUEUE)])
+        await woken_by(notices, lambda: storage.sweep(bid()))
         notices.close()
 
     async def test_an_event_wakes_who_reads_the_log(self, storage: Storage) -> None:

@@ -2,7 +2,7 @@
 
 from holdfast.clock import SECOND
 from holdfast.core.events import JobCancelled, JobDeleted, JobRedriven
-from holdfast.core.job import Ref
+from holdfast.core.job import Key, Ref
 from holdfast.core.lifecycle import State
 from holdfast.core.outcome import Cancelled, Interrupted, Outcome, Rejected, Returned
 from holdfast.storage.protocol import Cancel, Change, Delete, Planned, Query, Redrive, Reschedule, Revised, Storage
@@ -20,8 +20,10 @@ from holdfast.testing.conformance.material import (
     new_job,
     new_jobs,
     record,
+    recover,
     settle,
     start,
+    sweep_all,
     told,
     told_of,
     watch,
@@ -54,6 +56,59 @@ class ReviseConformance(Conformance):
         assert [(one.verdict, one.state) for one in revised] == [("done", State.DELAYED)]
         assert await claim(storage) == []
         assert [event.was for event in await told_of(storage, JobCancelled)] == ["delayed"]
+
+    async def test_a_resting_job_is_cancelled_at_once(self, storage: Storage, clock: ManualClock) -> None:
+        lease = await start(storage)
+        await settle(storage, ALICE, lease, RAISED)
+
+        assert await storage.revise([Cancel(lease.ref, "enough", "ops")]) == [Revised(lease.ref, "done", State.DELAYED)]
+
+        job = await record(storage, lease.ref)
+        clock.advance(60)
+        await sweep_all(storage)
+        assert (job.state, job.failures, job.reason) == (State.CANCELLED, 1, "enough")
+        assert (job.cancel_reason, job.cancel_by) == ("enough", "ops")
+        assert await claim(storage) == []
+
+    async def test_a_parked_job_is_cancelled_at_once(self, storage: Storage) -> None:
+        holder = await start(storage, new_job("holder", keys=(Key("printer"),)))
+        await enqueue(storage, new_job(keys=(Key("printer"),)))
+        await claim(storage)
+
+        assert await storage.revise([Cancel(new_job().ref)]) == [Revised(new_job().ref, "done", State.WAITING)]
+
+        job = await record(storage, new_job().ref)
+        await settle(storage, ALICE, holder)
+        assert (job.state, job.parked_under) == (State.CANCELLED, None)
+        assert [event.was for event in await told_of(storage, JobCancelled)] == ["waiting"]
+        assert await claim(storage) == []
+
+    async def test_a_suspected_job_is_asked_to_stop(self, storage: Storage, clock: ManualClock) -> None:
+        lease = await start(storage)
+        await watch(storage, clock, 20)
+
+        assert (await record(storage, lease.ref)).suspect_until is not None
+        assert await storage.revise([Cancel(lease.ref)]) == [Revised(lease.ref, "asked", State.ACTIVE)]
+
+        await recover(storage, clock)
+
+        assert (await record(storage, lease.ref)).state is State.CANCELLED
+
+    async def test_an_expired_job_cannot_be_cancelled(self, storage: Storage, clock: ManualClock) -> None:
+        await enqueue(storage, new_job(ttl=SECOND))
+        clock.advance(1)
+        await sweep_all(storage)
+
+        assert await storage.revise([Cancel(new_job().ref)]) == [Revised(new_job().ref, "refused", State.EXPIRED)]
+
+    async def test_a_cancelled_job_is_not_asked_by_those_that_follow(self, storage: Storage) -> None:
+        lease = await start(storage)
+        await storage.revise([Cancel(lease.ref, "enough", "ops")])
+        await storage.revise([Cancel(lease.ref, "more than enough", "boss")])
+        await settle(storage, ALICE, lease, Cancelled("enough"))
+        (event,) = await told_of(storage, JobCancelled)
+
+        assert (event.reason, event.by, event.was) == ("enough", "ops", "active")
 
     async def test_an_active_job_is_asked_to_stop(self, storage: Storage, clock: ManualClock) -> None:
         lease = await start(storage)
