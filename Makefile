@@ -15,7 +15,7 @@ NO_PYTHON := Holdfast needs Python 3.11 or newer with venv and sqlite3: install 
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test quick check lint types format coverage simulate bench lock clean
+.PHONY: help setup demo test quick check lint types format coverage simulate mutants bench lock clean
 
 help: ## show this list
 	@echo 'usage: make TARGET [URL=...] [ARGS="..."]'
@@ -48,8 +48,11 @@ coverage: $(READY) ## run the quick tests and show the lines they miss
 	@$(BIN)/coverage run -m pytest -m '$(QUICK)' $(ARGS)
 	@$(BIN)/coverage report
 
-simulate: $(READY) ## run simulated worlds (SEEDS=1000, SEEDS=500-800, ARGS="--seed 7")
+simulate: $(READY) ## run simulated worlds (SEEDS=20000, SEEDS=500-800, ARGS="--keep --evidence docs/evidence/simulation")
 	@$(BIN)/python -m holdfast.testing.world --seeds $(SEEDS) $(ARGS)
+
+mutants: $(READY) ## take out one guard at a time and see that the simulation finds it out (ARGS="no_fence --stories")
+	@$(BIN)/python -m holdfast.testing.mutants $(ARGS)
 
 bench: $(READY) ## measure speed on memory and SQLite
 	@$(BIN)/python -m benchmarks.run $(ARGS)

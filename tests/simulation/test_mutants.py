@@ -1,39 +1,75 @@
-"""Each guard is needed: without it the simulation finds a violation soon, and with it none in the same worlds."""
+"""The trial of a few mutants, caught or harmless or not what they should be; `make mutants` tries all."""
+
+from collections.abc import Iterator
 
 import pytest
 
+from holdfast.core.job import JobRecord
 from holdfast.storage.model import Model
-from holdfast.testing.invariants import Violation
-from holdfast.testing.mutants import MUTANTS
-from holdfast.testing.plan import SCENARIOS
-from holdfast.testing.world import World
-
-WHERE = {
-    "no_fence": ("noise", 20),
-    "no_owner": ("noise", 20),
-    "no_state_guard": ("noise", 20),
-    "no_pause_guard": ("clock", 60),
-    "settle_twice": ("noise", 20),
-}
-"""In which set piece a mutant must be caught, and within how many seeds."""
+from holdfast.testing.mutants import MUTANTS, mutant
+from holdfast.testing.trials import main, tried
 
 
-def caught(model: type[Model], scenario: str, seeds: int) -> int | None:
-    """Return the first seed at which the model breaks an invariant."""
-    for seed in range(seeds):
-        try:
-            World(seed, SCENARIOS[scenario], model=model).run()
-        except Violation:
-            return seed
-    return None
+class Broken(Model):
+    """Its own code does not work."""
+
+    def _holds(self, job: JobRecord, owner: str, fence: int) -> bool:
+        raise LookupError(job.id)
 
 
-@pytest.mark.parametrize("name", MUTANTS)
-def test_a_mutant_is_caught(name: str) -> None:
-    scenario, seeds = WHERE[name]
+class Same(Model):
+    """Nothing is taken out at all."""
 
-    seed = caught(MUTANTS[name], scenario, seeds)
 
-    assert seed is not None, f"{name} passed {seeds} seeds of {scenario!r}"
+@pytest.fixture
+def newcomers() -> Iterator[None]:
+    known = dict(MUTANTS)
+    mutant("calm")(Broken)
+    mutant("calm")(Same)
+    yield
+    MUTANTS.clear()
+    MUTANTS.update(known)
 
-    World(seed, SCENARIOS[scenario], name=scenario).run()
+
+def test_there_are_more_than_a_few_and_each_says_what_it_does() -> None:
+    harmful = [one for one in MUTANTS.values() if not one.harmless]
+
+    assert len(harmful) >= 20
+    assert len({one.guard for one in harmful}) == len(harmful)
+
+
+@pytest.mark.parametrize(
+    ("name", "invariant"), [("no_fence", "I5"), ("settle_twice", "I2"), ("paused_queue_gives", "I14")]
+)
+def test_a_mutant_is_caught_in_a_world_that_holds_without_it(name: str, invariant: str) -> None:
+    trial = tried(name, seeds=20)
+
+    assert trial.passed
+    assert trial.seed is not None
+    assert trial.invariant == invariant
+
+
+def test_what_is_harmless_is_not_caught() -> None:
+    trial = tried("always_leader", seeds=3)
+
+    assert trial.passed
+    assert trial.seed is None
+
+
+@pytest.mark.usefixtures("newcomers")
+def test_one_that_nobody_finds_out_fails_the_trial(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["same", "no_state_guard", "--seeds", "2", "--processes", "1"]) == 1
+
+    told = capsys.readouterr().out
+
+    assert "1 of 2; 0 of 0 harmless ones left alone" in told
+    assert "same: no world has found it out" in told
+
+
+@pytest.mark.usefixtures("newcomers")
+def test_one_whose_own_code_breaks_is_not_called_caught() -> None:
+    trial = tried("broken", seeds=1)
+
+    assert trial.crashed
+    assert trial.invariant == "LookupError"
+    assert not trial.passed

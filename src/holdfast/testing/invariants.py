@@ -1,13 +1,15 @@
 """What must hold in every simulated world, checked after each step of its storage (protocol: I1 to I17).
 
 The witness believes nothing that the storage says of itself: it keeps its own account of each job from what was asked
-and answered, and holds the records, the indexes and the event log against it.
+and answered, and holds the records, the indexes and the event log against it. What one record says of itself is held
+against `soundness.py`.
 """
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar
 
 from holdfast.clock import SECOND, Clock
 from holdfast.core.decision import Finish, PutBack
@@ -17,20 +19,25 @@ from holdfast.core.events import (
     JobCompleted,
     JobDeleted,
     JobEvent,
+    JobExpired,
     JobFailed,
     JobRedriven,
     JobReleased,
+    JobRepaired,
     JobRetried,
     JobStalled,
     RunFenced,
 )
 from holdfast.core.job import JobRecord, NewJob, Owner, Ref
-from holdfast.core.lease import Lease
+from holdfast.core.lease import Lease, longest_lease
 from holdfast.core.lifecycle import REDRIVABLE, TERMINAL, TRANSITIONS, State
+from holdfast.core.retention import Retention
 from holdfast.core.settlement import Settlement
+from holdfast.core.transition import lapsed
 from holdfast.options import Timing
 from holdfast.storage.model import Model
 from holdfast.storage.protocol import (
+    RUNS_KEPT,
     Beat,
     Bid,
     Cancel,
@@ -43,9 +50,13 @@ from holdfast.storage.protocol import (
     Redrive,
     Revised,
     Revision,
+    Settings,
     StalledLease,
     Swept,
+    Target,
 )
+from holdfast.storage.shelf import PAUSED
+from holdfast.testing.soundness import flaw_of_lease, may_be_forgotten, place_of, right_lease_end
 from holdfast.testing.weather import EVERYWHERE, Weather
 
 T = TypeVar("T")
@@ -62,6 +73,17 @@ Told = Counter[tuple[type[AnyEvent], Ref, int]]
 
 class Violation(AssertionError):
     """Something that must never be the case was the case."""
+
+    @property
+    def invariant(self) -> str:
+        """What did not hold: its number, or the class of an error that came to nobody's mind."""
+        found = re.match(r"\w+", str(self))
+        return found[0] if found else "?"
+
+    @property
+    def crashed(self) -> bool:
+        """Whether no invariant was broken, but the code that was simulated."""
+        return self.__cause__ is not None and not isinstance(self.__cause__, Violation)
 
 
 @dataclass(eq=False)
@@ -94,6 +116,8 @@ class Story:
     starts: int = 0
     cancels: int = 0
     deleted: bool = False
+    recovered: int = 0
+    """The number of the run that was put back for a stall, if its latest was."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +155,14 @@ class Witness:
         self.recoveries: list[Recovery] = []
         self.verdicts: Counter[str] = Counter()
         self.stalls: list[str] = []
+        self.runs = 0
+        self.again = 0
+        """Runs that began because the run before them had stalled."""
+
+        self.announced = 0
+        """Those of them that an event had told of before they began."""
+
+        self.repaired = 0
         self.steps = 0
         self._model = model
         self._clock = clock
@@ -141,6 +173,9 @@ class Witness:
         self._died = died
         self._slack = slack
         self._cursor = 0
+        self._stalled: set[tuple[Ref, int]] = set()
+        self._settings: dict[Target, Settings] = {}
+        self._limits: dict[tuple[str, str], int] = {}
 
     def watched(self, verb: str, args: tuple[Any, ...], step: Callable[[], T]) -> T:
         """Let a step be taken, and hold what it did against all that was known before."""
@@ -156,7 +191,7 @@ class Witness:
         expected: Told = Counter()
         match verb, args, answer:
             case "enqueue", (jobs,), _:
-                self._enqueued(jobs, answer)  # type: ignore[arg-type]
+                self._enqueued(jobs, answer, before)  # type: ignore[arg-type]
             case "exchange", (Owner() as owner, settlements, order), Exchanged():
                 expected = self._exchanged(owner, settlements, order, answer, before)
             case "renew", (Beat() as beat,), Pulse():
@@ -167,10 +202,13 @@ class Witness:
                 self._reclaimed(dead, owner, answer, before)
             case "revise", (revisions,), _:
                 expected = self._revised(revisions, answer, before)  # type: ignore[arg-type]
+            case "tune", (Target() as target,), Settings():
+                self._settings[target] = answer
             case _ if changed or gone:
                 self._fail("I3", f"{verb} changed {[*changed, *gone]}, which it must not")
             case _:
                 pass
+        expected.update(self._passed(verb, before, changed, gone))
         self._events_are(told, expected, verb)
         if changed or gone:
             for ref in changed:
@@ -182,13 +220,15 @@ class Witness:
 
     # ── each verb ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _enqueued(self, jobs: Sequence[NewJob], receipts: Sequence[Receipt]) -> None:
+    def _enqueued(self, jobs: Sequence[NewJob], receipts: Sequence[Receipt], before: Mapping[Ref, JobRecord]) -> None:
         for job, receipt in zip(jobs, receipts, strict=True):
             self._require(receipt.ref == job.ref, "I17", f"{job.ref} was answered as {receipt.ref}")
             if receipt.made == "created":
+                self._limits.update(((job.queue, key.name), key.limit) for key in job.keys)
                 known = self.stories.get(job.ref)
-                # An enqueue that is repeated after somebody has deleted the job makes it anew.
-                self._require(known is None or known.deleted, "I8", f"{job.ref} was made twice")
+                # An enqueue that is repeated after the job was deleted or forgotten makes it anew.
+                gone = known is None or known.deleted or self._forgettable(before[job.ref])
+                self._require(gone, "I8", f"{job.ref} was made twice")
                 self.stories[job.ref] = Story(job.ref, runs=known.runs if known is not None else {})
                 self._note("enqueued", job.id, job.task)
             else:
@@ -224,14 +264,21 @@ class Witness:
                     self._require(asked.fence in known, "I2", f"{asked.ref}: {asked.fence} was never settled before")
                 case "lost":
                     self._require(not holds, "I2", f"{asked.ref}: refused under {asked.fence}, which holds it")
+                    applied = job is not None and asked.fence in self.stories[job.ref].accepted[-1:]
+                    self._require(not applied, "I2", f"{asked.ref}: {asked.fence} settled it, and is called lost")
                     if job is not None:
                         expected[RunFenced, asked.ref, job.starts] += 1
                 case "gone":
                     self._require(job is None, "I8", f"{asked.ref} is called gone: {_shown(job)}")
         for lease in answer.leases:
             self._claimed(owner, lease)
-        if answer.leases and order is not None:
-            self._in_order(answer.leases)
+        if answer.leases:
+            self._ordered(answer.leases, order)
+            # One that expired may have let another back in line, in front of what was claimed before.
+            if not any(
+                job.state is State.EXPIRED and before[ref] is not job for ref, job in self._model.records.items()
+            ):
+                self._in_order(answer.leases)
         return expected
 
     def _settled(self, job: JobRecord, asked: Settlement) -> Told:
@@ -252,6 +299,10 @@ class Witness:
         story.accepted.append(asked.fence)
         story.run = None
         story.cancels += cancelled
+        stalled = isinstance(decision, PutBack) and decision.charge == "stalls" and not stopped
+        story.recovered = run.number if stalled else 0
+        self._put_back(job, decision, stopped=stopped)
+        self._charged(job, decision, stopped=stopped)
         if cancelled or isinstance(decision, Finish):
             story.ends += 1
             self._require(story.ends == 1, "I2", f"{job.ref}: ended {story.ends} times")
@@ -268,11 +319,57 @@ class Witness:
         self._require(job.cancel_at is None, "I11", f"{job.ref}: run {job.starts} began after it was cancelled")
         self._require(job.owner == owner.id, "I5", f"{job.ref}: claimed by {owner.id}, given to {job.owner}")
         self._rises(story, job.fence)
-        now = self._clock.uptime()
+        now, at = self._clock.uptime(), self._clock.now()
+        self._require(job.expires_at is None or at < job.expires_at, "I10", f"{job.ref}: began {at} beyond its time")
+        paused = self._setting("queue", job.queue).paused or self._setting("task", job.task).paused
+        self._require(not paused, "I14", f"{job.ref}: claimed while its queue or its task is paused")
+        self._require(
+            job.lease_until == right_lease_end(job, at), "I16", f"{job.ref}: its lease is not right: {_shown(job)}"
+        )
+        self.runs += 1
+        if story.recovered:
+            self.again += 1
+            self.announced += (job.ref, story.recovered) in self._stalled
+            story.recovered = 0
         story.starts += 1
         story.run = Run(job.starts, job.fence, owner.id, now, now, now, holders=[owner.id])
         story.runs[job.fence] = story.run
         self._note("claimed", job.id, job.starts, owner.name)
+
+    def _charged(self, job: JobRecord, decision: Finish | PutBack, *, stopped: bool) -> None:
+        """See that a run was charged to what its settlement says, and to nothing else."""
+        after = self._model.records[job.ref]
+        for budget in ("failures", "stalls", "releases"):
+            more = getattr(after, budget) - getattr(job, budget)
+            expected = decision.charge == budget and not stopped
+            self._require(more == expected, "I7", f"{job.ref}: {more} more {budget} by {decision}")
+
+    def _put_back(self, job: JobRecord, decision: Finish | PutBack, *, stopped: bool) -> None:
+        """See that a job stands where it was put back to, unless it is on its way again."""
+        after = self._model.records[job.ref]
+        if stopped or isinstance(decision, Finish) or after.state is State.ACTIVE:
+            return
+        if decision.after:
+            due = self._clock.now() + decision.after
+            self._require(after.run_at == due, "I14", f"{job.ref}: put back until {due}, due at {after.run_at}")
+        else:
+            self._require(
+                after.score == job.score, "I14", f"{job.ref}: put back from {job.score} to {after.score} in the line"
+            )
+
+    def _ordered(self, leases: Sequence[Lease], order: Order | None) -> None:
+        """See that nothing was given that was not ordered, and no right to more than may have it."""
+        fits = order is not None and len(leases) <= order.room
+        self._require(fits, "I14", f"{len(leases)} leases were given for {order}")
+        keys = {(lease.job.queue, key.name) for lease in leases for key in lease.job.keys}
+        active = Counter(
+            (job.queue, key.name)
+            for job in (self._model.records.values() if keys else ())
+            if job.state is State.ACTIVE
+            for key in job.keys
+        )
+        for key in keys:
+            self._require(active[key] <= self._limits[key], "I6", f"{key} is held {active[key]} times")
 
     def _in_order(self, leases: Sequence[Lease]) -> None:
         last: dict[str, tuple[int, str]] = {}
@@ -281,7 +378,7 @@ class Witness:
             self._require(last.get(lease.job.queue, place) <= place, "I14", f"{lease.ref} was claimed out of order")
             last[lease.job.queue] = place
         for job in self._model.records.values():
-            if job.state is State.WAITING and job.queue in last:
+            if job.state is State.WAITING and job.parked_under is None and job.queue in last:
                 left = (job.score, job.id)
                 self._require(left > last[job.queue], "I14", f"{job.ref} was left behind by one that stood behind it")
 
@@ -305,10 +402,15 @@ class Witness:
                 story.run.heard = now
                 if asked.sign:
                     story.run.signed = now
+                elif asked.silent is not None:
+                    # The sign was older than the beat that brought it, and the holder measures from the sign.
+                    story.run.signed = now - asked.silent / SECOND
         for ref in changed:
             was, job = before[ref], self._model.records[ref]
             kept = (was.state, was.fence, was.owner, was.starts) == (job.state, job.fence, job.owner, job.starts)
             self._require(kept and job.owner == beat.owner.id, "I5", f"{ref}: moved by a beat of {beat.owner.id}")
+            flaw = flaw_of_lease(was, job, self._clock.now())
+            self._require(not flaw, "I16", f"{ref}: renewed, and {flaw}: {_shown(job)}")
 
     def _swept(self, bid: Bid, answer: Swept, before: Mapping[Ref, JobRecord], changed: Sequence[Ref]) -> None:
         now = self._clock.now()
@@ -322,10 +424,64 @@ class Witness:
             was, job = before[ref], self._model.records[ref]
             if ref in taken:
                 continue
-            fine = (was.state, job.state) == (State.DELAYED, State.WAITING) or (
-                was.state is job.state is State.ACTIVE and (was.fence, was.owner) == (job.fence, job.owner)
-            )
+            match was.state, job.state:
+                case State.ACTIVE, State.ACTIVE:
+                    fine = (was.fence, was.owner) == (job.fence, job.owner)
+                case State.FAILED, State.WAITING:
+                    fine = was.redrive_at is not None and was.redrive_at <= now
+                case State.DELAYED | State.WAITING, State.WAITING | State.EXPIRED:
+                    fine = True
+                case _:
+                    fine = False
             self._require(fine, "I3", f"{ref}: swept from {_shown(was)} to {_shown(job)}")
+            if job.state is State.ACTIVE:
+                self._suspected(bid, was, job, now)
+        if answer.retry_in is None and not answer.more:
+            self._all_swept(before, now, bid.grace)
+
+    def _suspected(self, bid: Bid, was: JobRecord, job: JobRecord, now: int) -> None:
+        """See that only what ran out, or ends further ahead than it can, is suspected, and has its grace."""
+        longest = longest_lease(job.stall)
+        out = was.lease_until is not None and not now < was.lease_until <= now + longest
+        again = was.suspect_until is not None and was.suspect_until > now + max(job.stall.lease // 2, bid.grace)
+        self._require(out or again, "I5", f"{job.ref}: suspected before its lease was out: {_shown(was)}")
+        least = min(bid.grace, job.stall.lease // 2)
+        enough = job.suspect_until is not None and job.suspect_until >= now + least
+        self._require(enough, "I5", f"{job.ref}: suspected without a grace: {_shown(job)}")
+
+    def _all_swept(self, before: Mapping[Ref, JobRecord], now: int, grace: int) -> None:
+        """See that a full turn of the leader left nothing that was due."""
+        for ref, job in self._model.records.items():
+            was = before[ref]
+            match job.state:
+                case State.ACTIVE if job.suspect_until is None:
+                    ends = job.lease_until or 0
+                    late = not now < ends <= now + longest_lease(job.stall)
+                    self._require(not late, "I16", f"{ref}: its lease ends at {ends}, and nobody suspects it at {now}")
+                case State.ACTIVE:
+                    late = was.suspect_until is not None and was.suspect_until <= now
+                    self._require(not late, "I16", f"{ref}: its grace was over, and nobody took it: {_shown(job)}")
+                    longest = max(job.stall.lease // 2, grace)
+                    far = job.suspect_until is not None and job.suspect_until > now + longest
+                    self._require(not far, "I16", f"{ref}: its grace ends further ahead than it is long: {_shown(job)}")
+                case State.WAITING if job.parked_under is not None:
+                    self._require(not self._has_room(job), "I16", f"{ref}: parked under {job.parked_under}, with room")
+                case State.DELAYED:
+                    self._require(job.run_at > now, "I16", f"{ref}: due since {job.run_at}, not promoted at {now}")
+                case _:
+                    pass
+            waits = job.state in (State.WAITING, State.DELAYED)
+            self._require(not (waits and lapsed(job, now)), "I10", f"{ref}: not expired at {now}: {job.expires_at}")
+
+    def _has_room(self, job: JobRecord) -> bool:
+        name = job.parked_under or ""
+        if name == PAUSED + job.task:
+            return not self._setting("task", job.task).paused
+        active = sum(
+            other.queue == job.queue and other.state is State.ACTIVE and name in [key.name for key in other.keys]
+            for other in self._model.records.values()
+        )
+        return active < self._limits[job.queue, name]
 
     def _reclaimed(self, dead: str, owner: Owner, answer: Reclaimed, before: Mapping[Ref, JobRecord]) -> None:
         for stalled in answer.stalled:
@@ -344,7 +500,8 @@ class Witness:
         self._require(was.starts == job.starts, "I7", f"{job.ref}: a reclaim counted a start")
         self._excused(was, run, stalled.reason)
         run.taken = job.fence
-        run.reason = run.reason or stalled.reason
+        limit = was.run_until is not None and was.run_until <= self._clock.now()
+        run.reason = run.reason or ("overrun" if limit else stalled.reason)
         run.holders.append(owner.id)
         if len(run.holders) > 2:
             # Its reaper was lost in turn, which has a bound of its own.
@@ -375,7 +532,7 @@ class Witness:
                     expected[JobCancelled, was.ref, was.starts] += 1
                 case Redrive():
                     self._require(was.state in REDRIVABLE, "I3", f"{was.ref}: redriven: {_shown(was)}")
-                    story.ends = story.starts = story.cancels = 0
+                    self._redriven(was)
                     expected[JobRedriven, was.ref, was.starts] += 1
                 case Delete():
                     self._require(was.state is not State.ACTIVE, "I3", f"{was.ref}: deleted: {_shown(was)}")
@@ -385,16 +542,60 @@ class Witness:
                     pass
         return expected
 
+    def _redriven(self, was: JobRecord) -> None:
+        story = self._story(was.ref)
+        story.ends = story.starts = story.cancels = 0
+        for key in was.keys:
+            # A key that no unfinished job named was forgotten; it has the limit of the one that names it again.
+            alive = any(
+                key.name in [other.name for other in job.keys] and job.state not in TERMINAL and ref != was.ref
+                for ref, job in self._model.records.items()
+                if ref.queue == was.queue
+            )
+            if not alive:
+                self._limits[was.queue, key.name] = key.limit
+
+    def _passed(self, verb: str, before: Mapping[Ref, JobRecord], changed: Sequence[Ref], gone: Sequence[Ref]) -> Told:
+        """Take in what time alone has done in this step: what expired, what was forgotten, what a rule redrove."""
+        expected: Told = Counter()
+        now = self._clock.now()
+        for ref in changed:
+            was, job = before.get(ref), self._model.records[ref]
+            if was is None or verb not in ("exchange", "sweep"):
+                continue
+            if job.state is State.EXPIRED and was.state is not State.EXPIRED:
+                self._require(lapsed(job, now), "I10", f"{ref}: expired before {job.expires_at}, at {now}")
+                self._story(ref).ends += 1
+                expected[JobExpired, ref, job.starts] += 1
+            elif verb == "sweep" and (was.state, job.state) == (State.FAILED, State.WAITING):
+                self._redriven(was)
+                expected[JobRedriven, ref, was.starts] += 1
+        for ref in gone:
+            was, story = before[ref], self._story(ref)
+            if verb in ("exchange", "sweep") and was.state not in TERMINAL and was.policy.on_expire == "discard":
+                self._require(lapsed(was, now), "I10", f"{ref}: discarded before {was.expires_at}, at {now}")
+                story.deleted = True
+                expected[JobExpired, ref, was.starts] += 1
+            elif verb == "sweep" and self._forgettable(was):
+                story.deleted = True
+        return expected
+
     # ── what holds of every step ──────────────────────────────────────────────────────────────────────────────────
 
     def _moved(self, verb: str, was: JobRecord | None, job: JobRecord) -> None:
         story = self._story(job.ref)
         before = was.state if was is not None else None
         if was is not None and was.state in TERMINAL:
-            self._require(verb == "revise", "I3", f"{job.ref}: left {was.state} by {verb} for {job.state}")
+            # What leaves by a sweep was held against its rule there; a completed job may be kept for longer.
+            self._require(
+                verb in ("revise", "sweep", "enqueue"), "I3", f"{job.ref}: left {was.state} by {verb} for {job.state}"
+            )
         # In one exchange a job may be put back and claimed again, or fall due and be claimed.
         direct = (before, job.state) in TRANSITIONS or verb == "exchange"
         self._require(direct or before == job.state, "I3", f"{job.ref}: went from {before} to {job.state} by {verb}")
+        if was is not None and was.state is State.DELAYED and job.state in (State.WAITING, State.ACTIVE):
+            early = verb != "revise" and was.run_at > self._clock.now()
+            self._require(not early, "I14", f"{job.ref}: due at {was.run_at}, and {job.state} by {verb} before that")
         spent = job.failures + job.stalls + job.releases + story.cancels
         ended_well = job.state is State.COMPLETED
         self._require(
@@ -413,6 +614,20 @@ class Witness:
             self._require(
                 (job.fence, job.owner) == (fence, story.run.holders[-1]), "I4", f"{job.ref}: {fence} in truth"
             )
+        self._kept(job)
+
+    def _kept(self, job: JobRecord) -> None:
+        """See that each run has its row, and that none but the current one is open."""
+        (detail,) = self._model.get([job.ref])
+        if detail is None:
+            self._require(self._forgettable(job), "I8", f"{job.ref}: it is there, and cannot be read")
+            return
+        runs = detail.runs
+        counted = len(runs) == min(job.starts, RUNS_KEPT) and (not runs or runs[-1].number == job.starts)
+        self._require(counted, "I7", f"{job.ref}: {len(runs)} rows for {job.starts} starts")
+        unended = [run.number for run in runs if run.end is None]
+        expected = [job.starts] if job.state is State.ACTIVE else []
+        self._require(unended == expected, "I7", f"{job.ref}: the rows of {unended} are open: {_shown(job)}")
 
     def _indexed(self, records: Mapping[Ref, JobRecord]) -> None:
         seen: dict[Ref, tuple[str, int]] = {}
@@ -420,7 +635,7 @@ class Witness:
             self._require(ref not in seen, "I1", f"{ref} stands in {seen.get(ref)} and in {name}")
             seen[ref] = name, at
         for ref, job in records.items():
-            place = _place(job)
+            place = place_of(job)
             self._require(seen.pop(ref, None) == place, "I1", f"{ref}: not at {place}")
         self._require(not seen, "I1", f"indexed without a record: {list(seen)}")
 
@@ -430,6 +645,8 @@ class Witness:
             self._cursor += 1
             if isinstance(event, JobStalled):
                 self.stalls.append(event.cursor)
+                self._stalled.add((Ref(event.queue, event.id), event.run))
+            self.repaired += isinstance(event, JobRepaired)
             self._require(event.cursor == str(self._cursor), "I15", f"after event {self._cursor - 1}: {event.cursor}")
         return list(page.events)
 
@@ -500,14 +717,21 @@ class Witness:
                 since, bound = self._died[run.owner], PROCESS_DEATH_BOUND
             case "no_progress" if run.owner not in self._died:
                 since, bound = run.signed, (job.heartbeat_timeout or 0) / SECOND + grace
+            case "overrun" if job.timeout is not None:
+                # It was claimed at the storage before its worker heard of it and began to count.
+                since, bound = run.claimed + (job.timeout + job.stall.lease // 4) / SECOND, grace
             case "lease_expired" | "no_progress":
                 bound = job.stall.lease / SECOND + grace
             case _:
                 return
         # For half a lease after time itself was in doubt, the grace is longer.
         doubt = job.stall.lease / 2 / SECOND + 2 * self._timing.sweep.total_seconds()
-        near = self._weather.between(since - doubt, now)
-        clear = all(trouble.where in run.holders[:1] for trouble in near)
+        # Who died or left long before that is missed by nobody: another leads, its jobs are back.
+        long_ago = since - self._timing.recovery_bound.total_seconds()
+        clear = all(
+            trouble.where in run.holders[:1] or (trouble.kind in ("kill", "stop") and trouble.since < long_ago)
+            for trouble in self._weather.between(since - doubt, now)
+        )
         recovery = Recovery(job.ref, run.reason, now - since, bound + self._slack, clear)
         self.recoveries.append(recovery)
         if clear:
@@ -518,6 +742,13 @@ class Witness:
             )
 
     # ── small things ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _setting(self, kind: Literal["queue", "task"], name: str) -> Settings:
+        return self._settings.get(Target(kind, name), Settings())
+
+    def _forgettable(self, job: JobRecord) -> bool:
+        keep = (self._setting("queue", job.queue).retention or Retention()).of(job.state)
+        return may_be_forgotten(job, keep, self._clock.now())
 
     def _story(self, ref: Ref) -> Story:
         if ref not in self.stories:
@@ -530,21 +761,6 @@ class Witness:
 
     def _fail(self, number: str, message: str) -> NoReturn:
         raise Violation(f"{number} at {self._clock.uptime():.3f} s: {message}")
-
-
-def _place(job: JobRecord) -> tuple[str, int] | None:
-    """Return the one index a job must stand in, and the number it must stand at."""
-    match job.state:
-        case State.WAITING:
-            return f"ready {job.queue}", job.score
-        case State.DELAYED:
-            return f"delayed {job.queue}", job.run_at
-        case State.ACTIVE if job.suspect_until is not None:
-            return "suspects", job.suspect_until
-        case State.ACTIVE:
-            return "leases", job.lease_until or 0
-        case _:
-            return None
 
 
 def _announced(decision: Finish | PutBack, *, stopped: bool) -> Iterator[type[AnyEvent]]:

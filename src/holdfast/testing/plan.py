@@ -1,7 +1,7 @@
 """What a simulated world is made of and what goes wrong in it: drawn from the dice, or one of the set pieces."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Self
 
@@ -12,8 +12,12 @@ from holdfast.testing.workload import LONGEST_RUN
 STEPS = (0.5, 5.0, 60.0, 600.0, 3600.0)
 """By so many seconds the storage's clock is stepped, forward or back."""
 
-FAULTS = ("kill", "pause", "block", "cut", "freeze", "step", "lid", "stop", "storm", "redrive", "delete")
+ALWAYS = ("kill", "pause", "block", "cut", "freeze", "step", "lid", "stop", "storm", "redrive", "delete")
+FAULTS = (*ALWAYS, "hush")
 """What can happen to a world beside what its network does to messages."""
+
+MESSAGE_FAULTS = ("lost_request", "lost_answer", "late", "echo", "lost_notice")
+"""What can happen to messages: the names of their `Rates`."""
 
 SOLOISTS = ("step", "step", "step", "step", "freeze", "freeze", "lid", "stop", "block", "kill", "cut", "pause")
 """What may have the stage for itself, the faults that are no excuse for anything most often."""
@@ -49,15 +53,18 @@ class Plan:
     tasks: tuple[str, ...] = ()
     """Only these tasks; all of them if empty."""
 
+    tick: float = 0.0
+    """By so many seconds at a time the storage's clock goes on, so that much happens at one instant."""
+
     @classmethod
     def drawn(cls, rng: Random) -> Self:
         """Draw a plan: each fault is enabled or not, and has a rate of its own."""
-        faults = {kind: rng.uniform(10, 80) for kind in FAULTS if rng.random() < 0.35}
+        faults = {kind: rng.uniform(10, 80) for kind in ALWAYS if rng.random() < 0.35}
         lost_request, lost_answer, late, echo, lost_notice = (rng.choice((0.0, 0.0, 0.0, 0.02, 0.1)) for _ in range(5))
         rates = Rates(
             lost_request, lost_answer, late, echo, lost_notice, rng.choice((USUAL_DELAY, USUAL_DELAY, 0.05, 0.3))
         )
-        return cls(
+        plan = cls(
             workers=rng.choice((3, 3, 3, 4, 4, 5, 6)),
             clients=rng.randint(1, 2),
             jobs=rng.randint(6, 16),
@@ -71,6 +78,29 @@ class Plan:
             faults=faults,
             rates=rates,
         )
+        # What is newer is drawn last: so the dice of a seed fall for all else as they did when it was kept.
+        if rng.random() < 0.2:
+            faults["hush"] = rng.uniform(10, 80)
+        tick = rng.choice((0.0, 0.0, 0.0, 0.015, 0.25))
+        if rng.random() < ALONE:
+            plan = replace(plan, faults={rng.choice(SOLOISTS): rng.uniform(10, 40)}, rates=Rates(delay=rates.delay))
+        return replace(plan, tick=tick)
+
+    def without(self, kinds: Collection[str]) -> Self:
+        """Return this plan with some kinds of fault left out."""
+        rates = {kind: 0.0 for kind in MESSAGE_FAULTS if kind in kinds}
+        return replace(
+            self,
+            faults={kind: gap for kind, gap in self.faults.items() if kind not in kinds},
+            at=tuple((second, kind) for second, kind in self.at if kind not in kinds),
+            rates=replace(self.rates, **rates),
+        )
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of fault that it enables."""
+        told = [kind for kind in FAULTS if kind in self.faults or kind in {name for _, name in self.at}]
+        return (*told, *(kind for kind in MESSAGE_FAULTS if getattr(self.rates, kind)))
 
     @property
     def timing(self) -> Timing:
@@ -107,5 +137,8 @@ SCENARIOS: dict[str, Plan] = {
     "death under a supervisor": Plan(workers=4, jobs=20, faults={"kill": 12.0}, supervised=1.0, span=60.0),
     "all lead": Plan(workers=5, jobs=20, faults={"kill": 15.0}, election=False, lone_reaper=True, fast=True),
     "noise": Plan(jobs=16, faults={"kill": 25.0, "pause": 25.0, "storm": 30.0}, rates=Rates(0.1, 0.1, 0.05, 0.3, 0.1)),
+    "coarse clock": Plan(jobs=16, faults={"kill": 25.0, "pause": 25.0, "storm": 40.0}, rates=Rates(0.02), tick=1.0),
+    "hush": Plan(workers=4, jobs=20, faults={"hush": 8.0, "kill": 40.0}, span=60.0),
+    "hearing": Plan(workers=4, jobs=16, tasks=("silent", "quick"), hearing=True, span=60.0),
 }
 """Set pieces: one thing goes wrong, or a few that belong together."""

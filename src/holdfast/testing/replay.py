@@ -2,98 +2,109 @@
 
 import argparse
 import sys
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
-from random import Random
+from pathlib import Path
 
 from holdfast.clock import Clock, SystemClock
+from holdfast.testing import evidence
+from holdfast.testing.campaign import made, processor_seconds, run_worlds, shrunk, spread
+from holdfast.testing.figures import Failure, Figures
 from holdfast.testing.invariants import Violation
-from holdfast.testing.plan import FAULTS, SCENARIOS, Plan
-from holdfast.testing.world import World
+from holdfast.testing.mutants import MUTANTS
+from holdfast.testing.plan import FAULTS, MESSAGE_FAULTS, SCENARIOS
+from holdfast.testing.trials import Trial, caught_of, tried
 
 SHOWN = 60
 """Lines of a trace that are shown unless all are asked for."""
 
+SHRUNK = 3
+"""So many failed worlds are shrunk; more of them seldom tell more."""
 
-class Figures:
-    """What many worlds came to."""
-
-    def __init__(self) -> None:
-        self.seeds = 0
-        self.failed: list[int] = []
-        self.seconds = 0.0
-        self.faults: Counter[str] = Counter()
-        self.jobs: Counter[str] = Counter()
-        self.stalls = 0
-        self.steps = 0
-        self.verdicts: Counter[str] = Counter()
-        self.recoveries: dict[str, list[float]] = {}
-
-    def add(self, world: World) -> None:
-        """Take in a world that has run its course."""
-        stage = world.stage
-        self.seeds += 1
-        self.seconds += stage.loop.time()
-        self.faults.update({kind: n for kind, n in stage.weather.counts().items() if kind != "farewell"})
-        self.faults.update(stage.server.counts)
-        self.jobs.update(str(job.state) for job in stage.model.records.values())
-        self.stalls += len(stage.witness.stalls)
-        self.steps += stage.witness.steps
-        self.verdicts.update(stage.witness.verdicts)
-        for recovery in stage.witness.recoveries:
-            if recovery.clear:
-                self.recoveries.setdefault(recovery.reason, []).append(recovery.seconds)
-
-    def lines(self) -> list[str]:
-        """Return the figures as text."""
-        told = [
-            f"seeds       {self.seeds} ({len(self.failed)} failed{f': {self.failed}' if self.failed else ''})",
-            f"simulated   {self.seconds / 3600:.1f} hours, {self.steps:,} storage calls",
-            f"faults      {_listed(self.faults)}",
-            f"jobs        {sum(self.jobs.values()):,}: {_listed(self.jobs)}",
-            f"settled     {_listed(self.verdicts)}",
-            f"stalls      {self.stalls}, each with its event",
-        ]
-        if not self.failed:
-            told.append("lost 0, double outcomes 0, unexpected 0, silent overlaps 0")
-        for reason, seconds in sorted(self.recoveries.items()):
-            seconds.sort()
-            told.append(
-                f"recovery    {reason}: p50 {seconds[len(seconds) // 2]:.2f} s, max {seconds[-1]:.2f} s "
-                f"({len(seconds)} with nothing else wrong)"
-            )
-        return told
+CORPUS = Path("tests/simulation/seeds.txt")
+"""Where failed worlds are kept, seen from the root of the repository."""
 
 
 def main(argv: Sequence[str] | None = None, *, clock: Clock | None = None) -> int:
     """Run the worlds that are asked for; return 0 if no invariant was broken."""
     parser = argparse.ArgumentParser(prog="python -m holdfast.testing.world", description=__doc__)
     parser.add_argument("--seed", type=int, help="replay this one, with its trace")
-    parser.add_argument("--seeds", type=_range, help="run these: 1000 for 0-999, or 500-800")
-    parser.add_argument("--scenario", choices=sorted(SCENARIOS), help="a set piece instead of a plan from the dice")
-    parser.add_argument("--without", action="append", default=[], choices=FAULTS, help="leave a kind of fault out")
+    parser.add_argument("--seeds", type=_range, default=range(300), help="run these: 1000 for 0-999, or 500-800")
+    parser.add_argument("--scenario", choices=sorted(SCENARIOS), default="", help="a set piece instead of drawn plans")
+    parser.add_argument(
+        "--without",
+        action="append",
+        default=[],
+        choices=(*FAULTS, *MESSAGE_FAULTS),
+        metavar="FAULT",
+        help=f"leave a kind of fault out: {', '.join((*FAULTS, *MESSAGE_FAULTS))}",
+    )
     parser.add_argument("--full", action="store_true", help="show the whole trace")
+    parser.add_argument(
+        "--within", type=float, help="fail if it takes longer than so many seconds, each process a core"
+    )
+    parser.add_argument("--processes", type=int, default=0, help="processes at once (one a core)")
+    parser.add_argument("--keep", type=Path, nargs="?", const=CORPUS, help=f"add failed worlds to this file ({CORPUS})")
+    parser.add_argument(
+        "--evidence", type=Path, metavar="PATH", help="try the mutants as well, and write PATH.md and PATH.json"
+    )
     asked = parser.parse_args(argv)
+    if asked.seed is not None:
+        return _replay(asked.seed, asked.scenario, asked.without, full=asked.full)
     clock = clock or SystemClock()
-    began, figures = clock.uptime(), Figures()
-    for seed in [asked.seed] if asked.seed is not None else asked.seeds or range(300):
-        plan = SCENARIOS[asked.scenario] if asked.scenario else Plan.drawn(Random(f"plan {seed}"))
-        kept = {kind: gap for kind, gap in plan.faults.items() if kind not in asked.without}
-        world = World(seed, replace(plan, faults=kept), name=asked.scenario or "")
-        try:
-            world.run()
-        except Violation as violation:
-            figures.failed.append(seed)
-            _say(str(violation))
-        figures.add(world)
-        if asked.seed is not None:
-            _say(str(world.plan))
-            trace = world.told().splitlines()
-            _say("\n".join(trace if asked.full else trace[-SHOWN:]))
-    took = clock.uptime() - began
-    _say("\n".join([*figures.lines(), f"speed       {figures.seeds / took:.1f} worlds a second"]))
-    return 1 if figures.failed else 0
+    began, commit, figures = clock.uptime(), evidence.commit(), Figures()
+    for one in run_worlds(asked.seeds, scenario=asked.scenario, without=asked.without, processes=asked.processes):
+        figures.add(one)
+        for failure in one.failures:
+            _report(failure, asked.without, shrink=len(figures.failures) <= SHRUNK)
+            if asked.keep is not None:
+                keep(asked.keep, failure)
+    trials: list[Trial] = []
+    if asked.evidence is not None:
+        trials += spread(tried, MUTANTS, asked.processes)
+    took, alone = clock.uptime() - began, processor_seconds(asked.processes)
+    rows = figures.rows()
+    if trials:
+        rows.append(("mutants caught", caught_of(trials)))
+    rows.append(("speed", f"{figures.seeds / took:.1f} worlds a second, {took:.0f} s ({alone:.0f} s with a core each)"))
+    _say("\n".join(f"{name:<20}  {said}" for name, said in rows))
+    if asked.evidence is not None:
+        words = " ".join(["python -m holdfast.testing.world", *(sys.argv[1:] if argv is None else argv)])
+        written = evidence.write(asked.evidence, figures, trials, command=words, at=commit, clock=clock, took=took)
+        _say(f"{'written':<20}  {', '.join(map(str, written))}")
+    if asked.within is not None and alone > asked.within:
+        _say(f"{'too slow':<20}  {alone:.0f} s with a core each, more than {asked.within:.0f} s")
+        return 1
+    return 1 if figures.failures or not all(trial.passed for trial in trials) else 0
+
+
+def _replay(seed: int, scenario: str, without: Sequence[str], *, full: bool) -> int:
+    world = made(seed, scenario=scenario, without=without)
+    violation: Violation | None = None
+    try:
+        world.run()
+    except Violation as one:
+        violation = one
+        _say(str(one))
+    _say(str(world.plan))
+    trace = world.told().splitlines()
+    _say("\n".join(trace if full else trace[-SHOWN:]))
+    _say("\n".join(f"{name:<20}  {said}" for name, said in Figures.of(world, violation).rows()))
+    return 0 if violation is None else 1
+
+
+def _report(failure: Failure, without: Sequence[str], *, shrink: bool) -> None:
+    _say(failure.story)
+    if shrink:
+        world = shrunk(failure, without=without)
+        _say(f"the least that fails has {', '.join(world.plan.kinds) or 'no fault at all'}: {world.command}")
+
+
+def keep(corpus: Path, failure: Failure) -> None:
+    """Add a failed world to the corpus, unless it is there."""
+    line = f"{failure.seed} {failure.scenario}".strip()
+    kept = corpus.read_text() if corpus.exists() else ""
+    if line not in [known.partition("#")[0].strip() for known in kept.splitlines()]:
+        corpus.write_text(f"{kept}{line:<31} # {failure.story.splitlines()[0][:120]}\n")
 
 
 def _range(text: str) -> range:
@@ -101,9 +112,6 @@ def _range(text: str) -> range:
     return range(int(first), int(last) + 1) if dash else range(int(first))
 
 
-def _listed(counts: Counter[str]) -> str:
-    return ", ".join(f"{kind} {count:,}" for kind, count in sorted(counts.items())) or "none"
-
-
 def _say(text: str) -> None:
     sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()

@@ -169,9 +169,14 @@ class SimLoop(asyncio.BaseEventLoop):
             self._virtual = max(self._virtual, timers[0][0])
         while timers and timers[0][0] <= self._virtual:
             self._ready.append(heapq.heappop(timers)[2])
-        batch = list(self._ready)
-        self._ready.clear()
-        for node, handle in self._shuffled(batch):
+        ready = self._ready
+        if len(ready) == 1:
+            handle = ready.popleft()
+            order = [(_node_of(handle), handle)]
+        else:
+            order = self._shuffled(list(ready))
+            ready.clear()
+        for node, handle in order:
             if node is not None and node.dead:
                 continue
             if node is not None and node.paused:
@@ -185,8 +190,6 @@ class SimLoop(asyncio.BaseEventLoop):
     def _shuffled(self, batch: list[asyncio.Handle]) -> list[tuple[Node | None, asyncio.Handle]]:
         """Return the handles in an order drawn from the dice, each node's own in the order they were made."""
         nodes = [_node_of(handle) for handle in batch]
-        if len(nodes) == 1:
-            return [(nodes[0], batch[0])]
         lines: dict[Node | None, deque[asyncio.Handle]] = {}
         for node, handle in zip(nodes, batch, strict=True):
             lines.setdefault(node, deque()).append(handle)
@@ -203,13 +206,16 @@ def _node_of(handle: asyncio.Handle) -> Node | None:
 class SimClock:
     """The clocks of a simulated host: the wall may be stepped, the uptime only goes on."""
 
-    def __init__(self, loop: SimLoop) -> None:
+    def __init__(self, loop: SimLoop, tick: int = 1) -> None:
+        """Take the loop, and by how many microseconds at a time the wall clock goes on."""
         self._loop = loop
+        self._tick = tick
         self._offset = 0
 
     def now(self) -> int:
         """Return the virtual wall clock, in microseconds since 1970."""
-        return EPOCH + round(self._loop.time() * SECOND) + self._offset
+        now = EPOCH + round(self._loop.time() * SECOND) + self._offset
+        return now - now % self._tick
 
     def uptime(self) -> float:
         """Return the virtual seconds since the loop was made."""

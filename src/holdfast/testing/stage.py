@@ -8,6 +8,7 @@ from random import Random
 from typing import Any
 
 from holdfast.app import Holdfast
+from holdfast.clock import SECOND
 from holdfast.storage.memory import MemoryStorage
 from holdfast.storage.model import Model
 from holdfast.testing.invariants import Witness
@@ -20,6 +21,9 @@ from holdfast.testing.workload import OVERRUNS, Journal, define
 SLACK = 0.05
 MESSAGES = 10
 """What a bound allows beyond what it promises: as many messages travel between a fault and its recovery."""
+
+TICKS = 3
+"""It also allows a coarse clock to be late by so many ticks: at the claim, the suspicion and the reclaim."""
 
 AFTERMATH = {"net": LONGEST_ECHO, "cut": LONGEST_PATIENCE}
 """For so many seconds a trouble goes on to be felt after its end."""
@@ -43,9 +47,12 @@ class Stage:
         self.heard: Counter[str] = Counter()
         """How often a worker's event handler heard of the stall with this cursor."""
 
+        self.deeds: Counter[str] = Counter()
+        """How often the operator did what."""
+
         self.logger = logging.Logger(f"holdfast.world.{seed}", logging.CRITICAL + 1)
         self.healed = False
-        self.host_clock, self.clock = SimClock(loop), SimClock(loop)
+        self.host_clock, self.clock = SimClock(loop), SimClock(loop, round(plan.tick * SECOND) or 1)
         self.stepped = self.furthest = 0.0
         self._failures: list[BaseException] = []
         storage = MemoryStorage(clock=self.clock)
@@ -58,7 +65,7 @@ class Stage:
             note=self.note,
             overruns=OVERRUNS,
             died=self.died,
-            slack=SLACK + MESSAGES * plan.rates.delay,
+            slack=SLACK + MESSAGES * plan.rates.delay + TICKS * plan.tick,
         )
         self.server = SimServer(loop, storage, self.witness, Random(f"net {seed}"))
         self.server.rates = plan.rates
@@ -84,6 +91,8 @@ class Stage:
     def step_clock(self, seconds: float) -> None:
         """Set the storage's wall clock forward or back."""
         self.note("clock stepped", seconds)
+        now = self.loop.time()
+        self.weather.begin("step forward" if seconds > 0 else "step back", EVERYWHERE, now, now)
         self.clock.step(seconds)
         self.stepped += seconds
         self.furthest = max(self.furthest, self.stepped)

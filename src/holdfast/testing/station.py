@@ -126,7 +126,7 @@ class Station:
         took, longest = stage.loop.time() - began, drain + LINGER + 2 * SETTLE_WAIT + FAREWELL
         own = [one for one in stage.weather.between(began, stage.loop.time()) if one.where in (self.owner, EVERYWHERE)]
         if took > longest and not any(one.kind in ("pause", "block", "lid") for one in own):
-            raise Violation(f"{worker.owner.name} took {took:.1f} s to stop, more than {longest:.1f} s")
+            raise Violation(f"stop: {worker.owner.name} took {took:.1f} s to stop, more than {longest:.1f} s")
         self._gone()
 
     def kill(self) -> None:

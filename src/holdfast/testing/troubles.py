@@ -8,12 +8,13 @@ from typing import Any
 
 from holdfast.core.lifecycle import REDRIVABLE, TERMINAL, State
 from holdfast.errors import StorageError
-from holdfast.storage.protocol import Cancel, Delete, Redrive, Revision
+from holdfast.storage.protocol import Cancel, Delete, Redrive, Revision, Settings, Target
 from holdfast.testing.net import Rates, SimNet
 from holdfast.testing.simloop import Node
 from holdfast.testing.stage import AFTERMATH, Stage
 from holdfast.testing.station import Station
 from holdfast.testing.weather import EVERYWHERE
+from holdfast.testing.workload import OTHER
 
 SPREAD = 10.0
 """A trouble that comes for certain comes up to so many seconds later, so that it meets all there is to meet."""
@@ -28,6 +29,7 @@ class Troubles:
         self._operator = Node("operator")
         self._net = SimNet(stage.server)
         self._lid_closed = False
+        self._hushed: set[str] = set()
 
     async def bring(self) -> None:
         """Bring trouble, until cancelled."""
@@ -60,6 +62,11 @@ class Troubles:
         for station in self._stations:
             if not station.busy and station.worker is None:
                 await station.start()
+
+    async def speak(self) -> None:
+        """Let the queues go on that were paused; once no order to pause one is under way any more."""
+        for queue in sorted(self._hushed):
+            await self._pause(queue, paused=False)
 
     async def _repeat(self, kind: str, gap: float) -> None:
         rng = Random(f"{kind} {self._stage.seed}")
@@ -145,8 +152,6 @@ class Troubles:
 
     async def _do_step(self, rng: Random) -> None:
         seconds = rng.choice(self._stage.plan.steps) * rng.choice((-1, 1))
-        now = self._stage.loop.time()
-        self._stage.weather.begin("step forward" if seconds > 0 else "step back", EVERYWHERE, now, now)
         self._stage.step_clock(seconds)
 
     async def _do_lid(self, rng: Random) -> None:
@@ -175,19 +180,34 @@ class Troubles:
     async def _do_storm(self, rng: Random) -> None:
         """Cancel many jobs at once, whatever they do."""
         refs = [ref for ref, job in self._stage.model.records.items() if job.state not in TERMINAL]
-        await self._revise([Cancel(ref, "storm") for ref in rng.sample(refs, rng.randint(0, len(refs)))])
+        await self._revise("storm", [Cancel(ref, "storm") for ref in rng.sample(refs, rng.randint(0, len(refs)))])
+
+    async def _do_hush(self, rng: Random) -> None:
+        """Pause a queue for a while, as an operator does."""
+        queue, length = rng.choice(("default", OTHER)), rng.uniform(1, 30)
+        self._hushed.add(queue)
+        self._stage.note("hush", queue, round(length, 3))
+        await self._pause(queue, paused=True)
+        await asyncio.sleep(length)
+        await self._pause(queue, paused=False)
 
     async def _do_redrive(self, rng: Random) -> None:
         refs = [ref for ref, job in self._stage.model.records.items() if job.state in REDRIVABLE]
-        await self._revise([Redrive(ref) for ref in rng.sample(refs, min(len(refs), 2))])
+        await self._revise("redrive", [Redrive(ref) for ref in rng.sample(refs, min(len(refs), 2))])
 
     async def _do_delete(self, rng: Random) -> None:
         refs = [ref for ref, job in self._stage.model.records.items() if job.state is not State.ACTIVE]
-        await self._revise([Delete(ref) for ref in rng.sample(refs, min(len(refs), 1))])
+        await self._revise("delete", [Delete(ref) for ref in rng.sample(refs, min(len(refs), 1))])
 
-    async def _revise(self, revisions: Sequence[Revision]) -> None:
+    async def _revise(self, kind: str, revisions: Sequence[Revision]) -> None:
+        self._stage.deeds[kind] += 1
         with contextlib.suppress(StorageError):
             await self._net.revise(revisions)
+
+    async def _pause(self, queue: str, *, paused: bool) -> None:
+        self._stage.deeds["hush"] += paused
+        with contextlib.suppress(StorageError):
+            await self._net.tune(Target("queue", queue), Settings(paused=paused), by="operator")
 
     def _idle_station(self, rng: Random) -> Station | None:
         if self._stage.healed or self._lid_closed:

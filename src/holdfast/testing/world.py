@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from random import Random
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from holdfast.core.job import Ref
 from holdfast.core.lifecycle import TERMINAL
@@ -41,14 +41,26 @@ LIMIT = 7 * 86_400.0
 
 
 class World:
-    """One simulated world: a seed, and the plan that is drawn from it unless another is given."""
+    """One simulated world: a seed, and the plan that is drawn from it unless another is given.
+
+    `name`: what the plan is called among the set pieces. `without`: kinds of fault that are left out of it.
+    """
 
     stage: Stage
 
-    def __init__(self, seed: int, plan: Plan | None = None, *, model: type[Model] = Model, name: str = "") -> None:
+    def __init__(
+        self,
+        seed: int,
+        plan: Plan | None = None,
+        *,
+        model: type[Model] = Model,
+        name: str = "",
+        without: Sequence[str] = (),
+    ) -> None:
         self.seed = seed
-        self.plan = plan or Plan.drawn(Random(f"plan {seed}"))
-        self._name = name
+        self.plan = (plan or Plan.drawn(Random(f"plan {seed}"))).without(without)
+        self.name = name
+        self._without = without
         self._model = model
         self._stations: list[Station] = []
         self._acknowledged: list[Ref] = []
@@ -61,12 +73,18 @@ class World:
         """
         try:
             simulate(self._course, seed=self.seed, limit=LIMIT)
-        except Exception as error:
-            scenario = f" --scenario '{self._name}'" if self._name else ""
-            raise Violation(
-                f"{error}\nseed {self.seed}; replay it: python -m holdfast.testing.world --seed {self.seed}{scenario}"
-            ) from error
+        except Exception as raised:
+            error = _first(raised)
+            what = str(error) if isinstance(error, Violation) else f"{type(error).__name__}: {error}"
+            raise Violation(f"{what}\nseed {self.seed}; replay it: {self.command}") from error
         return self
+
+    @property
+    def command(self) -> str:
+        """What to type to see it again."""
+        scenario = f" --scenario '{self.name}'" if self.name else ""
+        without = "".join(f" --without {kind}" for kind in self._without)
+        return f"python -m holdfast.testing.world --seed {self.seed}{scenario}{without}"
 
     def told(self) -> str:
         """Return the trace as text; two runs of one seed give the same, byte by byte."""
@@ -92,7 +110,7 @@ class World:
                 await asyncio.Event().wait()
         self.stage.look()
         await troubles.heal()
-        await self._rest(clients)
+        await self._rest(troubles, clients)
         await self._leave()
         self._check_journal()
         self._check_hearing()
@@ -137,12 +155,13 @@ class World:
                     self.stage.failed(Violation(f"{job.ref}: its result is {value}, not {number}"))
                 return
 
-    async def _rest(self, clients: "Sequence[asyncio.Task[None]]") -> None:
+    async def _rest(self, troubles: Troubles, clients: "Sequence[asyncio.Task[None]]") -> None:
         """Wait until every job is over, and see that nothing stirs after that."""
         stage, time = self.stage, self.stage.loop.time
         if self.plan.rates.late:
             # What an operator asked for before the healing may still be under way.
             await asyncio.sleep(LONGEST_DELAY)
+        await troubles.speak()
         deadline = time() + self.plan.bound
         while not (all(client.done() for client in clients) and self._over()):
             stage.look()
@@ -155,8 +174,9 @@ class World:
         stage.note("at rest")
         ends = dict(stage.model.records)
         await asyncio.sleep(QUIET)
-        if ends != stage.model.records:
-            raise Violation(f"I3 at {time():.3f} s: a job stirred after its end")
+        stirred = [ref for ref, job in stage.model.records.items() if ends.get(ref) != job]
+        if stirred:
+            raise Violation(f"I3 at {time():.3f} s: stirred after their end: {stirred}")
 
     def _over(self) -> bool:
         return all(_is_over(job) for job in self.stage.model.records.values())
@@ -194,10 +214,18 @@ class World:
         """Make sure that each stall was heard of: once, or again where whoever heard of it was troubled."""
         if not self.plan.hearing:
             return
+        troubled = any(trouble.kind != "farewell" for trouble in self.stage.weather.all)
         for cursor in self.stage.witness.stalls:
             times = self.stage.heard[cursor]
-            if not times or (times > 1 and not self.stage.weather.all):
+            if not times or (times > 1 and not troubled):
                 raise Violation(f"events: the stall at {cursor} was heard of {times} times")
+
+
+def _first(error: Exception) -> Exception:
+    """Return what a group of errors began with."""
+    while isinstance(error, ExceptionGroup):
+        error = cast("ExceptionGroup[Exception]", error).exceptions[0]
+    return error
 
 
 def _is_over(job: Any) -> bool:

@@ -1,0 +1,169 @@
+"""What simulated worlds came to, one or many: a world's figures are made from it, and added to those of others."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from holdfast.testing.invariants import Violation
+from holdfast.testing.world import World
+
+PARTING = frozenset({"farewell"})
+"""What the weather notes and is no fault: the stops when all is over."""
+
+OUTCOMES = {"lost": "I8", "double outcomes": "I2", "unexpected runs": "I17", "silent overlaps": "I5"}
+"""What must never be, and the invariant that would have said so."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A world in which something did not hold."""
+
+    seed: int
+    scenario: str
+    invariant: str
+    story: str
+    command: str
+    """What to type to see it again."""
+
+
+@dataclass
+class Figures:
+    """The figures of some worlds. They may be added up, and sent from process to process."""
+
+    seeds: int = 0
+    seconds: float = 0.0
+    calls: int = 0
+    faults: Counter[str] = field(default_factory=Counter[str])
+    jobs: Counter[str] = field(default_factory=Counter[str])
+    verdicts: Counter[str] = field(default_factory=Counter[str])
+    runs: int = 0
+    again: int = 0
+    """Runs that began because the run before them had stalled."""
+
+    announced: int = 0
+    """Those of them that an event had told of before."""
+
+    repaired: int = 0
+    recoveries: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+    """By their reason: the seconds from the loss of a holder until its job was free again."""
+
+    clear: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+    """Those with nothing else wrong at that time, each of them held against its bound."""
+
+    failures: list[Failure] = field(default_factory=list[Failure])
+
+    @classmethod
+    def of(cls, world: World, violation: Violation | None = None) -> "Figures":
+        """Return the figures of a world that has run its course, or was stopped by a violation."""
+        stage, witness = world.stage, world.stage.witness
+        faults = Counter({kind: n for kind, n in stage.weather.counts().items() if kind not in PARTING})
+        figures = cls(
+            seeds=1,
+            seconds=stage.loop.time(),
+            calls=witness.steps,
+            faults=faults + Counter(stage.server.counts) + stage.deeds,
+            jobs=Counter(str(job.state) for job in stage.model.records.values()),
+            verdicts=Counter(witness.verdicts),
+            runs=witness.runs,
+            again=witness.again,
+            announced=witness.announced,
+            repaired=witness.repaired,
+        )
+        for one in witness.recoveries:
+            figures.recoveries.setdefault(one.reason, []).append(one.seconds)
+            if one.clear:
+                figures.clear.setdefault(one.reason, []).append(one.seconds)
+        if violation is not None:
+            failure = Failure(world.seed, world.name, violation.invariant, str(violation), world.command)
+            figures.failures.append(failure)
+        return figures
+
+    def add(self, other: "Figures") -> None:
+        """Take in the figures of other worlds."""
+        self.seeds += other.seeds
+        self.seconds += other.seconds
+        self.calls += other.calls
+        self.faults.update(other.faults)
+        self.jobs.update(other.jobs)
+        self.verdicts.update(other.verdicts)
+        self.runs += other.runs
+        self.again += other.again
+        self.announced += other.announced
+        self.repaired += other.repaired
+        for mine, others in ((self.recoveries, other.recoveries), (self.clear, other.clear)):
+            for reason, seconds in others.items():
+                mine.setdefault(reason, []).extend(seconds)
+        self.failures += other.failures
+
+    @property
+    def violations(self) -> dict[str, int]:
+        """How many worlds broke which invariant."""
+        return dict(sorted(Counter(failure.invariant for failure in self.failures).items()))
+
+    @property
+    def outcomes(self) -> dict[str, int]:
+        """How often what must never be was the case."""
+        broken = self.violations
+        return {what: broken.get(number, 0) for what, number in OUTCOMES.items()} | {"repaired": self.repaired}
+
+    def as_data(self) -> dict[str, object]:
+        """Return the figures as plain data."""
+        return {
+            "seeds": self.seeds,
+            "simulated_hours": round(self.seconds / 3600, 2),
+            "storage_calls": self.calls,
+            "faults": dict(sorted(self.faults.items())),
+            "jobs": {"in_all": sum(self.jobs.values()), **dict(sorted(self.jobs.items()))},
+            "settlements": dict(sorted(self.verdicts.items())),
+            "runs": self.runs,
+            "extra_runs": self.again,
+            "extra_runs_announced": self.announced,
+            **{what.replace(" ", "_"): n for what, n in self.outcomes.items()},
+            "recovery_seconds": _spreads(self.recoveries),
+            "recovery_seconds_with_nothing_else_wrong": _spreads(self.clear),
+            "failed_seeds": [failure.seed for failure in self.failures],
+            "violations": self.violations,
+        }
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Return the figures as words, each with its name."""
+        failed = ", ".join(str(failure.seed) for failure in self.failures[:20])
+        told = [
+            ("seeds", f"{self.seeds:,} ({len(self.failures)} failed{f': {failed}' if failed else ''})"),
+            ("simulated", f"{self.seconds / 3600:,.1f} hours, {self.calls:,} storage calls"),
+            ("faults", f"{sum(self.faults.values()):,}: {_listed(self.faults)}"),
+            ("jobs", f"{sum(self.jobs.values()):,}: {_listed(self.jobs)}"),
+            ("settlements", _listed(self.verdicts)),
+            ("runs", f"{self.runs:,}, of them {self.again:,} after a stall, {self.announced:,} of these announced"),
+            ("never", ", ".join(f"{what} {n}" for what, n in self.outcomes.items())),
+        ]
+        for reason, spread in _spreads(self.recoveries).items():
+            told.append((f"recovery, {reason}", _spoken(spread)))
+            if reason in self.clear:
+                told.append(("  nothing else wrong", _spoken(_spread(self.clear[reason]))))
+        if self.failures:
+            told.append(("violations", _listed(self.violations)))
+        return told
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{kind} {count:,}" for kind, count in sorted(counts.items())) or "none"
+
+
+def _spreads(recoveries: Mapping[str, Sequence[float]]) -> dict[str, dict[str, float]]:
+    return {reason: _spread(seconds) for reason, seconds in sorted(recoveries.items())}
+
+
+def _spread(seconds: Sequence[float]) -> dict[str, float]:
+    """Return how many there are, and their median, 99th percentile and maximum."""
+    ranked = sorted(seconds)
+    return {
+        "count": len(ranked),
+        "p50": round(ranked[(len(ranked) - 1) // 2], 2),
+        "p99": round(ranked[-(-len(ranked) * 99 // 100) - 1], 2),
+        "max": round(ranked[-1], 2),
+    }
+
+
+def _spoken(spread: Mapping[str, float]) -> str:
+    return f"{spread['count']:,}: p50 {spread['p50']:.2f} s, p99 {spread['p99']:.2f} s, max {spread['max']:.2f} s"

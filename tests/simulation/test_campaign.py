@@ -1,0 +1,103 @@
+"""Many worlds at once: their figures, the seeds that fail and what is kept of them, the page that is made of it all."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from holdfast.testing import ManualClock, evidence
+from holdfast.testing.campaign import made, run_worlds, shrunk
+from holdfast.testing.figures import Figures
+from holdfast.testing.invariants import Violation
+from holdfast.testing.mutants import MUTANTS
+from holdfast.testing.replay import keep, main
+from holdfast.testing.trials import tried
+
+NOISE = ("kill", "pause", "storm", "lost_request", "lost_answer", "late", "echo", "lost_notice")
+
+
+def failed(seed: int) -> Figures:
+    world = made(seed, scenario="noise", model=MUTANTS["no_state_guard"].model)
+    with pytest.raises(Violation) as caught:
+        world.run()
+    return Figures.of(world, caught.value)
+
+
+@pytest.mark.slow
+def test_figures_are_the_same_on_one_process_and_on_two() -> None:
+    one, two = (list(run_worlds(range(12), processes=processes)) for processes in (1, 2))
+
+    assert one == two
+
+
+def test_figures_add_up() -> None:
+    parts = list(run_worlds(range(3), scenario="noise", processes=1))
+    figures = Figures()
+    for part in parts:
+        figures.add(part)
+    data = figures.as_data()
+
+    assert figures.seeds == 3
+    assert sum(figures.jobs.values()) == sum(sum(part.jobs.values()) for part in parts) == 3 * 16
+    assert figures.runs == sum(part.runs for part in parts)
+    assert figures.again == figures.announced > 0
+    assert (data["lost"], data["double_outcomes"], data["repaired"], data["failed_seeds"]) == (0, 0, 0, [])
+
+
+def test_a_fault_that_is_left_out_does_not_come() -> None:
+    (figures,) = run_worlds([1], scenario="noise", without=NOISE, processes=1)
+
+    assert not figures.faults
+
+
+def test_a_failed_world_says_how_to_see_it_again() -> None:
+    figures = failed(0)
+    (failure,) = figures.failures
+
+    assert failure.command == "python -m holdfast.testing.world --seed 0 --scenario 'noise'"
+    assert failure.command in failure.story
+    assert figures.outcomes["double outcomes"] == 1
+    assert figures.violations == {"I2": 1}
+
+
+def test_a_failed_world_is_shrunk_to_the_faults_it_needs() -> None:
+    (failure,) = failed(0).failures
+    smallest = shrunk(failure, model=MUTANTS["no_state_guard"].model)
+
+    assert 0 < len(smallest.plan.kinds) < len(NOISE)
+    assert "--without" in smallest.command
+    with pytest.raises(Violation, match=r"^I2"):
+        smallest.run()
+
+
+def test_a_failed_world_is_kept_once(tmp_path: Path) -> None:
+    corpus = tmp_path / "seeds.txt"
+    (failure,) = failed(0).failures
+    for _ in range(2):
+        keep(corpus, failure)
+    (line,) = corpus.read_text().splitlines()
+
+    assert line.split("#")[0].strip() == "0 noise"
+    assert "# I2" in line
+
+
+def test_the_evidence_is_generated_from_the_figures(tmp_path: Path) -> None:
+    figures = failed(0)
+    trials = [tried("no_state_guard", seeds=2)]
+    page, data = evidence.write(
+        tmp_path / "deep" / "simulation", figures, trials, command="make it", at="abc", clock=ManualClock(), took=1.2
+    )
+    told = json.loads(data.read_text())
+
+    assert "| commit | abc |" in page.read_text()
+    assert "2026-01-01 00:00 UTC" in page.read_text()
+    assert "1 of 1; 0 of 0 harmless ones left alone" in page.read_text()
+    assert (told["seeds"], told["double_outcomes"], told["command"]) == (1, 1, "make it")
+    assert told["mutants"][0]["seed"] == 0
+
+
+def test_the_command_line_runs_many_worlds_and_replays_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--seeds", "3-4", "--scenario", "calm", "--processes", "1"]) == 0
+    assert "2 (0 failed)" in capsys.readouterr().out
+    assert main(["--seed", "3", "--scenario", "calm"]) == 0
+    assert "at rest" in capsys.readouterr().out
