@@ -9,7 +9,7 @@ from msgspec import structs
 
 from holdfast.clock import SECOND
 from holdfast.core.events import AnyEvent
-from holdfast.core.job import Owner, Policy, Ref, StallSetting, StallTerms
+from holdfast.core.job import Key, Owner, Policy, Redriving, Ref, StallSetting, StallTerms
 from holdfast.core.leadership import Term
 from holdfast.core.lease import Lease
 from holdfast.core.lifecycle import TERMINAL, State
@@ -25,6 +25,7 @@ from holdfast.core.outcome import (
     TimedOut,
     Unknown,
 )
+from holdfast.core.retention import Keep, Retention
 from holdfast.core.retry import Backoff
 from holdfast.core.settlement import Settlement
 from holdfast.storage.memory import MemoryStorage
@@ -38,13 +39,14 @@ from holdfast.storage.protocol import (
     Redrive,
     Renewal,
     Reschedule,
+    Retain,
     Revision,
     Settings,
     StalledLease,
     Storage,
     Target,
 )
-from holdfast.testing.clock import ManualClock
+from holdfast.testing.clock import START, ManualClock
 from holdfast.testing.conformance.material import (
     ALICE,
     BOB,
@@ -61,7 +63,16 @@ from holdfast.testing.conformance.material import (
 
 STEPS = 150
 QUEUES = ("default", "mail")
+TASKS = ("add", "send")
 NAMES = tuple(f"job-{number}" for number in range(12))
+ONE, TWO = Key("one"), Key("two", 2)
+KEYS: tuple[tuple[Key, ...], ...] = ((), (), (ONE,), (TWO,), (Key("two", 1),), (ONE, TWO), (TWO, ONE))
+RETENTIONS = (
+    None,
+    None,
+    Retention(completed=Keep(30 * SECOND, 2)),
+    Retention(failed=Keep(3 * SECOND), cancelled=Keep(1)),
+)
 WORKERS = (ALICE, BOB)
 REAPERS = (REAPER, DEPUTY)
 
@@ -120,6 +131,17 @@ class History:
         refs = list(mine)
         self._agree(await self._storage.get(refs), await self._model.get(refs))
         self._agree(await self._counts(self._storage), await self._counts(self._model))
+        for query in (
+            Query(queues=QUEUES[:1], tags=("eu",), limit=5),
+            Query(tasks=TASKS[:1], reasons=("exhausted", "stalled")),
+            Query(ended_after=START + 20 * SECOND, ended_before=self._clock.now() - 20 * SECOND),
+        ):
+            self._agree((await self._storage.find(query)).jobs, (await self._model.find(query)).jobs)
+        ref = Ref(QUEUES[0], NAMES[0])
+        self._agree(
+            [_unnumbered(event) for event in (await self._storage.events(ref=ref)).events],
+            [_unnumbered(event) for event in (await self._model.events(ref=ref)).events],
+        )
         self._agree(
             [_unnumbered(event) for event in await told(self._storage)],
             [_unnumbered(event) for event in await told(self._model)],
@@ -138,16 +160,23 @@ class History:
             assert (job.state in TERMINAL) == (job.finished is not None)
             assert job.failures <= job.policy.retry.max_attempts
             assert job.failures + job.stalls + job.releases <= job.starts
+            assert job.parked_under is None or job.state is State.WAITING
+            assert (job.kept_until is None) or job.state is State.COMPLETED
+            assert (job.redrive_at is None) or job.state is State.FAILED
 
     async def _enqueue(self) -> None:
         jobs = [
             new_job(
                 self._dice.choice(NAMES),
                 queue=self._dice.choice(QUEUES),
+                task=self._dice.choice(TASKS),
+                tags=self._dice.choice(((), ("eu",), ("eu", "nightly"))),
                 delay=self._dice.choice((0, 0, 0, 3 * SECOND, 30 * SECOND)),
                 boost=self._dice.choice((0, 0, 60 * SECOND, -60 * SECOND)),
+                ttl=self._dice.choice((None, None, 3 * SECOND, 20 * SECOND)),
                 timeout=self._dice.choice((None, None, 10 * SECOND)),
                 heartbeat_timeout=self._dice.choice((None, None, 6 * SECOND)),
+                keys=self._dice.choice(KEYS),
                 stall=StallTerms(
                     lease=self._dice.choice((20, 8)) * SECOND,
                     max_stalls=self._dice.choice((0, 1, 3)),
@@ -157,6 +186,9 @@ class History:
                 policy=Policy(
                     retry=Backoff(max_attempts=self._dice.choice((1, 3)), base=SECOND),
                     on_worker_lost=self._dice.choice(("retry", "retry", "fail")),
+                    on_expire=self._dice.choice(("fail", "discard")),
+                    result_ttl=self._dice.choice((None, None, 5 * SECOND)),
+                    redrive=self._dice.choice((None, Redriving(after=5 * SECOND, times=2))),
                 ),
             )
             for _ in range(self._dice.randint(1, 4))
@@ -242,20 +274,25 @@ class History:
         ref = Ref(self._dice.choice(QUEUES), self._dice.choice(NAMES))
         revisions: tuple[Revision, ...] = (
             Cancel(ref, "enough", "ops"),
-            Redrive(ref, "ops"),
+            Redrive(ref, "ops", delay=self._dice.choice((0, 0, 5 * SECOND))),
             Delete(ref),
             Reschedule(ref, delay=self._dice.choice((0, 5 * SECOND))),
             Reschedule(ref, priority=1, boost=60 * SECOND),
+            Retain(ref, self._dice.choice((SECOND, 60 * SECOND))),
         )
         asked = self._dice.sample(revisions, self._dice.randint(1, 2))
         self._note("revise", asked)
         self._agree(await self._storage.revise(asked), await self._model.revise(asked))
 
     async def _tune(self) -> None:
-        target = Target("queue", self._dice.choice(QUEUES))
+        target = self._dice.choice(
+            (Target("queue", self._dice.choice(QUEUES)), Target("task", self._dice.choice(TASKS)))
+        )
         settings = Settings(
             paused=self._dice.choice((None, False, False, True)),
             stall=self._dice.choice((None, StallSetting(lease=8 * SECOND), StallSetting(max_stalls=2))),
+            retention=self._dice.choice(RETENTIONS),
+            record=self._dice.choice((None, (), ("started", "suspected"), ("enqueued", "progressed", "queue_drained"))),
         )
         self._note("tune", target, settings)
         self._agree(await self._storage.tune(target, settings), await self._model.tune(target, settings))
@@ -275,17 +312,20 @@ class History:
         self._clock.advance(seconds)
         self._clock.step_wall(step)
 
-    async def _counts(self, storage: Storage) -> list[tuple[str, bool, int | None, dict[State, int]]]:
+    async def _counts(self, storage: Storage) -> tuple[list[tuple[object, ...]], tuple[str, ...]]:
         survey = await storage.survey(QUEUES)
-        return sorted(
+        queues: list[tuple[object, ...]] = [
             (
                 queue.queue,
                 queue.paused,
+                queue.parked,
+                queue.discarded,
                 queue.oldest_waiting,
                 {state: count for state, count in queue.counts.items() if count},
             )
-            for queue in survey.queues
-        )
+            for queue in sorted(survey.queues, key=lambda queue: queue.queue)
+        ]
+        return queues, survey.paused_tasks
 
     def _note(self, *what: object) -> None:
         self._trail.append(" ".join(str(part) for part in what))

@@ -13,7 +13,6 @@ from holdfast.storage.protocol import EVENTS_TOPIC, Cancel, Notices, Storage, jo
 from holdfast.testing.clock import ManualClock
 from holdfast.testing.conformance.material import (
     ALICE,
-    BOB,
     QUEUE,
     Conformance,
     bid,
@@ -57,13 +56,9 @@ class NoticesConformance(Conformance):
 
     async def test_a_cancel_wakes_the_owner_of_a_job_that_runs(self, storage: Storage) -> None:
         lease = await start(storage)
-        mine, others = storage.notices([owner_topic(ALICE.id)]), storage.notices([owner_topic(BOB.id)])
-        await woken_by(mine, lambda: storage.revise([Cancel(lease.ref, "enough")]))
-
-        assert not await ready(others)
-
-        mine.close()
-        others.close()
+        notices = storage.notices([owner_topic(ALICE.id)])
+        await woken_by(notices, lambda: storage.revise([Cancel(lease.ref, "enough")]))
+        notices.close()
 
     @pytest.mark.statement(65)
     @pytest.mark.parametrize("on_expire", ["fail", "discard"])
