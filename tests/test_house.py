@@ -22,6 +22,7 @@ FLOORS: dict[str, int] = {
     "errors": 0,
     "core": 1,
     "clock": 1,
+    "waiting": 1,
     "control": 2,
     "options": 2,
     "ids": 2,

@@ -7,18 +7,16 @@ import logging
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from random import Random
 from typing import Any, cast
 
 from msgspec import structs
 
-from holdfast.clock import Clock
 from holdfast.core.events import Event, JobCompleted, JobEvent
 from holdfast.errors import StorageError, UsageError
 from holdfast.signature import is_async
-from holdfast.storage.protocol import EVENTS_END, EVENTS_TOPIC, EventPage, Reader, Storage
-
-POLL = 1.0
-"""Seconds between two looks at the log when nobody hinted."""
+from holdfast.storage.follow import pages
+from holdfast.storage.protocol import EVENTS_END, EventPage, Reader, Storage
 
 RENEWED = 1.0
 """Seconds between two renewals of a batch's loan while its handlers are at work: a fifth of the loan."""
@@ -87,19 +85,18 @@ class Bus:
         *,
         app: str,
         caller: str,
-        clock: Clock,
+        rng: Random,
         decode: Callable[[bytes], Any],
         logger: logging.Logger,
     ) -> None:
         self._storage = storage
         self._hearers = hearers
         self._reader = Reader(f"app:{app}", caller)
-        self._clock = clock
+        self._rng = rng
         self._decode = decode
         self._logger = logger
         self._local: asyncio.Queue[Event] = asyncio.Queue()
         self._since: str | None = None
-        self._rests: list[asyncio.Event] = []
         self._handling: tuple[Reader | None, str | None] = None, None
         self._stopping = asyncio.Event()
         self._stopped = asyncio.Event()
@@ -124,7 +121,7 @@ class Bus:
     async def run(self) -> None:
         """Follow the log until told to stop, or cancelled."""
         async with asyncio.TaskGroup() as crew:
-            aides = [crew.create_task(self._hand_local()), crew.create_task(self._listen())]
+            aides = [crew.create_task(self._hand_local())]
             followers: list[asyncio.Task[None]] = []
             if self._hearers.scoped("once"):
                 aides.append(crew.create_task(self._keep_loan()))
@@ -142,58 +139,45 @@ class Bus:
     async def stop(self) -> None:
         """Let the handlers at work end, say how far the log was handled, and hear no more."""
         self._stopping.set()
-        self._wake()
         await self._stopped.wait()
 
     async def _hand_local(self) -> None:
         while True:
             await self._hand(await self._local.get(), self._hearers.everyone())
 
-    async def _listen(self) -> None:
-        notices = self._storage.notices([EVENTS_TOPIC])
-        try:
-            async for _ in notices:
-                self._wake()
-        finally:
-            notices.close()
-
-    def _wake(self) -> None:
-        for rest in self._rests:
-            rest.set()
-
     async def _follow(self, scope: str, reader: Reader | None) -> None:
         """Hand what the log holds to the handlers of a scope; `place` is the cursor behind what was handled."""
         hearings = self._hearers.scoped(scope)
-        rest = asyncio.Event()
-        self._rests.append(rest)
         place = self._since if reader is None else None
-        while not self._stopping.is_set():
-            rest.clear()
-            try:
-                page = await self._storage.events(place, limit=BATCH, reader=reader)
-            except StorageError as error:
-                self._logger.warning("cannot read events, trying again: %s", error)
-                page = EventPage()
-            except Exception:
-                self._logger.exception("cannot read events, trying again")
-                page = EventPage()
-            if not page.events:
-                place = page.next or place
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(POLL):
-                        await rest.wait()
-                continue
-            for event in page.events:
+
+        async def ask(cursor: str | None) -> EventPage:
+            nonlocal place
+            place = cursor or place
+            return await self._storage.events(place, limit=BATCH, reader=reader)
+
+        # Whatever keeps the log from being read, the handlers wait for what comes after it.
+        turning = pages(
+            self._storage,
+            ask,
+            place,
+            rng=self._rng,
+            logger=self._logger,
+            spares=Exception,
+            until=self._stopping,
+        )
+        async with contextlib.aclosing(turning):
+            async for page in turning:
+                for event in page.events:
+                    if reader is not None:
+                        self._handling = reader, place
+                    await self._hand(event, hearings)
+                    place = event.cursor or place
+                    if self._stopping.is_set():
+                        break
+                else:
+                    place = page.next
                 if reader is not None:
-                    self._handling = reader, place
-                await self._hand(event, hearings)
-                place = event.cursor or place
-                if self._stopping.is_set():
-                    break
-            else:
-                place = page.next
-            if reader is not None:
-                self._handling = None, None
+                    self._handling = None, None
         if reader is not None:
             with contextlib.suppress(StorageError):
                 # Lends nothing, so what is left of the batch goes to the next process at once.

@@ -23,12 +23,10 @@ from holdfast.errors import StorageError, UsageError
 from holdfast.health.server import Server
 from holdfast.maintenance.reaper import Reaping
 from holdfast.options import LeaderElection, Timing
-from holdfast.storage.protocol import EVENTS_END, EVENTS_TOPIC, EventPage, Storage
+from holdfast.storage.follow import follow
+from holdfast.storage.protocol import EVENTS_END, Storage
 
 logger = logging.getLogger("holdfast.reaper")
-
-POLL = 1.0
-"""Seconds between two looks at the log of events when nobody hinted."""
 
 
 @click.command()
@@ -104,7 +102,7 @@ async def _reap(equipment: Equipment, election: LeaderElection | None, http: Htt
             # Taken before the first sweep, or what that recovers would not be told.
             cursor = (await storage.events(EVENTS_END)).next
             # The followers leave it to the leader to tell.
-            told = _follow(storage, cursor, lambda: election is None or reaping.standing.leads)
+            told = _tell(storage, cursor, lambda: election is None or reaping.standing.leads)
             async with asyncio.TaskGroup() as crew:
                 agents = [crew.create_task(told), crew.create_task(reaping.run())]
                 await over.wait()
@@ -125,26 +123,12 @@ def _server(equipment: Equipment, http: Http, stopping: Callable[[], bool]) -> S
     )
 
 
-async def _follow(storage: Storage, cursor: str, mine: Callable[[], bool]) -> None:
+async def _tell(storage: Storage, cursor: str, mine: Callable[[], bool]) -> None:
     """Tell what is recovered from here on, while that is mine to tell."""
-    notices = storage.notices([EVENTS_TOPIC])
-    try:
-        while True:
-            try:
-                page = await storage.events(cursor)
-            except StorageError as error:
-                logger.warning("cannot read events, trying again: %s", error)
-                page = EventPage(next=cursor)
-            cursor = page.next
-            for event in page.events:
-                if isinstance(event, JobStalled) and mine():
-                    _recovered(event)
-            if not page.events:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(POLL):
-                        await anext(aiter(notices))
-    finally:
-        notices.close()
+    async with contextlib.aclosing(follow(storage, cursor, spares=StorageError, logger=logger)) as events:
+        async for event in events:
+            if isinstance(event, JobStalled) and mine():
+                _recovered(event)
 
 
 def _recovered(event: JobStalled) -> None:

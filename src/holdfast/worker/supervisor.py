@@ -26,11 +26,13 @@ from holdfast.clock import Clock, SystemClock, entropy
 from holdfast.core.duration import Duration, duration
 from holdfast.core.events import WorkerDied
 from holdfast.core.job import Owner
+from holdfast.core.patience import Patience
 from holdfast.errors import UsageError
 from holdfast.ids import owner_id
 from holdfast.settle import settle_stalled
 from holdfast.storage.locate import locate
 from holdfast.storage.protocol import Beat, Storage
+from holdfast.waiting import first
 from holdfast.worker.child import GOODBYE, VARIABLE, Hello
 
 STRAGGLERS = 8.0
@@ -42,8 +44,8 @@ BURIAL = 10.0
 FAREWELL = 0.5
 """The same while the supervisor is stopping, and what its own storage gets to close."""
 
-FIRST_BACKOFF, LAST_BACKOFF = 0.1, 30.0
-"""Seconds before a dead child is replaced; doubled with each death that comes soon after its start."""
+PATIENCE = Patience(0.1, 30.0)
+"""Before a dead child is replaced; it grows with each death that comes soon after its start."""
 
 SETTLED_IN = 10.0
 """A child that lived for so many seconds died of something new; its replacement does not wait for the last one's."""
@@ -145,10 +147,7 @@ class Supervisor:
                 return
             deaths = deaths + 1 if life is None or life.lived <= SETTLED_IN else 0
             if deaths:
-                wait = min(LAST_BACKOFF, FIRST_BACKOFF * float(1 << min(deaths - 1, 20)))
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(wait * (0.5 + self._rng.random() / 2)):
-                        await self._stopping.wait()
+                await first(self._stopping.wait(), within=PATIENCE.rest(deaths, self._rng))
 
     def _over(self, life: Life) -> bool:
         """Say whether a child needs no replacement, though nobody asked us to stop."""
