@@ -42,6 +42,22 @@ async def charge(account_id: int) -> bytes:
     return b""
 
 
+@add.on_cancel
+async def forget_sum(a: int, b: int) -> None: ...
+
+
+@export.on_cancel
+def remove_file(customer: int, *, name: str = "x") -> None: ...
+
+
+@add.on_cancel  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+async def forget_other(a: int, b: str) -> None: ...
+
+
+@export.on_cancel  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+def remove_any() -> None: ...
+
+
 @app.on(JobStalled)
 async def page(event: JobStalled) -> None:
     assert_type(event.count, int)

@@ -18,6 +18,7 @@ PAYLOAD_LIMIT = 1024 * 1024
 """The largest payload or result, in bytes."""
 
 _BY_PLACE = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+_REST = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 
 
 def runnable(function: object) -> Callable[..., Any]:
@@ -42,6 +43,27 @@ def runnable(function: object) -> Callable[..., Any]:
 def is_async(function: Callable[..., Any]) -> bool:
     """Say whether a call makes a coroutine."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(_body(function))
+
+
+def same_call(hook: object, function: Callable[..., Any], *, field: str) -> None:
+    """Make sure that a hook can be called with whatever the function can be called with.
+
+    Raises:
+        UsageError: it cannot be called, is a class, yields, or takes other arguments.
+    """
+    if not callable(hook) or inspect.isclass(hook):
+        raise UsageError(f"{field} must be a function, not {shown(hook)}")
+    body = _body(hook)
+    if inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
+        raise UsageError(f"{field} yields, so it does nothing when it is called; give a function that does not")
+    given = [one for one in inspect.signature(function).parameters.values() if one.kind not in _REST]
+    for called in (given, [one for one in given if one.default is one.empty]):
+        args = [None for one in called if one.kind in _BY_PLACE]
+        kwargs = {one.name: None for one in called if one.kind not in _BY_PLACE}
+        try:
+            inspect.signature(hook).bind(*args, **kwargs)
+        except TypeError as error:
+            raise UsageError(f"{field} cannot be called as the handler is: {error}; give it the same ones") from None
 
 
 def name_of(function: Callable[..., Any]) -> str:

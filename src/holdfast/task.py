@@ -10,17 +10,19 @@ from holdfast.core.duration import duration
 from holdfast.core.events import Event, JobEvent
 from holdfast.core.job import NewJob, Ref
 from holdfast.enqueue import named_key, tailored, template, with_key
+from holdfast.errors import UsageError
 from holdfast.handle import Access, Job
 from holdfast.options import CallOptions, Retry, TaskOptions, Timing
 from holdfast.options.keys import key_of, keyed
 from holdfast.sideloop import PORTAL
-from holdfast.signature import Signature, is_async
+from holdfast.signature import Signature, is_async, same_call
 
 WAIT = 30.0
 """Seconds that `enqueue_and_wait` waits, unless its options say otherwise."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 R_co = TypeVar("R_co", covariant=True)
 E = TypeVar("E", bound=JobEvent)
 Heard = TypeVar("Heard", bound=Event)
@@ -116,6 +118,8 @@ class Task(Generic[P, R]):
         self.is_async = is_async(function)
         self.signature = Signature(name, function)
         self.retry = settings.retry or Retry()
+        self.cancel_hook: Callable[P, object] | None = None
+        """What `on_cancel` has registered."""
         key = settings.concurrency_key
         self._key = None if key is None else keyed(key, self.signature.parameters, task=self.name)
         self._app = app
@@ -206,6 +210,30 @@ class Task(Generic[P, R]):
             UsageError: that is no class of a job's events, or no such scope; or what is registered cannot be called.
         """
         return self._app.hear(kind, scope=scope, task=self.name)
+
+    def on_cancel(self, hook: Callable[P, T]) -> Callable[P, T]:
+        """Register what tidies up after a run of this task that was cancelled: `@task.on_cancel`.
+
+        A coroutine function or a plain one, which runs in a thread, called with the same arguments as the handler. It
+        is called in the worker whose run ends its job as cancelled, be it that somebody asked for it or that the
+        handler raised `Cancel`: after the handler has ended and before the job is over, so `current_job()` is at hand
+        and the job still holds its lease, its slot and its keys. It has what is left of the task's `timeout`, but no
+        less than half a beat, or 30 s where there is none, and is then stopped like a handler: a coroutine is
+        cancelled, a thread is left to itself. What it raises is logged, the traceback in the job's own log, and the
+        job ends as cancelled all the same.
+
+        At most once a run, and not for certain: it is missed if the worker dies or loses the lease, for then the reaper
+        ends the job; if the handler is a thread that goes on beyond its timeout; and if the worker heard of the cancel
+        too late. A job cancelled before its handler began, or one that was completed in spite of it, calls nothing.
+
+        Raises:
+            UsageError: it cannot be called, or not with the handler's arguments; or the task has a hook already.
+        """
+        if self.cancel_hook is not None:
+            raise UsageError(f"task {self.name!r} has an on_cancel hook already; call both from one function")
+        same_call(hook, self.function, field=f"the on_cancel hook of task {self.name!r}")
+        self.cancel_hook = hook
+        return hook
 
 
 class AsyncTask(Task[P, R]):

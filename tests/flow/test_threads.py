@@ -2,11 +2,23 @@
 
 import asyncio
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from holdfast import Holdfast, JobFailedError, JobStalled, Retry, State, TaskOptions, Timing, current_job
+from holdfast import (
+    Holdfast,
+    JobCancelledError,
+    JobCompleted,
+    JobFailedError,
+    JobStalled,
+    Retry,
+    State,
+    TaskOptions,
+    Timing,
+    current_job,
+)
 
 QUICK = Timing(lease="1s", sweep="200ms", grace="200ms")
 
@@ -75,6 +87,99 @@ async def test_a_plain_handler_that_lost_its_lease_gives_its_slot_back(url: str)
         events = (await app.storage.events(limit=1000)).events
 
     assert [event.reason for event in events if isinstance(event, JobStalled)] == ["no_progress"]
+
+
+async def test_a_plain_handler_sees_its_cancel_long_before_the_next_beat_and_may_leave(url: str) -> None:
+    app = Holdfast(url)
+    order: list[tuple[str, int, str]] = []
+
+    @app.task
+    def patient(number: int) -> None:
+        while True:
+            current_job().raise_if_cancelled()
+            time.sleep(0.005)
+
+    @patient.on_cancel
+    def tidy(number: int) -> None:
+        order.append((current_job().id, number, threading.current_thread().name))
+
+    async with app, app.worker(concurrency=1):
+        job = await patient.enqueue(7)
+        await reached(app, job.id, State.ACTIVE, within=10)
+        await job.cancel("enough")
+        with pytest.raises(JobCancelledError, match="enough"):
+            await job.result(timeout=10)
+        record = (await job.info()).job
+
+    assert record.finished is not None
+    assert record.cancel_at is not None
+    assert record.finished - record.cancel_at < 1_000_000
+    assert [(job_id, number) for job_id, number, _ in order] == [(job.id, 7)]
+    assert order[0][2].startswith("holdfast-handler")
+
+
+async def test_a_plain_handler_that_returns_after_its_cancel_has_completed(url: str) -> None:
+    app = Holdfast(url)
+    called: list[str] = []
+
+    @app.task
+    def finishing() -> int:
+        while not current_job().cancelled:
+            time.sleep(0.005)
+        return 7
+
+    finishing.on_cancel(lambda: called.append("hook"))
+    async with app, app.worker():
+        job = await finishing.enqueue()
+        await reached(app, job.id, State.ACTIVE, within=10)
+        await job.cancel()
+        assert await job.result(timeout=10) == 7
+        events = (await app.storage.events(limit=1000)).events
+
+    assert [event.cancel_too_late for event in events if isinstance(event, JobCompleted)] == [True]
+    assert called == []
+
+
+async def test_nobody_tidies_up_after_a_plain_handler_that_has_not_ended(url: str) -> None:
+    app = Holdfast(url)
+    go = threading.Event()
+    called: list[str] = []
+
+    @app.task(timeout="500ms")
+    def deaf() -> None:
+        go.wait(30)
+
+    deaf.on_cancel(lambda: called.append("hook"))
+    async with app, app.worker():
+        job = await deaf.enqueue()
+        await reached(app, job.id, State.ACTIVE, within=10)
+        await job.cancel()
+        with pytest.raises(JobCancelledError):
+            await job.result(timeout=10)
+        go.set()
+
+    assert called == []
+
+
+async def test_a_plain_hook_that_hangs_is_left_to_itself(url: str) -> None:
+    app = Holdfast(url)
+    go = threading.Event()
+
+    @app.task(timeout="1s")
+    async def task() -> None:
+        await asyncio.sleep(30)
+
+    @task.on_cancel
+    def hang() -> None:
+        go.wait(30)
+
+    async with app, app.worker():
+        job = await task.enqueue()
+        await reached(app, job.id, State.ACTIVE, within=10)
+        await job.cancel()
+        with pytest.raises(JobCancelledError):
+            await job.result(timeout=8)
+        go.set()
 
 
 async def test_a_stop_is_not_held_up_by_handlers_that_fill_the_loops_own_threads(url: str) -> None:

@@ -13,8 +13,10 @@ from holdfast.core.job import Owner
 from holdfast.core.lease import Lease
 from holdfast.core.lifecycle import State
 from holdfast.core.outcome import Interrupted, Outcome, Raised, Unreadable
+from holdfast.core.patience import Patience
 from holdfast.core.settlement import Settlement, settlement
 from holdfast.errors import StorageError
+from holdfast.storage.hints import Hints
 from holdfast.storage.protocol import SETTLE_LIMIT, Beat, Exchanged, Order, Storage, queue_topic
 from holdfast.task import Task
 from holdfast.worker.held import Held, Holdings, RunKey, StopReason
@@ -23,8 +25,8 @@ from holdfast.worker.run import Runner, recorded
 POLL = 5.0
 """Seconds between two claims when nothing was hinted at and nothing falls due: the net under the notices."""
 
-FIRST_BACKOFF, LAST_BACKOFF = 0.05, 5.0
-"""Seconds between two tries at a storage that is out of reach; doubled each time, jittered."""
+PATIENCE = Patience(0.05, 5.0)
+"""Between two tries at a storage that is out of reach."""
 
 REFUSALS = 3
 """How often a single outcome may fail to be recorded for a reason that is not the storage's."""
@@ -88,22 +90,28 @@ class ExchangeLoop:
 
     async def run(self) -> None:
         """Turn until cancelled."""
-        notices = self._storage.notices([queue_topic(queue) for queue in self._queues])
+        topics = [queue_topic(queue) for queue in self._queues]
+        hints = Hints(self._storage, topics, rng=self._rng, logger=self._logger)
 
         async def listen() -> None:
-            async for _ in notices:
+            while True:
+                await hints.next()
                 self._wake.set()
 
         try:
             async with asyncio.TaskGroup() as crew:
                 self._crew = crew
                 crew.create_task(listen())
-                while True:
-                    wait = await self.turn()
-                    if wait > 0:
-                        await self._rest(wait)
+                try:
+                    while True:
+                        wait = await self.turn()
+                        if wait > 0:
+                            await self._rest(wait)
+                finally:
+                    # What is cut off with this loop is handed back; it must not look as if its handlers had failed.
+                    self.stop_all()
         finally:
-            notices.close()
+            hints.close()
 
     async def turn(self) -> float:
         """Settle and claim once; return the seconds until the next turn, unless something wakes it before."""
@@ -173,6 +181,9 @@ class ExchangeLoop:
         task = self._tasks.get(held.lease.job.task)
         # A thread cannot be cancelled; where its lease is gone it is left to itself, and its slot is free again.
         stoppable = task is not None and (task.is_async or reason in ("lost", "unreachable"))
+        if held.hooking and reason == "cancelled":
+            # Its handler had cancelled it already.
+            return
         # A run that has not begun yet finds out by itself; cancelled before its first step it would come to nothing.
         if held.context is not None and held.task is not None and stoppable:
             held.task.cancel()
@@ -199,7 +210,7 @@ class ExchangeLoop:
         wait = 0.0
         while self._unsettled:
             await asyncio.sleep(wait)
-            wait = min(await self.turn(), FIRST_BACKOFF)
+            wait = min(await self.turn(), PATIENCE.first)
 
     async def runs_over(self) -> None:
         """Wait until no run goes on."""
@@ -259,9 +270,8 @@ class ExchangeLoop:
         self._holdings.drop(key)
 
     def _back_off(self, error: Exception) -> float:
-        longest = min(LAST_BACKOFF, FIRST_BACKOFF * float(1 << min(self._failures, 10)))
-        wait = longest * (0.5 + self._rng.random() / 2)
         self._failures += 1
+        wait = PATIENCE.rest(self._failures, self._rng)
         if self._failures == 1:
             self._logger.warning("the storage cannot be used, trying again: %s", error)
         self._tell(WorkerFailed(error=str(error), retry_in=wait))

@@ -32,11 +32,18 @@ class Held:
     stop: StopReason | None = None
     stop_detail: str | None = None
     renewed_at: float = 0.0
+    hooking: bool = False
+    """Whether its handler has ended and its on_cancel hook is at work."""
+
     key: RunKey = field(init=False)
     """What names the run: the job and its fence."""
 
     def __post_init__(self) -> None:
         self.key = self.lease.ref, self.lease.fence
+
+    def stops_for(self, *reasons: StopReason) -> bool:
+        """Say whether it shall end for one of these reasons."""
+        return self.stop in reasons
 
     @property
     def beat(self) -> float:
@@ -88,9 +95,9 @@ class Message:
         """Take back what it carried."""
         self.held.signs.restore(self._said)
 
-    def arrived(self, asked_at: float) -> None:
-        """Note that it was answered, and the lease is ours."""
-        if self.renewal.extend:
+    def arrived(self, asked_at: float, *, lost: bool) -> None:
+        """Note that it was answered, and whether the lease is ours."""
+        if self.renewal.extend and not lost:
             self.held.trust(asked_at, signed=self.signed)
         else:
             self.held.renewed_at = asked_at
@@ -105,6 +112,8 @@ class Holdings:
         self._knock: Callable[[], None] | None = None
         self.next_look = math.inf
         """The uptime at which the keeper looks here by itself; infinite while it is awake."""
+        self.hinted_at = -math.inf
+        """The uptime of the last hint that one of the runs may have to stop: those asked for before it are in doubt."""
 
     def __len__(self) -> int:
         return len(self._held)
@@ -114,7 +123,8 @@ class Holdings:
         with self._lock:
             self._held[held.key] = held
         # Most jobs are over long before the keeper looks; waking it for each of them would cost more than they do.
-        if self._knock is not None and held.renewed_at + held.beat < self.next_look:
+        urgent = held.renewed_at + held.beat < self.next_look or held.renewed_at < self.hinted_at
+        if self._knock is not None and urgent:
             self._knock()
 
     def drop(self, key: RunKey) -> None:

@@ -2,6 +2,10 @@
 
 It runs on an event loop of its own, in a thread, so a handler that blocks the worker's loop keeps its leases. What it
 cannot outlive is a handler that holds the interpreter itself (a C call that keeps the GIL) for a whole lease.
+
+    cancel ──► the record says so ──hint──► a beat at once ─┐
+                       │                                    ├──► the answer names the run ──► its handler is stopped
+                       └─── the hint is lost ──► next beat ─┘
 """
 
 import asyncio
@@ -10,23 +14,33 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable
+from random import Random
 
 from holdfast.clock import Clock
 from holdfast.core.events import Event
 from holdfast.core.job import Owner
+from holdfast.core.patience import Patience
 from holdfast.errors import StorageError
 from holdfast.options import Timing
+from holdfast.storage.hints import Hints
 from holdfast.storage.protocol import (
     RENEW_LIMIT,
     Beat,
     Pulse,
     Storage,
     WorkerInfo,
+    owner_topic,
 )
 from holdfast.worker.held import Held, Holdings, Message, StopReason
 
 SHORTEST = 0.005
 """Seconds that lie at least between two beats, whatever lease a task has chosen."""
+
+FIRST_RETRY, LAST_RETRY = 0.1, 1.0
+"""Seconds before a beat that failed is tried again: often enough that a short outage costs no lease."""
+
+FALSE_ALARM = 0.05
+"""Seconds until a hint is heeded again after one that came to nothing; doubled each time, up to the usual beat."""
 
 
 class Keeper:
@@ -40,6 +54,7 @@ class Keeper:
         *,
         timing: Timing,
         clock: Clock,
+        rng: Random,
         logger: logging.Logger,
         info: Callable[[], WorkerInfo],
         stop: Callable[[Held, StopReason, str | None], None],
@@ -50,13 +65,19 @@ class Keeper:
         self._holdings = holdings
         self._beat = timing.beat.total_seconds()
         self._clock = clock
+        self._rng = rng
         self._logger = logger
         self._info = info
         self._stop = stop
         self._wanted = wanted
         self._announcements: deque[Event] = deque()
-        self._last_beat = float("-inf")
-        self._failed = False
+        self._last_beat = -math.inf
+        self._retry_at = -math.inf
+        self._failures = 0
+        self._hinted = False
+        self._heeds_at = -math.inf
+        """The uptime until which no hint is heeded."""
+        self._false_alarms = 0
 
     def announce(self, event: Event) -> None:
         """Record an event of this process with the next beat."""
@@ -68,36 +89,53 @@ class Keeper:
         # Woken as what it is, not as a part of the run that knocked.
         knocked, here = asyncio.Event(), contextvars.copy_context()
         self._holdings.when_urgent(lambda: _knock(loop, knocked, here))
-        # A worker whose loop has ended without a stop holds jobs that nobody runs: they must pass to others.
-        while self._wanted():
-            self._holdings.next_look = math.inf
-            wait = await self.turn()
-            self._holdings.next_look = self._clock.uptime() + wait
-            try:
-                async with asyncio.timeout(wait):
-                    await knocked.wait()
-                    knocked.clear()
-            except TimeoutError:
-                continue
+        async with asyncio.TaskGroup() as crew:
+            listening = crew.create_task(self._listen(knocked))
+            # A worker whose loop has ended without a stop holds jobs that nobody runs: they must pass to others.
+            while self._wanted():
+                self._holdings.next_look = math.inf
+                wait = await self.turn()
+                self._holdings.next_look = self._clock.uptime() + wait
+                try:
+                    async with asyncio.timeout(wait):
+                        await knocked.wait()
+                        knocked.clear()
+                except TimeoutError:
+                    continue
+            listening.cancel()
 
     async def turn(self) -> float:
         """Beat if it is time, stop what may no longer run, and return the seconds until the next turn."""
         now = self._clock.uptime()
         held = self._holdings.all()
-        every = self._every(held)
-        if now >= self._last_beat + every - SHORTEST:
-            await self._renew(held, every, asked_at=now)
+        if now >= self._due(held) - SHORTEST:
+            await self._renew(held, asked_at=now)
         self._fence_in(self._clock.uptime())
         return self._next(self._clock.uptime())
+
+    async def _listen(self, knocked: asyncio.Event) -> None:
+        """Hear that somebody wants to be asked for. Nothing rests on it: the next beat asks anyway."""
+        hints = Hints(self._storage, [owner_topic(self._owner.id)], rng=self._rng, logger=self._logger)
+        try:
+            while True:
+                await hints.next()
+                self._hinted = True
+                self._holdings.hinted_at = self._clock.uptime()
+                knocked.set()
+        finally:
+            hints.close()
 
     async def last_beat(self) -> None:
         """Take leave: the worker's record goes, its last events are recorded."""
         await self._storage.renew(Beat(self._owner, events=self._announced(), last=True))
 
-    async def _renew(self, held: list[Held], every: float, *, asked_at: float) -> None:
+    async def _renew(self, held: list[Held], *, asked_at: float) -> None:
+        every = self._every(held)
+        hinted, self._hinted = self._doubted(held), False
         due = [one for one in held if self._asks(one, asked_at, every)]
         sent: list[Message] = []
         events = self._announced()
+        news = 0
         try:
             # A storage that hangs must not keep this from its other duty, to fence its process in.
             async with asyncio.timeout(max(self._beat, every)):
@@ -106,47 +144,55 @@ class Keeper:
                     renewals = tuple(message.renewal for message in sent)
                     pulse = await self._storage.renew(Beat(self._owner, renewals, self._info(), events))
                     events = ()
-                    self._heed(sent, pulse, asked_at)
+                    news += self._heed(sent, pulse, asked_at)
                     sent = []
         except Exception as error:
             # Whatever it is: the leases that are held must be tried again, and a keeper that dies renews none.
             self._announcements.extendleft(reversed(events))
             for message in sent:
                 message.unsent()
-            if not self._failed:
+            if not self._failures:
                 expected = isinstance(error, StorageError | TimeoutError)
                 self._logger.warning(
                     "cannot renew %d leases, trying again: %r", len(due), error, exc_info=None if expected else error
                 )
-            self._failed = True
-            # Back off a little, but try often enough that a short outage costs no lease.
-            self._last_beat = self._clock.uptime() - every + min(1.0, every / 4)
+            self._failures += 1
+            patience = Patience(FIRST_RETRY, min(LAST_RETRY, every / 4))
+            self._retry_at = self._clock.uptime() + patience.rest(self._failures, self._rng)
+            self._hinted = self._hinted or hinted
             return
-        self._failed = False
+        self._failures = 0
         self._last_beat = asked_at
+        if hinted:
+            self._false_alarms = 0 if news else self._false_alarms + 1
+            # A storage may hint at more than there is; beats that beget hints must come down to the usual ones.
+            rest = Patience(FALSE_ALARM, every).rest(self._false_alarms, self._rng) if self._false_alarms else 0.0
+            self._heeds_at = asked_at + rest
 
     def _announced(self) -> tuple[Event, ...]:
         # The main loop adds while this takes; a deque can bear that.
         return tuple(self._announcements.popleft() for _ in range(len(self._announcements)))
 
-    @staticmethod
-    def _asks(one: Held, now: float, every: float) -> bool:
+    def _asks(self, one: Held, now: float, every: float) -> bool:
         if one.stop == "lost":
             return False
         # A job that began within this beat has a fresh lease; most end before they ever cost a beat.
-        return one.signs.pending or now - one.renewed_at >= every / 2
+        return one.signs.pending or now - one.renewed_at >= every / 2 or one.renewed_at <= self._holdings.hinted_at
 
-    def _heed(self, sent: list[Message], pulse: Pulse, asked_at: float) -> None:
+    def _heed(self, sent: list[Message], pulse: Pulse, asked_at: float) -> int:
+        """Do as the answer says; return how many runs heard something new."""
+        news = 0
         lost = set(pulse.lost)
         for message in sent:
+            message.arrived(asked_at, lost=message.held.key in lost)
             if message.held.key in lost:
                 self._stop(message.held, "lost", None)
-            else:
-                message.arrived(asked_at)
         for asking in pulse.cancelling:
             asked_to_stop = self._holdings.get((asking.ref, asking.fence))
             if asked_to_stop is not None:
+                news += asked_to_stop.stop is None
                 self._stop(asked_to_stop, "cancelled", asking.reason)
+        return news
 
     def _fence_in(self, now: float) -> None:
         for one in self._holdings.all():
@@ -156,10 +202,20 @@ class Keeper:
     def _every(self, held: list[Held]) -> float:
         return max(SHORTEST, min([self._beat, *(one.beat for one in held)]))
 
+    def _due(self, held: list[Held]) -> float:
+        """Return the uptime of the next beat."""
+        if self._failures:
+            return self._retry_at
+        return self._heeds_at if self._doubted(held) else self._last_beat + self._every(held)
+
+    def _doubted(self, held: list[Held]) -> bool:
+        """Say whether a hint has not been followed up: by any beat, or for a run whose claim it overtook."""
+        return self._hinted or any(one.renewed_at < self._holdings.hinted_at and one.stop is None for one in held)
+
     def _next(self, now: float) -> float:
         held = self._holdings.all()
         ends = [one.trusted_until for one in held if one.stops_unreachable and one.stop is None]
-        return max(SHORTEST, min([self._last_beat + self._every(held), *ends]) - now)
+        return max(SHORTEST, min([self._due(held), *ends]) - now)
 
 
 def _knock(loop: asyncio.AbstractEventLoop, knocked: asyncio.Event, context: contextvars.Context) -> None:

@@ -1,9 +1,14 @@
-"""One lease in, one outcome out. User code runs here and only here, and nothing it does comes out as an exception."""
+"""One lease in, one outcome out. User code runs here and only here, and nothing it does comes out as an exception.
+
+lease ──► handler ──► outcome ──────────────────────────────────────────► outcome
+                         └─ cancelled, the handler has ended ─► on_cancel ─┘
+"""
 
 import asyncio
 import functools
+import logging
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from holdfast.clock import Clock
@@ -11,7 +16,7 @@ from holdfast.codec import Codec
 from holdfast.context import JobContext, entered
 from holdfast.control import Cancel, Reject, RetryLater, Snooze
 from holdfast.core.duration import micros
-from holdfast.core.job import RecordedError
+from holdfast.core.job import JobRecord, RecordedError
 from holdfast.core.outcome import (
     Cancelled,
     Interrupted,
@@ -25,13 +30,19 @@ from holdfast.core.outcome import (
     Unreadable,
 )
 from holdfast.core.text import storable
-from holdfast.signature import encode_result
+from holdfast.signature import encode_result, is_async
 from holdfast.task import Task
 from holdfast.worker.held import Held
-from holdfast.worker.threads import Threads
+from holdfast.worker.threads import Threads, wrapped
 
 UNKNOWN_DELAY = 10_000_000
 """How long a job of an unknown task is put back for, in microseconds: another worker may know it."""
+
+HOOK_LIMIT = 30.0
+"""Seconds that an on_cancel hook gets at most where its task has no timeout."""
+
+HOOK_LINGER = 2.0
+"""Seconds that a hook gets to end once it has been cancelled; then it is left to itself."""
 
 TRACEBACK_KEPT = 16_384
 MESSAGE_KEPT = 4_096
@@ -40,11 +51,19 @@ MESSAGE_KEPT = 4_096
 class Runner:
     """Runs leases with the handlers of one app."""
 
-    def __init__(self, tasks: Mapping[str, Task[..., Any]], codec: Codec, threads: Threads, clock: Clock) -> None:
+    def __init__(
+        self,
+        tasks: Mapping[str, Task[..., Any]],
+        codec: Codec,
+        threads: Threads,
+        clock: Clock,
+        logger: logging.Logger,
+    ) -> None:
         self._tasks = tasks
         self._codec = codec
         self._threads = threads
         self._clock = clock
+        self._logger = logger
 
     async def run(self, held: Held) -> Outcome:
         """Run one lease to its outcome. Never raises; being cancelled is an outcome too."""
@@ -60,18 +79,28 @@ class Runner:
             return _stopped(held)
         held.context = JobContext(job, held.signs, self._clock.uptime)
         entered(held.context)
+        began = self._clock.uptime()
         try:
             value = await self._call(task, args, kwargs, held)
         except _TimeIsOver:
-            return TimedOut(RecordedError("TimeoutError", f"the run passed its timeout of {_seconds(job.timeout)}"))
+            if not held.stops_for("cancelled"):
+                return TimedOut(RecordedError("TimeoutError", f"the run passed its timeout of {_seconds(job.timeout)}"))
+            # Too slow to stop. If it is a thread, it still runs, and nobody may tidy up after it yet.
+            outcome, ended = _stopped(held), task.is_async
         except asyncio.CancelledError:
-            return _stopped(held)
+            outcome, ended = _stopped(held), task.is_async
         except BaseException as error:
-            return _said(error, task, held)
-        try:
-            return Returned(encode_result(self._codec, value))
-        except Exception as error:
-            return Unreadable(recorded(error))
+            outcome, ended = _said(error, task, held), True
+        else:
+            try:
+                return Returned(encode_result(self._codec, value))
+            except Exception as error:
+                return Unreadable(recorded(error))
+        if isinstance(outcome, Cancelled) and ended and task.cancel_hook is not None:
+            await self._tidy_up(task, task.cancel_hook, held, held.context, began)
+            if held.stops_for("lost", "unreachable"):
+                return _stopped(held)
+        return outcome
 
     async def _call(self, task: Task[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], held: Held) -> Any:
         timeout = held.lease.job.timeout
@@ -94,6 +123,64 @@ class Runner:
             return await task.function(*args, **kwargs)
         return await self._threads.run(functools.partial(task.function, *args, **kwargs))
 
+    async def _tidy_up(
+        self, task: Task[..., Any], hook: Callable[..., Any], held: Held, context: JobContext, began: float
+    ) -> None:
+        """Call the on_cancel hook, bounded, and note what it raises: the job is cancelled all the same."""
+        job = held.lease.job
+        held.hooking = True
+        held.signs.sign()
+        limit = HOOK_LIMIT
+        if job.timeout is not None:
+            # The lease ends a beat after the timeout, so the hook must not take longer than both of them together.
+            limit = max(job.timeout / 1_000_000 - (self._clock.uptime() - began), held.beat / 2)
+        # In a task of its own: it has nothing of the cancellation that ended the handler, and can be left behind.
+        hooked = asyncio.create_task(self._hook(task, hook, job.payload))
+        try:
+            done, _ = await asyncio.wait({hooked}, timeout=limit)
+            if not done:
+                self._complain(job, context, f"passed its limit of {limit:g} s", None)
+                await _cut_off(hooked)
+            elif hooked.cancelled():
+                self._complain(job, context, "was cancelled from within", None)
+            elif (error := hooked.exception()) is not None:
+                self._complain(job, context, f"failed: {type(error).__name__}", error)
+        except asyncio.CancelledError:
+            # The run is lost, or its worker ends.
+            await _cut_off(hooked)
+
+    async def _hook(self, task: Task[..., Any], hook: Callable[..., Any], payload: bytes) -> None:
+        # Decoded anew: the handler may have changed what it was given.
+        args, kwargs = task.signature.decode(self._codec, payload)
+        if not is_async(hook):
+            await self._threads.run(functools.partial(hook, *args, **kwargs))
+            return
+        try:
+            await hook(*args, **kwargs)
+        except (SystemExit, KeyboardInterrupt) as error:
+            # Out of a task these would end the loop.
+            raise wrapped(error) from error
+
+    def _complain(self, job: JobRecord, context: JobContext, what: str, error: BaseException | None) -> None:
+        """Log without what may quote the arguments; the job's own log has all."""
+        self._logger.error("the on_cancel hook of job %s (%s) %s; holdfast jobs show tells all", job.id, job.task, what)
+        told = {} if error is None else {"traceback": recorded(error).traceback or ""}
+        context.log.error(f"the on_cancel hook {what}", **told)
+
+
+async def _cut_off(hooked: "asyncio.Task[None]") -> None:
+    hooked.cancel()
+    try:
+        await asyncio.wait({hooked}, timeout=HOOK_LINGER)
+    finally:
+        # Somebody must have looked at what it raises, or asyncio complains.
+        hooked.add_done_callback(_seen)
+
+
+def _seen(hooked: "asyncio.Task[None]") -> None:
+    if not hooked.cancelled():
+        hooked.exception()
+
 
 class _TimeIsOver(Exception):
     """The run passed its own limit."""
@@ -113,6 +200,9 @@ def _stopped(held: Held) -> Outcome:
 
 def _said(error: BaseException, task: Task[..., Any], held: Held) -> Outcome:
     match error:
+        case Snooze() | RetryLater() if held.stop == "cancelled":
+            # It wants another run, which the record would refuse it.
+            return _stopped(held)
         case Snooze():
             return Snoozed(micros(error.delay))
         case Cancel():

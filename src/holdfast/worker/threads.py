@@ -44,7 +44,7 @@ class Threads:
             except BaseException as error:
                 # A future cannot carry StopIteration, and SystemExit must not end the loop.
                 failure = (
-                    error if isinstance(error, Exception) and not isinstance(error, StopIteration) else _wrapped(error)
+                    error if isinstance(error, Exception) and not isinstance(error, StopIteration) else wrapped(error)
                 )
             if not loop.is_closed():
                 loop.call_soon_threadsafe(settle, value, failure)
@@ -81,7 +81,8 @@ class HandlerExit(Exception):
     """A plain handler raised something that is no ordinary exception (SystemExit, StopIteration)."""
 
 
-def _wrapped(error: BaseException) -> HandlerExit:
-    wrapped = HandlerExit(f"{type(error).__name__}: {error}")
-    wrapped.__cause__ = error
-    return wrapped
+def wrapped(error: BaseException) -> HandlerExit:
+    """Return as an ordinary exception what is none."""
+    ordinary = HandlerExit(f"{type(error).__name__}: {error}")
+    ordinary.__cause__ = error
+    return ordinary

@@ -28,6 +28,7 @@ from holdfast.core.job import Owner
 from holdfast.equipment import Equipment
 from holdfast.errors import StorageError, UsageError
 from holdfast.storage.protocol import WorkerInfo
+from holdfast.waiting import first
 from holdfast.worker.exchange import ExchangeLoop
 from holdfast.worker.held import Held, Holdings, StopReason
 from holdfast.worker.keeper import Keeper
@@ -86,14 +87,14 @@ class Worker:
             equipment.hearers,
             app=equipment.app,
             caller=self.owner.id,
-            clock=equipment.clock,
+            rng=equipment.rng,
             decode=equipment.codec.decode,
             logger=equipment.logger,
         )
         self._exchange = ExchangeLoop(
             equipment.storage,
             self.owner,
-            Runner(equipment.tasks, equipment.codec, self._threads, equipment.clock),
+            Runner(equipment.tasks, equipment.codec, self._threads, equipment.clock, equipment.logger),
             self._holdings,
             queues=self._queues,
             concurrency=concurrency,
@@ -109,6 +110,7 @@ class Worker:
             self._holdings,
             timing=equipment.timing,
             clock=equipment.clock,
+            rng=equipment.rng,
             logger=equipment.logger,
             info=self._info,
             stop=self._stop_run,
@@ -217,9 +219,9 @@ class Worker:
             loop.add_signal_handler(number, heard)
         try:
             # A signal counts also while the storage lets the start wait.
-            await self._first(self.start(), asked.wait())
+            await first(self.start(), asked.wait())
             if not asked.is_set():
-                await self._first(self.wait(), asked.wait())
+                await first(self.wait(), asked.wait())
         finally:
             try:
                 await self.stop()
@@ -263,12 +265,12 @@ class Worker:
         self._keeper.announce(WorkerStopping(owner=self.owner.id, reason=reason))
         try:
             if drain and not self._forced.is_set():
-                await self._first(self._exchange.settled(), self._forced.wait(), within=drain)
+                await first(self._exchange.settled(), self._forced.wait(), within=drain)
             self._exchange.stop_all()
             await self._bounded(self._exchange.runs_over(), within=LINGER)
             self._exchange.release_rest(round(LINGER * SECOND))
             # Also a forced stop hands back what it can; a moment would be less than a slow storage's round trip.
-            await self._first(self._settled(), within=SETTLE_WAIT)
+            await first(self._settled(), within=SETTLE_WAIT)
             await self._bounded(self._bus.stop(), within=LINGER)
         finally:
             if unsettled := self._exchange.unsettled:
@@ -301,22 +303,9 @@ class Worker:
     async def _bounded(self, awaited: Coroutine[Any, Any, object], *, within: float) -> None:
         """Wait until this is done or the time is over; once the stop is forced, only for a moment more."""
         if not self._forced.is_set():
-            await self._first(awaited, self._forced.wait(), within=within)
+            await first(awaited, self._forced.wait(), within=within)
             return
-        await self._first(awaited, within=min(within, FORCED_LINGER))
-
-    @staticmethod
-    async def _first(*awaited: Coroutine[Any, Any, object], within: float | None = None) -> None:
-        """Wait until the first of these is done, or the time is over; raise what it raised."""
-        tasks = [asyncio.ensure_future(one) for one in awaited]
-        try:
-            done, _ = await asyncio.wait(tasks, timeout=within, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await first(awaited, within=min(within, FORCED_LINGER))
 
     def _lives(self) -> bool:
         """Say whether anybody is left who runs what is held, or hands it back; from the keeper's thread."""

@@ -1,0 +1,934 @@
+"""Cancel in every state, how soon a run hears of it, and the hook that tidies up after it."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import pytest
+
+from holdfast import (
+    Cancel,
+    Holdfast,
+    JobCancelled,
+    JobCancelledError,
+    JobCompleted,
+    JobStalled,
+    Reject,
+    Retry,
+    RetryLater,
+    Snooze,
+    Stall,
+    State,
+    StorageUnavailableError,
+    Timing,
+    UsageError,
+    current_job,
+)
+from holdfast.core.job import JobRecord, Owner
+from holdfast.core.settlement import Settlement
+from holdfast.handle import Job
+from holdfast.storage.memory import MemoryStorage
+from holdfast.storage.notices import Listener
+from holdfast.storage.protocol import Beat, Exchanged, Order, Pulse, owner_topic
+from holdfast.testing.simloop import SimClock, SimLoop, simulate
+from tests.flow.conftest import FAST, Play, Stage
+
+AT_ONCE = 100_000
+"""Microseconds of the storage's clock; the usual beat is fifty times as long."""
+
+
+async def ended(stage: Stage, job: Job[Any]) -> JobRecord:
+    """Wait until a job is over and return its record."""
+
+    async def over() -> bool:
+        return (await job.state()) not in (State.ACTIVE, State.WAITING, State.DELAYED)
+
+    await stage.until(over)
+    return (await job.info()).job
+
+
+def took(record: JobRecord) -> int:
+    """Return the microseconds between the cancel of a job and its end."""
+    assert record.cancel_at is not None
+    assert record.finished is not None
+    return record.finished - record.cancel_at
+
+
+# ── in every state ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(("delay", "was"), [("0s", State.WAITING), ("5m", State.DELAYED)])
+def test_a_job_that_has_not_begun_is_cancelled_at_once(play: Play, delay: str, was: State) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+        runs: list[int] = []
+
+        @app.task
+        async def task() -> None:
+            runs.append(current_job().run)
+
+        job = await task.options(delay=delay).enqueue()
+        cancelled = await job.cancel("not needed", by="me")
+        record = (await job.info()).job
+        await stage.start(app.worker())
+        await asyncio.sleep(400)
+
+        assert cancelled
+        assert (record.state, record.reason, took(record)) == (State.CANCELLED, "not needed", 0)
+        assert [(event.by, event.was, event.run) for event in await stage.told(JobCancelled)] == [("me", was, 0)]
+        assert runs == []
+        with pytest.raises(JobCancelledError, match="not needed"):
+            await job.result()
+
+    play(scenario)
+
+
+def test_a_job_that_rests_between_two_attempts_is_cancelled_at_once(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+
+        @app.task(retry=Retry(max_attempts=3, base="5m", cap="5m"))
+        async def fails() -> None:
+            raise ConnectionError
+
+        await stage.start(app.worker())
+        job = await fails.enqueue()
+
+        async def rests() -> bool:
+            return await job.state() is State.DELAYED
+
+        await stage.until(rests)
+        await job.cancel()
+        record = (await job.info()).job
+        await asyncio.sleep(400)
+
+        assert (record.state, record.failures, record.starts, took(record)) == (State.CANCELLED, 1, 1, 0)
+        assert [event.was for event in await stage.told(JobCancelled)] == [State.DELAYED]
+        assert (await job.info()).job == record
+
+    play(scenario)
+
+
+def test_a_parked_job_is_cancelled_at_once_and_those_behind_it_move_up(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+
+        @app.task(concurrency_key="all", concurrency_limit=1)
+        async def task(number: int) -> int:
+            await asyncio.sleep(5)
+            return number
+
+        await stage.start(app.worker())
+        jobs = [await task.enqueue(number) for number in range(3)]
+        await asyncio.sleep(1)
+        parked = (await jobs[1].info()).job.parked_under
+        await jobs[1].cancel()
+        record = (await jobs[1].info()).job
+
+        assert parked is not None
+        assert (record.state, record.parked_under, took(record)) == (State.CANCELLED, None, 0)
+        assert (await jobs[0].result(), await jobs[2].result()) == (0, 2)
+        assert stage.now < 11
+
+    play(scenario)
+
+
+@pytest.mark.statement(28)
+def test_a_running_coroutine_is_cancelled_long_before_the_next_beat(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+        seen: list[bool] = []
+
+        @app.task
+        async def task() -> None:
+            try:
+                await asyncio.sleep(3600)
+            finally:
+                seen.append(current_job().cancelled)
+
+        await stage.start(app.worker())
+        job = await task.enqueue()
+        await asyncio.sleep(6)
+        await job.cancel("enough", by="me")
+        record = await ended(stage, job)
+        (run,) = (await job.info()).runs
+
+        assert seen == [True]
+        assert (record.state, record.reason, run.ended, run.reason) == (
+            State.CANCELLED,
+            "enough",
+            "cancelled",
+            "enough",
+        )
+        assert took(record) < AT_ONCE
+        assert [(event.by, event.was, event.run) for event in await stage.told(JobCancelled)] == [
+            ("me", State.ACTIVE, 1)
+        ]
+
+    play(scenario)
+
+
+def test_each_of_many_runs_hears_of_its_own_cancel_and_the_others_go_on(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+
+        @app.task
+        async def task(number: int) -> int:
+            await asyncio.sleep(60)
+            return number
+
+        await stage.start(app.worker(concurrency=20))
+        jobs = [await task.enqueue(number) for number in range(20)]
+        await asyncio.sleep(1)
+        for job in jobs[::2]:
+            await job.cancel()
+            await asyncio.sleep(0.003)
+        records = [await ended(stage, job) for job in jobs]
+
+        assert [record.state for record in records] == [State.CANCELLED, State.COMPLETED] * 10
+        assert max(took(record) for record in records[::2]) < AT_ONCE
+
+    play(scenario)
+
+
+def test_a_suspect_is_cancelled_when_its_worker_speaks_again(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        timing = Timing(lease="2s", sweep="500ms", grace="10s")
+        app, other = stage.app(timing=timing), stage.app(timing=timing)
+        runs: list[int] = []
+
+        @app.task(name="task")
+        async def task() -> None:
+            runs.append(current_job().run)
+            await asyncio.sleep(3600)
+
+        node = await stage.start(app.worker(), "first")
+        job = await task.enqueue()
+        await asyncio.sleep(1)
+        await stage.start(other.worker(queues=["elsewhere"]), "second")
+        stage.loop.pause(node)
+        await asyncio.sleep(5)
+        suspect = (await job.info()).job.suspect_until
+        await job.cancel()
+        state = await job.state()
+        await asyncio.sleep(1)
+        stage.loop.wake(node)
+        began = stage.now
+        record = await ended(stage, job)
+
+        assert suspect is not None
+        assert state is State.ACTIVE
+        assert (record.state, record.stalls, runs) == (State.CANCELLED, 0, [1])
+        assert stage.now - began < 0.2
+        assert await stage.told(JobStalled) == []
+
+    play(scenario)
+
+
+@pytest.mark.statement(26, 27)
+@pytest.mark.parametrize("max_count", [0, 1])
+def test_a_cancelled_run_that_stalls_ends_cancelled_and_counts_no_stall(play: Play, max_count: int) -> None:
+    async def scenario(stage: Stage) -> None:
+        app, other = stage.app(timing=FAST), stage.app(timing=FAST)
+        called: list[int] = []
+
+        @app.task(name="task", stall=Stall(max_count=max_count))
+        async def task(number: int) -> None:
+            await asyncio.sleep(3600)
+
+        @task.on_cancel
+        async def tidy(number: int) -> None:
+            called.append(number)
+
+        node = await stage.start(app.worker(reaper=False), "victim")
+        job = await task.enqueue(1)
+        await asyncio.sleep(1)
+        stage.loop.kill(node)
+        await job.cancel("enough", by="me")
+        await stage.start(other.worker(queues=["elsewhere"]), "reaping")
+        record = await ended(stage, job)
+        (run,) = (await job.info()).runs
+
+        assert (record.state, record.reason, record.stalls) == (State.CANCELLED, "enough", 0)
+        assert run.ended == "stalled"
+        assert await stage.told(JobStalled) == []
+        assert [(event.by, event.reason) for event in await stage.told(JobCancelled)] == [("me", "enough")]
+        # The worker that would have called it is dead.
+        assert called == []
+
+    play(scenario)
+
+
+def test_the_slot_of_a_cancelled_run_that_stalled_is_free_at_once(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app, other = stage.app(timing=FAST), stage.app(timing=FAST)
+
+        async def body(number: int) -> int:
+            await asyncio.sleep(3600 if number == 0 else 0)
+            return number
+
+        task = app.task(name="task", concurrency_key="all", concurrency_limit=1)(body)
+        other.task(name="task", concurrency_key="all", concurrency_limit=1)(body)
+        node = await stage.start(app.worker(reaper=False), "victim")
+        first = await task.enqueue(0)
+        await asyncio.sleep(1)
+        second = await task.enqueue(1)
+        stage.loop.kill(node)
+        await first.cancel()
+        await stage.start(other.worker(), "reaping")
+
+        assert await second.result() == 1
+        before, after = (await first.info()).job, (await second.info()).job
+        assert before.state is State.CANCELLED
+        assert before.finished is not None
+        assert after.started is not None
+        assert after.started - before.finished < AT_ONCE
+
+    play(scenario)
+
+
+def test_cancelling_twice_is_as_good_as_once(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+        stopped: list[int] = []
+
+        @app.task
+        async def task() -> None:
+            try:
+                await asyncio.sleep(3600)
+            finally:
+                stopped.append(current_job().run)
+                await asyncio.sleep(1)
+
+        @task.on_cancel
+        async def tidy() -> None:
+            stopped.append(0)
+
+        await stage.start(app.worker())
+        job = await task.enqueue()
+        await asyncio.sleep(1)
+        asked = [await job.cancel("first", by="one"), await job.cancel("second", by="two")]
+        await asyncio.sleep(0.5)
+        asked.append(await job.cancel("third"))
+        record = await ended(stage, job)
+
+        assert asked == [True, True, True]
+        assert stopped == [1, 0]
+        assert (record.state, record.reason) == (State.CANCELLED, "first")
+        assert [(event.by, event.reason) for event in await stage.told(JobCancelled)] == [("one", "first")]
+
+    play(scenario)
+
+
+def test_what_is_over_cannot_be_cancelled(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+
+        @app.task
+        async def works() -> int:
+            return 1
+
+        @app.task
+        async def fails() -> None:
+            raise Reject("never")
+
+        await stage.start(app.worker())
+        jobs: list[Job[Any]] = [await works.enqueue(), await fails.enqueue(), await works.options(delay="1h").enqueue()]
+        await jobs[2].cancel()
+        before = [await ended(stage, job) for job in jobs]
+
+        assert [await job.cancel() for job in jobs] == [False, False, False]
+        assert [(await job.info()).job for job in jobs] == before
+
+    play(scenario)
+
+
+# ── hints and beats ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Odd(MemoryStorage):
+    """Memory that counts beats, whose answers may dawdle, and that may be hard of hearing."""
+
+    def __init__(self, clock: SimClock) -> None:
+        super().__init__(clock=clock)
+        self.beats = 0
+        self.reply_after = 0.0
+        self.deaf = 0
+        self.asked = 0
+        self.mute = False
+
+    async def exchange(
+        self, owner: Owner, settlements: Sequence[Settlement] = (), order: Order | None = None
+    ) -> Exchanged:
+        answer = await super().exchange(owner, settlements, order)
+        await asyncio.sleep(self.reply_after)
+        return answer
+
+    async def renew(self, beat: Beat) -> Pulse:
+        self.beats += 1
+        return await super().renew(beat)
+
+    def notices(self, topics: Iterable[str]) -> Listener:
+        named = list(topics)
+        if any(topic.startswith("owner:") for topic in named):
+            self.asked += 1
+            if self.mute:
+                named = ["nothing"]
+            elif self.asked <= self.deaf:
+                raise StorageUnavailableError("no line to listen on")
+        return super().notices(named)
+
+    def knock(self, topic: str) -> None:
+        self._hub.knock([topic])
+
+
+def odd(scenario: Callable[[Stage, Odd], Any]) -> None:
+    """Play a scenario on an odd memory."""
+
+    async def main(loop: SimLoop) -> None:
+        clock = SimClock(loop)
+        storage = Odd(clock)
+        await scenario(Stage(loop, clock, storage), storage)
+
+    simulate(main)
+
+
+def sleeping(app: Holdfast) -> Any:
+    @app.task(name="sleeping")
+    async def sleep() -> None:
+        await asyncio.sleep(3600)
+
+    return sleep
+
+
+def test_where_no_hint_comes_through_the_next_beat_tells() -> None:
+    async def scenario(stage: Stage, storage: Odd) -> None:
+        app = stage.app()
+        storage.mute = True
+        await stage.start(app.worker())
+        job = await sleeping(app).enqueue()
+        await asyncio.sleep(6)
+        await job.cancel()
+        record = await ended(stage, job)
+
+        assert record.state is State.CANCELLED
+        assert 3_900_000 < took(record) < 4_100_000
+
+    odd(scenario)
+
+
+def test_a_listener_that_fails_is_made_anew_without_haste() -> None:
+    async def scenario(stage: Stage, storage: Odd) -> None:
+        app = stage.app()
+        storage.deaf = 5
+        await stage.start(app.worker())
+        job = await sleeping(app).enqueue()
+        await asyncio.sleep(60)
+        asked = storage.asked
+        await job.cancel()
+        record = await ended(stage, job)
+
+        assert asked == 6
+        assert took(record) < AT_ONCE
+
+    odd(scenario)
+
+
+def test_a_cancel_that_overtakes_the_answer_to_a_claim_is_heard_as_the_run_begins() -> None:
+    async def scenario(stage: Stage, storage: Odd) -> None:
+        app = stage.app()
+        job = await sleeping(app).enqueue()
+        storage.reply_after = 2
+        await stage.start(app.worker())
+        await asyncio.sleep(1)
+        state = await job.state()
+        await job.cancel()
+        record = await ended(stage, job)
+
+        assert (state, record.state) == (State.ACTIVE, State.CANCELLED)
+        assert 1_000_000 <= took(record) < 1_000_000 + AT_ONCE
+
+    odd(scenario)
+
+
+def test_hints_without_news_come_down_to_the_usual_beat() -> None:
+    async def scenario(stage: Stage, storage: Odd) -> None:
+        app = stage.app()
+        worker = app.worker()
+        await stage.start(worker)
+        job = await sleeping(app).enqueue()
+        await asyncio.sleep(1)
+        storage.beats = 0
+        for _ in range(6000):
+            storage.knock(owner_topic(worker.owner.id))
+            await asyncio.sleep(0.01)
+        beats = storage.beats
+        await asyncio.sleep(10)
+        storage.beats = 0
+        await asyncio.sleep(50)
+        quiet = storage.beats
+        await job.cancel()
+        record = await ended(stage, job)
+
+        # The usual beats of that minute would be 12.
+        assert 12 <= beats < 36
+        assert quiet == 10
+        assert took(record) < AT_ONCE
+
+    odd(scenario)
+
+
+def test_a_hint_costs_one_beat_and_an_idle_worker_none_beyond_the_usual() -> None:
+    async def scenario(stage: Stage, storage: Odd) -> None:
+        app = stage.app()
+        worker = app.worker()
+        await stage.start(worker)
+        await asyncio.sleep(51)
+        idle = storage.beats
+        storage.knock(owner_topic(worker.owner.id))
+        await asyncio.sleep(1)
+
+        assert idle == 11
+        assert storage.beats == 12
+
+    odd(scenario)
+
+
+# ── what the handler makes of it ──────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_handler_cancels_its_own_job(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+
+        @app.task
+        async def task() -> None:
+            raise Cancel("nothing to do")
+
+        await stage.start(app.worker())
+        job = await task.enqueue()
+        record = await ended(stage, job)
+
+        assert (record.state, record.reason, record.failures) == (State.CANCELLED, "nothing to do", 0)
+        assert [(event.by, event.was) for event in await stage.told(JobCancelled)] == [("handler", State.ACTIVE)]
+
+    play(scenario)
+
+
+def test_a_handler_that_finishes_in_spite_of_its_cancel_has_completed_and_no_hook_is_called(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+        called: list[str] = []
+
+        @app.task
+        async def stubborn() -> int:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(3600)
+            return 7
+
+        stubborn.on_cancel(lambda: called.append("hook"))
+        await stage.start(app.worker())
+        job = await stubborn.enqueue()
+        await asyncio.sleep(1)
+        await job.cancel()
+
+        assert await job.result() == 7
+        assert [event.cancel_too_late for event in await stage.told(JobCompleted)] == [True]
+        assert await stage.told(JobCancelled) == []
+        assert called == []
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [lambda: Snooze(5), lambda: RetryLater(5), lambda: ValueError("half way"), lambda: Cancel("as you like")],
+    ids=["snooze", "retry later", "failure", "cancel"],
+)
+def test_whatever_else_a_cancelled_handler_says_its_job_is_cancelled(
+    play: Play, answer: Callable[[], Exception]
+) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+        called: list[str] = []
+
+        @app.task
+        async def task() -> None:
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                raise answer() from None
+
+        @task.on_cancel
+        async def tidy() -> None:
+            called.append(current_job().id)
+
+        await stage.start(app.worker())
+        job = await task.enqueue()
+        await asyncio.sleep(1)
+        await job.cancel()
+        record = await ended(stage, job)
+
+        assert (record.state, record.failures, record.releases) == (State.CANCELLED, 0, 0)
+        assert called == [job.id]
+
+    play(scenario)
+
+
+def test_a_cancelled_handler_that_runs_into_its_timeout_is_cancelled(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+        called: list[str] = []
+
+        @app.task(timeout="10s", retry=Retry(max_attempts=1))
+        async def stubborn() -> None:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(3600)
+            await asyncio.sleep(3600)
+
+        @stubborn.on_cancel
+        async def tidy() -> None:
+            called.append(current_job().id)
+
+        await stage.start(app.worker())
+        job = await stubborn.enqueue()
+        await asyncio.sleep(1)
+        await job.cancel()
+        record = await ended(stage, job)
+
+        assert (record.state, record.failures) == (State.CANCELLED, 0)
+        assert 9_000_000 <= took(record) < 9_100_000
+        assert called == [job.id]
+
+    play(scenario)
+
+
+# ── the hook ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_hook_is_called_after_the_handler_and_before_the_end_with_its_job_and_arguments(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+        order: list[Any] = []
+
+        @app.task
+        async def task(names: list[str], *, number: int = 3) -> None:
+            names.append("changed")
+            try:
+                await asyncio.sleep(3600)
+            finally:
+                await asyncio.sleep(0.5)
+                order.append("handler")
+
+        @task.on_cancel
+        async def tidy(names: list[str], *, number: int = 3) -> None:
+            context = current_job()
+            order.append((names, number, context.id, context.run, context.cancelled))
+            order.append((await app.job(context.id).info()).job.state)
+            context.log.info("tidied up")
+
+        await stage.start(app.worker())
+        job = await task.enqueue(["a"])
+        await asyncio.sleep(1)
+        await job.cancel()
+        record = await ended(stage, job)
+        detail = await job.info()
+
+        assert order == ["handler", (["a"], 3, job.id, 1, True), State.ACTIVE]
+        assert [line.message for line in detail.log] == ["tidied up"]
+        assert record.state is State.CANCELLED
+
+    play(scenario)
+
+
+def test_the_lease_is_renewed_while_the_hook_takes_its_time(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app, other = stage.app(timing=FAST), stage.app(timing=FAST)
+
+        @app.task(name="task")
+        async def task() -> None:
+            await asyncio.sleep(3600)
+
+        @task.on_cancel
+        async def tidy() -> None:
+            await asyncio.sleep(25)
+
+        await stage.start(app.worker(), "one")
+        await stage.start(other.worker(queues=["elsewhere"]), "two")
+        job = await task.enqueue()
+        await asyncio.sleep(1)
+        await job.cancel()
+        record = await ended(stage, job)
+        (run,) = (await job.info()).runs
+
+        assert run.ended == "cancelled"
+        assert 25_000_000 <= took(record) < 25_000_000 + AT_ONCE
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("options", "after", "limit"), [({}, 1, 30.0), ({"timeout": "60s"}, 10, 50.0), ({"timeout": "10s"}, 9.9, 2.5)]
+)
+def test_a_hook_that_does_not_end_is_stopped(
+    play: Play, caplog: pytest.LogCaptureFixture, options: dict[str, Any], after: float, limit: float
+) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+
+        @app.task(**options)
+        async def task() -> None:
+            await asyncio.sleep(3600)
+
+        @task.on_cancel
+        async def endless() -> None:
+            await asyncio.sleep(3600)
+
+        await stage.start(app.worker())
+        job = await task.enqueue()
+        await asyncio.sleep(after)
+        await job.cancel()
+        record = await ended(stage, job)
+
+        assert record.state is State.CANCELLED
+        assert limit * 1e6 - AT_ONCE <= took(record) < limit * 1e6 + AT_ONCE
+        assert await stage.told(JobStalled) == []
+
+    play(scenario)
+    assert "passed its limit" in caplog.text
+
+
+def test_a_hook_that_will_not_be_stopped_is_left_behind(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+
+        @app.task
+        async def task() -> None:
+            await asyncio.sleep(3600)
+
+        @task.on_cancel
+        async def stubborn() -> None:
+            for _ in range(100):
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.sleep(3600)
+
+        await stage.start(app.worker())
+        job = await task.enqueue()
+        await asyncio.sleep(1)
+        await job.cancel()
+        record = await ended(stage, job)
+
+        assert record.state is State.CANCELLED
+        assert took(record) < 33_000_000
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("failure", [ValueError, SystemExit, asyncio.CancelledError, Cancel])
+def test_a_hook_that_fails_is_logged_without_its_arguments_and_the_job_is_cancelled(
+    play: Play, caplog: pytest.LogCaptureFixture, failure: type[BaseException]
+) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+
+        @app.task(name="mail")
+        async def task(secret: str) -> None:
+            await asyncio.sleep(3600)
+
+        @task.on_cancel
+        async def broken(secret: str) -> None:
+            raise failure(f"cannot tidy up {secret}")
+
+        await stage.start(app.worker())
+        jobs = [await task.enqueue("xyzzy") for _ in range(2)]
+        await asyncio.sleep(1)
+        for job in jobs:
+            await job.cancel()
+        records = [await ended(stage, job) for job in jobs]
+        log = (await jobs[0].info()).log
+
+        assert [record.state for record in records] == [State.CANCELLED] * 2
+        assert [line.level for line in log] == ["error"]
+        if failure is ValueError:
+            assert "cannot tidy up xyzzy" in log[0].fields["traceback"]
+        said = [entry for entry in caplog.records if entry.levelno >= logging.ERROR]
+        assert {jobs[0].id in entry.getMessage() for entry in said} == {True, False}
+        assert all("(mail)" in entry.getMessage() for entry in said)
+        assert "xyzzy" not in caplog.text
+        caplog.clear()
+
+    play(scenario)
+
+
+def test_the_hook_is_called_when_the_handler_cancels_its_own_job_and_a_cancel_does_not_cut_it_short(
+    play: Play,
+) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+        done: list[str] = []
+
+        @app.task
+        async def task() -> None:
+            raise Cancel("by myself")
+
+        @task.on_cancel
+        async def tidy() -> None:
+            await asyncio.sleep(2)
+            done.append(current_job().id)
+
+        await stage.start(app.worker())
+        job = await task.enqueue()
+        await asyncio.sleep(1)
+        await job.cancel("from outside")
+        record = await ended(stage, job)
+
+        assert done == [job.id]
+        assert (record.state, record.reason) == (State.CANCELLED, "by myself")
+
+    play(scenario)
+
+
+def test_no_hook_is_called_for_a_job_cancelled_before_it_began(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+        called: list[str] = []
+
+        @app.task
+        async def task() -> None: ...
+
+        task.on_cancel(lambda: called.append("hook"))
+        job = await task.enqueue()
+        await job.cancel()
+        await stage.start(app.worker())
+        await asyncio.sleep(10)
+
+        assert called == []
+
+    play(scenario)
+
+
+def test_no_hook_is_called_for_a_run_that_was_lost_and_one_at_work_is_cut_off(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app, other = stage.app(timing=FAST), stage.app(timing=FAST)
+        told: list[str] = []
+
+        @app.task(name="task")
+        async def task(name: str) -> None:
+            await asyncio.sleep(3600)
+
+        @task.on_cancel
+        async def tidy(name: str) -> None:
+            told.append(f"{name} began")
+            await asyncio.sleep(20)
+            told.append(f"{name} done")
+
+        node = await stage.start(app.worker(), "first")
+        at_work, lost = await task.enqueue("at work"), await task.enqueue("lost")
+        await asyncio.sleep(1)
+        await at_work.cancel()
+        await asyncio.sleep(1)
+        stage.loop.pause(node)
+        await lost.cancel()
+        await stage.start(other.worker(queues=["elsewhere"]), "second")
+        await asyncio.sleep(10)
+        states = [await at_work.state(), await lost.state()]
+        stage.loop.wake(node)
+        await asyncio.sleep(60)
+
+        # The reaper has ended both, without the hook.
+        assert states == [State.CANCELLED, State.CANCELLED]
+        assert told == ["at work began"]
+        assert len(await stage.told(JobCancelled)) == 2
+
+    play(scenario)
+
+
+def test_a_stop_lets_a_hook_end_within_its_drain(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+        done: list[str] = []
+
+        @app.task
+        async def task() -> None:
+            await asyncio.sleep(3600)
+
+        @task.on_cancel
+        async def tidy() -> None:
+            await asyncio.sleep(10)
+            done.append("hook")
+
+        worker = app.worker()
+        node = await stage.start(worker)
+        job = await task.enqueue()
+        await asyncio.sleep(1)
+        await job.cancel()
+        await asyncio.sleep(1)
+        await stage.stop(node, worker, timeout="25s")
+
+        assert done == ["hook"]
+        assert await job.state() is State.CANCELLED
+
+    play(scenario)
+
+
+def test_a_hook_that_outlasts_a_stop_leaves_its_job_cancelled(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+
+        @app.task
+        async def task(by_handler: bool) -> None:
+            if by_handler:
+                raise Cancel
+            await asyncio.sleep(3600)
+
+        @task.on_cancel
+        async def tidy(by_handler: bool) -> None:
+            await asyncio.sleep(25)
+
+        worker = app.worker()
+        node = await stage.start(worker)
+        jobs = [await task.enqueue(False), await task.enqueue(True)]
+        await asyncio.sleep(1)
+        await jobs[0].cancel()
+        await asyncio.sleep(1)
+        await stage.stop(node, worker, timeout="1s")
+
+        assert [await job.state() for job in jobs] == [State.CANCELLED, State.CANCELLED]
+
+    play(scenario)
+
+
+def test_a_hook_that_cannot_be_called_as_its_handler_is_refused() -> None:
+    app = Holdfast("memory://")
+
+    @app.task(name="task")
+    async def task(a: int, b: str = "", *, c: int = 0) -> None: ...
+
+    def yields(a: int, b: str = "", *, c: int = 0) -> Any:
+        yield
+
+    async def without_c(a: int, b: str = "") -> None: ...
+
+    async def needs_b(a: int, b: str, *, c: int = 0) -> None: ...
+
+    async def more(a: int, b: str = "", *, c: int = 0, d: int) -> None: ...
+
+    def takes_all(*args: object, **kwargs: object) -> None: ...
+
+    hooks: list[tuple[Any, str]] = [
+        (5, "must be a function"),
+        (dict, "must be a function"),
+        (yields, "yields"),
+        (without_c, "'c'"),
+        (needs_b, "'b'"),
+        (more, "'d'"),
+    ]
+    for hook, told in hooks:
+        with pytest.raises(UsageError, match=told):
+            task.on_cancel(hook)
+
+    assert task.on_cancel(takes_all) is takes_all
+    with pytest.raises(UsageError, match="already"):
+        task.on_cancel(takes_all)
