@@ -1,14 +1,26 @@
 """Random calls to the model and to SQLite, with one clock: every answer is the same."""
 
+from collections import Counter
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from holdfast.clock import SECOND
-from holdfast.core.events import AnyEvent, WorkerStarted
-from holdfast.core.job import JobRecord, Key, NewJob, Policy, RecordedError, Ref, StallSetting, StallTerms, UniqueKey
+from holdfast.core.events import AnyEvent, OnRequest, WorkerStarted
+from holdfast.core.job import (
+    JobRecord,
+    Key,
+    NewJob,
+    Policy,
+    RecordedError,
+    Redriving,
+    Ref,
+    StallSetting,
+    StallTerms,
+    UniqueKey,
+)
 from holdfast.core.leadership import Term
 from holdfast.core.lease import Lease
 from holdfast.core.lifecycle import State
@@ -23,8 +35,10 @@ from holdfast.core.outcome import (
     Stalled,
     TimedOut,
 )
+from holdfast.core.retention import Keep, Retention
 from holdfast.core.retry import Backoff
 from holdfast.core.settlement import settlement
+from holdfast.storage import model, shelf
 from holdfast.storage.model import Model
 from holdfast.storage.protocol import (
     EVENTS_END,
@@ -39,16 +53,20 @@ from holdfast.storage.protocol import (
     Redrive,
     Renewal,
     Reschedule,
+    Retain,
     Revision,
     Settings,
     Target,
     WorkerInfo,
 )
+from holdfast.storage.sqlite import chores, claiming, flow, slots
 from holdfast.storage.sqlite.storage import SQLiteStorage
 from holdfast.testing import ManualClock
 from tests.storage.worlds import owner
 
-QUEUES = ("a", "b", "ü:/.")
+QUEUES = ("a", "b", "ü:/.", "seldom")
+TASKS = ("t", "u", "paused:t")
+KEYS = ("k", "l", "m", "paused:u")
 STEPS = 400
 
 
@@ -65,11 +83,12 @@ class Twins:
         self.terms: list[Term] = []
         self.made = 0
         self.cursors: dict[Reader, str] = {}
+        self.met: Counter[str] = Counter()
 
     async def ask(self, verb: str, *args: Any) -> Any:
         expected = getattr(self.model, verb)(*args)
         if verb in ("tune", "events"):
-            words = {"tune": ("by",), "events": ("limit", "reader")}[verb]
+            words = {"tune": ("by",), "events": ("limit", "reader", "ref")}[verb]
             split = len(args) - len(words)
             answer = await getattr(self.sqlite, verb)(*args[:split], **dict(zip(words, args[split:], strict=True)))
         else:
@@ -81,11 +100,11 @@ class Twins:
     async def step(self) -> None:
         verb = self.dice.choice(
             ["enqueue"] * 4
-            + ["exchange"] * 6
+            + ["exchange"] * 8
             + ["renew"] * 3
             + ["sweep"] * 4
             + ["revise"] * 3
-            + ["reclaim", "tune", "resign", "read_events", "wait", "wait", "wait"]
+            + ["tune", "tune", "reclaim", "resign", "read_events", "wait", "wait", "wait"]
         )
         await getattr(self, verb)()
 
@@ -97,22 +116,22 @@ class Twins:
         self.made += 1
         maybe = [None, None, dice.randrange(30 * SECOND)]
         return NewJob(
-            queue=dice.choice(QUEUES),
-            id=f"j{dice.randrange(self.made) if dice.random() < 0.1 else self.made}",
-            task=dice.choice(("t", "u")),
+            queue=dice.choices(QUEUES, (9, 9, 9, 1))[0],
+            id=f"j{dice.randrange(self.made) if dice.random() < 0.2 else self.made}",
+            task=dice.choice(TASKS),
             payload=dice.randbytes(dice.choice((0, 3, 9000))),
             headers=dice.choice(({}, {"k": "v"})),
-            tags=dice.choice(((), ("x", "y"))),
+            tags=dice.choice(((), ("x", "y"), ("x",))),
             delay=dice.choice((0, 0, dice.randrange(20 * SECOND))),
             run_at=dice.choice((None, None, self.clock.now() + dice.randrange(-SECOND, SECOND))),
             priority=(priority := dice.choice((0, 0, 5, -3))),
             boost=priority * 60 * SECOND,
             fair_key=dice.choice((None, "tenant")),
-            ttl=dice.choice(maybe),
+            ttl=dice.choice((*[None] * 6, dice.randrange(30 * SECOND), dice.randrange(2 * SECOND))),
             timeout=dice.choice(maybe),
             deadline=dice.choice((None, None, self.clock.now() + dice.randrange(60 * SECOND))),
             heartbeat_timeout=dice.choice(maybe),
-            keys=dice.choice(((), (Key("k", 2), Key("l")))),
+            keys=self.keys(),
             unique=dice.choice((None, UniqueKey(str(self.made), window=7))),
             stall=dice.choice(
                 (
@@ -121,12 +140,25 @@ class Twins:
                     StallTerms(start_grace=15 * SECOND, pinned=("start_grace", "lease")),
                 )
             ),
-            policy=dice.choice(
-                (Policy(), Policy(retry=Backoff(max_attempts=9, kind="fixed"), on_worker_lost="fail", version=3))
+            policy=Policy(
+                retry=dice.choice((Backoff(), Backoff(max_attempts=1), Backoff(max_attempts=9, kind="fixed"))),
+                on_worker_lost=dice.choice(("retry", "retry", "fail")),
+                on_expire=dice.choice(("fail", "discard")),
+                result_ttl=dice.choice((None, None, 0, dice.randrange(20 * SECOND))),
+                redrive=dice.choice((None, Redriving(dice.randrange(1, 2 * SECOND), 3))),
+                version=3,
             ),
             schedule=dice.choice((None, "s")),
             parent=dice.choice((None, "p")),
         )
+
+    def keys(self) -> tuple[Key, ...]:
+        dice = self.dice
+        if dice.random() < 0.35:
+            return ()
+        if dice.random() < 0.3:
+            return (Key("singleton"),)
+        return tuple(Key(name, dice.choice((1, 1, 2, 4, 0))) for name in dice.choices(KEYS, k=dice.randrange(1, 4)))
 
     async def exchange(self) -> None:
         dice = self.dice
@@ -138,9 +170,9 @@ class Twins:
         settled = [settlement(lease, self.outcome(), dice, took=dice.random()) for lease in chosen]
         order = None
         if dice.random() < 0.8:
-            order = Order(tuple(dice.sample(QUEUES, dice.randrange(1, 4))), dice.choice((0, 1, 3, 10)))
+            order = Order(tuple(dice.sample(QUEUES, dice.randrange(1, 5))), dice.choice((0, 1, 3, 10)))
         answer = await self.ask("exchange", by, settled, order)
-        self.leases = [lease for lease in self.leases if dice.random() < 0.97 or lease not in chosen]
+        self.leases = [lease for lease in self.leases if dice.random() < 0.3 or lease not in chosen]
         self.leases += answer.leases
 
     def outcome(self) -> Outcome:
@@ -192,8 +224,9 @@ class Twins:
     async def sweep(self) -> None:
         dice = self.dice
         swept = await self.ask(
-            "sweep", Bid(dice.choice(self.owners), dice.choice((None, 4 * SECOND, 4 * SECOND)), grace=3 * SECOND)
+            "sweep", Bid(dice.choice(self.owners), dice.choice((None, None, None, 4 * SECOND)), grace=3 * SECOND)
         )
+        self.met.update(swept.did)
         self.terms += swept.terms
         self.leases += [stalled.lease for stalled in swept.stalled]
 
@@ -211,7 +244,8 @@ class Twins:
                 dice.choice(
                     (
                         Cancel(ref, "enough", "me"),
-                        Redrive(ref, "me"),
+                        Redrive(ref, "me", delay=dice.choice((0, 0, 3 * SECOND))),
+                        Retain(ref, dice.choice((0, SECOND, 30 * SECOND))),
                         Delete(ref),
                         Reschedule(ref, delay=dice.choice((None, 0, 5 * SECOND)), boost=dice.choice((None, 9))),
                         Reschedule(ref, priority=2),
@@ -224,15 +258,33 @@ class Twins:
         dice = self.dice
         target, settings = dice.choice(
             (
-                (Target("queue", dice.choice(QUEUES)), Settings(paused=dice.random() < 0.4)),
+                (Target("queue", dice.choice(QUEUES)), Settings(paused=dice.random() < 0.2)),
                 (
                     Target("queue", dice.choice(QUEUES)),
                     Settings(stall=StallSetting(lease=5 * SECOND, max_stalls=dice.choice((None, 3)))),
                 ),
                 (Target("worker", dice.choice(self.owners).id), Settings(quiet=dice.random() < 0.5)),
+                (Target("task", dice.choice(TASKS)), Settings(paused=dice.random() < 0.4)),
+                (Target("task", dice.choice(TASKS)), Settings(paused=dice.random() < 0.4)),
+                (
+                    Target("queue", dice.choice(QUEUES)),
+                    Settings(
+                        retention=Retention(
+                            *(dice.choice((None, self.keep())) for _ in range(4)),
+                        )
+                    ),
+                ),
+                (
+                    Target("queue", dice.choice(QUEUES)),
+                    Settings(record=tuple(event for event in get_args(OnRequest) if dice.random() < 0.7)),
+                ),
             )
         )
         await self.ask("tune", target, settings, "me")
+
+    def keep(self) -> Keep:
+        dice = self.dice
+        return Keep(dice.choice((0, SECOND, 20 * SECOND, 3600 * SECOND)), dice.choice((None, None, 0, 3, 15)))
 
     async def resign(self) -> None:
         if self.terms:
@@ -242,7 +294,7 @@ class Twins:
         dice = self.dice
         reader = Reader(dice.choice(("r", "s")), dice.choice(("p", "q")))
         page = await self.ask(
-            "events", dice.choice((None, EVENTS_END, self.cursors.get(reader))), dice.choice((3, 100)), reader
+            "events", dice.choice((None, EVENTS_END, self.cursors.get(reader))), dice.choice((3, 100)), reader, None
         )
         self.cursors[reader] = page.next
 
@@ -254,12 +306,22 @@ class Twins:
         dice = self.dice
         await self.ask("get", [Ref(queue, f"j{n}") for queue in QUEUES for n in dice.sample(range(self.made + 2), 2)])
         await self.ask("survey", dice.choice(((), ("a", "z"))))
-        await self.ask("events", str(max(0, dice.randrange(10, 400) - 20)), 50, None)
+        told = await self.ask("events", str(dice.randrange(1 + 3 * self.made)), 50, None, None)
+        self.met.update(type(event).__name__ for event in told.events)
+        cursor = dice.choice((None, EVENTS_END, str(dice.randrange(1 + 3 * self.made))))
+        ref = Ref(dice.choice(QUEUES), f"j{dice.randrange(self.made + 1)}")
+        await self.ask("events", cursor, dice.choice((0, 1, 2, 50)), None, ref)
         query = Query(
             queues=dice.choice(((), ("a",), ("a", "b"))),
-            states=dice.choice(((), (State.WAITING,), (State.FAILED, State.COMPLETED, State.ACTIVE), (State.DELAYED,))),
+            states=dice.choice(
+                ((), (State.WAITING,), (State.FAILED, State.COMPLETED, State.ACTIVE), (State.DELAYED, State.EXPIRED))
+            ),
             tasks=dice.choice(((), ("u",))),
-            id=dice.choice((None, None, "j3")),
+            reasons=dice.choice(((), ("exhausted", "enough"))),
+            tags=dice.choice(((), ("x",), ("x", "y"), ("y", "z"))),
+            ended_after=dice.choice((None, None, self.clock.now() - dice.randrange(60 * SECOND))),
+            ended_before=dice.choice((None, None, self.clock.now() - dice.randrange(60 * SECOND))),
+            id=dice.choice((None, None, f"j{dice.randrange(self.made + 1)}")),
             limit=dice.choice((1, 2, 50)),
         )
         expected = self.model.find(query)
@@ -269,8 +331,20 @@ class Twins:
         assert (answer.next is None) == (expected.next is None)
 
 
+def patch(monkeypatch: pytest.MonkeyPatch, **constants: object) -> None:
+    """Set constants of the protocol wherever the model and SQLite have taken them to."""
+    for name, value in constants.items():
+        places = [place for place in (model, shelf, flow, claiming, slots, chores) if hasattr(place, name)]
+        for place in places:
+            monkeypatch.setattr(place, name, value)
+
+
 @pytest.mark.parametrize("seed", range(8))
-async def test_every_answer_is_that_of_the_model(tmp_path: Path, seed: int) -> None:
+async def test_every_answer_is_that_of_the_model(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = Random(seed).choice((Keep(7 * 86_400 * SECOND, 100_000), Keep(30 * SECOND, 200), Keep(3600 * SECOND, 90)))
+    patch(monkeypatch, EVENTS_KEPT=kept)
+    if seed % 2:
+        patch(monkeypatch, PROMOTE_LIMIT=2, EXPIRE_LIMIT=3, TRIM_LIMIT=4, SCAN_LIMIT=6)
     twins = Twins(tmp_path / "jobs.db", seed)
     for _ in range(STEPS):
         await twins.step()
@@ -278,7 +352,7 @@ async def test_every_answer_is_that_of_the_model(tmp_path: Path, seed: int) -> N
 
     whole = [Ref(queue, f"j{n}") for queue in QUEUES for n in range(twins.made + 1)]
     await twins.ask("get", whole)
-    await twins.ask("events", None, 100_000, None)
+    await twins.ask("events", None, 100_000, None, None)
     walked: list[JobRecord] = []
     page = await twins.sqlite.find(Query(limit=7))
     while page.next is not None:

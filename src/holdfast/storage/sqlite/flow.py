@@ -2,47 +2,34 @@
 
 from collections.abc import Sequence
 
-from holdfast.core.job import NewJob, Owner, StallSetting
+from holdfast.core.job import NewJob, Owner, Ref
 from holdfast.core.lease import Lease
 from holdfast.core.settlement import Settlement
-from holdfast.core.transition import claimed
+from holdfast.core.transition import enqueued
 from holdfast.storage.protocol import (
     CLAIM_LIMIT,
     PROMOTE_LIMIT,
-    RUNS_KEPT,
     Exchanged,
     Order,
     Receipt,
     Verdict,
     queue_topic,
 )
-from holdfast.storage.sqlite import rows
+from holdfast.storage.sqlite import rows, slots
+from holdfast.storage.sqlite.claiming import Claim, promote
+from holdfast.storage.sqlite.moving import drop, find_job, past
 from holdfast.storage.sqlite.queries import query
+from holdfast.storage.sqlite.settings import recorded, setting
 from holdfast.storage.sqlite.settling import settle
 from holdfast.storage.sqlite.step import Step
-from holdfast.storage.sqlite.tuning import setting
 
 _REMEMBER = query("enqueue", "remember")
-_PROMOTE = query("exchange", "promote")
-_READY = query("exchange", "ready")
-_START = query("exchange", "start")
-_OPEN_RUN = query("exchange", "open_run")
-_TRIM_RUNS = query("exchange", "trim_runs")
 _GLANCE = query("exchange", "glance")
 
 
 def enqueue(step: Step, jobs: Sequence[NewJob]) -> list[Receipt]:
     """Remember each new job once."""
-    receipts: list[Receipt] = []
-    for place, job in enumerate(jobs):
-        row = rows.wished(job, step.now, place)
-        if step.run(_REMEMBER, row):
-            step.moved(job.queue, to=row[3])
-            step.knocked.append(queue_topic(job.queue))
-            receipts.append(Receipt("created", job.ref))
-        else:
-            receipts.append(Receipt("duplicate", job.ref))
-    return receipts
+    return [_remember(step, job, place) for place, job in enumerate(jobs)]
 
 
 def exchange(step: Step, owner: Owner, settlements: Sequence[Settlement], order: Order | None) -> Exchanged:
@@ -50,17 +37,12 @@ def exchange(step: Step, owner: Owner, settlements: Sequence[Settlement], order:
     verdicts = settle(step, owner, settlements)
     if order is None:
         return Exchanged(verdicts)
-    leases: list[Lease] = []
-    room = max(0, min(order.room, CLAIM_LIMIT))
-    open_queues: list[str] = []
-    for queue in order.queues:
-        terms = setting(step, "queue", queue)
-        if terms.paused:
-            continue
-        open_queues.append(queue)
+    claim = Claim(step, owner, min(order.room, CLAIM_LIMIT))
+    open_queues = [queue for queue in order.queues if not setting(step, "queue", queue).paused]
+    for queue in open_queues:
         promote(step, queue, PROMOTE_LIMIT)
-        leases += _claim(step, owner, queue, room - len(leases), terms.stall)
-    return _answer(verdicts, tuple(leases), [_glance(step, queue) for queue in open_queues], step.now)
+        claim.take_from(queue)
+    return _answer(verdicts, tuple(claim.leases), [_glance(step, queue) for queue in open_queues], step.now)
 
 
 def nothing_to_exchange(step: Step, order: Order | None) -> Exchanged | None:
@@ -73,56 +55,35 @@ def nothing_to_exchange(step: Step, order: Order | None) -> Exchanged | None:
         if setting(step, "queue", queue).paused:
             continue
         ready, due = _glance(step, queue)
+        # Who may not start, as a job of a paused task, is moved out of the way, and due ones are made ready or expired.
         if (ready and order and order.room > 0) or (due is not None and due <= step.now):
             return None
         seen.append((ready, due))
     return _answer((), (), seen, step.now)
 
 
-def promote(step: Step, queue: str, limit: int) -> int:
-    """Make waiting what fell due in a queue; return how many that were."""
-    promoted = step.run(_PROMOTE, (queue, step.now, limit))
-    step.moved(queue, left="delayed", to="waiting", jobs=promoted)
-    return promoted
+def _remember(step: Step, job: NewJob, place: int) -> Receipt:
+    row = rows.wished(job, step.now, place)
+    if not step.run(_REMEMBER, row):
+        if not _forget_past(step, job.ref):
+            return Receipt("duplicate", job.ref)
+        step.run(_REMEMBER, row)
+    step.moved(job.queue, to=row[3])
+    if job.keys:
+        slots.name(step, job)
+    if recorded(step, job.queue, "enqueued") and (made := find_job(step, job.ref)) is not None:
+        step.record(enqueued(made[1]))
+    step.knocked.append(queue_topic(job.queue))
+    return Receipt("created", job.ref)
 
 
-def _claim(step: Step, owner: Owner, queue: str, room: int, stall: StallSetting | None) -> list[Lease]:
-    if room <= 0:
-        return []
-    found = step.all(_READY, (queue, room))
-    if not found:
-        return []
-    started = [(row[0], claimed(rows.record(row), owner.id, step.now, stall)) for row in found]
-    step.many(
-        _START,
-        [
-            (
-                job.stall.lease,
-                job.stall.max_stalls,
-                job.stall.start_grace,
-                job.stall.renewed,
-                job.fence,
-                job.owner,
-                job.heard_at,
-                job.lease_until,
-                job.run_until,
-                job.progress_until,
-                job.starts,
-                job.started,
-                seq,
-            )
-            for seq, job in started
-        ],
-    )
-    step.many(
-        _OPEN_RUN,
-        [(seq, job.starts, job.fence, owner.id, owner.name, owner.host, owner.pid, step.now) for seq, job in started],
-    )
-    worn = [(seq, job.starts - RUNS_KEPT) for seq, job in started if job.starts > RUNS_KEPT]
-    if worn:
-        step.many(_TRIM_RUNS, worn)
-    step.moved(queue, left="waiting", to="active", jobs=len(started))
-    return [Lease(job) for _, job in started]
+def _forget_past(step: Step, ref: Ref) -> bool:
+    """Forget a job whose result's lifetime is over; say whether it is."""
+    found = find_job(step, ref)
+    if found is None or not past(found[1], step.now):
+        return False
+    drop(step, *found)
+    return True
 
 
 def _glance(step: Step, queue: str) -> tuple[int, int | None]:

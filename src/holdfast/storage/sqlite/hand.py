@@ -1,60 +1,91 @@
-"""The operator's hand in SQL: cancel, redrive, delete, reschedule."""
+"""The operator's hand in SQL: cancel, redrive, delete, reschedule, retain."""
 
 from holdfast.core.events import JobCancelled, JobDeleted, JobRedriven
 from holdfast.core.job import JobRecord
 from holdfast.core.lifecycle import REDRIVABLE, TERMINAL, State
+from holdfast.core.transition import redriven, rescheduled
 from holdfast.storage.protocol import (
     Cancel,
     Delete,
     Redrive,
     Reschedule,
+    Retain,
     Revised,
     Revision,
     job_topic,
+    owner_topic,
     queue_topic,
 )
+from holdfast.storage.sqlite.moving import drop, find_job, moved, past, tell_if_drained, the_job
 from holdfast.storage.sqlite.queries import query
-from holdfast.storage.sqlite.settling import find_job
+from holdfast.storage.sqlite.settings import recorded
 from holdfast.storage.sqlite.step import Step
 
 _ASK_TO_STOP = query("revise", "ask_to_stop")
 _CANCEL = query("revise", "cancel")
 _REDRIVE = query("revise", "redrive")
 _RESCHEDULE = query("revise", "reschedule")
-_DELETE = tuple(query("revise", name) for name in ("delete", "delete_runs", "delete_log"))
+_RETAIN = query("revise", "retain")
 
 
 def revise(step: Step, revision: Revision) -> Revised:
     """Do what the revision asks, where the job's state allows it."""
     found = find_job(step, revision.ref)
-    if found is None:
+    if found is None or past(found[1], step.now):
         return Revised(revision.ref, "gone")
     seq, job = found
     match revision:
-        case Cancel(reason=reason, by=by) if job.state is State.ACTIVE:
-            if job.cancel_at is None:
-                step.run(_ASK_TO_STOP, (step.now, reason, by, seq))
+        case Cancel() if job.state is State.ACTIVE:
+            _ask_to_stop(step, seq, job, revision)
             return Revised(job.ref, "asked", job.state)
         case Cancel() if job.state not in TERMINAL:
             _cancel(step, seq, job, revision)
-        case Redrive() if job.state in REDRIVABLE:
-            _redrive(step, seq, job, revision)
+        case Redrive(by=by, delay=delay) if job.state in REDRIVABLE:
+            redrive(step, seq, job, delay=delay, by=by)
         case Delete(by=by) if job.state is not State.ACTIVE:
-            for statement in _DELETE:
-                step.run(statement, (seq,))
-            step.moved(job.queue, left=job.state)
+            drop(step, seq, job)
             step.record(JobDeleted(queue=job.queue, id=job.id, task=job.task, run=job.starts, by=by, was=job.state))
+            if job.state not in TERMINAL:
+                tell_if_drained(step, job.queue)
         case Reschedule() if job.state in (State.DELAYED, State.WAITING):
             _reschedule(step, seq, job, revision)
+        case Retain(ttl=ttl) if job.state is State.COMPLETED:
+            step.run(_RETAIN, (step.now + ttl, seq))
+            step.moved(job.queue, to="kept", jobs=0 if job.kept_until is not None else 1)
         case _:
             return Revised(job.ref, "refused", job.state)
     step.knocked.append(job_topic(job.ref))
     return Revised(job.ref, "done", job.state)
 
 
+def redrive(step: Step, seq: int, job: JobRecord, *, delay: int = 0, by: str | None, by_rule: bool = False) -> None:
+    """Put a job that was over back in line."""
+    again = redriven(job, step.now, delay=delay, by_rule=by_rule)
+    step.run(
+        _REDRIVE,
+        {
+            "state": again.state,
+            "run_at": again.run_at,
+            "score": again.score,
+            "expires_at": again.expires_at,
+            "redrives": again.redrives,
+            "seq": seq,
+        },
+    )
+    moved(step, job, again.state)
+    step.record(JobRedriven(queue=job.queue, id=job.id, task=job.task, run=job.starts, by=by, was=job.state))
+    step.knocked += [queue_topic(job.queue), job_topic(job.ref)]
+
+
+def _ask_to_stop(step: Step, seq: int, job: JobRecord, asked: Cancel) -> None:
+    if job.cancel_at is None:
+        step.run(_ASK_TO_STOP, (step.now, asked.reason, asked.by, seq))
+        step.knocked.append(owner_topic(job.owner or ""))
+
+
 def _cancel(step: Step, seq: int, job: JobRecord, asked: Cancel) -> None:
     step.run(_CANCEL, {"now": step.now, "reason": asked.reason, "by": asked.by, "seq": seq})
-    step.moved(job.queue, left=job.state, to=State.CANCELLED)
+    moved(step, job, State.CANCELLED)
     step.record(
         JobCancelled(
             queue=job.queue,
@@ -66,14 +97,7 @@ def _cancel(step: Step, seq: int, job: JobRecord, asked: Cancel) -> None:
             was=job.state,
         )
     )
-
-
-def _redrive(step: Step, seq: int, job: JobRecord, asked: Redrive) -> None:
-    expires_at = step.now + job.expires_at - job.created if job.expires_at is not None else None
-    step.run(_REDRIVE, {"now": step.now, "expires_at": expires_at, "seq": seq})
-    step.moved(job.queue, left=job.state, to=State.WAITING)
-    step.record(JobRedriven(queue=job.queue, id=job.id, task=job.task, run=job.starts, by=asked.by, was=job.state))
-    step.knocked.append(queue_topic(job.queue))
+    tell_if_drained(step, job.queue)
 
 
 def _reschedule(step: Step, seq: int, job: JobRecord, asked: Reschedule) -> None:
@@ -82,6 +106,9 @@ def _reschedule(step: Step, seq: int, job: JobRecord, asked: Reschedule) -> None
     ready_at = job.score + job.boost if asked.delay is None else max(run_at, step.now)
     state = State.DELAYED if run_at > step.now else State.WAITING
     priority = job.priority if asked.priority is None else asked.priority
-    step.run(_RESCHEDULE, (state.value, run_at, priority, boost, ready_at - boost, seq))
-    step.moved(job.queue, left=job.state, to=state)
+    parked_under = job.parked_under if state is State.WAITING else None
+    step.run(_RESCHEDULE, (state, parked_under, run_at, priority, boost, ready_at - boost, seq))
+    moved(step, job, state)
+    if recorded(step, job.queue, "rescheduled"):
+        step.record(rescheduled(the_job(step, seq), asked.by))
     step.knocked.append(queue_topic(job.queue))

@@ -100,7 +100,9 @@ def _integrity(step: Step) -> Finding:
 
 
 def _counters(step: Step) -> Finding:
-    wrong = step.all(query("tally", "recount"))
+    wrong = step.all(query("tally", "recount")) + step.all(query("tally", "recount_keys"))
     if not wrong:
         return Finding("ok", "counters", "the counts agree with the jobs")
-    return Finding("error", "counters", f"the counts of {len(wrong)} queues and states are wrong", "report a bug")
+    return Finding(
+        "error", "counters", f"{len(wrong)} counts of jobs, or of slots under a key, are wrong", "report a bug"
+    )

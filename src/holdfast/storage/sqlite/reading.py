@@ -1,5 +1,6 @@
 """What can be asked for without changing anything: details, listings, the survey, the event log."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from heapq import merge
 from itertools import islice
@@ -21,7 +22,8 @@ from holdfast.storage.protocol import (
     WorkerInfo,
     WorkerSurvey,
 )
-from holdfast.storage.sqlite import rows, tuning
+from holdfast.storage.sqlite import rows, settings
+from holdfast.storage.sqlite.moving import past
 from holdfast.storage.sqlite.queries import query
 from holdfast.storage.sqlite.step import Step
 from holdfast.storage.sqlite.sweeping import reigning
@@ -32,11 +34,12 @@ _RUNS = query("get", "runs")
 _LOG = query("get", "log")
 _FIND = {name: query("find", name) for name in ("all", "named", "queues", "waiting", "delayed", "active", "over")}
 _COUNTS = query("survey", "counts")
-_QUEUE_SETTINGS = query("survey", "queue_settings")
+_SETTINGS = query("survey", "settings")
 _OLDEST = query("survey", "oldest")
 _WORKERS = query("survey", "workers")
 _BOUNDS = query("events", "bounds")
 _AFTER = query("events", "after")
+_OF_JOB = query("events", "of_job")
 _READER = query("events", "reader")
 _KEEP = query("events", "keep")
 
@@ -63,21 +66,26 @@ def find(step: Step, asked: Query) -> Page:
 def survey(step: Step, queues: Sequence[str]) -> Survey:
     """Return counts and workers at a glance."""
     now = step.now
-    counts: dict[str, dict[State, int]] = {}
+    counts: defaultdict[str, dict[str, int]] = defaultdict(dict)
     for queue, state, jobs in step.all(_COUNTS):
-        counts.setdefault(queue, {})[State(state)] = jobs
-    tuned = {name: tuning.decode(body) for name, body in step.all(_QUEUE_SETTINGS)}
+        counts[queue][state] = jobs
+    tuned = {name: settings.decode(body) for name, body in step.all(_SETTINGS, ("queue",))}
+    tasks = {name: settings.decode(body) for name, body in step.all(_SETTINGS, ("task",))}
+    names = sorted(set(queues) or {*counts, *tuned})
     terms, swept_at = reigning(step)
     return Survey(
         queues=tuple(
             QueueSurvey(
                 queue=name,
-                counts=dict(sorted(counts.get(name, {}).items())),
+                counts={state: counts[name][state] for state in sorted(State) if state in counts[name]},
                 oldest_waiting=_oldest(step, name),
+                parked=counts[name].get("parked", 0),
+                discarded=counts[name].get("discarded", 0),
                 paused=name in tuned and bool(tuned[name].paused),
             )
-            for name in sorted(set(queues) or {*counts, *tuned})
+            for name in names
         ),
+        paused_tasks=tuple(sorted(name for name, task in tasks.items() if task.paused)),
         workers=tuple(_worker(row, now) for row in step.all(_WORKERS)),
         leaders=terms,
         swept_ago=now - swept_at if swept_at is not None else None,
@@ -85,11 +93,11 @@ def survey(step: Step, queues: Sequence[str]) -> Survey:
     )
 
 
-def events(step: Step, cursor: str | None, limit: int) -> EventPage:
+def events(step: Step, cursor: str | None, limit: int, of: Ref | None = None) -> EventPage:
     """Return what happened after the cursor."""
     if cursor == EVENTS_END:
         return EventPage((), str(_bounds(step)[1]))
-    return _read(step, int(cursor) if cursor else 0, limit)
+    return _read(step, int(cursor) if cursor else 0, limit, of)
 
 
 def lend_events(step: Step, cursor: str | None, limit: int, reader: Reader) -> EventPage:
@@ -123,11 +131,11 @@ def nothing_to_lend(step: Step, cursor: str | None, limit: int, reader: Reader) 
 
 def _detail(step: Step, ref: Ref) -> JobDetail | None:
     row = step.one(_JOB, (ref.queue, ref.id))
-    if row is None:
+    if row is None or past(job := rows.record(row), step.now):
         return None
     seq = row[0]
     return JobDetail(
-        rows.record(row),
+        job,
         tuple(rows.run(run) for run in step.all(_RUNS, (seq,))),
         tuple(rows.log_line(line) for line in step.all(_LOG, (seq,))),
     )
@@ -135,36 +143,39 @@ def _detail(step: Step, ref: Ref) -> JobDetail | None:
 
 def _matches(step: Step, asked: Query, before: int, limit: int) -> list[int]:
     """Return the seqs of the newest matches: from the index of each queue and state, or all of them in order."""
-    tasks = _encode(asked.tasks).decode() if asked.tasks else None
+    values = {
+        "tasks": _listed(asked.tasks),
+        "reasons": _listed(asked.reasons),
+        "tags": _listed(asked.tags),
+        "ended_after": asked.ended_after,
+        "ended_before": asked.ended_before,
+        "now": step.now,
+        "before": before,
+        "limit": limit,
+    }
     if asked.id is None and not asked.states:
-        listed = _encode(asked.queues).decode() if asked.queues else None
-        values = {"queues": listed, "tasks": tasks, "before": before, "limit": limit}
-        return [seq for (seq,) in step.all(_FIND["all"], values)]
+        return [seq for (seq,) in step.all(_FIND["all"], {**values, "queues": _listed(asked.queues)})]
     queues = dict.fromkeys(asked.queues) if asked.queues else [queue for (queue,) in step.all(_FIND["queues"])]
     if asked.id is not None:
-        named = [row for queue in queues for row in step.all(_FIND["named"], {"queue": queue, "id": asked.id})]
-        return sorted(
-            (
-                seq
-                for seq, state, task in named
-                if seq < before
-                and (not asked.states or state in asked.states)
-                and (not asked.tasks or task in asked.tasks)
-            ),
-            reverse=True,
-        )[:limit]
+        named = [
+            row for queue in queues for row in step.all(_FIND["named"], {**values, "queue": queue, "id": asked.id})
+        ]
+        return sorted((seq for seq, state in named if not asked.states or state in asked.states), reverse=True)[:limit]
     pages = [
         [
             seq
             for (seq,) in step.all(
-                _FIND["over" if state in TERMINAL else state.value],
-                {"queue": queue, "state": state.value, "tasks": tasks, "before": before, "limit": limit},
+                _FIND["over" if state in TERMINAL else state.value], {**values, "queue": queue, "state": state.value}
             )
         ]
         for queue in queues
         for state in dict.fromkeys(asked.states)
     ]
     return list(islice(merge(*pages, reverse=True), limit))
+
+
+def _listed(names: Sequence[str]) -> str | None:
+    return _encode(names).decode() if names else None
 
 
 def _oldest(step: Step, queue: str) -> int | None:
@@ -200,15 +211,17 @@ def _lent_elsewhere(step: Step, reader: Reader, lent_to: str | None, until: int)
     return lent_to not in (None, reader.caller) and until - EVENT_LOAN <= step.now < until
 
 
-def _read(step: Step, cursor: int, limit: int) -> EventPage:
+def _read(step: Step, cursor: int, limit: int, of: Ref | None = None) -> EventPage:
     told: list[AnyEvent] = []
-    trimmed, _ = _bounds(step)
+    trimmed, last = _bounds(step)
     if cursor < trimmed:
         cursor = trimmed
         told.append(EventsTrimmed(oldest=str(cursor)))
-    found = step.all(_AFTER, (cursor, limit))
+    found = step.all(_AFTER, (cursor, limit)) if of is None else step.all(_OF_JOB, (cursor, of.queue, of.id, limit))
     told += [rows.event(row) for row in found]
-    return EventPage(tuple(told), str(found[-1][0] if found else cursor))
+    # With fewer than were asked for, all that there is was looked at.
+    looked_to = found[-1][0] if found else cursor
+    return EventPage(tuple(told), str(looked_to if len(found) >= limit else max(looked_to, last)))
 
 
 def _bounds(step: Step) -> tuple[int, int]:

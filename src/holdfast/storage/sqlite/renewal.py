@@ -4,14 +4,14 @@ import msgspec
 
 from holdfast.core.job import Owner, Ref
 from holdfast.core.lease import lease_end, renewed_limits
-from holdfast.core.transition import refused
+from holdfast.core.transition import progressed, refused
 from holdfast.storage.protocol import LOG_LINES_KEPT, Beat, Cancelling, Pulse, Renewal
 from holdfast.storage.sqlite import rows
+from holdfast.storage.sqlite.moving import find_job
 from holdfast.storage.sqlite.queries import query
 from holdfast.storage.sqlite.rows import Row
-from holdfast.storage.sqlite.settling import find_job
+from holdfast.storage.sqlite.settings import recorded, setting
 from holdfast.storage.sqlite.step import Step
-from holdfast.storage.sqlite.tuning import setting
 
 _STANDING = query("renew", "standing")
 _EXTEND = query("renew", "extend")
@@ -81,9 +81,15 @@ def _extend(step: Step, asked: Renewal, row: Row) -> Row:
     )
     if asked.progress is not None:
         progress, note = asked.progress, asked.note
+        _tell(step, asked.ref, asked.progress, note)
     suspect_until = None if end > now else suspect_until
     step.run(_EXTEND, (now, end, suspect_until, run_until, progress_until, progress, note, seq))
     return cancel_at, cancel_reason
+
+
+def _tell(step: Step, ref: Ref, progress: float, note: str | None) -> None:
+    if recorded(step, ref.queue, "progressed") and (found := find_job(step, ref)) is not None:
+        step.record(progressed(found[1], progress, note))
 
 
 def _keep_log(step: Step, seq: int, run: int, asked: Renewal) -> None:

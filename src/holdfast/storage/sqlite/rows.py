@@ -25,7 +25,7 @@ _STATES = {state.value: state for state in State}
 _encode = msgspec.json.Encoder().encode
 _headers = msgspec.json.Decoder(dict[str, str]).decode
 _names = msgspec.json.Decoder(tuple[str, ...]).decode
-_keys = msgspec.json.Decoder(tuple[Key, ...]).decode
+keys = msgspec.json.Decoder(tuple[Key, ...]).decode
 _unique = msgspec.json.Decoder(UniqueKey).decode
 _error = msgspec.json.Decoder(RecordedError).decode
 # A queue's jobs share a handful of policies and terms, which are decoded once each.
@@ -61,6 +61,7 @@ def wished(job: NewJob, now: int, place: int) -> Row:
         job.boost,
         job.fair_key,
         run_at,
+        job.ttl,
         now + job.ttl if job.ttl is not None else None,
         job.timeout,
         job.deadline,
@@ -95,11 +96,12 @@ def record(row: Row) -> JobRecord:
         boost,
         fair_key,
         run_at,
+        ttl,
         expires_at,
         timeout,
         deadline,
         heartbeat_timeout,
-        keys,
+        named,
         unique,
         parked_under,
         lease,
@@ -126,6 +128,9 @@ def record(row: Row) -> JobRecord:
         created,
         started,
         finished,
+        kept_until,
+        redrive_at,
+        redrives,
         error,
         reason,
         progress,
@@ -148,11 +153,12 @@ def record(row: Row) -> JobRecord:
         boost=boost,
         fair_key=fair_key,
         run_at=run_at,
+        ttl=ttl,
         expires_at=expires_at,
         timeout=timeout,
         deadline=deadline,
         heartbeat_timeout=heartbeat_timeout,
-        keys=_keys(keys) if keys else (),
+        keys=keys(named) if named else (),
         unique=_unique(unique) if unique else None,
         parked_under=parked_under,
         stall=_terms(lease, max_stalls, start_grace, renewed, pinned),
@@ -175,6 +181,9 @@ def record(row: Row) -> JobRecord:
         created=created,
         started=started,
         finished=finished,
+        kept_until=kept_until,
+        redrive_at=redrive_at,
+        redrives=redrives,
         result=result,
         error=_error(error) if error else None,
         reason=reason,

@@ -4,11 +4,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from holdfast.core.decision import Finish, PutBack
-from holdfast.core.job import JobRecord, Owner, Ref
+from holdfast.core.job import Key, Owner, Ref
+from holdfast.core.lifecycle import State
 from holdfast.core.settlement import Settlement, when_cancelling
 from holdfast.core.transition import refused
 from holdfast.storage.protocol import Verdict, job_topic, queue_topic
-from holdfast.storage.sqlite import rows
+from holdfast.storage.sqlite import rows, slots
+from holdfast.storage.sqlite.moving import find_job, tell_if_drained
 from holdfast.storage.sqlite.queries import query
 from holdfast.storage.sqlite.rows import Row
 from holdfast.storage.sqlite.step import Step
@@ -17,7 +19,6 @@ _STANDING = query("exchange", "standing")
 _FINISH = query("exchange", "finish")
 _PUT_BACK = query("exchange", "put_back")
 _CLOSE_RUN = query("exchange", "close_run")
-_JOB = query("get", "job")
 
 
 def settle(step: Step, owner: Owner, settlements: Sequence[Settlement]) -> tuple[Verdict, ...]:
@@ -28,12 +29,6 @@ def settle(step: Step, owner: Owner, settlements: Sequence[Settlement]) -> tuple
         verdicts += [_settle(step, owner, asked, page) for asked in batch]
         page.write(step)
     return tuple(verdicts)
-
-
-def find_job(step: Step, ref: Ref) -> tuple[int, JobRecord] | None:
-    """Return a job's seq and record."""
-    row = step.one(_JOB, (ref.queue, ref.id))
-    return None if row is None else (row[0], rows.record(row))
 
 
 class _Page:
@@ -69,16 +64,19 @@ def _settle(step: Step, owner: Owner, asked: Settlement, page: _Page) -> Verdict
     row = step.one(_STANDING, (asked.ref.queue, asked.ref.id))
     if row is None:
         return Verdict(asked.ref, asked.fence, "gone")
-    seq, state, fence, holder, run, cancel_at = row
+    seq, state, fence, holder, run, cancel_at, named = row
     if state != "active" or fence != asked.fence or holder != owner.id:
         return _refused(step, owner, asked)
     if cancel_at is not None:
         asked = _heeding_the_cancel(step, asked)
     _note(step, owner, asked, seq, page)
+    if named is not None:
+        _let_others_in(step, asked, rows.keys(named))
     ended = asked.ended
     page.closed.append((step.now, ended.ended, ended.reason, ended.detail, seq, run))
     for event in asked.events:
         step.record(event)
+    tell_if_drained(step, asked.ref.queue)
     return Verdict(asked.ref, asked.fence, "done")
 
 
@@ -103,12 +101,16 @@ def _note(step: Step, owner: Owner, asked: Settlement, seq: int, page: _Page) ->
     ref, charge = asked.ref, asked.decision.charge
     failures, stalls, releases = charge == "failures", charge == "stalls", charge == "releases"
     match asked.decision:
-        case Finish(state=state, result=result, error=error, reason=reason):
+        case Finish(state=state, result=result, error=error, reason=reason, keep=keep, redrive_after=redrive_after):
             step.moved(ref.queue, left="active", to=state.value)
+            if keep is not None and state is State.COMPLETED:
+                step.moved(ref.queue, to="kept")
             page.finished.append(
                 (
                     state.value,
                     step.now,
+                    None if keep is None else step.now + keep,
+                    None if redrive_after is None else step.now + redrive_after,
                     result,
                     rows.error_text(error),
                     reason,
@@ -138,3 +140,12 @@ def _note(step: Step, owner: Owner, asked: Settlement, seq: int, page: _Page) ->
                 }
             )
     step.knocked.append(job_topic(ref))
+
+
+def _let_others_in(step: Step, asked: Settlement, keys: Sequence[Key]) -> None:
+    """Leave the slots of a run, and let in who is parked for them: they are other jobs than those of this page."""
+    ref = asked.ref
+    slots.leave(step, ref.queue, ref.id, keys)
+    if isinstance(asked.decision, Finish):
+        slots.count(step, ref.queue, keys, -1)
+    slots.let_in(step, ref.queue, keys)

@@ -3,10 +3,11 @@
 import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from holdfast.core.events import Event, to_log
-from holdfast.storage.protocol import EVENTS_TOPIC
+from holdfast.core.events import Event, JobEvent, to_log
+from holdfast.storage.protocol import EVENTS_TOPIC, Settings
 from holdfast.storage.sqlite.queries import query
 from holdfast.storage.sqlite.rows import Row
 
@@ -15,25 +16,49 @@ Values = Sequence[Any] | Mapping[str, Any]
 
 _RECORD = query("events", "record")
 _COUNT = query("tally", "count")
+_UNFINISHED = query("tally", "unfinished")
+_SLOTS = query("tally", "slots")
+_NAME_KEY = query("tally", "name_key")
+_FORGET_KEY = query("tally", "forget_key")
 _CHORE = query("session", "chore")
 _CHORE_DONE = query("session", "chore_done")
 _CHORE_UNDONE = query("session", "chore_undone")
 
 
+@dataclass
+class Slots:
+    """A key of a queue: its limit, how many unfinished jobs name it, how many of them are active.
+
+    `written`: the limit and the number as they stand in the table.
+    """
+
+    limit: int = 0
+    named: int = 0
+    held: int = 0
+    written: tuple[int, int] = (0, 0)
+
+    @property
+    def free(self) -> int:
+        """How many more may start."""
+        return max(0, self.limit - self.held) if self.named else 0
+
+
 class Step:
     """The operations of one transaction, one after another; `now` is the instant of the one at work,
-    `leading` says that a leader swept among them.
+    `leading` says that a leader swept among them, `settings` holds those that one of them has looked up or changed.
 
-    Events and counters are written once for all of them, at the end.
+    Events, counters and keys are written once for all of them, at the end.
     """
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.now = 0
         self.leading = False
         self.knocked: list[str] = []
+        self.settings: dict[tuple[str, str], Settings] = {}
         self._cursor = connection.cursor()
-        self._events: list[tuple[int, str]] = []
+        self._events: list[tuple[int, str | None, str | None, str]] = []
         self._counts: defaultdict[tuple[str, str], int] = defaultdict(int)
+        self._slots: dict[tuple[str, str], Slots] = {}
 
     def all(self, sql: str, values: Values = ()) -> list[Row]:
         """Return all rows that a statement yields."""
@@ -54,7 +79,8 @@ class Step:
 
     def record(self, event: Event) -> None:
         """Note an event for the log, at the instant of this operation."""
-        self._events.append((self.now, to_log(event).decode()))
+        queue, job = (event.queue, event.id) if isinstance(event, JobEvent) else (None, None)
+        self._events.append((self.now, queue, job, to_log(event).decode()))
 
     def moved(self, queue: str, *, left: str | None = None, to: str | None = None, jobs: int = 1) -> None:
         """Note that so many jobs of a queue went from one state to another."""
@@ -65,10 +91,26 @@ class Step:
         if to is not None:
             self._counts[queue, to] += jobs
 
+    def unfinished(self, queue: str) -> int:
+        """Return how many jobs of a queue are not over."""
+        row = self.one(_UNFINISHED, (queue,))
+        noted = sum(self._counts.get((queue, state), 0) for state in ("delayed", "waiting", "active"))
+        return noted if row is None else int(row[0]) + noted
+
+    def slots(self, queue: str, name: str) -> Slots:
+        """Return a key of a queue; what is changed of its limit and number is written down with the rest."""
+        known = self._slots.get((queue, name))
+        if known is None:
+            row = self.one(_SLOTS, {"queue": queue, "name": name})
+            limit, named, held = (0, 0, 0) if row is None else row
+            known = self._slots[queue, name] = Slots(limit, named, held, written=(limit, named))
+        return known
+
     def chore(self, do: Callable[[], T], otherwise: T) -> tuple[T, str | None]:
         """Do one chore of several; if it fails, leave no trace of it, and return `otherwise` and what went wrong.
 
         What fails for the whole database (no room, no lock, a broken disk) is no chore's own failure and is raised.
+        What others have noted is written down before it begins.
         """
         self.write_down()
         self._cursor.execute(_CHORE)
@@ -79,6 +121,7 @@ class Step:
                 raise
             self._events.clear()
             self._counts.clear()
+            self._slots.clear()
             self._cursor.execute(_CHORE_UNDONE)
             self._cursor.execute(_CHORE_DONE)
             return otherwise, f"{type(error).__name__}: {error}"
@@ -94,3 +137,10 @@ class Step:
         if self._counts:
             self._cursor.executemany(_COUNT, [(*place, jobs) for place, jobs in self._counts.items()])
             self._counts.clear()
+        for place, slots in self._slots.items():
+            if (slots.limit, slots.named) != slots.written:
+                if slots.named:
+                    self.run(_NAME_KEY, (*place, slots.limit, slots.named))
+                else:
+                    self.run(_FORGET_KEY, place)
+                slots.written = (slots.limit, slots.named)

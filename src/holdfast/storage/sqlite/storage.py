@@ -179,11 +179,18 @@ class SQLiteStorage:
         await self._opened()
         return await self._reading.read(lambda step: reading.survey(step, queues))
 
-    async def events(self, cursor: str | None = None, *, limit: int = 100, reader: Reader | None = None) -> EventPage:
+    async def events(
+        self,
+        cursor: str | None = None,
+        *,
+        limit: int = 100,
+        reader: Reader | None = None,
+        ref: Ref | None = None,
+    ) -> EventPage:
         """See `Storage.events`."""
         await self._opened()
         if reader is None or cursor == EVENTS_END:
-            return await self._reading.read(lambda step: reading.events(step, cursor, limit))
+            return await self._reading.read(lambda step: reading.events(step, cursor, limit, ref))
         return await self._writer.submit(
             lambda step: reading.lend_events(step, cursor, limit, reader),
             peek=lambda step: reading.nothing_to_lend(step, cursor, limit, reader),

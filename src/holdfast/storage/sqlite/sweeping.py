@@ -1,23 +1,21 @@
-"""The leader's turn in SQL: elect, reclaim, suspect, promote."""
+"""The leader's turn in SQL: the election, then the chores; and what is reclaimed of those who hold jobs."""
 
 from collections.abc import Callable
 
 from holdfast.core.events import LeadershipAcquired, LeadershipLost
-from holdfast.core.job import JobRecord, Owner, StallReason
+from holdfast.core.job import Owner, StallReason
 from holdfast.core.leadership import Term
-from holdfast.core.lease import Lease, grace_end
+from holdfast.core.lease import Lease
 from holdfast.core.transition import reclaimed, silence, stall_reason
 from holdfast.storage.protocol import (
-    PROMOTE_LIMIT,
+    CHORE_LIMITS,
     SWEEP_LIMIT,
     Bid,
     Reclaimed,
     StalledLease,
     Swept,
-    queue_topic,
 )
-from holdfast.storage.sqlite import rows
-from holdfast.storage.sqlite.flow import promote
+from holdfast.storage.sqlite import chores, rows
 from holdfast.storage.sqlite.queries import query
 from holdfast.storage.sqlite.rows import Row
 from holdfast.storage.sqlite.step import Step
@@ -35,13 +33,6 @@ _FORGET_WORKER = query("reclaim", "forget_worker")
 _HELD = query("reclaim", "held")
 _OVERDUE = query("sweep", "overdue")
 _TAKE = query("reclaim", "take")
-_LENGTHS = query("sweep", "lengths")
-_OUT = query("sweep", "out")
-_AHEAD = query("sweep", "ahead")
-_SUSPECT = query("sweep", "suspect")
-_RECALL = query("sweep", "recall")
-_BY_SEQ = query("get", "by_seq")
-_DELAYED_QUEUES = query("sweep", "delayed_queues")
 
 
 def sweep(step: Step, bid: Bid, alive: Alive) -> Swept:
@@ -60,17 +51,28 @@ def sweep(step: Step, bid: Bid, alive: Alive) -> Swept:
     nobody: list[StalledLease] = []
     dead, no_burial = step.chore(lambda: _bury(step, bid.owner, alive), nobody)
     silent, no_reclaim = step.chore(lambda: _reclaim_overdue(step, bid.owner, SWEEP_LIMIT - len(dead)), nobody)
-    suspected, no_suspicion = step.chore(lambda: _suspect(step, bid.grace, resumed_at), 0)
-    promoted, no_promotion = step.chore(lambda: _promote_due(step), 0)
     stalled = dead + silent
+    did, troubles = {"reclaimed": len(stalled)}, [no_burial, no_reclaim]
+    # In the order that the protocol tells: what was expired is not promoted, what was redriven is not trimmed.
+    for name, chore in (
+        ("suspected", lambda: chores.suspect(step, bid.grace, resumed_at)),
+        ("expired", lambda: chores.expire_aged(step)),
+        ("promoted", lambda: chores.promote_due(step)),
+        ("unparked", lambda: chores.unpark(step)),
+        ("redriven", lambda: chores.redrive_due(step)),
+        ("trimmed", lambda: chores.trim(step)),
+        ("forgotten", lambda: chores.forget_events(step)),
+    ):
+        did[name], trouble = step.chore(chore, 0)
+        troubles.append(trouble)
     step.run(_SWEPT, (now, resumed_at))
     return Swept(
         terms,
         None,
         tuple(stalled),
-        {"reclaimed": len(stalled), "suspected": suspected, "promoted": promoted},
-        more=max(len(stalled), suspected) >= SWEEP_LIMIT or promoted >= PROMOTE_LIMIT,
-        troubles=tuple(filter(None, (no_burial, no_reclaim, no_suspicion, no_promotion))),
+        did,
+        more=any(did[name] >= limit for name, limit in CHORE_LIMITS.items()),
+        troubles=tuple(filter(None, troubles)),
     )
 
 
@@ -151,42 +153,3 @@ def _take(step: Step, row: Row, owner: Owner, reason: StallReason | None = None)
     taken = reclaimed(job, owner.id, now)
     step.run(_TAKE, (taken.fence, taken.owner, taken.heard_at, taken.lease_until, row[0]))
     return StalledLease(Lease(taken), reason or stall_reason(job, now), job.owner or "", silence(job, now))
-
-
-def _suspect(step: Step, grace: int, resumed_at: int | None) -> int:
-    found = _doubtful(step)
-    for seq in found:
-        row = step.all(_BY_SEQ, (seq,))[0]
-        job: JobRecord = rows.record(row)
-        until = grace_end(
-            step.now,
-            terms=job.stall,
-            lease_until=job.lease_until or step.now,
-            grace=grace,
-            resumed_at=resumed_at,
-        )
-        step.run(_SUSPECT, (until, seq))
-    step.run(_RECALL, {"now": step.now, "grace": grace})
-    return len(found)
-
-
-def _doubtful(step: Step) -> list[int]:
-    """Return the jobs whose leases have run out, then those whose leases end further ahead than they are long."""
-    out: list[Row] = []
-    ahead: list[Row] = []
-    for (length,) in step.all(_LENGTHS):
-        out += step.all(_OUT, (length, step.now, SWEEP_LIMIT))
-        ahead += step.all(_AHEAD, (length, step.now + length, SWEEP_LIMIT))
-    return [row[3] for row in sorted(out)[:SWEEP_LIMIT] + sorted(ahead)[:SWEEP_LIMIT]]
-
-
-def _promote_due(step: Step) -> int:
-    # The counters know which queues have anything delayed, so they must be up to date.
-    step.write_down()
-    promoted = 0
-    for (queue,) in step.all(_DELAYED_QUEUES):
-        due = promote(step, queue, PROMOTE_LIMIT - promoted)
-        if due:
-            step.knocked.append(queue_topic(queue))
-        promoted += due
-    return promoted

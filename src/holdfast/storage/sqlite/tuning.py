@@ -1,24 +1,19 @@
-"""What is set for a queue, a task or a worker."""
+"""The settings in SQL: laid over those in force, and heeded at once by those who wait for them."""
 
 import msgspec
 
 from holdfast.core.events import QueuePaused, QueueResumed
 from holdfast.storage.protocol import Settings, Target, queue_topic
+from holdfast.storage.shelf import PAUSED
+from holdfast.storage.sqlite import slots
 from holdfast.storage.sqlite.queries import query
+from holdfast.storage.sqlite.settings import setting
 from holdfast.storage.sqlite.step import Step
 
-_SETTING = query("tune", "setting")
 _SET = query("tune", "set")
-_NONE = Settings()
+_QUEUES_WITH = query("tally", "queues_with")
 
 _encode = msgspec.json.Encoder().encode
-decode = msgspec.json.Decoder(Settings).decode
-
-
-def setting(step: Step, kind: str, name: str) -> Settings:
-    """Return the settings in force."""
-    row = step.one(_SETTING, (kind, name))
-    return _NONE if row is None else decode(row[0])
 
 
 def tune(step: Step, target: Target, settings: Settings, by: str | None) -> Settings:
@@ -26,8 +21,14 @@ def tune(step: Step, target: Target, settings: Settings, by: str | None) -> Sett
     before = setting(step, target.kind, target.name)
     after = before.under(settings)
     step.run(_SET, (target.kind, target.name, _encode(after).decode()))
+    step.settings[target.kind, target.name] = after
     if target.kind == "queue" and bool(before.paused) != bool(after.paused):
         kind = QueuePaused if after.paused else QueueResumed
         step.record(kind(queue=target.name, by=by))
         step.knocked.append(queue_topic(target.name))
+    if target.kind == "task" and before.paused and not after.paused:
+        # The counters know where anybody is parked, so they must be up to date.
+        step.write_down()
+        for (queue,) in step.all(_QUEUES_WITH, ("parked",)):
+            slots.unpark(step, queue, PAUSED + target.name)
     return after

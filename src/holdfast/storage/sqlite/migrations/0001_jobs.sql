@@ -22,6 +22,7 @@ CREATE TABLE job (
     boost INTEGER NOT NULL,
     fair_key TEXT,
     run_at INTEGER NOT NULL,
+    ttl INTEGER,
     expires_at INTEGER,
     timeout INTEGER,
     deadline INTEGER,
@@ -53,6 +54,9 @@ CREATE TABLE job (
     created INTEGER NOT NULL,
     started INTEGER,
     finished INTEGER,
+    kept_until INTEGER,
+    redrive_at INTEGER,
+    redrives INTEGER NOT NULL DEFAULT 0,
     error TEXT,
     reason TEXT,
     progress REAL,
@@ -77,7 +81,7 @@ CREATE INDEX job_delayed ON job (queue, run_at, id)
 CREATE INDEX job_waiting ON job (queue, run_at)
     WHERE state = 'waiting';
 
-CREATE INDEX job_ttl ON job (expires_at)
+CREATE INDEX job_ttl ON job (expires_at, queue, id)
     WHERE state IN ('delayed', 'waiting') AND expires_at IS NOT NULL;
 
 -- Leases by their length: of each length those that have run out come first, and those that end further ahead than they
@@ -88,11 +92,27 @@ CREATE INDEX job_lease ON job (max(lease, start_grace, 5000000), lease_until, ow
 CREATE INDEX job_suspect ON job (suspect_until, owner)
     WHERE state = 'active' AND suspect_until IS NOT NULL;
 
+-- Whom somebody has asked to stop.
+CREATE INDEX job_cancelling ON job (owner)
+    WHERE state = 'active' AND cancel_at IS NOT NULL;
+
 CREATE INDEX job_over ON job (queue, state, seq)
     WHERE state IN ('completed', 'failed', 'cancelled', 'expired');
 
+-- What retention forgets: by its queue's terms, the longest ended first; or where a result has a lifetime of its own.
+CREATE INDEX job_ended ON job (queue, state, finished, id)
+    WHERE state IN ('completed', 'failed', 'cancelled', 'expired') AND (kept_until IS NULL OR state <> 'completed');
+
+CREATE INDEX job_kept ON job (kept_until, queue, id)
+    WHERE state = 'completed' AND kept_until IS NOT NULL;
+
+CREATE INDEX job_redrive ON job (redrive_at, queue, id)
+    WHERE state = 'failed' AND redrive_at IS NOT NULL;
+
 -- How many jobs of each queue are in each state, brought up to date once a transaction: triggers for each row made an
 -- enqueue a quarter dearer. The rows stay at zero, so tally also knows the queues in the order of their first job.
+-- Beside the states: 'parked' (of the waiting), 'kept' (of the completed, those whose results have a lifetime of their
+-- own), and 'discarded', which is how many ever expired without a record.
 CREATE TABLE tally (
     seq INTEGER PRIMARY KEY,
     queue TEXT NOT NULL,
@@ -126,6 +146,16 @@ CREATE TABLE log (
     message TEXT NOT NULL,
     fields TEXT,
     PRIMARY KEY (seq, line)
+) STRICT, WITHOUT ROWID;
+
+-- The concurrency keys that unfinished jobs name: the limit in force, and how many they are; at zero the row goes. How
+-- many are active is no number of its own but the rows of slot, so nothing can drift.
+CREATE TABLE key (
+    queue TEXT NOT NULL,
+    name TEXT NOT NULL,
+    "limit" INTEGER NOT NULL,
+    named INTEGER NOT NULL,
+    PRIMARY KEY (queue, name)
 ) STRICT, WITHOUT ROWID;
 
 -- Who holds a concurrency key: one row for each active job that has it.
@@ -163,10 +193,13 @@ CREATE TABLE worker (
     seen_at INTEGER NOT NULL
 ) STRICT;
 
--- One writer at a time, so the order of the ids is the order of the commits, and a cursor misses nothing.
+-- One writer at a time, so the order of the ids is the order of the commits, and a cursor misses nothing. Queue and job:
+-- of what happened to one job.
 CREATE TABLE event (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     at INTEGER NOT NULL,
+    queue TEXT,
+    job TEXT,
     body TEXT NOT NULL
 ) STRICT;
 

@@ -3,9 +3,9 @@
 -- name: remember
 -- Parameters: the columns as listed. Changes one row, or none where the queue knows the id.
 INSERT INTO job (
-    queue, id, task, state, headers, tags, score, priority, boost, fair_key, run_at, expires_at, timeout, deadline,
-    heartbeat_timeout, keys, uniq, lease, max_stalls, start_grace, renewed, pinned, policy, created, schedule, parent,
-    payload
+    queue, id, task, state, headers, tags, score, priority, boost, fair_key, run_at, ttl, expires_at, timeout,
+    deadline, heartbeat_timeout, keys, uniq, lease, max_stalls, start_grace, renewed, pinned, policy, created, schedule,
+    parent, payload
 )
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (queue, id) DO NOTHING;

@@ -1,7 +1,7 @@
 -- events: the log, and the places that named readers keep in it.
 
 -- name: record
-INSERT INTO event (at, body) VALUES (?, ?);
+INSERT INTO event (at, queue, job, body) VALUES (?, ?, ?, ?);
 
 -- name: bounds
 -- Returns the cursor before the oldest event that is kept, and the last one ever given.
@@ -10,6 +10,16 @@ SELECT coalesce((SELECT min(id) - 1 FROM event), (SELECT seq FROM sqlite_sequenc
 
 -- name: after
 SELECT id, at, body FROM event WHERE id > ? ORDER BY id LIMIT ?;
+
+-- name: of_job
+-- Parameters: cursor, queue, id, limit. Without an index of its own, which every event would pay for.
+SELECT id, at, body
+  FROM event
+ WHERE id > ?
+   AND queue = ?
+   AND job = ?
+ ORDER BY id
+ LIMIT ?;
 
 -- name: reader
 SELECT cursor, lent_to, until FROM reader WHERE name = ?;

@@ -2,13 +2,15 @@
 
 -- name: standing
 -- Parameters: queue, id.
-SELECT seq, state, fence, owner, starts, cancel_at FROM job WHERE queue = ? AND id = ?;
+SELECT seq, state, fence, owner, starts, cancel_at, keys FROM job WHERE queue = ? AND id = ?;
 
 -- name: finish
--- Parameters: state, now, result, error, reason, failures, stalls, releases, seq, fence, owner.
+-- Parameters: state, now, kept_until, redrive_at, result, error, reason, failures, stalls, releases, seq, fence, owner.
 UPDATE job
    SET state = ?,
        finished = ?,
+       kept_until = ?,
+       redrive_at = ?,
        result = ?,
        error = ?,
        reason = ?,
@@ -54,6 +56,16 @@ UPDATE job
 -- name: close_run
 UPDATE run SET "end" = ?, ended = ?, reason = ?, detail = ? WHERE seq = ? AND number = ?;
 
+-- name: due
+-- Parameters: queue, now, limit. Returns when each is too old to start, too.
+SELECT seq, expires_at
+  FROM job
+ WHERE queue = ?
+   AND state = 'delayed'
+   AND run_at <= ?
+ ORDER BY run_at, id
+ LIMIT ?;
+
 -- name: promote
 -- Parameters: queue, now, limit.
 UPDATE job
@@ -77,6 +89,43 @@ SELECT *
    AND parked_under IS NULL
  ORDER BY score, id
  LIMIT ?;
+
+-- name: expire
+UPDATE job
+   SET state = 'expired',
+       parked_under = NULL,
+       finished = :now,
+       error = :error,
+       reason = NULL,
+       redrive_at = NULL
+ WHERE seq = :seq;
+
+-- name: park
+-- Parameters: the key, seq.
+UPDATE job SET parked_under = ? WHERE seq = ?;
+
+-- name: unpark
+-- Lets the best of those parked under a key back in line. Parameters: queue, key, limit.
+UPDATE job
+   SET parked_under = NULL
+ WHERE seq IN (
+       SELECT seq
+         FROM job INDEXED BY job_parked
+        WHERE queue = ?
+          AND state = 'waiting'
+          AND parked_under = ?
+        ORDER BY score, id
+        LIMIT ?
+ );
+
+-- name: take_slot
+-- Parameters: queue, key, id.
+INSERT INTO slot (queue, key, id) VALUES (?, ?, ?)
+ON CONFLICT DO NOTHING;
+
+-- name: leave_slot
+-- Parameters: queue, key, id.
+DELETE FROM slot WHERE queue = ? AND key = ? AND id = ?;
 
 -- name: start
 -- Parameters: the values as listed, seq.

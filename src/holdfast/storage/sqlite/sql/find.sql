@@ -1,5 +1,6 @@
--- find: one page of a listing, newest first, as seqs. Parameters: queue, state, id, tasks (a JSON list or NULL),
--- before (a seq), limit. There is one statement for each index that can answer.
+-- find: one page of a listing, newest first, as seqs. Parameters: queue, state, id; tasks, reasons, tags (each a JSON
+-- list or NULL); ended_after, ended_before; now; before (a seq), limit. There is one statement for each index that can
+-- answer. A job whose own lifetime is over is gone, swept or not.
 
 -- name: queues
 SELECT queue FROM tally GROUP BY queue;
@@ -10,11 +11,36 @@ SELECT seq
  WHERE seq < :before
    AND (:queues IS NULL OR queue IN (SELECT value FROM json_each(:queues)))
    AND (:tasks IS NULL OR task IN (SELECT value FROM json_each(:tasks)))
+   AND (:reasons IS NULL OR reason IN (SELECT value FROM json_each(:reasons)))
+   AND (
+       :tags IS NULL
+       OR NOT EXISTS (
+              SELECT 1 FROM json_each(:tags) AS asked WHERE asked.value NOT IN (SELECT value FROM json_each(job.tags))
+       )
+   )
+   AND (:ended_after IS NULL OR finished >= :ended_after)
+   AND (:ended_before IS NULL OR finished < :ended_before)
+   AND (kept_until IS NULL OR kept_until > :now)
  ORDER BY seq DESC
  LIMIT :limit;
 
 -- name: named
-SELECT seq, state, task FROM job WHERE queue = :queue AND id = :id;
+SELECT seq, state
+  FROM job
+ WHERE queue = :queue
+   AND id = :id
+   AND seq < :before
+   AND (:tasks IS NULL OR task IN (SELECT value FROM json_each(:tasks)))
+   AND (:reasons IS NULL OR reason IN (SELECT value FROM json_each(:reasons)))
+   AND (
+       :tags IS NULL
+       OR NOT EXISTS (
+              SELECT 1 FROM json_each(:tags) AS asked WHERE asked.value NOT IN (SELECT value FROM json_each(job.tags))
+       )
+   )
+   AND (:ended_after IS NULL OR finished >= :ended_after)
+   AND (:ended_before IS NULL OR finished < :ended_before)
+   AND (kept_until IS NULL OR kept_until > :now);
 
 -- name: waiting
 SELECT seq
@@ -23,6 +49,16 @@ SELECT seq
    AND state = 'waiting'
    AND seq < :before
    AND (:tasks IS NULL OR task IN (SELECT value FROM json_each(:tasks)))
+   AND (:reasons IS NULL OR reason IN (SELECT value FROM json_each(:reasons)))
+   AND (
+       :tags IS NULL
+       OR NOT EXISTS (
+              SELECT 1 FROM json_each(:tags) AS asked WHERE asked.value NOT IN (SELECT value FROM json_each(job.tags))
+       )
+   )
+   AND (:ended_after IS NULL OR finished >= :ended_after)
+   AND (:ended_before IS NULL OR finished < :ended_before)
+   AND (kept_until IS NULL OR kept_until > :now)
  ORDER BY seq DESC
  LIMIT :limit;
 
@@ -33,6 +69,16 @@ SELECT seq
    AND state = 'delayed'
    AND seq < :before
    AND (:tasks IS NULL OR task IN (SELECT value FROM json_each(:tasks)))
+   AND (:reasons IS NULL OR reason IN (SELECT value FROM json_each(:reasons)))
+   AND (
+       :tags IS NULL
+       OR NOT EXISTS (
+              SELECT 1 FROM json_each(:tags) AS asked WHERE asked.value NOT IN (SELECT value FROM json_each(job.tags))
+       )
+   )
+   AND (:ended_after IS NULL OR finished >= :ended_after)
+   AND (:ended_before IS NULL OR finished < :ended_before)
+   AND (kept_until IS NULL OR kept_until > :now)
  ORDER BY seq DESC
  LIMIT :limit;
 
@@ -48,6 +94,16 @@ SELECT seq
    AND +queue = :queue
    AND seq < :before
    AND (:tasks IS NULL OR task IN (SELECT value FROM json_each(:tasks)))
+   AND (:reasons IS NULL OR reason IN (SELECT value FROM json_each(:reasons)))
+   AND (
+       :tags IS NULL
+       OR NOT EXISTS (
+              SELECT 1 FROM json_each(:tags) AS asked WHERE asked.value NOT IN (SELECT value FROM json_each(job.tags))
+       )
+   )
+   AND (:ended_after IS NULL OR finished >= :ended_after)
+   AND (:ended_before IS NULL OR finished < :ended_before)
+   AND (kept_until IS NULL OR kept_until > :now)
  ORDER BY seq DESC
  LIMIT :limit;
 
@@ -59,5 +115,15 @@ SELECT seq
    AND state IN ('completed', 'failed', 'cancelled', 'expired')
    AND seq < :before
    AND (:tasks IS NULL OR task IN (SELECT value FROM json_each(:tasks)))
+   AND (:reasons IS NULL OR reason IN (SELECT value FROM json_each(:reasons)))
+   AND (
+       :tags IS NULL
+       OR NOT EXISTS (
+              SELECT 1 FROM json_each(:tags) AS asked WHERE asked.value NOT IN (SELECT value FROM json_each(job.tags))
+       )
+   )
+   AND (:ended_after IS NULL OR finished >= :ended_after)
+   AND (:ended_before IS NULL OR finished < :ended_before)
+   AND (kept_until IS NULL OR kept_until > :now)
  ORDER BY seq DESC
  LIMIT :limit;

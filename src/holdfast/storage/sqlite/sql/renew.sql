@@ -37,3 +37,7 @@ ON CONFLICT (owner) DO UPDATE
        pid = excluded.pid,
        info = excluded.info,
        seen_at = excluded.seen_at;
+
+-- name: cancelling
+-- The runs of an owner that somebody has asked to stop.
+SELECT seq, fence FROM job INDEXED BY job_cancelling WHERE state = 'active' AND cancel_at IS NOT NULL AND owner = ?;

@@ -1,4 +1,4 @@
--- revise: the operator's hand on jobs that are not active.
+-- revise: the operator's hand on jobs that are not active, and what else becomes of those.
 
 -- name: ask_to_stop
 UPDATE job SET cancel_at = ?, cancel_reason = ?, cancel_by = ? WHERE seq = ?;
@@ -6,6 +6,7 @@ UPDATE job SET cancel_at = ?, cancel_reason = ?, cancel_by = ? WHERE seq = ?;
 -- name: cancel
 UPDATE job
    SET state = 'cancelled',
+       parked_under = NULL,
        cancel_at = :now,
        cancel_reason = :reason,
        cancel_by = :by,
@@ -16,17 +17,20 @@ UPDATE job
 -- name: redrive
 -- Budgets and time to live begin anew; fence and starts go on rising.
 UPDATE job
-   SET state = 'waiting',
-       run_at = :now,
-       score = :now - boost,
+   SET state = :state,
+       run_at = :run_at,
+       score = :score,
        expires_at = :expires_at,
        failures = 0,
        stalls = 0,
        releases = 0,
+       redrives = :redrives,
+       redrive_at = NULL,
        cancel_at = NULL,
        cancel_reason = NULL,
        cancel_by = NULL,
        finished = NULL,
+       kept_until = NULL,
        error = NULL,
        reason = NULL,
        progress = NULL,
@@ -34,7 +38,11 @@ UPDATE job
  WHERE seq = :seq;
 
 -- name: reschedule
-UPDATE job SET state = ?, run_at = ?, priority = ?, boost = ?, score = ? WHERE seq = ?;
+UPDATE job SET state = ?, parked_under = ?, run_at = ?, priority = ?, boost = ?, score = ? WHERE seq = ?;
+
+-- name: retain
+-- Parameters: kept_until, seq.
+UPDATE job SET kept_until = ? WHERE seq = ?;
 
 -- name: delete
 DELETE FROM job WHERE seq = ?;

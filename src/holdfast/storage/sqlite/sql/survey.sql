@@ -1,10 +1,12 @@
 -- survey: counts and workers at a glance, from counters and indexes.
 
 -- name: counts
+-- States, and what tally counts beside them.
 SELECT queue, state, jobs FROM tally WHERE jobs > 0;
 
--- name: queue_settings
-SELECT name, body FROM setting WHERE kind = 'queue';
+-- name: settings
+-- Parameters: kind.
+SELECT name, body FROM setting WHERE kind = ?;
 
 -- name: oldest
 SELECT min(run_at) FROM job WHERE queue = ? AND state = 'waiting';

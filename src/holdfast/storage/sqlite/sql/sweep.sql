@@ -82,9 +82,75 @@ UPDATE job
    AND suspect_until > :now + :grace
    AND suspect_until > :now + lease / 2;
 
--- name: delayed_queues
-SELECT queue
-  FROM tally
- GROUP BY queue
-HAVING sum(iif(state = 'delayed', jobs, 0)) > 0
- ORDER BY min(seq);
+-- name: aged
+-- Jobs that are too old to start. Parameters: now, limit.
+SELECT seq
+  FROM job INDEXED BY job_ttl
+ WHERE state IN ('delayed', 'waiting')
+   AND expires_at IS NOT NULL
+   AND expires_at <= ?
+ ORDER BY expires_at, queue, id
+ LIMIT ?;
+
+-- name: parked_under
+-- The keys of a queue that jobs are parked under and that may have room, each once: a leap through the index, not a
+-- walk. Where a task was paused there is no key; the one who asks knows whether it still is.
+WITH RECURSIVE parked (name) AS (
+       SELECT (SELECT min(parked_under)
+                 FROM job INDEXED BY job_parked
+                WHERE queue = :queue AND state = 'waiting' AND parked_under IS NOT NULL)
+       UNION ALL
+       SELECT (SELECT min(parked_under)
+                 FROM job INDEXED BY job_parked
+                WHERE queue = :queue AND state = 'waiting' AND parked_under > parked.name)
+         FROM parked
+        WHERE parked.name IS NOT NULL
+)
+SELECT parked.name
+  FROM parked
+  LEFT JOIN key ON key.queue = :queue AND key.name = parked.name
+ WHERE parked.name IS NOT NULL
+   AND (
+       substr(parked.name, 1, length(:paused)) = :paused
+       OR key."limit" > (SELECT count(*) FROM slot WHERE slot.queue = :queue AND slot.key = parked.name)
+   );
+
+-- name: redrivable
+-- Failed jobs that a rule puts back in line. Parameters: now, limit.
+SELECT seq
+  FROM job INDEXED BY job_redrive
+ WHERE state = 'failed'
+   AND redrive_at IS NOT NULL
+   AND redrive_at <= ?
+ ORDER BY redrive_at, queue, id
+ LIMIT ?;
+
+-- name: outlived
+-- Completed jobs whose own lifetime is over. Parameters: now, limit.
+SELECT seq
+  FROM job INDEXED BY job_kept
+ WHERE state = 'completed'
+   AND kept_until IS NOT NULL
+   AND kept_until <= ?
+ ORDER BY kept_until, queue, id
+ LIMIT ?;
+
+-- name: ended
+-- Those of a queue that came to one end, the longest ended first. Parameters: queue, state, until when, limit.
+SELECT seq
+  FROM job INDEXED BY job_ended
+ WHERE queue = ?
+   AND state = ?
+   AND state IN ('completed', 'failed', 'cancelled', 'expired')
+   AND (kept_until IS NULL OR state <> 'completed')
+   AND finished <= ?
+ ORDER BY finished, id
+ LIMIT ?;
+
+-- name: young
+-- The first of the oldest events that is still to be kept. Parameters: the last one to look at, until when they go.
+SELECT id FROM event WHERE id <= ? AND at > ? ORDER BY id LIMIT 1;
+
+-- name: forget
+-- Parameters: the last event to forget.
+DELETE FROM event WHERE id <= ?;

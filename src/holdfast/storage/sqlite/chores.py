@@ -1,0 +1,145 @@
+"""The chores of a sweep in SQL, after the reclaim: each bounded, each alone, each returns how many it did."""
+
+from holdfast.core.lease import grace_end
+from holdfast.core.lifecycle import TERMINAL, State
+from holdfast.core.retention import EVENTS_KEPT, Keep, Retention
+from holdfast.core.transition import suspected
+from holdfast.storage.protocol import (
+    EXPIRE_LIMIT,
+    PROMOTE_LIMIT,
+    SWEEP_LIMIT,
+    TRIM_LIMIT,
+    queue_topic,
+)
+from holdfast.storage.shelf import PAUSED
+from holdfast.storage.sqlite import slots
+from holdfast.storage.sqlite.claiming import promote
+from holdfast.storage.sqlite.hand import redrive
+from holdfast.storage.sqlite.moving import drop, expire, the_job
+from holdfast.storage.sqlite.queries import query
+from holdfast.storage.sqlite.rows import Row
+from holdfast.storage.sqlite.settings import recorded, setting
+from holdfast.storage.sqlite.step import Step
+
+_LENGTHS = query("sweep", "lengths")
+_OUT = query("sweep", "out")
+_AHEAD = query("sweep", "ahead")
+_SUSPECT = query("sweep", "suspect")
+_RECALL = query("sweep", "recall")
+_AGED = query("sweep", "aged")
+_QUEUES_WITH = query("tally", "queues_with")
+_PARKED_UNDER = query("sweep", "parked_under")
+_REDRIVABLE = query("sweep", "redrivable")
+_OUTLIVED = query("sweep", "outlived")
+_COUNTED = query("tally", "counted")
+_ENDED = query("sweep", "ended")
+_BOUNDS = query("events", "bounds")
+_YOUNG = query("sweep", "young")
+_FORGET = query("sweep", "forget")
+
+_WHENEVER = (1 << 63) - 1
+
+
+def suspect(step: Step, grace: int, resumed_at: int | None) -> int:
+    """Make suspects of the leases that have run out, and of those that end further ahead than they are long."""
+    found = _doubtful(step)
+    for seq in found:
+        job = the_job(step, seq)
+        until = grace_end(
+            step.now,
+            terms=job.stall,
+            lease_until=job.lease_until or step.now,
+            grace=grace,
+            resumed_at=resumed_at,
+        )
+        step.run(_SUSPECT, (until, seq))
+        if recorded(step, job.queue, "suspected"):
+            step.record(suspected(job, step.now))
+    step.run(_RECALL, {"now": step.now, "grace": grace})
+    return len(found)
+
+
+def expire_aged(step: Step) -> int:
+    """End the jobs that are too old to start."""
+    aged = step.all(_AGED, (step.now, EXPIRE_LIMIT))
+    for (seq,) in aged:
+        # Read only now: the end of one may have let the next back in line.
+        expire(step, seq, the_job(step, seq))
+    return len(aged)
+
+
+def promote_due(step: Step) -> int:
+    """Make waiting what fell due."""
+    promoted = 0
+    for (queue,) in step.all(_QUEUES_WITH, ("delayed",)):
+        due = promote(step, queue, PROMOTE_LIMIT - promoted)
+        if due:
+            step.knocked.append(queue_topic(queue))
+        promoted += due
+    return promoted
+
+
+def unpark(step: Step) -> int:
+    """Let back in line whoever is parked where there is room."""
+    return sum(
+        slots.unpark(step, queue, name)
+        for (queue,) in step.all(_QUEUES_WITH, ("parked",))
+        for (name,) in step.all(_PARKED_UNDER, {"queue": queue, "paused": PAUSED})
+    )
+
+
+def redrive_due(step: Step) -> int:
+    """Put back in line what a rule says."""
+    due = step.all(_REDRIVABLE, (step.now, SWEEP_LIMIT))
+    for (seq,) in due:
+        redrive(step, seq, the_job(step, seq), by="rule", by_rule=True)
+    return len(due)
+
+
+def trim(step: Step) -> int:
+    """Forget what has been kept for long enough, the longest ended first."""
+    gone = step.all(_OUTLIVED, (step.now, TRIM_LIMIT))
+    counts: dict[str, dict[str, int]] = {}
+    for queue, state, jobs in step.all(_COUNTED):
+        counts.setdefault(queue, {})[state] = jobs
+    for queue, counted in counts.items():
+        kept = setting(step, "queue", queue).retention or Retention()
+        for state in sorted(TERMINAL):
+            jobs = counted.get(state, 0) - (counted.get("kept", 0) if state is State.COMPLETED else 0)
+            if jobs > 0:
+                gone += _worn(step, queue, state, kept.of(state), jobs, TRIM_LIMIT - len(gone))
+    for (seq,) in gone:
+        drop(step, seq, the_job(step, seq))
+    return len(gone)
+
+
+def forget_events(step: Step) -> int:
+    """Forget the oldest events."""
+    row = step.one(_BOUNDS)
+    trimmed, last = (0, 0) if row is None else (int(row[0]), int(row[1]))
+    beyond = max(0, last - trimmed - (EVENTS_KEPT.count or 0))
+    looked_at = min(last, trimmed + TRIM_LIMIT)
+    young = step.one(_YOUNG, (looked_at, step.now - EVENTS_KEPT.age))
+    aged = (looked_at if young is None else int(young[0]) - 1) - trimmed
+    gone = min(max(beyond, aged), TRIM_LIMIT)
+    if gone:
+        step.run(_FORGET, (trimmed + gone,))
+    return gone
+
+
+def _doubtful(step: Step) -> list[int]:
+    """Return the jobs whose leases have run out, then those whose leases end further ahead than they are long."""
+    out: list[Row] = []
+    ahead: list[Row] = []
+    for (length,) in step.all(_LENGTHS):
+        out += step.all(_OUT, (length, step.now, SWEEP_LIMIT))
+        ahead += step.all(_AHEAD, (length, step.now + length, SWEEP_LIMIT))
+    return [row[3] for row in sorted(out)[:SWEEP_LIMIT] + sorted(ahead)[:SWEEP_LIMIT]]
+
+
+def _worn(step: Step, queue: str, state: State, keep: Keep, jobs: int, room: int) -> list[Row]:
+    """Return which of so many jobs of one end are kept no longer, the longest ended first."""
+    aged = step.all(_ENDED, (queue, state, step.now - keep.age, room))
+    beyond = 0 if keep.count is None else min(max(0, jobs - keep.count), room)
+    # Both are the longest ended, so the longer list holds the shorter.
+    return aged if len(aged) > beyond else step.all(_ENDED, (queue, state, _WHENEVER, beyond))

@@ -1,0 +1,84 @@
+"""How a job that no run holds moves in SQL: it expires, is forgotten, or goes where the operator's hand puts it."""
+
+from holdfast.core.events import QueueDrained
+from holdfast.core.job import JobRecord, Ref
+from holdfast.core.lifecycle import TERMINAL, State
+from holdfast.core.transition import expired, expiry
+from holdfast.storage.protocol import job_topic
+from holdfast.storage.sqlite import rows, slots
+from holdfast.storage.sqlite.queries import query
+from holdfast.storage.sqlite.settings import recorded
+from holdfast.storage.sqlite.step import Step
+
+_JOB = query("get", "job")
+_BY_SEQ = query("get", "by_seq")
+_EXPIRE = query("exchange", "expire")
+_DELETE = tuple(query("revise", name) for name in ("delete", "delete_runs", "delete_log"))
+
+
+def find_job(step: Step, ref: Ref) -> tuple[int, JobRecord] | None:
+    """Return a job's seq and record."""
+    row = step.one(_JOB, (ref.queue, ref.id))
+    return None if row is None else (row[0], rows.record(row))
+
+
+def the_job(step: Step, seq: int) -> JobRecord:
+    """Return the record of a job that is there, as this transaction has left it."""
+    row = step.one(_BY_SEQ, (seq,))
+    if row is None:
+        raise AssertionError(f"job {seq} is gone, though nobody has dropped it")
+    return rows.record(row)
+
+
+def past(job: JobRecord, now: int) -> bool:
+    """Say whether a completed job's own lifetime is over: it is gone then, swept or not."""
+    return job.kept_until is not None and job.kept_until <= now
+
+
+def moved(step: Step, job: JobRecord, to: State | None) -> int:
+    """Note all that goes with a job's move out of a state that is not active; `to`: None where it is forgotten.
+
+    Returns how many were let in line because it has left that.
+    """
+    step.moved(job.queue, left=job.state, to=to)
+    if job.parked_under is not None and to is not State.WAITING:
+        step.moved(job.queue, left="parked")
+    if job.kept_until is not None and job.state is State.COMPLETED:
+        step.moved(job.queue, left="kept")
+    if not job.keys:
+        return 0
+    slots.count(step, job.queue, job.keys, _unfinished(to) - _unfinished(job.state))
+    was_in_line = job.state is State.WAITING and job.parked_under is None
+    return slots.let_in(step, job.queue, job.keys) if was_in_line and to is not State.WAITING else 0
+
+
+def drop(step: Step, seq: int, job: JobRecord) -> int:
+    """Forget a job that is not active, with its runs and its log; return how many were let in line for it."""
+    for statement in _DELETE:
+        step.run(statement, (seq,))
+    return moved(step, job, None)
+
+
+def expire(step: Step, seq: int, job: JobRecord) -> int:
+    """End a job that is too old to start, or forget it at once; return how many were let in line for it."""
+    if job.policy.on_expire == "discard":
+        let_in = drop(step, seq, job)
+        step.moved(job.queue, to="discarded")
+    else:
+        error = rows.error_text(expired(job, step.now).error)
+        step.run(_EXPIRE, {"now": step.now, "error": error, "seq": seq})
+        let_in = moved(step, job, State.EXPIRED)
+    step.record(expiry(job, step.now))
+    tell_if_drained(step, job.queue)
+    step.knocked.append(job_topic(job.ref))
+    return let_in
+
+
+def tell_if_drained(step: Step, queue: str) -> None:
+    """Record that no job of a queue is unfinished, where that is asked for."""
+    if recorded(step, queue, "queue_drained") and not step.unfinished(queue):
+        step.record(QueueDrained(queue=queue))
+
+
+def _unfinished(state: State | None) -> bool:
+    return state is not None and state not in TERMINAL

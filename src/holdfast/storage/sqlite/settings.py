@@ -1,0 +1,28 @@
+"""What is set for a queue, a task or a worker, as one transaction sees it: each setting is looked up once."""
+
+import msgspec
+
+from holdfast.core.events import OnRequest
+from holdfast.storage.protocol import Settings
+from holdfast.storage.sqlite.queries import query
+from holdfast.storage.sqlite.step import Step
+
+_SETTING = query("tune", "setting")
+_NONE = Settings()
+
+decode = msgspec.json.Decoder(Settings).decode
+
+
+def setting(step: Step, kind: str, name: str) -> Settings:
+    """Return the settings in force."""
+    known = step.settings.get((kind, name))
+    if known is None:
+        row = step.one(_SETTING, (kind, name))
+        known = step.settings[kind, name] = _NONE if row is None else decode(row[0])
+    return known
+
+
+def recorded(step: Step, queue: str, event: OnRequest) -> bool:
+    """Say whether a queue records an event that is recorded on request only."""
+    asked = setting(step, "queue", queue).record
+    return asked is not None and event in asked

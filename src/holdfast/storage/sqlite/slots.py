@@ -1,0 +1,89 @@
+"""Concurrency keys in SQL: who holds a slot, who is parked for one, and who is let back in line.
+
+A slot is a row for an active job and one of its keys, never a number. A job without a slot to go to stands parked
+under the first of its keys that is full, out of everybody's way; a job of a paused task does so under a name that no
+slot is ever taken of.
+"""
+
+from collections.abc import Sequence
+
+from holdfast.core.job import JobRecord, Key, NewJob
+from holdfast.storage.protocol import PROMOTE_LIMIT, queue_topic
+from holdfast.storage.shelf import PAUSED
+from holdfast.storage.sqlite.queries import query
+from holdfast.storage.sqlite.settings import setting
+from holdfast.storage.sqlite.step import Step
+
+_TAKE_SLOT = query("exchange", "take_slot")
+_LEAVE_SLOT = query("exchange", "leave_slot")
+_PARK = query("exchange", "park")
+_UNPARK = query("exchange", "unpark")
+
+
+def name(step: Step, job: NewJob) -> None:
+    """Let a new job name its keys; the limits that it brings along hold from now on."""
+    count(step, job.queue, job.keys, 1)
+    for key in job.keys:
+        slots = step.slots(job.queue, key.name)
+        raised, slots.limit = key.limit > slots.limit, key.limit
+        if raised:
+            unpark(step, job.queue, key.name)
+
+
+def count(step: Step, queue: str, keys: Sequence[Key], more: int) -> None:
+    """Note that so many more unfinished jobs name these keys."""
+    for key in keys:
+        slots = step.slots(queue, key.name)
+        if not slots.named:
+            slots.limit = key.limit
+        slots.named += more
+
+
+def full(step: Step, job: JobRecord) -> str | None:
+    """Return what a job must be parked under before it may start, None where all its keys have room."""
+    if setting(step, "task", job.task).paused:
+        return PAUSED + job.task
+    return next((key.name for key in job.keys if not step.slots(job.queue, key.name).free), None)
+
+
+def take(step: Step, job: JobRecord) -> None:
+    """Take a slot of each key of a job that starts."""
+    for key in job.keys:
+        step.slots(job.queue, key.name).held += step.run(_TAKE_SLOT, (job.queue, key.name, job.id))
+
+
+def leave(step: Step, queue: str, job: str, keys: Sequence[Key]) -> None:
+    """Leave the slots of a job that is active no more."""
+    for key in keys:
+        step.slots(queue, key.name).held -= step.run(_LEAVE_SLOT, (queue, key.name, job))
+
+
+def park(step: Step, seq: int, job: JobRecord, under: str) -> int:
+    """Take a ready job out of line until there is room; return how many were let in under its other keys."""
+    step.run(_PARK, (under, seq))
+    step.moved(job.queue, to="parked")
+    return let_in(step, job.queue, job.keys)
+
+
+def let_in(step: Step, queue: str, keys: Sequence[Key]) -> int:
+    """Let others in under the keys of a job that has left a slot, or its place in line for one that may be free.
+
+    Returns how many that were.
+    """
+    return sum(unpark(step, queue, key.name) for key in keys)
+
+
+def unpark(step: Step, queue: str, under: str) -> int:
+    """Let as many jobs back in line as have room under a key; return how many that were."""
+    room = PROMOTE_LIMIT if _open(step, under) else min(step.slots(queue, under).free, PROMOTE_LIMIT)
+    if not room:
+        return 0
+    unparked = step.run(_UNPARK, (queue, under, room))
+    if unparked:
+        step.moved(queue, left="parked", jobs=unparked)
+        step.knocked.append(queue_topic(queue))
+    return unparked
+
+
+def _open(step: Step, under: str) -> bool:
+    return under.startswith(PAUSED) and not setting(step, "task", under.removeprefix(PAUSED)).paused
