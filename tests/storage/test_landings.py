@@ -8,15 +8,18 @@ from pathlib import Path
 import pytest
 
 from holdfast import Holdfast, Timing
+from holdfast.core.job import FOREVER
 from holdfast.core.lifecycle import TERMINAL, State
+from holdfast.core.retention import Keep, Retention
 from holdfast.storage.memory import MemoryStorage
-from holdfast.storage.protocol import Order, Query
+from holdfast.storage.protocol import Order, Query, Settings, Target
 from holdfast.storage.sqlite import SQLiteStorage
 from holdfast.testing import ManualClock
 from tests.storage.landings.make import HERE, LANDINGS, PAUSED, READER
 from tests.storage.worlds import owner
 
 ALL = Query(limit=1000)
+EVERYTHING = Retention(Keep(FOREVER), Keep(FOREVER), Keep(FOREVER), Keep(FOREVER))
 
 
 @pytest.fixture(params=sorted(LANDINGS))
@@ -41,8 +44,11 @@ async def test_every_record_reads_back_as_it_was_put_in(saved: tuple[str, Path])
     jobs = (await memory.find(ALL)).jobs
     refs = [job.ref for job in jobs]
 
-    assert {job.state for job in jobs} == set(State) - {State.EXPIRED}
+    assert {job.state for job in jobs} == set(State)
+    assert {job.parked_under for job in jobs} == {None, "k", "single", "paused:halted"}
     assert any(job.suspect_until for job in jobs)
+    assert any(job.kept_until for job in jobs)
+    assert any(job.redrive_at for job in jobs)
     assert (await storage.find(ALL)).jobs == jobs
     assert await storage.get(refs) == await memory.get(refs)
     assert await storage.survey() == await memory.survey()
@@ -67,8 +73,16 @@ async def test_its_jobs_are_worked_off(saved: tuple[str, Path]) -> None:
     async def add(a: int, b: int) -> int:
         return a + b
 
+    @app.task(name="halted")
+    async def halted(a: int, b: int) -> int:
+        return a + b
+
     before = {job.ref: job for job in (await storage.find(ALL)).jobs}
     await app.queue(PAUSED).resume()
+    await storage.tune(Target("task", "halted"), Settings(paused=False))
+    for ref in before:
+        # It is long since these ended.
+        await storage.tune(Target("queue", ref.queue), Settings(retention=EVERYTHING))
     async with app.worker(queues=sorted({ref.queue for ref in before})):
         for ref, job in before.items():
             if job.state not in TERMINAL and job.cancel_at is None:

@@ -3,8 +3,7 @@
     python -m tests.storage.landings.make
 
 saves those that are missing. One that is there is never made again: what it shows is what the code of its day wrote.
-What went into it is told here by public verbs, so that any storage can be told the same. (No verb expires jobs yet, so
-the first landing holds none that are.)
+What went into it is told here by public verbs, so that any storage can be told the same.
 """
 
 import asyncio
@@ -15,7 +14,19 @@ from random import Random
 
 from holdfast.clock import SECOND
 from holdfast.core.events import WorkerStarted
-from holdfast.core.job import Key, NewJob, Owner, Policy, RecordedError, Ref, StallSetting, StallTerms, UniqueKey
+from holdfast.core.job import (
+    FOREVER,
+    Key,
+    NewJob,
+    Owner,
+    Policy,
+    RecordedError,
+    Redriving,
+    Ref,
+    StallSetting,
+    StallTerms,
+    UniqueKey,
+)
 from holdfast.core.lease import Lease
 from holdfast.core.outcome import (
     Cancelled,
@@ -28,6 +39,7 @@ from holdfast.core.outcome import (
     Stalled,
     TimedOut,
 )
+from holdfast.core.retention import Keep, Retention
 from holdfast.core.retry import Backoff
 from holdfast.core.settlement import settlement
 from holdfast.storage.protocol import (
@@ -41,6 +53,7 @@ from holdfast.storage.protocol import (
     Redrive,
     Renewal,
     Reschedule,
+    Retain,
     Settings,
     Storage,
     Target,
@@ -60,13 +73,15 @@ PAUSED = "paused ü:/."
 STRICT = "strict"
 IDLE = "idle"
 DOOMED = "doomed"
+KEYED = "keyed"
+DUSTY = "dusty"
 
 ERROR = RecordedError("ValueError", "not ☃", "Traceback (most recent call last): ...")
 
 
-def wish(name: str, queue: str = "default", **fields: object) -> NewJob:
-    """Return a wish for a job of the task that adds two numbers."""
-    return NewJob(queue=queue, id=name, task="add", payload=b'{"a":1,"b":2}', **fields)  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+def wish(name: str, queue: str = "default", task: str = "add", **fields: object) -> NewJob:
+    """Return a wish for a job of a task that adds two numbers."""
+    return NewJob(queue=queue, id=name, task=task, payload=b'{"a":1,"b":2}', **fields)  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
 
 
 async def first(storage: Storage, clock: ManualClock) -> None:
@@ -97,12 +112,16 @@ async def first(storage: Storage, clock: ManualClock) -> None:
         version=3,
     )
     once = Policy(retry=Backoff(max_attempts=1))
+    again = Policy(retry=Backoff(max_attempts=1), redrive=Redriving(FOREVER // 10, 2))
     await storage.enqueue(
         [
             wish("completed", headers={"trace": "1-2-3"}, tags=("x", "ü")),
             wish("completed-large"),
+            wish("completed-kept", policy=Policy(result_ttl=FOREVER)),
+            wish("completed-retained"),
             wish("failed-rejected"),
             wish("failed-exhausted", policy=once),
+            wish("failed-redrivable", policy=again),
             wish("failed-timeout", policy=once, timeout=30 * SECOND),
             wish("cancelled-by-itself"),
             wish("retrying", policy=patient),
@@ -132,6 +151,9 @@ async def first(storage: Storage, clock: ManualClock) -> None:
         {
             "completed": Returned(b"3"),
             "completed-large": Returned(b'"' + b"x" * 9000 + b'"'),
+            "completed-kept": Returned(b"3"),
+            "completed-retained": Returned(b"3"),
+            "failed-redrivable": Raised(ERROR),
             "failed-rejected": Rejected(ERROR),
             "failed-exhausted": Raised(ERROR),
             "failed-timeout": TimedOut(ERROR),
@@ -144,6 +166,7 @@ async def first(storage: Storage, clock: ManualClock) -> None:
         },
     )
     await storage.revise([Redrive(Ref(IDLE, "redriven"), "ann"), Delete(Ref("default", "deleted"), "ann")])
+    await storage.revise([Retain(Ref("default", "completed-retained"), FOREVER)])
 
     await storage.enqueue(
         [wish("crashed-once", DOOMED), wish("crashed-for-good", DOOMED, stall=StallTerms(max_stalls=0))]
@@ -157,6 +180,25 @@ async def first(storage: Storage, clock: ManualClock) -> None:
             for one in taken.stalled
         ],
     )
+
+    two, single = Key("k", 2), Key("single")
+    await storage.enqueue(
+        [
+            *(wish(f"two-{n}", KEYED, keys=(two,)) for n in range(4)),
+            *(wish(f"single-{n}", KEYED, keys=(Key("free", 9), single)) for n in range(3)),
+            wish("halted", KEYED, task="halted", keys=(two,)),
+            wish("expired", KEYED, ttl=SECOND, delay=60 * SECOND),
+            wish("discarded", KEYED, ttl=SECOND, delay=60 * SECOND, policy=patient),
+        ]
+    )
+    await storage.tune(Target("task", "halted"), Settings(paused=True), by="ann")
+    await claim(WORKER, KEYED)
+    await storage.tune(
+        Target("queue", DUSTY), Settings(retention=Retention(Keep(0), Keep(FOREVER, 1)), record=("enqueued", "started"))
+    )
+    await storage.enqueue([wish(f"dusty-{n}", DUSTY) for n in range(3)])
+    await claim(WORKER, DUSTY)
+    await settle(WORKER, {"dusty-0": Returned(b"3"), "dusty-1": Rejected(ERROR), "dusty-2": Rejected(ERROR)})
 
     clock.advance(1)
     await storage.enqueue(
