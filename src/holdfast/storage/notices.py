@@ -39,6 +39,11 @@ class Hub:
             self.knock(tuple(self._listeners))
 
     @property
+    def topics(self) -> tuple[str, ...]:
+        """What anybody listens for."""
+        return tuple(self._listeners)
+
+    @property
     def heard(self) -> bool:
         """Whether anybody listens."""
         return bool(self._listeners)

@@ -24,6 +24,7 @@ from holdfast.storage.sqlite.pace import Pace
 from holdfast.storage.sqlite.queries import query
 from holdfast.storage.sqlite.session import Session
 from holdfast.storage.sqlite.step import Step
+from holdfast.storage.sqlite.watch import Watch
 
 T = TypeVar("T")
 
@@ -36,7 +37,6 @@ BUDGET = 30.0
 _WRITE = query("session", "write")
 _COMMIT = query("session", "commit")
 _ROLLBACK = query("session", "rollback")
-_DATA_VERSION = query("session", "data_version")
 
 
 class Operation:
@@ -88,7 +88,7 @@ class Writer:
         self._thread: threading.Thread | None = None
         self._stopping = False
         self._watched: set[asyncio.AbstractEventLoop] = set()
-        self._seen: tuple[sqlite3.Connection, int] | None = None
+        self._others = Watch()
         self._pace = Pace()
 
     def submit(
@@ -202,6 +202,10 @@ class Writer:
                 left = self._peek(connection, wanted)
                 if left:
                     self._write(connection, left, knocked)
+                if not self._hub.heard:
+                    self._others.note(connection)
+                elif knocked:
+                    self._others.told(connection, knocked)
         except Exception as error:
             # Whatever it is, the callers hear of it and the thread goes on.
             for operation in wanted:
@@ -280,18 +284,16 @@ class Writer:
         threading.Event().wait(0.005 + 0.045 * self._jitter.random())
 
     def _look_around(self) -> None:
-        """Hint at everything if another process has committed since the last look."""
+        """Hint at what may have changed if another process has committed since the last look."""
         try:
             with self._session.gate:
-                connection = self._session.use()
-                version = connection.execute(_DATA_VERSION).fetchone()[0]
+                hinted = self._others.look(self._session.use(), self._hub.topics)
         except Exception:
             # The next call tells its caller what is wrong; a hint may be lost.
             return
-        seen, self._seen = self._seen, (connection, version)
-        if seen is None or seen[0] is not connection or seen[1] != version:
+        if hinted is not None:
             self._pace.hurry()
-            self._hub.knock_all()
+            self._hub.knock(hinted)
 
     def _leave(self) -> None:
         with self._session.gate:
