@@ -7,7 +7,7 @@ import pytest
 
 from tests.cli.terminal import Terminal
 
-KEYS = {"url", "now", "queues", "workers", "leaders", "swept_ago", "complaints"}
+KEYS = {"url", "now", "queues", "paused_tasks", "workers", "leaders", "swept_ago", "complaints"}
 
 
 def test_it_works_with_zero_workers(there: Terminal) -> None:
@@ -18,7 +18,7 @@ def test_it_works_with_zero_workers(there: Terminal) -> None:
     assert seen["url"] == there.url
     assert seen["workers"] == []
     (queue,) = seen["queues"]
-    assert queue.keys() == {"queue", "paused", "oldest_waiting", "counts"}
+    assert queue.keys() == {"queue", "paused", "oldest_waiting", "parked", "discarded", "counts"}
     assert queue["queue"] == "default"
     assert queue["oldest_waiting"] > 0
     assert list(queue["counts"].items()) == [

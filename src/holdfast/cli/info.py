@@ -97,7 +97,7 @@ def _shown(session: Session, seen: InfoView) -> None:
     click.echo()
     table(session, _WORKER_COLUMNS, _worker_rows(seen), title="workers")
     click.echo()
-    for said in (_leading(seen), *seen.complaints):
+    for said in (*_paused(seen), _leading(seen), *seen.complaints):
         click.echo(printable(said))
 
 
@@ -113,7 +113,8 @@ def _line(session: Session, seen: InfoView) -> None:
     )
     stale = sum(worker.stale for worker in seen.workers)
     workers = f"{len(seen.workers) - stale} workers alive, {stale} stale"
-    click.echo(printable(f"{moment_text(seen.now)}  {queues or 'no queues'} | {workers} | {_leading(seen)}"))
+    parts = (queues or "no queues", *_paused(seen), workers, _leading(seen))
+    click.echo(printable(f"{moment_text(seen.now)}  {' | '.join(parts)}"))
 
 
 def _drawn(seen: InfoView) -> "RenderableType":
@@ -123,13 +124,14 @@ def _drawn(seen: InfoView) -> "RenderableType":
     return Group(
         drawn(_QUEUE_COLUMNS, _queue_rows(seen), title="queues"),
         drawn(_WORKER_COLUMNS, _worker_rows(seen), title="workers"),
+        *(Text(printable(said), style="yellow") for said in _paused(seen)),
         Text(printable(_leading(seen))),
         *(Text(printable(complaint), style="red") for complaint in seen.complaints),
     )
 
 
 _STATES = ("waiting", "delayed", "active", "completed", "failed", "cancelled", "expired")
-_QUEUE_COLUMNS = ("queue", *_STATES, "oldest", "state")
+_QUEUE_COLUMNS = ("queue", *_STATES, "oldest", "parked", "discarded", "state")
 _WORKER_COLUMNS = ("worker", "host", "pid", "queues", "running", "seen", "state")
 
 
@@ -138,7 +140,7 @@ def _queue_rows(seen: InfoView) -> list[list[str]]:
         [
             queue.queue,
             *(str(queue.counts[state]) for state in _STATES),
-            span_text(queue.oldest_waiting),
+            *(span_text(queue.oldest_waiting), str(queue.parked), str(queue.discarded)),
             "paused" if queue.paused else "open",
         ]
         for queue in seen.queues
@@ -158,6 +160,10 @@ def _worker_rows(seen: InfoView) -> list[list[str]]:
         ]
         for worker in seen.workers
     ]
+
+
+def _paused(seen: InfoView) -> list[str]:
+    return [f"paused tasks: {', '.join(seen.paused_tasks)}"] if seen.paused_tasks else []
 
 
 def _leading(seen: InfoView) -> str:

@@ -1,4 +1,4 @@
-"""`holdfast jobs`: list them, redrive and cancel them."""
+"""`holdfast jobs`: list them, redrive, cancel and delete them."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -7,6 +7,7 @@ import click
 from msgspec import Struct
 
 from holdfast.cli.access import accessed
+from holdfast.cli.consent import consent, consenting
 from holdfast.cli.exits import FAILURE, OK
 from holdfast.cli.lookup import find_jobs, who
 from holdfast.cli.render import as_json, moment_text, printable, table
@@ -16,14 +17,14 @@ from holdfast.cli.views import JobView, RevisedView, job_view
 from holdfast.core.job import Ref
 from holdfast.core.lifecycle import State
 from holdfast.errors import UsageError
-from holdfast.storage.protocol import Cancel, Query, Redrive, Revision
+from holdfast.storage.protocol import Cancel, Delete, Query, Redrive, Revision
 
 
 @click.group(invoke_without_command=True)
 @storage
 @click.pass_context
 def jobs(ctx: click.Context) -> None:
-    """List, show, redrive and cancel jobs."""
+    """List, show, redrive, cancel and delete jobs."""
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
 
@@ -110,7 +111,22 @@ def cancel(session: Session, ids: tuple[str, ...], queue: str | None, reason: st
     return asyncio.run(_revise(session, ids, queue, lambda ref: Cancel(ref, reason, by), _CANCELLED))
 
 
+@jobs.command()
+@storage
+@click.argument("ids", nargs=-1, required=True, metavar="ID...")
+@click.option("--queue", metavar="QUEUE", help="The queue they are in.")
+@consenting
+@click.pass_obj
+def delete(session: Session, ids: tuple[str, ...], queue: str | None, yes: bool) -> int:
+    """Forget jobs that do not run, with their runs and logs, for good."""
+    what = f"job {printable(ids[0])}" if len(ids) == 1 else f"{len(ids):,} jobs"
+    consent(f"Delete {what} for good?", yes=yes)
+    by = who()
+    return asyncio.run(_revise(session, ids, queue, lambda ref: Delete(ref, by), _DELETED))
+
+
 _REDRIVEN = {"done": "is back in line", "refused": "is {}; only failed, cancelled or expired jobs are redriven"}
+_DELETED = {"done": "is deleted", "refused": "is {}; cancel it first"}
 _CANCELLED = {"done": "is cancelled", "asked": "is running and was asked to stop", "refused": "is {} already"}
 
 

@@ -1,17 +1,15 @@
 """`holdfast jobs show`: all that is known of one job, and why it ran more than once."""
 
 import asyncio
-from typing import Any
 
 import click
-import msgspec
 
 from holdfast.cli.access import accessed
 from holdfast.cli.history import why_again
 from holdfast.cli.lookup import find_job
 from holdfast.cli.render import as_json, block, moment_text, pairs, printable, span_text, table
 from holdfast.cli.session import Session, storage
-from holdfast.cli.views import DetailView, Opaque, RunView, detail_view
+from holdfast.cli.views import DetailView, RunView, detail_view, value_text
 from holdfast.errors import JobNotFoundError
 
 
@@ -62,8 +60,8 @@ def _told(job: DetailView) -> list[tuple[str, str]]:
         ("queue", job.queue),
         ("task", job.task),
         ("state", f"{job.state} ({job.reason})" if job.reason else job.state),
-        ("arguments", _value(job.arguments)),
-        ("result", _value(job.result) if job.state == "completed" else ""),
+        ("arguments", value_text(job.arguments)),
+        ("result", value_text(job.result) if job.state == "completed" else ""),
         ("tags", ", ".join(job.tags)),
         ("priority", str(job.priority) if job.priority else ""),
         ("created", moment_text(job.created)),
@@ -99,12 +97,6 @@ def _run(run: RunView) -> list[str]:
         run.ended or "active",
         ": ".join(part for part in (run.reason, run.detail) if part) or "-",
     ]
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, Opaque):
-        return f"opaque, {value.opaque_bytes:,} bytes"
-    return msgspec.json.encode(value, enc_hook=repr).decode()
 
 
 def _line(message: str, fields: dict[str, str]) -> str:

@@ -3,17 +3,21 @@
 Instants are aware datetimes in UTC, durations are seconds.
 """
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from holdfast.clock import SECOND
 from holdfast.core.duration import moment
-from holdfast.core.job import JobRecord, LogLine, RunRecord
-from holdfast.core.lifecycle import State
-from holdfast.storage.protocol import QueueSurvey, Survey, WorkerSurvey
+from holdfast.core.job import JobRecord, LogLine, Ref, RunRecord
+from holdfast.core.lifecycle import TERMINAL, State
+from holdfast.core.retention import Retention
+from holdfast.dead import DeadGroups, DeadLetter, DeadReport
+from holdfast.storage.protocol import QueueSurvey, Settings, Survey, WorkerSurvey
 
 Decode = Callable[[bytes], Any]
 
@@ -110,7 +114,130 @@ class QueueView(Struct, frozen=True, kw_only=True):
     queue: str
     paused: bool
     oldest_waiting: float | None
+    parked: int
+    discarded: int
     counts: dict[str, int]
+
+
+class KeepView(Struct, frozen=True, kw_only=True):
+    """How long jobs that are over are kept: `age` seconds, and the newest `count` of them (None: all)."""
+
+    age: float
+    count: int | None
+
+
+class StallView(Struct, frozen=True, kw_only=True):
+    """What a queue says of stalls for all its jobs; None leaves a field to the task. Durations in seconds."""
+
+    lease: float | None
+    max_stalls: int | None
+    start_grace: float | None
+    renewed: bool | None
+
+
+class QueueSettingsView(QueueView, frozen=True, kw_only=True):
+    """A queue at a glance, with what is set for all its jobs."""
+
+    retention: dict[str, KeepView]
+    stall: StallView | None
+    record: tuple[str, ...]
+
+
+class SpreadView(Struct, frozen=True, kw_only=True):
+    """Durations in seconds: what half, and nineteen in twenty, do not pass, and the longest."""
+
+    half: float
+    most: float
+    longest: float
+
+
+class QueueStatsView(QueueView, frozen=True, kw_only=True):
+    """A queue at a glance, with what has ended of late.
+
+    `ended` counts the newest jobs that ended within `window` seconds; if there are more than were looked at, it is
+    `capped`. `waited` and `ran` are those of the last run of each.
+    """
+
+    window: float
+    capped: bool
+    ended: dict[str, int]
+    reasons: dict[str, int]
+    per_minute: float
+    waited: SpreadView | None
+    ran: SpreadView | None
+
+
+class RefView(Struct, frozen=True, kw_only=True):
+    """A job's full name."""
+
+    queue: str
+    id: str
+
+
+class DeadView(Struct, frozen=True, kw_only=True):
+    """A dead letter: a failed job with all its runs. `arguments` are shown on request only."""
+
+    queue: str
+    id: str
+    task: str
+    reason: str | None
+    fault: str
+    error: ErrorView | None
+    tags: tuple[str, ...]
+    created: datetime
+    started: datetime | None
+    failed: datetime | None
+    starts: int
+    failures: int
+    stalls: int
+    releases: int
+    redrives: int
+    redrive_at: datetime | None
+    runs: list[RunView]
+    arguments: Any = None
+
+
+class DeadGroupView(Struct, frozen=True, kw_only=True):
+    """A fault, and the dead letters of it."""
+
+    fault: str
+    task: str
+    reason: str
+    error: str | None
+    message: str
+    count: int
+    first: datetime
+    last: datetime
+    newest: list[RefView]
+
+
+class DeadGroupsView(Struct, frozen=True, kw_only=True):
+    """The faults, and how many dead letters there are; `others` of faults too small to be listed."""
+
+    groups: list[DeadGroupView]
+    total: int
+    others: int
+
+
+class DeadReportView(Struct, frozen=True, kw_only=True):
+    """What became of the dead letters that were to be redriven or purged; `left`: how many more match.
+
+    `takes`: seconds until the last of them is due.
+    """
+
+    done: list[RefView]
+    refused: list[RefView]
+    gone: list[RefView]
+    left: int
+    takes: float
+
+
+class PausedView(Struct, frozen=True, kw_only=True):
+    """A queue or a task that somebody paused or resumed."""
+
+    kind: str
+    name: str
+    paused: bool
 
 
 class WorkerView(Struct, frozen=True, kw_only=True):
@@ -144,6 +271,7 @@ class InfoView(Struct, frozen=True, kw_only=True):
     url: str
     now: datetime
     queues: list[QueueView]
+    paused_tasks: tuple[str, ...]
     workers: list[WorkerView]
     leaders: list[LeaderView]
     swept_ago: float | None
@@ -151,7 +279,7 @@ class InfoView(Struct, frozen=True, kw_only=True):
 
 
 class RevisedView(Struct, frozen=True, kw_only=True):
-    """What became of a job that somebody redrove or cancelled; `was` is the state that this found it in."""
+    """What became of a job that somebody redrove, cancelled or deleted; `was` is the state that this found it in."""
 
     queue: str
     id: str
@@ -185,6 +313,7 @@ def info_view(survey: Survey, *, url: str, stale_after: float) -> InfoView:
         url=url,
         now=moment(survey.now),
         queues=[queue_view(queue) for queue in survey.queues],
+        paused_tasks=survey.paused_tasks,
         workers=[worker_view(worker, stale_after=stale_after) for worker in survey.workers],
         leaders=[LeaderView(scope=term.scope, owner=term.owner, epoch=term.epoch) for term in survey.leaders],
         swept_ago=_seconds(survey.swept_ago),
@@ -194,11 +323,106 @@ def info_view(survey: Survey, *, url: str, stale_after: float) -> InfoView:
 
 def queue_view(queue: QueueSurvey) -> QueueView:
     """Return a queue as it is shown: with a count for every state."""
-    return QueueView(
-        queue=queue.queue,
-        paused=queue.paused,
-        oldest_waiting=_seconds(queue.oldest_waiting),
-        counts={state.value: queue.counts.get(state, 0) for state in State},
+    return QueueView(**_at_a_glance(queue))
+
+
+def queue_settings_view(queue: QueueSurvey, settings: Settings) -> QueueSettingsView:
+    """Return a queue as it is shown with its settings; for how long it keeps jobs is told in full."""
+    kept = Retention() if settings.retention is None else settings.retention
+    stall = settings.stall
+    return QueueSettingsView(
+        **_at_a_glance(queue),
+        retention={
+            state.value: KeepView(age=kept.of(state).age / SECOND, count=kept.of(state).count)
+            for state in State
+            if state in TERMINAL
+        },
+        stall=None
+        if stall is None
+        else StallView(
+            lease=_seconds(stall.lease),
+            max_stalls=stall.max_stalls,
+            start_grace=_seconds(stall.start_grace),
+            renewed=stall.renewed,
+        ),
+        record=settings.record or (),
+    )
+
+
+def queue_stats_view(queue: QueueSurvey, ended: Sequence[JobRecord], *, window: float, capped: bool) -> QueueStatsView:
+    """Return a queue as it is shown with what has ended of late."""
+    per_minute = len(ended) * 60 / window
+    return QueueStatsView(
+        **_at_a_glance(queue),
+        window=window,
+        capped=capped,
+        ended={state.value: sum(job.state is state for job in ended) for state in State if state in TERMINAL},
+        reasons=dict(sorted(Counter(job.reason or "" for job in ended if job.state is State.FAILED).items())),
+        per_minute=round(per_minute, 3),
+        waited=_spread(job.started - max(job.run_at, job.created) for job in ended if job.started is not None),
+        ran=_spread(
+            job.finished - job.started
+            for job in ended
+            if job.state is State.COMPLETED and job.started is not None and job.finished is not None
+        ),
+    )
+
+
+def dead_view(letter: DeadLetter, decode: Decode | None) -> DeadView:
+    """Return a dead letter as it is shown, with its arguments if there is what reads them."""
+    job = letter.job
+    return DeadView(
+        queue=job.queue,
+        id=job.id,
+        task=job.task,
+        reason=job.reason,
+        fault=letter.fingerprint,
+        error=_error(job),
+        tags=job.tags,
+        created=moment(job.created),
+        started=_moment(job.started),
+        failed=_moment(job.finished),
+        starts=job.starts,
+        failures=job.failures,
+        stalls=job.stalls,
+        releases=job.releases,
+        redrives=job.redrives,
+        redrive_at=_moment(job.redrive_at),
+        runs=[_run(run) for run in letter.runs],
+        arguments=None if decode is None else readable(job.payload, decode),
+    )
+
+
+def dead_groups_view(found: DeadGroups) -> DeadGroupsView:
+    """Return the faults as they are shown."""
+    return DeadGroupsView(
+        groups=[
+            DeadGroupView(
+                fault=one.fingerprint,
+                task=one.task,
+                reason=one.reason,
+                error=one.error,
+                message=one.message,
+                count=one.count,
+                first=one.first,
+                last=one.last,
+                newest=_refs(one.newest),
+            )
+            for one in found.groups
+        ],
+        total=found.total,
+        others=found.others,
+    )
+
+
+def dead_report_view(report: DeadReport) -> DeadReportView:
+    """Return what became of dead letters as it is shown."""
+    return DeadReportView(
+        done=_refs(report.done),
+        refused=_refs(report.refused),
+        gone=_refs(report.gone),
+        left=report.left,
+        takes=report.takes,
     )
 
 
@@ -232,8 +456,14 @@ def readable(data: bytes | None, decode: Decode) -> Any:
         return Opaque(len(data))
 
 
+def value_text(value: Any) -> str:
+    """Return what `readable` made of bytes as one line."""
+    if isinstance(value, Opaque):
+        return f"opaque, {value.opaque_bytes:,} bytes"
+    return msgspec.json.encode(value, enc_hook=repr).decode()
+
+
 def _told(job: JobRecord, decode: Decode) -> dict[str, Any]:
-    error = job.error
     return {
         "queue": job.queue,
         "id": job.id,
@@ -242,7 +472,7 @@ def _told(job: JobRecord, decode: Decode) -> dict[str, Any]:
         "reason": job.reason,
         "arguments": readable(job.payload, decode),
         "result": readable(job.result, decode),
-        "error": None if error is None else ErrorView(error.type, error.message, error.traceback),
+        "error": _error(job),
         "tags": job.tags,
         "headers": job.headers,
         "priority": job.priority,
@@ -268,6 +498,33 @@ def _told(job: JobRecord, decode: Decode) -> dict[str, Any]:
         "progress": job.progress,
         "progress_note": job.progress_note,
     }
+
+
+def _at_a_glance(queue: QueueSurvey) -> dict[str, Any]:
+    return {
+        "queue": queue.queue,
+        "paused": queue.paused,
+        "oldest_waiting": _seconds(queue.oldest_waiting),
+        "parked": queue.parked,
+        "discarded": queue.discarded,
+        "counts": {state.value: queue.counts.get(state, 0) for state in State},
+    }
+
+
+def _error(job: JobRecord) -> ErrorView | None:
+    return None if job.error is None else ErrorView(job.error.type, job.error.message, job.error.traceback)
+
+
+def _refs(refs: Iterable[Ref]) -> list[RefView]:
+    return [RefView(queue=ref.queue, id=ref.id) for ref in refs]
+
+
+def _spread(lengths: Iterable[int]) -> SpreadView | None:
+    ordered = sorted(length / SECOND for length in lengths)
+    if not ordered:
+        return None
+    last = len(ordered) - 1
+    return SpreadView(half=ordered[last // 2], most=ordered[round(last * 0.95)], longest=ordered[last])
 
 
 def _run(run: RunRecord) -> RunView:

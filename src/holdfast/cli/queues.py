@@ -1,0 +1,229 @@
+"""`holdfast queues`: what waits in them, what is set for them, and pausing them."""
+
+import asyncio
+from datetime import timedelta
+
+import click
+from msgspec import structs
+
+from holdfast.cli.access import Access, accessed
+from holdfast.cli.exits import OK
+from holdfast.cli.lookup import who
+from holdfast.cli.render import as_json, printable, span_text, table
+from holdfast.cli.session import Session, length, storage
+from holdfast.cli.views import (
+    KeepView,
+    PausedView,
+    QueueSettingsView,
+    QueueStatsView,
+    SpreadView,
+    StallView,
+    queue_settings_view,
+    queue_stats_view,
+)
+from holdfast.core.check import named
+from holdfast.core.duration import micros
+from holdfast.core.job import FOREVER, JobRecord
+from holdfast.core.lifecycle import TERMINAL
+from holdfast.errors import UsageError
+from holdfast.storage.protocol import Query, Settings, Target
+
+PAGE = 200
+"""How many records one look at what has ended holds at a time."""
+
+
+@click.group(invoke_without_command=True)
+@storage
+@click.pass_context
+def queues(ctx: click.Context) -> None:
+    """List, pause and resume queues, and show how they do."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+@queues.command("list")
+@storage
+@click.pass_obj
+def list_queues(session: Session) -> None:
+    """List the queues: how many jobs stand where, and what is set for all their jobs.
+
+    `oldest` is how long the first in line has waited, `parked` how many of the waiting have no slot to go to,
+    `discarded` how many ever expired without a record.
+    """
+    seen = asyncio.run(_listed(session))
+    if as_json(session, seen):
+        return
+    if session.quiet:
+        for queue in seen:
+            click.echo(printable(queue.queue))
+        return
+    table(session, _COLUMNS, [_row(queue) for queue in seen])
+
+
+async def _listed(session: Session) -> list[QueueSettingsView]:
+    async with accessed(session) as access:
+        survey = await access.storage.survey()
+        # What is in force is only told to whoever sets something; this sets nothing.
+        return [
+            queue_settings_view(queue, await access.storage.tune(Target("queue", queue.queue), Settings()))
+            for queue in survey.queues
+        ]
+
+
+_STATES = ("waiting", "delayed", "active", "completed", "failed", "cancelled", "expired")
+_COLUMNS = ("queue", *_STATES, "oldest", "parked", "discarded", "state", "kept", "stall")
+
+
+def _row(queue: QueueSettingsView) -> list[str]:
+    return [
+        queue.queue,
+        *(str(queue.counts[state]) for state in _STATES),
+        *(span_text(queue.oldest_waiting), str(queue.parked), str(queue.discarded)),
+        "paused" if queue.paused else "open",
+        " ".join(f"{state}:{_keep(keep)}" for state, keep in queue.retention.items()),
+        "-" if queue.stall is None else _stall(queue.stall),
+    ]
+
+
+def _keep(keep: KeepView) -> str:
+    age = span_text(keep.age).replace(" ", "").replace(".0", "")
+    return age if keep.count is None else f"{age}/{keep.count}"
+
+
+def _stall(stall: StallView) -> str:
+    lease = None if stall.lease is None else "off" if stall.lease * 1e6 >= FOREVER else span_text(stall.lease)
+    told = {"lease": lease, "max_count": stall.max_stalls, "heartbeat": stall.renewed}
+    if stall.start_grace is not None:
+        told["start_grace"] = span_text(stall.start_grace)
+    return " ".join(f"{name}={value}".replace(" ", "") for name, value in told.items() if value is not None) or "-"
+
+
+@queues.command()
+@storage
+@click.argument("names", nargs=-1, metavar="[QUEUE...]")
+@click.option("--task", "tasks", multiple=True, metavar="TASK", help="A task, in whatever queue its jobs are.")
+@click.pass_obj
+def pause(session: Session, names: tuple[str, ...], tasks: tuple[str, ...]) -> int:
+    """Give out no more jobs of these queues or tasks; those that run go on."""
+    return _set(session, names, tasks, paused=True)
+
+
+@queues.command()
+@storage
+@click.argument("names", nargs=-1, metavar="[QUEUE...]")
+@click.option("--task", "tasks", multiple=True, metavar="TASK", help="A task, in whatever queue its jobs are.")
+@click.pass_obj
+def resume(session: Session, names: tuple[str, ...], tasks: tuple[str, ...]) -> int:
+    """Give out jobs of these queues or tasks again."""
+    return _set(session, names, tasks, paused=False)
+
+
+def _set(session: Session, names: tuple[str, ...], tasks: tuple[str, ...], *, paused: bool) -> int:
+    targets = [Target("queue", named(name, field="queue")) for name in dict.fromkeys(names)]
+    targets += [Target("task", named(name, field="--task")) for name in dict.fromkeys(tasks)]
+    if not targets:
+        raise UsageError(f"name what to {'pause' if paused else 'resume'}: one or more queues, or --task TASK")
+    seen = asyncio.run(_tuned(session, targets, paused=paused))
+    if not as_json(session, seen) and not session.quiet:
+        for one in seen:
+            click.echo(printable(f"{one.kind} {one.name} is {'paused' if one.paused else 'open'}"))
+    return OK
+
+
+async def _tuned(session: Session, targets: list[Target], *, paused: bool) -> list[PausedView]:
+    by = who()
+    async with accessed(session) as access:
+        return [
+            PausedView(
+                kind=target.kind,
+                name=target.name,
+                paused=bool((await access.storage.tune(target, Settings(paused=paused), by=by)).paused),
+            )
+            for target in targets
+        ]
+
+
+@queues.command()
+@storage
+@click.argument("names", nargs=-1, metavar="[QUEUE...]")
+@click.option(
+    "--window",
+    type=length("--window"),
+    metavar="DURATION",
+    default="1h",
+    show_default=True,
+    help="How far to look back.",
+)
+@click.option(
+    "--most", type=click.IntRange(1), default=2000, show_default=True, help="Look at so many ended jobs of a queue."
+)
+@click.pass_obj
+def stats(session: Session, names: tuple[str, ...], window: timedelta, most: int) -> None:
+    """Show how queues did of late: what ended how, how long jobs waited and ran, why they failed.
+
+    Waiting and running are those of each job's last run: half of them took no longer than the first figure, nineteen
+    in twenty no longer than the second, and the third is the longest.
+    """
+    seen = asyncio.run(_stats(session, names, window, most))
+    if as_json(session, seen):
+        return
+    table(session, _STAT_COLUMNS, [_stat_row(queue) for queue in seen])
+    for queue in seen:
+        if queue.capped:
+            said = f"queue {queue.queue}: only the newest {most:,} of its jobs were looked at; see --most, --window"
+            click.echo(printable(said), err=True)
+
+
+_STAT_COLUMNS = (
+    *("queue", "state", "waiting", "active", "parked", "oldest"),
+    *("completed", "failed", "cancelled", "expired", "per min", "waited", "ran", "why"),
+)
+
+
+def _stat_row(queue: QueueStatsView) -> list[str]:
+    return [
+        *(queue.queue, "paused" if queue.paused else "open"),
+        *(str(queue.counts["waiting"]), str(queue.counts["active"]), str(queue.parked)),
+        span_text(queue.oldest_waiting),
+        *(str(count) for count in queue.ended.values()),
+        f"{queue.per_minute:g}",
+        _spread(queue.waited),
+        _spread(queue.ran),
+        " ".join(f"{reason}:{count}" for reason, count in queue.reasons.items()) or "-",
+    ]
+
+
+def _spread(spread: SpreadView | None) -> str:
+    if spread is None:
+        return "-"
+    return " / ".join(span_text(part) for part in (spread.half, spread.most, spread.longest))
+
+
+async def _stats(session: Session, names: tuple[str, ...], window: timedelta, most: int) -> list[QueueStatsView]:
+    async with accessed(session) as access:
+        survey = await access.storage.survey(names)
+        seen: list[QueueStatsView] = []
+        for queue in survey.queues:
+            ended, capped = await _ended(access, queue.queue, survey.now - micros(window), most)
+            seen.append(queue_stats_view(queue, ended, window=window.total_seconds(), capped=capped))
+        return seen
+
+
+async def _ended(access: Access, queue: str, since: int, most: int) -> tuple[list[JobRecord], bool]:
+    """Return the newest jobs that ended since then, without what they carry, and whether there are more."""
+    ended: list[JobRecord] = []
+    after: str | None = None
+    while True:
+        page = await access.storage.find(
+            Query(
+                queues=(queue,),
+                states=tuple(sorted(TERMINAL)),
+                ended_after=since,
+                limit=min(PAGE, most - len(ended)),
+                after=after,
+            )
+        )
+        ended += [structs.replace(job, payload=b"", result=None, error=None) for job in page.jobs]
+        after = page.next
+        if after is None or len(ended) >= most:
+            return ended, after is not None

@@ -1,0 +1,183 @@
+"""`holdfast dead`: listing, grouping, redriving and purging failed jobs, and asking before that."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from tests.cli.terminal import Terminal
+
+
+def fail(there: Terminal, count: int) -> list[str]:
+    """Return the ids of failed jobs, the oldest first."""
+    return [there.enqueue("bad", number, tags=[f"n{number}"], work=number == count - 1) for number in range(count)]
+
+
+def test_a_list_tells_reason_fault_and_runs_and_no_arguments(there: Terminal) -> None:
+    (job,) = fail(there, 1)
+    there.enqueue("add", 1, 2)
+    (seen,) = there.read("dead", "list")["letters"]
+
+    assert seen.keys() == {
+        *("queue", "id", "task", "reason", "fault", "error", "tags", "created", "started", "failed", "starts"),
+        *("failures", "stalls", "releases", "redrives", "redrive_at", "runs", "arguments"),
+    }
+    assert (seen["id"], seen["task"], seen["reason"], seen["starts"]) == (job, "bad", "exhausted", 1)
+    assert (seen["error"]["type"], seen["error"]["message"]) == ("ValueError", "not 0\nreally not")
+    assert [(run["number"], run["ended"]) for run in seen["runs"]] == [(1, "raised")]
+    assert seen["arguments"] is None
+    assert there.read("dead", "list", "--arguments")["letters"][0]["arguments"] == {"number": 0}
+
+    header, line = there.run("dead", "list").stdout.splitlines()
+    assert header.split() == ["id", "queue", "task", "reason", "error", "runs", "failed", "fault"]
+    assert "ValueError: not 0 really not" in line
+    assert line.endswith(seen["fault"])
+    assert '"number":0' not in line
+    assert '{"number":0}' in there.run("dead", "list", "--arguments").stdout
+
+
+def test_a_list_can_be_narrowed_and_goes_on_at_its_cursor(there: Terminal) -> None:
+    ids = fail(there, 3)
+    fault = there.read("dead", "groups")["groups"][0]["fault"]
+
+    def listed(*options: str) -> list[str]:
+        return there.run("dead", "list", "--quiet", *options).stdout.split()
+
+    assert listed() == ids[::-1]
+    assert listed("--tag", "n1") == [ids[1]]
+    assert listed("--task", "bad", "--queue", "default", "--reason", "exhausted", "--error", "ValueError") == ids[::-1]
+    assert listed("--fault", fault, "--since", "1h") == ids[::-1]
+    assert listed("--until", "1h") == listed("--error", "KeyError") == listed("--until", "2020-01-01") == []
+    assert listed("--since", "2020-01-01T10:00:00Z") == ids[::-1]
+
+    first = there.read("dead", "list", "--limit", "2", "--error", "ValueError")
+    second = there.read("dead", "list", "--limit", "2", "--error", "ValueError", "--after", first["next"])
+    assert [one["id"] for page in (first, second) for one in page["letters"]] == ids[::-1]
+    assert second["next"] is None
+    lines = there.run("dead", "list", "-o", "jsonl").stdout.splitlines()
+    assert [json.loads(line)["id"] for line in lines] == ids[::-1]
+
+
+def test_groups_name_each_fault_once(there: Terminal) -> None:
+    ids = fail(there, 3)
+    seen = there.read("dead", "groups")
+    (group,) = seen["groups"]
+
+    assert (seen["total"], seen["others"]) == (3, 0)
+    assert group.keys() == {"fault", "task", "reason", "error", "message", "count", "first", "last", "newest"}
+    assert (group["task"], group["reason"], group["error"], group["count"]) == ("bad", "exhausted", "ValueError", 3)
+    assert {ref["id"] for ref in group["newest"]} == set(ids)
+    assert there.run("dead", "groups", "--quiet").stdout.strip() == group["fault"]
+    header, line = there.run("dead", "groups").stdout.splitlines()
+    assert header.split() == ["fault", "jobs", "task", "reason", "error", "first", "last", "newest"]
+    assert line.split()[:4] == [group["fault"], "3", "bad", "exhausted"]
+
+
+def test_a_redrive_has_a_cap_says_what_is_left_and_does_nothing_twice(there: Terminal) -> None:
+    ids = fail(there, 3)
+
+    first = there.read("dead", "redrive", "--limit", "2", "--yes")
+    assert [ref["id"] for ref in first["done"]] == ids[:2]
+    assert (first["refused"], first["gone"], first["left"], first["takes"]) == ([], [], 1, 0.0)
+    assert there.run("dead", "redrive", "--yes").stdout == "1 dead letters were put back in line\n"
+    assert there.run("dead", "redrive", "--yes").stdout == "0 dead letters were put back in line\n"
+    assert there.run("dead", "redrive").stdout == "0 dead letters were put back in line\n"
+    assert [job["state"] for job in there.read("jobs", "list")["jobs"]] == ["waiting"] * 3
+
+
+@pytest.mark.system
+def test_a_paced_redrive_is_written_down_before_the_command_ends(there: Terminal) -> None:
+    fail(there, 4)
+    began = time.monotonic()
+    ended = there.ended("dead", "redrive", "--rate", "0.01", "--yes")
+    took = time.monotonic() - began
+
+    assert ended.stdout == "4 dead letters were put back in line, the last of them in 5.0 m\n"
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert took < 30
+    assert sorted(job["state"] for job in there.read("jobs", "list")["jobs"]) == ["delayed"] * 3 + ["waiting"]
+
+
+def test_a_dry_run_touches_nothing(there: Terminal) -> None:
+    fail(there, 3)
+
+    assert there.run("dead", "redrive", "--dry-run", "--limit", "2").stdout == (
+        "2 dead letters would be put back in line; 3 match\n"
+    )
+    assert there.read("dead", "purge", "--dry-run", "--all", "--yes")["left"] == 3
+    assert len(there.read("dead", "list")["letters"]) == 3
+
+
+def test_where_nobody_can_be_asked_nothing_is_done_without_yes(there: Terminal) -> None:
+    ids = fail(there, 3)
+
+    assert "Redrive 2 of 3 dead letters? Nobody can be asked here; give --yes" in there.refused(
+        *("dead", "redrive", "--limit", "2")
+    )
+    assert "Delete 1 dead letters?" in there.refused("dead", "purge", "--tag", "n1")
+    assert "for good? Nobody can be asked here; give --yes" in there.refused("jobs", "delete", ids[0])
+    assert len(there.read("dead", "list")["letters"]) == 3
+
+
+def test_a_purge_needs_a_filter_or_all(there: Terminal) -> None:
+    ids = fail(there, 3)
+
+    assert "narrow it, with --task for example, or say --all" in there.refused("dead", "purge", "--yes")
+    assert there.run("dead", "purge", "--tag", "n1", "--yes").stdout == "1 dead letters were deleted\n"
+    assert there.run("jobs", "show", ids[1]).exit_code == 4
+    assert [ref["id"] for ref in there.read("dead", "purge", "--all", "--yes")["done"]] == [ids[0], ids[2]]
+    assert there.read("jobs", "list")["jobs"] == []
+
+
+def test_what_cannot_be_meant_is_one_line_and_exit_code_2(there: Terminal) -> None:
+    fail(there, 1)
+
+    assert "fingerprint = 'abc' must be 12 hexadecimal digits" in there.refused("dead", "list", "--fault", "abc")
+    assert "--since = 'soon' is no duration" in there.refused("dead", "list", "--since", "soon")
+    assert "rate = 0.0 must be a number" in there.refused("dead", "redrive", "--rate", "0", "--yes")
+    assert "'tired' is not one of" in there.refused("dead", "groups", "--reason", "tired")
+    assert "is no cursor" in there.refused("dead", "list", "--after", "soon")
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(("answer", "code", "left"), [("y", 0, 0), ("n", 1, 2)])
+def test_a_person_is_asked(there: Terminal, answer: str, code: int, left: int) -> None:
+    fail(there, 2)
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-m", "holdfast", "dead", "purge", "--task", "bad"],
+        cwd=there.place,
+        env=os.environ | {"PYTHONPATH": str(Path(holdfast.__file__).parents[1])},
+        stdin=theirs,
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        text=True,
+    ) as process:
+        os.close(theirs)
+        asked = b""
+        while b"?" not in asked:
+            asked += os.read(ours, 1024)
+        os.write(ours, f"{answer}\n".encode())
+        process.communicate(timeout=60)
+    os.close(ours)
+
+    assert b"Delete 2 dead letters?" in asked
+    assert process.returncode == code
+    assert len(there.read("dead", "list")["letters"]) == left
+
+
+def test_jobs_are_deleted_by_id_unless_they_run(there: Terminal) -> None:
+    first, second = there.enqueue("add", 1, 2), there.enqueue("add", 3, 4)
+
+    assert there.read("jobs", "delete", first, "--yes") == [
+        {"queue": "default", "id": first, "verdict": "done", "was": "waiting"}
+    ]
+    assert there.run("jobs", "delete", second, "--yes").stdout == f"job {second} of queue default is deleted\n"
+    assert there.run("jobs", "delete", second, "--yes").exit_code == 4
+    assert there.read("jobs", "list")["jobs"] == []

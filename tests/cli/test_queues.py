@@ -1,0 +1,127 @@
+"""`holdfast queues`: how they stand, what is set for them, pausing and resuming."""
+
+import asyncio
+
+from holdfast import Keep, Retention, Stall
+from tests.cli.terminal import Terminal
+
+
+def test_a_list_tells_how_each_queue_stands_and_what_is_set_for_it(there: Terminal) -> None:
+    app = there.app()
+
+    async def prepare() -> None:
+        async with app:
+            queue = app.queue("default")
+            await queue.set_stall(Stall(interval="30s", max_count=3))
+            await queue.set_retention(Retention(failed=Keep("90d", 500)))
+
+    there.enqueue("bad", 1, work=True)
+    there.enqueue("add", 1, 2)
+    there.enqueue("elsewhere")
+    asyncio.run(prepare())
+    default, elsewhere = there.read("queues", "list")
+
+    assert default.keys() == {
+        *("queue", "paused", "oldest_waiting", "parked", "discarded", "counts", "retention", "stall", "record")
+    }
+    assert (default["queue"], default["paused"], default["parked"], default["discarded"]) == ("default", False, 0, 0)
+    assert (default["counts"]["waiting"], default["counts"]["failed"]) == (1, 1)
+    assert default["oldest_waiting"] > 0
+    assert default["stall"] == {"lease": 30.0, "max_stalls": 3, "start_grace": None, "renewed": None}
+    assert default["retention"] == {
+        "completed": {"age": 3600.0, "count": 10_000},
+        "failed": {"age": 90 * 86_400.0, "count": 500},
+        "cancelled": {"age": 7 * 86_400.0, "count": None},
+        "expired": {"age": 7 * 86_400.0, "count": None},
+    }
+    assert (elsewhere["queue"], elsewhere["stall"], elsewhere["record"]) == ("elsewhere", None, [])
+
+    header, first, second = there.run("queues", "list").stdout.splitlines()
+    assert header.split() == [
+        *("queue", "waiting", "delayed", "active", "completed", "failed", "cancelled", "expired"),
+        *("oldest", "parked", "discarded", "state", "kept", "stall"),
+    ]
+    assert first.endswith("lease=30.0s max_count=3")
+    assert "failed:90d/500" in first
+    assert second.endswith("-")
+    assert there.run("queues", "list", "--quiet").stdout.split() == ["default", "elsewhere"]
+
+
+def test_a_list_sets_nothing(there: Terminal) -> None:
+    there.enqueue("add", 1, 2)
+    there.run("queues", "pause", "default")
+    before = there.run("events", "-o", "jsonl").stdout
+    (seen,) = there.read("queues", "list")
+
+    assert (seen["paused"], seen["stall"]) == (True, None)
+    assert there.run("events", "-o", "jsonl").stdout == before
+    assert there.read("queues", "list")[0]["paused"]
+
+
+def test_queues_and_tasks_are_paused_and_resumed_by_name(there: Terminal) -> None:
+    waiting, other = there.enqueue("add", 1, 2), there.enqueue("elsewhere")
+
+    assert there.run("queues", "pause", "elsewhere", "--task", "add").stdout == (
+        "queue elsewhere is paused\ntask add is paused\n"
+    )
+    there.enqueue("bad", 1, work=True)
+    assert {job["id"]: job["state"] for job in there.read("jobs", "list", "--state", "waiting")["jobs"]} == {
+        waiting: "waiting",
+        other: "waiting",
+    }
+    seen = there.read("info")
+    assert seen["paused_tasks"] == ["add"]
+    assert {queue["queue"]: (queue["paused"], queue["parked"]) for queue in seen["queues"]} == {
+        "default": (False, 1),
+        "elsewhere": (True, 0),
+    }
+    assert "paused tasks: add" in there.run("info").stdout.splitlines()
+
+    assert there.read("queues", "resume", "elsewhere", "--task", "add") == [
+        {"kind": "queue", "name": "elsewhere", "paused": False},
+        {"kind": "task", "name": "add", "paused": False},
+    ]
+    there.enqueue("bad", 2, work=True)
+    assert there.read("jobs", "list", "--state", "waiting")["jobs"] == []
+    assert there.run("queues", "resume", "elsewhere", "--quiet").stdout == ""
+
+
+def test_who_paused_a_queue_stands_in_the_log(there: Terminal) -> None:
+    there.enqueue("add", 1, 2)
+    there.run("queues", "pause", "default")
+    there.run("queues", "pause", "default")
+    there.run("queues", "resume", "default")
+    told = there.read("events", "--queue", "default", "--kind", "queue_paused", "--kind", "queue_resumed")["events"]
+
+    assert [event["event"] for event in told] == ["queue_paused", "queue_resumed"]
+    assert all("@" in event["by"] for event in told)
+
+
+def test_nothing_to_pause_is_a_mistake(there: Terminal) -> None:
+    there.enqueue("add", 1, 2)
+
+    assert "name what to pause: one or more queues, or --task TASK" in there.refused("queues", "pause")
+    assert "name what to resume" in there.refused("queues", "resume")
+    assert "queue = '' must be a text of 1 to 1,024 bytes" in there.refused("queues", "pause", "")
+
+
+def test_stats_tell_what_ended_of_late_and_why_jobs_failed(there: Terminal) -> None:
+    there.enqueue("bad", 1)
+    there.enqueue("add", 1, 2, work=True)
+    there.enqueue("add", 1, 2)
+    (seen,) = there.read("queues", "stats", "default", "--window", "10m")
+
+    assert seen["ended"] == {"completed": 1, "failed": 1, "cancelled": 0, "expired": 0}
+    assert seen["reasons"] == {"exhausted": 1}
+    assert (seen["per_minute"], seen["window"], seen["capped"]) == (0.2, 600.0, False)
+    assert 0 <= seen["ran"]["half"] <= seen["ran"]["most"] <= seen["ran"]["longest"] < 60
+    assert seen["waited"]["longest"] >= 0
+    assert seen["counts"]["waiting"] == 1
+
+    header, line = there.run("queues", "stats").stdout.splitlines()
+    assert header.split()[:3] == ["queue", "state", "waiting"]
+    assert line.split()[:2] == ["default", "open"]
+    assert line.endswith("exhausted:1")
+    assert there.read("queues", "stats", "nobodys")[0]["ended"]["completed"] == 0
+    capped = there.run("queues", "stats", "--most", "1")
+    assert "only the newest 1 of its jobs were looked at" in capped.stderr
