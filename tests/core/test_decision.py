@@ -5,10 +5,11 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from holdfast.clock import SECOND
 from holdfast.core.decision import Decision, Finish, PutBack, RunEnd, decide, run_end
-from holdfast.core.job import OnWorkerLost, Policy, RecordedError, StallReason
+from holdfast.core.job import OnWorkerLost, Policy, RecordedError, Redriving, StallReason
 from holdfast.core.lifecycle import State
 from holdfast.core.outcome import (
     Cancelled,
@@ -91,6 +92,66 @@ def test_a_stall_fails_the_job_when_the_count_is_above_the_maximum(max_stalls: i
         assert str(stalls + 1) in decision.error.message
     else:
         assert decision == PutBack(charge="stalls", reason="lease_expired")
+
+
+RULED = Policy(retry=Backoff(max_attempts=3, jitter=0.0), redrive=Redriving(after=60 * SECOND, times=3))
+
+
+@pytest.mark.parametrize("result_ttl", [None, 1, 3600 * SECOND])
+def test_a_result_is_kept_for_as_long_as_its_job_says(result_ttl: int | None) -> None:
+    policy = Policy(result_ttl=result_ttl)
+
+    assert decide(active(policy=policy), Returned(b"3"), Random(0)) == Finish(
+        state=State.COMPLETED, result=b"3", keep=result_ttl
+    )
+    for outcome in (Rejected(ERROR), Cancelled()):
+        decision = decide(active(policy=policy), outcome, Random(0))
+
+        assert isinstance(decision, Finish)
+        assert decision.keep is None
+
+
+@pytest.mark.parametrize("redrives", range(5))
+@pytest.mark.parametrize("outcome", [Raised(ERROR), TimedOut(ERROR), Stalled("lease_expired"), Stalled("process_died")])
+def test_a_rule_redrives_twice_as_late_each_time_and_only_so_often(outcome: Outcome, redrives: int) -> None:
+    job = structs.replace(active(failures=2, stalls=1, policy=RULED), redrives=redrives)
+    decision = decide(job, outcome, Random(0))
+
+    assert isinstance(decision, Finish)
+    assert decision.redrive_after == {0: 60 * SECOND, 1: 120 * SECOND, 2: 240 * SECOND}.get(redrives)
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        Returned(b"3"),
+        Cancelled(),
+        Rejected(ERROR),
+        Unreadable(ERROR),
+        Raised(ERROR, final=True),
+        TimedOut(ERROR, final=True),
+    ],
+)
+def test_a_rule_redrives_nothing_that_is_final(outcome: Outcome) -> None:
+    decision = decide(active(failures=2, policy=RULED), outcome, Random(0))
+
+    assert isinstance(decision, Finish)
+    assert decision.redrive_after is None
+
+
+def test_a_rule_redrives_nothing_that_must_not_run_twice() -> None:
+    policy = structs.replace(RULED, on_worker_lost="fail")
+    decision = decide(active(stalls=9, policy=policy), Stalled("lease_expired"), Random(0))
+
+    assert isinstance(decision, Finish)
+    assert decision.redrive_after is None
+
+
+def test_without_a_rule_a_dead_letter_stays_one() -> None:
+    decision = decide(active(failures=2), Raised(ERROR), Random(0))
+
+    assert isinstance(decision, Finish)
+    assert decision.redrive_after is None
 
 
 @pytest.mark.statement(13)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.core.duration import Duration, duration, instant, micros, moment
+from holdfast.core.duration import Duration, duration, instant, micros, moment, spoken
 from holdfast.errors import UsageError
 
 
@@ -124,3 +124,33 @@ def test_an_instant_means_the_same_in_every_zone() -> None:
 def test_an_instant_without_a_zone_is_refused() -> None:
     with pytest.raises(UsageError, match="run_at = 2026-07-01T12:00:00 has no time zone"):
         instant(datetime(2026, 7, 1, 12), field="run_at")
+
+
+@pytest.mark.parametrize(
+    ("length", "words"),
+    [
+        (0, "0s"),
+        (1, "1e-06s"),
+        (250_000, "250ms"),
+        (1_500_000, "1500ms"),
+        (30_000_000, "30s"),
+        (60_000_000, "1m"),
+        (5_400_000_000, "90m"),
+        (7_200_000_000, "2h"),
+        (86_400_000_000, "1d"),
+        (90_000_000_000, "25h"),
+    ],
+)
+def test_a_duration_is_spoken_in_the_largest_unit_without_a_fraction(length: int, words: str) -> None:
+    assert spoken(length) == words
+
+
+@given(st.integers(1, 3_153_600_000).map(lambda millis: millis * 1000))
+def test_a_duration_spoken_can_be_read_again(length: int) -> None:
+    assert micros(duration(spoken(length), field="ttl")) == length
+
+
+@pytest.mark.parametrize("value", ["36501d", timedelta(days=36_501), timedelta.max])
+def test_over_a_hundred_years_is_refused(value: Duration) -> None:
+    with pytest.raises(UsageError, match="over a hundred years"):
+        duration(value, field="ttl")

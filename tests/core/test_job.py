@@ -2,7 +2,7 @@
 
 import msgspec
 
-from holdfast.core.job import JobRecord, Key, NewJob, Policy, Ref, StallTerms, UniqueKey
+from holdfast.core.job import JobRecord, Key, NewJob, Policy, Ref, StallSetting, StallTerms, UniqueKey
 from tests.core.cases import ACTIVE
 
 
@@ -32,3 +32,11 @@ def test_no_two_wishes_share_what_can_be_changed() -> None:
     one.headers["trace"] = "1"
 
     assert two.headers == {}
+
+
+def test_a_later_word_on_stalls_counts_for_what_it_names() -> None:
+    before = StallSetting(lease=8, max_stalls=2)
+
+    assert before.under(StallSetting(max_stalls=0, renewed=False)) == StallSetting(lease=8, max_stalls=0, renewed=False)
+    assert before.under(StallSetting(start_grace=5)) == StallSetting(lease=8, max_stalls=2, start_grace=5)
+    assert before.under(StallSetting()) == before

@@ -13,6 +13,7 @@ from holdfast.core.lease import (
     longest_lease,
     margin,
     next_fence,
+    renewed_limits,
     run_limit,
     trusted_until,
 )
@@ -150,3 +151,35 @@ def test_a_queues_setting_lies_over_all_that_a_call_left_open() -> None:
     assert StallTerms(max_stalls=7).under(StallSetting(lease=9)) == StallTerms(9, 7)
     assert StallTerms(7).under(StallSetting()) == StallTerms(7)
     assert StallTerms(max_stalls=7).under(StallSetting(max_stalls=0)) == StallTerms(max_stalls=0)
+
+
+def limits(**told: int | None) -> tuple[int | None, int | None]:
+    given: dict[str, int | None] = {
+        "timeout": 60 * SECOND,
+        "deadline": None,
+        "heartbeat_timeout": 15 * SECOND,
+        "run_until": NOW + 1,
+        "progress_until": NOW + 2,
+        "ran": None,
+        "silent": None,
+        **told,
+    }
+    return renewed_limits(NOW, lease=LENGTH, **given)
+
+
+def test_a_renewal_that_measured_nothing_leaves_the_limits_of_its_run() -> None:
+    assert limits() == (NOW + 1, NOW + 2)
+
+
+def test_a_renewal_counts_the_limits_from_what_its_keeper_measured() -> None:
+    beat = LENGTH // 4
+
+    assert limits(ran=10 * SECOND) == (NOW + 50 * SECOND + beat, NOW + 2)
+    assert limits(ran=10 * SECOND, deadline=NOW + 5 * SECOND) == (NOW + 5 * SECOND + beat, NOW + 2)
+    assert limits(ran=10 * SECOND, timeout=None) == (None, NOW + 2)
+    assert limits(silent=0) == (NOW + 1, NOW + 15 * SECOND)
+    assert limits(silent=20 * SECOND) == (NOW + 1, NOW - 5 * SECOND)
+
+
+def test_without_a_progress_clock_silence_sets_none() -> None:
+    assert limits(silent=5 * SECOND, heartbeat_timeout=None, progress_until=None) == (NOW + 1, None)

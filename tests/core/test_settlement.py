@@ -3,6 +3,7 @@
 from random import Random
 
 import pytest
+from msgspec import structs
 
 from holdfast.clock import SECOND
 from holdfast.core.decision import Finish, PutBack, decide, run_end
@@ -159,3 +160,35 @@ def test_a_put_back_of_a_cancelled_job_becomes_its_end(outcome: Outcome) -> None
     assert ended.decision == Finish(state=State.CANCELLED, reason="enough")
     assert (ended.ref, ended.fence, ended.ended) == (asked.ref, asked.fence, asked.ended)
     assert ended.events == (JobCancelled(queue="mail", id="a", task="send", run=4, reason="enough", was="active"),)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "event"),
+    [
+        (Returned(b"3"), structs.replace(completed(b"3"), cancel_too_late=True)),
+        (Rejected(ERROR), failed("rejected")),
+    ],
+)
+def test_an_end_of_a_cancelled_job_stands_and_a_success_says_that_it_came_first(
+    outcome: Outcome, event: JobEvent
+) -> None:
+    asked = settlement(lease(), outcome, Random(0), took=1.5)
+    ended = when_cancelling(asked, active(cancelled=True))
+
+    assert (ended.decision, ended.ended, ended.ref, ended.fence) == (
+        asked.decision,
+        asked.ended,
+        asked.ref,
+        asked.fence,
+    )
+    assert ended.events == (event,)
+
+
+@pytest.mark.parametrize(("said", "by"), [(None, "ops"), ("itself", "itself")])
+def test_a_cancellation_says_whose_wish_it_was(said: str | None, by: str) -> None:
+    job = structs.replace(active(cancelled=True), cancel_by="ops")
+    ended = when_cancelling(settlement(lease(), Cancelled("enough", said), Random(0)), job)
+
+    assert ended.events == (
+        JobCancelled(queue="mail", id="a", task="send", run=4, reason="enough", by=by, was="active"),
+    )

@@ -1,0 +1,227 @@
+"""What a record becomes by each move, and what is told of it."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
+
+from holdfast.clock import SECOND
+from holdfast.core.duration import moment
+from holdfast.core.events import (
+    JobEnqueued,
+    JobExpired,
+    JobProgressed,
+    JobRescheduled,
+    JobStarted,
+    JobSuspected,
+    RunFenced,
+)
+from holdfast.core.job import FOREVER, OnExpire, Owner, Policy, StallSetting, StallTerms
+from holdfast.core.lease import REAPER_LEASE
+from holdfast.core.lifecycle import State
+from holdfast.core.transition import (
+    begun,
+    claimed,
+    enqueued,
+    expired,
+    expiry,
+    lapsed,
+    progressed,
+    reclaimed,
+    redriven,
+    refused,
+    rescheduled,
+    silence,
+    stall_reason,
+    suspected,
+)
+from tests.core.cases import ACTIVE, ERROR, NOW
+
+BOB = Owner("0000000000000b0b", "bob", "host-2", 102)
+LATER = NOW + 100 * SECOND
+LEASE = 20 * SECOND
+
+WAITING = structs.replace(ACTIVE, state=State.WAITING, owner=None, started=None, starts=0, fence=0)
+OVER = structs.replace(
+    ACTIVE,
+    state=State.FAILED,
+    owner=None,
+    score=NOW - 60 * SECOND,
+    boost=60 * SECOND,
+    failures=3,
+    stalls=1,
+    releases=2,
+    redrives=1,
+    redrive_at=LATER,
+    cancel_at=NOW,
+    cancel_reason="enough",
+    cancel_by="ops",
+    finished=NOW,
+    kept_until=LATER,
+    error=ERROR,
+    reason="exhausted",
+    progress=0.5,
+    progress_note="half",
+)
+
+
+def test_a_claim_opens_a_run_under_a_new_fence() -> None:
+    job = claimed(WAITING, BOB.id, LATER, None)
+
+    assert (job.state, job.owner, job.starts, job.fence) == (State.ACTIVE, BOB.id, 1, LATER)
+    assert (job.started, job.heard_at, job.lease_until) == (LATER, LATER, LATER + LEASE)
+    assert (job.run_until, job.progress_until) == (None, None)
+    assert (job.score, job.run_at, job.failures) == (WAITING.score, WAITING.run_at, WAITING.failures)
+
+
+def test_a_claim_by_a_clock_that_was_set_back_raises_the_fence_all_the_same() -> None:
+    again = claimed(structs.replace(WAITING, fence=LATER), BOB.id, NOW, None)
+
+    assert again.fence == LATER + 1
+
+
+def test_a_claim_stamps_what_the_queue_says_of_stalls_on_what_the_call_did_not_pin() -> None:
+    job = structs.replace(WAITING, stall=StallTerms(lease=90 * SECOND, max_stalls=5, pinned=("lease",)))
+    setting = StallSetting(lease=8 * SECOND, max_stalls=0, start_grace=120 * SECOND)
+    started = claimed(job, BOB.id, LATER, setting)
+
+    assert started.stall == StallTerms(90 * SECOND, 0, 120 * SECOND, pinned=("lease",))
+    assert started.lease_until == LATER + 120 * SECOND
+
+
+def test_a_lease_ends_with_the_first_limit_of_its_run() -> None:
+    job = structs.replace(WAITING, timeout=60 * SECOND, deadline=LATER + 30 * SECOND, heartbeat_timeout=15 * SECOND)
+    started = claimed(job, BOB.id, LATER, None)
+
+    assert started.run_until == LATER + 30 * SECOND + LEASE // 4
+    assert started.lease_until == started.progress_until == LATER + 15 * SECOND
+
+
+def test_a_reclaim_is_of_the_same_run_under_a_new_fence_for_as_long_as_a_decision_takes() -> None:
+    job = structs.replace(ACTIVE, suspect_until=LATER, run_until=LATER, progress_until=LATER, lease_until=NOW)
+    taken = reclaimed(job, BOB.id, LATER)
+
+    assert (taken.state, taken.owner, taken.fence) == (State.ACTIVE, BOB.id, LATER)
+    assert (taken.starts, taken.started) == (job.starts, job.started)
+    assert (taken.lease_until, taken.heard_at) == (LATER + REAPER_LEASE, LATER)
+    assert (taken.suspect_until, taken.run_until, taken.progress_until) == (None, None, None)
+
+
+@pytest.mark.statement(56)
+@pytest.mark.parametrize(
+    ("expires_at", "now", "too_old"),
+    [(None, NOW, False), (NOW, NOW - 1, False), (NOW, NOW, True), (NOW, NOW + 1, True)],
+)
+def test_a_job_is_too_old_from_the_very_instant(expires_at: int | None, now: int, too_old: bool) -> None:
+    assert lapsed(structs.replace(WAITING, expires_at=expires_at), now) is too_old
+
+
+@pytest.mark.statement(57)
+def test_an_expired_job_says_why_it_never_started() -> None:
+    job = structs.replace(
+        WAITING, parked_under="printer", ttl=5400 * SECOND, expires_at=NOW, reason="snoozed", redrive_at=NOW
+    )
+    over = expired(job, LATER)
+
+    assert (over.state, over.finished, over.parked_under, over.reason) == (State.EXPIRED, LATER, None, None)
+    assert over.redrive_at is None
+    assert over.error is not None
+    assert over.error.type == "JobExpiredError"
+    assert "90m" in over.error.message
+    assert over.ttl == job.ttl
+
+
+@pytest.mark.parametrize("on_expire", ["fail", "discard"])
+def test_an_expiry_tells_how_long_the_job_might_wait_and_how_long_it_did(on_expire: OnExpire) -> None:
+    job = structs.replace(
+        WAITING, starts=2, ttl=60 * SECOND, expires_at=LATER - 5 * SECOND, policy=Policy(on_expire=on_expire)
+    )
+
+    assert expiry(job, LATER) == JobExpired(
+        queue="mail", id="a", task="send", run=2, ttl=60.0, age=65.0, on_expire=on_expire
+    )
+
+
+def test_a_redriven_job_begins_anew_and_goes_on_counting_its_runs() -> None:
+    job = redriven(OVER, LATER)
+
+    assert (job.state, job.run_at, job.score) == (State.WAITING, LATER, LATER - OVER.boost)
+    assert (job.failures, job.stalls, job.releases) == (0, 0, 0)
+    assert (job.cancel_at, job.cancel_reason, job.cancel_by) == (None, None, None)
+    assert (job.finished, job.kept_until, job.redrive_at) == (None, None, None)
+    assert (job.error, job.reason, job.progress, job.progress_note) == (None, None, None, None)
+    assert (job.starts, job.fence, job.created) == (OVER.starts, OVER.fence, OVER.created)
+
+
+def test_a_redrive_may_be_put_off() -> None:
+    job = redriven(OVER, LATER, delay=5 * SECOND)
+
+    assert (job.state, job.run_at, job.score) == (State.DELAYED, LATER + 5 * SECOND, LATER + 5 * SECOND - OVER.boost)
+
+
+@pytest.mark.parametrize(("by_rule", "redrives"), [(True, 2), (False, 0)])
+def test_a_rule_counts_its_redrives_and_a_person_starts_the_count_over(by_rule: bool, redrives: int) -> None:
+    assert redriven(OVER, LATER, by_rule=by_rule).redrives == redrives
+
+
+@pytest.mark.statement(66)
+@given(st.integers(1, FOREVER), st.lists(st.integers(0, 10**12), min_size=1, max_size=5), st.integers(0, 10**10))
+def test_each_redrive_gives_the_same_time_to_live(ttl: int, pauses: list[int], delay: int) -> None:
+    job = structs.replace(OVER, ttl=ttl, expires_at=NOW)
+    now = NOW
+    for pause in pauses:
+        now += pause
+        job = redriven(job, now, delay=delay)
+
+        assert job.expires_at == job.run_at + ttl == now + delay + ttl
+
+    assert redriven(structs.replace(OVER, ttl=None), now).expires_at is None
+
+
+@pytest.mark.parametrize(
+    ("progress_until", "reason"),
+    [(None, "lease_expired"), (LATER + 1, "lease_expired"), (LATER, "no_progress"), (NOW, "no_progress")],
+)
+def test_a_stall_is_told_by_the_clock_that_ran_out(progress_until: int | None, reason: str) -> None:
+    assert stall_reason(structs.replace(ACTIVE, progress_until=progress_until), LATER) == reason
+
+
+@pytest.mark.parametrize(("heard_at", "silent"), [(NOW, 100 * SECOND), (LATER, 0), (None, 0), (LATER + SECOND, 0)])
+def test_silence_counts_from_the_last_sign_and_never_backwards(heard_at: int | None, silent: int) -> None:
+    assert silence(structs.replace(ACTIVE, heard_at=heard_at), LATER) == silent
+
+
+def test_a_refused_write_tells_both_fences() -> None:
+    assert refused(ACTIVE, BOB.id, 7, "renew") == RunFenced(
+        queue="mail", id="a", task="send", run=4, fence=7, current_fence=ACTIVE.fence, owner=BOB.id, write="renew"
+    )
+
+
+def test_what_is_told_on_request_tells_all_that_is_promised() -> None:
+    job = structs.replace(ACTIVE, priority=3, failures=1, heard_at=NOW, run_at=LATER)
+
+    assert enqueued(WAITING) == JobEnqueued(queue="mail", id="a", task="send", due_at=moment(NOW))
+    assert enqueued(job).priority == 3
+    assert rescheduled(job, "ops") == JobRescheduled(
+        queue="mail", id="a", task="send", run=4, due_at=moment(LATER), priority=3, by="ops"
+    )
+    assert begun(job, BOB) == JobStarted(
+        queue="mail",
+        id="a",
+        task="send",
+        run=4,
+        attempt=2,
+        owner=BOB.id,
+        host="host-2",
+        pid=102,
+        fence=job.fence,
+        redelivered=True,
+    )
+    assert not begun(structs.replace(job, starts=1), BOB).redelivered
+    assert progressed(job, 0.5, "half") == JobProgressed(
+        queue="mail", id="a", task="send", run=4, value=0.5, note="half"
+    )
+    assert suspected(job, LATER) == JobSuspected(
+        queue="mail", id="a", task="send", run=4, owner=ACTIVE.owner or "", silent_for=100.0
+    )
+    assert suspected(structs.replace(job, owner=None), LATER).owner == ""
