@@ -215,8 +215,11 @@ class DeadLetters:
             UsageError: the filter is none.
             StorageError: the storage cannot be asked.
         """
-        where, found = _where(where), 0
-        async for _ in _all(await self._storage(), where):
+        where, storage, found = _where(where), await self._storage(), 0
+        if where == DeadFilter(queues=where.queues):
+            # That much is counted already.
+            return sum(queue.counts.get(State.FAILED, 0) for queue in (await storage.survey(where.queues)).queues)
+        async for _ in _all(storage, where):
             found += 1
         return found
 

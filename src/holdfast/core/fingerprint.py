@@ -35,13 +35,13 @@ _ID = re.compile(
     r"|(?<![\w:])(?=[0-9a-fA-F:]*\d)(?:[0-9a-fA-F]{0,4}:){2,7}[0-9a-fA-F]{0,4}(?![\w:])"
     r"|(?<!\w)[-+]?\d+(?:[.,:/-]\d+)*(?:[eE][-+]?\d+)?[^\W\d_]{0,3}(?![^\W_])"
 )
-_WORD = re.compile(r"[^\W_]*\d[^\W_]*(?:\.\d+[^\W_]*)*|(?<![^\W_])[0-9a-fA-F]{8,}(?![^\W_])")
+_WORD = re.compile(r"(?<![^\W_])(?:(?=[^\W\d_]*\d)[^\W_]+(?:\.\d+[^\W_]*)*|[0-9a-fA-F]{8,}(?![^\W_]))")
 _NAMED = re.compile(r"(?=[^\W\d_]*[^\Wa-fA-F\d_])([^\W\d_]+)\d+")
 _REPEATED = re.compile(r"(#|<\w+>)(?:(?:\s*[,;]\s*|\s+)(?:and\s+|or\s+)?\1)+")
 _SPACE = re.compile(r"\s+")
 
 _SLASH = re.compile(r"[/\\]")
-_FRAME = re.compile(r"""^[\s|+-]*File "([^"\n]+)", line \d+, in (.+?)\s*$""", re.MULTILINE)
+_FRAME = re.compile(r"""[\s|+-]*File "([^"\n]+)", line \d+, in ([^\n]+)""")
 
 
 def fingerprint(task: str, reason: str | None, error: RecordedError | None) -> str:
@@ -49,7 +49,7 @@ def fingerprint(task: str, reason: str | None, error: RecordedError | None) -> s
     told = RecordedError("", "") if error is None else error
     parts = (task, reason or "", told.type, normalized(told.message), innermost(told))
     # None of them holds a NUL, for no storage could keep it.
-    return hashlib.blake2s("\0".join(parts).encode(), digest_size=LENGTH // 2).hexdigest()
+    return hashlib.blake2s("\0".join(parts).encode(errors="replace"), digest_size=LENGTH // 2).hexdigest()
 
 
 def normalized(message: str) -> str:
@@ -57,9 +57,10 @@ def normalized(message: str) -> str:
     text = _QUOTED.sub("<text>", message[:_LOOKED_AT])
     if len(message) > _LOOKED_AT:
         text = _CUT.sub("<text>", text)
-    text = _URL.sub("<url>", text)
-    text = _MAIL.sub("<mail>", text)
-    text = _PATH.sub("<path>", text)
+    if "/" in text or "\\" in text:
+        text = _PATH.sub("<path>", _URL.sub("<url>", text))
+    if "@" in text:
+        text = _MAIL.sub("<mail>", text)
     text = _ID.sub("#", text)
     text = _WORD.sub(_named, text)
     text = _REPEATED.sub(r"\1", text)
@@ -72,12 +73,14 @@ def innermost(error: RecordedError) -> str:
     if said and text.endswith(said):
         # A message may quote a traceback of elsewhere.
         text = text[: -len(said)]
-    frames = _FRAME.findall(text)
-    if not frames:
-        return ""
-    path, function = frames[-1]
-    # Where it is installed is no matter: of its folders the last one is kept.
-    return f"{'/'.join(_SLASH.split(path)[-2:])}:{function}"
+    # From the end, for the rest of a long traceback does not matter.
+    place = len(text)
+    while (place := text.rfind('File "', 0, place)) >= 0:
+        frame = _FRAME.match(text, text.rfind("\n", 0, place) + 1)
+        if frame is not None and frame.start(1) == place + 6:
+            # Where it is installed does not matter either: of its folders the last one is kept.
+            return f"{'/'.join(_SLASH.split(frame[1])[-2:])}:{frame[2].rstrip()}"
+    return ""
 
 
 def _named(found: Match[str]) -> str:
