@@ -1,7 +1,7 @@
 """Durations and instants as people write them."""
 
 import math
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -124,6 +124,12 @@ def test_an_instant_means_the_same_in_every_zone() -> None:
 def test_an_instant_without_a_zone_is_refused() -> None:
     with pytest.raises(UsageError, match="run_at = 2026-07-01T12:00:00 has no time zone"):
         instant(datetime(2026, 7, 1, 12), field="run_at")
+
+
+@pytest.mark.parametrize("value", ["2026-07-01", 30, date(2026, 7, 1), None])
+def test_what_is_no_datetime_is_no_instant(value: object) -> None:
+    with pytest.raises(UsageError, match="is no datetime; give one with a time zone"):
+        instant(value, field="run_at")
 
 
 @pytest.mark.parametrize(
