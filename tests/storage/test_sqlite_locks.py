@@ -122,7 +122,7 @@ async def test_a_sweep_takes_what_a_killed_process_held_at_once(tmp_path: Path, 
 
     assert {(stalled.reason, stalled.owner) for stalled in swept.stalled} == {("process_died", dead.id)}
     assert [stalled.lease.job.owner for stalled in swept.stalled] == [by.id, by.id]
-    assert (len(before.workers), len(after.workers)) == (1, 0)
+    assert [worker.died for worker in before.workers + after.workers] == [False, True]
     assert [term.owner for term in after.leaders] == [by.id]
 
 

@@ -158,7 +158,7 @@ class Farm:
 
     async def pids(self) -> list[int]:
         """Return the worker processes that have said hello."""
-        return sorted(worker.owner.pid for worker in (await self.survey()).workers)
+        return sorted(worker.owner.pid for worker in (await self.survey()).workers if not worker.died)
 
     async def signal(self, process: "subprocess.Popen[bytes]", number: signal.Signals) -> None:
         """Send a signal and wait until it has arrived: a second one of its kind would not be noticed before."""

@@ -241,7 +241,7 @@ class PausedView(Struct, frozen=True, kw_only=True):
 
 
 class WorkerView(Struct, frozen=True, kw_only=True):
-    """A worker at a glance; stale is one that gave no sign for three beats."""
+    """A worker at a glance; stale is one that gave no sign for three beats, or is known to be dead."""
 
     owner: str
     name: str
@@ -440,7 +440,7 @@ def worker_view(worker: WorkerSurvey, *, stale_after: float) -> WorkerView:
         started=moment(worker.started),
         seen_ago=seen,
         turned_ago=turned,
-        stale=max(seen, turned) > stale_after,
+        stale=worker.died or max(seen, turned) > stale_after,
         stopping=worker.stopping,
     )
 

@@ -80,7 +80,9 @@ class Faults:
         held = await self._held()
         struck = {fault.owner.id for fault in self.done}
         leaders = {term.owner for term in survey.leaders}
-        busy = [one.owner for one in survey.workers if held[one.owner.id] and one.owner.id not in struck]
+        busy = [
+            one.owner for one in survey.workers if held[one.owner.id] and one.owner.id not in struck and not one.died
+        ]
         leading = [owner for owner in busy if owner.id in leaders]
         others = [owner for owner in busy if owner.id not in leaders]
         if kind == "pause":

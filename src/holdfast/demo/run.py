@@ -148,7 +148,7 @@ class _Demo:
 
     async def _alone(self, storage: Storage) -> None:
         """Refuse a storage that others work on: our reaper's short timing would take their jobs from them."""
-        others = [one for one in (await storage.survey()).workers if one.seen_ago < STALE]
+        others = [one for one in (await storage.survey()).workers if one.seen_ago < STALE and not one.died]
         if others:
             raise UsageError(
                 f"{len(others)} workers were at work on {self._url} just now, and this demo kills workers; "
@@ -211,7 +211,9 @@ class _Demo:
             jobs=jobs,
             counts=counts,
             per_second=(done - before) / (now - since) if now > since else 0.0,
-            workers=sum(self._queue in one.queues and one.owner.id not in lost for one in survey.workers),
+            workers=sum(
+                self._queue in one.queues and one.owner.id not in lost and not one.died for one in survey.workers
+            ),
         )
 
 

@@ -133,11 +133,7 @@ def unreachable(error: str) -> Health:
 
 def consuming(survey: Survey, owner: str, timing: Timing) -> bool:
     """Say whether this worker claims jobs: known to the storage, not about to leave, its loop turning."""
-    return any(
-        worker.owner.id == owner
-        and _state(worker.seen_ago, worker.turned_ago, timing, stopping=worker.stopping) == "alive"
-        for worker in survey.workers
-    )
+    return any(worker.owner.id == owner and _state(worker, timing) == "alive" for worker in survey.workers)
 
 
 def waiting(survey: Survey) -> Mapping[str, int]:
@@ -145,13 +141,14 @@ def waiting(survey: Survey) -> Mapping[str, int]:
     return {queue.queue: queue.counts.get(State.WAITING, 0) for queue in survey.queues}
 
 
-def _state(seen_ago: int, turned_ago: int, timing: Timing, *, stopping: bool) -> WorkerState:
+def _state(worker: WorkerSurvey, timing: Timing) -> WorkerState:
     three = 3 * timing.beat
     # Beside a quick beat the loop of an idle worker is slow; its turns must not be asked for more often than they come.
     turn = max(three, timedelta(seconds=LONGEST_REST) + 2 * timing.beat)
-    if seen_ago > three.total_seconds() * SECOND or turned_ago > turn.total_seconds() * SECOND:
+    silent = worker.seen_ago > three.total_seconds() * SECOND or worker.turned_ago > turn.total_seconds() * SECOND
+    if worker.died or silent:
         return "stale"
-    return "stopping" if stopping else "alive"
+    return "stopping" if worker.stopping else "alive"
 
 
 def _worker(worker: WorkerSurvey, timing: Timing) -> WorkerHealth:
@@ -164,7 +161,7 @@ def _worker(worker: WorkerSurvey, timing: Timing) -> WorkerHealth:
         concurrency=worker.concurrency,
         active=worker.active,
         started=moment(worker.started),
-        state=_state(worker.seen_ago, worker.turned_ago, timing, stopping=worker.stopping),
+        state=_state(worker, timing),
         age=max(worker.seen_ago, worker.turned_ago) / SECOND,
         seen_ago=worker.seen_ago / SECOND,
         turned_ago=worker.turned_ago / SECOND,

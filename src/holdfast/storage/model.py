@@ -70,6 +70,7 @@ from holdfast.storage.protocol import (
     SCAN_LIMIT,
     SWEEP_LIMIT,
     TRIM_LIMIT,
+    WORKER_KEPT,
     Beat,
     Bid,
     Cancel,
@@ -112,6 +113,7 @@ class _Seen:
     beat: Beat
     started: int
     at: int
+    died: bool = False
 
 
 @dataclass
@@ -433,6 +435,7 @@ class Model:
             "trimmed": self._trim(now),
             "forgotten": self._forget_events(now),
         }
+        self._forget_workers(now)
         self._swept_at = now
         return Swept(
             terms, None, tuple(stalled), did, more=any(did[chore] >= limit for chore, limit in CHORE_LIMITS.items())
@@ -522,6 +525,9 @@ class Model:
             self._drop(self._jobs[ref])
         return len(gone)
 
+    def _forget_workers(self, now: int) -> None:
+        self._workers = {owner: seen for owner, seen in self._workers.items() if seen.at > now - WORKER_KEPT}
+
     def _forget_events(self, now: int) -> int:
         beyond = max(0, len(self._events) - (EVENTS_KEPT.count or 0))
         aged = 0
@@ -537,7 +543,8 @@ class Model:
         now = self._clock.now()
         held = [job for job in self._jobs.values() if job.state is State.ACTIVE and job.owner == dead]
         held.sort(key=lambda job: (job.lease_until, job.ref))
-        self._workers.pop(dead, None)
+        if dead in self._workers:
+            self._workers[dead].died = True
         stalled = tuple(self._take(job, owner, now, "process_died") for job in held[:SWEEP_LIMIT])
         return Reclaimed(stalled, more=len(held) > SWEEP_LIMIT)
 
@@ -717,6 +724,7 @@ class Model:
                     seen_ago=now - seen.at,
                     turned_ago=now - seen.at + seen.beat.worker.turned_ago,
                     stopping=seen.beat.worker.stopping,
+                    died=seen.died,
                 )
                 for seen in self._workers.values()
                 if seen.beat.worker is not None

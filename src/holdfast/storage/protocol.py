@@ -30,6 +30,9 @@ SCAN_LIMIT = 500
 
 RUNS_KEPT = 100
 LOG_LINES_KEPT = 1000
+WORKER_KEPT = 600_000_000
+"""For how long after its last beat a worker that took no leave is shown, in microseconds."""
+
 CHORE_LIMITS = {
     "reclaimed": SWEEP_LIMIT,
     "suspected": SWEEP_LIMIT,
@@ -344,7 +347,10 @@ class QueueSurvey(Struct, frozen=True, kw_only=True):
 
 
 class WorkerSurvey(Struct, frozen=True, kw_only=True):
-    """One worker at a glance. `seen_ago` and `turned_ago` in microseconds; stale after three beats of either."""
+    """One worker at a glance. `seen_ago` and `turned_ago` in microseconds; stale after three beats of either.
+
+    `died`: its process is known to be dead. A worker that took no leave is shown for ten minutes after its last beat.
+    """
 
     owner: Owner
     queues: tuple[str, ...] = ()
@@ -354,6 +360,7 @@ class WorkerSurvey(Struct, frozen=True, kw_only=True):
     seen_ago: int = 0
     turned_ago: int = 0
     stopping: bool = False
+    died: bool = False
 
 
 class Survey(Struct, frozen=True, kw_only=True):

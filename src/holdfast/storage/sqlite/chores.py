@@ -9,6 +9,7 @@ from holdfast.storage.protocol import (
     PROMOTE_LIMIT,
     SWEEP_LIMIT,
     TRIM_LIMIT,
+    WORKER_KEPT,
     queue_topic,
 )
 from holdfast.storage.shelf import PAUSED
@@ -36,6 +37,7 @@ _ENDED = query("sweep", "ended")
 _BOUNDS = query("events", "bounds")
 _YOUNG = query("sweep", "young")
 _FORGET = query("sweep", "forget")
+_FORGET_WORKERS = query("sweep", "forget_workers")
 
 _WHENEVER = (1 << 63) - 1
 
@@ -143,3 +145,8 @@ def _worn(step: Step, queue: str, state: State, keep: Keep, jobs: int, room: int
     beyond = 0 if keep.count is None else min(max(0, jobs - keep.count), room)
     # Both are the longest ended, so the longer list holds the shorter.
     return aged if len(aged) > beyond else step.all(_ENDED, (queue, state, _WHENEVER, beyond))
+
+
+def forget_workers(step: Step) -> None:
+    """Forget those who took no leave and have been silent for long."""
+    step.run(_FORGET_WORKERS, (step.now - WORKER_KEPT,))

@@ -184,7 +184,7 @@ def _oldest(step: Step, queue: str) -> int | None:
 
 
 def _worker(row: rows.Row, now: int) -> WorkerSurvey:
-    owner, name, host, pid, body, started, seen_at = row
+    owner, name, host, pid, body, started, seen_at, died = row
     info = _info(body)
     return WorkerSurvey(
         owner=Owner(owner, name, host, pid),
@@ -195,6 +195,7 @@ def _worker(row: rows.Row, now: int) -> WorkerSurvey:
         seen_ago=now - seen_at,
         turned_ago=now - seen_at + info.turned_ago,
         stopping=info.stopping,
+        died=bool(died),
     )
 
 

@@ -18,7 +18,7 @@ _EXTEND = query("renew", "extend")
 _LOGGED = query("renew", "logged")
 _LOG = query("renew", "log")
 _SEEN = query("renew", "seen")
-_FORGET_WORKER = query("reclaim", "forget_worker")
+_FORGET_WORKER = query("renew", "forget_worker")
 
 _encode = msgspec.json.Encoder().encode
 

@@ -29,7 +29,7 @@ _SWEPT = query("sweep", "swept")
 _VACATE = query("resign", "vacate")
 _HOLDERS = query("sweep", "holders")
 _WORKERS = query("sweep", "workers")
-_FORGET_WORKER = query("reclaim", "forget_worker")
+_BURY_WORKER = query("reclaim", "bury_worker")
 _HELD = query("reclaim", "held")
 _OVERDUE = query("sweep", "overdue")
 _TAKE = query("reclaim", "take")
@@ -65,6 +65,7 @@ def sweep(step: Step, bid: Bid, alive: Alive) -> Swept:
     ):
         did[name], trouble = step.chore(chore, 0)
         troubles.append(trouble)
+    troubles.append(step.chore(lambda: chores.forget_workers(step), None)[1])
     step.run(_SWEPT, (now, resumed_at))
     return Swept(
         terms,
@@ -88,7 +89,7 @@ def led_by_another(step: Step, bid: Bid, alive: Alive) -> Swept | None:
 def reclaim(step: Step, dead: str, owner: Owner) -> Reclaimed:
     """Take every active job of a dead owner, without grace."""
     held = step.all(_HELD, {"owner": dead, "limit": SWEEP_LIMIT + 1})
-    step.run(_FORGET_WORKER, (dead,))
+    step.run(_BURY_WORKER, (dead,))
     stalled = tuple(_take(step, row, owner, "process_died") for row in held[:SWEEP_LIMIT])
     return Reclaimed(stalled, more=len(held) > SWEEP_LIMIT)
 
@@ -131,7 +132,7 @@ def _elect(step: Step, bidder: Owner, length: int, alive: Alive) -> tuple[Term, 
 
 
 def _bury(step: Step, bidder: Owner, alive: Alive) -> list[StalledLease]:
-    """Take what the dead held, and forget the workers that they were."""
+    """Take what the dead held, and note that the workers they were are dead."""
     stalled: list[StalledLease] = []
     for (owner,) in step.all(_HOLDERS):
         if len(stalled) < SWEEP_LIMIT and not alive(owner):
@@ -139,7 +140,7 @@ def _bury(step: Step, bidder: Owner, alive: Alive) -> list[StalledLease]:
             stalled += [_take(step, row, bidder, "process_died") for row in held]
     for (owner,) in step.all(_WORKERS):
         if not alive(owner):
-            step.run(_FORGET_WORKER, (owner,))
+            step.run(_BURY_WORKER, (owner,))
     return stalled
 
 

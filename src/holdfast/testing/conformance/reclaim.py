@@ -8,7 +8,7 @@ from holdfast.core.job import Policy, StallTerms
 from holdfast.core.lease import REAPER_LEASE
 from holdfast.core.lifecycle import State
 from holdfast.core.outcome import Interrupted
-from holdfast.storage.protocol import SWEEP_LIMIT, Beat, Cancel, Storage, WorkerInfo
+from holdfast.storage.protocol import SWEEP_LIMIT, WORKER_KEPT, Beat, Bid, Cancel, Storage, WorkerInfo
 from holdfast.testing.clock import ManualClock
 from holdfast.testing.conformance.material import (
     ALICE,
@@ -145,11 +145,25 @@ class ReclaimConformance(Conformance):
         assert (await record(storage, lease.ref)).state is State.CANCELLED
         assert await told_of(storage, JobStalled) == []
 
-    async def test_a_dead_worker_is_shown_no_more(self, storage: Storage) -> None:
+    async def test_a_dead_worker_is_shown_as_dead(self, storage: Storage) -> None:
         await storage.renew(Beat(ALICE, worker=WorkerInfo(("default",), 10)))
+        before = (await storage.survey()).workers
         await storage.reclaim(ALICE.id, REAPER)
+        after = (await storage.survey()).workers
 
-        assert (await storage.survey()).workers == ()
+        assert [(worker.owner, worker.died) for worker in before + after] == [(ALICE, False), (ALICE, True)]
+
+    async def test_a_worker_that_took_no_leave_is_shown_for_ten_minutes(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
+        await storage.renew(Beat(ALICE, worker=WorkerInfo(("default",), 10)))
+        clock.advance(WORKER_KEPT / SECOND - 1)
+        await storage.sweep(Bid(REAPER))
+        before = len((await storage.survey()).workers)
+        clock.advance(1)
+        await storage.sweep(Bid(REAPER))
+
+        assert (before, (await storage.survey()).workers) == (1, ())
 
     async def test_a_reclaim_takes_in_bounded_steps(self, storage: Storage) -> None:
         count = SWEEP_LIMIT + 30

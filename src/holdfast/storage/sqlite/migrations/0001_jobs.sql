@@ -190,7 +190,8 @@ CREATE TABLE worker (
     pid INTEGER NOT NULL,
     info TEXT NOT NULL,
     started INTEGER NOT NULL,
-    seen_at INTEGER NOT NULL
+    seen_at INTEGER NOT NULL,
+    died INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 
 -- One writer at a time, so the order of the ids is the order of the commits, and a cursor misses nothing. Queue and job:

@@ -23,5 +23,5 @@ UPDATE job
        progress_until = NULL
  WHERE seq = ?;
 
--- name: forget_worker
-DELETE FROM worker WHERE owner = ?;
+-- name: bury_worker
+UPDATE worker SET died = 1 WHERE owner = ? AND died = 0;

@@ -36,7 +36,11 @@ ON CONFLICT (owner) DO UPDATE
        host = excluded.host,
        pid = excluded.pid,
        info = excluded.info,
-       seen_at = excluded.seen_at;
+       seen_at = excluded.seen_at,
+       died = 0;
+
+-- name: forget_worker
+DELETE FROM worker WHERE owner = ?;
 
 -- name: cancelling
 -- The runs of an owner that somebody has asked to stop.

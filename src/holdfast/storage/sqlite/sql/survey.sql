@@ -12,4 +12,4 @@ SELECT name, body FROM setting WHERE kind = ?;
 SELECT min(run_at) FROM job WHERE queue = ? AND state = 'waiting';
 
 -- name: workers
-SELECT owner, name, host, pid, info, started, seen_at FROM worker ORDER BY seq;
+SELECT owner, name, host, pid, info, started, seen_at, died FROM worker ORDER BY seq;

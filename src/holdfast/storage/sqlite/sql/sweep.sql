@@ -16,7 +16,11 @@ SELECT owner FROM job WHERE state = 'active' AND suspect_until IS NOT NULL
  ORDER BY owner;
 
 -- name: workers
-SELECT owner FROM worker;
+SELECT owner FROM worker WHERE died = 0;
+
+-- name: forget_workers
+-- Those who took no leave and have been silent for so long. Parameters: the last beat that is forgotten.
+DELETE FROM worker WHERE seen_at <= ?;
 
 -- name: overdue
 -- Parameters: now, limit.
