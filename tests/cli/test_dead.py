@@ -75,7 +75,7 @@ def test_groups_name_each_fault_once(there: Terminal) -> None:
     assert {ref["id"] for ref in group["newest"]} == set(ids)
     assert there.run("dead", "groups", "--quiet").stdout.strip() == group["fault"]
     header, line = there.run("dead", "groups").stdout.splitlines()
-    assert header.split() == ["fault", "jobs", "task", "reason", "error", "first", "last", "newest"]
+    assert header.split() == ["fault", "jobs", "task", "reason", "error", "first", "last"]
     assert line.split()[:4] == [group["fault"], "3", "bad", "exhausted"]
 
 
@@ -85,7 +85,7 @@ def test_a_redrive_has_a_cap_says_what_is_left_and_does_nothing_twice(there: Ter
     first = there.read("dead", "redrive", "--limit", "2", "--yes")
     assert [ref["id"] for ref in first["done"]] == ids[:2]
     assert (first["refused"], first["gone"], first["left"], first["takes"]) == ([], [], 1, 0.0)
-    assert there.run("dead", "redrive", "--yes").stdout == "1 dead letters were put back in line\n"
+    assert there.run("dead", "redrive", "--yes").stdout == "1 dead letter was put back in line\n"
     assert there.run("dead", "redrive", "--yes").stdout == "0 dead letters were put back in line\n"
     assert there.run("dead", "redrive").stdout == "0 dead letters were put back in line\n"
     assert [job["state"] for job in there.read("jobs", "list")["jobs"]] == ["waiting"] * 3
@@ -120,7 +120,7 @@ def test_where_nobody_can_be_asked_nothing_is_done_without_yes(there: Terminal) 
     assert "Redrive 2 of 3 dead letters? Nobody can be asked here; give --yes" in there.refused(
         *("dead", "redrive", "--limit", "2")
     )
-    assert "Delete 1 dead letters?" in there.refused("dead", "purge", "--tag", "n1")
+    assert "Delete 1 dead letter?" in there.refused("dead", "purge", "--tag", "n1")
     assert "for good? Nobody can be asked here; give --yes" in there.refused("jobs", "delete", ids[0])
     assert len(there.read("dead", "list")["letters"]) == 3
 
@@ -129,7 +129,7 @@ def test_a_purge_needs_a_filter_or_all(there: Terminal) -> None:
     ids = fail(there, 3)
 
     assert "narrow it, with --task for example, or say --all" in there.refused("dead", "purge", "--yes")
-    assert there.run("dead", "purge", "--tag", "n1", "--yes").stdout == "1 dead letters were deleted\n"
+    assert there.run("dead", "purge", "--tag", "n1", "--yes").stdout == "1 dead letter was deleted\n"
     assert there.run("jobs", "show", ids[1]).exit_code == 4
     assert [ref["id"] for ref in there.read("dead", "purge", "--all", "--yes")["done"]] == [ids[0], ids[2]]
     assert there.read("jobs", "list")["jobs"] == []

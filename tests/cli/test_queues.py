@@ -36,14 +36,17 @@ def test_a_list_tells_how_each_queue_stands_and_what_is_set_for_it(there: Termin
     }
     assert (elsewhere["queue"], elsewhere["stall"], elsewhere["record"]) == ("elsewhere", None, [])
 
-    header, first, second = there.run("queues", "list").stdout.splitlines()
+    header, first, second, _, _, settings, mine, theirs = there.run("queues", "list").stdout.splitlines()
     assert header.split() == [
         *("queue", "waiting", "delayed", "active", "completed", "failed", "cancelled", "expired"),
-        *("oldest", "parked", "discarded", "state", "kept", "stall"),
+        *("oldest", "parked", "discarded", "state"),
     ]
-    assert first.endswith("lease=30.0s max_count=3")
-    assert "failed:90d/500" in first
-    assert second.endswith("-")
+    assert [line.split()[0] for line in (first, second)] == ["default", "elsewhere"]
+    assert settings.split() == ["queue", "kept", "stall", "recorded"]
+    assert [part.strip() for part in mine.split("  ") if part] == [
+        *("default", "completed:1h/10000 failed:90d/500 cancelled:7d expired:7d", "interval=30s max_count=3", "-")
+    ]
+    assert "failed:30d" in theirs
     assert there.run("queues", "list", "--quiet").stdout.split() == ["default", "elsewhere"]
 
 

@@ -117,7 +117,7 @@ def list_dead(session: Session, where: DeadFilter, arguments: bool, limit: int, 
             click.echo(printable(one.id))
     else:
         columns = (*_COLUMNS, "arguments") if arguments else _COLUMNS
-        table(session, columns, [_row(one, arguments=arguments) for one in page.letters])
+        table(session, columns, [_row(one, arguments=arguments) for one in page.letters], whole=("fault",))
     if page.next is not None:
         click.echo(f"more: --after {page.next}", err=True)
 
@@ -158,11 +158,11 @@ def groups(session: Session, where: DeadFilter) -> None:
     rows = [
         [
             *(one.fault, str(one.count), one.task, one.reason, _short(f"{one.error or '-'}: {one.message}")),
-            *(moment_text(one.first), moment_text(one.last), one.newest[0].id if one.newest else "-"),
+            *(moment_text(one.first), moment_text(one.last)),
         ]
         for one in seen.groups
     ]
-    table(session, ("fault", "jobs", "task", "reason", "error", "first", "last", "newest"), rows)
+    table(session, ("fault", "jobs", "task", "reason", "error", "first", "last"), rows, whole=("fault", "jobs"))
     if seen.others:
         click.echo(f"and {seen.others:,} more of faults too small to be listed", err=True)
 
@@ -243,18 +243,19 @@ def _done(
             report = DeadReportView(done=[], refused=[], gone=[], left=found, takes=0.0)
         elif found:
             of_all = f" of {found:,}" if found > limit else ""
-            consent(f"{verb} {min(found, limit):,}{of_all} dead letters?", yes=yes)
+            consent(f"{verb} {_letters(min(found, limit), of_all)}?", yes=yes)
             yes = True
     if yes and not dry_run:
         report = dead_report_view(asyncio.run(_asked(session, do)))
     if as_json(session, report) or session.quiet:
         return OK
     if dry_run:
-        click.echo(f"{min(report.left, limit):,} dead letters would be {done}; {report.left:,} match")
+        click.echo(f"{_letters(min(report.left, limit))} would be {done}; {report.left:,} match")
         return OK
     over = f", the last of them in {span_text(report.takes)}" if report.takes else ""
     more = f"; {report.left:,} more match" if report.left else ""
-    click.echo(f"{len(report.done):,} dead letters were {done}{over}{more}")
+    were = "was" if len(report.done) == 1 else "were"
+    click.echo(f"{_letters(len(report.done))} {were} {done}{over}{more}")
     for refs, said in ((report.refused, "was back in line already"), (report.gone, "is gone")):
         for ref in refs:
             click.echo(printable(f"job {ref.id} of queue {ref.queue} {said}"), err=True)
@@ -274,6 +275,10 @@ async def _opened(session: Session) -> AsyncGenerator[tuple[DeadLetters, Access]
             return access.storage
 
         yield DeadLetters(ready), access
+
+
+def _letters(count: int, of_all: str = "") -> str:
+    return f"{count:,}{of_all} dead letter{'' if count == 1 and not of_all else 's'}"
 
 
 def _short(text: str) -> str:

@@ -21,8 +21,9 @@ from holdfast.cli.views import (
     queue_settings_view,
     queue_stats_view,
 )
+from holdfast.clock import SECOND
 from holdfast.core.check import named
-from holdfast.core.duration import micros
+from holdfast.core.duration import micros, spoken
 from holdfast.core.job import FOREVER, JobRecord
 from holdfast.core.lifecycle import TERMINAL
 from holdfast.errors import UsageError
@@ -58,6 +59,8 @@ def list_queues(session: Session) -> None:
             click.echo(printable(queue.queue))
         return
     table(session, _COLUMNS, [_row(queue) for queue in seen])
+    click.echo()
+    table(session, _SETTING_COLUMNS, [_setting_row(queue) for queue in seen], title="set for all jobs of a queue")
 
 
 async def _listed(session: Session) -> list[QueueSettingsView]:
@@ -71,7 +74,8 @@ async def _listed(session: Session) -> list[QueueSettingsView]:
 
 
 _STATES = ("waiting", "delayed", "active", "completed", "failed", "cancelled", "expired")
-_COLUMNS = ("queue", *_STATES, "oldest", "parked", "discarded", "state", "kept", "stall")
+_COLUMNS = ("queue", *_STATES, "oldest", "parked", "discarded", "state")
+_SETTING_COLUMNS = ("queue", "kept", "stall", "recorded")
 
 
 def _row(queue: QueueSettingsView) -> list[str]:
@@ -80,22 +84,37 @@ def _row(queue: QueueSettingsView) -> list[str]:
         *(str(queue.counts[state]) for state in _STATES),
         *(span_text(queue.oldest_waiting), str(queue.parked), str(queue.discarded)),
         "paused" if queue.paused else "open",
+    ]
+
+
+def _setting_row(queue: QueueSettingsView) -> list[str]:
+    return [
+        queue.queue,
         " ".join(f"{state}:{_keep(keep)}" for state, keep in queue.retention.items()),
         "-" if queue.stall is None else _stall(queue.stall),
+        " ".join(queue.record) or "-",
     ]
 
 
 def _keep(keep: KeepView) -> str:
-    age = span_text(keep.age).replace(" ", "").replace(".0", "")
+    age = _length(keep.age)
     return age if keep.count is None else f"{age}/{keep.count}"
 
 
 def _stall(stall: StallView) -> str:
-    lease = None if stall.lease is None else "off" if stall.lease * 1e6 >= FOREVER else span_text(stall.lease)
-    told = {"lease": lease, "max_count": stall.max_stalls, "heartbeat": stall.renewed}
-    if stall.start_grace is not None:
-        told["start_grace"] = span_text(stall.start_grace)
-    return " ".join(f"{name}={value}".replace(" ", "") for name, value in told.items() if value is not None) or "-"
+    told = {
+        "interval": None if stall.lease is None else _length(stall.lease),
+        "max_count": stall.max_stalls,
+        "start_grace": None if stall.start_grace is None else _length(stall.start_grace),
+        "heartbeat": stall.renewed,
+    }
+    if stall.lease is not None and round(stall.lease * SECOND) >= FOREVER:
+        told |= {"interval": None, "enabled": False}
+    return " ".join(f"{name}={value}" for name, value in told.items() if value is not None) or "-"
+
+
+def _length(seconds: float) -> str:
+    return spoken(round(seconds * SECOND))
 
 
 @queues.command()

@@ -45,10 +45,12 @@ def as_json(session: Session, result: msgspec.Struct | list[Any]) -> bool:
     return True
 
 
-def table(session: Session, columns: Row, rows: Sequence[Row], *, title: str | None = None) -> None:
-    """Print rows under their columns."""
+def table(
+    session: Session, columns: Row, rows: Sequence[Row], *, title: str | None = None, whole: Sequence[str] = ()
+) -> None:
+    """Print rows under their columns; those in `whole` are never broken into lines."""
     if on_terminal():
-        console(session).print(drawn(columns, rows, title=title))
+        console(session).print(drawn(columns, rows, title=title, whole=whole))
         return
     if title is not None:
         click.echo(f"{title}:")
@@ -72,14 +74,14 @@ def block(session: Session, title: str, text: str) -> None:
         click.echo(f"  {printable(line)}")
 
 
-def drawn(columns: Row, rows: Sequence[Row], *, title: str | None = None) -> "Table":
+def drawn(columns: Row, rows: Sequence[Row], *, title: str | None = None, whole: Sequence[str] = ()) -> "Table":
     """Return rows as a table for a terminal."""
     from rich.table import Table
     from rich.text import Text
 
     made = Table(box=None, padding=(0, 1, 0, 0), title=title, title_justify="left")
     for column in columns:
-        made.add_column(column, overflow="fold")
+        made.add_column(column, overflow="fold", no_wrap=column in whole)
     for row in rows:
         made.add_row(*(Text(printable(cell), style=_STYLES.get(cell.split(" ")[0], "")) for cell in row))
     return made
