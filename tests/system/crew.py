@@ -48,6 +48,21 @@ async def nap(seconds: float) -> str:
 
 
 @app.task
+async def patient(seconds: float) -> None:
+    """Rest, unless it is cancelled."""
+    note("start")
+    try:
+        await asyncio.sleep(seconds)
+    finally:
+        note("end")
+
+
+@patient.on_cancel
+async def tidy(seconds: float) -> None:
+    note("tidied")
+
+
+@app.task
 def blocking(seconds: float) -> str:
     note("start")
     time.sleep(seconds)

@@ -1,0 +1,140 @@
+"""A worker that fails by itself: what it held comes back uncharged, what it had done is recorded."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from holdfast import JobCompleted, JobReleased, JobStalled, State, StorageUnavailableError, WorkerStopping, current_job
+from holdfast.core.job import Owner
+from holdfast.core.settlement import Settlement
+from holdfast.storage.memory import MemoryStorage
+from holdfast.storage.protocol import Exchanged, Order
+from holdfast.testing.simloop import SimClock, SimLoop, simulate
+from tests.flow.conftest import Stage
+
+
+class Senseless(MemoryStorage):
+    """Memory that may give an answer nobody can make sense of, and do nothing of what it was asked for."""
+
+    def __init__(self, clock: SimClock) -> None:
+        super().__init__(clock=clock)
+        self.answers_nonsense: Callable[[Sequence[Settlement]], bool] = lambda settlements: False
+        self.away = False
+
+    async def exchange(
+        self, owner: Owner, settlements: Sequence[Settlement] = (), order: Order | None = None
+    ) -> Exchanged:
+        if self.away:
+            raise StorageUnavailableError("out of reach")
+        if self.answers_nonsense(settlements):
+            self.answers_nonsense = lambda settlements: False
+            return None  # type: ignore[return-value]
+        return await super().exchange(owner, settlements, order)
+
+
+def senseless(scenario: Callable[[Stage, Senseless], Any]) -> None:
+    """Play a scenario on a senseless memory."""
+
+    async def main(loop: SimLoop) -> None:
+        clock = SimClock(loop)
+        storage = Senseless(clock)
+        await scenario(Stage(loop, clock, storage), storage)
+
+    simulate(main)
+
+
+def test_a_worker_whose_loop_fails_hands_back_what_it_runs(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(stage: Stage, storage: Senseless) -> None:
+        app = stage.app()
+        stopped: list[int] = []
+
+        @app.task
+        async def task(number: int) -> int:
+            try:
+                await asyncio.sleep(60 if current_job().run == 1 else 1)
+            except asyncio.CancelledError:
+                stopped.append(number)
+                raise
+            return current_job().run
+
+        worker = app.worker()
+        node = await stage.start(worker, "one")
+        jobs = [await task.enqueue(number) for number in range(5)]
+        await asyncio.sleep(1)
+        storage.answers_nonsense = lambda settlements: True
+        jobs.append(await task.enqueue(5))
+        with pytest.raises(BaseExceptionGroup):
+            await stage.loop.start(node, worker.wait())
+        records = [(await job.info()).job for job in jobs]
+        took = stage.now
+
+        assert worker.ended
+        assert took < 3
+        assert sorted(stopped) == [0, 1, 2, 3, 4]
+        assert {(one.state, one.failures, one.stalls) for one in records} == {(State.WAITING, 0, 0)}
+        assert [one.releases for one in records] == [1, 1, 1, 1, 1, 0]
+        assert [event.reason for event in await stage.told(JobReleased)] == ["shutdown"] * 5
+        assert [event.reason for event in await stage.told(WorkerStopping)] == ["failed"]
+        await stage.start(app.worker(), "two")
+        # The last of them first began here.
+        assert [await job.result() for job in jobs] == [2, 2, 2, 2, 2, 1]
+
+    senseless(scenario)
+    assert "failed and stops" in caplog.text
+
+
+def test_what_was_done_when_the_loop_failed_is_recorded_all_the_same() -> None:
+    async def scenario(stage: Stage, storage: Senseless) -> None:
+        app = stage.app()
+
+        @app.task
+        async def task() -> int:
+            await asyncio.sleep(1)
+            return current_job().run
+
+        worker = app.worker()
+        node = await stage.start(worker, "one")
+        storage.answers_nonsense = lambda settlements: bool(settlements)
+        job = await task.enqueue()
+        with pytest.raises(BaseExceptionGroup):
+            await stage.loop.start(node, worker.wait())
+        record = (await job.info()).job
+
+        assert (record.state, record.starts) == (State.COMPLETED, 1)
+        assert [event.run for event in await stage.told(JobCompleted)] == [1]
+        assert await stage.told(JobStalled, JobReleased) == []
+
+    senseless(scenario)
+
+
+def test_a_failed_worker_does_not_wait_for_ever_to_have_it_recorded(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(stage: Stage, storage: Senseless) -> None:
+        app = stage.app()
+
+        @app.task
+        async def task() -> int:
+            await asyncio.sleep(1)
+            return current_job().run
+
+        def fails(settlements: Sequence[Settlement]) -> bool:
+            storage.away = bool(settlements)
+            return storage.away
+
+        worker = app.worker(reaper=False)
+        node = await stage.start(worker, "one")
+        storage.answers_nonsense = fails
+        job = await task.enqueue()
+        with pytest.raises(BaseExceptionGroup):
+            await stage.loop.start(node, worker.wait())
+        took = stage.now
+        storage.away = False
+        await stage.start(app.worker(), "two")
+
+        assert took < 8
+        assert await job.result() == 2
+        assert [event.run for event in await stage.told(JobStalled)] == [1]
+
+    senseless(scenario)
+    assert "did not take what 1 jobs came to" in caplog.text

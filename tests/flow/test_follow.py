@@ -1,0 +1,375 @@
+"""The log, followed: in order, from a cursor on, through outages, past what cannot be read."""
+
+import asyncio
+import contextlib
+import sqlite3
+from collections.abc import AsyncGenerator, Callable, Iterable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from holdfast import Event, EventsTrimmed, Holdfast, JobCompleted, JobEvent, Retry, StorageUnavailableError
+from holdfast.core.events import AnyEvent, UnreadableEvent
+from holdfast.core.job import Owner, Ref
+from holdfast.errors import StorageError
+from holdfast.storage.follow import follow
+from holdfast.storage.memory import MemoryStorage
+from holdfast.storage.notices import Listener
+from holdfast.storage.protocol import EVENTS_END, Bid, EventPage, Reader
+from holdfast.storage.sqlite.storage import SQLiteStorage
+from holdfast.testing.simloop import SimClock, SimLoop, simulate
+from tests.flow.conftest import Play, Stage
+
+AT_ONCE = 0.05
+
+
+def working(stage: Stage) -> tuple[Holdfast, Any]:
+    """Return an app with a task."""
+    app = stage.app()
+
+    @app.task(name="quick")
+    async def quick(number: int) -> int:
+        return number
+
+    return app, quick
+
+
+async def some(events: AsyncGenerator[AnyEvent], count: int, *, within: float = 60) -> list[AnyEvent]:
+    """Return the next events."""
+    async with asyncio.timeout(within):
+        return [await anext(events) for _ in range(count)]
+
+
+async def many(stage: Stage, task: Any, count: int) -> list[str]:
+    """Let so many jobs be done, and return their ids."""
+    jobs = [await task.enqueue(number) for number in range(count)]
+    for job in jobs:
+        await job.result()
+    return [job.id for job in jobs]
+
+
+def test_the_past_comes_first_then_what_happens_as_it_happens(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app, quick = working(stage)
+        await stage.start(app.worker(reaper=False))
+        done = await many(stage, quick, 250)
+        late: list[float] = []
+        async with contextlib.aclosing(follow(stage.storage, "0")) as events:
+            told: list[AnyEvent] = []
+            while sum(isinstance(event, JobCompleted) for event in told) < 250:
+                told += await some(events, 1)
+            for number in range(5):
+                await asyncio.sleep(3)
+                coming = asyncio.create_task(some(events, 1))
+                await asyncio.sleep(0.3)
+                job = await quick.enqueue(number)
+                await job.result()
+                began = stage.now
+                told += await coming
+                late.append(stage.now - began)
+                done.append(job.id)
+
+        assert [event.id for event in told if isinstance(event, JobCompleted)] == done
+        assert [event.cursor for event in told] == [event.cursor for event in await stage.told()]
+        assert max(late) < AT_ONCE
+
+    play(scenario)
+
+
+def test_it_goes_on_behind_the_event_that_was_seen_last(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app, quick = working(stage)
+        await stage.start(app.worker(reaper=False))
+        done = await many(stage, quick, 20)
+        seen: list[AnyEvent] = []
+        while sum(isinstance(event, JobCompleted) for event in seen) < 20:
+            cursor = seen[-1].cursor if seen else None
+            async with contextlib.aclosing(follow(stage.storage, cursor)) as events:
+                seen += await some(events, 3)
+
+        assert [event.id for event in seen if isinstance(event, JobCompleted)] == done
+
+    play(scenario)
+
+
+def test_from_the_end_on_only_what_is_new_is_told(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app, quick = working(stage)
+        await stage.start(app.worker(reaper=False))
+        await many(stage, quick, 3)
+        async with contextlib.aclosing(follow(stage.storage, EVENTS_END)) as events:
+            coming = asyncio.create_task(some(events, 2))
+            await asyncio.sleep(0.3)
+            new = await many(stage, quick, 2)
+            told = await coming
+
+        assert [event.id for event in told if isinstance(event, JobEvent)] == new
+
+    play(scenario)
+
+
+def test_one_job_can_be_followed_through_its_life(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app, quick = working(stage)
+
+        @app.task(retry=Retry(max_attempts=2, base="2s"))
+        async def fails() -> None:
+            raise ValueError
+
+        await stage.start(app.worker(reaper=False))
+        job = await fails.enqueue()
+        async with contextlib.aclosing(follow(stage.storage, "0", ref=job.ref)) as events:
+            coming = asyncio.create_task(some(events, 2))
+            await many(stage, quick, 20)
+            told = await coming
+
+        assert [type(event).__name__ for event in told] == ["JobRetried", "JobFailed"]
+        assert all(isinstance(event, JobEvent) and event.id == job.id for event in told)
+
+    play(scenario)
+
+
+def test_whoever_comes_too_late_is_told_so_first(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app, quick = working(stage)
+        await stage.start(app.worker(reaper=False))
+        await many(stage, quick, 10)
+        stage.clock.step(8 * 24 * 3600)
+        last = (await many(stage, quick, 1))[0]
+        await stage.storage.sweep(Bid(Owner("0123456789abcdef", "sweeper"), term=None))
+        async with contextlib.aclosing(follow(stage.storage, "1")) as events:
+            told: list[AnyEvent] = []
+            while not (told and isinstance(told[-1], JobCompleted)):
+                told += await some(events, 1)
+
+        assert isinstance(told[0], EventsTrimmed)
+        assert told[0].oldest >= "10"
+        assert not any(isinstance(event, EventsTrimmed) for event in told[1:])
+        assert [event.id for event in told if isinstance(event, JobCompleted)] == [last]
+
+    play(scenario)
+
+
+class Moody(MemoryStorage):
+    """Memory whose log may be out of reach, and whose hints may fail."""
+
+    def __init__(self, clock: SimClock) -> None:
+        super().__init__(clock=clock)
+        self.failure: Exception | None = None
+        self.reads = 0
+        self.mute = False
+        self.listened = 0
+
+    async def events(
+        self, cursor: str | None = None, *, limit: int = 100, reader: Reader | None = None, ref: Ref | None = None
+    ) -> EventPage:
+        self.reads += 1
+        if self.failure is not None:
+            raise self.failure
+        return await super().events(cursor, limit=limit, reader=reader, ref=ref)
+
+    def notices(self, topics: Iterable[str]) -> Listener:
+        named = list(topics)
+        # Whoever waits for a result is not what this is about.
+        if not named[0].startswith("job:"):
+            self.listened += 1
+            if self.mute:
+                raise StorageUnavailableError("no line to listen on")
+        return super().notices(named)
+
+    @property
+    def heard(self) -> bool:
+        return self._hub.heard
+
+
+def moody(scenario: Callable[[Stage, Moody], Any]) -> None:
+    """Play a scenario on a moody memory."""
+
+    async def main(loop: SimLoop) -> None:
+        clock = SimClock(loop)
+        storage = Moody(clock)
+        await scenario(Stage(loop, clock, storage), storage)
+
+    simulate(main)
+
+
+def test_an_outage_is_waited_out_with_rests_that_grow(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(stage: Stage, storage: Moody) -> None:
+        app, quick = working(stage)
+        await stage.start(app.worker(reaper=False))
+        done = await many(stage, quick, 1)
+        async with contextlib.aclosing(follow(storage, "0", rng=Random(0))) as events:
+            told = await some(events, 2)
+            coming = asyncio.create_task(some(events, 1, within=200))
+            await asyncio.sleep(1)
+            storage.failure, storage.reads = StorageUnavailableError("out of reach"), 0
+            # Hints do not hasten it.
+            done += await many(stage, quick, 1)
+            await asyncio.sleep(60)
+            tries = storage.reads
+            storage.failure = None
+            told += await coming
+
+        assert [event.id for event in told if isinstance(event, JobCompleted)] == done
+        assert 10 < tries < 30
+
+    moody(scenario)
+    assert caplog.text.count("cannot read events") == 1
+
+
+def test_what_no_waiting_mends_is_passed_on() -> None:
+    async def scenario(stage: Stage, storage: Moody) -> None:
+        storage.failure = StorageError("damaged")
+        with pytest.raises(StorageError, match="damaged"):
+            await anext(follow(storage))
+
+        assert not storage.heard
+
+    moody(scenario)
+
+
+def test_without_hints_it_looks_once_a_second_and_listens_again_without_haste() -> None:
+    async def scenario(stage: Stage, storage: Moody) -> None:
+        app, quick = working(stage)
+        await stage.start(app.worker(reaper=False))
+        await many(stage, quick, 1)
+        storage.mute = True
+        storage.listened = 0
+        late: list[float] = []
+        async with contextlib.aclosing(follow(storage, EVENTS_END)) as events:
+            for number in range(20):
+                coming = asyncio.create_task(some(events, 1))
+                await asyncio.sleep(2.3)
+                await (await quick.enqueue(number)).result()
+                began = stage.now
+                await coming
+                late.append(stage.now - began)
+            tries = storage.listened
+            storage.mute = False
+            await asyncio.sleep(40)
+            coming = asyncio.create_task(some(events, 1))
+            await asyncio.sleep(40)
+            await (await quick.enqueue(99)).result()
+            began = stage.now
+            await coming
+
+        assert max(late) <= 1.01
+        assert max(late) > 0.3
+        assert tries < 12
+        assert stage.now - began < AT_ONCE
+
+    moody(scenario)
+
+
+def test_nobody_listens_any_more_once_it_is_closed() -> None:
+    async def scenario(stage: Stage, storage: Moody) -> None:
+        events = follow(storage, "0")
+        coming = asyncio.create_task(some(events, 1, within=2))
+        await asyncio.sleep(1)
+        heard = storage.heard
+        with pytest.raises(TimeoutError):
+            await coming
+        await events.aclose()
+
+        assert heard
+        assert not storage.heard
+
+    moody(scenario)
+
+
+def test_event_handlers_outlive_whatever_reading_the_log_throws_at_them(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(stage: Stage, storage: Moody) -> None:
+        app, quick = working(stage)
+        heard: list[str] = []
+        every: list[str] = []
+        app.on(JobCompleted)(lambda event: heard.append(event.id))
+        app.on(JobCompleted, scope="every")(lambda event: every.append(event.id))
+        await stage.start(app.worker())
+        done = await many(stage, quick, 3)
+        await asyncio.sleep(1)
+        storage.failure = RuntimeError("never thought of")
+        done += await many(stage, quick, 3)
+        await asyncio.sleep(20)
+        storage.failure = None
+        await asyncio.sleep(10)
+
+        assert heard == done
+        assert every == done
+
+    moody(scenario)
+    assert "never thought of" in caplog.text
+
+
+def test_a_worker_outlives_hints_that_fail() -> None:
+    async def scenario(stage: Stage, storage: Moody) -> None:
+        app, quick = working(stage)
+        heard: list[str] = []
+        app.on(JobCompleted)(lambda event: heard.append(event.id))
+        storage.mute = True
+        worker = app.worker()
+        await stage.start(worker)
+        done = await many(stage, quick, 3)
+        await asyncio.sleep(60)
+
+        assert heard == done
+        assert not worker.ended
+        # Three who listen, a handful of tries each.
+        assert storage.listened < 40
+
+    moody(scenario)
+
+
+async def test_an_event_that_cannot_be_read_stops_nobody(tmp_path: Path) -> None:
+    path = tmp_path / "queue.db"
+    app = Holdfast(f"sqlite:///{path}")
+    heard: list[Event] = []
+    app.on(Event)(heard.append)
+
+    @app.task
+    async def quick(number: int) -> int:
+        return number
+
+    async def done(count: int) -> None:
+        async with asyncio.timeout(20):
+            while sum(isinstance(event, JobCompleted) for event in heard) < count:  # noqa: ASYNC110 - heard in a thread
+                await asyncio.sleep(0.01)
+
+    async with app:
+        async with app.worker():
+            await (await quick.enqueue(1)).result(timeout=10)
+            await done(1)
+        heard.clear()
+        jobs = await app.enqueue_many(quick.call(number) for number in range(3))
+        storage = app.storage
+        assert isinstance(storage, SQLiteStorage)
+        begun = (await storage.events(EVENTS_END)).next
+        await jobs[0].cancel()
+        garble(path, begun)
+        async with app.worker():
+            for job in jobs[1:]:
+                await job.result(timeout=10)
+            await done(2)
+        told: list[AnyEvent] = []
+        async with contextlib.aclosing(follow(storage, begun)) as events:
+            while sum(isinstance(event, JobCompleted) for event in told) < 2:
+                told += await some(events, 1)
+
+    unreadable = [event for event in told if isinstance(event, UnreadableEvent)]
+    assert [event.body for event in unreadable] == ['{"event":"from_the_future"}']
+    assert told[0] is unreadable[0]
+    assert [event.id for event in told if isinstance(event, JobCompleted)] == [job.id for job in jobs[1:]]
+    assert [event.body for event in heard if isinstance(event, UnreadableEvent)] == ['{"event":"from_the_future"}']
+
+
+def garble(path: Path, cursor: str) -> None:
+    """Make the events behind a cursor such that no version can read them."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    try:
+        changed = connection.execute(
+            "UPDATE event SET body = ? WHERE id > ?", ('{"event":"from_the_future"}', int(cursor))
+        ).rowcount
+        assert changed == 1
+    finally:
+        connection.close()
