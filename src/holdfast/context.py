@@ -155,7 +155,11 @@ class JobContext:
 
     @property
     def cancelled(self) -> bool:
-        """Whether this run shall stop: somebody cancelled the job, its time is over, or its lease is lost."""
+        """Whether this run shall stop: somebody cancelled the job, its time is over, or its lease is lost.
+
+        A coroutine is cancelled as well; a plain handler has only this to go by. What it does then decides: if it
+        raises (`raise_if_cancelled` does), its job is cancelled; if it returns, the work is done and the job completed.
+        """
         return self._stopping
 
     def raise_if_cancelled(self) -> None:
