@@ -265,7 +265,7 @@ class DeadLetters:
         return await self._handle(
             _where(where),
             whole(limit, field="limit", least=1),
-            lambda ref, place: Redrive(ref, who, round(gap * place)),
+            lambda one, place: Redrive(one.ref, who, round(gap * place), one.finished),
             gap=gap,
         )
 
@@ -288,7 +288,9 @@ class DeadLetters:
         where, who = _where(where), remark(by, field="by")
         if where.everything and everything is not True:
             raise UsageError("a purge without a filter deletes every dead letter; give one, or everything=True")
-        return await self._handle(where, whole(limit, field="limit", least=1), lambda ref, _: Delete(ref, who))
+        return await self._handle(
+            where, whole(limit, field="limit", least=1), lambda one, _: Delete(one.ref, who, one.finished)
+        )
 
     def page_sync(self, where: DeadFilter | None = None, *, limit: int = 50, after: str | None = None) -> DeadPage:
         """Do as `page`, without a loop."""
@@ -325,7 +327,7 @@ class DeadLetters:
         return PORTAL.call(self.purge(where, limit=limit, everything=everything, by=by), verb="purge")
 
     async def _handle(
-        self, where: DeadFilter, limit: int, revision: Callable[[Ref, int], Revision], *, gap: float = 0.0
+        self, where: DeadFilter, limit: int, revision: Callable[["_Chosen", int], Revision], *, gap: float = 0.0
     ) -> DeadReport:
         storage = await self._storage()
         chosen, found = await _oldest(storage, where, limit)
@@ -334,19 +336,9 @@ class DeadLetters:
         gone: list[Ref] = []
         told = {"done": done, "refused": refused, "gone": gone}
         for start in range(0, len(chosen), BATCH):
-            still: list[Ref] = []
             batch = chosen[start : start + BATCH]
-            details = await storage.get([one.ref for one in batch])
-            for one, detail in zip(batch, details, strict=True):
-                if detail is None:
-                    gone.append(one.ref)
-                elif detail.job.state is not State.FAILED or detail.job.fence != one.fence:
-                    # Somebody put it back since it was found; whatever it is now, it is not what was asked for.
-                    refused.append(one.ref)
-                else:
-                    still.append(one.ref)
-            asked = [revision(ref, len(done) + place) for place, ref in enumerate(still)]
-            for revised in await storage.revise(asked):
+            # What somebody has put back since it was found is refused: it is not what was asked for.
+            for revised in await storage.revise([revision(one, len(done) + place) for place, one in enumerate(batch)]):
                 told[revised.verdict].append(revised.ref)
         return DeadReport(
             done=tuple(done),
@@ -363,11 +355,10 @@ def fault(job: JobRecord) -> str:
 
 
 class _Chosen(Struct, frozen=True, order=True):
-    """A dead letter to be touched; by its fence it is known again."""
+    """A dead letter to be touched; by the instant of its end it is known again."""
 
     finished: int
     ref: Ref
-    fence: int
 
 
 class _Tally:
@@ -450,7 +441,7 @@ async def _oldest(storage: Storage, where: DeadFilter, limit: int) -> tuple[list
     found = 0
     async for job in _all(storage, where):
         found += 1
-        chosen.append(_Chosen(job.finished or job.created, job.ref, job.fence))
+        chosen.append(_Chosen(job.finished or job.created, job.ref))
         if len(chosen) >= 2 * limit:
             chosen = sorted(chosen)[:limit]
     return sorted(chosen)[:limit], found

@@ -66,11 +66,7 @@ def list_queues(session: Session) -> None:
 async def _listed(session: Session) -> list[QueueSettingsView]:
     async with accessed(session) as access:
         survey = await access.storage.survey()
-        # What is in force is only told to whoever sets something; this sets nothing.
-        return [
-            queue_settings_view(queue, await access.storage.tune(Target("queue", queue.queue), Settings()))
-            for queue in survey.queues
-        ]
+        return [queue_settings_view(queue) for queue in survey.queues]
 
 
 _STATES = ("waiting", "delayed", "active", "completed", "failed", "cancelled", "expired")

@@ -17,7 +17,7 @@ from holdfast.core.job import JobRecord, LogLine, Ref, RunRecord
 from holdfast.core.lifecycle import TERMINAL, State
 from holdfast.core.retention import Retention
 from holdfast.dead import DeadGroups, DeadLetter, DeadReport
-from holdfast.storage.protocol import QueueSurvey, Settings, Survey, WorkerSurvey
+from holdfast.storage.protocol import QueueSurvey, Survey, WorkerSurvey
 
 Decode = Callable[[bytes], Any]
 
@@ -326,8 +326,9 @@ def queue_view(queue: QueueSurvey) -> QueueView:
     return QueueView(**_at_a_glance(queue))
 
 
-def queue_settings_view(queue: QueueSurvey, settings: Settings) -> QueueSettingsView:
+def queue_settings_view(queue: QueueSurvey) -> QueueSettingsView:
     """Return a queue as it is shown with its settings; for how long it keeps jobs is told in full."""
+    settings = queue.settings
     kept = Retention() if settings.retention is None else settings.retention
     stall = settings.stall
     return QueueSettingsView(

@@ -41,7 +41,7 @@ class AutoRedrive(Policy):
     """A rule that puts a dead letter back in line by itself: `after` its failure, then each time twice as late.
 
     It does so `times` times, with new budgets and a new TTL. It leaves alone what was rejected or could not be read,
-    what its policy never retries, and what must not run twice (`on_worker_lost="fail"`).
+    what its policy never retries, and what lost its worker and must not run twice (`on_worker_lost="fail"`).
     """
 
     after: timedelta

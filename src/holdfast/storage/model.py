@@ -160,6 +160,8 @@ class Model:
             if not self._past(known, now):
                 return Receipt("duplicate", ref)
             self._drop(known)
+        # The id's next job goes on from the fence of the one before it: an outside resource may have seen that.
+        fence = 0 if known is None else known.fence
         run_at = new.run_at if new.run_at is not None else now + new.delay
         # The jobs of one call are a microsecond apart, so that they stay in the order they were given.
         ready_at = max(run_at, now) + place
@@ -187,6 +189,7 @@ class Model:
             unique=new.unique,
             stall=new.stall,
             policy=new.policy,
+            fence=fence,
             created=now,
             schedule=new.schedule,
             parent=new.parent,
@@ -559,6 +562,8 @@ class Model:
         job = self._jobs.get(revision.ref)
         if job is None or self._past(job, now):
             return Revised(revision.ref, "gone")
+        if isinstance(revision, Redrive | Delete) and revision.ended not in (None, job.finished):
+            return Revised(job.ref, "refused", job.state)
         match revision:
             case Cancel() if job.state is State.ACTIVE:
                 self._ask_to_stop(job, revision, now)
@@ -645,6 +650,8 @@ class Model:
         now = self._clock.now()
         before = self._setting(target.kind, target.name)
         after = before.under(settings)
+        if after == before:
+            return after
         self._settings[target] = after
         if target.kind == "queue" and bool(before.paused) != bool(after.paused):
             kind = QueuePaused if after.paused else QueueResumed
@@ -707,7 +714,7 @@ class Model:
                     oldest_waiting=self._oldest(name, now),
                     parked=sum(map(len, self._lines[name].parked.values())) if name in self._lines else 0,
                     discarded=self._lines[name].discarded if name in self._lines else 0,
-                    paused=self._paused(name),
+                    settings=self._setting("queue", name),
                 )
                 for name in names
             ),

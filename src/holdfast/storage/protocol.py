@@ -215,18 +215,24 @@ class Cancel(Struct, frozen=True, tag="cancel"):
 
 
 class Redrive(Struct, frozen=True, tag="redrive"):
-    """Put a job that is over back in line, with new budgets and a new time to live; `delay` microseconds from now."""
+    """Put a job that is over back in line, with new budgets and a new time to live; `delay` microseconds from now.
+
+    `ended`: only if it still is at the end that it came to at that instant. Whoever chose the job from a listing says
+    so, or it might be redriven for a failure that nobody has looked at.
+    """
 
     ref: Ref
     by: str | None = None
     delay: int = 0
+    ended: int | None = None
 
 
 class Delete(Struct, frozen=True, tag="delete"):
-    """Forget a job that is not active."""
+    """Forget a job that is not active. `ended`: only if it still is at the end that it came to at that instant."""
 
     ref: Ref
     by: str | None = None
+    ended: int | None = None
 
 
 class Reschedule(Struct, frozen=True, tag="reschedule"):
@@ -343,7 +349,12 @@ class QueueSurvey(Struct, frozen=True, kw_only=True):
     oldest_waiting: int | None = None
     parked: int = 0
     discarded: int = 0
-    paused: bool = False
+    settings: Settings = Settings()
+
+    @property
+    def paused(self) -> bool:
+        """Whether it gives out no jobs."""
+        return bool(self.settings.paused)
 
 
 class WorkerSurvey(Struct, frozen=True, kw_only=True):

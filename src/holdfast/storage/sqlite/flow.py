@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from holdfast.core.job import NewJob, Owner, Ref
+from holdfast.core.job import JobRecord, NewJob, Owner, Ref
 from holdfast.core.lease import Lease
 from holdfast.core.settlement import Settlement
 from holdfast.core.transition import enqueued
@@ -24,6 +24,7 @@ from holdfast.storage.sqlite.settling import settle
 from holdfast.storage.sqlite.step import Step
 
 _REMEMBER = query("enqueue", "remember")
+_GO_ON = query("enqueue", "go_on")
 _GLANCE = query("exchange", "glance")
 
 
@@ -65,9 +66,11 @@ def nothing_to_exchange(step: Step, order: Order | None) -> Exchanged | None:
 def _remember(step: Step, job: NewJob, place: int) -> Receipt:
     row = rows.wished(job, step.now, place)
     if not step.run(_REMEMBER, row):
-        if not _forget_past(step, job.ref):
+        before = _forget_past(step, job.ref)
+        if before is None:
             return Receipt("duplicate", job.ref)
         step.run(_REMEMBER, row)
+        step.run(_GO_ON, (before.fence, job.queue, job.id))
     step.moved(job.queue, to=row[3])
     if job.keys:
         slots.name(step, job)
@@ -77,13 +80,13 @@ def _remember(step: Step, job: NewJob, place: int) -> Receipt:
     return Receipt("created", job.ref)
 
 
-def _forget_past(step: Step, ref: Ref) -> bool:
-    """Forget a job whose result's lifetime is over; say whether it is."""
+def _forget_past(step: Step, ref: Ref) -> JobRecord | None:
+    """Forget a job whose result's lifetime is over, and return it; None if it is not."""
     found = find_job(step, ref)
     if found is None or not past(found[1], step.now):
-        return False
+        return None
     drop(step, *found)
-    return True
+    return found[1]
 
 
 def _glance(step: Step, queue: str) -> tuple[int, int | None]:

@@ -34,6 +34,8 @@ def revise(step: Step, revision: Revision) -> Revised:
     if found is None or past(found[1], step.now):
         return Revised(revision.ref, "gone")
     seq, job = found
+    if isinstance(revision, Redrive | Delete) and revision.ended not in (None, job.finished):
+        return Revised(job.ref, "refused", job.state)
     match revision:
         case Cancel() if job.state is State.ACTIVE:
             _ask_to_stop(step, seq, job, revision)

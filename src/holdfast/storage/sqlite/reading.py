@@ -18,6 +18,7 @@ from holdfast.storage.protocol import (
     Query,
     QueueSurvey,
     Reader,
+    Settings,
     Survey,
     WorkerInfo,
     WorkerSurvey,
@@ -44,6 +45,7 @@ _READER = query("events", "reader")
 _KEEP = query("events", "keep")
 
 _NEWEST = 1 << 62
+_NONE = Settings()
 
 _info = msgspec.json.Decoder(WorkerInfo).decode
 _encode = msgspec.json.Encoder().encode
@@ -81,7 +83,7 @@ def survey(step: Step, queues: Sequence[str]) -> Survey:
                 oldest_waiting=_oldest(step, name),
                 parked=counts[name].get("parked", 0),
                 discarded=counts[name].get("discarded", 0),
-                paused=name in tuned and bool(tuned[name].paused),
+                settings=tuned.get(name, _NONE),
             )
             for name in names
         ),

@@ -20,6 +20,8 @@ def tune(step: Step, target: Target, settings: Settings, by: str | None) -> Sett
     """Lay settings over those in force."""
     before = setting(step, target.kind, target.name)
     after = before.under(settings)
+    if after == before:
+        return after
     step.run(_SET, (target.kind, target.name, _encode(after).decode()))
     step.settings[target.kind, target.name] = after
     if target.kind == "queue" and bool(before.paused) != bool(after.paused):

@@ -9,3 +9,7 @@ INSERT INTO job (
 )
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (queue, id) DO NOTHING;
+
+-- name: go_on
+-- An id's next job goes on from the fence of the one before it. Parameters: fence, queue, id.
+UPDATE job SET fence = ? WHERE queue = ? AND id = ?;
