@@ -58,6 +58,7 @@ def test_each_scope_is_led_for_itself_and_trusted_to_the_first_end() -> None:
     assert told == [LeadershipAcquired(scope="mail", owner=OTHER.owner, epoch=3)]
 
 
+@pytest.mark.fault("W-P12")
 @pytest.mark.statement(112)
 def test_a_leader_without_an_answer_leads_until_its_trust_runs_out() -> None:
     standing = Standing((TERM, OTHER), 104.0)

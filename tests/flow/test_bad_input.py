@@ -191,6 +191,7 @@ def test_exits_and_odd_exceptions_of_a_handler_are_outcomes_like_any_other(play:
     play(scenario)
 
 
+@pytest.mark.fault("W-T26")
 def test_a_payload_that_cannot_be_read_goes_to_the_dead_letters_at_once(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app()
@@ -211,6 +212,7 @@ def test_a_payload_that_cannot_be_read_goes_to_the_dead_letters_at_once(play: Pl
     play(scenario)
 
 
+@pytest.mark.fault("W-T24")
 def test_a_job_of_an_unknown_task_is_handed_back_with_a_delay_until_somebody_knows_it(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         old, new = stage.app(), stage.app()

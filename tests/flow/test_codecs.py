@@ -5,6 +5,8 @@ import zlib
 from hashlib import blake2b
 from typing import Any
 
+import pytest
+
 from holdfast import Codec, Holdfast, JobCompleted, JsonCodec, Reaper, State
 from holdfast.core.job import Ref
 from tests.flow.conftest import FAST, Play, Stage
@@ -69,6 +71,7 @@ def test_other_codecs_carry_arguments_results_and_events(play: Play) -> None:
     play(scenario)
 
 
+@pytest.mark.fault("W-P11")
 def test_a_reaper_without_the_codec_recovers_the_job(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(codec=Encrypting(b"k" * 32), timing=FAST)

@@ -42,6 +42,7 @@ def listening(stage: Stage, heard: list[tuple[str, Any]], name: str, **options: 
     return app
 
 
+@pytest.mark.fault("W-P6")
 def test_an_event_is_heard_once_per_app_in_one_of_its_workers(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         heard: list[tuple[str, Any]] = []

@@ -88,6 +88,7 @@ def test_a_cancel_reaches_a_running_coroutine_with_the_next_beat(play: Play) -> 
     play(scenario)
 
 
+@pytest.mark.fault("W-T7")
 @pytest.mark.statement(84, 85)
 def test_beats_come_a_quarter_of_the_lease_apart_one_call_for_all_runs() -> None:
     async def main(loop: SimLoop) -> None:
@@ -195,6 +196,7 @@ def test_a_hung_handler_passes_its_progress_clock_and_the_event_says_so(play: Pl
     play(scenario)
 
 
+@pytest.mark.fault("W-T7", "W-B3")
 @pytest.mark.statement(32, 112)
 def test_a_run_whose_lease_passed_on_is_stopped_and_its_process_hears_of_it(play: Play) -> None:
     async def scenario(stage: Stage) -> None:

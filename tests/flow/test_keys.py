@@ -80,6 +80,7 @@ def test_the_next_one_starts_the_moment_a_slot_frees(play: Play) -> None:
     play(scenario)
 
 
+@pytest.mark.fault("W-T12", "W-N11")
 @pytest.mark.statement(76)
 @pytest.mark.statement(80)
 def test_a_full_key_holds_up_nobody_else_and_its_own_go_in_order(play: Play) -> None:
@@ -153,6 +154,7 @@ def test_a_template_sees_the_defaults_and_reaches_into_its_arguments(play: Play)
     play(scenario)
 
 
+@pytest.mark.fault("F3")
 @pytest.mark.statement(72)
 @pytest.mark.statement(78)
 def test_a_crashed_holders_slot_comes_back_with_its_recovery(play: Play) -> None:

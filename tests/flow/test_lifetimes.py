@@ -54,6 +54,7 @@ def test_the_calls_ttl_wins_over_the_tasks_and_works_without_one(play: Play) -> 
     play(scenario)
 
 
+@pytest.mark.fault("W-T15", "W-T16")
 @pytest.mark.statement(52)
 @pytest.mark.statement(57)
 def test_a_job_that_waits_too_long_fails_its_waiter_and_is_kept_as_expired(play: Play) -> None:
@@ -78,6 +79,7 @@ def test_a_job_that_waits_too_long_fails_its_waiter_and_is_kept_as_expired(play:
     play(scenario)
 
 
+@pytest.mark.fault("W-T16")
 @pytest.mark.statement(58)
 def test_a_discarded_job_leaves_an_event_and_its_waiters_know_why(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
@@ -161,6 +163,7 @@ def test_a_ttl_does_not_bound_a_run(play: Play) -> None:
     play(scenario)
 
 
+@pytest.mark.fault("W-T31")
 @pytest.mark.statement(66)
 def test_a_redriven_job_gets_its_whole_ttl_again_each_time(play: Play) -> None:
     async def scenario(stage: Stage) -> None:

@@ -37,6 +37,7 @@ async def abandoned(stage: Stage, app: Holdfast, jobs: int = 1) -> list[str]:
     return [job.id for job in made]
 
 
+@pytest.mark.fault("W-P2")
 @pytest.mark.statement(106)
 def test_what_stalled_before_the_reaper_began_is_found(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
@@ -54,6 +55,7 @@ def test_what_stalled_before_the_reaper_began_is_found(play: Play) -> None:
     play(scenario)
 
 
+@pytest.mark.fault("W-P8")
 @pytest.mark.statement(105, 107)
 def test_three_reapers_without_election_recover_nothing_twice(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
@@ -151,6 +153,7 @@ class Unreliable(MemoryStorage):
         return await super().sweep(bid)
 
 
+@pytest.mark.fault("W-P12")
 @pytest.mark.statement(22, 109, 112, 115)
 def test_a_leader_out_of_reach_knows_that_it_leads_no_more_and_comes_back() -> None:
     async def main(loop: SimLoop) -> None:
@@ -197,6 +200,7 @@ def test_a_reaper_starts_and_stops_twice_without_leaving_anything(play: Play) ->
     play(scenario)
 
 
+@pytest.mark.fault("W-P12")
 @pytest.mark.statement(113)
 def test_a_stopping_leader_goes_inactive_before_it_resigns(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
@@ -212,6 +216,7 @@ def test_a_stopping_leader_goes_inactive_before_it_resigns(play: Play) -> None:
     play(scenario)
 
 
+@pytest.mark.fault("W-P19")
 @pytest.mark.statement(116)
 def test_a_reaper_alone_an_embedded_one_and_a_url_agree_on_what_a_lease_is(play: Play) -> None:
     async def scenario(stage: Stage) -> None:

@@ -242,6 +242,7 @@ def test_a_job_due_later_starts_then_and_not_before(play: Play) -> None:
     play(scenario)
 
 
+@pytest.mark.fault("W-T10", "W-B12")
 def test_higher_priority_goes_first_among_those_who_wait(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app()
@@ -261,6 +262,7 @@ def test_higher_priority_goes_first_among_those_who_wait(play: Play) -> None:
     play(scenario)
 
 
+@pytest.mark.fault("W-P5")
 @pytest.mark.statement(120)
 @pytest.mark.parametrize("job_id", ["a:b", "../../etc/passwd", "a/b", "naïve ☃ 任务", "x" * 1024, "%s {0} '\";--"])
 def test_ids_of_ones_own_work_whatever_they_contain(play: Play, job_id: str) -> None:

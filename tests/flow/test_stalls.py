@@ -74,6 +74,7 @@ def test_a_tasks_stall_options_are_merged_with_the_apps_field_by_field(play: Pla
     play(scenario)
 
 
+@pytest.mark.fault("W-T8")
 @pytest.mark.statement(3, 89)
 def test_the_call_wins_over_the_queue_over_the_task_over_the_app(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
@@ -119,6 +120,7 @@ def test_the_first_stall_recovers_the_job_and_says_so(play: Play) -> None:
     play(scenario)
 
 
+@pytest.mark.fault("W-P9")
 @pytest.mark.statement(5, 6, 7, 8, 39)
 @pytest.mark.parametrize("max_count", [0, 1, 2, 3])
 def test_a_job_fails_when_it_stalls_more_often_than_max_count(play: Play, max_count: int) -> None:
@@ -155,6 +157,7 @@ def test_whoever_awaits_a_job_failed_by_stalling_gets_a_typed_error(play: Play) 
     play(scenario)
 
 
+@pytest.mark.fault("F10")
 @pytest.mark.statement(12, 13)
 def test_a_stall_is_charged_to_no_attempt_and_a_retry_to_no_stall(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
@@ -197,6 +200,7 @@ def test_a_redrive_gives_new_budgets(play: Play) -> None:
     play(scenario)
 
 
+@pytest.mark.fault("F6", "W-P1")
 @pytest.mark.statement(14, 29, 99)
 def test_a_long_handler_without_heartbeats_is_renewed_for_and_never_recovered(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
@@ -243,6 +247,7 @@ def test_a_recovered_job_is_the_next_one_to_run(play: Play) -> None:
     play(scenario)
 
 
+@pytest.mark.fault("F7", "W-N8", "W-P1")
 @pytest.mark.statement(31, 90)
 def test_what_a_paused_worker_says_late_is_refused_and_the_other_runs_outcome_stands(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
@@ -271,6 +276,7 @@ def test_what_a_paused_worker_says_late_is_refused_and_the_other_runs_outcome_st
     play(scenario)
 
 
+@pytest.mark.fault("W-P8")
 @pytest.mark.statement(34)
 def test_a_stall_is_counted_once_with_any_number_of_reapers(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
@@ -286,6 +292,7 @@ def test_a_stall_is_counted_once_with_any_number_of_reapers(play: Play) -> None:
     play(scenario)
 
 
+@pytest.mark.fault("F7", "W-T8")
 @pytest.mark.statement(35, 100)
 @pytest.mark.parametrize("timing", [Timing(), Timing.fast(), Timing.classic()], ids=["default", "fast", "classic"])
 def test_a_lost_worker_is_noticed_within_the_stated_bound(play: Play, timing: Timing) -> None:

@@ -14,6 +14,7 @@ from holdfast.testing.simloop import SimClock, SimLoop, simulate
 from tests.flow.conftest import FAST, Play, Stage
 
 
+@pytest.mark.fault("W-T5", "W-N9")
 @pytest.mark.statement(94, 95)
 def test_a_drain_longer_than_the_lease_keeps_renewing_and_lets_the_job_finish(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
@@ -42,6 +43,7 @@ def test_a_drain_longer_than_the_lease_keeps_renewing_and_lets_the_job_finish(pl
     play(scenario)
 
 
+@pytest.mark.fault("W-B13", "W-P3")
 @pytest.mark.statement(94)
 def test_past_its_deadline_a_drain_cancels_and_hands_back_uncharged(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
@@ -105,6 +107,7 @@ class Slow(MemoryStorage):
         return answer
 
 
+@pytest.mark.fault("W-T6")
 @pytest.mark.statement(96)
 def test_a_claim_that_comes_back_after_the_stop_is_handed_back_unbegun() -> None:
     async def main(loop: SimLoop) -> None:
@@ -156,6 +159,7 @@ def test_a_forced_stop_returns_at_once_and_the_job_runs_again_once(play: Play) -
     play(scenario)
 
 
+@pytest.mark.fault("W-P3")
 @pytest.mark.statement(97)
 def test_a_forced_stop_of_a_handler_that_will_not_end_hands_it_back_with_a_delay(play: Play) -> None:
     async def scenario(stage: Stage) -> None:

@@ -98,6 +98,7 @@ def test_a_control_that_is_only_half_made_is_a_failure_like_any_other(play: Play
     play(scenario)
 
 
+@pytest.mark.fault("F13")
 def test_an_unexpected_failure_of_the_storage_brings_no_worker_down() -> None:
     async def scenario(stage: Stage, storage: Wayward) -> None:
         app = stage.app()

@@ -70,6 +70,7 @@ async def test_a_plain_handler_past_its_timeout_gives_its_slot_back(url: str) ->
         go.set()
 
 
+@pytest.mark.fault("W-N17")
 async def test_a_plain_handler_that_lost_its_lease_gives_its_slot_back(url: str) -> None:
     app = Holdfast(url, timing=QUICK)
     go = threading.Event()

@@ -11,6 +11,7 @@ from holdfast.storage.memory import MemoryStorage
 from holdfast.testing.simloop import SameLoop, SimClock, SimLoop, simulate
 
 
+@pytest.mark.fault("W-T6")
 @pytest.mark.parametrize("steps", range(40))
 def test_a_job_claimed_during_a_stop_is_handed_back_at_once(steps: int) -> None:
     async def main(loop: SimLoop) -> None:

@@ -277,6 +277,7 @@ async def main():
 )
 
 
+@pytest.mark.fault("F5", "W-N13", "W-P4")
 async def test_kills_in_the_middle_of_writing_leave_a_sound_file(tmp_path: Path) -> None:
     path = tmp_path / "jobs.db"
     acknowledged = 0

@@ -202,6 +202,7 @@ async def test_a_worker_frozen_beyond_its_lease_is_fenced_off_when_it_wakes(farm
     assert not [event for event in events if isinstance(event, JobFailed)]
 
 
+@pytest.mark.fault("F12", "W-T8")
 @pytest.mark.statement(30)
 async def test_a_handler_that_blocks_the_event_loop_keeps_its_lease(farm: MakeFarm) -> None:
     here = farm()

@@ -87,6 +87,7 @@ async def test_exactly_the_jobs_caught_in_two_deaths_fail(farm: Callable[..., Fa
             assert [run.reason for run in detail.runs] == ["process_died", "process_died"]
 
 
+@pytest.mark.fault("W-N19", "W-P9")
 async def test_a_job_that_kills_its_process_fails_at_its_second_death_and_harms_no_other_for_good(
     farm: Callable[..., Farm],
 ) -> None:

@@ -10,8 +10,8 @@ Subclass it in a test module of your own and give it one fixture, an opened stor
             yield storage
             await storage.close()
 
-It needs pytest and pytest-asyncio. Register its marker, `statement`, in your configuration: it carries the numbers of
-the statements that a test holds a storage to.
+It needs pytest and pytest-asyncio. Register its markers in your configuration: `statement` carries the numbers of the
+statements that a test holds a storage to, `fault` the names of the faults that it shows a storage not to have.
 """
 
 from pkgutil import iter_modules

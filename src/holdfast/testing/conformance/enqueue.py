@@ -168,6 +168,7 @@ class EnqueueConformance(Conformance):
 
         assert claimed == [job.ref for job in jobs]
 
+    @pytest.mark.fault("W-T11")
     async def test_the_jobs_of_one_call_keep_their_order(self, storage: Storage) -> None:
         names = ["d", "b", "c", "a"]
         await enqueue(storage, *(new_job(name) for name in names))
@@ -180,6 +181,7 @@ class EnqueueConformance(Conformance):
 
         assert [lease.ref.id for lease in await claim(storage)] == ["a", "b", "c"]
 
+    @pytest.mark.fault("W-T11")
     async def test_the_older_job_goes_first(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, new_job("z-older"))
         clock.advance(0.000_001)
@@ -187,6 +189,7 @@ class EnqueueConformance(Conformance):
 
         assert [lease.ref.id for lease in await claim(storage)] == ["z-older", "a-younger"]
 
+    @pytest.mark.fault("W-T10", "W-B12")
     async def test_a_boost_overtakes_what_is_less_older(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, new_job("old"))
         clock.advance(1)
@@ -258,6 +261,7 @@ class EnqueueConformance(Conformance):
 
         assert claimed == [f"job-{number:03}" for number in range(250)]
 
+    @pytest.mark.fault("W-P5", "W-P18")
     @pytest.mark.statement(120)
     @pytest.mark.parametrize("name", STRANGE_IDS, ids=range(len(STRANGE_IDS)))
     async def test_a_strange_id_lives_a_whole_life(self, storage: Storage, clock: ManualClock, name: str) -> None:
@@ -277,6 +281,7 @@ class EnqueueConformance(Conformance):
         assert (await storage.revise([Cancel(job.ref)]))[0].verdict == "refused"
         assert [getattr(event, "id", None) for event in await told(storage)] == [name, name]
 
+    @pytest.mark.fault("W-P15")
     @pytest.mark.statement(120)
     async def test_ids_that_look_alike_stay_apart(self, storage: Storage) -> None:
         names = ["a", "A", "a ", "a:", "a/", "ä", "a\u0308", "1", "01", "1.0"]
@@ -284,6 +289,7 @@ class EnqueueConformance(Conformance):
 
         assert [lease.ref.id for lease in await claim(storage)] == names
 
+    @pytest.mark.fault("W-P5")
     async def test_an_owner_of_any_name_may_claim(self, storage: Storage) -> None:
         owner = Owner("ffffffffffffffff", "größe: 'x'", "host/with:signs", 2**31 - 1)
         lease = await start(storage, owner=owner)

@@ -268,6 +268,7 @@ OUTCOMES: tuple[tuple[Outcome, State, str | None, str, str | None], ...] = (
 class SettleConformance(Conformance):
     """A settlement counts once, and only if its run is the current one."""
 
+    @pytest.mark.fault("W-N10")
     @pytest.mark.parametrize(("outcome", "state", "charge", "ended", "reason"), OUTCOMES)
     async def test_an_outcome_leads_to_its_state_and_is_charged_to_one_budget(
         self,
@@ -362,6 +363,7 @@ class SettleConformance(Conformance):
         assert [event.next_attempt for event in await told_of(storage, JobRetried)] == [2, 3]
         assert [(event.attempt, event.reason) for event in await told_of(storage, JobFailed)] == [(3, "exhausted")]
 
+    @pytest.mark.fault("F10")
     @pytest.mark.statement(12, 13)
     async def test_each_budget_is_counted_apart(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, new_job(stall=StallTerms(max_stalls=5), policy=Policy(retry=Backoff(max_attempts=9))))
@@ -439,6 +441,7 @@ class SettleConformance(Conformance):
         assert (job.state, job.failures) == (State.DELAYED, 1)
         assert len(await told(storage)) == 1
 
+    @pytest.mark.fault("W-P4")
     async def test_an_exchange_repeated_after_a_lost_reply_settles_once(self, storage: Storage) -> None:
         await enqueue(storage, *new_jobs(2))
         lease = await claim_one(storage)
@@ -476,6 +479,7 @@ class SettleConformance(Conformance):
         assert [event.owner for event in await told_of(storage, RunFenced)] == [BOB.id]
         assert await settle(storage, ALICE, lease) == "done"
 
+    @pytest.mark.fault("F7", "W-N5")
     async def test_an_old_fence_of_the_same_owner_settles_nothing(self, storage: Storage, clock: ManualClock) -> None:
         old = await start(storage)
         await recover(storage, clock)
@@ -533,6 +537,7 @@ class SettleConformance(Conformance):
         assert await settle(storage, ALICE, lease) == "lost"
         assert (await record(storage, lease.ref)).state is State.WAITING
 
+    @pytest.mark.fault("F7", "W-N5", "W-P1")
     @pytest.mark.statement(31, 90)
     async def test_a_zombie_cannot_spoil_the_run_after_its_own(self, storage: Storage, clock: ManualClock) -> None:
         zombie = await start(storage)
@@ -567,6 +572,7 @@ class SettleConformance(Conformance):
         ]
         assert len(await told(storage)) == 3
 
+    @pytest.mark.fault("W-P14")
     async def test_work_done_before_the_cancel_was_heard_counts(self, storage: Storage) -> None:
         lease = await start(storage)
         await storage.revise([Cancel(lease.ref, "enough")])

@@ -159,6 +159,7 @@ class KeysConformance(Conformance):
         assert sum(thread.result() for thread in threads) == 60
         assert most <= 2
 
+    @pytest.mark.fault("W-T12")
     @pytest.mark.statement(68, 81)
     async def test_the_jobs_of_a_key_keep_their_order(self, storage: Storage, clock: ManualClock) -> None:
         names = ["d", "b", "e", "a", "c"]
@@ -177,6 +178,7 @@ class KeysConformance(Conformance):
 
         assert done == names
 
+    @pytest.mark.fault("W-T12")
     @pytest.mark.statement(81)
     async def test_who_came_later_does_not_pass_who_was_parked(self, storage: Storage, clock: ManualClock) -> None:
         holder = await start(storage, new_job("holder", keys=(PRINTER,)))
@@ -226,6 +228,7 @@ class KeysConformance(Conformance):
 
         assert len(await claim(storage, BOB)) == 1
 
+    @pytest.mark.fault("F3", "W-T13", "W-N8")
     @pytest.mark.statement(24, 69, 77)
     @pytest.mark.parametrize("outcome", WAYS_OUT, ids=lambda outcome: type(outcome).__name__)
     async def test_whatever_ends_a_run_frees_its_slot_once(self, storage: Storage, outcome: Outcome) -> None:
@@ -250,6 +253,7 @@ class KeysConformance(Conformance):
 
         assert [leased.ref.id for leased in await claim(storage)] == ["job-0"]
 
+    @pytest.mark.fault("F3", "W-T4", "W-T13", "W-N4")
     @pytest.mark.statement(24, 69, 77)
     @pytest.mark.parametrize("max_stalls", [0, 1])
     @pytest.mark.parametrize("cancelled", [False, True])
@@ -283,6 +287,7 @@ class KeysConformance(Conformance):
         assert (await record(storage, lease.ref)).stalls == 0
         assert [leased.ref.id for leased in await claim(storage, BOB)] == ["job-0"]
 
+    @pytest.mark.fault("W-T13", "W-N8")
     @pytest.mark.statement(72, 78)
     async def test_a_silent_holder_keeps_its_slot_until_it_is_recovered(
         self, storage: Storage, clock: ManualClock
@@ -306,6 +311,7 @@ class KeysConformance(Conformance):
         assert [leased.ref.id for leased in await claim(storage, BOB)] == ["holder"]
         assert await claim(storage, BOB) == []
 
+    @pytest.mark.fault("W-B4")
     @pytest.mark.statement(72, 78)
     async def test_a_dead_workers_slots_come_back_with_its_jobs(self, storage: Storage) -> None:
         await enqueue(storage, *keyed(2, PAIR), *keyed(2, PAIR, prefix="more"))
@@ -371,6 +377,7 @@ class KeysConformance(Conformance):
 
         assert [leased.ref.id for leased in await claim(storage, BOB)] == ["later"]
 
+    @pytest.mark.fault("W-T12", "W-N11")
     @pytest.mark.statement(80)
     async def test_a_free_job_is_found_behind_150_that_are_not(self, storage: Storage) -> None:
         await enqueue(storage, *keyed(151), new_job("z-free"))
@@ -415,6 +422,7 @@ class KeysConformance(Conformance):
         assert not await ready(notices)
         notices.close()
 
+    @pytest.mark.fault("W-N11")
     @pytest.mark.statement(74, 80)
     async def test_one_key_does_not_hold_up_another(self, storage: Storage) -> None:
         await enqueue(storage, *keyed(3), *keyed(3, Key("scanner"), prefix="scan"), new_job("z-free"))
@@ -634,6 +642,7 @@ class KeysConformance(Conformance):
 
         assert len(await claim(storage)) == len(names)
 
+    @pytest.mark.fault("F3", "W-T13")
     @pytest.mark.statement(77, 78, 83)
     @pytest.mark.parametrize("seed", range(2))
     async def test_after_a_thousand_random_steps_no_slot_is_lost_or_won(

@@ -92,6 +92,7 @@ class NoticesConformance(Conformance):
         await woken_by(notices, lambda: asyncio.to_thread(asyncio.run, enqueue(storage, new_job())))
         notices.close()
 
+    @pytest.mark.fault("W-T32", "W-P18")
     async def test_all_who_listen_are_woken(self, storage: Storage) -> None:
         several = [storage.notices([queue_topic(QUEUE)]) for _ in range(3)]
         waits = [asyncio.ensure_future(notices.__anext__()) for notices in several]

@@ -54,6 +54,7 @@ class ReadingConformance(Conformance):
 
         assert (detail.runs, detail.log) == ((), ())
 
+    @pytest.mark.fault("W-N19")
     async def test_what_is_remembered_outlives_the_connection(self, storage: Storage) -> None:
         lease = await start(storage)
         await settle(storage, ALICE, lease, RAISED)
@@ -401,6 +402,7 @@ class ReadingConformance(Conformance):
 
         assert [ids(page.events) for page in pages if page.events] == [names]
 
+    @pytest.mark.fault("W-T23")
     async def test_a_readers_place_outlives_the_connection(self, storage: Storage, clock: ManualClock) -> None:
         app = Reader("app", "process-1")
         await storage.events(reader=app)

@@ -65,6 +65,7 @@ class ReclaimConformance(Conformance):
         event = (await told_of(storage, JobStalled))[0]
         assert (event.action, event.reason) == ("recovered", "process_died")
 
+    @pytest.mark.fault("W-N6", "W-P9")
     @pytest.mark.statement(117)
     async def test_a_job_that_kills_its_workers_fails_as_crashed(self, storage: Storage) -> None:
         await enqueue(storage, new_job())

@@ -79,6 +79,7 @@ class RenewConformance(Conformance):
         assert await record(storage, other.ref) == other.job
         assert await record(storage, foreign.ref) == foreign.job
 
+    @pytest.mark.fault("W-T7")
     @pytest.mark.statement(85)
     async def test_one_beat_renews_all_that_a_worker_holds(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, *new_jobs(RENEW_LIMIT))
@@ -325,6 +326,7 @@ class RenewConformance(Conformance):
         numbers = [int(line.message.removeprefix("line ")) for line in log]
         assert numbers == sorted(numbers)
 
+    @pytest.mark.fault("W-T18")
     async def test_a_fenced_run_logs_and_tells_nothing_more(self, storage: Storage, clock: ManualClock) -> None:
         old = await start(storage)
         await recover(storage, clock)

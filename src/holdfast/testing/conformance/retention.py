@@ -64,6 +64,7 @@ LASTING = Policy(result_ttl=10 * DAY * SECOND)
 class RetentionConformance(Conformance):
     """What is over is kept for as long as was said, and then it is gone with all that was its."""
 
+    @pytest.mark.fault("W-T15", "W-B5")
     @pytest.mark.statement(36, 67)
     @pytest.mark.parametrize(
         ("state", "seconds"),
@@ -170,6 +171,7 @@ class RetentionConformance(Conformance):
 
         assert await storage.tune(THIS_QUEUE, Settings()) == Settings(retention=keep)
 
+    @pytest.mark.fault("W-T17", "W-B5")
     async def test_a_trim_takes_bounded_steps_and_the_oldest_first(self, storage: Storage, clock: ManualClock) -> None:
         count = TRIM_LIMIT + 60
         await enqueue(storage, *new_jobs(count))
@@ -202,6 +204,7 @@ class RetentionConformance(Conformance):
         assert (detail.runs, detail.log, detail.job.result, detail.job.progress) == ((), (), None, None)
         assert (await claim_one(storage)).run == 1
 
+    @pytest.mark.fault("W-N2")
     async def test_what_is_not_over_is_kept_however_old(self, storage: Storage, clock: ManualClock) -> None:
         none = Keep(1, 0)
         await storage.tune(
@@ -265,6 +268,7 @@ class RetentionConformance(Conformance):
         assert await storage.get([lease.ref]) == [None]
         assert await counted(storage) == {}
 
+    @pytest.mark.fault("W-P7")
     async def test_a_result_of_a_long_life_outlasts_its_queues_time_and_count(
         self, storage: Storage, clock: ManualClock
     ) -> None:

@@ -1,5 +1,7 @@
 """What `revise` and `plan` promise: an operator moves what is not active, asks what is, and hears what came of it."""
 
+import pytest
+
 from holdfast.clock import SECOND
 from holdfast.core.events import JobCancelled, JobDeleted, JobRedriven
 from holdfast.core.job import Key, Ref
@@ -110,6 +112,7 @@ class ReviseConformance(Conformance):
 
         assert (event.reason, event.by, event.was) == ("enough", "ops", "active")
 
+    @pytest.mark.fault("W-P14")
     async def test_an_active_job_is_asked_to_stop(self, storage: Storage, clock: ManualClock) -> None:
         lease = await start(storage)
         clock.advance(1)

@@ -104,6 +104,7 @@ class SweepConformance(Conformance):
         ]
         assert swept.stalled[0].silent_for == 23 * SECOND
 
+    @pytest.mark.fault("W-T9")
     @pytest.mark.statement(15)
     async def test_no_lease_is_suspected_and_reclaimed_in_one_sweep(self, storage: Storage, clock: ManualClock) -> None:
         lease = await start(storage)
@@ -154,6 +155,7 @@ class SweepConformance(Conformance):
 
         assert (again.run, again.job.attempt) == (2, 1)
 
+    @pytest.mark.fault("W-N7")
     @pytest.mark.statement(4, 40, 93, 115)
     async def test_a_recovery_is_told_once_with_all_that_is_known(self, storage: Storage, clock: ManualClock) -> None:
         lease = await start(storage)
@@ -168,6 +170,7 @@ class SweepConformance(Conformance):
         assert (event.owner, event.silent_for) == (ALICE.id, 24.0)
         assert event.count == (await record(storage, lease.ref)).stalls
 
+    @pytest.mark.fault("W-T4", "W-B1")
     @pytest.mark.statement(5, 10, 93)
     async def test_the_stall_after_the_last_allowed_fails_the_job(self, storage: Storage, clock: ManualClock) -> None:
         lease = await start(storage)
@@ -192,6 +195,7 @@ class SweepConformance(Conformance):
         assert isinstance(events[1], JobFailed)
         assert (events[1].reason, events[1].attempt) == ("stalled", 1)
 
+    @pytest.mark.fault("W-N6", "W-P9")
     @pytest.mark.statement(5, 6, 7, 8, 9, 39, 88, 117)
     @pytest.mark.parametrize("allowed", [0, 1, 2, 3])
     async def test_a_job_fails_when_it_stalls_more_often_than_allowed(
@@ -210,6 +214,7 @@ class SweepConformance(Conformance):
         assert [event.action for event in events] == ["recovered"] * allowed + ["failed"]
         assert await claim(storage) == []
 
+    @pytest.mark.fault("W-T31")
     @pytest.mark.statement(12)
     async def test_a_redrive_begins_the_stalls_anew(self, storage: Storage, clock: ManualClock) -> None:
         lease = await start(storage, new_job(stall=StallTerms(max_stalls=0)))
@@ -235,6 +240,7 @@ class SweepConformance(Conformance):
 
         assert (job.state, job.stalls, job.failures) == (State.FAILED, 2, 1)
 
+    @pytest.mark.fault("W-N4", "W-N19")
     @pytest.mark.statement(11)
     async def test_the_count_outlives_the_connection(self, storage: Storage, clock: ManualClock) -> None:
         lease = await start(storage)
@@ -244,6 +250,7 @@ class SweepConformance(Conformance):
 
         assert (await record(storage, lease.ref)).stalls == 1
 
+    @pytest.mark.fault("W-P17")
     @pytest.mark.statement(23)
     async def test_a_recovered_job_is_at_the_head_of_its_priority(self, storage: Storage, clock: ManualClock) -> None:
         await start(storage, new_job("z-first"))
@@ -282,6 +289,7 @@ class SweepConformance(Conformance):
 
         assert [taken.lease.ref for taken in reclaimed] == [lease.ref]
 
+    @pytest.mark.fault("F1", "W-T1")
     @pytest.mark.statement(21, 103)
     @pytest.mark.parametrize(
         "outcome", [RETURNED, Rejected(ERROR), Raised(ERROR, final=True), Cancelled()], ids=lambda it: type(it).__name__
@@ -339,6 +347,7 @@ class SweepConformance(Conformance):
         assert await storage.get([lease.ref]) == [None]
         assert await claim(storage) == []
 
+    @pytest.mark.fault("W-N5")
     @pytest.mark.statement(101)
     async def test_each_run_has_a_lease_of_its_own(self, storage: Storage, clock: ManualClock) -> None:
         lease = await start(storage)
@@ -393,6 +402,7 @@ class SweepConformance(Conformance):
 
         assert (job.state, job.reason, job.stalls) == (State.FAILED, "stalled", 1)
 
+    @pytest.mark.fault("F10")
     @pytest.mark.statement(42)
     async def test_a_schedules_job_stalls_like_any_other(self, storage: Storage, clock: ManualClock) -> None:
         lease = await start(storage, new_job("cron:nightly:2026-01-01", schedule="nightly"))
@@ -427,6 +437,7 @@ class SweepConformance(Conformance):
 
         assert len(await watch(storage, clock, 8)) == 1
 
+    @pytest.mark.fault("W-T8", "W-P19")
     @pytest.mark.statement(116)
     async def test_the_lease_is_the_jobs_own_whoever_sweeps(self, storage: Storage, clock: ManualClock) -> None:
         short = await start(storage, new_job("short", stall=StallTerms(lease=8 * SECOND)))
@@ -438,6 +449,7 @@ class SweepConformance(Conformance):
         assert long.ref not in [taken.lease.ref for taken in late]
         assert (await record(storage, long.ref)).suspect_until is None
 
+    @pytest.mark.fault("W-P2", "W-P10")
     @pytest.mark.statement(106)
     async def test_what_stalled_before_anybody_swept_is_found(self, storage: Storage, clock: ManualClock) -> None:
         old = await start(storage, new_job("old"))
@@ -450,6 +462,7 @@ class SweepConformance(Conformance):
         assert [taken.lease.ref for taken in first] == [old.ref]
         assert [taken.lease.ref for taken in second] == [young.ref]
 
+    @pytest.mark.fault("F5")
     async def test_a_reaper_that_dies_is_reaped_itself(self, storage: Storage, clock: ManualClock) -> None:
         lease = await start(storage)
         first = (await watch(storage, clock, 24))[0]
@@ -461,6 +474,7 @@ class SweepConformance(Conformance):
         assert await apply(storage, DEPUTY, stalled(second)) == "done"
         assert (await record(storage, lease.ref)).stalls == 1
 
+    @pytest.mark.fault("W-P8")
     @pytest.mark.statement(20, 34, 105)
     async def test_two_sweepers_never_take_one_lease(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, *new_jobs(20))
@@ -473,6 +487,7 @@ class SweepConformance(Conformance):
         assert sorted(lease.lease.ref for lease in taken) == sorted(job.ref for job in new_jobs(20))
         assert {lease.owner for lease in taken} == {ALICE.id}
 
+    @pytest.mark.fault("F5", "W-P8")
     @pytest.mark.statement(20, 34, 105)
     async def test_two_reapers_recover_a_job_once(self, storage: Storage, clock: ManualClock) -> None:
         lease = await start(storage)
@@ -597,6 +612,7 @@ class SweepConformance(Conformance):
         assert counts.get(State.WAITING) == PROMOTE_LIMIT * 2 + 50
         assert counts.get(State.DELAYED, 0) == 0
 
+    @pytest.mark.fault("F2", "W-T2", "W-B2")
     async def test_a_sweep_reclaims_in_bounded_steps(self, storage: Storage, clock: ManualClock) -> None:
         count = SWEEP_LIMIT + 60
         await enqueue(storage, *new_jobs(count))
@@ -741,6 +757,7 @@ class ElectionConformance(Conformance):
         lost = await told_of(storage, LeadershipLost)
         assert [(event.owner, event.epoch, event.reason) for event in lost] == [(REAPER.id, first.epoch, "expired")]
 
+    @pytest.mark.fault("F5", "W-P12")
     @pytest.mark.statement(109, 111, 112)
     async def test_an_old_term_cannot_renew_a_new_one(self, storage: Storage, clock: ManualClock) -> None:
         lease = await start(storage)

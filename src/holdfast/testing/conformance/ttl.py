@@ -86,6 +86,7 @@ class TtlConformance(Conformance):
         assert {lease.ref.id for lease in await claim(storage)} == {"long", "for-ever"}
         assert (await states(storage))["short"] is State.EXPIRED
 
+    @pytest.mark.fault("W-T15", "W-N10")
     @pytest.mark.statement(52, 55, 57)
     async def test_a_claim_passes_over_what_has_waited_too_long(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, new_job("old", ttl=TTL))
@@ -155,6 +156,7 @@ class TtlConformance(Conformance):
         ]
         assert (await storage.revise([Redrive(Ref(QUEUE, "gone"))]))[0].verdict == "gone"
 
+    @pytest.mark.fault("W-N10")
     @pytest.mark.statement(58)
     async def test_the_discarded_are_counted_by_queue_and_for_good(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, mortal("a", "discard"), mortal("b", "discard"), mortal("a", "discard", queue="mail"))
@@ -392,6 +394,7 @@ class TtlConformance(Conformance):
 
         assert [lease.ref.id for lease in await claim(storage)] == ["patient"]
 
+    @pytest.mark.fault("W-T31")
     @pytest.mark.statement(66)
     async def test_a_redrive_gives_the_same_time_to_live_each_time(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, new_job(ttl=TTL))
