@@ -67,7 +67,8 @@ class Claim:
             elif (full := slots.full(step, job)) is not None:
                 let_in = slots.park(step, seq, job, full)
             else:
-                slots.take(step, job)
+                if job.keys:
+                    slots.take(step, job)
                 job = claimed(job, self._owner.id, step.now, stall)
                 started.append((seq, job))
                 if told:

@@ -68,11 +68,13 @@ CREATE TABLE job (
     UNIQUE (queue, id)
 ) STRICT;
 
+-- A move from state to state looks at the terms of every index, so these begin with whatever is seldom true.
+
 CREATE INDEX job_ready ON job (queue, score, id)
     WHERE state = 'waiting' AND parked_under IS NULL;
 
 CREATE INDEX job_parked ON job (queue, parked_under, score, id)
-    WHERE state = 'waiting' AND parked_under IS NOT NULL;
+    WHERE parked_under IS NOT NULL AND state = 'waiting';
 
 CREATE INDEX job_delayed ON job (queue, run_at, id)
     WHERE state = 'delayed';
@@ -82,7 +84,7 @@ CREATE INDEX job_waiting ON job (queue, run_at)
     WHERE state = 'waiting';
 
 CREATE INDEX job_ttl ON job (expires_at, queue, id)
-    WHERE state IN ('delayed', 'waiting') AND expires_at IS NOT NULL;
+    WHERE expires_at IS NOT NULL AND state IN ('delayed', 'waiting');
 
 -- Leases by their length: of each length those that have run out come first, and those that end further ahead than they
 -- are long (the clock was set back) come last. With the owner in them these two also tell who holds anything, and what.
@@ -90,24 +92,24 @@ CREATE INDEX job_lease ON job (max(lease, start_grace, 5000000), lease_until, ow
     WHERE state = 'active' AND suspect_until IS NULL;
 
 CREATE INDEX job_suspect ON job (suspect_until, owner)
-    WHERE state = 'active' AND suspect_until IS NOT NULL;
+    WHERE suspect_until IS NOT NULL AND state = 'active';
 
 -- Whom somebody has asked to stop.
 CREATE INDEX job_cancelling ON job (owner)
-    WHERE state = 'active' AND cancel_at IS NOT NULL;
+    WHERE cancel_at IS NOT NULL AND state = 'active';
 
 CREATE INDEX job_over ON job (queue, state, seq)
     WHERE state IN ('completed', 'failed', 'cancelled', 'expired');
 
 -- What retention forgets: by its queue's terms, the longest ended first; or where a result has a lifetime of its own.
-CREATE INDEX job_ended ON job (queue, state, finished, id)
+CREATE INDEX job_ended ON job (queue, state, finished)
     WHERE state IN ('completed', 'failed', 'cancelled', 'expired') AND (kept_until IS NULL OR state <> 'completed');
 
 CREATE INDEX job_kept ON job (kept_until, queue, id)
-    WHERE state = 'completed' AND kept_until IS NOT NULL;
+    WHERE kept_until IS NOT NULL;
 
 CREATE INDEX job_redrive ON job (redrive_at, queue, id)
-    WHERE state = 'failed' AND redrive_at IS NOT NULL;
+    WHERE redrive_at IS NOT NULL;
 
 -- How many jobs of each queue are in each state, brought up to date once a transaction: triggers for each row made an
 -- enqueue a quarter dearer. The rows stay at zero, so tally also knows the queues in the order of their first job.
