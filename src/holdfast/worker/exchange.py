@@ -67,6 +67,7 @@ class ExchangeLoop:
         self._running: dict[RunKey, Held] = {}
         self._unsettled: dict[RunKey, Settlement] = {}
         self._wake = asyncio.Event()
+        self._hurry = asyncio.Event()
         self._idle = asyncio.Event()
         self._crew: asyncio.TaskGroup | None = None
         self._claiming = True
@@ -117,6 +118,7 @@ class ExchangeLoop:
         """Settle and claim once; return the seconds until the next turn, unless something wakes it before."""
         self.turned_at = self._clock.uptime()
         self._wake.clear()
+        self._hurry.clear()
         # After a failure that no storage has a name for: one at a time, and no claim. What is at fault must not hold up
         # the others, and an innocent outcome must not be blamed for it.
         batch = list(self._unsettled.values())[: 1 if self._refused else SETTLE_LIMIT]
@@ -154,6 +156,7 @@ class ExchangeLoop:
         """Claim no more; what a claim in flight still brings is handed back unbegun."""
         self._claiming = False
         self._wake.set()
+        self._hurry.set()
 
     def stop_run(self, held: Held, reason: StopReason, detail: str | None) -> None:
         """Make a run end. A coroutine is cancelled; a thread can only be told, and is."""
@@ -225,9 +228,11 @@ class ExchangeLoop:
             await self._idle.wait()
 
     async def _rest(self, wait: float) -> None:
+        # While the storage is in trouble neither a hint nor an outcome shortens the rest: they would storm it.
+        woken = self._hurry if self._failures else self._wake
         try:
             async with asyncio.timeout(wait):
-                await self._wake.wait()
+                await woken.wait()
         except TimeoutError:
             return
 
