@@ -16,11 +16,16 @@ from holdfast.testing.trials import tried
 NOISE = ("kill", "pause", "storm", "lost_request", "lost_answer", "late", "echo", "lost_notice")
 
 
-def failed(seed: int) -> Figures:
-    world = made(seed, scenario="noise", model=MUTANTS["no_state_guard"].model)
-    with pytest.raises(Violation) as caught:
-        world.run()
-    return Figures.of(world, caught.value)
+@pytest.fixture(scope="module")
+def failed() -> Figures:
+    """The figures of the first world that finds a guard missing."""
+    for seed in range(20):
+        world = made(seed, scenario="noise", model=MUTANTS["settle_twice"].model)
+        try:
+            world.run()
+        except Violation as violation:
+            return Figures.of(world, violation)
+    raise AssertionError("nobody has found it out")
 
 
 @pytest.mark.slow
@@ -50,19 +55,18 @@ def test_a_fault_that_is_left_out_does_not_come() -> None:
     assert not figures.faults
 
 
-def test_a_failed_world_says_how_to_see_it_again() -> None:
-    figures = failed(0)
-    (failure,) = figures.failures
+def test_a_failed_world_says_how_to_see_it_again(failed: Figures) -> None:
+    (failure,) = failed.failures
 
-    assert failure.command == "python -m holdfast.testing.world --seed 0 --scenario 'noise'"
+    assert failure.command == f"python -m holdfast.testing.world --seed {failure.seed} --scenario 'noise'"
     assert failure.command in failure.story
-    assert figures.outcomes["double outcomes"] == 1
-    assert figures.violations == {"I2": 1}
+    assert failed.outcomes["double outcomes"] == 1
+    assert failed.violations == {"I2": 1}
 
 
-def test_a_failed_world_is_shrunk_to_the_faults_it_needs() -> None:
-    (failure,) = failed(0).failures
-    smallest = shrunk(failure, model=MUTANTS["no_state_guard"].model)
+def test_a_failed_world_is_shrunk_to_the_faults_it_needs(failed: Figures) -> None:
+    (failure,) = failed.failures
+    smallest = shrunk(failure, model=MUTANTS["settle_twice"].model)
 
     assert 0 < len(smallest.plan.kinds) < len(NOISE)
     assert "--without" in smallest.command
@@ -70,22 +74,21 @@ def test_a_failed_world_is_shrunk_to_the_faults_it_needs() -> None:
         smallest.run()
 
 
-def test_a_failed_world_is_kept_once(tmp_path: Path) -> None:
+def test_a_failed_world_is_kept_once(failed: Figures, tmp_path: Path) -> None:
     corpus = tmp_path / "seeds.txt"
-    (failure,) = failed(0).failures
+    (failure,) = failed.failures
     for _ in range(2):
         keep(corpus, failure)
     (line,) = corpus.read_text().splitlines()
 
-    assert line.split("#")[0].strip() == "0 noise"
+    assert line.split("#")[0].strip() == f"{failure.seed} noise"
     assert "# I2" in line
 
 
-def test_the_evidence_is_generated_from_the_figures(tmp_path: Path) -> None:
-    figures = failed(0)
-    trials = [tried("no_state_guard", seeds=2)]
+def test_the_evidence_is_generated_from_the_figures(failed: Figures, tmp_path: Path) -> None:
+    trials = [tried("settle_twice", seeds=20)]
     page, data = evidence.write(
-        tmp_path / "deep" / "simulation", figures, trials, command="make it", at="abc", clock=ManualClock(), took=1.2
+        tmp_path / "deep" / "simulation", failed, trials, command="make it", at="abc", clock=ManualClock(), took=1.2
     )
     told = json.loads(data.read_text())
 
@@ -93,7 +96,7 @@ def test_the_evidence_is_generated_from_the_figures(tmp_path: Path) -> None:
     assert "2026-01-01 00:00 UTC" in page.read_text()
     assert "1 of 1; 0 of 0 harmless ones left alone" in page.read_text()
     assert (told["seeds"], told["double_outcomes"], told["command"]) == (1, 1, "make it")
-    assert told["mutants"][0]["seed"] == 0
+    assert told["mutants"][0]["seed"] == failed.failures[0].seed
 
 
 def test_the_command_line_runs_many_worlds_and_replays_one(capsys: pytest.CaptureFixture[str]) -> None:

@@ -39,7 +39,7 @@ def test_there_are_more_than_a_few_and_each_says_what_it_does() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "invariant"), [("no_fence", "I5"), ("settle_twice", "I2"), ("paused_queue_gives", "I14")]
+    ("name", "invariant"), [("claim_keeps_fence", "I4"), ("settle_twice", "I2"), ("paused_queue_gives", "I14")]
 )
 def test_a_mutant_is_caught_in_a_world_that_holds_without_it(name: str, invariant: str) -> None:
     trial = tried(name, seeds=20)
@@ -58,7 +58,7 @@ def test_what_is_harmless_is_not_caught() -> None:
 
 @pytest.mark.usefixtures("newcomers")
 def test_one_that_nobody_finds_out_fails_the_trial(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["same", "no_state_guard", "--seeds", "2", "--processes", "1"]) == 1
+    assert main(["same", "claim_keeps_fence", "--seeds", "2", "--processes", "1"]) == 1
 
     told = capsys.readouterr().out
 

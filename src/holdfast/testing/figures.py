@@ -55,14 +55,15 @@ class Figures:
     @classmethod
     def of(cls, world: World, violation: Violation | None = None) -> "Figures":
         """Return the figures of a world that has run its course, or was stopped by a violation."""
-        stage, witness = world.stage, world.stage.witness
+        stage, witness, records = world.stage, world.stage.witness, world.stage.model.records
         faults = Counter({kind: n for kind, n in stage.weather.counts().items() if kind not in PARTING})
         figures = cls(
             seeds=1,
             seconds=stage.loop.time(),
             calls=witness.steps,
             faults=faults + Counter(stage.server.counts) + stage.deeds,
-            jobs=Counter(str(job.state) for job in stage.model.records.values()),
+            # What was deleted, discarded or kept for long enough is forgotten; by whom and when, the witness has checked.
+            jobs=Counter(str(job.state) if (job := records.get(ref)) else "forgotten" for ref in witness.stories),
             verdicts=Counter(witness.verdicts),
             runs=witness.runs,
             again=witness.again,

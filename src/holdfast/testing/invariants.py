@@ -338,7 +338,9 @@ class Witness:
 
     def _charged(self, job: JobRecord, decision: Finish | PutBack, *, stopped: bool) -> None:
         """See that a run was charged to what its settlement says, and to nothing else."""
-        after = self._model.records[job.ref]
+        after = self._model.records.get(job.ref)
+        if after is None:
+            return  # put back, and too old to start again
         for budget in ("failures", "stalls", "releases"):
             more = getattr(after, budget) - getattr(job, budget)
             expected = decision.charge == budget and not stopped
@@ -346,8 +348,8 @@ class Witness:
 
     def _put_back(self, job: JobRecord, decision: Finish | PutBack, *, stopped: bool) -> None:
         """See that a job stands where it was put back to, unless it is on its way again."""
-        after = self._model.records[job.ref]
-        if stopped or isinstance(decision, Finish) or after.state is State.ACTIVE:
+        after = self._model.records.get(job.ref)
+        if stopped or isinstance(decision, Finish) or after is None or after.state is State.ACTIVE:
             return
         if decision.after:
             due = self._clock.now() + decision.after
@@ -468,8 +470,12 @@ class Witness:
                     self._require(not self._has_room(job), "I16", f"{ref}: parked under {job.parked_under}, with room")
                 case State.DELAYED:
                     self._require(job.run_at > now, "I16", f"{ref}: due since {job.run_at}, not promoted at {now}")
+                case State.FAILED:
+                    late = job.redrive_at is not None and job.redrive_at <= now
+                    self._require(not late, "I16", f"{ref}: its rule was to redrive it at {job.redrive_at}")
                 case _:
                     pass
+            self._require(not self._forgettable(job), "I8", f"{ref}: kept for longer than it must be: {_shown(job)}")
             waits = job.state in (State.WAITING, State.DELAYED)
             self._require(not (waits and lapsed(job, now)), "I10", f"{ref}: not expired at {now}: {job.expires_at}")
 
@@ -512,6 +518,7 @@ class Witness:
         self, revisions: Sequence[Revision], answers: Sequence[Revised], before: Mapping[Ref, JobRecord]
     ) -> Told:
         expected: Told = Counter()
+        unfinished = {ref for ref, job in before.items() if job.state not in TERMINAL}
         for revision, answer in zip(revisions, answers, strict=True):
             was, job = before.get(revision.ref), self._model.records.get(revision.ref)
             if was is None or answer.verdict in ("refused", "gone"):
@@ -529,35 +536,36 @@ class Witness:
                     fine = job is not None and job.state is State.CANCELLED
                     self._require(fine and was.state in (State.WAITING, State.DELAYED), "I11", _shown(was))
                     story.ends += 1
+                    unfinished.discard(was.ref)
                     expected[JobCancelled, was.ref, was.starts] += 1
                 case Redrive():
                     self._require(was.state in REDRIVABLE, "I3", f"{was.ref}: redriven: {_shown(was)}")
-                    self._redriven(was)
+                    self._redriven(was, unfinished)
                     expected[JobRedriven, was.ref, was.starts] += 1
                 case Delete():
                     self._require(was.state is not State.ACTIVE, "I3", f"{was.ref}: deleted: {_shown(was)}")
                     story.deleted = True
+                    unfinished.discard(was.ref)
                     expected[JobDeleted, was.ref, was.starts] += 1
                 case _:
                     pass
         return expected
 
-    def _redriven(self, was: JobRecord) -> None:
+    def _redriven(self, was: JobRecord, unfinished: set[Ref]) -> None:
+        """Take in that a job begins anew; `unfinished`: those that are not over at that moment."""
         story = self._story(was.ref)
         story.ends = story.starts = story.cancels = 0
         for key in was.keys:
             # A key that no unfinished job named was forgotten; it has the limit of the one that names it again.
-            alive = any(
-                key.name in [other.name for other in job.keys] and job.state not in TERMINAL and ref != was.ref
-                for ref, job in self._model.records.items()
-                if ref.queue == was.queue
-            )
-            if not alive:
+            others = (self._model.records[ref] for ref in unfinished if ref.queue == was.queue)
+            if not any(key.name == other.name for job in others for other in job.keys):
                 self._limits[was.queue, key.name] = key.limit
+        unfinished.add(was.ref)
 
     def _passed(self, verb: str, before: Mapping[Ref, JobRecord], changed: Sequence[Ref], gone: Sequence[Ref]) -> Told:
         """Take in what time alone has done in this step: what expired, what was forgotten, what a rule redrove."""
         expected: Told = Counter()
+        ruled: list[JobRecord] = []
         now = self._clock.now()
         for ref in changed:
             was, job = before.get(ref), self._model.records[ref]
@@ -567,8 +575,8 @@ class Witness:
                 self._require(lapsed(job, now), "I10", f"{ref}: expired before {job.expires_at}, at {now}")
                 self._story(ref).ends += 1
                 expected[JobExpired, ref, job.starts] += 1
-            elif verb == "sweep" and (was.state, job.state) == (State.FAILED, State.WAITING):
-                self._redriven(was)
+            elif (was.state, job.state) == (State.FAILED, State.WAITING):
+                ruled.append(was)
                 expected[JobRedriven, ref, was.starts] += 1
         for ref in gone:
             was, story = before[ref], self._story(ref)
@@ -578,6 +586,13 @@ class Witness:
                 expected[JobExpired, ref, was.starts] += 1
             elif verb == "sweep" and self._forgettable(was):
                 story.deleted = True
+        if ruled:
+            over = {one.ref for one in ruled}
+            unfinished = {
+                ref for ref, job in self._model.records.items() if job.state not in TERMINAL and ref not in over
+            }
+            for was in sorted(ruled, key=lambda one: (one.redrive_at or 0, one.ref)):
+                self._redriven(was, unfinished)
         return expected
 
     # ── what holds of every step ──────────────────────────────────────────────────────────────────────────────────
@@ -605,6 +620,10 @@ class Witness:
         )
         self._require(job.stalls <= job.stall.max_stalls + 1, "I7", f"{job.ref}: stalled {job.stalls} times")
         self._require(job.failures <= job.policy.retry.max_attempts, "I7", f"{job.ref}: failed {job.failures} times")
+        rule = job.policy.redrive
+        self._require(
+            job.redrives <= (rule.times if rule is not None else 0), "I7", f"{job.ref}: {job.redrives} redrives"
+        )
         self._require((job.state is State.ACTIVE) == (story.run is not None), "I5", f"{job.ref}: {_shown(job)}")
         self._require(
             (job.state in TERMINAL) == (story.ends == 1), "I2", f"{job.ref}: {story.ends} ends: {_shown(job)}"
@@ -747,8 +766,8 @@ class Witness:
         return self._settings.get(Target(kind, name), Settings())
 
     def _forgettable(self, job: JobRecord) -> bool:
-        keep = (self._setting("queue", job.queue).retention or Retention()).of(job.state)
-        return may_be_forgotten(job, keep, self._clock.now())
+        kept = self._setting("queue", job.queue).retention or Retention()
+        return job.state in TERMINAL and may_be_forgotten(job, kept.of(job.state), self._clock.now())
 
     def _story(self, ref: Ref) -> Story:
         if ref not in self.stories:

@@ -38,6 +38,7 @@ from holdfast.storage.protocol import (
     Swept,
     Verdict,
 )
+from holdfast.storage.shelf import PAUSED
 
 M = TypeVar("M", bound=type[Model])
 
@@ -311,6 +312,143 @@ class StartNotCounted(Model):
         uncounted = structs.replace(lease.job, starts=job.starts)
         self._replace(lease.job, uncounted)
         return Lease(uncounted)
+
+
+@mutant("rules")
+class SlotsIgnored(Model):
+    """A job starts though its key is at its limit."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self._shelf.full = lambda job: PAUSED + job.task if self._task_paused(job.task) else None  # type: ignore[method-assign]
+
+
+@mutant("rules")
+class NobodyUnparked(Model):
+    """A freed slot lets nobody back in line, neither at once nor by the sweep."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self._shelf.unpark = lambda queue, name: 0  # type: ignore[method-assign]
+
+
+@mutant("rules")
+class LimitForgotten(Model):
+    """A key keeps the first limit it was given, whatever later jobs say."""
+
+    def _remember(self, new: NewJob, now: int, place: int) -> Receipt:
+        slots = {key.name: self._shelf.slots.get((new.queue, key.name)) for key in new.keys}
+        limits = {name: known.limit for name, known in slots.items() if known is not None}
+        receipt = super()._remember(new, now, place)
+        for name, limit in limits.items():
+            if (new.queue, name) in self._shelf.slots:
+                self._shelf.slots[new.queue, name].limit = limit
+        return receipt
+
+
+@mutant("rules")
+class PausedTaskGives(Model):
+    """The jobs of a paused task are given out."""
+
+    def _task_paused(self, task: str) -> bool:
+        return False
+
+
+# ── time to live, retention, rules ────────────────────────────────────────────────────────────────────────────────────
+
+
+@mutant("rules")
+class NeverExpires(Model):
+    """A sweep does not look for what has waited too long."""
+
+    def _expire_aged(self, now: int) -> int:
+        return 0
+
+
+@mutant("coarse clock")
+class AgedOnlyAfterItsTime(Model):
+    """A job is not too old at the very end of its time, but after it (> for >=)."""
+
+    def _expire_aged(self, now: int) -> int:
+        return super()._expire_aged(now - 1)
+
+
+@mutant("rules")
+class ClaimOfTheAged(Model):
+    """A claim does not ask how old a job is."""
+
+    def _claim(self, owner: Owner, order: Order, now: int) -> list[Lease]:
+        aged: dict[Ref, int] = {}
+        for queue in order.queues:
+            for _, ref in list(self._lines[queue].ready) if queue in self._lines else ():
+                job = self._jobs[ref]
+                if job.expires_at is not None and job.expires_at <= now:
+                    aged[ref] = job.expires_at
+                    self._replace(job, structs.replace(job, expires_at=None))
+        leases = super()._claim(owner, order, now)
+        for ref, end in aged.items():
+            self._replace(self._jobs[ref], structs.replace(self._jobs[ref], expires_at=end))
+        return [Lease(self._jobs[lease.ref]) for lease in leases]
+
+
+@mutant("rules")
+class ExpiredInSilence(Model):
+    """What expires leaves no event."""
+
+    def _expire(self, job: JobRecord, now: int) -> None:
+        told = len(self._events)
+        super()._expire(job, now)
+        del self._events[told:]
+
+
+@mutant("rules")
+class DiscardedAtOnce(Model):
+    """What expires is always discarded, though it shall be kept as expired."""
+
+    def _expire(self, job: JobRecord, now: int) -> None:
+        super()._expire(structs.replace(job, policy=structs.replace(job.policy, on_expire="discard")), now)
+
+
+@mutant("rules")
+class ForgottenTooSoon(Model):
+    """What is over is forgotten a minute before its time."""
+
+    def _trim(self, now: int) -> int:
+        return super()._trim(now + 60_000_000)
+
+
+@mutant("rules")
+class KeptForEver(Model):
+    """What is over is never forgotten."""
+
+    def _trim(self, now: int) -> int:
+        return 0
+
+
+@mutant("rules")
+class RuleForEver(Model):
+    """A rule redrives a dead letter again and again, for its redrives are not counted."""
+
+    def _redrive(self, job: JobRecord, now: int, *, delay: int = 0, by: str | None, by_rule: bool = False) -> None:
+        super()._redrive(job, now, delay=delay, by=by, by_rule=by_rule)
+        redriven = self._jobs[job.ref]
+        self._replace(redriven, structs.replace(redriven, redrives=0))
+
+
+@mutant("rules")
+class RuleTooSoon(Model):
+    """A rule redrives a dead letter a second before its time."""
+
+    def _redrive_due(self, now: int) -> int:
+        return super()._redrive_due(now + 1_000_000)
+
+
+@mutant("rules")
+class RuleForgotten(Model):
+    """A sweep does not look for dead letters that a rule puts back."""
+
+    def _redrive_due(self, now: int) -> int:
+        return 0
 
 
 # ── beats ─────────────────────────────────────────────────────────────────────────────────────────────────────────────

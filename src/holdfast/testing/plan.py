@@ -139,6 +139,7 @@ SCENARIOS: dict[str, Plan] = {
     "noise": Plan(jobs=16, faults={"kill": 25.0, "pause": 25.0, "storm": 30.0}, rates=Rates(0.1, 0.1, 0.05, 0.3, 0.1)),
     "coarse clock": Plan(jobs=16, faults={"kill": 25.0, "pause": 25.0, "storm": 40.0}, rates=Rates(0.02), tick=1.0),
     "hush": Plan(workers=4, jobs=20, faults={"hush": 8.0, "kill": 40.0}, span=60.0),
+    "rules": Plan(workers=4, jobs=30, faults={"kill": 40.0, "hush": 15.0}, span=60.0),
     "hearing": Plan(workers=4, jobs=16, tasks=("silent", "quick"), hearing=True, span=60.0),
 }
 """Set pieces: one thing goes wrong, or a few that belong together."""

@@ -20,6 +20,9 @@ SHOWN = 60
 SHRUNK = 3
 """So many failed worlds are shrunk; more of them seldom tell more."""
 
+TOLD = 20
+"""So many failed worlds are told of; the others are in the figures."""
+
 CORPUS = Path("tests/simulation/seeds.txt")
 """Where failed worlds are kept, seen from the root of the repository."""
 
@@ -55,7 +58,8 @@ def main(argv: Sequence[str] | None = None, *, clock: Clock | None = None) -> in
     for one in run_worlds(asked.seeds, scenario=asked.scenario, without=asked.without, processes=asked.processes):
         figures.add(one)
         for failure in one.failures:
-            _report(failure, asked.without, shrink=len(figures.failures) <= SHRUNK)
+            if len(figures.failures) <= TOLD:
+                _report(failure, asked.without, shrink=len(figures.failures) <= SHRUNK)
             if asked.keep is not None:
                 keep(asked.keep, failure)
     trials: list[Trial] = []

@@ -1,7 +1,7 @@
 """What a sound record looks like by itself: where it is indexed, and until when its lease may last."""
 
 from holdfast.core.job import JobRecord
-from holdfast.core.lifecycle import TERMINAL, State
+from holdfast.core.lifecycle import State
 from holdfast.core.retention import Keep
 
 
@@ -24,12 +24,10 @@ def place_of(job: JobRecord) -> tuple[str, int] | None:
 
 def may_be_forgotten(job: JobRecord, keep: Keep, now: int) -> bool:
     """Say whether a job that is over has been kept for as long as it must be."""
-    if job.state not in TERMINAL or job.finished is None:
-        return False
     if job.kept_until is not None:
         return job.kept_until <= now
-    # How many are kept no world comes near to.
-    return job.finished + keep.age <= now
+    # No world comes near to how many are kept.
+    return job.finished is not None and job.finished + keep.age <= now
 
 
 def right_lease_end(job: JobRecord, now: int) -> int:

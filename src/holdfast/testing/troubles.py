@@ -29,7 +29,7 @@ class Troubles:
         self._operator = Node("operator")
         self._net = SimNet(stage.server)
         self._lid_closed = False
-        self._hushed: set[str] = set()
+        self._hushed: dict[Target, None] = {}
 
     async def bring(self) -> None:
         """Bring trouble, until cancelled."""
@@ -64,9 +64,9 @@ class Troubles:
                 await station.start()
 
     async def speak(self) -> None:
-        """Let the queues go on that were paused; once no order to pause one is under way any more."""
-        for queue in sorted(self._hushed):
-            await self._pause(queue, paused=False)
+        """Let go on what was paused; once no order to pause anything is under way any more."""
+        for target in self._hushed:
+            await self._pause(target, paused=False)
 
     async def _repeat(self, kind: str, gap: float) -> None:
         rng = Random(f"{kind} {self._stage.seed}")
@@ -183,13 +183,15 @@ class Troubles:
         await self._revise("storm", [Cancel(ref, "storm") for ref in rng.sample(refs, rng.randint(0, len(refs)))])
 
     async def _do_hush(self, rng: Random) -> None:
-        """Pause a queue for a while, as an operator does."""
-        queue, length = rng.choice(("default", OTHER)), rng.uniform(1, 30)
-        self._hushed.add(queue)
-        self._stage.note("hush", queue, round(length, 3))
-        await self._pause(queue, paused=True)
+        """Pause a queue or a task for a while, as an operator does."""
+        queues, tasks = ("default", OTHER), list(self._stage.app.tasks)
+        target = Target("queue", rng.choice(queues)) if rng.random() < 0.5 else Target("task", rng.choice(tasks))
+        length = rng.uniform(1, 30)
+        self._hushed[target] = None
+        self._stage.note("hush", target.kind, target.name, round(length, 3))
+        await self._pause(target, paused=True)
         await asyncio.sleep(length)
-        await self._pause(queue, paused=False)
+        await self._pause(target, paused=False)
 
     async def _do_redrive(self, rng: Random) -> None:
         refs = [ref for ref, job in self._stage.model.records.items() if job.state in REDRIVABLE]
@@ -204,10 +206,10 @@ class Troubles:
         with contextlib.suppress(StorageError):
             await self._net.revise(revisions)
 
-    async def _pause(self, queue: str, *, paused: bool) -> None:
+    async def _pause(self, target: Target, *, paused: bool) -> None:
         self._stage.deeds["hush"] += paused
         with contextlib.suppress(StorageError):
-            await self._net.tune(Target("queue", queue), Settings(paused=paused), by="operator")
+            await self._net.tune(target, Settings(paused=paused), by="operator")
 
     def _idle_station(self, rng: Random) -> Station | None:
         if self._stage.healed or self._lid_closed:

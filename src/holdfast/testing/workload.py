@@ -10,7 +10,7 @@ from holdfast.app import Holdfast
 from holdfast.context import current_job
 from holdfast.control import Reject, Snooze
 from holdfast.core.job import Ref
-from holdfast.options import CallOptions, Retry, Stall
+from holdfast.options import TTL, AutoRedrive, CallOptions, Retry, Stall
 from holdfast.task import Call
 
 OTHER = "other"
@@ -144,6 +144,14 @@ def define(app: Holdfast, journal: Journal, rng: Random, here: Callable[[], str]
             current_job().log.info("part", number=part)
             await asyncio.sleep(2)
 
+    @task(retry=few, singleton=True)
+    async def lonely(n: int) -> None:
+        await asyncio.sleep(rng.uniform(0, 4))
+
+    @task(retry=Retry(max_attempts=2, base="1s"), auto_redrive=AutoRedrive("5s", times=1))
+    async def ruled(n: int) -> None:
+        raise Misfortune("as always, and once more by a rule")
+
     @task(retry=few)
     async def choosy(n: int) -> None:
         if n % 2:
@@ -156,10 +164,18 @@ def drawn(app: Holdfast, rng: Random, number: int) -> Call[object]:
     """Return a call of any task, with options drawn from the dice."""
     task = app.tasks[rng.choice(list(app.tasks))]
     options = CallOptions(id=f"{number:02d}")
-    if rng.random() < 0.2:
-        options["delay"] = rng.uniform(1, 30)
+    delay = rng.uniform(1, 30) if rng.random() < 0.2 else 0.0
+    if delay:
+        options["delay"] = delay
     if rng.random() < 0.2:
         options["priority"] = rng.randint(-3, 3)
     if rng.random() < 0.15:
         options["stall"] = Stall(max_count=rng.randint(0, 3))
+    if rng.random() < 0.15:
+        options["ttl"] = TTL(delay + rng.randint(1, 60), on_expire=rng.choice(("fail", "discard")))
+    if rng.random() < 0.25:
+        options["concurrency_key"] = rng.choice(("red", "green"))
+        options["concurrency_limit"] = rng.randint(1, 2)
+    if rng.random() < 0.1:
+        options["result_ttl"] = rng.uniform(1, 20)
     return task.options(**options).call(number)

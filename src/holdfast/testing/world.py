@@ -229,7 +229,7 @@ def _first(error: Exception) -> Exception:
 
 
 def _is_over(job: Any) -> bool:
-    return job.state in TERMINAL
+    return job.state in TERMINAL and job.redrive_at is None
 
 
 if __name__ == "__main__":
