@@ -62,7 +62,7 @@ class Figures:
             seconds=stage.loop.time(),
             calls=witness.steps,
             faults=faults + Counter(stage.server.counts) + stage.deeds,
-            # What was deleted, discarded or kept for long enough is forgotten; by whom and when, the witness has checked.
+            # What was deleted, discarded or kept for long enough is forgotten; the witness has checked why.
             jobs=Counter(str(job.state) if (job := records.get(ref)) else "forgotten" for ref in witness.stories),
             verdicts=Counter(witness.verdicts),
             runs=witness.runs,
