@@ -6,32 +6,37 @@ from pathlib import Path
 import pytest
 
 from holdfast import Holdfast, Reaper, ReaperFailed, State
-from holdfast.core.job import Ref
+from holdfast.core.job import Key, Policy, Redriving, Ref
+from holdfast.core.retry import Backoff
 from holdfast.storage.protocol import Bid
 from holdfast.storage.sqlite.storage import SQLiteStorage
 from holdfast.testing import ManualClock
-from holdfast.testing.conformance.material import ALICE, BOB, claim, enqueue, new_job, record
+from holdfast.testing.conformance.material import ALICE, BOB, RAISED, claim, enqueue, new_job, record, settle, start
 
 SECOND = 1_000_000
 
 POISON = {
-    "promotion": "WHEN old.state = 'delayed' AND new.state = 'waiting'",
-    "reclaim": "WHEN old.state = 'active' AND new.fence > old.fence",
+    "reclaimed": "UPDATE ON job WHEN old.state = 'active' AND new.fence > old.fence",
+    "suspected": "UPDATE ON job WHEN old.suspect_until IS NULL AND new.suspect_until IS NOT NULL",
+    "expired": "UPDATE ON job WHEN new.state = 'expired'",
+    "promoted": "UPDATE ON job WHEN old.state = 'delayed' AND new.state = 'waiting'",
+    "unparked": "UPDATE ON job WHEN old.parked_under IS NOT NULL AND new.parked_under IS NULL",
+    "redriven": "UPDATE ON job WHEN old.state = 'failed' AND new.state = 'waiting'",
+    "trimmed": "DELETE ON job",
+    "forgotten": "DELETE ON event",
 }
 
 
 def poison(path: Path, chore: str) -> None:
     """Make one chore fail, as a record that offends a constraint would."""
     connection = sqlite3.connect(path)
-    connection.execute(
-        f"CREATE TRIGGER poison BEFORE UPDATE ON job {POISON[chore]} BEGIN SELECT RAISE(ABORT, 'poisoned'); END"
-    )
+    connection.execute(f"CREATE TRIGGER poison BEFORE {POISON[chore]} BEGIN SELECT RAISE(ABORT, 'poisoned'); END")
     connection.commit()
     connection.close()
 
 
 @pytest.mark.statement(36)
-@pytest.mark.parametrize("chore", list(POISON))
+@pytest.mark.parametrize("chore", ["promoted", "reclaimed"])
 async def test_a_failing_chore_leaves_the_others_alone(tmp_path: Path, chore: str) -> None:
     clock = ManualClock()
     storage = SQLiteStorage(tmp_path / "queue.db", clock=clock)
@@ -51,10 +56,41 @@ async def test_a_failing_chore_leaves_the_others_alone(tmp_path: Path, chore: st
 
     assert troubles
     assert all("poisoned" in trouble for trouble in troubles)
-    if chore == "reclaim":
+    if chore == "reclaimed":
         assert (taken, states[1]) == (False, State.WAITING)
     else:
         assert (taken, states[1]) == (True, State.DELAYED)
+
+
+@pytest.mark.parametrize("chore", [None, *POISON])
+async def test_a_turn_does_all_but_the_chore_that_fails(tmp_path: Path, chore: str | None) -> None:
+    clock = ManualClock()
+    storage = SQLiteStorage(tmp_path / "queue.db", clock=clock)
+    again = Policy(retry=Backoff(max_attempts=1), redrive=Redriving(3600 * SECOND))
+    await enqueue(storage, new_job("silent"), new_job("completes"), new_job("fails", policy=again))
+    silent, completes, fails = await claim(storage)
+    await settle(storage, ALICE, completes)
+    await settle(storage, ALICE, fails, RAISED)
+    # Its grace is over at the second turn, when "stalls" is the next to be suspected.
+    clock.advance(21)
+    await storage.sweep(Bid(BOB, term=None))
+    # Two are parked, and the first that ends lets one of them in: there is room for the other as long as that waits.
+    await enqueue(storage, *(new_job(name, keys=(Key("k"),)) for name in ("keyed-1", "keyed-2", "keyed-3")))
+    first, *_ = await claim(storage)
+    await settle(storage, ALICE, first)
+    await enqueue(storage, new_job("aged", ttl=SECOND), new_job("later", delay=SECOND))
+    await start(storage, new_job("stalls", queue="other"))
+    if chore is not None:
+        poison(tmp_path / "queue.db", chore)
+    clock.advance(8 * 86_400)
+    swept = await storage.sweep(Bid(BOB, term=None))
+    findings = await storage.examine()
+    await storage.close()
+
+    assert [chore for chore, did in swept.did.items() if not did] == ([] if chore is None else [chore])
+    assert ["poisoned" in trouble for trouble in swept.troubles] == ([] if chore is None else [True])
+    assert silent.ref in [stalled.lease.ref for stalled in swept.stalled] or chore == "reclaimed"
+    assert not [finding for finding in findings if finding.level == "error"]
 
 
 async def test_the_reaper_says_so(tmp_path: Path) -> None:
@@ -62,7 +98,7 @@ async def test_the_reaper_says_so(tmp_path: Path) -> None:
     storage = SQLiteStorage(tmp_path / "queue.db", clock=clock)
     await storage.open()
     await enqueue(storage, new_job("later", delay=SECOND))
-    poison(tmp_path / "queue.db", "promotion")
+    poison(tmp_path / "queue.db", "promoted")
     clock.advance(2)
     reaper = Reaper(Holdfast(storage=storage, clock=clock), election=None)
     heard: list[ReaperFailed] = []

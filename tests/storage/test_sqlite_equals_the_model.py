@@ -244,15 +244,20 @@ class Twins:
                 dice.choice(
                     (
                         Cancel(ref, "enough", "me"),
-                        Redrive(ref, "me", delay=dice.choice((0, 0, 3 * SECOND))),
+                        Redrive(ref, "me", delay=dice.choice((0, 0, 3 * SECOND)), ended=self.end(ref)),
                         Retain(ref, dice.choice((0, SECOND, 30 * SECOND))),
-                        Delete(ref),
+                        Delete(ref, ended=self.end(ref)),
                         Reschedule(ref, delay=dice.choice((None, 0, 5 * SECOND)), boost=dice.choice((None, 9))),
                         Reschedule(ref, priority=2),
                     )
                 )
             )
         await self.ask("revise", asked)
+
+    def end(self, ref: Ref) -> int | None:
+        """Return when a job ended, or another instant, or nothing."""
+        job = self.model.records.get(ref)
+        return self.dice.choice((None, None if job is None else job.finished, self.clock.now()))
 
     async def tune(self) -> None:
         dice = self.dice
@@ -299,8 +304,8 @@ class Twins:
         self.cursors[reader] = page.next
 
     async def wait(self) -> None:
-        passes = (1, 100_000, SECOND, 5 * SECOND, 9 * SECOND, -SECOND, -40 * SECOND)
-        self.clock.step_wall(self.dice.choices(passes, (4, 4, 4, 3, 2, 1, 0.5))[0] / SECOND)
+        passes = (1, 100_000, SECOND, 5 * SECOND, 9 * SECOND, 700 * SECOND, -SECOND, -40 * SECOND)
+        self.clock.step_wall(self.dice.choices(passes, (4, 4, 4, 3, 2, 0.1, 1, 0.5))[0] / SECOND)
 
     async def compare(self) -> None:
         dice = self.dice

@@ -1,0 +1,74 @@
+"""What is heard of other processes: whatever they commit is a hint, but to an owner only that it shall stop a run."""
+
+import asyncio
+from pathlib import Path
+from random import Random
+
+from holdfast.core.job import Owner, Ref
+from holdfast.core.outcome import Returned
+from holdfast.core.settlement import settlement
+from holdfast.storage.notices import Listener
+from holdfast.storage.protocol import Cancel, Order, owner_topic, queue_topic
+from holdfast.storage.sqlite import SQLiteStorage
+from holdfast.testing.conformance.notices import ready
+from tests.storage.worlds import job
+
+ANN, BEN = Owner("000000000000000a"), Owner("000000000000000b")
+
+
+async def next_of(listener: Listener) -> None:
+    """Wait for a hint; what comes with it is there then, too."""
+    async with asyncio.timeout(30):
+        await anext(listener)
+
+
+async def test_a_cancel_by_another_process_wakes_the_owner_of_the_run_and_no_other(tmp_path: Path) -> None:
+    # Two storages are two connections, and to each the other is another process.
+    here, there = SQLiteStorage(tmp_path / "jobs.db"), SQLiteStorage(tmp_path / "jobs.db")
+    await here.enqueue([job("1"), job("2"), job("3")])
+    leases = (await here.exchange(ANN, (), Order(("q",), 3))).leases
+    queue, ann, ben = (here.notices([topic]) for topic in (queue_topic("q"), owner_topic(ANN.id), owner_topic(BEN.id)))
+
+    await there.enqueue([job("other", delay=3_600_000_000)])
+    await next_of(queue)
+    assert [await ready(ann), await ready(ben)] == [False, False]
+
+    await there.revise([Cancel(Ref("q", "1"))])
+    await next_of(ann)
+    assert [await ready(queue), await ready(ben)] == [True, False]
+
+    # What it has been told, by this process or another, it is not told again; nor that there is less of it.
+    await here.revise([Cancel(Ref("q", "2"))])
+    await next_of(ann)
+    await here.exchange(ANN, [settlement(leases[0], Returned(b""), Random(1))])
+    await there.enqueue([job("another", delay=3_600_000_000)])
+    await next_of(queue)
+    while await ready(queue):
+        pass
+    assert [await ready(ann), await ready(ben)] == [False, False]
+
+    await there.revise([Cancel(Ref("q", "3"))])
+    await next_of(ann)
+    assert not await ready(ben)
+
+    for listener in (queue, ann, ben):
+        listener.close()
+    await here.close()
+    await there.close()
+
+
+async def test_who_begins_to_listen_hears_nothing_of_before(tmp_path: Path) -> None:
+    here, there = SQLiteStorage(tmp_path / "jobs.db"), SQLiteStorage(tmp_path / "jobs.db")
+    await here.open()
+    await there.enqueue([job("1")])
+    await here.exchange(ANN)
+    notices = here.notices([queue_topic("q")])
+    await asyncio.sleep(0.1)
+    before = await ready(notices)
+    await there.enqueue([job("2")])
+    await next_of(notices)
+    notices.close()
+    await here.close()
+    await there.close()
+
+    assert not before
