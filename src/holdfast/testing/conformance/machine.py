@@ -1,0 +1,708 @@
+"""Hypothesis drives a storage and the model with the same calls, under one clock, and compares all that can be seen.
+
+    from holdfast.testing.conformance.machine import equals_the_model
+
+    def test_your_storage_equals_the_model() -> None:
+        equals_the_model(lambda clock: YourStorage(clock=clock))
+
+Each example asks for a new storage, empty, that reads the clock it is given. Every answer must be the model's; so must,
+after every step, every record with its runs and log lines, the survey, the listing, and what the event log has told
+since. Leases are never forgotten: old fences and former owners are replayed on purpose. Cursors alone are opaque.
+
+It needs Hypothesis, and no other part of the package does. `settings` say how long it looks; what it finds it shrinks.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any, TypeVar
+
+from msgspec import structs
+
+from holdfast.clock import SECOND
+from holdfast.core.events import AnyEvent, Event, EventsTrimmed, OnRequest, WorkerStarted
+from holdfast.core.job import (
+    JobRecord,
+    Key,
+    NewJob,
+    Owner,
+    Policy,
+    RecordedError,
+    Redriving,
+    Ref,
+    StallSetting,
+    StallTerms,
+)
+from holdfast.core.leadership import Term
+from holdfast.core.lease import Lease
+from holdfast.core.lifecycle import State
+from holdfast.core.outcome import (
+    Cancelled,
+    Interrupted,
+    Outcome,
+    Raised,
+    Rejected,
+    Returned,
+    Snoozed,
+    Stalled,
+    TimedOut,
+    Unknown,
+    Unreadable,
+)
+from holdfast.core.retention import Keep, Retention
+from holdfast.core.retry import Backoff
+from holdfast.core.settlement import Settlement, settlement
+from holdfast.storage.model import Model
+from holdfast.storage.protocol import (
+    EVENTS_END,
+    Beat,
+    Bid,
+    Cancel,
+    Delete,
+    EventPage,
+    NewLogLine,
+    Order,
+    Query,
+    Reader,
+    Redrive,
+    Renewal,
+    Reschedule,
+    Retain,
+    Revision,
+    Settings,
+    Storage,
+    Target,
+    WorkerInfo,
+)
+from holdfast.testing.clock import ManualClock
+
+try:
+    from hypothesis import settings as HypothesisSettings
+    from hypothesis import strategies as st
+    from hypothesis.stateful import (
+        Bundle,
+        MultipleResults,
+        RuleBasedStateMachine,
+        consumes,
+        initialize,
+        invariant,
+        multiple,
+        rule,
+        run_state_machine_as_test,
+    )
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "holdfast.testing.conformance.machine needs Hypothesis: install it, as in pip install hypothesis",
+        name=error.name,
+    ) from error
+
+T = TypeVar("T")
+
+Make = Callable[[ManualClock], Storage]
+"""What makes a new, empty storage that reads this clock."""
+
+QUEUES = ("a", "ü:/.")
+TASKS = ("t", "u")
+OWNERS = tuple(Owner(f"{number:016x}", f"w{number}", "h", number) for number in range(1, 4))
+ERROR = RecordedError("ValueError", "no ☃", "trace")
+DAY = 86_400 * SECOND
+
+# ── what the calls are made of ────────────────────────────────────────────────────────────────────────────────────────
+
+queues = st.sampled_from(QUEUES)
+tasks = st.sampled_from(TASKS)
+owners = st.sampled_from(OWNERS)
+perhaps = st.sampled_from((None, None, None, None, None, None, 30 * SECOND, 6 * SECOND, SECOND, 0))
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When a call is made: seconds after the last one, or at an instant that is due, or just before or after."""
+
+    seconds: float = 0.0
+    due: int | None = None
+    off: int = 0
+
+
+instants = st.builds(Moment, due=st.integers(0, 3), off=st.sampled_from((0, 1, -1)))
+moments = st.one_of(
+    st.just(Moment()),
+    st.just(Moment()),
+    st.builds(Moment, st.sampled_from((0.000_001, 0.1, 1, 4))),
+    st.builds(Moment, st.sampled_from((9, 25, 61, -0.000_001, -6, -40))),
+    instants,
+)
+rests = st.builds(Moment, st.sampled_from((4, 4, 25, 25, 61, -40, 8 * 86_400))) | instants
+places = st.integers(0, 7)
+"""Which job is meant: one that is there, counted from the newest, or beyond them one that is not."""
+
+
+keys = st.sampled_from(
+    (
+        (),
+        (),
+        (Key("k"),),
+        (Key("k", 2),),
+        (Key("k", 2),),
+        (Key("k", 3), Key("l")),
+        (Key("l"), Key("k")),
+        (Key("singleton:t"),),
+    )
+)
+
+stalls = st.sampled_from(
+    (
+        StallTerms(),
+        StallTerms(),
+        StallTerms(lease=8 * SECOND, max_stalls=3, renewed=False),
+        StallTerms(lease=4 * SECOND, max_stalls=0),
+        StallTerms(start_grace=15 * SECOND, pinned=("start_grace", "lease")),
+    )
+)
+
+policies = st.sampled_from(
+    (
+        Policy(),
+        Policy(),
+        Policy(retry=Backoff(max_attempts=9, kind="fixed", jitter=0.0), version=3),
+        Policy(retry=Backoff(max_attempts=1), redrive=Redriving(after=2 * SECOND, times=2)),
+        Policy(retry=Backoff(max_attempts=1), on_worker_lost="fail", redrive=Redriving(after=SECOND)),
+        Policy(on_expire="discard", result_ttl=5 * SECOND),
+        Policy(result_ttl=0, on_expire="discard"),
+    )
+)
+
+jobs = st.builds(
+    NewJob,
+    queue=queues,
+    id=st.sampled_from(("", "", "", "", "j0", "j1", "j4")),
+    task=tasks,
+    payload=st.builds(bytes, st.sampled_from((2, 0, 9000))),
+    headers=st.sampled_from(({}, {"k": "v ☃"})),
+    tags=st.sampled_from(((), ("x", "y"), ("x",))),
+    delay=st.sampled_from((0, 0, 0, 0, 1, SECOND, 20 * SECOND)),
+    run_at=st.sampled_from((None, None, None, None, -SECOND, 0, 3 * SECOND)),
+    priority=st.sampled_from((0, 0, 5, -3)),
+    boost=st.sampled_from((0, 0, 300 * SECOND, -SECOND)),
+    fair_key=st.sampled_from((None, "tenant")),
+    ttl=perhaps,
+    timeout=perhaps,
+    deadline=st.sampled_from((None, None, None, SECOND, 60 * SECOND)),
+    heartbeat_timeout=perhaps,
+    keys=keys,
+    stall=stalls,
+    policy=policies,
+    schedule=st.sampled_from((None, "s")),
+    parent=st.sampled_from((None, "p")),
+)
+"""Wishes. An id is the next new one unless it is named; `run_at` and `deadline` count from now."""
+
+outcomes: st.SearchStrategy[Outcome] = st.one_of(
+    st.builds(Returned, st.builds(bytes, st.sampled_from((2, 2, 5000)))),
+    st.sampled_from((Raised(ERROR), Raised(ERROR), Raised(ERROR, after=0), Raised(ERROR, final=True), TimedOut(ERROR))),
+    st.sampled_from(
+        (TimedOut(ERROR, final=True), Rejected(ERROR), Unreadable(ERROR), Cancelled(), Cancelled("why", "me"))
+    ),
+    st.sampled_from((Interrupted("shutdown"), Interrupted("prefetch", SECOND), Snoozed(3 * SECOND), Snoozed(0))),
+    st.sampled_from((Stalled("process_died", 12, "owner", "signal 9"), Stalled("lease_expired"), Unknown(2 * SECOND))),
+)
+
+orders = st.builds(
+    Order,
+    st.sampled_from((QUEUES, ("a",), ("ü:/.", "a", "none"), ("a", "a", "ü:/."))),
+    st.sampled_from((5, 1, 2, 128, 0)),
+)
+
+log_lines = st.sampled_from(
+    (
+        (),
+        (),
+        (NewLogLine("info", "done", {"n": "1"}, ago=5),),
+        (NewLogLine("warning", "☃", {}), NewLogLine("debug", "", {"a": "b"}, ago=2 * SECOND)),
+    )
+)
+
+
+@dataclass(frozen=True)
+class Sign:
+    """What one renewal tells, whichever lease it is for."""
+
+    sign: bool
+    extend: bool
+    ran: int | None
+    silent: int | None
+    progress: float | None
+    note: str | None
+    log: tuple[NewLogLine, ...]
+    times: int
+    """How often each line is told; a log keeps a thousand."""
+
+    def of(self, lease: Lease) -> Renewal:
+        """Return the renewal of a lease."""
+        return Renewal(
+            lease.ref,
+            lease.fence,
+            sign=self.sign,
+            extend=self.extend,
+            ran=self.ran,
+            silent=self.silent,
+            progress=self.progress,
+            note=self.note,
+            log=self.log * self.times,
+        )
+
+
+signs = st.builds(
+    Sign,
+    sign=st.booleans(),
+    extend=st.sampled_from((True, True, True, False)),
+    ran=perhaps,
+    silent=perhaps,
+    progress=st.sampled_from((None, 0.5, 1.0)),
+    note=st.sampled_from((None, "half")),
+    log=log_lines,
+    times=st.sampled_from((1, 1, 600)),
+)
+
+infos = st.none() | st.builds(
+    WorkerInfo,
+    queues=st.sampled_from((QUEUES, ())),
+    concurrency=st.just(10),
+    active=st.sampled_from((0, 3)),
+    turned_ago=st.sampled_from((0, SECOND)),
+    stopping=st.booleans(),
+)
+
+bys = st.sampled_from((None, "me"))
+nobody = st.just(Ref("", ""))
+revisions: st.SearchStrategy[Revision] = st.one_of(
+    st.builds(Cancel, nobody, st.sampled_from(("enough", "why", None)), bys),
+    st.builds(Redrive, nobody, bys, st.sampled_from((0, 0, 1, 4 * SECOND)), st.sampled_from((None, None, 0, 1))),
+    st.builds(Delete, nobody, bys, st.sampled_from((None, None, 0, 1))),
+    st.builds(
+        Reschedule,
+        nobody,
+        delay=st.sampled_from((None, 0, 1, 5 * SECOND)),
+        priority=st.sampled_from((None, 2)),
+        boost=st.sampled_from((None, 9, -SECOND)),
+        by=bys,
+    ),
+    st.builds(Retain, nobody, st.sampled_from((0, SECOND, DAY))),
+)
+"""What to do; to whom is said beside it. `ended` counts from the end that the job came to."""
+
+on_request: tuple[OnRequest, ...] = ("enqueued", "rescheduled", "started", "progressed", "suspected", "queue_drained")
+keeps = st.sampled_from((None, Keep(0), Keep(2 * SECOND), Keep(DAY, 0), Keep(DAY, 1), Keep(DAY, 2)))
+queue_settings = st.one_of(
+    st.builds(Settings, paused=st.sampled_from((False, True, False))),
+    st.builds(
+        Settings,
+        stall=st.builds(
+            StallSetting,
+            lease=st.sampled_from((None, 5 * SECOND)),
+            max_stalls=st.sampled_from((None, 0, 3)),
+            start_grace=st.sampled_from((None, 0, 10 * SECOND)),
+            renewed=st.sampled_from((None, False)),
+        ),
+    ),
+    st.builds(Settings, retention=st.builds(Retention, completed=keeps, failed=keeps, cancelled=keeps, expired=keeps)),
+    st.builds(Settings, record=st.sampled_from((on_request, ("started", "queue_drained"), ()))),
+)
+tunings = st.one_of(
+    st.tuples(st.builds(Target, st.just("queue"), queues), queue_settings),
+    st.tuples(st.builds(Target, st.just("task"), tasks), st.builds(Settings, paused=st.booleans())),
+    st.tuples(
+        st.builds(Target, st.just("worker"), st.sampled_from([owner.id for owner in OWNERS])),
+        st.builds(Settings, quiet=st.sampled_from((None, True, False)), stop=st.sampled_from((None, True))),
+    ),
+)
+
+queries = st.builds(
+    Query,
+    queues=st.sampled_from(((), ("a",), QUEUES, ("none",))),
+    states=st.sampled_from(
+        ((), (State.WAITING,), (State.FAILED, State.COMPLETED, State.ACTIVE), (State.EXPIRED, State.CANCELLED))
+    ),
+    tasks=st.sampled_from(((), ("u",), ("t", "u"))),
+    reasons=st.sampled_from(((), ("exhausted", "why"), ("stalled",))),
+    tags=st.sampled_from(((), ("x",), ("x", "y"))),
+    ended_after=st.none() | st.sampled_from((-10 * SECOND, 0)),
+    ended_before=st.none() | st.sampled_from((-SECOND, 1)),
+    id=st.sampled_from((None, None, "j3")),
+    limit=st.sampled_from((1, 2, 50)),
+)
+"""What to list; `ended_after` and `ended_before` count from now."""
+
+
+class StorageMachine(RuleBasedStateMachine):
+    """A storage beside the model. `won`: leases to be settled. `kept`: every lease there ever was, stale before long.
+
+    Use `equals_the_model`, or derive from it where your storage can do more.
+    """
+
+    won: Bundle[Lease] = Bundle("won")
+    kept: Bundle[Lease] = Bundle("kept")
+
+    def __init__(self, make: Make) -> None:
+        super().__init__()
+        self.clock = ManualClock()
+        self.model = Model(self.clock)
+        self.dice = Random(7)
+        self.refs: list[Ref] = []
+        self.leases: list[Lease] = []
+        self.terms: list[Term] = []
+        self.ends: set[int] = set()
+        """When terms run out."""
+
+        self.cursors: list[tuple[str, str]] = []
+        """Where the event log was read to: the model's word for it, and the storage's."""
+
+        self._loop = asyncio.new_event_loop()
+        self.storage = make(self.clock)
+        self._run(self.storage.open())
+        self._keep_cursor(self.model.events(None, 1), self._run(self.storage.events(limit=1)))
+
+    def teardown(self) -> None:
+        """Ask the storage whether it is sound, and close it."""
+        try:
+            findings = self._run(self.storage.examine())
+            assert not [finding for finding in findings if finding.level == "error"]
+        finally:
+            self._run(self.storage.close())
+            self._run(self._loop.shutdown_default_executor())
+            self._loop.close()
+
+    # ── the flow ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @initialize(targets=(won, kept), wishes=st.lists(jobs, min_size=3, max_size=6), by=owners, order=orders)
+    def begin(self, wishes: Sequence[NewJob], by: Owner, order: Order) -> MultipleResults[Lease]:
+        """Begin with jobs, some of them claimed: whatever rules Hypothesis is about to do without."""
+        self._enqueue(wishes)
+        return self._exchange(by, [], order)
+
+    @rule(when=moments, wishes=st.lists(jobs, min_size=1, max_size=4))
+    def enqueue(self, when: Moment, wishes: Sequence[NewJob]) -> None:
+        """Enqueue, perhaps what is there already."""
+        self._wait(when)
+        self._enqueue(wishes)
+
+    @rule(targets=(won, kept), when=moments, by=owners, order=orders)
+    def claim(self, when: Moment, by: Owner, order: Order) -> MultipleResults[Lease]:
+        """Claim and settle nothing."""
+        self._wait(when)
+        return self._exchange(by, [], order)
+
+    @rule(
+        targets=(won, kept),
+        when=moments,
+        lease=consumes(won),
+        outcome=outcomes,
+        others=st.lists(st.tuples(kept, outcomes), max_size=3),
+        order=st.none() | orders,
+    )
+    def settle(
+        self,
+        when: Moment,
+        lease: Lease,
+        outcome: Outcome,
+        others: Sequence[tuple[Lease, Outcome]],
+        order: Order | None,
+    ) -> MultipleResults[Lease]:
+        """Settle a lease as its owner, with others that may be anybody's, and perhaps claim in the same call."""
+        self._wait(when)
+        return self._exchange(_owner(lease), [(lease, outcome), *others], order)
+
+    @rule(
+        targets=(won, kept),
+        lease=kept,
+        outcome=outcomes,
+        by=st.none() | owners,
+        twice=st.booleans(),
+        order=st.none() | orders,
+    )
+    def replay(
+        self, lease: Lease, outcome: Outcome, by: Owner | None, twice: bool, order: Order | None
+    ) -> MultipleResults[Lease]:
+        """Settle what was settled, reclaimed, redriven or deleted before: as the owner of old, or as another."""
+        return self._exchange(by or _owner(lease), [(lease, outcome)] * (1 + twice), order)
+
+    @rule(
+        targets=(won, kept),
+        when=moments,
+        late=st.none() | st.builds(Moment, st.sampled_from((25, 25, 9, 61))),
+        holder=places,
+        held=st.none() | signs | signs,
+        others=st.lists(st.tuples(places, signs), max_size=3),
+        info=infos,
+        told=st.booleans(),
+        last=st.sampled_from((False, False, False, True)),
+    )
+    def renew(
+        self,
+        when: Moment,
+        late: Moment | None,
+        holder: int,
+        held: Sign | None,
+        others: Sequence[tuple[int, Sign]],
+        info: WorkerInfo | None,
+        told: bool,
+        last: bool,
+    ) -> MultipleResults[Lease]:
+        """Beat for all that an owner holds, and for leases of old, be they its own or another's.
+
+        `late`: a sweep comes first, so that it may be a suspect that beats.
+        """
+        leases: Sequence[Lease] = ()
+        if late is not None:
+            self._wait(late)
+            leases = self._sweep(Bid(OWNERS[0], None))
+        self._wait(when)
+        active = [job for job in self.model.records.values() if job.state is State.ACTIVE]
+        by = _owner(Lease(active[holder % len(active)])) if active else OWNERS[holder % len(OWNERS)]
+        renewals = [held.of(Lease(job)) for job in active if held is not None and job.owner == by.id]
+        renewals += [sign.of(self.leases[-1 - place]) for place, sign in others if place < len(self.leases)]
+        events: tuple[Event, ...] = ()
+        if told:
+            events = (WorkerStarted(owner=by.id, host=by.host, pid=by.pid, queues=QUEUES, concurrency=3),)
+        beat = Beat(by, tuple(renewals), info, events, last=last)
+        self._same(self.model.renew(beat), self.storage.renew(beat))
+        return self._won(leases)
+
+    @rule(
+        targets=(won, kept),
+        first=moments,
+        by=owners,
+        term=st.sampled_from((None, None, 4 * SECOND, SECOND)),
+        grace=st.sampled_from((3 * SECOND, 3 * SECOND, 0)),
+        then=st.lists(rests, max_size=3),
+        dead=st.none() | st.none() | owners,
+        resigns=st.sampled_from((None, None, 0, 1, 2)),
+    )
+    def sweep(
+        self,
+        first: Moment,
+        by: Owner,
+        term: int | None,
+        grace: int,
+        then: Sequence[Moment],
+        dead: Owner | None,
+        resigns: int | None,
+    ) -> MultipleResults[Lease]:
+        """Sweep, elected or not, and perhaps again after a while; reclaim what somebody held who is known to be dead.
+
+        What is reclaimed is to be settled. The sweeper may resign, be it from a term that is long over.
+        """
+        leases: list[Lease] = []
+        for when in (first, *then):
+            self._wait(when)
+            leases += self._sweep(Bid(by, term, grace=grace))
+        if dead is not None:
+            taken = self._same(self.model.reclaim(dead.id, by), self.storage.reclaim(dead.id, by))
+            leases += [stalled.lease for stalled in taken.stalled]
+        if resigns is not None and resigns < len(self.terms):
+            given_up = self.terms[-1 - resigns]
+            self.model.resign(given_up)
+            self._run(self.storage.resign(given_up))
+        return self._won(leases)
+
+    # ── the operator's hand ───────────────────────────────────────────────────────────────────────────────────────
+
+    @rule(when=moments, asked=st.lists(st.tuples(places, revisions), min_size=1, max_size=4))
+    def revise(self, when: Moment, asked: Sequence[tuple[int, Revision]]) -> None:
+        """Cancel, redrive, delete, reschedule, retain: whatever stands there."""
+        self._wait(when)
+        changes = [self._meant(revision, self._ref(place)) for place, revision in asked]
+        self._same(self.model.revise(changes), self.storage.revise(changes))
+
+    @rule(tunings=st.lists(tunings, min_size=1, max_size=2), by=bys)
+    def tune(self, tunings: Sequence[tuple[Target, Settings]], by: str | None) -> None:
+        """Pause, resume, set terms, retention, and what is recorded."""
+        for target, told in tunings:
+            self._same(self.model.tune(target, told, by), self.storage.tune(target, told, by=by))
+
+    # ── reading ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @rule(
+        query=queries,
+        names=st.sampled_from((("a",), ("none", "a"), QUEUES)),
+        back=st.none() | st.integers(0, 20),
+        limit=st.sampled_from((1, 3, 1000)),
+        of=st.none() | places,
+        reader=st.builds(Reader, st.sampled_from(("r", "s")), st.sampled_from(("p", "q"))),
+        handled=st.sampled_from((None, 0, 1, 9, EVENTS_END)),
+    )
+    def look(
+        self,
+        query: Query,
+        names: tuple[str, ...],
+        back: int | None,
+        limit: int,
+        of: int | None,
+        reader: Reader,
+        handled: int | str | None,
+    ) -> None:
+        """Survey queues by name, turn all pages of a listing, and read events: anybody's, and a named reader's."""
+        self._same(self.model.survey(names), self.storage.survey(names))
+        self._list(query)
+        mine, its = (None, None) if back is None else self.cursors[-1 - back % len(self.cursors)]
+        ref = None if of is None else self._ref(of)
+        self._read(self.model.events(mine, limit, None, ref), self._run(self.storage.events(its, limit=limit, ref=ref)))
+        match handled:
+            case None:
+                mine, its = None, None
+            case int():
+                mine, its = self.cursors[-1 - handled % len(self.cursors)]
+            case str():
+                mine, its = handled, handled
+        self._read(
+            self.model.events(mine, limit, reader), self._run(self.storage.events(its, limit=limit, reader=reader))
+        )
+
+    # ── after every step ──────────────────────────────────────────────────────────────────────────────────────────
+
+    @invariant()
+    def every_record_run_and_log_line_is_the_same(self) -> None:
+        """The model's records, runs and log lines are the storage's."""
+        refs = [*self.refs, Ref("none", "j0")]
+        self._same(self.model.get(refs), self.storage.get(refs))
+
+    @invariant()
+    def the_survey_is_the_same(self) -> None:
+        """Counters count what there is."""
+        self._same(self.model.survey(), self.storage.survey())
+
+    @invariant()
+    def the_listing_is_the_same(self) -> None:
+        """Nothing is listed in another order, or twice, or not at all."""
+        whole = Query(limit=1000)
+        mine, its = self.model.find(whole), self._run(self.storage.find(whole))
+        assert (its.jobs, its.next) == (mine.jobs, None)
+
+    @invariant()
+    def the_same_was_told(self) -> None:
+        """What the event log has told since the last step is what the model's has."""
+        mine, its = self.cursors[-1]
+        self._read(self.model.events(mine, 1000), self._run(self.storage.events(its, limit=1000)))
+
+    # ── what all of it rests on ───────────────────────────────────────────────────────────────────────────────────
+
+    def _run(self, call: Coroutine[Any, Any, T]) -> T:
+        return self._loop.run_until_complete(call)
+
+    def _same(self, expected: T, call: Coroutine[Any, Any, T]) -> T:
+        self.model.knocked.clear()
+        answer = self._run(call)
+        assert answer == expected
+        return expected
+
+    def _list(self, query: Query) -> None:
+        now = self.clock.now()
+        query = structs.replace(
+            query,
+            ended_after=None if query.ended_after is None else now + query.ended_after,
+            ended_before=None if query.ended_before is None else now + query.ended_before,
+        )
+        mine, its = self.model.find(query), self._run(self.storage.find(query))
+        assert its.jobs == mine.jobs
+        while mine.next is not None:
+            assert its.next is not None
+            mine = self.model.find(structs.replace(query, after=mine.next))
+            its = self._run(self.storage.find(structs.replace(query, after=its.next)))
+            assert its.jobs == mine.jobs
+        assert its.next is None
+
+    def _wait(self, when: Moment) -> None:
+        if when.due is None:
+            self.clock.step_wall(when.seconds)
+            return
+        now = self.clock.now()
+        due = {instant for job in self.model.records.values() for instant in _instants(job)} | self.ends
+        ahead = sorted(instant for instant in due if instant > now)
+        if ahead:
+            self.clock.step_wall((ahead[when.due % len(ahead)] + when.off - now) / SECOND)
+
+    def _ref(self, place: int) -> Ref:
+        there = [job.ref for job in self.model.find(Query(limit=100)).jobs]
+        gone = [ref for ref in self.refs if ref not in there] or [Ref("none", "j0")]
+        return there[place] if place < len(there) else gone[place % len(gone)]
+
+    def _meant(self, revision: Revision, ref: Ref) -> Revision:
+        job = self.model.records.get(ref)
+        if isinstance(revision, Redrive | Delete) and revision.ended is not None:
+            ended = (0 if job is None else job.finished or 0) + revision.ended
+            return structs.replace(revision, ref=ref, ended=ended)
+        return structs.replace(revision, ref=ref)
+
+    def _enqueue(self, wishes: Sequence[NewJob]) -> None:
+        now = self.clock.now()
+        asked: list[NewJob] = []
+        for job in wishes:
+            wish = structs.replace(
+                job,
+                id=job.id or f"j{len(self.refs)}",
+                run_at=None if job.run_at is None else now + job.run_at,
+                deadline=None if job.deadline is None else now + job.deadline,
+            )
+            asked.append(wish)
+            if wish.ref not in self.refs:
+                self.refs.append(wish.ref)
+        self._same(self.model.enqueue(asked), self.storage.enqueue(asked))
+
+    def _exchange(
+        self, by: Owner, settled: Sequence[tuple[Lease, Outcome]], order: Order | None
+    ) -> MultipleResults[Lease]:
+        asked: list[Settlement] = [settlement(lease, outcome, self.dice, took=0.5) for lease, outcome in settled]
+        answer = self._same(self.model.exchange(by, asked, order), self.storage.exchange(by, asked, order))
+        return self._won(answer.leases)
+
+    def _sweep(self, bid: Bid) -> list[Lease]:
+        swept = self._same(self.model.sweep(bid), self.storage.sweep(bid))
+        self.terms += swept.terms
+        self.ends |= {self.clock.now() + term.length for term in swept.terms}
+        return [stalled.lease for stalled in swept.stalled]
+
+    def _won(self, leases: Sequence[Lease]) -> MultipleResults[Lease]:
+        self.leases += leases
+        return multiple(*leases)
+
+    def _read(self, mine: EventPage, its: EventPage) -> None:
+        assert [_bare(event) for event in its.events] == [_bare(event) for event in mine.events]
+        self._keep_cursor(mine, its)
+
+    def _keep_cursor(self, mine: EventPage, its: EventPage) -> None:
+        if not self.cursors or int(self.cursors[-1][0]) < int(mine.next):
+            self.cursors.append((mine.next, its.next))
+
+
+def equals_the_model(make: Make, settings: HypothesisSettings | None = None) -> None:
+    """Hold the storages that `make` makes equal to the model; how long to look is up to the settings."""
+
+    def machine() -> StorageMachine:
+        return StorageMachine(make)
+
+    run_state_machine_as_test(machine, settings=settings)  # type: ignore[arg-type]
+
+
+def _owner(lease: Lease) -> Owner:
+    return next(owner for owner in OWNERS if owner.id == lease.job.owner)
+
+
+def _bare(event: AnyEvent) -> AnyEvent:
+    if isinstance(event, EventsTrimmed):
+        return EventsTrimmed(oldest="")
+    return structs.replace(event, cursor="")
+
+
+def _instants(job: JobRecord) -> Iterator[int]:
+    """Yield every instant at which something about a job changes."""
+    match job.state:
+        case State.ACTIVE:
+            found = (job.suspect_until or job.lease_until, job.progress_until)
+        case State.DELAYED:
+            found = (job.run_at, job.expires_at)
+        case State.WAITING:
+            found = (job.expires_at, None)
+        case _:
+            found = (job.redrive_at or job.kept_until, (job.finished or 0) + 2 * SECOND)
+    yield from (instant for instant in found if instant is not None)

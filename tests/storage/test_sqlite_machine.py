@@ -1,0 +1,73 @@
+"""Hypothesis asks the model and SQLite the same, and replays old fences: every answer, record and event is the same.
+
+`HYPOTHESIS_PROFILE=thorough make test ARGS=tests/storage/test_sqlite_machine.py` looks longer, and elsewhere each time.
+"""
+
+import os
+import subprocess
+import sys
+from itertools import count
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+
+from holdfast.storage.memory import MemoryStorage
+from holdfast.storage.protocol import Storage
+from holdfast.storage.sqlite.storage import SQLiteStorage
+from holdfast.testing import ManualClock
+from holdfast.testing.conformance.machine import equals_the_model
+from holdfast.testing.mutants import MUTANTS
+
+SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
+BRIEF = settings(
+    derandomize=True,
+    max_examples=80,
+    stateful_step_count=50,
+    deadline=None,
+    suppress_health_check=SLOW,
+    print_blob=True,
+)
+PROFILES = {
+    "brief": BRIEF,
+    "thorough": settings(BRIEF, derandomize=False, max_examples=3000, stateful_step_count=80),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_every_answer_and_every_state_is_the_models(tmp_path: Path) -> None:
+    numbers = count()
+
+    def make(clock: ManualClock) -> Storage:
+        return SQLiteStorage(tmp_path / f"{next(numbers)}.db", clock=clock, durability="fast")
+
+    equals_the_model(make, PROFILES[os.environ.get("HYPOTHESIS_PROFILE", "brief")])
+
+
+@pytest.mark.parametrize(
+    "broken", ["no_fence", "no_owner", "no_state_guard", "no_duplicate_rule", "reclaim_keeps_fence", "run_left_open"]
+)
+def test_the_machine_sees_what_is_broken(broken: str) -> None:
+    def make(clock: ManualClock) -> Storage:
+        storage = MemoryStorage(clock=clock)
+        storage.model = MUTANTS[broken].model(clock)
+        return storage
+
+    with pytest.raises(AssertionError):
+        equals_the_model(make, settings(BRIEF, max_examples=500, phases=[Phase.generate], report_multiple_bugs=False))
+
+
+def test_nothing_but_the_machine_needs_hypothesis() -> None:
+    code = (
+        "import sys\n"
+        "sys.modules['hypothesis'] = None\n"
+        "import holdfast.testing.conformance\n"
+        "try:\n"
+        "    import holdfast.testing.conformance.machine\n"
+        "except ModuleNotFoundError as error:\n"
+        "    print(error)\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+
+    assert "pip install hypothesis" in run.stdout
