@@ -1,0 +1,310 @@
+"""Kills a process at every call of the script, and looks at what is left: run as a process of its own.
+
+    python -m tests.system.crash_farm FOLDER INSIDE [FROM TO]
+
+It imports everything once, and forks a lane for each point while it has no thread. The lane forks the process that is
+killed, then opens the file itself, as a new process, holds it against the model, lets an honest worker finish the work,
+and holds the records against the event log. One line of JSON comes out for each point.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import sqlite3
+import sys
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from holdfast import Holdfast, Timing
+from holdfast.core.events import (
+    AnyEvent,
+    JobCancelled,
+    JobCompleted,
+    JobDeleted,
+    JobEvent,
+    JobExpired,
+    JobFailed,
+    JobRedriven,
+    JobReleased,
+    JobRetried,
+    JobStalled,
+)
+from holdfast.core.job import JobDetail, Ref
+from holdfast.core.lifecycle import TERMINAL, State
+from holdfast.storage.memory import MemoryStorage
+from holdfast.storage.protocol import Query, Settings, Storage, Target
+from holdfast.storage.sqlite.storage import SQLiteStorage
+from holdfast.testing import ManualClock
+from tests.system.crash_script import ACTS, MAY_VANISH, QUEUES, Play
+
+LANES = 4
+PATIENCE = 30.0
+"""Seconds that the honest worker gets; it needs a few tenths."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """Where a process is killed: after so many answers, or so many seconds `inside` the next call."""
+
+    calls: int
+    inside: float | None = None
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All that can be seen of a storage, and the instant at which it is looked at."""
+
+    at: int
+    seen: tuple[Any, ...]
+
+
+async def look(storage: Storage) -> tuple[Any, ...]:
+    """Return all that can be seen of a storage."""
+    listed = (await storage.find(Query(limit=1000))).jobs
+    details = await storage.get([job.ref for job in listed])
+    return listed, details, await storage.survey(), (await storage.events(limit=10_000)).events
+
+
+async def snapshots(start: int) -> list[Snapshot]:
+    """Return what the model looks like after none, one, two ... calls."""
+    clock = ManualClock(start)
+    play = Play(MemoryStorage(clock=clock), clock)
+    found = [Snapshot(clock.now(), await look(play.storage))]
+    for act in ACTS:
+        clock.advance(act.rest)
+        await act.call(play)
+        found.append(Snapshot(clock.now(), await look(play.storage)))
+    return found
+
+
+# ── the process that is killed ────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def perform(path: Path, start: int, point: Point, tell: int) -> None:
+    """Play the script up to a point and die; each answer is announced, with the seconds that the call took."""
+    clock = ManualClock(start)
+    storage = SQLiteStorage(path, clock=clock)
+    await storage.open()
+    play = Play(storage, clock)
+    due = threading.Event()
+    if point.inside is not None:
+        threading.Thread(target=strike, args=(due, point.inside), daemon=True).start()
+    for number, act in enumerate(ACTS):
+        if number == point.calls:
+            if point.inside is None:
+                os.kill(os.getpid(), signal.SIGKILL)
+            due.set()
+        clock.advance(act.rest)
+        began = time.perf_counter()
+        await act.call(play)
+        os.write(tell, f"{time.perf_counter() - began:.6f}\n".encode())
+        if number == point.calls:
+            await asyncio.sleep(PATIENCE)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def strike(due: threading.Event, after: float) -> None:
+    """Kill this process so many seconds after it has become due."""
+    due.wait()
+    time.sleep(after)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed(path: Path, start: int, point: Point) -> list[float]:
+    """Have a process perform and die; return how long each call took that was answered."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.close(reading)
+            asyncio.run(perform(path, start, point, writing))
+        except BaseException:
+            traceback.print_exc()
+        os._exit(1)
+    os.close(writing)
+    with os.fdopen(reading) as told:
+        answered = [float(line) for line in told]
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status), "the script failed"
+    assert os.WTERMSIG(status) == signal.SIGKILL
+    return answered
+
+
+# ── what is left of it ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def one(path: Path, statement: str) -> Any:
+    """Return the first value that a statement yields."""
+    connection = sqlite3.connect(path)
+    try:
+        return connection.execute(statement).fetchone()[0]
+    finally:
+        connection.close()
+
+
+def examine(path: Path, start: int, point: Point, states: Sequence[Snapshot]) -> dict[str, Any]:
+    """Kill a process at a point and look at what is left; return what there is to tell."""
+    answered = len(killed(path, start, point))
+    assert answered in (point.calls, point.calls + 1), f"{answered} calls were answered"
+    assert one(path, "PRAGMA integrity_check") == "ok"
+    # A call in flight has been done or not; nothing of it is half done, and nothing is lost that was answered.
+    candidates = [answered] if point.inside is None or answered > point.calls else [answered, answered + 1]
+    found = asyncio.run(matching(path, [(number, states[number]) for number in candidates]))
+    asyncio.run(finish(path, {job.ref for job in states[found].seen[0]}))
+    assert one(path, "PRAGMA integrity_check") == "ok"
+    for table in ("slot", "key", "uniq"):
+        assert one(path, f"SELECT count(*) FROM {table}") == 0, f"{table} is not empty"
+    return {
+        "calls": point.calls,
+        "inside": point.inside,
+        "answered": answered > point.calls,
+        "done": found > point.calls,
+    }
+
+
+async def matching(path: Path, candidates: Sequence[tuple[int, Snapshot]]) -> int:
+    """Return which state of the model the file is in."""
+    *others, (last, expected) = candidates
+    for number, state in others:
+        if await seen_at(path, state.at) == state.seen:
+            return number
+    for part, wanted in zip(await seen_at(path, expected.at), expected.seen, strict=True):
+        assert part == wanted
+    return last
+
+
+async def seen_at(path: Path, at: int) -> tuple[Any, ...]:
+    """Return all that can be seen of a file at an instant."""
+    storage = SQLiteStorage(path, clock=ManualClock(at))
+    try:
+        return await look(storage)
+    finally:
+        await storage.close()
+
+
+async def finish(path: Path, refs: set[Ref]) -> None:
+    """Let an honest worker finish, and hold the records against the events."""
+    app = Holdfast(f"sqlite:///{path}", timing=Timing(lease=1, sweep=0.1, grace=0.1))
+
+    @app.task(name="t")
+    async def task() -> str:
+        return "done"
+
+    async with app:
+        storage = app.storage
+        survey = await storage.survey()
+        for queue in survey.queues:
+            if queue.paused:
+                await storage.tune(Target("queue", queue.queue), Settings(paused=False))
+        for name in survey.paused_tasks:
+            await storage.tune(Target("task", name), Settings(paused=False))
+        async with app.worker(queues=QUEUES, drain=1):
+            until = time.monotonic() + PATIENCE
+            while not await over(storage):
+                assert time.monotonic() < until, (await storage.find(Query(limit=1000))).jobs
+                await asyncio.sleep(0.01)
+        details = {detail.job.ref: detail for detail in await storage.get(sorted(refs)) if detail is not None}
+        survey = await storage.survey()
+        listed = (await storage.find(Query(limit=1000))).jobs
+        events = (await storage.events(limit=100_000)).events
+        findings = await storage.examine()
+    assert not [finding for finding in findings if finding.level == "error"], findings
+    assert {job.ref for job in listed} == set(details)
+    assert refs - set(details) <= MAY_VANISH
+    assert {
+        (queue.queue, state): count for queue in survey.queues for state, count in queue.counts.items() if count
+    } == (Counter((job.queue, job.state) for job in listed))
+    assert not any(queue.parked for queue in survey.queues)
+    for ref in sorted(refs):
+        ended_once(ref, details.get(ref), [event for event in events if concerns(event, ref)])
+
+
+async def over(storage: Storage) -> bool:
+    """Say whether all is over, and no rule is about to put something back in line."""
+    survey = await storage.survey()
+    if any(count and state not in TERMINAL for queue in survey.queues for state, count in queue.counts.items()):
+        return False
+    failed = (await storage.find(Query(states=(State.FAILED,), limit=1000))).jobs
+    return all(job.redrive_at is None for job in failed)
+
+
+def concerns(event: AnyEvent, ref: Ref) -> bool:
+    return isinstance(event, JobEvent) and (event.queue, event.id) == (ref.queue, ref.id)
+
+
+def ended_once(ref: Ref, detail: JobDetail | None, events: Sequence[AnyEvent]) -> None:
+    """Hold what is kept of one job against what was told of it: one end, and one outcome for each run."""
+    deleted = sum(isinstance(event, JobDeleted) for event in events)
+    redriven = sum(isinstance(event, JobRedriven) for event in events)
+    ends = sum(isinstance(event, JobCompleted | JobFailed | JobCancelled | JobExpired) for event in events)
+    outcomes = Counter(
+        event.run
+        for event in events
+        if isinstance(event, JobCompleted | JobFailed | JobRetried | JobReleased)
+        or (isinstance(event, JobCancelled) and event.was == State.ACTIVE)
+        or (isinstance(event, JobStalled) and event.action == "recovered")
+    )
+    if detail is None:
+        assert ends >= 1 or deleted, ref
+        return
+    if ref not in MAY_VANISH:  # else the id may have been another job's before
+        assert (ends, deleted) == (redriven + 1, 0), (ref, events)
+        assert outcomes == dict.fromkeys(range(1, detail.job.starts + 1), 1), (ref, outcomes, detail)
+    assert detail.job.state in TERMINAL
+    assert detail.job.owner is None
+    assert [run.number for run in detail.runs] == list(range(1, detail.job.starts + 1)), ref
+    assert all(run.end is not None and run.ended for run in detail.runs), ref
+    fences = [run.fence for run in detail.runs]
+    assert fences == sorted(set(fences)), ref
+
+
+# ── all points ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def lane(path: Path, start: int, point: Point, states: Sequence[Snapshot]) -> int:
+    """Fork a process that examines one point and prints what it found; return its pid."""
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        found = examine(path, start, point, states)
+    except BaseException as error:
+        name = ACTS[point.calls].name if point.calls < len(ACTS) else "the end"
+        trouble = "".join(traceback.format_exception(error))[-3000:]
+        found = {"calls": point.calls, "inside": point.inside, "trouble": f"at {name!r}: {trouble}"}
+    # A single write of less than a pipe's buffer is whole.
+    os.write(1, json.dumps(found).encode() + b"\n")
+    os._exit(0)
+
+
+def main(folder: Path, inside: int, first: int, last: int) -> None:
+    """Examine every point from one to another."""
+    dice = Random(1)
+    start = time.time_ns() // 1000 - 600_000_000
+    states = asyncio.run(snapshots(start))
+    usual = killed(folder / "rehearsal.db", start, Point(len(ACTS)))
+    points: list[Point] = []
+    for calls in range(first, min(last, len(ACTS)) + 1):
+        points.append(Point(calls))
+        if calls < len(ACTS):
+            points += [Point(calls, dice.random() ** 2 * usual[calls]) for _ in range(inside)]
+    lanes: set[int] = set()
+    for number, point in enumerate(points):
+        if len(lanes) == LANES:
+            lanes.discard(os.wait()[0])
+        lanes.add(lane(folder / f"{number}.db", start, point, states))
+    while lanes:
+        lanes.discard(os.wait()[0])
+
+
+if __name__ == "__main__":
+    sys.stdout.flush()
+    main(Path(sys.argv[1]), int(sys.argv[2]), *map(int, sys.argv[3:] or ("0", "1000")))

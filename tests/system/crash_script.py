@@ -1,0 +1,301 @@
+"""What the process that is killed does: one storage call after the other, the same each time, on a clock of its own.
+
+The script runs on any storage, so the model can say what must be there after each call.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from holdfast.clock import SECOND
+from holdfast.core.events import WorkerStarted
+from holdfast.core.job import Key, NewJob, Owner, Policy, RecordedError, Redriving, Ref, StallSetting, StallTerms
+from holdfast.core.leadership import Term
+from holdfast.core.lease import Lease
+from holdfast.core.outcome import (
+    Cancelled,
+    Interrupted,
+    Outcome,
+    Raised,
+    Rejected,
+    Returned,
+    Snoozed,
+    Stalled,
+    TimedOut,
+    Unknown,
+    Unreadable,
+)
+from holdfast.core.retention import Keep, Retention
+from holdfast.core.retry import Backoff
+from holdfast.core.settlement import settlement
+from holdfast.storage.protocol import (
+    Beat,
+    Bid,
+    Cancel,
+    Delete,
+    NewLogLine,
+    Order,
+    Reader,
+    Redrive,
+    Renewal,
+    Reschedule,
+    Retain,
+    Revision,
+    Settings,
+    StalledLease,
+    Storage,
+    Target,
+    WorkerInfo,
+)
+from holdfast.testing import ManualClock
+
+QUEUES = ("main", "keyed", "aged", "brief")
+ALICE = Owner("00000000000a11ce", "alice", "h", 1)
+BOB = Owner("0000000000000b0b", "bob", "h", 2)
+REAPER = Owner("000000000000cafe", "reaper", "h", 3)
+ERROR = RecordedError("ValueError", "no good", "Traceback ...")
+QUICK = StallTerms(lease=4 * SECOND, max_stalls=3)
+
+
+@dataclass
+class Play:
+    """A storage that the script is played on, and what it has won there."""
+
+    storage: Storage
+    clock: ManualClock
+    held: dict[str, Lease] = field(default_factory=dict[str, Lease])
+    spent: list[Lease] = field(default_factory=list[Lease])
+    stalled: list[StalledLease] = field(default_factory=list[StalledLease])
+    terms: list[Term] = field(default_factory=list[Term])
+
+
+@dataclass(frozen=True)
+class Act:
+    """One storage call: its name, the seconds that pass before it, and how it is made."""
+
+    name: str
+    rest: float
+    call: Callable[[Play], Awaitable[Any]]
+
+
+def job(id_: str, queue: str = "main", **fields: Any) -> NewJob:
+    fields = {"stall": QUICK, "task": "t", **fields}
+    return NewJob(queue=queue, id=id_, payload=b"{}", **fields)
+
+
+def enqueue(*jobs: NewJob) -> Callable[[Play], Awaitable[Any]]:
+    return lambda play: play.storage.enqueue(jobs)
+
+
+def exchange(
+    owner: Owner, outcomes: dict[str, Outcome] | None = None, order: Order | None = None
+) -> Callable[[Play], Awaitable[Any]]:
+    """Settle what is held under these ids, and claim."""
+
+    async def call(play: Play) -> None:
+        leases = [(play.held.pop(id_), outcome) for id_, outcome in (outcomes or {}).items()]
+        play.spent += [lease for lease, _ in leases]
+        asked = [settlement(lease, outcome, Random(7), took=0.5) for lease, outcome in leases]
+        answer = await play.storage.exchange(owner, asked, order)
+        play.held.update({lease.ref.id: lease for lease in answer.leases})
+
+    return call
+
+
+def replay(owner: Owner) -> Callable[[Play], Awaitable[Any]]:
+    return lambda play: play.storage.exchange(
+        owner, [settlement(lease, Returned(b"late"), Random(7)) for lease in play.spent[:3]]
+    )
+
+
+def settle_stalled() -> Callable[[Play], Awaitable[Any]]:
+    async def call(play: Play) -> None:
+        taken, play.stalled = play.stalled, []
+        asked = [
+            settlement(one.lease, Stalled(one.reason, silent_for=one.silent_for, owner=one.owner), Random(7))
+            for one in taken
+        ]
+        await play.storage.exchange(REAPER, asked)
+
+    return call
+
+
+def renew(owner: Owner, *ids: str, **fields: Any) -> Callable[[Play], Awaitable[Any]]:
+    async def call(play: Play) -> None:
+        told = {name: fields.pop(name) for name in ("worker", "events", "last") if name in fields}
+        renewals = tuple(Renewal(play.held[id_].ref, play.held[id_].fence, **fields) for id_ in ids)
+        await play.storage.renew(Beat(owner, renewals, **told))
+
+    def fresh(play: Play) -> Awaitable[Any]:
+        nonlocal fields
+        fields = dict(given)
+        return call(play)
+
+    given = dict(fields)
+    return fresh
+
+
+def sweep(term: int | None = None) -> Callable[[Play], Awaitable[Any]]:
+    async def call(play: Play) -> None:
+        swept = await play.storage.sweep(Bid(REAPER, term, grace=1 * SECOND))
+        play.stalled += swept.stalled
+        play.terms += swept.terms
+
+    return call
+
+
+def reclaim(dead: Owner) -> Callable[[Play], Awaitable[Any]]:
+    async def call(play: Play) -> None:
+        play.stalled += (await play.storage.reclaim(dead.id, REAPER)).stalled
+
+    return call
+
+
+def revise(*asked: Revision) -> Callable[[Play], Awaitable[Any]]:
+    return lambda play: play.storage.revise(asked)
+
+
+def tune(kind: Any, name: str, **settings: Any) -> Callable[[Play], Awaitable[Any]]:
+    return lambda play: play.storage.tune(Target(kind, name), Settings(**settings), by="me")
+
+
+async def resign(play: Play) -> None:
+    await play.storage.resign(play.terms[-1])
+
+
+async def lend(play: Play) -> None:
+    await play.storage.events(None, limit=5, reader=Reader("r", "p"))
+
+
+def ref(id_: str, queue: str = "main") -> Ref:
+    return Ref(queue, id_)
+
+
+RULE = Policy(retry=Backoff(max_attempts=1), redrive=Redriving(after=2 * SECOND))
+LOST = Policy(on_worker_lost="fail")
+BRIEF = Policy(result_ttl=3 * SECOND)
+KEYED = (Key("k"), Key("l", 2))
+
+# One job for each way in which a run can be settled.
+SETTLED: Sequence[tuple[str, Outcome]] = (
+    ("completed", Returned(b"3")),
+    ("large", Returned(b"x" * 6000)),
+    ("rejected", Rejected(ERROR)),
+    ("unreadable", Unreadable(ERROR)),
+    ("exhausted", Raised(ERROR)),
+    ("final", TimedOut(ERROR, final=True)),
+    ("cancelled", Cancelled("why", "me")),
+    ("now", Raised(ERROR, after=0)),
+    ("later", Raised(ERROR, after=2 * SECOND)),
+    ("overrun", TimedOut(ERROR)),
+    ("snoozed", Snoozed(SECOND)),
+    ("released", Interrupted("shutdown")),
+    ("unknown", Unknown(SECOND)),
+    ("stalled", Stalled("process_died", 5, "somebody")),
+    ("lost", Stalled("process_died", 5, "somebody")),
+)
+POLICIES = {"exhausted": RULE, "lost": LOST}
+
+ACTS: Sequence[Act] = (
+    Act("enqueue one", 0, enqueue(job("one"))),
+    Act("enqueue a duplicate", 0, enqueue(job("one"))),
+    Act("enqueue several", 0, enqueue(*(job(f"many{n}", priority=n % 3, boost=n % 3 * SECOND) for n in range(6)))),
+    Act("enqueue delayed", 0, enqueue(job("delayed", delay=2 * SECOND), job("delayed-more", delay=20 * SECOND))),
+    Act("enqueue keyed", 0.1, enqueue(*(job(f"key{n}", "keyed", keys=KEYED) for n in range(4)))),
+    Act("enqueue with a higher limit", 0, enqueue(job("key4", "keyed", keys=(Key("k", 2),)))),
+    Act("enqueue with a time to live", 0, enqueue(job("ttl", "aged", ttl=5 * SECOND))),
+    Act(
+        "enqueue, to be discarded",
+        0,
+        enqueue(
+            job("ttl-discard", "aged", ttl=5 * SECOND, policy=Policy(on_expire="discard")),
+            job("ttl-claim", "brief", ttl=SECOND, policy=Policy(on_expire="discard")),
+        ),
+    ),
+    Act("tune what is recorded", 0, tune("queue", "keyed", record=("enqueued", "started", "suspected", "progressed"))),
+    Act(
+        "enqueue for retention", 0, enqueue(*(job(f"b{n}", "brief", policy=BRIEF if n else Policy()) for n in range(4)))
+    ),
+    Act(
+        "tune retention", 0, tune("queue", "brief", retention=Retention(completed=Keep(2 * SECOND), failed=Keep(60, 1)))
+    ),
+    Act("beat for the first time", 0, renew(ALICE, worker=WorkerInfo(("main",), 9, 1))),
+    Act("claim", 0, exchange(ALICE, order=Order(("main",), 7))),
+    Act("claim under keys", 0, exchange(BOB, order=Order(("keyed",), 9))),
+    Act("claim what is too old", 1.5, exchange(BOB, order=Order(("brief",), 2))),
+    Act("renew", 0.5, renew(ALICE, "many0", "many1")),
+    Act(
+        "renew with progress and log",
+        0.1,
+        renew(BOB, "key0", sign=True, progress=0.5, note="half", log=(NewLogLine("info", "so far", {"n": "1"}),) * 3),
+    ),
+    Act(
+        "renew with events",
+        0,
+        renew(
+            ALICE,
+            "one",
+            worker=WorkerInfo(("main",), 9, 7),
+            events=(WorkerStarted(owner=ALICE.id, host="h", pid=1, queues=("main",), concurrency=9),),
+        ),
+    ),
+    Act("ask an active job to stop", 0, revise(Cancel(ref("many0"), "enough", "me"))),
+    Act("settle what was asked to stop", 0.1, exchange(ALICE, {"many0": Interrupted("shutdown")})),
+    Act("cancel, reschedule, delete", 0, revise(Cancel(ref("delayed")), Reschedule(ref("delayed-more"), delay=SECOND))),
+    Act("complete", 0, exchange(ALICE, {"one": Returned(b"1")})),
+    Act("complete and claim in the same call", 0, exchange(ALICE, {"many1": Returned(b"1")}, Order(("main",), 2))),
+    Act("free a slot", 0.1, exchange(BOB, {"key0": Returned(b"1")})),
+    Act("free a slot and take it", 0, exchange(BOB, {"key4": Raised(ERROR, after=0)}, Order(("keyed",), 9))),
+    Act(
+        "enqueue one for each end", 0, enqueue(*(job(name, policy=POLICIES.get(name, Policy())) for name, _ in SETTLED))
+    ),
+    Act("claim one for each end", 0, exchange(BOB, order=Order(("main",), 20))),
+    *(Act(f"settle: {name}", 0.01, exchange(BOB, {name: outcome})) for name, outcome in SETTLED),
+    Act("replay what was settled", 0, replay(BOB)),
+    Act("claim what was put back", 2.5, exchange(ALICE, order=Order(("main",), 30))),
+    Act(
+        "settle several ways at once, and claim",
+        0,
+        exchange(
+            ALICE, {"now": Returned(b""), "later": Rejected(ERROR), "snoozed": Raised(ERROR)}, Order(("main",), 5)
+        ),
+    ),
+    Act(
+        "redrive, one at once and one later",
+        0,
+        revise(Redrive(ref("rejected"), "me"), Redrive(ref("final"), delay=SECOND)),
+    ),
+    Act("delete what is over", 0, revise(Delete(ref("completed"), "me"), Delete(ref("unreadable")))),
+    Act("retain a result", 0, revise(Retain(ref("large"), 86_400 * SECOND))),
+    Act("cancel what waits under a key", 0, revise(Cancel(ref("key3", "keyed"), "enough"))),
+    Act("pause a queue", 0, tune("queue", "main", paused=True)),
+    Act("pause a task", 0, tune("task", "t", paused=True)),
+    Act("enqueue for a paused task", 0, enqueue(job("paused", "keyed"), job("paused-ttl", "keyed", ttl=60 * SECOND))),
+    Act("claim of a paused task", 0, exchange(BOB, order=Order(("keyed", "main"), 5))),
+    Act("resume a task", 0, tune("task", "t", paused=False)),
+    Act("resume a queue", 0, tune("queue", "main", paused=False)),
+    Act("tune stalls", 0, tune("queue", "main", stall=StallSetting(max_stalls=2))),
+    Act("settle for retention", 0, exchange(BOB, {"b0": Returned(b"0"), "b1": Returned(b"1")}, Order(("brief",), 1))),
+    Act("lend events", 0, lend),
+    Act("sweep as leader: expire, promote, redrive", 3, sweep(4 * SECOND)),
+    Act("sweep: suspect", 3, sweep()),
+    Act("renew a suspect", 0.2, renew(ALICE, "many2")),
+    Act("sweep: reclaim", 1.5, sweep()),
+    Act("settle what stalled", 0.1, settle_stalled()),
+    Act("sweep: trim and suspect", 4, sweep(4 * SECOND)),
+    Act("enqueue over a result whose time is over", 0, enqueue(job("b1", "brief", policy=BRIEF))),
+    Act("resign", 0, resign),
+    Act("claim again", 0, exchange(BOB, order=Order(("keyed", "main", "brief"), 6))),
+    Act("beat of the second", 0, renew(BOB, worker=WorkerInfo(QUEUES, 9, 6))),
+    Act("reclaim of a dead owner", 0.1, reclaim(BOB)),
+    Act("sweep once more: redrive by rule", 2, sweep()),
+    Act("settle what was reclaimed", 0, settle_stalled()),
+    Act("leave", 0, renew(ALICE, last=True)),
+)
+"""Every verb that writes, and every kind of decision."""
+
+MAY_VANISH = frozenset(
+    {*(Ref("brief", f"b{n}") for n in range(4)), ref("ttl-discard", "aged"), ref("ttl-claim", "brief")}
+)
+"""What retention forgets, or a time to live that leaves no record."""
