@@ -9,8 +9,10 @@ from random import Random
 
 import pytest
 
-from holdfast.core.job import JobDetail, Ref
+from holdfast.core.job import FOREVER, JobDetail, Ref
 from holdfast.core.lifecycle import State
+from holdfast.core.retention import Keep, Retention
+from holdfast.storage.protocol import Settings, Target
 from tests.system.farm import Farm, Line, by_job
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
@@ -62,6 +64,8 @@ def check(details: list[JobDetail], diary: dict[str, list[Line]]) -> None:
 
 async def test_every_job_completes_though_processes_are_killed_at_random(farm: Callable[..., Farm]) -> None:
     here = farm(max_count="1000")
+    # A queue keeps the newest 10,000, and all of them are to be looked at.
+    await here.storage.tune(Target("queue", "default"), Settings(retention=Retention(completed=Keep(FOREVER))))
     refs = here.enqueue("quick", 7, times=20_000)
     killed = await work_off(here, refs, kills=8, seed=1)
     details = await here.details(refs)
