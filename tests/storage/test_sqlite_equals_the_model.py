@@ -23,7 +23,7 @@ from holdfast.core.job import (
 )
 from holdfast.core.leadership import Term
 from holdfast.core.lease import Lease
-from holdfast.core.lifecycle import State
+from holdfast.core.lifecycle import TERMINAL, State
 from holdfast.core.outcome import (
     Cancelled,
     Interrupted,
@@ -62,7 +62,7 @@ from holdfast.storage.protocol import (
 from holdfast.storage.sqlite import chores, claiming, flow, slots
 from holdfast.storage.sqlite.storage import SQLiteStorage
 from holdfast.testing import ManualClock
-from tests.storage.worlds import owner
+from tests.storage.worlds import job, owner
 
 QUEUES = ("a", "b", "ü:/.", "seldom")
 TASKS = ("t", "u", "paused:t")
@@ -115,9 +115,14 @@ class Twins:
         dice = self.dice
         self.made += 1
         maybe = [None, None, dice.randrange(30 * SECOND)]
+        queue = dice.choices(QUEUES, (9, 9, 9, 1))[0]
+        name = f"j{dice.randrange(self.made) if dice.random() < 0.1 else self.made}"
+        kept = [job.ref for job in self.model.records.values() if job.kept_until is not None]
+        if kept and dice.random() < 0.2:
+            queue, name = (ref := dice.choice(kept)).queue, ref.id
         return NewJob(
-            queue=dice.choices(QUEUES, (9, 9, 9, 1))[0],
-            id=f"j{dice.randrange(self.made) if dice.random() < 0.2 else self.made}",
+            queue=queue,
+            id=name,
             task=dice.choice(TASKS),
             payload=dice.randbytes(dice.choice((0, 3, 9000))),
             headers=dice.choice(({}, {"k": "v"})),
@@ -127,7 +132,7 @@ class Twins:
             priority=(priority := dice.choice((0, 0, 5, -3))),
             boost=priority * 60 * SECOND,
             fair_key=dice.choice((None, "tenant")),
-            ttl=dice.choice((*[None] * 6, dice.randrange(30 * SECOND), dice.randrange(2 * SECOND))),
+            ttl=dice.choice((*[None] * (0 if queue == "seldom" else 6), *map(dice.randrange, (30 * SECOND, SECOND)))),
             timeout=dice.choice(maybe),
             deadline=dice.choice((None, None, self.clock.now() + dice.randrange(60 * SECOND))),
             heartbeat_timeout=dice.choice(maybe),
@@ -240,6 +245,9 @@ class Twins:
         asked: list[Revision] = []
         for _ in range(dice.randrange(1, 4)):
             ref = Ref(dice.choice(QUEUES), f"j{dice.randrange(self.made + 1)}")
+            living = [job.ref for job in self.model.records.values() if job.state not in TERMINAL]
+            if living and dice.random() < 0.4:
+                ref = dice.choice(living)
             asked.append(
                 dice.choice(
                     (
@@ -289,7 +297,7 @@ class Twins:
 
     def keep(self) -> Keep:
         dice = self.dice
-        return Keep(dice.choice((0, SECOND, 20 * SECOND, 3600 * SECOND)), dice.choice((None, None, 0, 3, 15)))
+        return Keep(dice.choice((SECOND, 9 * SECOND, 60 * SECOND, 3600 * SECOND)), dice.choice((None, 0, 1, 3, 9)))
 
     async def resign(self) -> None:
         if self.terms:
@@ -351,6 +359,9 @@ async def test_every_answer_is_that_of_the_model(tmp_path: Path, seed: int, monk
     if seed % 2:
         patch(monkeypatch, PROMOTE_LIMIT=2, EXPIRE_LIMIT=3, TRIM_LIMIT=4, SCAN_LIMIT=6)
     twins = Twins(tmp_path / "jobs.db", seed)
+    for queue in QUEUES:
+        first = Settings(retention=Retention(*(twins.keep() for _ in range(4))), record=get_args(OnRequest))
+        await twins.ask("tune", Target("queue", queue), first, "me")
     for _ in range(STEPS):
         await twins.step()
         await twins.compare()
@@ -369,3 +380,20 @@ async def test_every_answer_is_that_of_the_model(tmp_path: Path, seed: int, monk
 
     assert tuple(walked) == twins.model.find(Query(limit=100_000)).jobs
     assert not [finding for finding in findings if finding.level == "error"]
+
+
+async def test_what_is_too_old_and_what_is_too_much_go_together(tmp_path: Path) -> None:
+    twins = Twins(tmp_path / "jobs.db", 0)
+    await twins.ask("tune", Target("queue", "q"), Settings(retention=Retention(Keep(9 * SECOND, 1))), None)
+    for names in (("1",), ("2", "10", "3")):
+        twins.clock.advance(10)
+        await twins.ask("enqueue", [job(name) for name in names])
+        leases = (await twins.ask("exchange", twins.owners[0], [], Order(("q",), 10))).leases
+        settled = [settlement(lease, Returned(b""), twins.dice) for lease in leases]
+        await twins.ask("exchange", twins.owners[0], settled, None)
+    swept = await twins.ask("sweep", Bid(twins.owners[0], None))
+    left = await twins.ask("find", Query())
+    await twins.sqlite.close()
+
+    assert swept.did["trimmed"] == 3
+    assert [record.id for record in left.jobs] == ["3"]
