@@ -1,9 +1,11 @@
 """Holdfast: what the user holds. Tasks, storage, enqueueing, workers and reapers under one name."""
 
+import asyncio
 import copy
 import logging
 import os
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from datetime import timedelta
 from random import Random
 from typing import Any, ParamSpec, Self, TypeVar, Unpack, cast, get_args, overload
 
@@ -16,7 +18,7 @@ from holdfast.core.events import Event, JobEvent, OnRequest, event_name
 from holdfast.core.job import Ref
 from holdfast.dead import DeadLetters
 from holdfast.equipment import Equipment
-from holdfast.errors import StorageError, UnknownTaskError, UsageError
+from holdfast.errors import ResultTimeoutError, StorageError, UnknownTaskError, UsageError
 from holdfast.handle import Access, Job
 from holdfast.health.asgi import DegradedIs, HealthApp
 from holdfast.health.make import PATIENCE, Threshold, health_app
@@ -142,7 +144,8 @@ class Holdfast:
         """Register a handler for an event, whichever process causes it: once per app, in one of its workers.
 
         With `scope="every"` it is called in each worker process. Handlers may be coroutine functions or plain ones;
-        what they raise is logged and touches no job.
+        what they raise is logged and touches no job. Events that are recorded on request (`JobStarted` is one) are
+        heard of the queues that record them: `await app.queue(name).record(JobStarted)`.
 
         Raises:
             UsageError: that is no event class, or no such scope; or what is registered cannot be called.
@@ -211,6 +214,23 @@ class Holdfast:
             for call, receipt in zip(calls, receipts, strict=True)
         ]
 
+    async def submit_and_wait(self, call: Call[R], wait: timedelta) -> R:
+        """Enqueue a call and wait for its result; what every `enqueue_and_wait` comes down to."""
+        limit = wait.total_seconds()
+        try:
+            async with asyncio.timeout(limit):
+                (job,) = await self.submit([call])
+                try:
+                    value: R = await job.result()
+                except StorageError as error:
+                    raise _with_ids(error, [call]) from error.__cause__
+                return value
+        except TimeoutError:
+            told = (
+                f"job {call.job.id} was not over within {limit:g} s; it goes on, if the storage had taken it in by then"
+            )
+            raise ResultTimeoutError(call.job.id, told) from None
+
     async def pause_task(self, name: str, *, paused: bool, by: str | None) -> None:
         """Pause or resume a task in every queue; what `Task.pause` and `Task.resume` come down to."""
         storage = await self.opened()
@@ -241,8 +261,8 @@ class Holdfast:
         """Return a job's way back to this app."""
         codec = self.codec
         if signature is None:
-            return Access(self.opened, codec.decode)
-        return Access(self.opened, lambda data: signature.result(codec, data))
+            return Access(self.opened, codec.decode, rng=self._rng, logger=self.logger)
+        return Access(self.opened, lambda data: signature.result(codec, data), rng=self._rng, logger=self.logger)
 
     # ── queues, workers, reapers ──────────────────────────────────────────────────────────────────────────────────
 

@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from random import Random
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 from msgspec import structs
 
-from holdfast.core.events import Event, JobCompleted, JobEvent
+from holdfast.core.events import Event, JobCompleted, JobEvent, OnRequest, event_name
 from holdfast.errors import StorageError, UsageError
 from holdfast.signature import is_async
 from holdfast.storage.follow import pages
@@ -108,10 +108,22 @@ class Bus:
         Raises:
             StorageError: it cannot be read.
         """
+        await self._warn_the_deaf()
         if self._hearers.scoped("once"):
             await self._storage.events(limit=0, reader=self._reader)
         if self._hearers.scoped("every"):
             self._since = (await self._storage.events(EVENTS_END, limit=0)).next
+
+    async def _warn_the_deaf(self) -> None:
+        """Say which handlers hear nothing, because no queue records what they ask for."""
+        asked = {event_name(hearing.kind.__name__) for hearing in self._hearers.everyone()} & set(get_args(OnRequest))
+        if not asked:
+            return
+        recorded = {name for queue in (await self._storage.survey()).queues for name in queue.settings.record or ()}
+        for name in sorted(asked - recorded):
+            self._logger.warning(
+                "handlers of %s hear nothing: no queue records it; await app.queue(name).record(...) once", name
+            )
 
     def tell(self, event: Event) -> None:
         """Hand a local event, which no log has, to its handlers, soon."""

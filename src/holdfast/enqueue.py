@@ -26,6 +26,9 @@ from holdfast.options.tasks import limited
 STEP = 60_000_000
 """One step of priority is worth this many microseconds of waiting."""
 
+TAGS = 100
+"""How many tags a job may have."""
+
 STRICT_STEP = 10_000_000_000_000
 """One step of a strict task's priority: some four months, so that no waiting makes up for it."""
 
@@ -88,7 +91,7 @@ def tailored(common: NewJob, options: CallOptions, settings: TaskOptions, timing
             timing.lease, pinned=own
         )
     if "tags" in options:
-        said["tags"] = tuple(_tag(word) for word in several(options["tags"], field="tags"))
+        said["tags"] = _tags(options["tags"])
     policy = common.policy
     if "ttl" in options:
         own_ttl = living(options["ttl"])
@@ -96,6 +99,8 @@ def tailored(common: NewJob, options: CallOptions, settings: TaskOptions, timing
         policy = structs.replace(policy, on_expire=own_ttl.on_expire or policy.on_expire)
     if "result_ttl" in options:
         policy = structs.replace(policy, result_ttl=micros(duration(options["result_ttl"], field="result_ttl")))
+    if "concurrency_limit" in options:
+        limited(options["concurrency_limit"])
     made = structs.replace(common, policy=policy, **said)
     if made.ttl is not None and made.delay >= made.ttl:
         raise UsageError(
@@ -125,7 +130,14 @@ def boost(priority: int, *, strict: bool) -> int:
     return priority * (STRICT_STEP if strict else STEP)
 
 
+def _tags(given: object) -> tuple[str, ...]:
+    words = several(given, field="tags")
+    if len(words) > TAGS:
+        raise UsageError(f"tags has {len(words):,} words, and a job may have {TAGS}; put the rest into its arguments")
+    return tuple(_tag(word) for word in words)
+
+
 def _tag(word: object) -> str:
     if not isinstance(word, str):
         raise UsageError(f"tags has {shown(word)}, which is no text; write it as one")
-    return storable(word)
+    return named(storable(word), field="a tag")

@@ -1,12 +1,16 @@
 """The caller's end of a job: ask for its state, wait for its result, cancel or redrive it."""
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from random import Random
 from typing import Any, Generic, TypeVar
+
+from msgspec import structs
 
 from holdfast.core.check import remark
 from holdfast.core.duration import Duration, duration, micros
-from holdfast.core.events import AnyEvent, JobExpired
+from holdfast.core.events import AnyEvent, JobCompleted, JobExpired
 from holdfast.core.job import JobDetail, JobRecord, Ref
 from holdfast.core.lifecycle import TERMINAL, State
 from holdfast.errors import (
@@ -19,7 +23,9 @@ from holdfast.errors import (
     UsageError,
 )
 from holdfast.sideloop import PORTAL
-from holdfast.storage.protocol import Cancel, Notices, Redrive, Retain, Revised, Revision, Storage, job_topic
+from holdfast.storage.hints import Hints
+from holdfast.storage.protocol import Cancel, Redrive, Reschedule, Retain, Revised, Revision, Storage, job_topic
+from holdfast.waiting import first
 
 R_co = TypeVar("R_co", covariant=True)
 
@@ -31,11 +37,24 @@ POLL = 1.0
 
 
 class Access:
-    """A job's way back to its app: to the opened storage, and from stored bytes to a result."""
+    """A job's way back to its app: to the opened storage and its hints, and from stored bytes to a result."""
 
-    def __init__(self, storage: Callable[[], Awaitable[Storage]], convert: Callable[[bytes], Any]) -> None:
+    def __init__(
+        self,
+        storage: Callable[[], Awaitable[Storage]],
+        convert: Callable[[bytes], Any],
+        *,
+        rng: Random,
+        logger: logging.Logger,
+    ) -> None:
         self.storage = storage
         self.convert = convert
+        self._rng = rng
+        self._logger = logger
+
+    def hints(self, storage: Storage, ref: Ref) -> Hints:
+        """Return what hints at a change of a job, from now on."""
+        return Hints(storage, [job_topic(ref)], rng=self._rng, logger=self._logger)
 
 
 class Job(Generic[R_co]):
@@ -115,23 +134,25 @@ class Job(Generic[R_co]):
             StorageError: the storage cannot be asked; begin again, and the story begins again.
         """
         storage = await self._access.storage()
-        notices = storage.notices([job_topic(self._ref)])
+        hints = self._access.hints(storage, self._ref)
         cursor, told = None, False
         try:
             while True:
                 # Asked before the events are, so that whatever ended it is among them.
                 detail = (await storage.get([self._ref]))[0]
                 page = await storage.events(cursor, limit=_TOLD, ref=self._ref)
+                cursor = page.next
                 for event in page.events:
                     told = True
-                    yield event
-                cursor = page.next
-                if len(page.events) < _TOLD and (detail is None or detail.job.state in TERMINAL):
+                    yield self._readable(event)
+                # Its state is the last word only when nothing more has come: an end may be followed by a redrive.
+                if page.events:
+                    continue
+                if detail is None or detail.job.state in TERMINAL:
                     break
-                if not page.events:
-                    await _hint(notices)
+                await first(hints.next(), within=POLL)
         finally:
-            notices.close()
+            hints.close()
         if detail is None and not told:
             raise self._unknown()
 
@@ -159,6 +180,21 @@ class Job(Generic[R_co]):
         revised = await self._revise(Redrive(self._ref, remark(by, field="by")))
         if revised.verdict == "refused":
             raise UsageError(f"job {self.id} is {revised.state}; only failed, cancelled or expired jobs are redriven")
+
+    async def reschedule(self, delay: Duration, *, by: str | None = None) -> None:
+        """Let a job that has not started start `delay` from now; 0 lets it start as soon as there is room.
+
+        A job that rests between two attempts is one, too. Its time to live goes on as before.
+
+        Raises:
+            UsageError: it is running or over, or `delay` is no duration, or `by` no text.
+            JobNotFoundError: the storage knows no such job.
+            StorageError: the storage cannot be asked.
+        """
+        later = micros(duration(delay, field="delay", zero=True))
+        revised = await self._revise(Reschedule(self._ref, delay=later, by=remark(by, field="by")))
+        if revised.verdict == "refused":
+            raise UsageError(f"job {self.id} is {revised.state}; only a job that is waiting or delayed is rescheduled")
 
     async def retain(self, ttl: Duration) -> None:
         """Keep the job, which is completed, and its result for so long from now, whatever was said before.
@@ -192,13 +228,17 @@ class Job(Generic[R_co]):
         """Do as `redrive`, without a loop."""
         PORTAL.call(self.redrive(by=by), verb="redrive")
 
+    def reschedule_sync(self, delay: Duration, *, by: str | None = None) -> None:
+        """Do as `reschedule`, without a loop."""
+        PORTAL.call(self.reschedule(delay, by=by), verb="reschedule")
+
     def retain_sync(self, ttl: Duration) -> None:
         """Do as `retain`, without a loop."""
         PORTAL.call(self.retain(ttl), verb="retain")
 
     async def _awaited(self) -> R_co:
         storage = await self._access.storage()
-        notices = storage.notices([job_topic(self._ref)])
+        hints = self._access.hints(storage, self._ref)
         try:
             while True:
                 detail = (await storage.get([self._ref]))[0]
@@ -206,9 +246,19 @@ class Job(Generic[R_co]):
                     raise await self._vanished(storage)
                 if detail.job.state in TERMINAL:
                     return self._outcome(detail.job)
-                await _hint(notices)
+                # Hinted at or not: the record is the truth, so look again.
+                await first(hints.next(), within=POLL)
         finally:
-            notices.close()
+            hints.close()
+
+    def _readable(self, event: AnyEvent) -> AnyEvent:
+        """Return an event with its result as the handler returned it, or None where that cannot be read."""
+        if not isinstance(event, JobCompleted) or event.result is None:
+            return event
+        try:
+            return structs.replace(event, result=self._access.convert(event.result))
+        except Exception:
+            return structs.replace(event, result=None)
 
     def _outcome(self, job: JobRecord) -> R_co:
         if job.state is not State.COMPLETED:
@@ -251,15 +301,6 @@ class Job(Generic[R_co]):
         return JobNotFoundError(
             self.id, f"no job {self.id!r} in queue {self.queue!r}: never enqueued there, deleted, or past its retention"
         )
-
-
-async def _hint(notices: Notices) -> None:
-    """Wait until somebody hints, or for a second: the record is the truth, so look again."""
-    try:
-        async with asyncio.timeout(POLL):
-            await anext(aiter(notices))
-    except TimeoutError:
-        return
 
 
 def ended_badly(job: JobRecord) -> Exception:

@@ -1,6 +1,7 @@
 """A task: a function with a name, a queue and a policy, and the ways to enqueue a call of it."""
 
 from collections.abc import Callable, Coroutine
+from datetime import timedelta
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from msgspec import structs
@@ -52,6 +53,10 @@ class Registry(Protocol):
         """Enqueue calls in one trip."""
         ...
 
+    async def submit_and_wait(self, call: "Call[R]", wait: timedelta) -> R:
+        """Enqueue a call and wait for its result."""
+        ...
+
     async def pause_task(self, name: str, *, paused: bool, by: str | None) -> None:
         """Pause or resume a task in every queue."""
         ...
@@ -92,7 +97,7 @@ class Bound(Generic[P, R]):
 
     async def enqueue_and_wait(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Do as `Task.enqueue_and_wait`, with these options."""
-        return await (await self.enqueue(*args, **kwargs)).result(timeout=self._wait)
+        return await self._app.submit_and_wait(self.call(*args, **kwargs), self._wait)
 
     def enqueue_and_wait_sync(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Do as `Task.enqueue_and_wait_sync`, with these options."""
@@ -154,8 +159,9 @@ class Task(Generic[P, R]):
         """Enqueue a call, wait until its job is over, and return the result: for 30 s, or as `options(wait=...)` says.
 
         Raises:
-            ResultTimeoutError: it was not over in time; it goes on, and the error's `job_id` names it.
-            StorageError: see `enqueue`; or the storage cannot be asked for the result.
+            ResultTimeoutError: it was not over in time, or not even taken in; the error's `job_id` names it.
+            StorageError: see `enqueue`; or the storage cannot be asked for the result. Either way the error's `job_ids`
+                has the id.
             UsageError, JobError: see `enqueue` and `Job.result`.
         """
         return await self._plain.enqueue_and_wait(*args, **kwargs)

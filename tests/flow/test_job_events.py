@@ -138,3 +138,42 @@ def test_only_what_is_recorded_on_request_is_requested(kind: Any) -> None:
 
     with pytest.raises(UsageError, match="is not recorded on request"):
         asyncio.run(queue.record(kind))
+
+
+def test_a_result_is_told_as_the_handler_returned_it(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(timing=FAST)
+
+        @app.task(name="pair")
+        async def pair() -> tuple[int, str]:
+            return 7, "seven"
+
+        job = await pair.enqueue()
+        await stage.start(app.worker())
+        await job.result()
+        async with aclosing(job.events()) as events:
+            told = [event.result async for event in events if isinstance(event, JobCompleted)]
+
+        assert told == [(7, "seven")]
+
+    play(scenario)
+
+
+def test_a_handler_that_nobody_records_for_is_warned_of(play: Play, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(timing=FAST)
+        app.on(JobStarted)(print)
+        app.on(JobCompleted)(print)
+        await stage.start(app.worker(), "deaf")
+        await asyncio.sleep(1)
+        warned = caplog.text
+        caplog.clear()
+        await app.queue("default").record(JobStarted)
+        await stage.start(app.worker(), "hearing")
+        await asyncio.sleep(1)
+
+        assert "handlers of started hear nothing" in warned
+        assert "completed" not in warned
+        assert "hear nothing" not in caplog.text
+
+    play(scenario)

@@ -282,6 +282,8 @@ def test_a_singleton_may_not_be_sent_to_another_queue() -> None:
         ("{0}", "names '0'"),
         (7, "must be a template"),
         ("", "concurrency_key"),
+        ("{number:>{number}}", "lets an argument say how to format"),
+        (asyncio.sleep, "is a coroutine function"),
         ("singleton:x", "begins with a word that is taken"),
         ("paused:{account}", "begins with a word that is taken"),
     ],
@@ -303,4 +305,4 @@ def test_a_key_that_fails_on_its_arguments_is_refused_at_the_call() -> None:
     with pytest.raises(UsageError, match="begins with a word that is taken"):
         empty.options(concurrency_key="singleton:charge")
     with pytest.raises(UsageError, match="concurrency_limit"):
-        empty.options(concurrency_limit=0).call("a")
+        empty.options(concurrency_limit=0)

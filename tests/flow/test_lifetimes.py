@@ -1,6 +1,8 @@
 """How long a job waits and how long it is kept, as a user sees it: TTL, results, retention."""
 
 import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import aclosing
 from datetime import timedelta
 from typing import Any
 
@@ -9,18 +11,26 @@ import pytest
 from holdfast import (
     TTL,
     Holdfast,
+    Job,
     JobExpired,
     JobExpiredError,
     JobNotFoundError,
+    JobRescheduled,
     JobStalled,
     Keep,
     ResultTimeoutError,
     Retention,
     Retry,
     State,
+    StorageUnavailableError,
     TaskOptions,
     UsageError,
 )
+from holdfast.core.job import JobDetail, NewJob, Ref
+from holdfast.storage.memory import MemoryStorage
+from holdfast.storage.notices import Listener
+from holdfast.storage.protocol import Receipt
+from holdfast.testing.simloop import SimClock, SimLoop, simulate
 from tests.flow.conftest import FAST, Play, Stage
 
 
@@ -355,3 +365,117 @@ def test_a_keep_has_an_age_and_a_count() -> None:
 def test_task_options_are_checked_when_they_are_made(options: Any) -> None:
     with pytest.raises(UsageError, match=next(iter(options))):
         TaskOptions(**options)
+
+
+# ── reschedule ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_job_that_has_not_started_can_be_put_off_and_called_back(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(timing=FAST)
+        await app.queue("default").record(JobRescheduled)
+        task = quick(app)
+        off, back = await task.enqueue(1), await task.options(delay="1h").enqueue(2)
+        await off.reschedule("30s", by="ops")
+        await back.reschedule(0)
+        await stage.start(app.worker())
+        assert await back.result(timeout="1s") == 2
+        assert await off.result() == 1
+        took = stage.now
+        with pytest.raises(UsageError, match="is completed; only a job that is waiting or delayed is rescheduled"):
+            await off.reschedule("1s")
+
+        assert 30 <= took < 31
+        assert [(event.id, event.by) for event in await stage.told(JobRescheduled)] == [
+            (off.id, "ops"),
+            (back.id, None),
+        ]
+
+    play(scenario)
+
+
+# ── what goes wrong while somebody waits ──────────────────────────────────────────────────────────────────────────────
+
+
+class Moody(MemoryStorage):
+    """A storage that hangs when jobs are enqueued, cannot be read, or cannot be listened to."""
+
+    trouble = ""
+
+    async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
+        if self.trouble == "hangs":
+            await asyncio.sleep(3600)
+        return await super().enqueue(jobs)
+
+    async def get(self, refs: Sequence[Ref]) -> list[JobDetail | None]:
+        if self.trouble == "unreadable":
+            raise StorageUnavailableError("gone fishing")
+        return await super().get(refs)
+
+    def notices(self, topics: Iterable[str]) -> Listener:
+        if self.trouble == "deaf":
+            raise OSError("no line")
+        return super().notices(topics)
+
+
+def on_moody(scenario: Callable[[Stage, Moody], Coroutine[Any, Any, None]]) -> None:
+    async def main(loop: SimLoop) -> None:
+        clock = SimClock(loop)
+        storage = Moody(clock=clock)
+        await scenario(Stage(loop, clock, storage), storage)
+
+    simulate(main)
+
+
+def test_enqueue_and_wait_is_bounded_as_a_whole_and_names_the_job() -> None:
+    async def scenario(stage: Stage, storage: Moody) -> None:
+        task = quick(stage.app())
+        storage.trouble = "hangs"
+        with pytest.raises(ResultTimeoutError) as caught:
+            await task.options(wait="2s", id="order 7").enqueue_and_wait(7)
+
+        assert stage.now == pytest.approx(2)
+        assert caught.value.job_id == "order 7"
+
+    on_moody(scenario)
+
+
+def test_a_wait_that_breaks_off_tells_the_id_so_that_nothing_is_enqueued_twice() -> None:
+    async def scenario(stage: Stage, storage: Moody) -> None:
+        task = quick(stage.app())
+        storage.trouble = "unreadable"
+        with pytest.raises(StorageUnavailableError) as caught:
+            await task.enqueue_and_wait(7)
+        storage.trouble = ""
+        (job_id,) = caught.value.job_ids
+        again = await task.options(id=job_id).enqueue(7)
+
+        assert not again.created
+
+    on_moody(scenario)
+
+
+def test_a_result_and_a_story_arrive_though_nobody_can_listen() -> None:
+    async def scenario(stage: Stage, storage: Moody) -> None:
+        app = stage.app(timing=FAST)
+        task = quick(app)
+        storage.trouble = "deaf"
+        job = await task.options(delay="5s").enqueue(7)
+        await stage.start(app.worker())
+        told = asyncio.create_task(_story(job))
+
+        assert await job.result(timeout="10s") == 7
+        assert await told == ["JobCompleted"]
+
+    on_moody(scenario)
+
+
+async def _story(job: Job[Any]) -> list[str]:
+    async with aclosing(job.events()) as events:
+        return [type(event).__name__ async for event in events]
+
+
+@pytest.mark.parametrize("tags", [[""], ["x" * 1025], ["ok", 7], "word", ["t"] * 101])
+def test_tags_are_words_and_not_too_many(tags: Any) -> None:
+    with pytest.raises(UsageError, match="tag"):
+        quick(Holdfast("memory://")).options(tags=tags)

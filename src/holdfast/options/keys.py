@@ -1,5 +1,6 @@
 """Which key a call takes a slot of: named by a template over its arguments, by a function of them, or outright."""
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from string import Formatter
 from typing import Any, cast
@@ -37,6 +38,10 @@ def keyed(given: object, parameters: Iterable[str], *, task: str) -> Concurrency
         UsageError: it is neither template nor function, or the template names what the task does not take.
     """
     known = tuple(parameters)
+    if inspect.iscoroutinefunction(given):
+        raise UsageError(
+            f"concurrency_key = {shown(given)} of task {task!r} is a coroutine function; make it a plain one"
+        )
     if callable(given):
         return cast(ConcurrencyKey, given)
     if not isinstance(given, str):
@@ -45,8 +50,13 @@ def keyed(given: object, parameters: Iterable[str], *, task: str) -> Concurrency
         )
     try:
         asked = [field for _, field, _, _ in Formatter().parse(given) if field is not None]
+        sizes = [spec for _, _, spec, _ in Formatter().parse(given) if spec and "{" in spec]
     except ValueError as error:
         raise UsageError(f"concurrency_key = {shown(given)} of task {task!r} is no template: {error}") from None
+    if sizes:
+        raise UsageError(
+            f"concurrency_key = {shown(given)} of task {task!r} lets an argument say how to format; write that out"
+        )
     for field in asked:
         first = field.split(".")[0].split("[")[0]
         if first not in known:
@@ -69,5 +79,5 @@ def key_of(
         made = key.format(**arguments()) if isinstance(key, str) else key(*args, **kwargs)
     except Exception as error:
         told = key if isinstance(key, str) else getattr(key, "__name__", repr(key))
-        raise UsageError(f"concurrency_key {told!r} fails on these arguments: {error!r}; mend it") from error
+        raise UsageError(f"concurrency_key {told!r} fails on these arguments: {shown(error)}; mend it") from error
     return None if made is None else own_key(made)
