@@ -36,7 +36,7 @@ from holdfast.core.job import (
 )
 from holdfast.core.leadership import Term
 from holdfast.core.lease import Lease
-from holdfast.core.lifecycle import State
+from holdfast.core.lifecycle import TERMINAL, State
 from holdfast.core.outcome import (
     Cancelled,
     Interrupted,
@@ -134,8 +134,8 @@ moments = st.one_of(
     instants,
 )
 rests = st.builds(Moment, st.sampled_from((4, 4, 25, 25, 61, -40, 8 * 86_400))) | instants
-places = st.integers(0, 7)
-"""Which job is meant: one that is there, counted from the newest, or beyond them one that is not."""
+places = st.integers(0, 15)
+"""Which job is meant: by turns one that is active, is over, waits, or is not there."""
 
 
 keys = st.sampled_from(
@@ -166,7 +166,8 @@ policies = st.sampled_from(
         Policy(),
         Policy(),
         Policy(retry=Backoff(max_attempts=9, kind="fixed", jitter=0.0), version=3),
-        Policy(retry=Backoff(max_attempts=1), redrive=Redriving(after=2 * SECOND, times=2)),
+        Policy(retry=Backoff(max_attempts=1), redrive=Redriving(after=2 * SECOND, times=1)),
+        Policy(retry=Backoff(max_attempts=2, base=1), redrive=Redriving(after=SECOND)),
         Policy(retry=Backoff(max_attempts=1), on_worker_lost="fail", redrive=Redriving(after=SECOND)),
         Policy(on_expire="discard", result_ttl=5 * SECOND),
         Policy(result_ttl=0, on_expire="discard"),
@@ -375,11 +376,22 @@ class StorageMachine(RuleBasedStateMachine):
 
     # ── the flow ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    @initialize(targets=(won, kept), wishes=st.lists(jobs, min_size=3, max_size=6), by=owners, order=orders)
-    def begin(self, wishes: Sequence[NewJob], by: Owner, order: Order) -> MultipleResults[Lease]:
-        """Begin with jobs, some of them claimed: whatever rules Hypothesis is about to do without."""
+    @initialize(
+        targets=(won, kept),
+        wishes=st.lists(jobs, min_size=4, max_size=8),
+        by=owners,
+        order=orders,
+        ends=st.lists(outcomes, max_size=4),
+    )
+    def begin(
+        self, wishes: Sequence[NewJob], by: Owner, order: Order, ends: Sequence[Outcome]
+    ) -> MultipleResults[Lease]:
+        """Begin with jobs, some claimed and some of those settled: whatever rules Hypothesis is about to do without."""
         self._enqueue(wishes)
-        return self._exchange(by, [], order)
+        self._exchange(by, [], order)
+        settled = list(zip(self.leases, ends, strict=False))
+        self._exchange(by, settled, order)
+        return multiple(*self.leases)
 
     @rule(when=moments, wishes=st.lists(jobs, min_size=1, max_size=4))
     def enqueue(self, when: Moment, wishes: Sequence[NewJob]) -> None:
@@ -623,9 +635,13 @@ class StorageMachine(RuleBasedStateMachine):
             self.clock.step_wall((ahead[when.due % len(ahead)] + when.off - now) / SECOND)
 
     def _ref(self, place: int) -> Ref:
-        there = [job.ref for job in self.model.find(Query(limit=100)).jobs]
-        gone = [ref for ref in self.refs if ref not in there] or [Ref("none", "j0")]
-        return there[place] if place < len(there) else gone[place % len(gone)]
+        there = list(self.model.records.values())
+        over = [job.ref for job in there if job.state in TERMINAL]
+        active = [job.ref for job in there if job.state is State.ACTIVE]
+        in_line = [job.ref for job in there if job.state in (State.WAITING, State.DELAYED)]
+        gone = [ref for ref in self.refs if ref not in self.model.records] or [Ref("none", "j0")]
+        kind = (active, over, in_line, gone)[place % 4] or gone
+        return kind[place // 4 % len(kind)]
 
     def _meant(self, revision: Revision, ref: Ref) -> Revision:
         job = self.model.records.get(ref)
