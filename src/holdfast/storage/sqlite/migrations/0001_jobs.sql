@@ -68,7 +68,8 @@ CREATE TABLE job (
     UNIQUE (queue, id)
 ) STRICT;
 
--- A move from state to state looks at the terms of every index, so these begin with whatever is seldom true.
+-- A move from state to state looks at the terms of every index, so they begin with whatever is seldom true, and none asks
+-- for one of several states: SQLite would build a table of these for each row that moves.
 
 CREATE INDEX job_ready ON job (queue, score, id)
     WHERE state = 'waiting' AND parked_under IS NULL;
@@ -99,11 +100,11 @@ CREATE INDEX job_cancelling ON job (owner)
     WHERE cancel_at IS NOT NULL AND state = 'active';
 
 CREATE INDEX job_over ON job (queue, state, seq)
-    WHERE state IN ('completed', 'failed', 'cancelled', 'expired');
+    WHERE finished IS NOT NULL;
 
 -- What retention forgets: by its queue's terms, the longest ended first; or where a result has a lifetime of its own.
 CREATE INDEX job_ended ON job (queue, state, finished)
-    WHERE state IN ('completed', 'failed', 'cancelled', 'expired') AND (kept_until IS NULL OR state <> 'completed');
+    WHERE finished IS NOT NULL AND (kept_until IS NULL OR state <> 'completed');
 
 CREATE INDEX job_kept ON job (kept_until, queue, id)
     WHERE kept_until IS NOT NULL;

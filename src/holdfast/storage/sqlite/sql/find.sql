@@ -112,7 +112,7 @@ SELECT seq
   FROM job
  WHERE queue = :queue
    AND state = :state
-   AND state IN ('completed', 'failed', 'cancelled', 'expired')
+   AND finished IS NOT NULL
    AND seq < :before
    AND (:tasks IS NULL OR task IN (SELECT value FROM json_each(:tasks)))
    AND (:reasons IS NULL OR reason IN (SELECT value FROM json_each(:reasons)))

@@ -145,7 +145,7 @@ SELECT seq
   FROM job INDEXED BY job_ended
  WHERE queue = ?
    AND state = ?
-   AND state IN ('completed', 'failed', 'cancelled', 'expired')
+   AND finished IS NOT NULL
    AND (kept_until IS NULL OR state <> 'completed')
    AND finished <= ?
  ORDER BY finished, id
