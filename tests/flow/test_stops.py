@@ -1,15 +1,28 @@
 """How a worker ends: what it finishes, what it hands back, and what nobody runs twice."""
 
 import asyncio
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Literal
 
 import pytest
 
-from holdfast import JobReleased, JobStalled, State, Timing, UsageError, WorkerStopped, current_job
-from holdfast.core.job import Owner
+from holdfast import (
+    JobCompleted,
+    JobReleased,
+    JobStalled,
+    State,
+    StorageUnavailableError,
+    Timing,
+    UsageError,
+    WorkerStopped,
+    current_job,
+)
+from holdfast.core.job import Owner, Ref
+from holdfast.core.leadership import Term
 from holdfast.core.settlement import Settlement
 from holdfast.storage.memory import MemoryStorage
-from holdfast.storage.protocol import Exchanged, Order
+from holdfast.storage.protocol import Beat, Bid, EventPage, Exchanged, Order, Pulse, Reader, Swept
 from holdfast.testing.simloop import SimClock, SimLoop, simulate
 from tests.flow.conftest import FAST, Play, Stage
 
@@ -249,6 +262,186 @@ def test_a_burst_ends_when_nothing_is_left_to_do_now(play: Play) -> None:
         assert [await job.result() for job in jobs] == list(range(25))
         assert await later.state() is State.DELAYED
         assert stage.now < 10
+
+    play(scenario)
+
+
+class Closed(MemoryStorage):
+    """Memory that, while it is closed, refuses to be asked for anything, or never answers."""
+
+    def __init__(self, clock: SimClock) -> None:
+        super().__init__(clock=clock)
+        self.closed: Literal["", "refuses", "hangs"] = ""
+
+    async def _door(self) -> None:
+        if self.closed == "refuses":
+            raise StorageUnavailableError("closed")
+        if self.closed == "hangs":
+            await asyncio.Event().wait()
+
+    async def exchange(
+        self, owner: Owner, settlements: Sequence[Settlement] = (), order: Order | None = None
+    ) -> Exchanged:
+        await self._door()
+        return await super().exchange(owner, settlements, order)
+
+    async def renew(self, beat: Beat) -> Pulse:
+        await self._door()
+        return await super().renew(beat)
+
+    async def sweep(self, bid: Bid) -> Swept:
+        await self._door()
+        return await super().sweep(bid)
+
+    async def resign(self, term: Term) -> None:
+        await self._door()
+        await super().resign(term)
+
+    async def events(
+        self,
+        cursor: str | None = None,
+        *,
+        limit: int = 100,
+        reader: Reader | None = None,
+        ref: Ref | None = None,
+    ) -> EventPage:
+        await self._door()
+        return await super().events(cursor, limit=limit, reader=reader, ref=ref)
+
+
+CASES = pytest.mark.parametrize("closed", ["refuses", "hangs"])
+STUBBORN = pytest.mark.parametrize("stubborn", [False, True])
+
+
+def behind_a_door(scenario: Callable[[Stage, Closed], Coroutine[Any, Any, None]]) -> None:
+    """Play a scenario on a storage that can be closed."""
+
+    async def main(loop: SimLoop) -> None:
+        clock = SimClock(loop)
+        storage = Closed(clock)
+        await scenario(Stage(loop, clock, storage), storage)
+
+    simulate(main)
+
+
+@CASES
+@STUBBORN
+@pytest.mark.fault("W-B13")
+@pytest.mark.statement(94)
+def test_a_worker_whose_storage_takes_nothing_leaves_within_5_s_of_its_drain_and_loses_nothing(
+    closed: Literal["refuses", "hangs"], stubborn: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(stage: Stage, storage: Closed) -> None:
+        app = stage.app()
+
+        @app.task
+        async def long() -> int:
+            try:
+                await asyncio.sleep(120 if current_job().run == 1 else 1)
+            except asyncio.CancelledError:
+                if not stubborn:
+                    raise
+                await asyncio.sleep(1000)
+            return current_job().run
+
+        app.on(JobCompleted)(lambda event: None)
+        worker = app.worker()
+        node = await stage.start(worker, "one")
+        jobs = [await long.enqueue() for _ in range(3)]
+        await asyncio.sleep(10)
+        storage.closed = closed
+        began = stage.now
+        await stage.stop(node, worker)
+        took = stage.now - began
+        storage.closed = ""
+
+        # The process around it gets 0.3 s to close its storage, and its supervisor what is left of the 5 s.
+        assert 25 <= took <= 25 + 3.75
+        (said,) = [record.getMessage() for record in caplog.records if "did not take" in record.getMessage()]
+        assert re.search(r"what 3 jobs came to, \d events, and its leave", said)
+        await stage.start(app.worker(), "two")
+        assert [await job.result() for job in jobs] == [2, 2, 2]
+
+    behind_a_door(scenario)
+
+
+@CASES
+def test_a_forced_stop_waits_no_longer_for_a_storage_that_takes_nothing(closed: Literal["refuses", "hangs"]) -> None:
+    async def scenario(stage: Stage, storage: Closed) -> None:
+        app = stage.app()
+
+        @app.task
+        async def long() -> None:
+            await asyncio.sleep(120)
+
+        worker = app.worker()
+        node = await stage.start(worker, "one")
+        await long.enqueue()
+        await asyncio.sleep(10)
+        storage.closed = closed
+        began = stage.now
+        await stage.stop(node, worker, force=True)
+
+        assert stage.now - began < 2.0
+
+    behind_a_door(scenario)
+
+
+def test_a_storage_that_comes_back_while_a_worker_leaves_is_told_all(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(stage: Stage, storage: Closed) -> None:
+        app = stage.app()
+
+        @app.task
+        async def short() -> str:
+            await asyncio.sleep(15)
+            return "done"
+
+        @app.task
+        async def long() -> None:
+            await asyncio.sleep(120)
+
+        worker = app.worker()
+        node = await stage.start(worker, "one")
+        done, cut = await short.enqueue(), await long.enqueue()
+        await asyncio.sleep(10)
+        storage.closed = "refuses"
+        stopping = stage.loop.start(node, worker.stop())
+        await asyncio.sleep(26)
+        storage.closed = ""
+        await stopping
+
+        assert await done.result() == "done"
+        record = (await cut.info()).job
+        assert (record.releases, record.stalls) == (1, 0)
+        assert "did not take" not in caplog.text
+
+    behind_a_door(scenario)
+
+
+def test_a_worker_says_that_it_stops_as_soon_as_it_does(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+
+        @app.task
+        async def short() -> None:
+            await asyncio.sleep(5)
+
+        worker = app.worker()
+        told = [worker.stopping]
+        node = await stage.start(worker)
+        await short.enqueue()
+        await asyncio.sleep(1)
+        told.append(worker.stopping)
+        stopping = stage.loop.start(node, worker.stop())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        told.append(worker.stopping)
+        ended = worker.ended
+        await stopping
+        told.append(worker.stopping)
+
+        assert told == [False, False, True, True]
+        assert not ended
 
     play(scenario)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.core.lifecycle import State
 from tests.cli.probe import Response, probe
 from tests.system.farm import Farm
 
@@ -178,6 +179,31 @@ async def test_a_worker_whose_loop_is_blocked_says_that_it_lives_and_after_three
     await crew.until(ready, within=PATIENCE)
 
     assert record["seen_ago"] < 1.5 < record["turned_ago"]
+
+
+@pytest.mark.statement(51)
+async def test_a_worker_that_stops_is_not_ready_from_that_moment_on(farm: MakeFarm) -> None:
+    # Its record would tell with the next beat only: in 15 s.
+    crew = farm(lease="60s")
+    worker = http(crew, "worker", "crew:app")
+    port = await served(crew)
+    crew.enqueue("nap", 60)
+
+    async def ready() -> bool:
+        return (await ask(port, "/ready")).status == 200 and await crew.count(State.ACTIVE) == 1
+
+    async def unready() -> bool:
+        return (await ask(port, "/ready")).status == 503
+
+    await crew.until(ready, within=PATIENCE)
+    worker.send_signal(signal.SIGTERM)
+    took = await crew.until(unready, within=PATIENCE)
+    live = await ask(port, "/live")
+    worker.send_signal(signal.SIGTERM)
+
+    assert took < 3
+    assert live.status == 200
+    assert await asyncio.to_thread(worker.wait, PATIENCE) == 0
 
 
 @pytest.mark.statement(44)

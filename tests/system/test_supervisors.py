@@ -1,16 +1,20 @@
 """What a supervisor must survive: children that leave, that cannot be started, that say nothing or nonsense."""
 
+import asyncio
+import contextlib
 import os
 import signal
+import sqlite3
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from holdfast.core.events import WorkerDied
 from holdfast.core.lifecycle import State
-from tests.system.farm import Farm
+from tests.system.farm import Farm, pending
 
 pytestmark = pytest.mark.system
 
@@ -135,6 +139,112 @@ async def test_a_child_that_says_nonsense_harms_no_other(farm: MakeFarm, hello: 
     supervisor.terminate()
 
     assert supervisor.wait(10) == 0
+
+
+async def tell(here: Farm, pids: Sequence[int]) -> None:
+    """Send SIGTERM to all of them, as systemd's `KillMode=control-group` does, and wait until each has arrived."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+
+    async def arrived() -> bool:
+        return not any(pending(pid, signal.SIGTERM) for pid in pids)
+
+    await here.until(arrived, within=10)
+
+
+async def at_work(here: Farm, workers: int, jobs: int) -> list[int]:
+    """Wait until so many workers are there, and so many handlers have begun; return the workers' pids.
+
+    A claimed job whose handler has not begun would be handed back by a stop, instead of drained.
+    """
+
+    async def working() -> bool:
+        return len(here.lines()) == jobs and len(await here.pids()) == workers
+
+    await here.until(working, within=20)
+    return await here.pids()
+
+
+@pytest.mark.statement(94)
+async def test_a_sigterm_that_reaches_the_children_too_lets_them_drain(farm: MakeFarm) -> None:
+    here = farm(lease="20s")
+    supervisor = here.worker("--processes", "2", "-c", "1", "--drain", "25s")
+    refs = here.enqueue("nap", 3, times=2)
+    children = await at_work(here, 2, 2)
+    await tell(here, [*children, supervisor.pid])
+    # However often they hear it.
+    await tell(here, children)
+
+    assert await asyncio.to_thread(supervisor.wait, 20) == 0
+    details = await here.details(refs)
+    assert [[run.ended for run in detail.runs] for detail in details] == [["completed"], ["completed"]]
+    assert not [event for event in await here.events() if isinstance(event, WorkerDied)]
+
+
+@pytest.mark.statement(98)
+@pytest.mark.parametrize("told", ["the supervisor", "all of them"])
+async def test_the_second_sigterm_of_a_supervisor_makes_its_children_leave_at_once(farm: MakeFarm, told: str) -> None:
+    here = farm(lease="20s")
+    supervisor = here.worker("--processes", "2", "-c", "1", "--drain", "60s")
+    refs = here.enqueue("nap", 60, times=2)
+    children = await at_work(here, 2, 2)
+    group = [supervisor.pid, *(children if told == "all of them" else ())]
+    await tell(here, group)
+    await tell(here, group)
+    began = time.monotonic()
+
+    assert await asyncio.to_thread(supervisor.wait, 20) == 0
+    # About half a second; the rest is room for a slow machine.
+    assert time.monotonic() - began < 4
+    for detail in await here.details(refs):
+        assert (detail.job.state, [run.ended for run in detail.runs]) == (State.WAITING, ["released"])
+    assert not [event for event in await here.events() if isinstance(event, WorkerDied)]
+
+
+async def test_a_child_that_heeds_nothing_is_killed_soon_after_the_second_sigterm(farm: MakeFarm) -> None:
+    here = farm(lease="20s")
+    supervisor = here.worker("--processes", "2", "-c", "1", "--drain", "60s")
+    # The event loop of this one stands still.
+    (ref,) = here.enqueue("hog", 60)
+    await at_work(here, 2, 1)
+    await tell(here, [supervisor.pid])
+    await tell(here, [supervisor.pid])
+    began = time.monotonic()
+
+    assert await asyncio.to_thread(supervisor.wait, 20) == 0
+    assert 2 < time.monotonic() - began < 7
+    (detail,) = await here.details([ref])
+    assert (detail.job.state, [run.reason for run in detail.runs]) == (State.WAITING, ["process_died"])
+
+
+@pytest.mark.fault("W-B13")
+@pytest.mark.parametrize("processes", ["1", "2"])
+async def test_a_storage_that_is_locked_does_not_hold_up_a_stop(farm: MakeFarm, processes: str) -> None:
+    here = farm(lease="20s")
+    worker = here.worker("--processes", processes, "-c", "1", "--drain", "2s")
+    (ref,) = here.enqueue("nap", 60)
+    await at_work(here, int(processes), 1)
+    with contextlib.closing(sqlite3.connect(here.database, isolation_level=None, timeout=10)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        worker.terminate()
+        began = time.monotonic()
+        status = await asyncio.to_thread(worker.wait, 30)
+        took = time.monotonic() - began
+        other.execute("ROLLBACK")
+
+    assert status == 0
+    # Drain and 5 s are the promise; the rest is room for a slow machine.
+    assert 2 < took < 2 + 5 + 1.5
+    assert here.log().count("the storage did not take what") == int(processes)
+    assert "what 1 jobs came to" in here.log()
+    here.worker("-c", "1", "-q", "elsewhere")
+
+    async def taken_back() -> bool:
+        (detail,) = await here.details([ref])
+        return (detail.job.state, [run.ended for run in detail.runs]) == (State.WAITING, ["stalled"])
+
+    await here.until(taken_back, within=20)
 
 
 async def test_a_death_is_seen_though_a_fork_holds_the_line_open(farm: MakeFarm) -> None:

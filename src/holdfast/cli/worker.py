@@ -23,12 +23,13 @@ from holdfast.errors import UsageError
 from holdfast.health.server import Server
 from holdfast.maintenance.reaper import Reaper
 from holdfast.worker.child import Child
+from holdfast.worker.orders import SIGNALS
 from holdfast.worker.worker import DRAIN, Worker
 
 logger = logging.getLogger("holdfast.worker")
 
-CLOSING = 0.5
-"""Seconds that the storage gets to close before the process ends all the same: what counts is written by then."""
+CLOSING = 0.3
+"""Seconds that health and the storage get to close before the process ends all the same: what counts is written."""
 
 
 @dataclass(frozen=True)
@@ -107,8 +108,9 @@ def worker(
 ) -> int:
     """Claim jobs and run them, until SIGTERM or SIGINT.
 
-    The first signal lets the runs end, for as long as --drain; the second hands them back and leaves at once. With
-    --http and several processes one of them serves, and another takes over when that one ends.
+    The first signal lets the runs end, for as long as --drain; the second hands them back and leaves at once. Whatever
+    the storage does, it is gone within 5 s of the drain. With --processes only the parent counts signals, so they may go to
+    all of them. With --http and several processes one of them serves, and another takes over when that one ends.
     """
     set_up(log_level, log_format, quiet=session.quiet)
     target = _target(session, target)
@@ -132,11 +134,11 @@ def run_worker(app: Holdfast, crew: Crew, *, child: Child | None = None, http: H
         child.hello(app.url)
     # One of the siblings has the address; the others wait for it.
     server = None if http is None else _server(app, made, http, patient=child is not None)
-    _outlive_late_signals(made)
+    _mind_early_and_late_signals(made, child)
     # Never closed: closing waits for threads, and one of them may never end.
     runner = asyncio.Runner()
     try:
-        runner.run(_work(app, made, crew, server))
+        runner.run(_work(app, made, crew, server, child))
         if child is not None:
             child.goodbye()
         code = OK
@@ -145,14 +147,17 @@ def run_worker(app: Holdfast, crew: Crew, *, child: Child | None = None, http: H
     leave(code)
 
 
-def _outlive_late_signals(made: Worker) -> None:
-    """Let a signal that finds the worker ended already not turn its clean end into a death."""
+def _mind_early_and_late_signals(made: Worker, child: Child | None) -> None:
+    """Let a signal that finds the worker ended already, or a child's not begun, not turn a clean end into a death."""
 
-    def late(number: int, _: object) -> None:
-        os._exit(OK if made.ended else 128 + number)
+    def minded(number: int, _: object) -> None:
+        if child is not None:
+            # It holds nothing yet; once it works it hears signals in its own way, to its end.
+            child.goodbye()
+        os._exit(OK if made.ended or child is not None else 128 + number)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, late)
+    for number in SIGNALS:
+        signal.signal(number, minded)
 
 
 def _server(app: Holdfast, made: Worker, http: Http, *, patient: bool) -> Server:
@@ -162,23 +167,25 @@ def _server(app: Holdfast, made: Worker, http: Http, *, patient: bool) -> Server
         timing=equipment.timing,
         clock=equipment.clock,
         queues=lambda: {task.queue for task in app.tasks.values()},
-        # That it begins to stop its record tells, with the next beat.
-        stopping=lambda: made.ended,
+        stopping=lambda: made.stopping,
         owner=made.owner.id,
         patient=patient,
     )
 
 
-async def _work(app: Holdfast, made: Worker, crew: Crew, server: Server | None) -> None:
+async def _work(app: Holdfast, made: Worker, crew: Crew, server: Server | None, child: Child | None) -> None:
     logger.info("worker %s (%s) starts on %s", made.owner.name, made.owner.id, app.storage.url)
-    # Served also while the worker starts, which an absent storage may hold up, and while it drains.
-    async with server or contextlib.nullcontext():
+    try:
+        if server is not None:
+            # Served also while the worker starts, which an absent storage may hold up, and while it drains.
+            await server.start()
         if not crew.reaper:
             await _sweep_once(app)
-        await made.run()
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(CLOSING):
-            await app.close()
+        await (made.run() if child is None else child.work(made))
+    finally:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSING):
+                await asyncio.gather(app.close(), *([] if server is None else [server.stop()]))
     logger.info("worker %s (%s) has stopped", made.owner.name, made.owner.id)
 
 

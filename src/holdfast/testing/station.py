@@ -18,10 +18,10 @@ from holdfast.testing.simloop import Node
 from holdfast.testing.stage import Stage
 from holdfast.testing.weather import EVERYWHERE
 from holdfast.testing.workload import OTHER
-from holdfast.worker.worker import LINGER, SETTLE_WAIT, Worker
+from holdfast.worker.worker import FORCED_LINGER, LINGER, TELLING, Worker
 
-FAREWELL = 1.5
-"""Seconds that the last steps of a stop take: the reaper resigns, what swallows its cancellation is left behind."""
+FAREWELL = 3 * FORCED_LINGER + 0.1
+"""Seconds that the steps of a stop take whose time is over: each is tried all the same, and cancelled."""
 
 RESTART = 1.0
 """Seconds until a process that found no storage is started again."""
@@ -123,7 +123,7 @@ class Station:
         began = stage.loop.time()
         stage.weather.begin("farewell" if stage.healed else "stop", self.owner, began)
         await stage.loop.start(nodes[0], worker.stop(timeout=drain, force=force))
-        took, longest = stage.loop.time() - began, drain + LINGER + 2 * SETTLE_WAIT + FAREWELL
+        took, longest = stage.loop.time() - began, drain + LINGER + TELLING + FAREWELL
         own = [one for one in stage.weather.between(began, stage.loop.time()) if one.where in (self.owner, EVERYWHERE)]
         if took > longest and not any(one.kind in ("pause", "block", "lid") for one in own):
             raise Violation(f"stop: {worker.owner.name} took {took:.1f} s to stop, more than {longest:.1f} s")

@@ -1,5 +1,10 @@
-"""A worker process as its supervisor's child: told who it is, saying when it is ready, dying when it is orphaned."""
+"""A worker process as its supervisor's child: told who it is, saying when it is ready, dying when it is orphaned.
 
+It hears SIGTERM as often as others please, from its supervisor and from whoever tells the whole group, and takes it as
+one word: stop, when what runs is done. That it shall leave at once only its supervisor says, on their line.
+"""
+
+import asyncio
 import contextlib
 import ctypes
 import os
@@ -7,17 +12,22 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from typing import Self
 
 import msgspec
 
 from holdfast.errors import UsageError
+from holdfast.worker.orders import SIGNALS, Obedient, Orders
 
 VARIABLE = "HOLDFAST_CHILD"
 """Carries the descriptor of the child's line to its supervisor, and the owner id chosen for it."""
 
 GOODBYE = b"goodbye\n"
 """What a child says that has handed back what it held and ends for that."""
+
+NOW = b"now\n"
+"""What a supervisor says to a child that shall leave at once; it has nothing else to say."""
 
 _PR_SET_PDEATHSIG = 1
 
@@ -34,6 +44,8 @@ class Child:
     def __init__(self, line: socket.socket, incarnation: str) -> None:
         self.incarnation = incarnation
         self._line = line
+        self._hurried = False
+        self._hurry: Callable[[], object] = lambda: None
 
     @classmethod
     def from_environment(cls) -> Self | None:
@@ -62,6 +74,24 @@ class Child:
         threading.Thread(target=self._follow, name="holdfast-orphan", daemon=True).start()
         self._line.sendall(msgspec.json.encode(Hello(url)) + b"\n")
 
+    async def work(self, worker: Obedient) -> None:
+        """Let a worker work until SIGTERM or SIGINT, however often they come, or until its supervisor is in a hurry.
+
+        The signals are heard ever after: one that comes late must not turn a clean end into a death.
+
+        Raises:
+            StorageError: the storage cannot be opened.
+            BaseExceptionGroup: something in the worker itself failed.
+        """
+        loop, orders = asyncio.get_running_loop(), Orders()
+        for number in SIGNALS:
+            loop.add_signal_handler(number, orders.stop)
+        self._hurry = lambda: loop.call_soon_threadsafe(orders.hurry)
+        if self._hurried:
+            # It was said before anybody could listen.
+            orders.hurry()
+        await orders.obeyed_by(worker)
+
     def goodbye(self) -> None:
         """Tell the supervisor that nothing is left to be taken back."""
         with contextlib.suppress(OSError):
@@ -70,7 +100,8 @@ class Child:
     def _follow(self) -> None:
         with contextlib.suppress(OSError):
             while self._line.recv(64):
-                pass
+                self._hurried = True
+                self._hurry()
         # Handlers must not go on beside the runs that replace theirs, nor must what they have started.
         with contextlib.suppress(OSError):
             if os.getpgid(0) == os.getpid():

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any
@@ -27,6 +28,9 @@ POLL = 5.0
 
 PATIENCE = Patience(0.05, 5.0)
 """Between two tries at a storage that is out of reach."""
+
+HASTE = 0.25
+"""The longest of these rests once the worker is about to leave."""
 
 REFUSALS = 3
 """How often a single outcome may fail to be recorded for a reason that is not the storage's."""
@@ -71,6 +75,7 @@ class ExchangeLoop:
         self._idle = asyncio.Event()
         self._crew: asyncio.TaskGroup | None = None
         self._claiming = True
+        self._leaving = False
         self._calling = False
         self._failures = 0
         self._refused: dict[RunKey, int] = {}
@@ -198,8 +203,11 @@ class ExchangeLoop:
 
     def release_rest(self, delay: int) -> None:
         """Hand back the runs that would not end, due again after `delay` microseconds: by then we are gone."""
+        self._leaving = True
         for held in list(self._running.values()):
             self._done(held, Interrupted("shutdown", delay), 0.0)
+        # Outcomes may wait for a storage that was out of reach for long; this is their last chance.
+        self._wake.set()
 
     async def settled(self) -> None:
         """Wait until no run goes on, no call is under way that may bring more, and every outcome has been answered."""
@@ -276,7 +284,7 @@ class ExchangeLoop:
 
     def _back_off(self, error: Exception) -> float:
         self._failures += 1
-        wait = PATIENCE.rest(self._failures, self._rng)
+        wait = min(PATIENCE.rest(self._failures, self._rng), HASTE if self._leaving else math.inf)
         if self._failures == 1:
             self._logger.warning("the storage cannot be used, trying again: %s", error)
         self._tell(WorkerFailed(error=str(error), retry_in=wait))

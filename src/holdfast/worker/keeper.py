@@ -83,6 +83,11 @@ class Keeper:
         """Record an event of this process with the next beat."""
         self._announcements.append(event)
 
+    @property
+    def unrecorded(self) -> int:
+        """How many events wait for a beat that carries them."""
+        return len(self._announcements)
+
     async def run(self) -> None:
         """Beat until cancelled, or until the worker is gone that it beats for."""
         loop = asyncio.get_running_loop()
@@ -127,7 +132,12 @@ class Keeper:
 
     async def last_beat(self) -> None:
         """Take leave: the worker's record goes, its last events are recorded."""
-        await self._storage.renew(Beat(self._owner, events=self._announced(), last=True))
+        events = self._announced()
+        try:
+            await self._storage.renew(Beat(self._owner, events=events, last=True))
+        except BaseException:
+            self._announcements.extendleft(reversed(events))
+            raise
 
     async def _renew(self, held: list[Held], *, asked_at: float) -> None:
         every = self._every(held)

@@ -4,6 +4,9 @@
         │                   │
         └──── waitpid ◄── death ──► kill what the child had started, reclaim(owner), decide, settle, start another
 
+    SIGTERM, the first: SIGTERM to each child, which drains     the second: a word on each line, to leave at once
+    drain + 4.25 s: whoever still lives is killed               drain + 4.75 s: what is not taken back by then, is left
+
 A child that says goodbye and leaves with status 0 has handed back what it held; every other end is a death.
 The jobs of a dead child can be claimed again within milliseconds of its death, not after a lease. Whatever goes wrong
 with one child, be it that no process can be started at all, is tried again later and touches none of the others.
@@ -33,16 +36,26 @@ from holdfast.settle import settle_stalled
 from holdfast.storage.locate import locate
 from holdfast.storage.protocol import Beat, Storage
 from holdfast.waiting import first
-from holdfast.worker.child import GOODBYE, VARIABLE, Hello
+from holdfast.worker.child import GOODBYE, NOW, VARIABLE, Hello
+from holdfast.worker.orders import SIGNALS
 
-STRAGGLERS = 8.0
-"""Seconds beyond the drain after which a child that still lives is killed."""
+STRAGGLERS = 4.25
+"""Seconds beyond the drain after which a child that still lives is killed; by itself it is gone after about 4."""
+
+HASTY = 2.5
+"""The same, counted from the word that it shall leave at once."""
+
+LAST = 0.5
+"""Seconds after these until nothing more is taken back from the dead: in all, we are gone 5 s after the drain."""
 
 BURIAL = 10.0
 """Seconds to take back a dead child's jobs in; beyond them the reapers do it, one lease later."""
 
 FAREWELL = 0.5
-"""The same while the supervisor is stopping, and what its own storage gets to close."""
+"""The same for a child that dies while the supervisor is stopping."""
+
+CLOSING = 0.1
+"""Seconds that the supervisor's own storage gets to close."""
 
 PATIENCE = Patience(0.1, 30.0)
 """Before a dead child is replaced; it grows with each death that comes soon after its start."""
@@ -95,8 +108,9 @@ class Supervisor:
         self._logger = logger
         host = socket.gethostname()
         self._owner = Owner(owner_id(rng), f"supervisor {host}:{os.getpid()}", host, os.getpid())
-        self._children: dict[str, asyncio.subprocess.Process] = {}
+        self._children: dict[str, tuple[asyncio.subprocess.Process, socket.socket]] = {}
         self._stopping = asyncio.Event()
+        self._hurried = asyncio.Event()
         self._storage: Storage | None = None
         self._proven = False
         self._status = 0
@@ -104,39 +118,52 @@ class Supervisor:
     async def run(self) -> int:
         """Keep the children until SIGTERM or SIGINT; return the exit status."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in SIGNALS:
             loop.add_signal_handler(number, self._stop)
         try:
             async with asyncio.TaskGroup() as crew:
                 keepers = [crew.create_task(self._keep()) for _ in range(self._processes)]
-                stragglers = crew.create_task(self._kill_stragglers())
+                end = crew.create_task(self._bring_to_an_end(keepers))
                 await asyncio.wait(keepers)
-                stragglers.cancel()
+                end.cancel()
         finally:
             if self._storage is not None:
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(FAREWELL):
+                    async with asyncio.timeout(CLOSING):
                         await self._storage.close()
-            for number in (signal.SIGTERM, signal.SIGINT):
+            for number in SIGNALS:
                 loop.remove_signal_handler(number)
         return self._status
 
     def _stop(self) -> None:
-        """Pass the signal on: the first lets the children drain, the second makes them leave at once."""
-        # Two of one kind that come before the first was noticed are one; these two mean the same to a worker.
-        number = signal.SIGINT if self._stopping.is_set() else signal.SIGTERM
+        """Pass on that it is time: the first signal lets the children drain, the second makes them leave at once."""
+        if self._stopping.is_set():
+            self._hurried.set()
         self._stopping.set()
-        for process in self._children.values():
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(number)
+        for process, line in self._children.values():
+            self._pass_on(process, line)
 
-    async def _kill_stragglers(self) -> None:
+    def _pass_on(self, process: asyncio.subprocess.Process, line: socket.socket) -> None:
+        # Not by a second signal: whoever tells the whole group has sent the children one of their own.
+        if self._hurried.is_set():
+            with contextlib.suppress(OSError):
+                line.send(NOW)
+        else:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+
+    async def _bring_to_an_end(self, keepers: "list[asyncio.Task[None]]") -> None:
+        """See to it that nothing outlives its time: first the children, then what is done for the dead."""
         await self._stopping.wait()
-        await asyncio.sleep(self._drain + STRAGGLERS)
-        for process in self._children.values():
+        await first(self._hurried.wait(), within=self._drain + STRAGGLERS - HASTY)
+        await asyncio.sleep(HASTY)
+        for process, _ in self._children.values():
             self._logger.error("worker %d would not stop and is killed", process.pid)
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
+        await asyncio.sleep(LAST)
+        for keeper in keepers:
+            keeper.cancel()
 
     async def _keep(self) -> None:
         """Keep one child: start it, bury it, start the next."""
@@ -184,10 +211,12 @@ class Supervisor:
                 start_new_session=True,
             )
             theirs.close()
-            self._children[incarnation] = process
+            self._children[incarnation] = process, ours
             try:
                 if self._stopping.is_set():
+                    # It listens to nothing yet but this.
                     process.terminate()
+                    self._pass_on(process, ours)
                 said = await self._said(ours, process)
                 status = await process.wait()
             finally:
@@ -244,6 +273,9 @@ class Supervisor:
                     jobs=jobs,
                 )
                 await storage.renew(Beat(self._owner, events=(died,)))
+        except asyncio.CancelledError:
+            self._logger.error("worker %d died (%s); its jobs are left to the reapers: no time is left", pid, how)
+            raise
         except Exception as error:
             # Whatever it is: the next child must be started all the same.
             self._logger.error("worker %d died (%s); its jobs are left to the reapers: %r", pid, how, error)
@@ -269,7 +301,8 @@ def supervise(
     """Run so many worker processes until SIGTERM or SIGINT, and return the exit status.
 
     `command` starts one child, which gets its part by `Child.from_environment`. `drain` is theirs; a child that has
-    not stopped 8 s after it is killed. A child that ends is replaced, except in a `burst` by one that took its leave.
+    not stopped 4.25 s after it is killed, and we are gone 5 s after it. A child that ends is replaced, except in a
+    `burst` one that took its leave.
 
     Raises:
         UsageError: processes is below 1, or drain is no duration.

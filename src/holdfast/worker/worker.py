@@ -5,12 +5,14 @@
 How it ends, each step bounded:
 
     claim no more ──► let runs end and outcomes be recorded (drain) ──► cancel what still runs (2 s)
-        ──► hand back what would not end ──► let outcomes be recorded (3 s) ──► hear events to their end
+        ──► hand back what would not end ──► let outcomes be recorded ──► hear events to their end
         ──► stop the keeper, last: it renews until nothing is held any more ──► say goodbye
+
+All that the storage is told after the cancelling shares one budget (1.5 s, and what the 2 s left over), so a storage
+that takes nothing costs no more than that: what it was not told is left to the reaper, and logged once.
 """
 
 import asyncio
-import contextlib
 import contextvars
 import signal
 import threading
@@ -26,12 +28,13 @@ from holdfast.core.duration import Duration, duration
 from holdfast.core.events import WorkerStarted, WorkerStopped, WorkerStopping
 from holdfast.core.job import Owner
 from holdfast.equipment import Equipment
-from holdfast.errors import StorageError, UsageError
+from holdfast.errors import UsageError
 from holdfast.storage.protocol import WorkerInfo
 from holdfast.waiting import first
 from holdfast.worker.exchange import ExchangeLoop
 from holdfast.worker.held import Held, Holdings, StopReason
 from holdfast.worker.keeper import Keeper
+from holdfast.worker.orders import SIGNALS, Orders
 from holdfast.worker.run import Runner
 from holdfast.worker.threads import Threads
 
@@ -40,8 +43,12 @@ LINGER = 2.0
 """Seconds that cancelled handlers get to end; a run that cannot be ended comes back no sooner than after as many."""
 
 FORCED_LINGER = 0.1
-SETTLE_WAIT = 3.0
-"""Seconds that the last outcomes get to reach the storage; together with the rest it fits in the usual 30."""
+
+TELLING = 1.5
+"""Seconds after these in which the storage is told all that is left; a process is then gone 5 s after its drain."""
+
+LEAVING = 0.5
+"""So many of these are kept for the farewell: the reaper resigns, the worker's record goes."""
 
 
 class Worker:
@@ -79,6 +86,9 @@ class Worker:
         self._main: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
         self._forced = asyncio.Event()
+        self._until = 0.0
+        """When the loop's time comes to this, the storage is told no more."""
+
         self._side = equipment.side("holdfast-keeper")
         self._threads = Threads("holdfast-handler")
         self._holdings = Holdings()
@@ -179,6 +189,11 @@ class Worker:
         await asyncio.shield(self._begin_to_end(drain.total_seconds(), "forced" if force else "asked"))
 
     @property
+    def stopping(self) -> bool:
+        """Whether it has begun to stop, or has stopped: it claims no more."""
+        return self._ending is not None or self.ended
+
+    @property
     def ended(self) -> bool:
         """Whether it has stopped."""
         return self._state == "ended"
@@ -206,29 +221,16 @@ class Worker:
         """
         if threading.current_thread() is not threading.main_thread():
             raise UsageError("run() hears signals and needs the main thread; use start() and stop() elsewhere")
-        loop = asyncio.get_running_loop()
-        asked = asyncio.Event()
-
-        def heard() -> None:
-            if asked.is_set():
-                self._forced.set()
-            asked.set()
-
-        before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+        loop, orders = asyncio.get_running_loop(), Orders()
+        before = {number: signal.getsignal(number) for number in SIGNALS}
         for number in before:
-            loop.add_signal_handler(number, heard)
+            loop.add_signal_handler(number, orders.again)
         try:
-            # A signal counts also while the storage lets the start wait.
-            await first(self.start(), asked.wait())
-            if not asked.is_set():
-                await first(self.wait(), asked.wait())
+            await orders.obeyed_by(self)
         finally:
-            try:
-                await self.stop()
-            finally:
-                for number, handler in before.items():
-                    loop.remove_signal_handler(number)
-                    signal.signal(number, handler)
+            for number, handler in before.items():
+                loop.remove_signal_handler(number)
+                signal.signal(number, handler)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -266,20 +268,24 @@ class Worker:
         try:
             if drain and not self._forced.is_set():
                 await first(self._exchange.settled(), self._forced.wait(), within=drain)
+            self._tell_for(LINGER + TELLING)
             self._exchange.stop_all()
             await self._bounded(self._exchange.runs_over(), within=LINGER)
+            if self._forced.is_set():
+                # Also a forced stop hands back what it can; a moment would be less than a slow storage's round trip.
+                self._tell_for(TELLING)
             self._exchange.release_rest(round(LINGER * SECOND))
-            # Also a forced stop hands back what it can; a moment would be less than a slow storage's round trip.
-            await first(self._settled(), within=SETTLE_WAIT)
-            await self._bounded(self._bus.stop(), within=LINGER)
+            await first(self._settled(), within=self._left(LEAVING))
+            await self._bounded(self._bus.stop(), within=self._left(LEAVING))
         finally:
-            if unsettled := self._exchange.unsettled:
-                self._equipment.logger.error(
-                    "the storage did not take what %d jobs came to; they run again when their leases are out: %s",
-                    len(unsettled),
-                    ", ".join(unsettled[:20]),
-                )
             await self._leave()
+
+    def _tell_for(self, seconds: float) -> None:
+        self._until = asyncio.get_running_loop().time() + seconds
+
+    def _left(self, kept: float = 0.0) -> float:
+        """Return the seconds in which the storage may still be told something, but for those kept; never none."""
+        return max(FORCED_LINGER, self._until - kept - asyncio.get_running_loop().time())
 
     async def _settled(self) -> None:
         if self._main is not None and self._main.done():
@@ -288,17 +294,38 @@ class Worker:
         await self._exchange.settled()
 
     async def _leave(self) -> None:
-        await self._side.stop()
+        # What runs beside may hang in the storage, too; it is cancelled, and its thread keeps nobody.
+        await first(self._side.stop(), within=self._left())
         self._keeper.announce(WorkerStopped(owner=self.owner.id, released=self._exchange.released))
-        with contextlib.suppress(StorageError, TimeoutError):
-            async with asyncio.timeout(FORCED_LINGER * 5 if self._forced.is_set() else SETTLE_WAIT):
+        try:
+            async with asyncio.timeout(self._left()):
                 await self._keeper.last_beat()
+        except Exception as error:
+            # Whatever it is, the worker must end.
+            self._left_untold(error)
+        else:
+            self._left_untold(None)
         if self._main is not None:
             self._main.cancel()
             # A handler that swallows its cancellation must not hold up the end of its worker.
             await asyncio.wait({self._main}, timeout=FORCED_LINGER)
         self._threads.close()
         self._state = "ended"
+
+    def _left_untold(self, error: Exception | None) -> None:
+        """Log what the storage was not told; the reaper finds out by itself."""
+        unsettled = self._exchange.unsettled
+        if not unsettled and error is None:
+            return
+        self._equipment.logger.error(
+            "worker %s ends, and the storage did not take what %d jobs came to, %d events%s; the jobs are left to the "
+            "reapers, and run again when their leases are out%s",
+            self.owner.name,
+            len(unsettled),
+            self._keeper.unrecorded,
+            "" if error is None else f", and its leave ({error!r})",
+            "".join([": ", ", ".join(unsettled[:20])] if unsettled else []),
+        )
 
     async def _bounded(self, awaited: Coroutine[Any, Any, object], *, within: float) -> None:
         """Wait until this is done or the time is over; once the stop is forced, only for a moment more."""

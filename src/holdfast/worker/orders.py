@@ -1,0 +1,80 @@
+"""What tells a worker of the command line to stop: the first word lets it drain, the second makes it leave at once.
+
+    alone                  SIGTERM or SIGINT: asked          the same again: hurried
+    under a supervisor     SIGTERM or SIGINT: asked          a word on its line: hurried      (worker/child.py)
+
+A supervised worker counts no signals: systemd, and whoever else tells all processes of a group to stop, tells it once
+by itself and once by its supervisor.
+"""
+
+import asyncio
+import signal
+from typing import Protocol
+
+from holdfast.waiting import first
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+"""By which a process is told to stop."""
+
+
+class Obedient(Protocol):
+    """A worker, as far as orders go."""
+
+    async def start(self) -> None:
+        """Begin to claim."""
+        ...
+
+    async def wait(self) -> None:
+        """Wait until the worker has ended."""
+        ...
+
+    async def stop(self, *, force: bool = False) -> None:
+        """Stop, at once if `force`; also if it stops already."""
+        ...
+
+
+class Orders:
+    """The two words, heard on the running loop."""
+
+    def __init__(self) -> None:
+        self._asked = asyncio.Event()
+        self._hurried = asyncio.Event()
+
+    def stop(self) -> None:
+        """Let it drain. Idempotent."""
+        self._asked.set()
+
+    def hurry(self) -> None:
+        """Let it leave at once. Idempotent."""
+        self._hurried.set()
+        self._asked.set()
+
+    def again(self) -> None:
+        """Let it drain; said once more, let it leave at once."""
+        if self._asked.is_set():
+            self._hurried.set()
+        self._asked.set()
+
+    async def obeyed_by(self, worker: Obedient) -> None:
+        """Let a worker work until it ends by itself or is told to.
+
+        Raises:
+            StorageError: the storage cannot be opened.
+            BaseExceptionGroup: something in the worker itself failed.
+        """
+        haste = asyncio.create_task(self._hasten(worker))
+        try:
+            # It can be told to stop also while the storage lets the start wait.
+            await first(worker.start(), self._asked.wait())
+            if not self._asked.is_set():
+                await first(worker.wait(), self._asked.wait())
+        finally:
+            try:
+                await worker.stop(force=self._hurried.is_set())
+            finally:
+                haste.cancel()
+                await asyncio.gather(haste, return_exceptions=True)
+
+    async def _hasten(self, worker: Obedient) -> None:
+        await self._hurried.wait()
+        await worker.stop(force=True)
