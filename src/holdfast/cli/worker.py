@@ -109,8 +109,8 @@ def worker(
     """Claim jobs and run them, until SIGTERM or SIGINT.
 
     The first signal lets the runs end, for as long as --drain; the second hands them back and leaves at once. Whatever
-    the storage does, it is gone within 5 s of the drain. With --processes only the parent counts signals, so they may go to
-    all of them. With --http and several processes one of them serves, and another takes over when that one ends.
+    the storage does, it is gone within 5 s of the drain. With --processes only the parent counts signals, so they may
+    go to all of them. With --http and several processes one of them serves, and another takes over when that one ends.
     """
     set_up(log_level, log_format, quiet=session.quiet)
     target = _target(session, target)
