@@ -357,7 +357,7 @@ async def test_every_answer_is_that_of_the_model(tmp_path: Path, seed: int, monk
     kept = Random(seed).choice((Keep(7 * 86_400 * SECOND, 100_000), Keep(30 * SECOND, 200), Keep(3600 * SECOND, 90)))
     patch(monkeypatch, EVENTS_KEPT=kept)
     if seed % 2:
-        patch(monkeypatch, PROMOTE_LIMIT=2, EXPIRE_LIMIT=3, TRIM_LIMIT=4, SCAN_LIMIT=6)
+        patch(monkeypatch, PROMOTE_LIMIT=2, EXPIRE_LIMIT=3, TRIM_LIMIT=4, SCAN_LIMIT=6, LOOK_LIMIT=2)
     twins = Twins(tmp_path / "jobs.db", seed)
     for queue in QUEUES:
         first = Settings(retention=Retention(*(twins.keep() for _ in range(4))), record=get_args(OnRequest))

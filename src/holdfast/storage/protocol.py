@@ -33,6 +33,9 @@ LOG_LINES_KEPT = 1000
 WORKER_KEPT = 600_000_000
 """For how long after its last beat a worker that took no leave is shown, in microseconds."""
 
+LOOK_LIMIT = 500
+"""How many keys a sweep looks at, whether those parked under them have room after all."""
+
 CHORE_LIMITS = {
     "reclaimed": SWEEP_LIMIT,
     "suspected": SWEEP_LIMIT,
@@ -313,7 +316,7 @@ class Settings(Struct, frozen=True, omit_defaults=True):
 
 
 class Query(Struct, frozen=True, kw_only=True):
-    """Which jobs to list, newest first. `after` is the cursor of the page before.
+    """Which jobs to list, newest first. `after` is the cursor of the page before; what is none is a ValueError.
 
     `reasons`: why they failed. `tags`: all of these. `ended_after` (inclusive) and `ended_before` (exclusive): between
     which instants they came to their end.
@@ -538,7 +541,7 @@ class Storage(Protocol):
         next batch is lent to this caller alone for five seconds (asking again renews the loan). Empty while it is on
         loan to another caller; how far that was handled counts all the same.
         A cursor of None starts at the kept cursor (a new reader's is the end), or without a reader at the oldest
-        event; `EVENTS_END` starts behind the newest.
+        event; `EVENTS_END` starts behind the newest. What is no cursor is a ValueError.
         """
         ...
 

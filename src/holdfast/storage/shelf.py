@@ -13,7 +13,7 @@ from msgspec import structs
 
 from holdfast.core.job import JobRecord, Ref
 from holdfast.core.lifecycle import TERMINAL, State
-from holdfast.storage.protocol import PROMOTE_LIMIT
+from holdfast.storage.protocol import LOOK_LIMIT, PROMOTE_LIMIT
 
 PAUSED = "paused:"
 """What the name of the key begins with under which the jobs of a paused task are parked."""
@@ -94,6 +94,7 @@ class Shelf:
         self.slots: dict[tuple[str, str], Slots] = {}
         self._paused = paused
         self._knock = knock
+        self._looked_at = ("", "")
         self._made = 0
 
     def add(self, job: JobRecord) -> None:
@@ -141,8 +142,14 @@ class Shelf:
         return len(let_in)
 
     def parked(self) -> list[tuple[str, str]]:
-        """Return the queues and keys that jobs are parked under."""
-        return [(queue, name) for queue, line in self.lines.items() for name in sorted(line.parked)]
+        """Return queues and keys that jobs are parked under: those of paused tasks, and the next so many of the others.
+
+        Each call goes on behind the last, so that all of them come round, however many there are.
+        """
+        places = sorted((queue, name) for queue, line in self.lines.items() for name in line.parked)
+        others = [place for place in places if not place[1].startswith(PAUSED) and place > self._looked_at][:LOOK_LIMIT]
+        self._looked_at = others[-1] if len(others) == LOOK_LIMIT else ("", "")
+        return [place for place in places if place[1].startswith(PAUSED)] + others
 
     def indexed(self) -> Iterator[tuple[str, int, Ref]]:
         """Yield what the indexes hold: the index's name, the number a job stands there at, the job."""

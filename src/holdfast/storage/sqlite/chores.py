@@ -1,11 +1,14 @@
 """The chores of a sweep in SQL, after the reclaim: each bounded, each alone, each returns how many it did."""
 
+import msgspec
+
 from holdfast.core.lease import grace_end
 from holdfast.core.lifecycle import TERMINAL, State
 from holdfast.core.retention import EVENTS_KEPT, Keep, Retention
 from holdfast.core.transition import suspected
 from holdfast.storage.protocol import (
     EXPIRE_LIMIT,
+    LOOK_LIMIT,
     PROMOTE_LIMIT,
     SWEEP_LIMIT,
     TRIM_LIMIT,
@@ -30,6 +33,9 @@ _RECALL = query("sweep", "recall")
 _AGED = query("sweep", "aged")
 _QUEUES_WITH = query("tally", "queues_with")
 _PARKED_UNDER = query("sweep", "parked_under")
+_LOOKED_AT = query("sweep", "looked_at")
+_LOOK_ON = query("sweep", "look_on")
+_SETTINGS = query("survey", "settings")
 _REDRIVABLE = query("sweep", "redrivable")
 _OUTLIVED = query("sweep", "outlived")
 _COUNTED = query("tally", "counted")
@@ -38,6 +44,9 @@ _BOUNDS = query("events", "bounds")
 _YOUNG = query("sweep", "young")
 _FORGET = query("sweep", "forget")
 _FORGET_WORKERS = query("sweep", "forget_workers")
+
+_encode = msgspec.json.Encoder().encode
+_place = msgspec.json.Decoder(tuple[str, str]).decode
 
 _WHENEVER = (1 << 63) - 1
 
@@ -82,12 +91,27 @@ def promote_due(step: Step) -> int:
 
 
 def unpark(step: Step) -> int:
-    """Let back in line whoever is parked where there is room."""
-    return sum(
-        slots.unpark(step, queue, name)
-        for (queue,) in step.all(_QUEUES_WITH, ("parked",))
-        for (name,) in step.all(_PARKED_UNDER, {"queue": queue, "paused": PAUSED})
-    )
+    """Let back in line whoever is parked where there is room: of tasks that go on, and of the next so many keys."""
+    queues = sorted(queue for (queue,) in step.all(_QUEUES_WITH, ("parked",)))
+    tasks = [PAUSED + task for task, _ in step.all(_SETTINGS, ("task",))]
+    unparked = sum(slots.unpark(step, queue, task) for queue in queues for task in tasks)
+    row = step.one(_LOOKED_AT)
+    at, after = ("", "") if row is None else _place(row[0])
+    looks, last = LOOK_LIMIT, ("", "")
+    for queue in queues:
+        if queue < at or not looks:
+            continue
+        behind = {"queue": queue, "after": after if queue == at else "", "paused": PAUSED, "limit": looks}
+        names = [name for (name,) in step.all(_PARKED_UNDER, behind)]
+        looks -= len(names)
+        unparked += sum(slots.unpark(step, queue, name) for name in names)
+        if names:
+            last = queue, names[-1]
+    if not looks:
+        step.run(_LOOK_ON, (_encode(last).decode(),))
+    elif at:
+        step.run(_LOOK_ON, (_encode(("", "")).decode(),))
+    return unparked
 
 
 def redrive_due(step: Step) -> int:

@@ -96,13 +96,21 @@ SELECT seq
  ORDER BY expires_at, queue, id
  LIMIT ?;
 
+-- name: looked_at
+SELECT value FROM meta WHERE key = 'looked_at';
+
+-- name: look_on
+-- Parameters: the queue and key behind which the next sweep looks.
+INSERT INTO meta VALUES ('looked_at', ?)
+ON CONFLICT (key) DO UPDATE SET value = excluded.value;
+
 -- name: parked_under
--- The keys of a queue that jobs are parked under and that may have room, each once: a leap through the index, not a
--- walk. Where a task was paused there is no key; the one who asks knows whether it still is.
+-- The next keys of a queue that jobs are parked under, each once: a leap through the index, not a walk. Parameters:
+-- queue, after (a name), limit, and what the names begin with that are no keys but paused tasks.
 WITH RECURSIVE parked (name) AS (
        SELECT (SELECT min(parked_under)
                  FROM job INDEXED BY job_parked
-                WHERE queue = :queue AND state = 'waiting' AND parked_under IS NOT NULL)
+                WHERE queue = :queue AND state = 'waiting' AND parked_under > :after)
        UNION ALL
        SELECT (SELECT min(parked_under)
                  FROM job INDEXED BY job_parked
@@ -110,14 +118,11 @@ WITH RECURSIVE parked (name) AS (
          FROM parked
         WHERE parked.name IS NOT NULL
 )
-SELECT parked.name
+SELECT name
   FROM parked
-  LEFT JOIN key ON key.queue = :queue AND key.name = parked.name
- WHERE parked.name IS NOT NULL
-   AND (
-       substr(parked.name, 1, length(:paused)) = :paused
-       OR key."limit" > (SELECT count(*) FROM slot WHERE slot.queue = :queue AND slot.key = parked.name)
-   );
+ WHERE name IS NOT NULL
+   AND substr(name, 1, length(:paused)) <> :paused
+ LIMIT :limit;
 
 -- name: redrivable
 -- Failed jobs that a rule puts back in line. Parameters: now, limit.
