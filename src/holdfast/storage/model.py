@@ -57,6 +57,7 @@ from holdfast.core.transition import (
     stall_reason,
     suspected,
 )
+from holdfast.storage.cursors import place_of
 from holdfast.storage.protocol import (
     CHORE_LIMITS,
     CLAIM_LIMIT,
@@ -686,7 +687,7 @@ class Model:
     def find(self, query: Query) -> Page:
         """Return one page of records, newest first."""
         now = self._clock.now()
-        before = int(query.after) if query.after is not None else None
+        before = place_of(query.after) if query.after is not None else None
         found = [
             (made, self._jobs[ref])
             for ref, made in reversed(self._shelf.order.items())
@@ -755,11 +756,12 @@ class Model:
         if cursor == EVENTS_END:
             return EventPage((), str(last))
         if reader is None:
-            return self._read(int(cursor) if cursor else 0, limit, of)
+            return self._read(place_of(cursor) if cursor else 0, limit, of)
+        handled = place_of(cursor) if cursor else None
         kept = self._readers.setdefault(reader.name, _Kept(last))
-        if cursor:
+        if handled is not None:
             # What was handled was handled, even if the loan has passed on since.
-            kept.cursor = max(kept.cursor, int(cursor))
+            kept.cursor = max(kept.cursor, handled)
         # A loan that ends further ahead than it is long was made before the clock was set back.
         if kept.lent_to not in (None, reader.caller) and kept.until - EVENT_LOAN <= now < kept.until:
             return EventPage((), str(kept.cursor))

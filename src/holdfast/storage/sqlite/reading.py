@@ -10,6 +10,7 @@ import msgspec
 from holdfast.core.events import AnyEvent, EventsTrimmed
 from holdfast.core.job import JobDetail, Owner, Ref
 from holdfast.core.lifecycle import TERMINAL, State
+from holdfast.storage.cursors import place_of
 from holdfast.storage.protocol import (
     EVENT_LOAN,
     EVENTS_END,
@@ -58,7 +59,7 @@ def get(step: Step, refs: Sequence[Ref]) -> list[JobDetail | None]:
 
 def find(step: Step, asked: Query) -> Page:
     """Return one page of records, newest first."""
-    before = int(asked.after) if asked.after is not None else _NEWEST
+    before = place_of(asked.after) if asked.after is not None else _NEWEST
     seqs = _matches(step, asked, before, asked.limit + 1)
     shown = seqs[: asked.limit]
     found = [row for seq in shown if (row := step.one(_BY_SEQ, (seq,))) is not None]
@@ -99,16 +100,17 @@ def events(step: Step, cursor: str | None, limit: int, of: Ref | None = None) ->
     """Return what happened after the cursor."""
     if cursor == EVENTS_END:
         return EventPage((), str(_bounds(step)[1]))
-    return _read(step, int(cursor) if cursor else 0, limit, of)
+    return _read(step, place_of(cursor) if cursor else 0, limit, of)
 
 
 def lend_events(step: Step, cursor: str | None, limit: int, reader: Reader) -> EventPage:
     """Return the next batch of a named reader, lent to this caller alone, and keep its place."""
+    handled = place_of(cursor) if cursor else 0
     step.write_down()
     kept, lent_to, until = _place(step, reader)
-    if cursor and int(cursor) > kept:
+    if handled > kept:
         # What was handled was handled, even if the loan has passed on since.
-        kept = int(cursor)
+        kept = handled
         step.run(_KEEP, (reader.name, kept, lent_to, until))
     if _lent_elsewhere(step, reader, lent_to, until):
         return EventPage((), str(kept))
@@ -123,7 +125,7 @@ def nothing_to_lend(step: Step, cursor: str | None, limit: int, reader: Reader) 
     if row is None:
         return None
     kept, lent_to, until = row
-    if cursor and int(cursor) > kept:
+    if cursor and place_of(cursor) > kept:
         return None
     if _lent_elsewhere(step, reader, lent_to, until):
         return EventPage((), str(kept))

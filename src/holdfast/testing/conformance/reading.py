@@ -32,6 +32,9 @@ from holdfast.testing.conformance.material import (
     told,
 )
 
+NO_CURSORS = ["soon", "-1", "+1", " 1", "1_0", "\u0661", str(2**63), "9" * 40, "9" * 5_000]
+"""What no storage has ever given out as a cursor; some of it Python reads as a number, some no database can hold."""
+
 
 class ReadingConformance(Conformance):
     """What is there is found, in order."""
@@ -95,6 +98,31 @@ class ReadingConformance(Conformance):
 
         assert [job.id for job in page.jobs] == ["a", "c", "b"]
         assert page.next is None
+
+    @pytest.mark.parametrize("cursor", [*NO_CURSORS, ""])
+    async def test_a_page_behind_what_is_no_cursor_is_refused(self, storage: Storage, cursor: str) -> None:
+        await enqueue(storage, *new_jobs(2))
+
+        with pytest.raises(ValueError, match="no cursor"):
+            await storage.find(Query(after=cursor))
+
+        assert (await storage.find(Query(after=str(2**63 - 1)))).jobs != ()
+
+    @pytest.mark.parametrize("cursor", NO_CURSORS)
+    async def test_events_behind_what_is_no_cursor_are_refused(
+        self, storage: Storage, clock: ManualClock, cursor: str
+    ) -> None:
+        app = Reader("app", "process-1")
+        await storage.events(reader=app)
+        names = await happenings(storage, clock, 2)
+
+        for reader in (None, app):
+            with pytest.raises(ValueError, match="no cursor"):
+                await storage.events(cursor, reader=reader)
+
+        assert (await storage.events(str(2**63 - 1))).events == ()
+        # The reader's place is where it was.
+        assert ids((await storage.events(reader=app)).events) == names
 
     async def test_pages_join_without_gap_or_overlap(self, storage: Storage) -> None:
         await enqueue(storage, *new_jobs(25))
