@@ -39,6 +39,9 @@ REASONS: tuple[DeadReason, ...] = get_args(DeadReason)
 Since = datetime | Duration
 """An instant, or how long ago by the storage's clock."""
 
+Instant = datetime | timedelta
+"""The same, read."""
+
 
 @dataclass(frozen=True, init=False)
 class DeadFilter:
@@ -81,20 +84,12 @@ class DeadFilter:
             tasks=_names(tasks, field="tasks"),
             reasons=tuple(one_of(reason, REASONS, field="reasons") for reason in several(reasons, field="reasons")),
             error=None if error is None else named(error, field="error"),
-            fingerprint=None if fingerprint is None else _fingerprint(fingerprint),
+            fingerprint=None if fingerprint is None else fault_named(fingerprint, field="fingerprint"),
             tags=_names(tags, field="tags"),
             since=_when(since, field="since"),
             until=_when(until, field="until"),
         )
-        match self.since, self.until:
-            case datetime() as first, datetime() as last:
-                empty = first >= last
-            case timedelta() as longest, timedelta() as shortest:
-                empty = longest <= shortest
-            case _:
-                empty = False
-        if empty:
-            raise UsageError(f"since = {shown(since)} must lie before until = {shown(until)}; swap or widen them")
+        in_order(self.since, self.until, fields=("since", "until"))
 
     @property
     def everything(self) -> bool:
@@ -261,7 +256,7 @@ class DeadLetters:
             UsageError: an argument has no valid value.
             StorageError: the storage cannot be asked; what was put back until then is, and asking again goes on.
         """
-        gap, who = _gap(rate), remark(by, field="by")
+        gap, who = gap_of(rate, field="rate"), remark(by, field="by")
         return await self._handle(
             _where(where),
             whole(limit, field="limit", least=1),
@@ -352,6 +347,57 @@ class DeadLetters:
 def fault(job: JobRecord) -> str:
     """Return the fingerprint of the fault that a failed job died of."""
     return fingerprint(job.task, job.reason, job.error)
+
+
+def fault_named(given: object, *, field: str) -> str:
+    """Return the fingerprint of a fault.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if not isinstance(given, str) or len(given) != LENGTH or not set(given) <= set("0123456789abcdef"):
+        raise UsageError(
+            f"{field} = {shown(given)} must be {LENGTH} hexadecimal digits; take one from the groups, "
+            "by app.dead.groups() or holdfast dead groups"
+        )
+    return given
+
+
+def in_order(
+    since: datetime | timedelta | None, until: datetime | timedelta | None, *, fields: tuple[str, str]
+) -> None:
+    """Make sure that there is time between the two, as far as can be told without a clock.
+
+    Raises:
+        UsageError: there is none.
+    """
+    match since, until:
+        case datetime() as first, datetime() as last:
+            empty = first >= last
+        case timedelta() as longest, timedelta() as shortest:
+            empty = longest <= shortest
+        case _:
+            empty = False
+    if empty:
+        told = f"{fields[0]} = {_told(since)} must lie before {fields[1]} = {_told(until)}"
+        raise UsageError(f"{told}; swap or widen them")
+
+
+def gap_of(rate: object, *, field: str) -> float:
+    """Return the microseconds between two jobs at that rate, 0 for None.
+
+    Raises:
+        UsageError: it is no rate.
+    """
+    if rate is None:
+        return 0.0
+    # Said this way round it refuses NaN, too.
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0.001 <= rate <= 1_000_000:
+        raise UsageError(
+            f"{field} = {shown(rate)} must be a number of jobs a second, from 0.001 to 1,000,000; "
+            "leave it out to put all back at once"
+        )
+    return 1_000_000 / rate
 
 
 class _Chosen(Struct, frozen=True, order=True):
@@ -461,15 +507,6 @@ def _names(values: Sequence[str], *, field: str) -> tuple[str, ...]:
     return tuple(named(value, field=field) for value in several(values, field=field))
 
 
-def _fingerprint(given: object) -> str:
-    if not isinstance(given, str) or len(given) != LENGTH or not set(given) <= set("0123456789abcdef"):
-        raise UsageError(
-            f"fingerprint = {shown(given)} must be {LENGTH} hexadecimal digits; take one from the groups, "
-            "by app.dead.groups() or holdfast dead groups"
-        )
-    return given
-
-
 def _when(given: object, *, field: str) -> datetime | timedelta | None:
     match given:
         case None:
@@ -484,6 +521,10 @@ def _when(given: object, *, field: str) -> datetime | timedelta | None:
             )
 
 
+def _told(when: datetime | timedelta | None) -> str:
+    return when.isoformat() if isinstance(when, datetime) else f"{when} ago"
+
+
 def _at(told: datetime | timedelta | None, now: int) -> int | None:
     match told:
         case None:
@@ -492,16 +533,3 @@ def _at(told: datetime | timedelta | None, now: int) -> int | None:
             return instant(told, field="")
         case timedelta():
             return now - micros(told)
-
-
-def _gap(rate: object) -> float:
-    """Return the microseconds between two jobs at that rate."""
-    if rate is None:
-        return 0.0
-    # Said this way round it refuses NaN, too.
-    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0.001 <= rate <= 1_000_000:
-        raise UsageError(
-            f"rate = {shown(rate)} must be a number of jobs a second, from 0.001 to 1,000,000; "
-            "leave it out to put all back at once"
-        )
-    return 1_000_000 / rate

@@ -1,10 +1,13 @@
 """What the tests of the command line share: a place of its own, calls within this process, and real ones."""
 
 import asyncio
+import contextlib
 import json
 import os
+import pty
 import subprocess
 import sys
+import termios
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +76,27 @@ class Terminal:
         with self.start(*args, env=env) as process:
             out, err = process.communicate(timeout=60)
         return subprocess.CompletedProcess(args, process.returncode, out, err)
+
+    def drawn(self, *args: str, columns: int = 80) -> str:
+        """Run it as a process whose output is a terminal of so many columns, to its end; return what that shows."""
+        ours, theirs = pty.openpty()
+        termios.tcsetwinsize(theirs, (24, columns))
+        with subprocess.Popen(
+            [sys.executable, "-m", "holdfast", "--no-color", *args],
+            cwd=self.place,
+            env=os.environ | {"PYTHONPATH": str(Path(holdfast.__file__).parents[1]), "TERM": "dumb"},
+            stdin=subprocess.DEVNULL,
+            stdout=theirs,
+            stderr=theirs,
+        ):
+            os.close(theirs)
+            shown = b""
+            # Linux says with an error that nobody has the other end any more.
+            with contextlib.suppress(OSError):
+                while part := os.read(ours, 4096):
+                    shown += part
+        os.close(ours)
+        return shown.decode().replace("\r\n", "\n")
 
     def write(self, name: str, text: str) -> None:
         """Write a module into the working directory."""

@@ -138,11 +138,56 @@ def test_a_purge_needs_a_filter_or_all(there: Terminal) -> None:
 def test_what_cannot_be_meant_is_one_line_and_exit_code_2(there: Terminal) -> None:
     fail(there, 1)
 
-    assert "fingerprint = 'abc' must be 12 hexadecimal digits" in there.refused("dead", "list", "--fault", "abc")
+    assert "--fault = 'abc' must be 12 hexadecimal digits" in there.refused("dead", "list", "--fault", "abc")
     assert "--since = 'soon' is no duration" in there.refused("dead", "list", "--since", "soon")
-    assert "rate = 0.0 must be a number" in there.refused("dead", "redrive", "--rate", "0", "--yes")
+    assert "or give an instant, such as 2026-" in there.refused("dead", "list", "--since", "yesterday")
+    assert "--since = 1:00:00 ago must lie before --until = 2:00:00 ago" in there.refused(
+        *("dead", "list", "--since", "1h", "--until", "2h")
+    )
+    for rate in ("0", "nan", "inf", "ten", ""):
+        assert "--rate = " in there.refused("dead", "redrive", "--rate", rate, "--yes")
     assert "'tired' is not one of" in there.refused("dead", "groups", "--reason", "tired")
-    assert "is no cursor" in there.refused("dead", "list", "--after", "soon")
+    assert "--queue = '\\udcff' must be a text" in there.refused("dead", "list", "--queue", "\udcff")
+
+
+@pytest.mark.parametrize("cursor", ["soon", "", "-1", str(2**63), "9" * 5000])
+def test_what_is_no_cursor_is_refused(there: Terminal, cursor: str) -> None:
+    fail(there, 1)
+
+    said = there.refused("dead", "list", "--after", cursor)
+    assert said.startswith(f"error: --after {cursor[:1] and repr(cursor)[:2]}")
+    assert "is no cursor; take the one that the page before named" in said
+    assert len(said) < 200
+
+
+@pytest.mark.parametrize("instant", ["9999-12-31T23:59:59-14:00", "0001-01-01T00:00:00+14:00"])
+@pytest.mark.parametrize("flag", ["--since", "--until"])
+def test_an_instant_beyond_the_calendar_is_refused(there: Terminal, flag: str, instant: str) -> None:
+    fail(there, 1)
+
+    assert f"{flag} = {instant} lies outside the years 1 to 9999 in UTC; give" in there.refused(
+        *("dead", "list", flag, instant)
+    )
+
+
+@pytest.mark.parametrize("flag", ["--fault", "--error", "--task", "--queue", "--reason", "--tag", "--since", "--until"])
+@pytest.mark.parametrize("command", [("list",), ("groups",), ("redrive", "--yes"), ("purge", "--yes")], ids=" ".join)
+def test_an_empty_filter_is_a_mistake_and_not_one_that_is_left_out(
+    there: Terminal, command: tuple[str, ...], flag: str
+) -> None:
+    fail(there, 2)
+    more = ("--task", "bad") if flag == "--queue" else ("--queue", "default")
+
+    assert flag in there.refused("dead", *command, *more, flag, "")
+    assert [job["state"] for job in there.read("jobs", "list")["jobs"]] == ["failed", "failed"]
+
+
+@pytest.mark.system
+def test_ids_and_queues_stand_in_one_piece_on_a_narrow_terminal(there: Terminal) -> None:
+    (job,) = fail(there, 1)
+    seen = there.drawn("dead", "list")
+
+    assert any(line.startswith(f"{job} default ") for line in seen.splitlines()), seen
 
 
 @pytest.mark.system

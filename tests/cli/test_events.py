@@ -70,7 +70,26 @@ def test_what_is_no_cursor_or_kind_is_refused(there: Terminal) -> None:
 
     assert "--since-cursor 'soon' is no cursor" in there.refused("events", "--since-cursor", "soon")
     assert "--since-cursor 'soon' is no cursor" in there.refused("events", "-f", "--since-cursor", "soon")
+    for cursor in ("", "-1", str(2**63), "9" * 5000):
+        for live in ((), ("-f",)):
+            assert "--since-cursor '" in there.refused("events", *live, "--since-cursor", cursor)
     assert "'broken' is not one of" in there.refused("events", "--kind", "broken")
+
+
+@pytest.mark.parametrize("flag", ["--queue", "--job", "--kind"])
+def test_an_empty_choice_is_a_mistake_and_not_one_that_is_left_out(there: Terminal, flag: str) -> None:
+    there.enqueue("bad", 1, work=True)
+
+    assert flag in there.refused("events", flag, "")
+    assert flag in there.refused("events", "-f", flag, "")
+
+
+def test_lengths_are_told_in_thousandths(there: Terminal) -> None:
+    there.enqueue("add", 1, 2, work=True)
+    (event,) = there.read("events", "--kind", "completed")["events"]
+    (line,) = there.run("events", "--kind", "completed").stdout.splitlines()
+
+    assert f"duration={round(event['duration'], 3)}  " in line
 
 
 def followed(there: Terminal, *options: str, lines: int, cause: Callable[[], object]) -> tuple[list[str], int]:

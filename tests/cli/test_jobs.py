@@ -149,3 +149,34 @@ def test_one_unknown_id_touches_none_of_the_others(there: Terminal) -> None:
 def test_an_empty_list_is_no_error(there: Terminal, form: str) -> None:
     assert there.run("migrate").exit_code == 0
     assert there.run("jobs", "list", "-o", form).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        (("list", "--queue", ""), "--queue = '' must be a text of"),
+        (("list", "--task", ""), "--task = '' must be a text of"),
+        (("list", "--queue", "\udcff"), "--queue = '\\udcff' must be a text of"),
+        (("list", "--after", str(2**63)), f"--after '{2**63}' is no cursor"),
+        (("list", "--after", "-1"), "--after '-1' is no cursor"),
+        (("list", "--after", ""), "--after '' is no cursor"),
+        (("show", "\udcff"), "ID = '\\udcff' must be a text of"),
+        (("show", ""), "ID = '' must be a text of"),
+        (("show", "x", "--queue", ""), "--queue = '' must be a text of"),
+        (("cancel", "x", "\udcff"), "ID = '\\udcff' must be a text of"),
+        (("redrive", "x", "--queue", "\udcff"), "--queue = '\\udcff' must be a text of"),
+        (("delete", "", "--yes"), "ID = '' must be a text of"),
+    ],
+)
+def test_what_names_nothing_is_one_line_and_exit_code_2(there: Terminal, args: tuple[str, ...], named: str) -> None:
+    there.enqueue("add", 1, 2)
+
+    assert named in there.refused("jobs", *args)
+
+
+@pytest.mark.system
+def test_ids_and_queues_stand_in_one_piece_on_a_narrow_terminal(there: Terminal) -> None:
+    job = there.enqueue("add", 1, 2)
+    seen = there.drawn("jobs", "list")
+
+    assert any(line.startswith(f"{job} default ") for line in seen.splitlines()), seen

@@ -2,9 +2,10 @@
 
 import asyncio
 import functools
+import math
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 import click
@@ -15,7 +16,7 @@ from holdfast.cli.consent import consent, consenting
 from holdfast.cli.exits import OK
 from holdfast.cli.lookup import who
 from holdfast.cli.render import as_json, moment_text, printable, span_text, table
-from holdfast.cli.session import Session, length, storage
+from holdfast.cli.session import Session, length, naming, no_cursor, storage
 from holdfast.cli.views import (
     DeadGroupsView,
     DeadReportView,
@@ -25,7 +26,8 @@ from holdfast.cli.views import (
     dead_view,
     value_text,
 )
-from holdfast.dead import CAP, REASONS, DeadFilter, DeadLetters, DeadReport, Since
+from holdfast.core.duration import instant, moment
+from holdfast.dead import CAP, REASONS, DeadFilter, DeadLetters, DeadReport, fault_named, gap_of, in_order
 from holdfast.errors import UsageError
 from holdfast.storage.protocol import Storage
 
@@ -50,7 +52,9 @@ def chosen(command: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(command)
     def with_filter(*args: Any, **options: Any) -> Any:
         fields = {name: options.pop(name) for name in _FIELDS}
-        where = DeadFilter(**{name: value for name, value in fields.items() if value})
+        in_order(fields["since"], fields["until"], fields=("--since", "--until"))
+        # Only these two are what click makes of an option that nobody gave; an empty text is one that somebody did.
+        where = DeadFilter(**{name: value for name, value in fields.items() if value is not None and value != ()})
         return command(*args, where=where, **options)
 
     made: Callable[..., Any] = with_filter
@@ -59,33 +63,57 @@ def chosen(command: Callable[..., Any]) -> Callable[..., Any]:
     return made
 
 
-def _instant(flag: str) -> Callable[[Any], Since]:
+def _when(flag: str) -> Callable[[Any], datetime | timedelta]:
     """Return what reads when something was, or how long ago."""
     ago = length(flag)
 
-    def read(value: Any) -> Since:
+    def read(value: Any) -> datetime | timedelta:
         try:
             at = datetime.fromisoformat(str(value))
         except ValueError:
+            pass
+        else:
+            return moment(instant(at if at.tzinfo is not None else at.replace(tzinfo=UTC), field=flag))
+        try:
             return ago(value)
-        return at if at.tzinfo is not None else at.replace(tzinfo=UTC)
+        except UsageError as error:
+            raise UsageError(f"{error}; or give an instant, such as 2026-01-31T10:00Z") from None
 
     return read
 
 
+def _fault(value: Any) -> str:
+    return fault_named(value, field="--fault")
+
+
+def _rate(value: Any) -> float:
+    try:
+        rate = float(value)
+    except ValueError:
+        rate = math.nan
+    gap_of(rate if math.isfinite(rate) else value, field="--rate")
+    return rate
+
+
 _FILTER: list[Callable[[Any], Any]] = [
-    click.option("--queue", "queues", multiple=True, metavar="QUEUE", help="In one of these queues."),
-    click.option("--task", "tasks", multiple=True, metavar="TASK", help="Of one of these tasks."),
+    click.option(
+        "--queue", "queues", multiple=True, metavar="QUEUE", type=naming("--queue"), help="In one of these queues."
+    ),
+    click.option(
+        "--task", "tasks", multiple=True, metavar="TASK", type=naming("--task"), help="Of one of these tasks."
+    ),
     click.option("--reason", "reasons", multiple=True, type=click.Choice(REASONS), help="Failed for one of these."),
-    click.option("--error", metavar="NAME", help="Failed with an exception of this class."),
-    click.option("--fault", "fingerprint", metavar="FINGERPRINT", help="Of this fault, as holdfast dead groups says."),
-    click.option("--tag", "tags", multiple=True, metavar="TAG", help="With all of these tags."),
+    click.option("--error", type=naming("--error"), metavar="NAME", help="Failed with an exception of this class."),
     click.option(
-        "--since", type=_instant("--since"), metavar="WHEN", help="Failed from then on: 2h ago, or an instant."
+        "--fault",
+        "fingerprint",
+        type=_fault,
+        metavar="FINGERPRINT",
+        help="Of this fault, as holdfast dead groups says.",
     ),
-    click.option(
-        "--until", type=_instant("--until"), metavar="WHEN", help="Failed before then: 2h ago, or an instant."
-    ),
+    click.option("--tag", "tags", multiple=True, type=naming("--tag"), metavar="TAG", help="With all of these tags."),
+    click.option("--since", type=_when("--since"), metavar="WHEN", help="Failed from then on: 2h ago, or an instant."),
+    click.option("--until", type=_when("--until"), metavar="WHEN", help="Failed before then: 2h ago, or an instant."),
 ]
 _FIELDS = ("queues", "tasks", "reasons", "error", "fingerprint", "tags", "since", "until")
 
@@ -117,14 +145,20 @@ def list_dead(session: Session, where: DeadFilter, arguments: bool, limit: int, 
             click.echo(printable(one.id))
     else:
         columns = (*_COLUMNS, "arguments") if arguments else _COLUMNS
-        table(session, columns, [_row(one, arguments=arguments) for one in page.letters], whole=("fault",))
+        table(
+            session, columns, [_row(one, arguments=arguments) for one in page.letters], whole=("id", "queue", "fault")
+        )
     if page.next is not None:
         click.echo(f"more: --after {page.next}", err=True)
 
 
 async def _page(session: Session, where: DeadFilter, limit: int, after: str | None, *, arguments: bool) -> DeadPageView:
     async with _opened(session) as (letters, access):
-        page = await letters.page(where, limit=limit, after=after)
+        try:
+            page = await letters.page(where, limit=limit, after=after)
+        except UsageError as error:
+            # The rest was looked at before.
+            raise no_cursor("--after", after) from error
     decode = access.decode if arguments else None
     return DeadPageView([dead_view(one, decode) for one in page.letters], page.next)
 
@@ -176,7 +210,7 @@ async def _groups(session: Session, where: DeadFilter) -> DeadGroupsView:
 @storage
 @chosen
 @click.option("--limit", type=click.IntRange(1), default=CAP, show_default=True, help="At most so many.")
-@click.option("--rate", type=float, metavar="PER_SECOND", help="So many a second; all at once unless given.")
+@click.option("--rate", type=_rate, metavar="PER_SECOND", help="So many a second; all at once unless given.")
 @click.option("--dry-run", is_flag=True, help="Only say how many it would be.")
 @consenting
 @click.pass_obj

@@ -17,12 +17,10 @@ from holdfast.cli.access import Access, accessed
 from holdfast.cli.exits import OK
 from holdfast.cli.lookup import find_job
 from holdfast.cli.render import as_json, moment_text, printable
-from holdfast.cli.session import Session, storage
+from holdfast.cli.session import Session, naming, no_cursor, storage
 from holdfast.cli.views import Decode, readable
-from holdfast.core.check import named
 from holdfast.core.events import AnyEvent, EventsTrimmed, JobCompleted, JobEvent, event_name, name_of
 from holdfast.core.job import RecordedError, Ref
-from holdfast.errors import UsageError
 from holdfast.storage.follow import follow
 from holdfast.storage.protocol import EVENTS_END
 
@@ -46,8 +44,8 @@ class EventsView(Struct, frozen=True):
     "--since-cursor", "cursor", metavar="CURSOR", help="Begin behind the event of this cursor; 0 is the oldest."
 )
 @click.option("--kind", "kinds", multiple=True, type=click.Choice(KINDS), metavar="KIND", help="Only of these kinds.")
-@click.option("--queue", "queues", multiple=True, metavar="QUEUE", help="Only of these queues.")
-@click.option("--job", metavar="ID", help="Only of this job.")
+@click.option("--queue", "queues", multiple=True, type=naming("--queue"), metavar="QUEUE", help="Only of these queues.")
+@click.option("--job", type=naming("--job"), metavar="ID", help="Only of this job.")
 @click.option("--limit", type=click.IntRange(1), help="At most so many.  [default: 100; with -f none]")
 @click.option("--results", is_flag=True, help="Show what jobs returned, too, where the log has it.")
 @click.pass_obj
@@ -96,7 +94,7 @@ async def _ref(access: Access, queues: tuple[str, ...], job: str | None) -> Ref 
         return None
     if len(queues) == 1:
         # So also what is deleted by now can be asked for.
-        return Ref(queues[0], named(job, field="--job"))
+        return Ref(queues[0], job)
     return (await find_job(access.storage, job, None)).ref
 
 
@@ -119,7 +117,7 @@ async def _past(
             try:
                 page = await access.storage.events(place, limit=PAGE, ref=ref)
             except ValueError as error:
-                raise _no_cursor(cursor) from error
+                raise no_cursor(_CURSOR, cursor, _TAKE) from error
             for event in page.events:
                 if wanted(event):
                     found.append(event)
@@ -168,16 +166,22 @@ async def _live(
             # Interrupted: that is how it ends.
             return
         except ValueError as error:
-            raise _no_cursor(cursor) from error
+            raise no_cursor(_CURSOR, cursor, _TAKE) from error
 
 
 def _place(cursor: str | None) -> str | None:
-    """Return the cursor as a storage takes it, for which None is the oldest event."""
+    """Return the cursor as a storage takes it, for which None is the oldest event.
+
+    Raises:
+        UsageError: it is empty, which must not mean the oldest one, too.
+    """
+    if cursor == "":
+        raise no_cursor(_CURSOR, cursor, _TAKE)
     return None if cursor == "0" else cursor
 
 
-def _no_cursor(cursor: str | None) -> UsageError:
-    return UsageError(f"--since-cursor {cursor!r} is no cursor; take one from an event, or 0 for the oldest")
+_CURSOR = "--since-cursor"
+_TAKE = "take one from an event, or 0 for the oldest"
 
 
 def _shown(found: Iterable[AnyEvent], decode: Decode | None) -> list[AnyEvent]:
@@ -211,6 +215,9 @@ def _tells(name: str, value: Any) -> bool:
 def _value(value: Any) -> str:
     if isinstance(value, RecordedError):
         return _value(f"{value.type}: {value.message}")
+    if isinstance(value, float):
+        # For people; the JSON has all of it.
+        value = round(value, 3)
     if isinstance(value, str) and value.isprintable() and not set(value) & set(" \"'="):
         return value
     return msgspec.json.encode(value, enc_hook=repr).decode()

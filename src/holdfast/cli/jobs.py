@@ -11,12 +11,11 @@ from holdfast.cli.consent import consent, consenting
 from holdfast.cli.exits import FAILURE, OK
 from holdfast.cli.lookup import find_jobs, who
 from holdfast.cli.render import as_json, moment_text, printable, table
-from holdfast.cli.session import Session, storage
+from holdfast.cli.session import Session, naming, no_cursor, storage
 from holdfast.cli.show import show
 from holdfast.cli.views import JobView, RevisedView, job_view
 from holdfast.core.job import Ref
 from holdfast.core.lifecycle import State
-from holdfast.errors import UsageError
 from holdfast.storage.protocol import Cancel, Delete, Query, Redrive, Revision
 
 
@@ -42,8 +41,8 @@ class PageView(Struct, frozen=True):
 @jobs.command("list")
 @storage
 @click.option("--state", "states", multiple=True, type=click.Choice([state.value for state in State]))
-@click.option("--queue", "queues", multiple=True, metavar="QUEUE")
-@click.option("--task", "tasks", multiple=True, metavar="TASK")
+@click.option("--queue", "queues", multiple=True, type=naming("--queue"), metavar="QUEUE")
+@click.option("--task", "tasks", multiple=True, type=naming("--task"), metavar="TASK")
 @click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True)
 @click.option("--after", metavar="CURSOR", help="Go on behind the page that named this cursor.")
 @click.pass_obj
@@ -64,7 +63,7 @@ def list_jobs(
         for job in page.jobs:
             click.echo(printable(job.id))
     else:
-        table(session, _COLUMNS, [_row(job) for job in page.jobs])
+        table(session, _COLUMNS, [_row(job) for job in page.jobs], whole=("id", "queue"))
     if page.next is not None:
         click.echo(f"more: --after {page.next}", err=True)
 
@@ -74,9 +73,7 @@ async def _page(session: Session, asked: Query) -> PageView:
         try:
             page = await access.storage.find(asked)
         except ValueError as error:
-            raise UsageError(
-                f"--after {asked.after!r} is no cursor; take the one that the page before named"
-            ) from error
+            raise no_cursor("--after", asked.after) from error
         return PageView([job_view(job, access.decode) for job in page.jobs], page.next)
 
 
@@ -90,8 +87,8 @@ def _row(job: JobView) -> list[str]:
 
 @jobs.command()
 @storage
-@click.argument("ids", nargs=-1, required=True, metavar="ID...")
-@click.option("--queue", metavar="QUEUE", help="The queue they are in.")
+@click.argument("ids", nargs=-1, required=True, type=naming("ID"), metavar="ID...")
+@click.option("--queue", type=naming("--queue"), metavar="QUEUE", help="The queue they are in.")
 @click.pass_obj
 def redrive(session: Session, ids: tuple[str, ...], queue: str | None) -> int:
     """Put failed, cancelled or expired jobs back in line, with new budgets."""
@@ -101,8 +98,8 @@ def redrive(session: Session, ids: tuple[str, ...], queue: str | None) -> int:
 
 @jobs.command()
 @storage
-@click.argument("ids", nargs=-1, required=True, metavar="ID...")
-@click.option("--queue", metavar="QUEUE", help="The queue they are in.")
+@click.argument("ids", nargs=-1, required=True, type=naming("ID"), metavar="ID...")
+@click.option("--queue", type=naming("--queue"), metavar="QUEUE", help="The queue they are in.")
 @click.option("--reason", metavar="TEXT", help="Kept with the job.")
 @click.pass_obj
 def cancel(session: Session, ids: tuple[str, ...], queue: str | None, reason: str | None) -> int:
@@ -113,8 +110,8 @@ def cancel(session: Session, ids: tuple[str, ...], queue: str | None, reason: st
 
 @jobs.command()
 @storage
-@click.argument("ids", nargs=-1, required=True, metavar="ID...")
-@click.option("--queue", metavar="QUEUE", help="The queue they are in.")
+@click.argument("ids", nargs=-1, required=True, type=naming("ID"), metavar="ID...")
+@click.option("--queue", type=naming("--queue"), metavar="QUEUE", help="The queue they are in.")
 @consenting
 @click.pass_obj
 def delete(session: Session, ids: tuple[str, ...], queue: str | None, yes: bool) -> int:

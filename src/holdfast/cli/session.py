@@ -10,7 +10,9 @@ from typing import Any, Literal, TypeVar
 import click
 from click.core import ParameterSource
 
+from holdfast.core.check import named
 from holdfast.core.duration import duration
+from holdfast.errors import UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -43,6 +45,24 @@ def length(flag: str, *, zero: bool = False) -> Callable[[Any], timedelta]:
         return duration(float(value) if bare else value, field=flag, zero=zero)
 
     return read
+
+
+def naming(flag: str) -> Callable[[Any], str]:
+    """Return what reads the name of something given by a flag; an empty one is a mistake, not one that is left out.
+
+    What it returns raises UsageError if it is none.
+    """
+
+    def read(value: Any) -> str:
+        return named(value, field=flag)
+
+    return read
+
+
+def no_cursor(flag: str, given: str | None, remedy: str = "take the one that the page before named") -> UsageError:
+    """Return what to say of a cursor that the storage has never given out."""
+    shown = repr(given) if len(given or "") <= 40 else f"{(given or '')[:40]!r}..."
+    return UsageError(f"{flag} {shown} is no cursor; {remedy}")
 
 
 def output(command: F) -> F:

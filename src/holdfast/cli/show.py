@@ -8,15 +8,15 @@ from holdfast.cli.access import accessed
 from holdfast.cli.history import why_again
 from holdfast.cli.lookup import find_job
 from holdfast.cli.render import as_json, block, moment_text, pairs, printable, span_text, table
-from holdfast.cli.session import Session, storage
+from holdfast.cli.session import Session, naming, storage
 from holdfast.cli.views import DetailView, RunView, detail_view, value_text
 from holdfast.errors import JobNotFoundError
 
 
 @click.command()
 @storage
-@click.argument("job_id", metavar="ID")
-@click.option("--queue", metavar="QUEUE", help="The queue it is in.")
+@click.argument("job_id", type=naming("ID"), metavar="ID")
+@click.option("--queue", type=naming("--queue"), metavar="QUEUE", help="The queue it is in.")
 @click.pass_obj
 def show(session: Session, job_id: str, queue: str | None) -> None:
     """Show a job: its record, every run of it, its log, and why it ran more than once."""

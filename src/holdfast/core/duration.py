@@ -68,7 +68,7 @@ def instant(value: object, *, field: str) -> int:
     """Return an aware datetime as microseconds since 1970 (UTC).
 
     Raises:
-        UsageError: it is no datetime, or a naive one.
+        UsageError: it is no datetime, a naive one, or before the year 1 or after the year 9999 in UTC.
     """
     if not isinstance(value, datetime):
         raise UsageError(f"{field} = {shown(value)} is no datetime; give one with a time zone, or use a delay")
@@ -76,7 +76,12 @@ def instant(value: object, *, field: str) -> int:
         raise UsageError(
             f"{field} = {value.isoformat()} has no time zone; make it aware, with tzinfo=UTC or a ZoneInfo"
         )
-    return micros(value - _EPOCH)
+    try:
+        return micros(value.astimezone(UTC) - _EPOCH)
+    except OverflowError:
+        raise UsageError(
+            f"{field} = {value.isoformat()} lies outside the years 1 to 9999 in UTC; give an instant within"
+        ) from None
 
 
 def moment(at: int) -> datetime:
