@@ -1,10 +1,14 @@
 """`holdfast info`: what it shows with and without workers, when it complains, and live."""
 
+import asyncio
 import json
 import signal
 
 import pytest
 
+from holdfast.clock import SECOND
+from holdfast.core.job import Owner
+from holdfast.storage.protocol import Beat, WorkerInfo
 from tests.cli.terminal import Terminal
 
 KEYS = {"url", "now", "queues", "paused_tasks", "workers", "leaders", "swept_ago", "complaints"}
@@ -32,7 +36,7 @@ def test_plain_lines_name_every_queue(there: Terminal) -> None:
     there.enqueue("elsewhere")
     lines = there.run("info").stdout.splitlines()
 
-    assert lines[1].split()[:3] == ["queue", "waiting", "delayed"]
+    assert lines[1].split()[:3] == ["queue", "wait", "delay"]
     assert [line.split()[:2] for line in lines[2:4]] == [["default", "1"], ["elsewhere", "1"]]
     assert "leader: none, never swept" in lines
 
@@ -47,6 +51,55 @@ def test_check_exits_with_3_while_jobs_wait_and_nobody_serves_them(there: Termin
 
     there.enqueue("add", 1, 2, work=True)
     assert there.read("info", "--check")["complaints"] == []
+
+
+FAST = """
+from holdfast import Holdfast, Timing
+
+app = Holdfast(timing=Timing.fast())
+"""
+
+
+@pytest.mark.parametrize(("turned_ago", "stale"), [(8.9, False), (9.1, True)])
+def test_check_judges_a_worker_as_health_does(there: Terminal, turned_ago: float, stale: bool) -> None:
+    there.write("quick.py", FAST)
+    app = there.app()
+
+    async def beat() -> None:
+        async with app:
+            told = WorkerInfo(queues=("default",), concurrency=1, turned_ago=round(turned_ago * SECOND))
+            await app.storage.renew(Beat(Owner("one", "idle", "host", 7), worker=told))
+
+    # An idle loop turns every 5 s, which is nearly three beats of 2 s.
+    asyncio.run(beat())
+    health = there.read("health", "quick:app")
+    info = there.read("--app", "quick:app", "info", "--check", code=3 if stale else 0)
+
+    assert [worker["state"] == "stale" for worker in health["workers"]] == [stale]
+    assert [worker["stale"] for worker in info["workers"]] == [stale]
+    assert len(info["complaints"]) == len(health["complaints"]) == stale
+
+
+@pytest.mark.system
+def test_no_heading_is_broken_on_a_narrow_terminal(there: Terminal) -> None:
+    there.enqueue("add", 1, 2, work=True)
+    headings = [
+        "queue",
+        "wait",
+        "delay",
+        "active",
+        "done",
+        "fail",
+        "cancel",
+        "expire",
+        "oldest",
+        "park",
+        "drop",
+        "state",
+    ]
+
+    assert headings in [line.split() for line in there.drawn("info").splitlines()]
+    assert headings in [line.split() for line in there.drawn("queues", "list").splitlines()]
 
 
 @pytest.mark.system

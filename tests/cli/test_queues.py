@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from holdfast import Keep, Retention, Stall
 from tests.cli.terminal import Terminal
 
@@ -38,8 +40,8 @@ def test_a_list_tells_how_each_queue_stands_and_what_is_set_for_it(there: Termin
 
     header, first, second, _, _, settings, mine, theirs = there.run("queues", "list").stdout.splitlines()
     assert header.split() == [
-        *("queue", "waiting", "delayed", "active", "completed", "failed", "cancelled", "expired"),
-        *("oldest", "parked", "discarded", "state"),
+        *("queue", "wait", "delay", "active", "done", "fail", "cancel", "expire"),
+        *("oldest", "park", "drop", "state"),
     ]
     assert [line.split()[0] for line in (first, second)] == ["default", "elsewhere"]
     assert settings.split() == ["queue", "kept", "stall", "recorded"]
@@ -105,7 +107,7 @@ def test_nothing_to_pause_is_a_mistake(there: Terminal) -> None:
 
     assert "name what to pause: one or more queues, or --task TASK" in there.refused("queues", "pause")
     assert "name what to resume" in there.refused("queues", "resume")
-    assert "queue = '' must be a text of 1 to 1,024 bytes" in there.refused("queues", "pause", "")
+    assert "QUEUE = '' must be a text of 1 to 1,024 bytes" in there.refused("queues", "pause", "")
 
 
 def test_stats_tell_what_ended_of_late_and_why_jobs_failed(there: Terminal) -> None:
@@ -122,9 +124,26 @@ def test_stats_tell_what_ended_of_late_and_why_jobs_failed(there: Terminal) -> N
     assert seen["counts"]["waiting"] == 1
 
     header, line = there.run("queues", "stats").stdout.splitlines()
-    assert header.split()[:3] == ["queue", "state", "waiting"]
+    assert header.split()[:3] == ["queue", "state", "wait"]
     assert line.split()[:2] == ["default", "open"]
     assert line.endswith("exhausted:1")
-    assert there.read("queues", "stats", "nobodys")[0]["ended"]["completed"] == 0
     capped = there.run("queues", "stats", "--most", "1")
     assert "only the newest 1 of its jobs were looked at" in capped.stderr
+
+
+def test_stats_of_a_queue_that_nobody_knows_are_a_mistake(there: Terminal) -> None:
+    there.enqueue("add", 1, 2)
+
+    assert "there is no queue 'nope'; see holdfast queues list" in there.refused(
+        *("queues", "stats", "default", "nope"), code=4
+    )
+    assert [queue["queue"] for queue in there.read("queues", "stats", "default")] == ["default"]
+
+
+@pytest.mark.system
+def test_stats_keep_their_headings_on_a_narrow_terminal(there: Terminal) -> None:
+    there.enqueue("add", 1, 2, work=True)
+
+    assert ["queue", "state", "wait", "done", "fail", "cancel", "expire", "/min", "waited", "ran", "why"] in [
+        line.split() for line in there.drawn("queues", "stats").splitlines()
+    ]

@@ -85,3 +85,30 @@ def test_every_command_takes_the_options_of_output(terminal: Terminal) -> None:
             command = root.get_command(context, name)
             assert command is not None
             assert {"output", "quiet", "no_color"} <= {option.name for option in command.params}, name
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "args"),
+    [
+        ("HOLDFAST_JOBS_LIST_QUEUE", "elsewhere", ("jobs", "list")),
+        ("HOLDFAST_JOBS_LIST_STATE", "failed", ("jobs", "list")),
+        ("HOLDFAST_DEAD_LIST_FAULT", "0123456789ab", ("dead", "list")),
+        ("HOLDFAST_EVENTS_SINCE_CURSOR", "1000", ("events",)),
+    ],
+)
+def test_the_environment_says_an_option_by_the_name_of_its_flag(
+    there: Terminal, variable: str, value: str, args: tuple[str, ...]
+) -> None:
+    there.enqueue("bad", 1, work=True)
+    there.enqueue("add", 1, 2)
+    flag = "--" + variable.removeprefix("HOLDFAST_").split("_", len(args))[-1].lower().replace("_", "-")
+    plain, told = there.run(*args).stdout, there.run(*args, flag, value).stdout
+
+    assert there.run(*args, env={variable: value}).stdout == told != plain
+
+
+def test_a_flag_wins_over_the_environment(there: Terminal) -> None:
+    job = there.enqueue("add", 1, 2)
+    env: dict[str, str | None] = {"HOLDFAST_JOBS_LIST_QUEUE": "elsewhere"}
+
+    assert there.run("jobs", "list", "--queue", "default", "--quiet", env=env).stdout.split() == [job]

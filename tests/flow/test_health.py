@@ -5,11 +5,13 @@ import base64
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
 from holdfast import Holdfast, State, Timing, UsageError
+from holdfast.cli.views import info_view
 from holdfast.core.job import Owner
 from holdfast.errors import StorageUnavailableError
 from holdfast.health.asgi import MOST_FIELDS, UNREADY_AFTER, DegradedIs, HealthApp
@@ -136,7 +138,7 @@ def test_the_critical_queues_alone_are_shown_and_judged(play: Play) -> None:
 
         assert await asked("") == ("degraded", ["default", "mail"])
         assert await asked("queue=mail") == ("ok", ["mail"])
-        assert await asked("queue=mail&queue=unheard%20of") == ("ok", ["mail", "unheard of"])
+        assert await asked("queue=mail&queue=unheard%20of") == ("degraded", ["mail", "unheard of"])
         assert await asked("queue=mail,default") == ("degraded", ["default", "mail"])
 
     play(scenario)
@@ -225,9 +227,12 @@ def test_a_worker_that_beats_while_its_claim_loop_hangs_is_stale(play: Play) -> 
 
 
 @pytest.mark.statement(47, 49)
-def test_an_idle_worker_with_a_quick_beat_is_not_stale_between_two_turns_of_its_loop(play: Play) -> None:
+@pytest.mark.parametrize("timing", [Timing(lease="2s", sweep="500ms", grace="500ms"), Timing.fast()])
+def test_an_idle_worker_with_a_quick_beat_is_not_stale_between_two_turns_of_its_loop(
+    play: Play, timing: Timing
+) -> None:
     async def scenario(stage: Stage) -> None:
-        app = mail_and_more(stage.app(timing=Timing(lease="2s", sweep="500ms", grace="500ms")))
+        app = mail_and_more(stage.app(timing=timing))
         worker = app.worker()
         node = await stage.start(worker)
         await asyncio.sleep(1)
@@ -235,6 +240,9 @@ def test_an_idle_worker_with_a_quick_beat_is_not_stale_between_two_turns_of_its_
         states: set[str] = set()
         for _ in range(200):
             states |= {one["state"] for one in (await ask(health, headers=BEARER)).json["workers"]}
+            # What `holdfast info --check` goes by.
+            info = info_view(await stage.storage.survey(), url="", timing=timing)
+            states |= {*info.complaints, *("stale" for one in info.workers if one.stale)}
             await asyncio.sleep(0.1)
         await stage.stop(node, worker)
 
@@ -691,9 +699,61 @@ def test_it_works_in_one_loop_after_another() -> None:
     assert [asyncio.run(main()) for _ in range(3)] == [200, 200, 200]
 
 
-async def test_it_speaks_no_web_sockets() -> None:
-    with pytest.raises(ValueError, match="websocket"):
-        await ask(Holdfast("memory://").health(token=TOKEN), "/live", type="websocket")
+async def test_it_closes_web_sockets_before_they_are_open() -> None:
+    asked: list[Any] = [{"type": "websocket.connect"}]
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return asked.pop()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await Holdfast("memory://").health(token=TOKEN)(
+        {"type": "websocket", "path": "/live", "headers": []}, receive, send
+    )
+
+    assert asked == []
+    assert sent == [{"type": "websocket.close", "code": 1000}]
+
+
+def test_a_storage_that_can_never_be_there_is_unreachable_and_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        health = Holdfast(f"sqlite:///{tmp_path / 'nowhere' / 'jobs.db'}").health(unprotected=True)
+        answers = [await ask(health) for _ in range(3)]
+
+        assert [answer.status for answer in answers] == [503] * 3
+        assert "there is no directory" in answers[0].json["complaints"][0]
+
+    asyncio.run(scenario())
+
+    assert [(record.levelname, record.exc_info) for record in caplog.records] == [("WARNING", None)]
+
+
+@pytest.mark.parametrize("known", ["default", "paused", "served", "silent"])
+def test_a_queue_that_somebody_knows_is_well_without_jobs_and_one_that_nobody_knows_is_not(
+    play: Play, known: str
+) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = mail_and_more(stage.app())
+        health = app.health(token=TOKEN)
+        await app.queue("paused").pause()
+        served = WorkerInfo(queues=("served",), concurrency=1)
+        silent = WorkerInfo(queues=("silent",), concurrency=1, turned_ago=3_600_000_000)
+        await stage.storage.renew(Beat(Owner("one", "one", "host", 7), worker=served))
+        await stage.storage.renew(Beat(Owner("two", "two", "host", 8), worker=silent))
+        well = (await ask(health, f"/health/queues?queue={known}", headers=BEARER)).json
+        ill = (await ask(health, f"/health/queues?queue={known},deflaut", headers=BEARER)).json
+
+        assert (well["status"], well["queues"][known]["known"]) == ("ok", True)
+        assert (ill["status"], ill["queues"]["deflaut"]["known"]) == ("degraded", False)
+        assert [one for one in ill["complaints"] if "deflaut" in one] == [
+            "queue 'deflaut': nobody knows it: no job was ever in it, no task goes there; is it spelled right?"
+        ]
+
+    play(scenario)
 
 
 def test_the_counts_are_those_of_the_states() -> None:

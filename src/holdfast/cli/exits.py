@@ -20,6 +20,12 @@ INTERRUPTED = 130
 """What a shell makes of a death by Ctrl-C."""
 
 
+class Unknown(click.ClickException):
+    """What was asked for by its name is not there."""
+
+    exit_code = NOT_FOUND
+
+
 def told(error: BaseException) -> int:
     """Say what went wrong, in one line where it is an error that Holdfast knows; return the exit code."""
     leaves = list(_leaves(error))
@@ -28,7 +34,7 @@ def told(error: BaseException) -> int:
         case click.UsageError():
             return _said(_usage(error), USAGE)
         case click.ClickException():
-            return _said(error.format_message(), FAILURE)
+            return _said(error.format_message(), error.exit_code)
         case KeyboardInterrupt() | click.Abort():
             return INTERRUPTED
         case _ if known and len(known) == len(leaves):

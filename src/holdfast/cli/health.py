@@ -1,27 +1,25 @@
-"""`holdfast health`: whether jobs are being run, in words and as an exit code; and what in a survey needs a person."""
+"""`holdfast health`: whether jobs are being run, in words and as an exit code."""
 
 import asyncio
-from collections.abc import Iterator
 from datetime import timedelta
 
 import click
 
 from holdfast.cli.access import reach
-from holdfast.cli.exits import FAILURE, OK, UNHEALTHY, leave
+from holdfast.cli.exits import FAILURE, NOT_FOUND, OK, UNHEALTHY, leave
 from holdfast.cli.http import backlog_of, backlogged, closed, opener
 from holdfast.cli.load import load
 from holdfast.cli.logs import set_up
 from holdfast.cli.render import as_json, printable, span_text, table
 from holdfast.cli.session import Session, storage
-from holdfast.cli.views import InfoView
 from holdfast.clock import SystemClock
 from holdfast.core.check import named
+from holdfast.errors import UsageError
 from holdfast.health.asgi import HealthApp
 from holdfast.health.gate import Gate
 from holdfast.health.judge import Health
 from holdfast.health.make import thresholds
 from holdfast.health.watch import Watch
-from holdfast.options import Timing
 
 PACE = 0.5
 """Seconds between two looks while a backlog is above its threshold."""
@@ -42,23 +40,37 @@ def health(
 ) -> int:
     """Say whether jobs are being run; needs no worker to be running.
 
-    Exits with 0 if all is well, 3 if jobs wait and no live worker serves them or a backlog has lasted too long, 1 if
-    the storage is out of reach. It cannot know how long a backlog has lasted: with --backlog it looks until that has
-    gone below its threshold, or has lasted for --backlog-for.
+    Exits with 0 if all is well, 3 if jobs wait and no live worker serves them or a backlog has lasted too long, 4 if
+    nothing is wrong but that nobody knows a queue of -q, 1 if the storage is out of reach. It cannot know how long a
+    backlog has lasted: with --backlog it looks until that has gone below its threshold, or has lasted for
+    --backlog-for.
     """
     # What is wrong is said on stdout, once.
     set_up("critical", "text", quiet=True)
     if target is not None:
+        if session.url is not None:
+            raise UsageError(f"{target} has a storage of its own; leave --url out, or the app")
         session.app = target
     only = [named(name.strip(), field="-q") for one in queues for name in one.split(",")]
     found, hangs = asyncio.run(_found(session, only, backlog_of(backlog, backlog_for)))
     if not as_json(session, found):
         _shown(session, found)
-    code = {"ok": OK, "unreachable": FAILURE}.get(found.status, UNHEALTHY)
+    code = _code(found)
     if hangs:
         # A storage that does not answer holds a thread, for which the end of the interpreter would wait.
         leave(code)
     return code
+
+
+def _code(found: Health) -> int:
+    match found.status:
+        case "ok":
+            return OK
+        case "unreachable":
+            return FAILURE
+        case _:
+            ill = [queue for queue in found.queues.values() if queue.status != "ok"]
+            return UNHEALTHY if any(queue.known for queue in ill) else NOT_FOUND
 
 
 async def _found(session: Session, only: list[str], backlog: tuple[dict[str, int], timedelta]) -> tuple[Health, bool]:
@@ -98,19 +110,3 @@ _COLUMNS = ("queue", "status", *_COUNTS)
 def _row(name: str, found: Health) -> list[str]:
     queue = found.queues[name]
     return [name, queue.status, *(str(getattr(queue, state)) for state in _COUNTS)]
-
-
-def complaints(seen: InfoView, timing: Timing) -> Iterator[str]:
-    """Name each thing that keeps jobs from being run or recovered."""
-    alive = [worker for worker in seen.workers if not worker.stale]
-    served = {queue for worker in alive for queue in worker.queues}
-    for queue in seen.queues:
-        if queue.counts["waiting"] and queue.queue not in served and not queue.paused:
-            yield f"queue {queue.queue!r}: {queue.counts['waiting']} jobs wait and no live worker serves it"
-    for worker in seen.workers:
-        if worker.stale:
-            yield f"worker {worker.name!r}: stale, last seen {worker.seen_ago:.1f} s ago"
-    active = sum(queue.counts["active"] for queue in seen.queues)
-    late = timing.recovery_bound.total_seconds()
-    if active and (seen.swept_ago is None or seen.swept_ago > late):
-        yield f"{active} jobs are active and nobody has swept for {late:g} s; start a worker or holdfast reaper"

@@ -9,11 +9,10 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import click
-from msgspec import structs
 
 from holdfast.cli.access import Access, accessed
 from holdfast.cli.exits import OK, UNHEALTHY
-from holdfast.cli.health import complaints
+from holdfast.cli.queues import QUEUE_COLUMNS, queue_row
 from holdfast.cli.render import as_json, console, drawn, moment_text, on_terminal, printable, span_text, table
 from holdfast.cli.session import Session, length, storage
 from holdfast.cli.views import InfoView, info_view
@@ -70,12 +69,7 @@ async def _watched(session: Session, every: float) -> int:
 
 
 async def _look(access: Access) -> InfoView:
-    seen = info_view(
-        await access.storage.survey(),
-        url=access.storage.url,
-        stale_after=3 * access.timing.beat.total_seconds(),
-    )
-    return structs.replace(seen, complaints=list(complaints(seen, access.timing)))
+    return info_view(await access.storage.survey(), url=access.storage.url, timing=access.timing)
 
 
 @contextmanager
@@ -93,7 +87,7 @@ def _shown(session: Session, seen: InfoView) -> None:
     if on_terminal():
         console(session).print(_drawn(seen))
         return
-    table(session, _QUEUE_COLUMNS, _queue_rows(seen), title="queues")
+    table(session, QUEUE_COLUMNS, list(map(queue_row, seen.queues)), title="queues", whole=QUEUE_COLUMNS)
     click.echo()
     table(session, _WORKER_COLUMNS, _worker_rows(seen), title="workers")
     click.echo()
@@ -122,7 +116,7 @@ def _drawn(seen: InfoView) -> "RenderableType":
     from rich.text import Text
 
     return Group(
-        drawn(_QUEUE_COLUMNS, _queue_rows(seen), title="queues"),
+        drawn(QUEUE_COLUMNS, list(map(queue_row, seen.queues)), title="queues", whole=QUEUE_COLUMNS),
         drawn(_WORKER_COLUMNS, _worker_rows(seen), title="workers"),
         *(Text(printable(said), style="yellow") for said in _paused(seen)),
         Text(printable(_leading(seen))),
@@ -130,21 +124,7 @@ def _drawn(seen: InfoView) -> "RenderableType":
     )
 
 
-_STATES = ("waiting", "delayed", "active", "completed", "failed", "cancelled", "expired")
-_QUEUE_COLUMNS = ("queue", *_STATES, "oldest", "parked", "discarded", "state")
 _WORKER_COLUMNS = ("worker", "host", "pid", "queues", "running", "seen", "state")
-
-
-def _queue_rows(seen: InfoView) -> list[list[str]]:
-    return [
-        [
-            queue.queue,
-            *(str(queue.counts[state]) for state in _STATES),
-            *(span_text(queue.oldest_waiting), str(queue.parked), str(queue.discarded)),
-            "paused" if queue.paused else "open",
-        ]
-        for queue in seen.queues
-    ]
 
 
 def _worker_rows(seen: InfoView) -> list[list[str]]:

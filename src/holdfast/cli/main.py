@@ -47,6 +47,7 @@ class Lazy(click.Group):
             return None
         room, _, name = self._rooms[cmd_name][0].partition(":")
         command: click.Command = getattr(importlib.import_module(room), name)
+        _name_variables(command, f"{ctx.auto_envvar_prefix}_{_shouted(cmd_name)}")
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -69,6 +70,24 @@ class Lazy(click.Group):
         sys.exit(code if isinstance(code, int) else OK)
 
 
+def _name_variables(command: click.Command, prefix: str) -> None:
+    """Let the environment say `HOLDFAST_<COMMAND>_<FLAG>` for each option, whatever we call that in the code."""
+    for param in command.params:
+        if isinstance(param, click.Option):
+            own = [f"{prefix}_{_shouted(flag[2:])}" for flag in param.opts if flag.startswith("--")]
+            more = [param.envvar] if isinstance(param.envvar, str) else param.envvar or ()
+            # The nearer name goes before one that holds for several commands.
+            param.envvar = list(dict.fromkeys([*own, *more]))
+            param.allow_from_autoenv = False
+    if isinstance(command, click.Group):
+        for name, part in command.commands.items():
+            _name_variables(part, f"{prefix}_{_shouted(name)}")
+
+
+def _shouted(name: str) -> str:
+    return name.replace("-", "_").upper()
+
+
 @click.group(
     cls=Lazy,
     rooms=COMMANDS,
@@ -82,7 +101,7 @@ def root(ctx: click.Context) -> None:
     """Run and watch a job queue that does not lose, strand or silently repeat work.
 
     Every option can also be set in the environment: HOLDFAST_URL, HOLDFAST_APP, HOLDFAST_WORKER_CONCURRENCY.
-    Exit codes: 0 done, 1 failed, 2 called wrongly, 3 unhealthy, 4 no such job.
+    Exit codes: 0 done, 1 failed, 2 called wrongly, 3 unhealthy, 4 no such job or queue.
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())

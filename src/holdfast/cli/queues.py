@@ -7,27 +7,27 @@ import click
 from msgspec import structs
 
 from holdfast.cli.access import Access, accessed
-from holdfast.cli.exits import OK
+from holdfast.cli.exits import OK, Unknown
 from holdfast.cli.lookup import who
 from holdfast.cli.render import as_json, printable, span_text, table
-from holdfast.cli.session import Session, length, storage
+from holdfast.cli.session import Session, length, naming, storage
 from holdfast.cli.views import (
     KeepView,
     PausedView,
     QueueSettingsView,
     QueueStatsView,
+    QueueView,
     SpreadView,
     StallView,
     queue_settings_view,
     queue_stats_view,
 )
 from holdfast.clock import SECOND
-from holdfast.core.check import named
 from holdfast.core.duration import micros, spoken
 from holdfast.core.job import FOREVER, JobRecord
 from holdfast.core.lifecycle import TERMINAL
 from holdfast.errors import UsageError
-from holdfast.storage.protocol import Query, Settings, Target
+from holdfast.storage.protocol import Query, QueueSurvey, Settings, Target
 
 PAGE = 200
 """How many records one look at what has ended holds at a time."""
@@ -58,9 +58,15 @@ def list_queues(session: Session) -> None:
         for queue in seen:
             click.echo(printable(queue.queue))
         return
-    table(session, _COLUMNS, [_row(queue) for queue in seen])
+    table(session, QUEUE_COLUMNS, list(map(queue_row, seen)), whole=QUEUE_COLUMNS)
     click.echo()
-    table(session, _SETTING_COLUMNS, [_setting_row(queue) for queue in seen], title="set for all jobs of a queue")
+    table(
+        session,
+        _SETTING_COLUMNS,
+        [_setting_row(queue) for queue in seen],
+        title="set for all jobs of a queue",
+        whole=("queue",),
+    )
 
 
 async def _listed(session: Session) -> list[QueueSettingsView]:
@@ -70,11 +76,17 @@ async def _listed(session: Session) -> list[QueueSettingsView]:
 
 
 _STATES = ("waiting", "delayed", "active", "completed", "failed", "cancelled", "expired")
-_COLUMNS = ("queue", *_STATES, "oldest", "parked", "discarded", "state")
+QUEUE_COLUMNS = (
+    *("queue", "wait", "delay", "active", "done", "fail", "cancel", "expire"),
+    *("oldest", "park", "drop", "state"),
+)
+"""Short, so that a line has room on a terminal of 80 columns; the JSON has the states' full names."""
+
 _SETTING_COLUMNS = ("queue", "kept", "stall", "recorded")
 
 
-def _row(queue: QueueSettingsView) -> list[str]:
+def queue_row(queue: QueueView) -> list[str]:
+    """Return what stands in these columns."""
     return [
         queue.queue,
         *(str(queue.counts[state]) for state in _STATES),
@@ -115,8 +127,15 @@ def _length(seconds: float) -> str:
 
 @queues.command()
 @storage
-@click.argument("names", nargs=-1, metavar="[QUEUE...]")
-@click.option("--task", "tasks", multiple=True, metavar="TASK", help="A task, in whatever queue its jobs are.")
+@click.argument("names", nargs=-1, type=naming("QUEUE"), metavar="[QUEUE...]")
+@click.option(
+    "--task",
+    "tasks",
+    multiple=True,
+    type=naming("--task"),
+    metavar="TASK",
+    help="A task, in whatever queue its jobs are.",
+)
 @click.pass_obj
 def pause(session: Session, names: tuple[str, ...], tasks: tuple[str, ...]) -> int:
     """Give out no more jobs of these queues or tasks; those that run go on."""
@@ -125,8 +144,15 @@ def pause(session: Session, names: tuple[str, ...], tasks: tuple[str, ...]) -> i
 
 @queues.command()
 @storage
-@click.argument("names", nargs=-1, metavar="[QUEUE...]")
-@click.option("--task", "tasks", multiple=True, metavar="TASK", help="A task, in whatever queue its jobs are.")
+@click.argument("names", nargs=-1, type=naming("QUEUE"), metavar="[QUEUE...]")
+@click.option(
+    "--task",
+    "tasks",
+    multiple=True,
+    type=naming("--task"),
+    metavar="TASK",
+    help="A task, in whatever queue its jobs are.",
+)
 @click.pass_obj
 def resume(session: Session, names: tuple[str, ...], tasks: tuple[str, ...]) -> int:
     """Give out jobs of these queues or tasks again."""
@@ -134,8 +160,8 @@ def resume(session: Session, names: tuple[str, ...], tasks: tuple[str, ...]) -> 
 
 
 def _set(session: Session, names: tuple[str, ...], tasks: tuple[str, ...], *, paused: bool) -> int:
-    targets = [Target("queue", named(name, field="queue")) for name in dict.fromkeys(names)]
-    targets += [Target("task", named(name, field="--task")) for name in dict.fromkeys(tasks)]
+    targets = [Target("queue", name) for name in dict.fromkeys(names)]
+    targets += [Target("task", name) for name in dict.fromkeys(tasks)]
     if not targets:
         raise UsageError(f"name what to {'pause' if paused else 'resume'}: one or more queues, or --task TASK")
     seen = asyncio.run(_tuned(session, targets, paused=paused))
@@ -160,7 +186,7 @@ async def _tuned(session: Session, targets: list[Target], *, paused: bool) -> li
 
 @queues.command()
 @storage
-@click.argument("names", nargs=-1, metavar="[QUEUE...]")
+@click.argument("names", nargs=-1, type=naming("QUEUE"), metavar="[QUEUE...]")
 @click.option(
     "--window",
     type=length("--window"),
@@ -176,30 +202,28 @@ async def _tuned(session: Session, targets: list[Target], *, paused: bool) -> li
 def stats(session: Session, names: tuple[str, ...], window: timedelta, most: int) -> None:
     """Show how queues did of late: what ended how, how long jobs waited and ran, why they failed.
 
+    A queue that neither the storage nor a worker knows is an error, with the exit code 4.
+
     Waiting and running are those of each job's last run: half of them took no longer than the first figure, nineteen
     in twenty no longer than the second, and the third is the longest.
     """
     seen = asyncio.run(_stats(session, names, window, most))
     if as_json(session, seen):
         return
-    table(session, _STAT_COLUMNS, [_stat_row(queue) for queue in seen])
+    table(session, _STAT_COLUMNS, [_stat_row(queue) for queue in seen], whole=_STAT_NUMBERS)
     for queue in seen:
         if queue.capped:
             said = f"queue {queue.queue}: only the newest {most:,} of its jobs were looked at; see --most, --window"
             click.echo(printable(said), err=True)
 
 
-_STAT_COLUMNS = (
-    *("queue", "state", "waiting", "active", "parked", "oldest"),
-    *("completed", "failed", "cancelled", "expired", "per min", "waited", "ran", "why"),
-)
+_STAT_NUMBERS = ("queue", "state", "wait", "done", "fail", "cancel", "expire", "/min")
+_STAT_COLUMNS = (*_STAT_NUMBERS, "waited", "ran", "why")
 
 
 def _stat_row(queue: QueueStatsView) -> list[str]:
     return [
-        *(queue.queue, "paused" if queue.paused else "open"),
-        *(str(queue.counts["waiting"]), str(queue.counts["active"]), str(queue.parked)),
-        span_text(queue.oldest_waiting),
+        *(queue.queue, "paused" if queue.paused else "open", str(queue.counts["waiting"])),
         *(str(count) for count in queue.ended.values()),
         f"{queue.per_minute:g}",
         _spread(queue.waited),
@@ -216,9 +240,14 @@ def _spread(spread: SpreadView | None) -> str:
 
 async def _stats(session: Session, names: tuple[str, ...], window: timedelta, most: int) -> list[QueueStatsView]:
     async with accessed(session) as access:
-        survey = await access.storage.survey(names)
+        survey = await access.storage.survey()
+        queues = {queue.queue: queue for queue in survey.queues}
+        served = {queue for worker in survey.workers for queue in worker.queues}
+        if unknown := sorted(set(names) - {*queues, *served}):
+            raise Unknown(f"there is no queue {', '.join(map(repr, unknown))}; see holdfast queues list")
         seen: list[QueueStatsView] = []
-        for queue in survey.queues:
+        for name in sorted(set(names) or queues):
+            queue = queues.get(name, QueueSurvey(queue=name))
             ended, capped = await _ended(access, queue.queue, survey.now - micros(window), most)
             seen.append(queue_stats_view(queue, ended, window=window.total_seconds(), capped=capped))
         return seen

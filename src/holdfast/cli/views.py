@@ -12,12 +12,15 @@ import msgspec
 from msgspec import Struct
 
 from holdfast.clock import SECOND
+from holdfast.core.backlog import Backlog, Thresholds
 from holdfast.core.duration import moment
 from holdfast.core.job import JobRecord, LogLine, Ref, RunRecord
 from holdfast.core.lifecycle import TERMINAL, State
 from holdfast.core.retention import Retention
 from holdfast.dead import DeadGroups, DeadLetter, DeadReport
-from holdfast.storage.protocol import QueueSurvey, Survey, WorkerSurvey
+from holdfast.health.judge import WorkerHealth, judged
+from holdfast.options import Timing
+from holdfast.storage.protocol import QueueSurvey, Survey
 
 Decode = Callable[[bytes], Any]
 
@@ -241,7 +244,7 @@ class PausedView(Struct, frozen=True, kw_only=True):
 
 
 class WorkerView(Struct, frozen=True, kw_only=True):
-    """A worker at a glance; stale is one that gave no sign for three beats, or is known to be dead."""
+    """A worker at a glance, as health judges it: stale, about to leave, or alive."""
 
     owner: str
     name: str
@@ -307,17 +310,18 @@ def detail_view(
     )
 
 
-def info_view(survey: Survey, *, url: str, stale_after: float) -> InfoView:
-    """Return a survey as it is shown, with nothing to complain of yet."""
+def info_view(survey: Survey, *, url: str, timing: Timing) -> InfoView:
+    """Return a survey as it is shown, judged as `holdfast health` judges it."""
+    health = judged(survey, timing=timing, thresholds=Thresholds(), backlog=Backlog(), now=0.0)
     return InfoView(
         url=url,
         now=moment(survey.now),
         queues=[queue_view(queue) for queue in survey.queues],
         paused_tasks=survey.paused_tasks,
-        workers=[worker_view(worker, stale_after=stale_after) for worker in survey.workers],
+        workers=[worker_view(worker) for worker in health.workers],
         leaders=[LeaderView(scope=term.scope, owner=term.owner, epoch=term.epoch) for term in survey.leaders],
         swept_ago=_seconds(survey.swept_ago),
-        complaints=[],
+        complaints=health.complaints,
     )
 
 
@@ -427,22 +431,21 @@ def dead_report_view(report: DeadReport) -> DeadReportView:
     )
 
 
-def worker_view(worker: WorkerSurvey, *, stale_after: float) -> WorkerView:
+def worker_view(worker: WorkerHealth) -> WorkerView:
     """Return a worker as it is shown."""
-    seen, turned = worker.seen_ago / SECOND, worker.turned_ago / SECOND
     return WorkerView(
-        owner=worker.owner.id,
-        name=worker.owner.name,
-        host=worker.owner.host,
-        pid=worker.owner.pid,
+        owner=worker.id,
+        name=worker.name,
+        host=worker.host,
+        pid=worker.pid,
         queues=worker.queues,
         concurrency=worker.concurrency,
         active=worker.active,
-        started=moment(worker.started),
-        seen_ago=seen,
-        turned_ago=turned,
-        stale=worker.died or max(seen, turned) > stale_after,
-        stopping=worker.stopping,
+        started=worker.started,
+        seen_ago=worker.seen_ago,
+        turned_ago=worker.turned_ago,
+        stale=worker.state == "stale",
+        stopping=worker.state == "stopping",
     )
 
 

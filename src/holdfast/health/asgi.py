@@ -81,6 +81,10 @@ class HealthApp:
                 await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
             case "lifespan":
                 await self._lifespan(receive, send)
+            case "websocket":
+                # Before it is accepted: a server says 403 to that.
+                await receive()
+                await send({"type": "websocket.close", "code": 1000})
             case other:
                 raise ValueError(f"health speaks HTTP only, not {other}")
 

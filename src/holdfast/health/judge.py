@@ -2,7 +2,7 @@
 
     unreachable   the storage gave no answer
     unhealthy     a backlog stayed above its threshold for longer than its time
-    degraded      jobs wait in a queue that no live worker serves
+    degraded      jobs wait in a queue that no live worker serves, or a queue was asked for that nobody knows
     ok            none of these
 
 Instants are aware datetimes in UTC, durations are seconds. Nothing here waits or reads a clock.
@@ -29,9 +29,13 @@ LONGEST_REST = 5.0
 
 
 class QueueHealth(Struct, frozen=True, kw_only=True):
-    """A queue. `served`: a live worker claims from it. `above_for`: the seconds that too many jobs have waited."""
+    """A queue. `served`: a live worker claims from it. `above_for`: the seconds that too many jobs have waited.
+
+    `known`: the storage has heard of it, the app has a task that goes there, or a worker serves it.
+    """
 
     status: Status
+    known: bool
     waiting: int
     active: int
     delayed: int
@@ -96,10 +100,13 @@ def judged(
     workers = [_worker(worker, timing) for worker in survey.workers]
     serving = [worker for worker in workers if worker.state == "alive"]
     known = {queue.queue: queue for queue in survey.queues}
-    names = set(only) or {*known, *defined, *(queue for worker in serving for queue in worker.queues)}
+    listed = {*known, *defined, *(queue for worker in serving for queue in worker.queues)}
+    heard_of = {*listed, *(queue for worker in workers for queue in worker.queues)}
+    names = set(only) or listed
     queues = {
         name: _queue(
             known.get(name, QueueSurvey(queue=name)),
+            known=name in heard_of,
             served=any(name in worker.queues for worker in serving),
             threshold=thresholds.of(name),
             above_for=backlog.lasted(name, now=now),
@@ -169,13 +176,14 @@ def _worker(worker: WorkerSurvey, timing: Timing) -> WorkerHealth:
 
 
 def _queue(
-    queue: QueueSurvey, *, served: bool, threshold: int | None, above_for: float | None, overdue: bool
+    queue: QueueSurvey, *, known: bool, served: bool, threshold: int | None, above_for: float | None, overdue: bool
 ) -> QueueHealth:
     waits = queue.counts.get(State.WAITING, 0)
     # Who paused a queue wants its jobs to wait; only their number may still be too much.
-    degraded = bool(waits) and not served and not queue.paused
+    degraded = not known or (bool(waits) and not served and not queue.paused)
     return QueueHealth(
         status="unhealthy" if overdue else "degraded" if degraded else "ok",
+        known=known,
         waiting=waits,
         active=queue.counts.get(State.ACTIVE, 0),
         delayed=queue.counts.get(State.DELAYED, 0),
@@ -214,6 +222,8 @@ def _complaints(
                 f"queue {name!r}: {queue.waiting} jobs wait, more than {queue.threshold} "
                 f"for {queue.above_for or 0:.0f} s; add workers, or find out what holds them up"
             )
+        elif not queue.known:
+            yield f"queue {name!r}: nobody knows it: no job was ever in it, no task goes there; is it spelled right?"
         elif queue.status == "degraded":
             yield f"queue {name!r}: {queue.waiting} jobs wait and no live worker serves it"
     for worker in workers:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from holdfast.clock import Clock
 from holdfast.core.backlog import Backlog, Thresholds, seen
-from holdfast.errors import StorageError
+from holdfast.errors import HoldfastError
 from holdfast.health.judge import waiting
 from holdfast.storage.protocol import Storage, Survey
 
@@ -80,7 +80,7 @@ class Watch:
                 survey = await (await self._storage()).survey()
         except TimeoutError:
             return self._failed(asked_at, f"no answer within {LIMIT:g} s", hung=True)
-        except StorageError as error:
+        except HoldfastError as error:
             return self._failed(asked_at, str(error))
         except Exception as error:
             logger.exception("a look at the storage failed in a way that no storage should")
