@@ -13,7 +13,7 @@ import pytest
 from holdfast.errors import UsageError
 from holdfast.health.server import Address
 from tests.cli.probe import probe
-from tests.cli.terminal import TASKS, Terminal
+from tests.cli.terminal import TASKS, Terminal, one_line
 
 KEYS = {"status", "now", "queues", "workers", "reaper", "complaints"}
 
@@ -55,7 +55,21 @@ def test_it_exits_with_3_where_jobs_wait_and_no_worker_lives(there: Terminal) ->
     assert plain.exit_code == 3
     assert plain.stdout.splitlines()[:2] == ["degraded", "queue 'default': 1 jobs wait and no live worker serves it"]
     assert there.read("health", code=3)["status"] == "degraded"
-    assert there.read("health", "-q", "mail")["queues"].keys() == {"mail"}
+    assert there.read("health", "-q", "default", code=3)["queues"].keys() == {"default"}
+
+
+@pytest.mark.statement(48)
+def test_it_exits_with_4_where_nothing_is_wrong_but_the_name_of_a_queue(tasks: Terminal) -> None:
+    tasks.enqueue("add", 1, 2, work=True)
+    seen = tasks.read("health", "-q", "default,deflaut", code=4)
+
+    assert (seen["status"], seen["queues"].keys()) == ("degraded", {"default", "deflaut"})
+    assert seen["complaints"] == [
+        "queue 'deflaut': nobody knows it: no job was ever in it, no task goes there; is it spelled right?"
+    ]
+    tasks.enqueue("add", 1, 2)
+    assert tasks.run("health", "-q", "default,deflaut").exit_code == 3
+    assert tasks.run("health", "-q", "deflaut").exit_code == 4
 
 
 @pytest.mark.statement(45)
@@ -139,6 +153,50 @@ def test_a_mistake_in_the_token_opens_no_door(there: Terminal) -> None:
     assert "is empty" in there.refused("serve", "--http-token-file", str(empty))
     assert "cannot be read" in there.refused("serve", "--http-token-file", "nowhere")
     assert "visible ASCII" in there.refused("serve", "--http-token", "two words")
+    assert "fill HOLDFAST_SERVE_HTTP_TOKEN" in there.refused("serve", env={"HOLDFAST_SERVE_HTTP_TOKEN": ""})
+
+
+@pytest.mark.parametrize("command", SERVING, ids=" ".join)
+def test_a_token_that_no_header_can_carry_starts_nothing(tasks: Terminal, command: tuple[str, ...]) -> None:
+    tasks.enqueue("add", 1, 2)
+    (tasks.place / "token").write_text("two words")
+
+    for told in (("--http-token", "two words"), ("--http-token-file", "token")):
+        done = tasks.ended(*command, "--http", "127.0.0.1:1", *told)
+
+        assert done.returncode == 2
+        assert "visible ASCII" in one_line(done.stderr)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        *(("--backlog", "5"), ("--backlog", "x"), ("--backlog-for", "1m"), ("--degraded-is", "503")),
+        *(("--http-token", "s3cret"), ("--http-token-file", "nowhere")),
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("command", [("worker", "tasks:app"), ("reaper",)], ids=" ".join)
+def test_how_to_serve_is_a_mistake_where_nothing_is_served(
+    tasks: Terminal, command: tuple[str, ...], told: tuple[str, ...]
+) -> None:
+    assert f"{told[0]} says how to serve health, and nothing is served; give --http" in tasks.refused(*command, *told)
+
+
+def test_several_processes_need_one_port(tasks: Terminal) -> None:
+    said = tasks.refused("worker", "tasks:app", "--processes", "2", "--http", "0")
+
+    assert "--http 0 would be another port for each of the processes; name one" in said
+
+
+def test_health_needs_to_know_one_storage(tasks: Terminal) -> None:
+    assert "leave --url out, or the app" in tasks.refused("health", "nope:app", "--url", tasks.url)
+
+
+def test_serve_refuses_a_place_where_no_storage_can_ever_be(there: Terminal) -> None:
+    said = there.refused("serve", "--http", "0", "--url", f"sqlite:///{there.place}/nowhere/jobs.db")
+
+    assert "there is no directory" in said
 
 
 @pytest.mark.parametrize("backlog", ["x", "=5", "mail=", "mail=-1", "-1", "1.5", "mail"])
@@ -167,14 +225,23 @@ async def test_a_server_of_ones_own_listens_nowhere_without_a_token_either() -> 
 
 @pytest.mark.system
 @pytest.mark.statement(44, 46)
-@pytest.mark.parametrize("where", ["environment", "file", "flag"])
+@pytest.mark.parametrize("where", ["environment", "own variable", "file", "flag"])
 def test_serve_works_with_zero_workers_and_asks_for_the_token_wherever_that_comes_from(
     tasks: Terminal, where: str
 ) -> None:
     tasks.enqueue("add", 1, 2)
     (tasks.place / "token").write_text("s3cret\n")
-    env: dict[str, Any] = {"HOLDFAST_HTTP_TOKEN": "s3cret"} if where == "environment" else {}
-    flags = {"environment": (), "file": ("--http-token-file", "token"), "flag": ("--http-token", "s3cret")}[where]
+    env: dict[str, Any] = {
+        "environment": {"HOLDFAST_HTTP_TOKEN": "s3cret"},
+        # The nearer one counts.
+        "own variable": {"HOLDFAST_HTTP_TOKEN": "another", "HOLDFAST_SERVE_HTTP_TOKEN": "s3cret"},
+    }.get(where, {})
+    flags = {
+        "environment": (),
+        "own variable": (),
+        "file": ("--http-token-file", "token"),
+        "flag": ("--http-token", "s3cret"),
+    }[where]
     with tasks.start("serve", "tasks:app", "--http", "0", "--degraded-is", "503", *flags, env=env) as process:
         port = port_of(process)
         closed = probe(port, "/health/queues")

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import os
 import re
 import signal
@@ -13,7 +14,9 @@ from typing import Any
 
 import pytest
 
+from holdfast import Holdfast
 from holdfast.core.lifecycle import State
+from holdfast.health.server import Address, Server
 from tests.cli.probe import Response, probe
 from tests.system.farm import Farm
 
@@ -266,3 +269,83 @@ async def test_a_connection_that_says_nothing_holds_up_neither_the_others_nor_th
     assert await asyncio.to_thread(serving.wait, PATIENCE) == 0
     for _, writer in silent:
         writer.close()
+
+
+@pytest.mark.statement(51)
+async def test_silent_connections_starve_no_probe_and_are_closed(farm: MakeFarm) -> None:
+    crew = farm()
+    http(crew, "serve")
+    port = await served(crew)
+    began = time.monotonic()
+    silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(300)]
+    # A byte now and then is no request either.
+    drip = asyncio.create_task(dripping(silent[-1][1]))
+    ends = [asyncio.create_task(reader.read()) for reader, _ in silent]
+    live: list[int] = []
+    while not all(end.done() for end in ends) and time.monotonic() - began < PATIENCE:
+        live.append((await ask(port, "/live", within=2)).status)
+    over = all(end.done() for end in ends)
+    drip.cancel()
+    for _, writer in silent:
+        writer.close()
+    heard = await asyncio.gather(*ends, return_exceptions=True)
+
+    assert set(live) == {200}
+    assert over
+    # One that goes on sending learns of it by a reset.
+    assert [said for said in heard if said != b"" and not isinstance(said, ConnectionResetError)] == []
+
+
+async def dripping(writer: asyncio.StreamWriter) -> None:
+    """Send the head of a request that has no end."""
+    writer.write(b"GET /live HTTP/1.1\r\nhost: ")
+    while True:
+        writer.write(b"x")
+        await asyncio.sleep(0.2)
+
+
+async def test_a_connection_that_asks_on_is_kept(farm: MakeFarm) -> None:
+    crew = farm()
+    http(crew, "serve")
+    port = await served(crew)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    answers: list[bytes] = []
+    # Two of them at once, as a client may.
+    for _ in range(20):
+        writer.write(b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n" * 2)
+        answers += [(await reader.readuntil(b"yes"))[:12] for _ in range(2)]
+    writer.close()
+
+    assert answers == [b"HTTP/1.1 200"] * 40
+
+
+@pytest.mark.slow
+async def test_who_waits_for_an_address_that_no_sibling_has_says_so_once(
+    farm: MakeFarm, caplog: pytest.LogCaptureFixture
+) -> None:
+    crew = farm()
+    health = Holdfast("memory://").health(unprotected=True)
+
+    async def said(words: str, times: int) -> None:
+        async def heard() -> bool:
+            return caplog.text.count(words) >= times
+
+        await crew.until(heard, within=PATIENCE)
+
+    with caplog.at_level(logging.INFO, "holdfast.health"):
+        # It lets others connect, and has nothing to say.
+        with socket.create_server(("127.0.0.1", 0)) as stranger:
+            address = Address("127.0.0.1", int(stranger.getsockname()[1]))
+            first, second = (Server(health, address, patient=True) for _ in range(2))
+            await first.start()
+            await said("goes on trying", 1)
+        await said("health is served", 1)
+        # Whoever waits for a sibling has nothing to complain of.
+        await second.start()
+        live = await ask(address.port, "/live")
+        await first.stop()
+        await said("health is served", 2)
+        await second.stop()
+
+    assert live.status == 200
+    assert [one.levelname for one in caplog.records if "goes on trying" in one.message] == ["WARNING"]

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
 import click
+from click.core import ParameterSource
 
 from holdfast.cli.session import length
 from holdfast.clock import Clock
 from holdfast.errors import UsageError
+from holdfast.health.gate import Gate
 from holdfast.health.make import OTHERS, PATIENCE, TOKEN_VARIABLE, health_app, thresholds
 from holdfast.health.server import Address, Server, permitted
 from holdfast.options import Timing
@@ -73,8 +75,10 @@ class Http:
         ]
 
     def environment(self) -> dict[str, str]:
-        """Return what a child finds the token in."""
-        return {} if self.token is None else {TOKEN_VARIABLE: self.token}
+        """Return what a worker's child finds the token in, whatever else the environment says of one."""
+        if self.token is None:
+            return {}
+        return {"HOLDFAST_WORKER_HTTP_TOKEN": self.token, "HOLDFAST_WORKER_HTTP_TOKEN_FILE": ""}
 
 
 def backlogged(command: F) -> F:
@@ -103,7 +107,9 @@ def served_at(default: str | None) -> Callable[[F], F]:
             **others: Any,
         ) -> Any:
             told = None
-            if http is not None:
+            if http is None:
+                _refuse_idle_options()
+            else:
                 told = _told(http, _token(http_token, http_token_file), backlog_of(backlog, backlog_for), degraded_is)
             return command(*args, http=told, **others)
 
@@ -152,8 +158,19 @@ def backlog_of(given: tuple[str, ...], patience: timedelta) -> tuple[dict[str, i
     return backlog, patience
 
 
+def _refuse_idle_options() -> None:
+    """Refuse what says how to serve where nothing is served. The environment may say it for other commands, too."""
+    ctx = click.get_current_context()
+    idle = ("http_token", "http_token_file", "backlog", "backlog_for", "degraded_is")
+    for param in ctx.command.params:
+        if param.name in idle and ctx.get_parameter_source(param.name) is ParameterSource.COMMANDLINE:
+            raise UsageError(f"{param.opts[0]} says how to serve health, and nothing is served; give --http, too")
+
+
 def _told(http: str, token: str | None, backlog: tuple[dict[str, int], timedelta], degraded_is: str) -> Http:
     address = Address.read(http, field="--http")
+    # What no header can carry is refused here, before any process is started with it.
+    Gate(token)
     permitted(
         address,
         protected=token is not None,
@@ -165,8 +182,10 @@ def _told(http: str, token: str | None, backlog: tuple[dict[str, int], timedelta
 def _token(given: str | None, file: Path | None) -> str | None:
     if file is None:
         # An empty variable is one that somebody meant to fill: it must not open the door.
-        if given == "" or (given is None and os.environ.get(TOKEN_VARIABLE) == ""):
-            raise UsageError(f"the token is empty; fill {TOKEN_VARIABLE}, or unset it")
+        own = f"{click.get_current_context().auto_envvar_prefix}_HTTP_TOKEN"
+        empty = [variable for variable in (own, TOKEN_VARIABLE) if os.environ.get(variable) == ""]
+        if given == "" or (given is None and empty):
+            raise UsageError(f"the token is empty; fill {empty[0] if empty else TOKEN_VARIABLE}, or unset it")
         return given
     try:
         token = file.read_text().strip()

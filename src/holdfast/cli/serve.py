@@ -1,6 +1,7 @@
 """`holdfast serve`: health over HTTP, beside the workers."""
 
 import asyncio
+import contextlib
 import logging
 import signal
 
@@ -8,16 +9,15 @@ import click
 
 from holdfast.cli.access import reach
 from holdfast.cli.exits import OK
-from holdfast.cli.http import Http, closed, opener, served_at
+from holdfast.cli.http import DEFAULT_ADDRESS, Http, closed, opener, served_at
 from holdfast.cli.load import load
 from holdfast.cli.logs import logged, set_up
 from holdfast.cli.session import Session, storage
 from holdfast.clock import SystemClock
-from holdfast.errors import UsageError
+from holdfast.errors import StorageError, UsageError
+from holdfast.health.watch import LIMIT
 
 logger = logging.getLogger("holdfast.serve")
-
-DEFAULT_ADDRESS = "127.0.0.1:8080"
 
 
 @click.command()
@@ -48,6 +48,10 @@ async def _serve(session: Session, http: Http) -> None:
         loop.add_signal_handler(number, over.set)
     access = reach(session)
     tasks = load(session.app).tasks if session.url is None and session.app is not None else {}
+    # One that is out of reach may be there later; one that can never be there is refused now.
+    with contextlib.suppress(StorageError, TimeoutError):
+        async with asyncio.timeout(LIMIT):
+            await access.storage.open()
     server = http.server(
         opener(access.storage),
         timing=access.timing,

@@ -129,11 +129,12 @@ def run_worker(app: Holdfast, crew: Crew, *, child: Child | None = None, http: H
         UsageError: an option has no valid value.
     """
     made = crew.worker(app, incarnation=child.incarnation if child is not None else None)
-    if child is not None:
-        # Before the first claim: a child that holds jobs is one whose supervisor knows where they are.
-        child.hello(app.url)
     # One of the siblings has the address; the others wait for it.
     server = None if http is None else _server(app, made, http, patient=child is not None)
+    if child is not None:
+        # Before the first claim: a child that holds jobs is one whose supervisor knows where they are. And after all
+        # that may be refused: who has said this is started again.
+        child.hello(app.url)
     _mind_early_and_late_signals(made, child)
     # Never closed: closing waits for threads, and one of them may never end.
     runner = asyncio.Runner()
@@ -199,6 +200,8 @@ async def _sweep_once(app: Holdfast) -> None:
 
 def _supervised(target: str, crew: Crew, processes: int, http: Http | None, logging_options: list[str]) -> int:
     if http is not None:
+        if http.address.port == 0:
+            raise UsageError("--http 0 would be another port for each of the processes; name one that they can share")
         # Once for all: the children wait for an address that is taken, for it is one of them who has it.
         http.address.bound().close()
         os.environ.update(http.environment())

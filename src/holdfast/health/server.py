@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("holdfast.health")
 
-MOST_CONNECTIONS = 256
-"""Beyond so many at once a connection is answered with 503."""
-
 LONGEST_HEAD = 16 * 1024
 """Bytes that the head of a request may have."""
 
@@ -33,6 +30,9 @@ GOODBYE = 1
 
 RETRY = 1.0
 """Seconds between two tries to get an address that a sibling process serves."""
+
+DOUBTS = 5
+"""So many times whoever has the address may fail to answer as a sibling does, which may have only just begun."""
 
 
 @dataclass(frozen=True)
@@ -141,18 +141,34 @@ class Server:
     async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
-    async def _serve(self) -> None:
-        import uvicorn
-
+    async def _bound(self) -> socket.socket:
+        """Wait for the address, if need be, and listen there; where no sibling has it, say so once."""
+        doubts = DOUBTS
         while self._listening is None:
             try:
                 self._listening = self._address.bound()
-            except UsageError:
+            except UsageError as error:
+                if doubts and await _serves_health(self._address):
+                    # It is the siblings who wait for it.
+                    doubts = 0
+                elif doubts:
+                    doubts -= 1
+                    if not doubts:
+                        logger.warning("%s. Nobody serves health there; this process goes on trying", error)
                 await asyncio.sleep(RETRY)
+        return self._listening
+
+    async def _serve(self) -> None:
+        import uvicorn
+
+        from holdfast.health.connection import MOST, Connection
+
+        listening = await self._bound()
         config = uvicorn.Config(
             self._app,
             interface="asgi3",
-            http="h11",
+            # Subclasses of its protocols are what uvicorn takes beside their names.
+            http=Connection,
             ws="none",
             lifespan="on",
             # Logging is the application's business.
@@ -161,15 +177,30 @@ class Server:
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            limit_concurrency=MOST_CONNECTIONS,
+            # Idle ones have made room before that, so as many requests are under way.
+            limit_concurrency=MOST + 1,
             h11_max_incomplete_event_size=LONGEST_HEAD,
             timeout_graceful_shutdown=GOODBYE,
         )
         self._uvicorn = uvicorn.Server(config)
-        host, port = self._listening.getsockname()[:2]
+        host, port = listening.getsockname()[:2]
         logger.info("health is served on http://%s", Address(host, port))
         # In a thread it leaves the signals alone; they are heard by whoever has the main one.
-        await self._uvicorn.serve(sockets=[self._listening])
+        await self._uvicorn.serve(sockets=[listening])
+
+
+async def _serves_health(address: Address) -> bool:
+    """Say whether whoever has the address answers as we would."""
+    answer = b""
+    with contextlib.suppress(OSError, TimeoutError):
+        async with asyncio.timeout(RETRY):
+            reader, writer = await asyncio.open_connection(address.host, address.port)
+            try:
+                writer.write(b"GET /live HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+                answer = await reader.read(LONGEST_HEAD)
+            finally:
+                writer.close()
+    return answer.startswith(b"HTTP/1.1 200") and answer.endswith(b"yes")
 
 
 def _ended(serving: "Future[None]") -> None:
