@@ -1,5 +1,6 @@
 """What a running handler knows of its job, and the signs it gives. All of these are plain calls that never raise."""
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -176,9 +177,13 @@ class JobContext:
         self._signs.sign()
 
     def progress(self, value: float, note: object = None) -> None:
-        """Tell how far the job is, in a measure of your own; counts as a heartbeat. Never raises."""
+        """Tell how far the job is, in a measure of your own; counts as a heartbeat. Never raises.
+
+        What is no finite number counts as a heartbeat only.
+        """
         try:
-            self._signs.sign((float(value), None if note is None else storable(str(note))))
+            told = float(value)
+            self._signs.sign((told, None if note is None else storable(str(note))) if math.isfinite(told) else None)
         except Exception:
             self._signs.sign()
 

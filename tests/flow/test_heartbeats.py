@@ -40,6 +40,8 @@ def test_the_context_never_raises_and_keeps_what_it_is_told(play: Play) -> None:
             context.heartbeat()
             context.progress(0.5, "half way")
             context.progress("not a number")  # type: ignore[arg-type]
+            context.progress(float("nan"))
+            context.progress(float("inf"))
             context.log.info("hello", part=1)
             context.log.error(Unspeakable(), more=Unspeakable())
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from holdfast import Holdfast, Reaper, ReaperFailed, State
-from holdfast.core.job import Key, Policy, Redriving, Ref
+from holdfast.core.job import Policy, Redriving, Ref
 from holdfast.core.retry import Backoff
-from holdfast.storage.protocol import Bid
+from holdfast.storage.protocol import PROMOTE_LIMIT, Bid, Settings, Target
 from holdfast.storage.sqlite.storage import SQLiteStorage
 from holdfast.testing import ManualClock
 from holdfast.testing.conformance.material import ALICE, BOB, RAISED, claim, enqueue, new_job, record, settle, start
@@ -74,10 +74,12 @@ async def test_a_turn_does_all_but_the_chore_that_fails(tmp_path: Path, chore: s
     # Its grace is over at the second turn, when "stalls" is the next to be suspected.
     clock.advance(21)
     await storage.sweep(Bid(BOB, term=None))
-    # Two are parked, and the first that ends lets one of them in: there is room for the other as long as that waits.
-    await enqueue(storage, *(new_job(name, keys=(Key("k"),)) for name in ("keyed-1", "keyed-2", "keyed-3")))
-    first, *_ = await claim(storage)
-    await settle(storage, ALICE, first)
+    # A task that goes on lets in so many of its jobs at once, and the sweep sees to the last one.
+    halted = Target("task", "halted")
+    await storage.tune(halted, Settings(paused=True))
+    await enqueue(storage, *(new_job(f"halted-{number}", task="halted") for number in range(PROMOTE_LIMIT + 1)))
+    await claim(storage)
+    await storage.tune(halted, Settings(paused=False))
     await enqueue(storage, new_job("aged", ttl=SECOND), new_job("later", delay=SECOND))
     await start(storage, new_job("stalls", queue="other"))
     if chore is not None:

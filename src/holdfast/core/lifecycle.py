@@ -16,7 +16,7 @@ class State(StrEnum):
 
 
 TERMINAL = frozenset({State.COMPLETED, State.FAILED, State.CANCELLED, State.EXPIRED})
-"""States that nothing but an operator's redrive leads out of."""
+"""States that nothing but a redrive, by an operator or by a rule, leads out of."""
 
 REDRIVABLE = TERMINAL - {State.COMPLETED}
 """States a redrive starts from."""

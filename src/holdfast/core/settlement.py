@@ -44,7 +44,8 @@ def when_cancelling(asked: Settlement, job: JobRecord) -> Settlement:
     """Return what a settlement becomes where somebody has asked the job to stop.
 
     A job to be put back is over instead; one that succeeded or failed stands, and its success says that the cancel came
-    too late; a cancellation says whose wish it was. The run may not have known: only the record does.
+    too late; a cancellation says whose wish it was. No rule puts it back in line: somebody wanted it to stop. The run
+    may not have known: only the record does.
     """
     decision = asked.decision
     if isinstance(decision, PutBack):
@@ -61,7 +62,7 @@ def when_cancelling(asked: Settlement, job: JobRecord) -> Settlement:
                 events.append(structs.replace(event, by=job.cancel_by))
             case _:
                 events.append(event)
-    return Settlement(asked.ref, asked.fence, decision, asked.ended, tuple(events))
+    return Settlement(asked.ref, asked.fence, structs.replace(decision, redrive_after=None), asked.ended, tuple(events))
 
 
 def _events(job: JobRecord, outcome: Outcome, decision: Decision, *, took: float) -> tuple[JobEvent, ...]:

@@ -85,7 +85,7 @@ def expiry(job: JobRecord, now: int) -> JobExpired:
         task=job.task,
         run=job.starts,
         ttl=ttl / 1_000_000,
-        # Counted from where its time to live began: at its enqueue, or at its last redrive.
+        # Counted from where its time to live began: at its enqueue, or when its last redrive was due.
         age=(now - (job.expires_at or now) + ttl) / 1_000_000,
         on_expire=job.policy.on_expire,
     )

@@ -66,6 +66,7 @@ from holdfast.storage.protocol import (
     EVENTS_TOPIC,
     EXPIRE_LIMIT,
     LOG_LINES_KEPT,
+    PAUSED,
     PROMOTE_LIMIT,
     RUNS_KEPT,
     SCAN_LIMIT,
@@ -104,7 +105,7 @@ from holdfast.storage.protocol import (
     owner_topic,
     queue_topic,
 )
-from holdfast.storage.shelf import PAUSED, Shelf
+from holdfast.storage.shelf import Shelf
 
 
 @dataclass
@@ -162,7 +163,7 @@ class Model:
                 return Receipt("duplicate", ref)
             self._drop(known)
         # The id's next job goes on from the fence of the one before it: an outside resource may have seen that.
-        fence = 0 if known is None else known.fence
+        fence, settled_fence = (0, 0) if known is None else (known.fence, known.settled_fence)
         run_at = new.run_at if new.run_at is not None else now + new.delay
         # The jobs of one call are a microsecond apart, so that they stay in the order they were given.
         ready_at = max(run_at, now) + place
@@ -191,6 +192,7 @@ class Model:
             stall=new.stall,
             policy=new.policy,
             fence=fence,
+            settled_fence=settled_fence,
             created=now,
             schedule=new.schedule,
             parent=new.parent,
@@ -204,6 +206,7 @@ class Model:
         """Apply each settlement whose run is the current one, then claim what is ordered."""
         now = self._clock.now()
         verdicts = tuple(self._settle(owner, asked, now) for asked in settlements)
+        self._shelf.let_in()
         if order is None:
             return Exchanged(verdicts)
         leases = self._claim(owner, order, now)
@@ -293,6 +296,7 @@ class Model:
             line = self._lines[queue]
             for ref in line.delayed.first(PROMOTE_LIMIT, until=now):
                 self._promote(self._jobs[ref], now)
+            self._shelf.let_in()
             while len(leases) < room and looks and len(line.ready):
                 looks -= 1
                 job = self._jobs[line.ready.first(1)[0]]
@@ -302,6 +306,7 @@ class Model:
                     self._replace(job, structs.replace(job, parked_under=full))
                 else:
                     leases.append(self._start(job, owner, now))
+                self._shelf.let_in()
         return leases
 
     def _promote(self, job: JobRecord, now: int) -> None:
@@ -491,6 +496,7 @@ class Model:
         aged = self._shelf.aging.first(EXPIRE_LIMIT, until=now)
         for ref in aged:
             self._expire(self._jobs[ref], now)
+        self._shelf.let_in()
         return len(aged)
 
     def _promote_due(self, now: int) -> int:
@@ -502,6 +508,7 @@ class Model:
             if due:
                 self.knocked.append(queue_topic(queue))
             promoted += len(due)
+        self._shelf.let_in()
         return promoted
 
     def _unpark(self) -> int:
@@ -520,11 +527,13 @@ class Model:
             kept = self._setting("queue", queue).retention or Retention()
             for state, over in line.over.items():
                 keep = kept.of(state)
-                beyond = 0 if keep.count is None else max(0, len(over) - keep.count)
+                surplus = 0 if keep.count is None else max(0, len(over) - keep.count)
+                # What ended later than now did so before the clock was set back: it is older than it looks.
+                gone += (ahead := over.beyond(now, min(surplus, TRIM_LIMIT - len(gone))))
                 room = TRIM_LIMIT - len(gone)
                 # Both are the longest ended, so the longer list holds the shorter.
-                aged, surplus = over.first(room, until=now - keep.age), over.first(min(beyond, room))
-                gone += aged if len(aged) > len(surplus) else surplus
+                aged, worn = over.first(room, until=now - keep.age), over.first(min(surplus - len(ahead), room))
+                gone += aged if len(aged) > len(worn) else worn
         for ref in gone:
             self._drop(self._jobs[ref])
         return len(gone)
@@ -557,7 +566,9 @@ class Model:
     def revise(self, revisions: Sequence[Revision]) -> list[Revised]:
         """Cancel, redrive, delete or reschedule."""
         now = self._clock.now()
-        return [self._revise(revision, now) for revision in revisions]
+        revised = [self._revise(revision, now) for revision in revisions]
+        self._shelf.let_in()
+        return revised
 
     def _revise(self, revision: Revision, now: int) -> Revised:
         job = self._jobs.get(revision.ref)
@@ -630,9 +641,10 @@ class Model:
 
     def _reschedule(self, job: JobRecord, asked: Reschedule, now: int) -> None:
         run_at = job.run_at if asked.delay is None else now + asked.delay
+        # Without a delay it stays where it is: were the clock set back, its old time might lie ahead again.
+        later = job.state is State.DELAYED if asked.delay is None else run_at > now
         boost = job.boost if asked.boost is None else asked.boost
         ready_at = job.score + job.boost if asked.delay is None else max(run_at, now)
-        later = run_at > now
         after = structs.replace(
             job,
             state=State.DELAYED if later else State.WAITING,
@@ -729,8 +741,8 @@ class Model:
                     concurrency=seen.beat.worker.concurrency,
                     active=seen.beat.worker.active,
                     started=seen.started,
-                    seen_ago=now - seen.at,
-                    turned_ago=now - seen.at + seen.beat.worker.turned_ago,
+                    seen_ago=max(0, now - seen.at),
+                    turned_ago=max(0, now - seen.at) + seen.beat.worker.turned_ago,
                     stopping=seen.beat.worker.stopping,
                     died=seen.died,
                 )
@@ -747,7 +759,7 @@ class Model:
             return None
         line = self._lines[queue]
         waiting = [ref for index in (line.ready, *line.parked.values()) for _, ref in index]
-        return max((now - self._jobs[ref].run_at for ref in waiting), default=None)
+        return max((max(0, now - self._jobs[ref].run_at) for ref in waiting), default=None)
 
     def events(self, cursor: str | None, limit: int, reader: Reader | None = None, of: Ref | None = None) -> EventPage:
         """Return what happened after the cursor."""
@@ -757,7 +769,7 @@ class Model:
             return EventPage((), str(last))
         if reader is None:
             return self._read(place_of(cursor) if cursor else 0, limit, of)
-        handled = place_of(cursor) if cursor else None
+        handled = min(place_of(cursor), last) if cursor else None
         kept = self._readers.setdefault(reader.name, _Kept(last))
         if handled is not None:
             # What was handled was handled, even if the loan has passed on since.
@@ -772,7 +784,8 @@ class Model:
 
     def _read(self, cursor: int, limit: int, of: Ref | None = None) -> EventPage:
         told: list[AnyEvent] = []
-        if cursor < self._trimmed:
+        # A place behind the end was given before the storage was put back to an earlier state.
+        if not self._trimmed <= cursor <= self._trimmed + len(self._events):
             cursor = self._trimmed
             told.append(EventsTrimmed(oldest=str(cursor)))
         wanted = 0
@@ -804,7 +817,7 @@ class Model:
 
     def _past(self, job: JobRecord, now: int) -> bool:
         """Say whether a completed job's own lifetime is over: it is gone then, swept or not."""
-        return job.kept_until is not None and job.kept_until <= now
+        return job.state is State.COMPLETED and job.kept_until is not None and job.kept_until <= now
 
     def _record(self, event: Event, now: int) -> None:
         cursor = self._trimmed + len(self._events) + 1

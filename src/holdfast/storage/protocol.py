@@ -342,7 +342,7 @@ class Page(Struct, frozen=True):
 
 
 class QueueSurvey(Struct, frozen=True, kw_only=True):
-    """One queue at a glance. `oldest_waiting`: microseconds that its longest-waiting ready job has waited.
+    """One queue at a glance. `oldest_waiting`: microseconds that its longest-waiting job has waited.
 
     `parked`: how many of the waiting have no slot to go to. `discarded`: how many ever expired without a record.
     """
@@ -564,6 +564,9 @@ def owner_topic(owner: str) -> str:
     """Return the topic that hints at something an owner should ask for at once."""
     return f"owner:{owner}"
 
+
+PAUSED = "paused:"
+"""What the name of the key begins with under which the jobs of a paused task are parked."""
 
 EVENTS_END = "$"
 """The cursor that stands behind the newest event, whatever that is."""

@@ -1,10 +1,10 @@
 """Where the model keeps its jobs: each record once, and in exactly the indexes that its state puts it in.
 
-There is one door, `replace`. Whoever moves a job through it moves it in every index, takes or frees its slots, and lets
-the next one parked under a freed key back in line, all in the same step. A slot is an active job, never a number.
+There is one door, `replace`. Whoever moves a job through it moves it in every index and takes or frees its slots; whom
+that lets back in line is seen to in the same step, by `let_in`. A slot is an active job, never a number.
 """
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -13,10 +13,7 @@ from msgspec import structs
 
 from holdfast.core.job import JobRecord, Ref
 from holdfast.core.lifecycle import TERMINAL, State
-from holdfast.storage.protocol import LOOK_LIMIT, PROMOTE_LIMIT
-
-PAUSED = "paused:"
-"""What the name of the key begins with under which the jobs of a paused task are parked."""
+from holdfast.storage.protocol import LOOK_LIMIT, PAUSED, PROMOTE_LIMIT
 
 
 class Index:
@@ -46,6 +43,11 @@ class Index:
         """Return the first jobs in order, those beyond `until` left out."""
         found = self._entries[: max(limit, 0)]
         return [ref for at, ref in found if until is None or at <= until]
+
+    def beyond(self, at: int, limit: int) -> list[Ref]:
+        """Return the first jobs in order of those beyond a number."""
+        behind = bisect_right(self._entries, at, key=lambda entry: entry[0])
+        return [ref for _, ref in self._entries[behind : behind + max(limit, 0)]]
 
     @property
     def head(self) -> int | None:
@@ -94,6 +96,7 @@ class Shelf:
         self.slots: dict[tuple[str, str], Slots] = {}
         self._paused = paused
         self._knock = knock
+        self._freed: dict[tuple[str, str], None] = {}
         self._looked_at = ("", "")
         self._made = 0
 
@@ -141,13 +144,27 @@ class Shelf:
             self._knock(queue)
         return len(let_in)
 
+    def let_in(self) -> None:
+        """Let others in line under the keys that were left since the last time; whoever moves jobs does so in the end.
+
+        Once for all of them: where many leave one key in a step, each free slot is offered once.
+        """
+        while self._freed:
+            (queue, name), _ = self._freed.popitem()
+            self.unpark(queue, name)
+
     def parked(self) -> list[tuple[str, str]]:
         """Return queues and keys that jobs are parked under: those of paused tasks, and the next so many of the others.
 
-        Each call goes on behind the last, so that all of them come round, however many there are.
+        Each call goes on behind the last, so that all of them come round, however many there are. Where anybody stands
+        in line they are left out: whoever is there is looked at first, and may be waiting for the very slot.
         """
         places = sorted((queue, name) for queue, line in self.lines.items() for name in line.parked)
-        others = [place for place in places if not place[1].startswith(PAUSED) and place > self._looked_at][:LOOK_LIMIT]
+        others = [
+            (queue, name)
+            for queue, name in places
+            if not name.startswith(PAUSED) and not len(self.lines[queue].ready) and (queue, name) > self._looked_at
+        ][:LOOK_LIMIT]
         self._looked_at = others[-1] if len(others) == LOOK_LIMIT else ("", "")
         return [place for place in places if place[1].startswith(PAUSED)] + others
 
@@ -171,10 +188,9 @@ class Shelf:
         return 0 if slots is None else slots.free
 
     def _let_in(self, before: JobRecord, after: JobRecord | None) -> None:
-        """Let others in under the keys of a job that has left a slot, or its place in line for one that may be free."""
+        """Note the keys of a job that has left a slot, or its place in line for one that may be free."""
         if _left_a_slot(before, after) or _left_the_line(before, after):
-            for key in before.keys:
-                self.unpark(before.queue, key.name)
+            self._freed.update(dict.fromkeys((before.queue, key.name) for key in before.keys))
 
     def _put(self, before: JobRecord | None, job: JobRecord) -> None:
         self.jobs[job.ref] = job
@@ -205,12 +221,13 @@ class Shelf:
                 yield self.leases, job.lease_until or 0
             case State.COMPLETED if job.kept_until is not None:
                 yield self.kept, job.kept_until
+            case State.FAILED if job.redrive_at is not None:
+                # Retention must not take what a rule has yet to put back.
+                yield self.redrives, job.redrive_at
             case _:
                 yield line.over[job.state], job.finished or 0
         if job.expires_at is not None and job.state in (State.WAITING, State.DELAYED):
             yield self.aging, job.expires_at
-        if job.redrive_at is not None and job.state is State.FAILED:
-            yield self.redrives, job.redrive_at
 
     def _count(self, before: JobRecord | None, after: JobRecord | None) -> None:
         """Keep the slots and the number of the unfinished in step with one job's move."""

@@ -37,6 +37,7 @@ from holdfast.core.transition import lapsed
 from holdfast.options import Timing
 from holdfast.storage.model import Model
 from holdfast.storage.protocol import (
+    PAUSED,
     RUNS_KEPT,
     Beat,
     Bid,
@@ -55,7 +56,6 @@ from holdfast.storage.protocol import (
     Swept,
     Target,
 )
-from holdfast.storage.shelf import PAUSED
 from holdfast.testing.soundness import flaw_of_lease, may_be_forgotten, place_of, right_lease_end
 from holdfast.testing.weather import EVERYWHERE, Weather
 
@@ -480,13 +480,17 @@ class Witness:
             self._require(not (waits and lapsed(job, now)), "I10", f"{ref}: not expired at {now}: {job.expires_at}")
 
     def _has_room(self, job: JobRecord) -> bool:
+        """Say whether a parked job could be in line: there is a slot, and nobody in line who was let in for it."""
         name = job.parked_under or ""
         if name == PAUSED + job.task:
             return not self._setting("task", job.task).paused
-        active = sum(
-            other.queue == job.queue and other.state is State.ACTIVE and name in [key.name for key in other.keys]
-            for other in self._model.records.values()
-        )
+        active = 0
+        for other in self._model.records.values():
+            if other.queue != job.queue or name not in [key.name for key in other.keys]:
+                continue
+            if other.state is State.WAITING and other.parked_under is None:
+                return False
+            active += other.state is State.ACTIVE
         return active < self._limits[job.queue, name]
 
     def _reclaimed(self, dead: str, owner: Owner, answer: Reclaimed, before: Mapping[Ref, JobRecord]) -> None:

@@ -22,6 +22,7 @@ from holdfast.core.settlement import Settlement
 from holdfast.core.transition import refused
 from holdfast.storage.model import Model
 from holdfast.storage.protocol import (
+    PAUSED,
     Bid,
     Cancel,
     Delete,
@@ -38,7 +39,6 @@ from holdfast.storage.protocol import (
     Swept,
     Verdict,
 )
-from holdfast.storage.shelf import PAUSED
 
 M = TypeVar("M", bound=type[Model])
 
@@ -321,6 +321,17 @@ class SlotsIgnored(Model):
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
         self._shelf.full = lambda job: PAUSED + job.task if self._task_paused(job.task) else None  # type: ignore[method-assign]
+
+
+@mutant("rules")
+class SlotsCounted(Model):
+    """A slot is a number instead of a holder, and a stall or a failure forgets to count it down."""
+
+    def _apply(self, job: JobRecord, decision: Decision, now: int) -> None:
+        super()._apply(job, decision, now)
+        if decision.charge in ("stalls", "failures") and isinstance(decision, PutBack):
+            for key in job.keys:
+                self._shelf.slots[job.queue, key.name].holders[Ref(job.queue, f"{job.id} {now}")] = None
 
 
 @mutant("rules")

@@ -9,13 +9,13 @@ from holdfast.core.transition import suspected
 from holdfast.storage.protocol import (
     EXPIRE_LIMIT,
     LOOK_LIMIT,
+    PAUSED,
     PROMOTE_LIMIT,
     SWEEP_LIMIT,
     TRIM_LIMIT,
     WORKER_KEPT,
     queue_topic,
 )
-from holdfast.storage.shelf import PAUSED
 from holdfast.storage.sqlite import slots
 from holdfast.storage.sqlite.claiming import promote
 from holdfast.storage.sqlite.hand import redrive
@@ -40,6 +40,8 @@ _REDRIVABLE = query("sweep", "redrivable")
 _OUTLIVED = query("sweep", "outlived")
 _COUNTED = query("tally", "counted")
 _ENDED = query("sweep", "ended")
+_ENDED_AHEAD = query("sweep", "ended_ahead")
+_LINED = query("sweep", "lined")
 _BOUNDS = query("events", "bounds")
 _YOUNG = query("sweep", "young")
 _FORGET = query("sweep", "forget")
@@ -47,6 +49,9 @@ _FORGET_WORKERS = query("sweep", "forget_workers")
 
 _encode = msgspec.json.Encoder().encode
 _place = msgspec.json.Decoder(tuple[str, str]).decode
+
+_SPARED = {State.COMPLETED: "kept", State.FAILED: "ruled"}
+"""Of which end the queue's retention leaves some alone, and what their counter is named."""
 
 _WHENEVER = (1 << 63) - 1
 
@@ -76,6 +81,7 @@ def expire_aged(step: Step) -> int:
     for (seq,) in aged:
         # Read only now: the end of one may have let the next back in line.
         expire(step, seq, the_job(step, seq))
+    slots.let_in(step)
     return len(aged)
 
 
@@ -99,7 +105,8 @@ def unpark(step: Step) -> int:
     at, after = ("", "") if row is None else _place(row[0])
     looks, last = LOOK_LIMIT, ("", "")
     for queue in queues:
-        if queue < at or not looks:
+        # Whoever stands in line is looked at first, and may be waiting for the very slot.
+        if queue < at or not looks or step.one(_LINED, (queue,)) == (1,):
             continue
         behind = {"queue": queue, "after": after if queue == at else "", "paused": PAUSED, "limit": looks}
         names = [name for (name,) in step.all(_PARKED_UNDER, behind)]
@@ -131,7 +138,7 @@ def trim(step: Step) -> int:
     for queue, counted in counts.items():
         kept = setting(step, "queue", queue).retention or Retention()
         for state in sorted(TERMINAL):
-            jobs = counted.get(state, 0) - (counted.get("kept", 0) if state is State.COMPLETED else 0)
+            jobs = counted.get(state, 0) - counted.get(_SPARED.get(state, ""), 0)
             if jobs > 0:
                 gone += _worn(step, queue, state, kept.of(state), jobs, TRIM_LIMIT - len(gone))
     for (seq,) in gone:
@@ -165,10 +172,14 @@ def _doubtful(step: Step) -> list[int]:
 
 def _worn(step: Step, queue: str, state: State, keep: Keep, jobs: int, room: int) -> list[Row]:
     """Return which of so many jobs of one end are kept no longer, the longest ended first."""
+    surplus = 0 if keep.count is None else max(0, jobs - keep.count)
+    # What ended later than now did so before the clock was set back: it is older than it looks.
+    ahead = step.all(_ENDED_AHEAD, (queue, state, step.now, min(surplus, room))) if surplus else []
+    room -= len(ahead)
     aged = step.all(_ENDED, (queue, state, step.now - keep.age, room))
-    beyond = 0 if keep.count is None else min(max(0, jobs - keep.count), room)
+    rest = min(surplus - len(ahead), room)
     # Both are the longest ended, so the longer list holds the shorter.
-    return aged if len(aged) > beyond else step.all(_ENDED, (queue, state, _WHENEVER, beyond))
+    return ahead + (aged if len(aged) > rest else step.all(_ENDED, (queue, state, _WHENEVER, rest)))
 
 
 def forget_workers(step: Step) -> None:

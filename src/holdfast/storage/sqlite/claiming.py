@@ -29,6 +29,7 @@ def promote(step: Step, queue: str, limit: int) -> int:
         expire(step, seq, the_job(step, seq))
     promoted = step.run(_PROMOTE, (queue, step.now, len(due) - len(aged)))
     step.moved(queue, left="delayed", to="waiting", jobs=promoted)
+    slots.let_in(step)
     return len(due)
 
 
@@ -63,9 +64,9 @@ class Claim:
             seq, job = row[0], rows.record(row)
             self._looks -= 1
             if lapsed(job, step.now):
-                let_in = expire(step, seq, job)
+                expire(step, seq, job)
             elif (full := slots.full(step, job)) is not None:
-                let_in = slots.park(step, seq, job, full)
+                slots.park(step, seq, job, full)
             else:
                 if job.keys:
                     slots.take(step, job)
@@ -73,6 +74,7 @@ class Claim:
                 started.append((seq, job))
                 if told:
                     step.record(begun(job, self._owner))
+            let_in = slots.let_in(step) if step.freed else 0
             if let_in:
                 break
         _start(step, self._owner, started)

@@ -70,7 +70,7 @@ def _remember(step: Step, job: NewJob, place: int) -> Receipt:
         if before is None:
             return Receipt("duplicate", job.ref)
         step.run(_REMEMBER, row)
-        step.run(_GO_ON, (before.fence, job.queue, job.id))
+        step.run(_GO_ON, (before.fence, before.settled_fence, job.queue, job.id))
     step.moved(job.queue, to=row[3])
     if job.keys:
         slots.name(step, job)

@@ -1,5 +1,7 @@
 """The operator's hand in SQL: cancel, redrive, delete, reschedule, retain."""
 
+from collections.abc import Sequence
+
 from holdfast.core.events import JobCancelled, JobDeleted, JobRedriven
 from holdfast.core.job import JobRecord
 from holdfast.core.lifecycle import REDRIVABLE, TERMINAL, State
@@ -16,6 +18,7 @@ from holdfast.storage.protocol import (
     owner_topic,
     queue_topic,
 )
+from holdfast.storage.sqlite import slots
 from holdfast.storage.sqlite.moving import drop, find_job, moved, past, tell_if_drained, the_job
 from holdfast.storage.sqlite.queries import query
 from holdfast.storage.sqlite.settings import recorded
@@ -28,8 +31,14 @@ _RESCHEDULE = query("revise", "reschedule")
 _RETAIN = query("revise", "retain")
 
 
-def revise(step: Step, revision: Revision) -> Revised:
-    """Do what the revision asks, where the job's state allows it."""
+def revise(step: Step, revisions: Sequence[Revision]) -> list[Revised]:
+    """Do what each revision asks, where the job's state allows it."""
+    revised = [_revise(step, revision) for revision in revisions]
+    slots.let_in(step)
+    return revised
+
+
+def _revise(step: Step, revision: Revision) -> Revised:
     found = find_job(step, revision.ref)
     if found is None or past(found[1], step.now):
         return Revised(revision.ref, "gone")
@@ -106,7 +115,9 @@ def _reschedule(step: Step, seq: int, job: JobRecord, asked: Reschedule) -> None
     run_at = job.run_at if asked.delay is None else step.now + asked.delay
     boost = job.boost if asked.boost is None else asked.boost
     ready_at = job.score + job.boost if asked.delay is None else max(run_at, step.now)
-    state = State.DELAYED if run_at > step.now else State.WAITING
+    # Without a delay it stays where it is: were the clock set back, its old time might lie ahead again.
+    later = job.state is State.DELAYED if asked.delay is None else run_at > step.now
+    state = State.DELAYED if later else State.WAITING
     priority = job.priority if asked.priority is None else asked.priority
     parked_under = job.parked_under if state is State.WAITING else None
     step.run(_RESCHEDULE, (state, parked_under, run_at, priority, boost, ready_at - boost, seq))

@@ -32,46 +32,45 @@ def the_job(step: Step, seq: int) -> JobRecord:
 
 def past(job: JobRecord, now: int) -> bool:
     """Say whether a completed job's own lifetime is over: it is gone then, swept or not."""
-    return job.kept_until is not None and job.kept_until <= now
+    return job.state is State.COMPLETED and job.kept_until is not None and job.kept_until <= now
 
 
-def moved(step: Step, job: JobRecord, to: State | None) -> int:
-    """Note all that goes with a job's move out of a state that is not active; `to`: None where it is forgotten.
-
-    Returns how many were let in line because it has left that.
-    """
+def moved(step: Step, job: JobRecord, to: State | None) -> None:
+    """Note all that goes with a job's move out of a state that is not active; `to`: None where it is forgotten."""
     step.moved(job.queue, left=job.state, to=to)
     if job.parked_under is not None and to is not State.WAITING:
         step.moved(job.queue, left="parked")
     if job.kept_until is not None and job.state is State.COMPLETED:
         step.moved(job.queue, left="kept")
+    if job.redrive_at is not None and job.state is State.FAILED:
+        step.moved(job.queue, left="ruled")
     if not job.keys:
-        return 0
+        return
     slots.count(step, job.queue, job.keys, _unfinished(to) - _unfinished(job.state))
     was_in_line = job.state is State.WAITING and job.parked_under is None
-    return slots.let_in(step, job.queue, job.keys) if was_in_line and to is not State.WAITING else 0
+    if was_in_line and to is not State.WAITING:
+        slots.offer(step, job.queue, job.keys)
 
 
-def drop(step: Step, seq: int, job: JobRecord) -> int:
-    """Forget a job that is not active, with its runs and its log; return how many were let in line for it."""
+def drop(step: Step, seq: int, job: JobRecord) -> None:
+    """Forget a job that is not active, with its runs and its log."""
     for statement in _DELETE:
         step.run(statement, (seq,))
-    return moved(step, job, None)
+    moved(step, job, None)
 
 
-def expire(step: Step, seq: int, job: JobRecord) -> int:
-    """End a job that is too old to start, or forget it at once; return how many were let in line for it."""
+def expire(step: Step, seq: int, job: JobRecord) -> None:
+    """End a job that is too old to start, or forget it at once."""
     if job.policy.on_expire == "discard":
-        let_in = drop(step, seq, job)
+        drop(step, seq, job)
         step.moved(job.queue, to="discarded")
     else:
         error = rows.error_text(expired(job, step.now).error)
         step.run(_EXPIRE, {"now": step.now, "error": error, "seq": seq})
-        let_in = moved(step, job, State.EXPIRED)
+        moved(step, job, State.EXPIRED)
     step.record(expiry(job, step.now))
     tell_if_drained(step, job.queue)
     step.knocked.append(job_topic(job.ref))
-    return let_in
 
 
 def tell_if_drained(step: Step, queue: str) -> None:

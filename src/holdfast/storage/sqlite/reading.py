@@ -105,7 +105,7 @@ def events(step: Step, cursor: str | None, limit: int, of: Ref | None = None) ->
 
 def lend_events(step: Step, cursor: str | None, limit: int, reader: Reader) -> EventPage:
     """Return the next batch of a named reader, lent to this caller alone, and keep its place."""
-    handled = place_of(cursor) if cursor else 0
+    handled = min(place_of(cursor), _bounds(step)[1]) if cursor else 0
     step.write_down()
     kept, lent_to, until = _place(step, reader)
     if handled > kept:
@@ -184,7 +184,7 @@ def _listed(names: Sequence[str]) -> str | None:
 
 def _oldest(step: Step, queue: str) -> int | None:
     row = step.one(_OLDEST, (queue,))
-    return None if row is None or row[0] is None else step.now - row[0]
+    return None if row is None or row[0] is None else max(0, step.now - row[0])
 
 
 def _worker(row: rows.Row, now: int) -> WorkerSurvey:
@@ -196,8 +196,8 @@ def _worker(row: rows.Row, now: int) -> WorkerSurvey:
         concurrency=info.concurrency,
         active=info.active,
         started=started,
-        seen_ago=now - seen_at,
-        turned_ago=now - seen_at + info.turned_ago,
+        seen_ago=max(0, now - seen_at),
+        turned_ago=max(0, now - seen_at) + info.turned_ago,
         stopping=info.stopping,
         died=bool(died),
     )
@@ -219,7 +219,8 @@ def _lent_elsewhere(step: Step, reader: Reader, lent_to: str | None, until: int)
 def _read(step: Step, cursor: int, limit: int, of: Ref | None = None) -> EventPage:
     told: list[AnyEvent] = []
     trimmed, last = _bounds(step)
-    if cursor < trimmed:
+    # A place behind the end was given before the storage was put back to an earlier state.
+    if not trimmed <= cursor <= last:
         cursor = trimmed
         told.append(EventsTrimmed(oldest=str(cursor)))
     found = step.all(_AFTER, (cursor, limit)) if of is None else step.all(_OF_JOB, (cursor, of.queue, of.id, limit))

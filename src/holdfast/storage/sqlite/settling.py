@@ -28,6 +28,7 @@ def settle(step: Step, owner: Owner, settlements: Sequence[Settlement]) -> tuple
         page = _Page()
         verdicts += [_settle(step, owner, asked, page) for asked in batch]
         page.write(step)
+    slots.let_in(step)
     return tuple(verdicts)
 
 
@@ -71,7 +72,7 @@ def _settle(step: Step, owner: Owner, asked: Settlement, page: _Page) -> Verdict
         asked = _heeding_the_cancel(step, asked)
     _note(step, owner, asked, seq, page)
     if named is not None:
-        _let_others_in(step, asked, rows.keys(named))
+        _leave(step, asked, rows.keys(named))
     ended = asked.ended
     page.closed.append((step.now, ended.ended, ended.reason, ended.detail, seq, run))
     for event in asked.events:
@@ -105,6 +106,8 @@ def _note(step: Step, owner: Owner, asked: Settlement, seq: int, page: _Page) ->
             step.moved(ref.queue, left="active", to=state.value)
             if keep is not None and state is State.COMPLETED:
                 step.moved(ref.queue, to="kept")
+            if redrive_after is not None and state is State.FAILED:
+                step.moved(ref.queue, to="ruled")
             page.finished.append(
                 (
                     state.value,
@@ -142,10 +145,10 @@ def _note(step: Step, owner: Owner, asked: Settlement, seq: int, page: _Page) ->
     step.knocked.append(job_topic(ref))
 
 
-def _let_others_in(step: Step, asked: Settlement, keys: Sequence[Key]) -> None:
-    """Leave the slots of a run, and let in who is parked for them: they are other jobs than those of this page."""
+def _leave(step: Step, asked: Settlement, keys: Sequence[Key]) -> None:
+    """Leave the slots of a run."""
     ref = asked.ref
     slots.leave(step, ref.queue, ref.id, keys)
     if isinstance(asked.decision, Finish):
         slots.count(step, ref.queue, keys, -1)
-    slots.let_in(step, ref.queue, keys)
+    slots.offer(step, ref.queue, keys)

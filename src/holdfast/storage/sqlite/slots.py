@@ -8,8 +8,7 @@ slot is ever taken of.
 from collections.abc import Sequence
 
 from holdfast.core.job import JobRecord, Key, NewJob
-from holdfast.storage.protocol import PROMOTE_LIMIT, queue_topic
-from holdfast.storage.shelf import PAUSED
+from holdfast.storage.protocol import PAUSED, PROMOTE_LIMIT, queue_topic
 from holdfast.storage.sqlite.queries import query
 from holdfast.storage.sqlite.settings import setting
 from holdfast.storage.sqlite.step import Step
@@ -58,19 +57,26 @@ def leave(step: Step, queue: str, job: str, keys: Sequence[Key]) -> None:
         step.slots(queue, key.name).held -= step.run(_LEAVE_SLOT, (queue, key.name, job))
 
 
-def park(step: Step, seq: int, job: JobRecord, under: str) -> int:
-    """Take a ready job out of line until there is room; return how many were let in under its other keys."""
+def park(step: Step, seq: int, job: JobRecord, under: str) -> None:
+    """Take a ready job out of line until there is room."""
     step.run(_PARK, (under, seq))
     step.moved(job.queue, to="parked")
-    return let_in(step, job.queue, job.keys)
+    offer(step, job.queue, job.keys)
 
 
-def let_in(step: Step, queue: str, keys: Sequence[Key]) -> int:
-    """Let others in under the keys of a job that has left a slot, or its place in line for one that may be free.
+def offer(step: Step, queue: str, keys: Sequence[Key]) -> None:
+    """Note the keys of a job that has left a slot, or its place in line for one that may be free."""
+    step.freed.update(dict.fromkeys((queue, key.name) for key in keys))
 
-    Returns how many that were.
+
+def let_in(step: Step) -> int:
+    """Let others in line under the keys that were left since the last time; return how many that were.
+
+    Whoever moves jobs does so in the end, once for all of them: each free slot is offered once.
     """
-    return sum(unpark(step, queue, key.name) for key in keys)
+    places = list(step.freed)
+    step.freed.clear()
+    return sum(unpark(step, queue, name) for queue, name in places)
 
 
 def unpark(step: Step, queue: str, under: str) -> int:

@@ -45,7 +45,8 @@ class Slots:
 
 class Step:
     """The operations of one transaction, one after another; `now` is the instant of the one at work,
-    `leading` says that a leader swept among them, `settings` holds those that one of them has looked up or changed.
+    `leading` says that a leader swept among them, `settings` holds those that one of them has looked up or changed,
+    `freed` the queues and keys that jobs have left and nobody has been let in under yet.
 
     Events, counters and keys are written once for all of them, at the end.
     """
@@ -55,6 +56,7 @@ class Step:
         self.leading = False
         self.knocked: list[str] = []
         self.settings: dict[tuple[str, str], Settings] = {}
+        self.freed: dict[tuple[str, str], None] = {}
         self._cursor = connection.cursor()
         self._events: list[tuple[int, str | None, str | None, str]] = []
         self._counts: defaultdict[tuple[str, str], int] = defaultdict(int)
@@ -122,6 +124,7 @@ class Step:
             self._events.clear()
             self._counts.clear()
             self._slots.clear()
+            self.freed.clear()
             self._cursor.execute(_CHORE_UNDONE)
             self._cursor.execute(_CHORE_DONE)
             return otherwise, f"{type(error).__name__}: {error}"

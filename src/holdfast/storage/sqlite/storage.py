@@ -148,7 +148,7 @@ class SQLiteStorage:
     async def revise(self, revisions: Sequence[Revision]) -> list[Revised]:
         """See `Storage.revise`."""
         await self._opened()
-        return await self._writer.submit(lambda step: [hand.revise(step, revision) for revision in revisions])
+        return await self._writer.submit(lambda step: hand.revise(step, revisions))
 
     async def plan(self, changes: Sequence[Change]) -> list[Planned]:
         """See `Storage.plan`."""

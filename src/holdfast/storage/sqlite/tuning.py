@@ -3,8 +3,7 @@
 import msgspec
 
 from holdfast.core.events import QueuePaused, QueueResumed
-from holdfast.storage.protocol import Settings, Target, queue_topic
-from holdfast.storage.shelf import PAUSED
+from holdfast.storage.protocol import PAUSED, Settings, Target, queue_topic
 from holdfast.storage.sqlite import slots
 from holdfast.storage.sqlite.queries import query
 from holdfast.storage.sqlite.settings import setting

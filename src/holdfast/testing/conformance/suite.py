@@ -1,5 +1,6 @@
 """All parts of the suite in one class."""
 
+from holdfast.testing.conformance.corners import CornersConformance
 from holdfast.testing.conformance.dead_letters import DeadLettersConformance
 from holdfast.testing.conformance.enqueue import EnqueueConformance
 from holdfast.testing.conformance.events import EventsConformance
@@ -37,5 +38,6 @@ class StorageConformance(
     EventsConformance,
     NoticesConformance,
     HistoryConformance,
+    CornersConformance,
 ):
     """What every storage promises. A subclass gives the fixture `storage`: opened, and reading the `clock`."""

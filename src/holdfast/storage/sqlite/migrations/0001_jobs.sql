@@ -103,8 +103,9 @@ CREATE INDEX job_over ON job (queue, state, seq)
     WHERE finished IS NOT NULL;
 
 -- What retention forgets: by its queue's terms, the longest ended first; or where a result has a lifetime of its own.
+-- What a rule has yet to put back in line is not forgotten.
 CREATE INDEX job_ended ON job (queue, state, finished)
-    WHERE finished IS NOT NULL AND (kept_until IS NULL OR state <> 'completed');
+    WHERE finished IS NOT NULL AND (kept_until IS NULL OR state <> 'completed') AND redrive_at IS NULL;
 
 CREATE INDEX job_kept ON job (kept_until, queue, id)
     WHERE kept_until IS NOT NULL;

@@ -11,5 +11,5 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 
 ON CONFLICT (queue, id) DO NOTHING;
 
 -- name: go_on
--- An id's next job goes on from the fence of the one before it. Parameters: fence, queue, id.
-UPDATE job SET fence = ? WHERE queue = ? AND id = ?;
+-- An id's next job goes on from the fences of the one before it. Parameters: fence, settled_fence, queue, id.
+UPDATE job SET fence = ?, settled_fence = ? WHERE queue = ? AND id = ?;

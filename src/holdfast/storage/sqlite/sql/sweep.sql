@@ -152,9 +152,33 @@ SELECT seq
    AND state = ?
    AND finished IS NOT NULL
    AND (kept_until IS NULL OR state <> 'completed')
+   AND redrive_at IS NULL
    AND finished <= ?
  ORDER BY finished, id
  LIMIT ?;
+
+-- name: ended_ahead
+-- The same of those that ended later than now, so before the clock was set back. Parameters: queue, state, now, limit.
+SELECT seq
+  FROM job INDEXED BY job_ended
+ WHERE queue = ?
+   AND state = ?
+   AND finished IS NOT NULL
+   AND (kept_until IS NULL OR state <> 'completed')
+   AND redrive_at IS NULL
+   AND finished > ?
+ ORDER BY finished, id
+ LIMIT ?;
+
+-- name: lined
+-- Whether anybody stands in line. Parameters: queue.
+SELECT EXISTS (
+              SELECT 1
+                FROM job INDEXED BY job_ready
+               WHERE queue = ?
+                 AND state = 'waiting'
+                 AND parked_under IS NULL
+       );
 
 -- name: young
 -- The first of the oldest events that is still to be kept. Parameters: the last one to look at, until when they go.

@@ -51,6 +51,8 @@ SELECT queue, state, sum(jobs)
        SELECT queue, 'parked', -count(*) FROM job WHERE parked_under IS NOT NULL GROUP BY queue
        UNION ALL
        SELECT queue, 'kept', -count(*) FROM job WHERE state = 'completed' AND kept_until IS NOT NULL GROUP BY queue
+       UNION ALL
+       SELECT queue, 'ruled', -count(*) FROM job WHERE state = 'failed' AND redrive_at IS NOT NULL GROUP BY queue
  )
  GROUP BY queue, state
 HAVING sum(jobs) <> 0;
