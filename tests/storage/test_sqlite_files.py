@@ -8,9 +8,11 @@ import pytest
 
 from holdfast.core.job import Ref
 from holdfast.errors import SchemaMismatchError, StorageError, StorageUnavailableError, UsageError
+from holdfast.storage.protocol import Bid, Order
 from holdfast.storage.sqlite import SQLiteStorage, place
 from holdfast.storage.sqlite.database import require
-from tests.storage.worlds import job
+from holdfast.testing import ManualClock
+from tests.storage.worlds import job, owner
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -231,3 +233,28 @@ async def test_after_the_file_was_deleted_the_new_one_is_used(tmp_path: Path) ->
     assert [detail is not None for detail in seen] == [False, True]
     assert theirs[0] is not None
     assert not [finding for finding in findings if finding.level == "error"]
+
+
+async def test_a_policy_that_a_newer_version_wrote_holds_up_nobody(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    clock = ManualClock()
+    storage = SQLiteStorage(path, clock=clock)
+    await storage.enqueue([job("newer"), job("neighbour"), job("held"), job("beside")])
+    connection = sqlite3.connect(path)
+    connection.execute("""UPDATE job SET policy = '{"on_worker_lost":"ask"}' WHERE id IN ('newer', 'held')""")
+    connection.commit()
+    connection.close()
+    worker, reaper = owner(), owner()
+    first = await storage.exchange(worker, order=Order(("q",), 4))
+    clock.advance(40)
+    swept = await storage.sweep(Bid(reaper, term=None))
+    clock.advance(20)
+    swept = await storage.sweep(Bid(reaper, term=None))
+    await storage.close()
+
+    assert [lease.ref.id for lease in first.leases] == ["newer", "neighbour", "held", "beside"]
+    assert {stalled.lease.ref.id for stalled in swept.stalled} == {"newer", "neighbour", "held", "beside"}
+    # What this version cannot read it does not run again.
+    lost = {stalled.lease.ref.id: stalled.lease.job.policy.on_worker_lost for stalled in swept.stalled}
+    assert lost == {"newer": "fail", "neighbour": "retry", "held": "fail", "beside": "retry"}
+    assert swept.troubles == ()

@@ -18,6 +18,7 @@ from holdfast.core.job import (
     UniqueKey,
 )
 from holdfast.core.lifecycle import State
+from holdfast.core.retry import Backoff
 
 Row = tuple[Any, ...]
 
@@ -28,8 +29,8 @@ _names = msgspec.json.Decoder(tuple[str, ...]).decode
 keys = msgspec.json.Decoder(tuple[Key, ...]).decode
 _unique = msgspec.json.Decoder(UniqueKey).decode
 _error = msgspec.json.Decoder(RecordedError).decode
-# A queue's jobs share a handful of policies and terms, which are decoded once each.
-_policy = lru_cache(1024)(msgspec.json.Decoder(Policy).decode)
+_read_policy = msgspec.json.Decoder(Policy).decode
+_STRICTEST = Policy(retry=Backoff(max_attempts=1), on_worker_lost="fail")
 _DEFAULT_POLICY = Policy()
 _DEFAULT_POLICY_TEXT = _encode(_DEFAULT_POLICY).decode()
 
@@ -222,6 +223,17 @@ def event(row: Row) -> AnyEvent:
     """Return the event that a row holds, under its cursor."""
     cursor, at, body = row
     return stamped(from_log(body), cursor, at)
+
+
+# A queue's jobs share a handful of policies and terms, which are decoded once each.
+@lru_cache(1024)
+def _policy(body: str) -> Policy:
+    try:
+        return _read_policy(body)
+    except msgspec.MsgspecError:
+        # A newer version may have written a word that this one does not know. The job must not hold up those behind it,
+        # nor its reaper, so it is judged by the strictest policy there is: whatever goes wrong, it is not run again.
+        return _STRICTEST
 
 
 @lru_cache(1024)
