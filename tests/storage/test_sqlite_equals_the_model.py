@@ -38,7 +38,7 @@ from holdfast.core.outcome import (
 from holdfast.core.retention import Keep, Retention
 from holdfast.core.retry import Backoff
 from holdfast.core.settlement import settlement
-from holdfast.storage import model, shelf
+from holdfast.storage import journal, model, shelf
 from holdfast.storage.model import Model
 from holdfast.storage.protocol import (
     EVENTS_END,
@@ -347,7 +347,7 @@ class Twins:
 def patch(monkeypatch: pytest.MonkeyPatch, **constants: object) -> None:
     """Set constants of the protocol wherever the model and SQLite have taken them to."""
     for name, value in constants.items():
-        places = [place for place in (model, shelf, flow, claiming, slots, chores) if hasattr(place, name)]
+        places = [place for place in (model, shelf, journal, flow, claiming, slots, chores) if hasattr(place, name)]
         for place in places:
             monkeypatch.setattr(place, name, value)
 

@@ -13,9 +13,7 @@ from msgspec import structs
 from holdfast.clock import Clock
 from holdfast.core.decision import Decision, Finish, PutBack, RunEnd
 from holdfast.core.events import (
-    AnyEvent,
     Event,
-    EventsTrimmed,
     JobCancelled,
     JobDeleted,
     JobEvent,
@@ -25,9 +23,7 @@ from holdfast.core.events import (
     QueueDrained,
     QueuePaused,
     QueueResumed,
-    at_micros,
     name_of,
-    stamped,
 )
 from holdfast.core.job import JobDetail, JobRecord, LogLine, NewJob, Owner, Ref, RunRecord, StallReason
 from holdfast.core.leadership import Term
@@ -39,7 +35,7 @@ from holdfast.core.lease import (
     renewed_limits,
 )
 from holdfast.core.lifecycle import REDRIVABLE, TERMINAL, State
-from holdfast.core.retention import EVENTS_KEPT, Retention
+from holdfast.core.retention import Retention
 from holdfast.core.settlement import Settlement, when_cancelling
 from holdfast.core.transition import (
     begun,
@@ -58,10 +54,10 @@ from holdfast.core.transition import (
     suspected,
 )
 from holdfast.storage.cursors import place_of
+from holdfast.storage.journal import Journal
 from holdfast.storage.protocol import (
     CHORE_LIMITS,
     CLAIM_LIMIT,
-    EVENT_LOAN,
     EVENTS_END,
     EVENTS_TOPIC,
     EXPIRE_LIMIT,
@@ -118,15 +114,6 @@ class _Seen:
     died: bool = False
 
 
-@dataclass
-class _Kept:
-    """A named reader's place in the event log, and to whom its next batch is lent."""
-
-    cursor: int
-    lent_to: str | None = None
-    until: int = 0
-
-
 class Model:
     """A storage without the waiting. `knocked` collects the topics that each step hints at."""
 
@@ -140,9 +127,7 @@ class Model:
         self._log: dict[Ref, list[LogLine]] = {}
         self._settings: dict[Target, Settings] = {}
         self._workers: dict[str, _Seen] = {}
-        self._events: list[AnyEvent] = []
-        self._trimmed = 0
-        self._readers: dict[str, _Kept] = {}
+        self._journal = Journal()
         self._term: tuple[Term, int] | None = None
         self._epoch = 0
         self._swept_at: int | None = None
@@ -442,7 +427,7 @@ class Model:
             "unparked": self._unpark(),
             "redriven": self._redrive_due(now),
             "trimmed": self._trim(now),
-            "forgotten": self._forget_events(now),
+            "forgotten": self._journal.forget(now),
         }
         self._forget_workers(now)
         self._swept_at = now
@@ -540,16 +525,6 @@ class Model:
 
     def _forget_workers(self, now: int) -> None:
         self._workers = {owner: seen for owner, seen in self._workers.items() if seen.at > now - WORKER_KEPT}
-
-    def _forget_events(self, now: int) -> int:
-        beyond = max(0, len(self._events) - (EVENTS_KEPT.count or 0))
-        aged = 0
-        while aged < min(len(self._events), TRIM_LIMIT) and at_micros(self._events[aged]) <= now - EVENTS_KEPT.age:
-            aged += 1
-        gone = min(max(beyond, aged), TRIM_LIMIT)
-        del self._events[:gone]
-        self._trimmed += gone
-        return gone
 
     def reclaim(self, dead: str, owner: Owner) -> Reclaimed:
         """Take every active job of a dead owner, without grace."""
@@ -763,39 +738,9 @@ class Model:
 
     def events(self, cursor: str | None, limit: int, reader: Reader | None = None, of: Ref | None = None) -> EventPage:
         """Return what happened after the cursor."""
-        now = self._clock.now()
-        last = self._trimmed + len(self._events)
-        if cursor == EVENTS_END:
-            return EventPage((), str(last))
-        if reader is None:
-            return self._read(place_of(cursor) if cursor else 0, limit, of)
-        handled = min(place_of(cursor), last) if cursor else None
-        kept = self._readers.setdefault(reader.name, _Kept(last))
-        if handled is not None:
-            # What was handled was handled, even if the loan has passed on since.
-            kept.cursor = max(kept.cursor, handled)
-        # A loan that ends further ahead than it is long was made before the clock was set back.
-        if kept.lent_to not in (None, reader.caller) and kept.until - EVENT_LOAN <= now < kept.until:
-            return EventPage((), str(kept.cursor))
-        page = self._read(kept.cursor, limit)
-        kept.lent_to = reader.caller if page.events else None
-        kept.until = now + EVENT_LOAN
-        return page
-
-    def _read(self, cursor: int, limit: int, of: Ref | None = None) -> EventPage:
-        told: list[AnyEvent] = []
-        # A place behind the end was given before the storage was put back to an earlier state.
-        if not self._trimmed <= cursor <= self._trimmed + len(self._events):
-            cursor = self._trimmed
-            told.append(EventsTrimmed(oldest=str(cursor)))
-        wanted = 0
-        while wanted < limit and cursor - self._trimmed < len(self._events):
-            event = self._events[cursor - self._trimmed]
-            cursor += 1
-            if of is None or (isinstance(event, JobEvent) and (event.queue, event.id) == (of.queue, of.id)):
-                told.append(event)
-                wanted += 1
-        return EventPage(tuple(told), str(cursor))
+        if reader is None or cursor == EVENTS_END:
+            return self._journal.page(cursor, limit, of)
+        return self._journal.lend(cursor, limit, reader, self._clock.now())
 
     @property
     def records(self) -> Mapping[Ref, JobRecord]:
@@ -820,8 +765,7 @@ class Model:
         return job.state is State.COMPLETED and job.kept_until is not None and job.kept_until <= now
 
     def _record(self, event: Event, now: int) -> None:
-        cursor = self._trimmed + len(self._events) + 1
-        self._events.append(stamped(event, cursor, now))  # type: ignore[arg-type]
+        self._journal.record(event, now)
         self.knocked.append(EVENTS_TOPIC)
 
     def _tell(self, event: JobEvent, now: int) -> None:

@@ -407,9 +407,9 @@ class ExpiredInSilence(Model):
     """What expires leaves no event."""
 
     def _expire(self, job: JobRecord, now: int) -> None:
-        told = len(self._events)
+        told = len(self._journal.events)
         super()._expire(job, now)
-        del self._events[told:]
+        del self._journal.events[told:]
 
 
 @mutant("rules")
@@ -688,7 +688,7 @@ class ReaderForgotten(Model):
 
     def events(self, cursor: str | None, limit: int, reader: Reader | None = None, of: Ref | None = None) -> EventPage:
         """Forget all readers first."""
-        self._readers.clear()
+        self._journal.readers.clear()
         return super().events(cursor, limit, reader, of)
 
 

@@ -1,0 +1,82 @@
+"""The model's event log: what happened, in order, and the places that named readers keep in it."""
+
+from dataclasses import dataclass
+
+from holdfast.core.events import AnyEvent, Event, EventsTrimmed, JobEvent, at_micros, stamped
+from holdfast.core.job import Ref
+from holdfast.core.retention import EVENTS_KEPT
+from holdfast.storage.cursors import place_of
+from holdfast.storage.protocol import EVENT_LOAN, EVENTS_END, TRIM_LIMIT, EventPage, Reader
+
+
+@dataclass
+class _Kept:
+    """A named reader's place in the log, and to whom its next batch is lent."""
+
+    cursor: int
+    lent_to: str | None = None
+    until: int = 0
+
+
+class Journal:
+    """Events under cursors that only rise; what is forgotten leaves its cursors behind."""
+
+    def __init__(self) -> None:
+        self.events: list[AnyEvent] = []
+        self.readers: dict[str, _Kept] = {}
+        self._trimmed = 0
+
+    @property
+    def last(self) -> int:
+        """The cursor of the newest event ever recorded."""
+        return self._trimmed + len(self.events)
+
+    def record(self, event: Event, now: int) -> None:
+        """Append an event."""
+        self.events.append(stamped(event, self.last + 1, now))  # type: ignore[arg-type]
+
+    def page(self, cursor: str | None, limit: int, of: Ref | None = None) -> EventPage:
+        """Return what happened after the cursor, to one job alone where that is asked for."""
+        if cursor == EVENTS_END:
+            return EventPage((), str(self.last))
+        return self._read(place_of(cursor) if cursor else 0, limit, of)
+
+    def lend(self, cursor: str | None, limit: int, reader: Reader, now: int) -> EventPage:
+        """Lend a named reader's next batch to this caller alone; the cursor says how far the last one was handled."""
+        handled = min(place_of(cursor), self.last) if cursor else 0
+        kept = self.readers.setdefault(reader.name, _Kept(self.last))
+        # What was handled was handled, even if the loan has passed on since.
+        kept.cursor = max(kept.cursor, handled)
+        # A loan that ends further ahead than it is long was made before the clock was set back.
+        if kept.lent_to not in (None, reader.caller) and kept.until - EVENT_LOAN <= now < kept.until:
+            return EventPage((), str(kept.cursor))
+        page = self._read(kept.cursor, limit)
+        kept.lent_to = reader.caller if page.events else None
+        kept.until = now + EVENT_LOAN
+        return page
+
+    def forget(self, now: int) -> int:
+        """Forget the oldest events, those too old or beyond the count, a bounded number; return how many."""
+        surplus = max(0, len(self.events) - (EVENTS_KEPT.count or 0))
+        aged = 0
+        while aged < min(len(self.events), TRIM_LIMIT) and at_micros(self.events[aged]) <= now - EVENTS_KEPT.age:
+            aged += 1
+        gone = min(max(surplus, aged), TRIM_LIMIT)
+        del self.events[:gone]
+        self._trimmed += gone
+        return gone
+
+    def _read(self, cursor: int, limit: int, of: Ref | None = None) -> EventPage:
+        told: list[AnyEvent] = []
+        # A place behind the end was given before the storage was put back to an earlier state.
+        if not self._trimmed <= cursor <= self.last:
+            cursor = self._trimmed
+            told.append(EventsTrimmed(oldest=str(cursor)))
+        wanted = 0
+        while wanted < limit and cursor < self.last:
+            event = self.events[cursor - self._trimmed]
+            cursor += 1
+            if of is None or (isinstance(event, JobEvent) and (event.queue, event.id) == (of.queue, of.id)):
+                told.append(event)
+                wanted += 1
+        return EventPage(tuple(told), str(cursor))
