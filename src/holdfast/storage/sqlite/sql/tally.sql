@@ -6,8 +6,8 @@ INSERT INTO tally (queue, state, jobs) VALUES (?, ?, ?)
 ON CONFLICT (queue, state) DO UPDATE SET jobs = jobs + excluded.jobs;
 
 -- name: counted
--- All counters, the queues in the order of their first job.
-SELECT queue, state, jobs FROM tally ORDER BY seq;
+-- All counters that are not at zero, the queues in the order of their first job.
+SELECT queue, state, jobs FROM tally WHERE jobs <> 0 ORDER BY seq;
 
 -- name: queues_with
 -- Parameters: state. The queues that have any such job, in the order of their first.
