@@ -5,7 +5,6 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,9 +19,7 @@ INSIDE = 2
 
 @pytest.mark.statement(77, 78)
 @pytest.mark.timeout(600)
-def test_a_process_may_be_killed_at_every_storage_call(
-    tmp_path: Path, record_property: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_process_may_be_killed_at_every_storage_call(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = subprocess.run(
         [sys.executable, "-m", "tests.system.crash_farm", str(tmp_path), str(INSIDE)],
         cwd=ROOT,
@@ -50,6 +47,5 @@ def test_a_process_may_be_killed_at_every_storage_call(
     assert within["done"], within
     assert within["undone"], within
 
-    record_property("crash points", len(points))
     with capsys.disabled():
         print(f"\n{len(points)} crash points: {len(after)} after a call; within a call: {dict(within)}")
