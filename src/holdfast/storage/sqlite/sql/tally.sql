@@ -7,7 +7,10 @@ ON CONFLICT (queue, state) DO UPDATE SET jobs = jobs + excluded.jobs;
 
 -- name: counted
 -- All counters that are not at zero, the queues in the order of their first job.
-SELECT queue, state, jobs FROM tally WHERE jobs <> 0 ORDER BY seq;
+SELECT queue, state, jobs
+  FROM tally
+ WHERE jobs <> 0
+ ORDER BY (SELECT min(seq) FROM tally AS first WHERE first.queue = tally.queue), seq;
 
 -- name: queues_with
 -- Parameters: state. The queues that have any such job, in the order of their first.
