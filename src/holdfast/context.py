@@ -22,8 +22,8 @@ Line = tuple[float, str, str, dict[str, str]]
 """A line of a job's log: the uptime it was written at, its level, its message, its fields."""
 
 
-Said = tuple[bool, Progress | None, list[Line]]
-"""What a handler has said between two beats: whether anything at all, how far it is, what it logged."""
+Said = tuple[float | None, Progress | None, list[Line]]
+"""What a handler has said between two beats: at which uptime it last said anything, how far it is, what it logged."""
 
 
 class Signs:
@@ -31,41 +31,44 @@ class Signs:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._alive = False
+        self._at: float | None = None
         self._progress: Progress | None = None
         self._log: deque[Line] = deque(maxlen=LOG_WAITING)
 
-    def sign(self, progress: Progress | None = None) -> None:
-        """Note a sign of life, with how far the handler is."""
+    def sign(self, at: float, progress: Progress | None = None) -> None:
+        """Note a sign of life, given at that uptime, with how far the handler is."""
         with self._lock:
-            self._alive = True
+            self._at = at
             if progress is not None:
                 self._progress = progress
 
     def log(self, at: float, level: str, message: str, fields: dict[str, str]) -> None:
         """Note a line, written at that uptime; whoever writes is alive."""
         with self._lock:
-            self._alive = True
+            self._at = at
             self._log.append((at, level, message, fields))
 
     @property
     def pending(self) -> bool:
         """Whether anything waits for the next beat."""
-        return self._alive
+        return self._at is not None
 
     def take(self) -> Said:
-        """Return and forget what was said: alive, progress, log."""
+        """Return and forget what was said: when last, how far, the log."""
         with self._lock:
-            taken = self._alive, self._progress, list(self._log)
-            self._alive, self._progress = False, None
+            taken = self._at, self._progress, list(self._log)
+            self._at, self._progress = None, None
             self._log.clear()
         return taken
 
     def restore(self, taken: Said) -> None:
-        """Take back what could not be sent, before what has been said since."""
-        alive, progress, log = taken
+        """Take back what could not be sent, before what has been said since.
+
+        With its own time: however often it has to be sent, a sign is not younger than it is.
+        """
+        at, progress, log = taken
         with self._lock:
-            self._alive = self._alive or alive
+            self._at = at if self._at is None else self._at
             self._progress = self._progress or progress
             self._log.extendleft(reversed(log[: LOG_WAITING - len(self._log)]))
 
@@ -174,7 +177,7 @@ class JobContext:
 
     def heartbeat(self) -> None:
         """Give a sign of life: with the next beat it extends the lease and the progress clock. Never raises."""
-        self._signs.sign()
+        self._signs.sign(self._uptime())
 
     def progress(self, value: float, note: object = None) -> None:
         """Tell how far the job is, in a measure of your own; counts as a heartbeat. Never raises.
@@ -183,9 +186,10 @@ class JobContext:
         """
         try:
             told = float(value)
-            self._signs.sign((told, None if note is None else storable(str(note))) if math.isfinite(told) else None)
+            how_far = (told, None if note is None else storable(str(note))) if math.isfinite(told) else None
+            self._signs.sign(self._uptime(), how_far)
         except Exception:
-            self._signs.sign()
+            self._signs.sign(self._uptime())
 
     def _write(self, level: str, message: object, fields: Mapping[str, object]) -> None:
         try:
@@ -193,7 +197,7 @@ class JobContext:
             self._signs.log(self._uptime(), level, storable(str(message)), told)
         except Exception:
             # A log line whose text cannot be made is worth less than the handler that wrote it.
-            self._signs.sign()
+            self._signs.sign(self._uptime())
 
     def stop(self, reason: str | None) -> None:
         """Tell the handler that it shall stop; for the worker."""

@@ -380,7 +380,7 @@ class Model:
             run_until=job.run_until,
             progress_until=job.progress_until,
             ran=asked.ran,
-            silent=0 if asked.sign else asked.silent,
+            silent=0 if asked.sign and asked.silent is None else asked.silent,
         )
         end = lease_end(
             now,

@@ -402,7 +402,7 @@ class Witness:
             story = self._story(asked.ref) if holds else None
             if story is not None and story.run is not None:
                 story.run.heard = now
-                if asked.sign:
+                if asked.sign and asked.silent is None:
                     story.run.signed = now
                 elif asked.silent is not None:
                     # The sign was older than the beat that brought it, and the holder measures from the sign.

@@ -303,7 +303,7 @@ class ExchangeLoop:
 
     def _take(self, lease: Lease, asked_at: float) -> None:
         held = Held(lease, stops_unreachable=self._stops(lease), claimed_at=asked_at)
-        held.trust(asked_at, signed=True)
+        held.trust(asked_at, signed_at=asked_at)
         self._holdings.add(held)
         if not self._claiming or self._crew is None:
             # The claim came back after the worker was told to stop.

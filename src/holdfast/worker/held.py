@@ -52,11 +52,11 @@ class Held:
         shortest = job.stall.lease if job.heartbeat_timeout is None else min(job.stall.lease, job.heartbeat_timeout)
         return shortest / 4 / SECOND
 
-    def trust(self, asked_at: float, *, signed: bool) -> None:
-        """Note that the lease was given or extended by a request sent at that uptime, with or without a sign."""
+    def trust(self, asked_at: float, *, signed_at: float | None) -> None:
+        """Note that the lease was given or extended by a request sent at that uptime, and the sign that it brought."""
         job = self.lease.job
-        if signed:
-            self.signed_at = asked_at
+        if signed_at is not None:
+            self.signed_at = signed_at
         self.renewed_at = asked_at
         self.trusted_until = trusted_until(asked_at, job.stall.lease)
         if job.heartbeat_timeout is not None:
@@ -72,17 +72,18 @@ class Message:
     """One renewal on its way; if it does not get through, what it carried is taken back."""
 
     def __init__(self, held: Held, said: Said, now: float) -> None:
-        alive, progress, log = said
+        signed_at, progress, log = said
         self.held = held
-        self.signed = alive
+        self.signed_at = signed_at
         self._said = said
+        last = held.signed_at if signed_at is None else signed_at
         self.renewal = Renewal(
             held.lease.ref,
             held.lease.fence,
-            sign=alive,
-            extend=alive or held.lease.job.stall.renewed,
+            sign=signed_at is not None,
+            extend=signed_at is not None or held.lease.job.stall.renewed,
             ran=max(0, round((now - held.claimed_at) * SECOND)),
-            silent=max(0, round((now - held.signed_at) * SECOND)),
+            silent=max(0, round((now - last) * SECOND)),
             progress=progress[0] if progress else None,
             note=progress[1] if progress else None,
             log=tuple(
@@ -98,7 +99,7 @@ class Message:
     def arrived(self, asked_at: float, *, lost: bool) -> None:
         """Note that it was answered, and whether the lease is ours."""
         if self.renewal.extend and not lost:
-            self.held.trust(asked_at, signed=self.signed)
+            self.held.trust(asked_at, signed_at=self.signed_at)
         else:
             self.held.renewed_at = asked_at
 

@@ -129,7 +129,7 @@ class Runner:
         """Call the on_cancel hook, bounded, and note what it raises: the job is cancelled all the same."""
         job = held.lease.job
         held.hooking = True
-        held.signs.sign()
+        held.signs.sign(self._clock.uptime())
         limit = HOOK_LIMIT
         if job.timeout is not None:
             # The lease ends a beat after the timeout, so the hook must not take longer than both of them together.

@@ -69,7 +69,7 @@ def _extend(step: Step, asked: Renewal, row: Row) -> Row:
         run_until=run_until,
         progress_until=progress_until,
         ran=asked.ran,
-        silent=0 if asked.sign else asked.silent,
+        silent=0 if asked.sign and asked.silent is None else asked.silent,
     )
     end = lease_end(
         now,
