@@ -7,7 +7,7 @@ from holdfast.core.lifecycle import State
 from holdfast.core.outcome import TimedOut
 from holdfast.core.retention import Keep, Retention
 from holdfast.core.retry import Backoff
-from holdfast.storage.protocol import Cancel, Reader, Reschedule, Settings, Storage, Target
+from holdfast.storage.protocol import Beat, Cancel, Reader, Renewal, Reschedule, Settings, Storage, Target
 from holdfast.testing.clock import ManualClock
 from holdfast.testing.conformance.material import (
     ALICE,
@@ -142,3 +142,11 @@ class CornersConformance(Conformance):
         assert isinstance(page.events[0], EventsTrimmed)
         assert len(page.events) == 4
         assert [event.id for event in heard if isinstance(event, JobCompleted)] == ["later"]
+
+    async def test_a_sign_of_life_counts_from_when_it_was_given(self, storage: Storage, clock: ManualClock) -> None:
+        lease = await start(storage, new_job(heartbeat_timeout=10 * SECOND))
+        clock.advance(5)
+        # It could not be sent at once, or was sent before and its answer was lost.
+        await storage.renew(Beat(ALICE, (Renewal(lease.ref, lease.fence, sign=True, silent=4 * SECOND),)))
+
+        assert (await record(storage, lease.ref)).progress_until == clock.now() + 6 * SECOND
