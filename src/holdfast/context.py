@@ -32,20 +32,22 @@ class Signs:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._at: float | None = None
+        self.last = -math.inf
+        """The uptime of the last sign of all, sent or not."""
         self._progress: Progress | None = None
         self._log: deque[Line] = deque(maxlen=LOG_WAITING)
 
     def sign(self, at: float, progress: Progress | None = None) -> None:
         """Note a sign of life, given at that uptime, with how far the handler is."""
         with self._lock:
-            self._at = at
+            self._at = self.last = at
             if progress is not None:
                 self._progress = progress
 
     def log(self, at: float, level: str, message: str, fields: dict[str, str]) -> None:
         """Note a line, written at that uptime; whoever writes is alive."""
         with self._lock:
-            self._at = at
+            self._at = self.last = at
             self._log.append((at, level, message, fields))
 
     @property

@@ -76,14 +76,14 @@ class Message:
         self.held = held
         self.signed_at = signed_at
         self._said = said
-        last = held.signed_at if signed_at is None else signed_at
         self.renewal = Renewal(
             held.lease.ref,
             held.lease.fence,
             sign=signed_at is not None,
             extend=signed_at is not None or held.lease.job.stall.renewed,
             ran=max(0, round((now - held.claimed_at) * SECOND)),
-            silent=max(0, round((now - last) * SECOND)),
+            # From the last sign of all: whether one has arrived is not known before its answer.
+            silent=max(0, round((now - max(held.signed_at, held.signs.last)) * SECOND)),
             progress=progress[0] if progress else None,
             note=progress[1] if progress else None,
             log=tuple(
