@@ -302,7 +302,8 @@ class ExchangeLoop:
                 )
 
     def _take(self, lease: Lease, asked_at: float) -> None:
-        held = Held(lease, stops_unreachable=self._stops(lease), claimed_at=asked_at)
+        # It runs from the answer on: a claim that a frozen storage held back must not count as a part of the run.
+        held = Held(lease, stops_unreachable=self._stops(lease), claimed_at=self._clock.uptime())
         held.trust(asked_at, signed_at=asked_at)
         self._holdings.add(held)
         if not self._claiming or self._crew is None:
