@@ -212,7 +212,10 @@ class Witness:
         self._events_are(told, expected, verb)
         if changed or gone:
             for ref in changed:
-                self._moved(verb, before.get(ref), records[ref])
+                was = before.get(ref)
+                # What is forgotten has no past: an enqueue of its id is a job that never was.
+                anew = was is not None and verb == "enqueue" and self._forgettable(was)
+                self._moved(verb, None if anew else was, records[ref])
             for ref in gone:
                 self._require(self.stories[ref].deleted, "I8", f"{ref} has vanished, and nobody deleted it")
             self._indexed(records)
