@@ -18,18 +18,19 @@ ROOT = Path(__file__).parent.parent
 HOUSE = ROOT / "src" / "holdfast"
 
 FLOORS: dict[str, int] = {
-    "_version": 0,
-    "errors": 0,
-    "core": 1,
+    "_version": -3,
+    "errors": -3,
+    "core": -2,
+    "control": -1,
+    "context": 0,
+    "functions": 0,
     "clock": 1,
     "waiting": 1,
-    "control": 2,
     "options": 2,
     "ids": 2,
     "codec": 2,
     "storage": 2,
     "sideloop": 2,
-    "context": 3,
     "signature": 3,
     "enqueue": 3,
     "bus": 4,
@@ -48,7 +49,7 @@ FLOORS: dict[str, int] = {
     "__init__": 8,
     "__main__": 10,
 }
-"""A room may import from floors below its own, from its own folder, and from nowhere else."""
+"""A room may import from floors below its own, from its own folder, and from nowhere else; below 0 are the cellars."""
 
 PURE = {
     "__future__",

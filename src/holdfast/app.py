@@ -19,6 +19,7 @@ from holdfast.core.job import Ref
 from holdfast.dead import DeadLetters
 from holdfast.equipment import Equipment
 from holdfast.errors import ResultTimeoutError, StorageError, UnknownTaskError, UsageError
+from holdfast.functions import is_async, name_of, runnable
 from holdfast.handle import Access, Job
 from holdfast.health.asgi import DegradedIs, HealthApp
 from holdfast.health.make import PATIENCE, Threshold, health_app
@@ -26,7 +27,7 @@ from holdfast.ids import JobIds
 from holdfast.maintenance.reaper import Reaping
 from holdfast.options import LeaderElection, Retention, Stall, TaskOptions, TaskSettings, Timing, stalling
 from holdfast.sideloop import PORTAL, Side, SideLoop
-from holdfast.signature import Signature, is_async, name_of, runnable
+from holdfast.signature import Signature
 from holdfast.storage.locate import locate, read
 from holdfast.storage.protocol import Settings, Storage, Target
 from holdfast.task import AsyncTask, Call, PlainTask, Task, TaskDecorator

@@ -14,7 +14,7 @@ from msgspec import structs
 
 from holdfast.core.events import Event, JobCompleted, JobEvent, OnRequest, event_name
 from holdfast.errors import StorageError, UsageError
-from holdfast.signature import is_async
+from holdfast.functions import is_async
 from holdfast.storage.follow import pages
 from holdfast.storage.protocol import EVENTS_END, EventPage, Reader, Storage
 

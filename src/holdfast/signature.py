@@ -1,6 +1,5 @@
 """A handler's parameters as a record: bound by the caller, checked on both sides, passed on by the worker."""
 
-import functools
 import inspect
 from collections.abc import Callable
 from inspect import Parameter
@@ -11,74 +10,11 @@ import msgspec
 from msgspec import inspect as types
 
 from holdfast.codec import Codec
-from holdfast.core.check import shown
 from holdfast.errors import PayloadTooLargeError, UsageError
+from holdfast.functions import BY_PLACE, body_of
 
 PAYLOAD_LIMIT = 1024 * 1024
 """The largest payload or result, in bytes."""
-
-_BY_PLACE = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
-_REST = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
-
-
-def runnable(function: object) -> Callable[..., Any]:
-    """Return what a worker can run: a function, a partial of one, or an object with a `__call__`.
-
-    Raises:
-        UsageError: it cannot be called, is a class, or makes a generator.
-    """
-    if isinstance(function, staticmethod):
-        # What a class body hands over; the function in it is what will be called.
-        return runnable(function.__func__)
-    if not callable(function):
-        raise UsageError(f"{shown(function)} cannot be called, so it is no task; give a function: @app.task(name=...)")
-    if inspect.isclass(function):
-        raise UsageError(f"{shown(function)} is a class, so it is no task; give a function that makes the object")
-    body = _body(function)
-    if inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
-        raise UsageError(f"{name_of(function)} yields, so it is no task; return the values, or enqueue a job for each")
-    return function
-
-
-def is_async(function: Callable[..., Any]) -> bool:
-    """Say whether a call makes a coroutine."""
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(_body(function))
-
-
-def same_call(hook: object, function: Callable[..., Any], *, field: str) -> None:
-    """Make sure that a hook can be called with whatever the function can be called with.
-
-    Raises:
-        UsageError: it cannot be called, is a class, yields, or takes other arguments.
-    """
-    if not callable(hook) or inspect.isclass(hook):
-        raise UsageError(f"{field} must be a function, not {shown(hook)}")
-    body = _body(hook)
-    if inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
-        raise UsageError(f"{field} yields, so it does nothing when it is called; give a function that does not")
-    given = [one for one in inspect.signature(function).parameters.values() if one.kind not in _REST]
-    for called in (given, [one for one in given if one.default is one.empty]):
-        args = [None for one in called if one.kind in _BY_PLACE]
-        kwargs = {one.name: None for one in called if one.kind not in _BY_PLACE}
-        try:
-            inspect.signature(hook).bind(*args, **kwargs)
-        except TypeError as error:
-            raise UsageError(f"{field} cannot be called as the handler is: {error}; give it the same ones") from None
-
-
-def name_of(function: Callable[..., Any]) -> str:
-    """Return `module.function`; of a partial that of its function, of an object that of its class."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    named = function if hasattr(function, "__qualname__") else type(function)
-    return f"{named.__module__}.{named.__qualname__}"
-
-
-def _body(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function whose code runs in the end."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    return function if inspect.isroutine(function) else type(function).__call__
 
 
 class Signature:
@@ -92,8 +28,8 @@ class Signature:
             raise UsageError(f"task {task!r}: {error}; wrap it in a function that says what it takes") from None
         parameters = self._signature.parameters.values()
         self._kinds = [(parameter.name, parameter.kind) for parameter in parameters]
-        self._all_by_place = all(kind in _BY_PLACE for _, kind in self._kinds)
-        hints = _hints(function if hasattr(function, "__wrapped__") else _body(function))
+        self._all_by_place = all(kind in BY_PLACE for _, kind in self._kinds)
+        hints = _hints(function if hasattr(function, "__wrapped__") else body_of(function))
         self._record = msgspec.defstruct(
             "Arguments",
             [_field(parameter, hints) for parameter in parameters],

@@ -12,11 +12,12 @@ from holdfast.core.events import Event, JobEvent
 from holdfast.core.job import NewJob, Ref
 from holdfast.enqueue import named_key, tailored, template, with_key
 from holdfast.errors import UsageError
+from holdfast.functions import is_async, same_call
 from holdfast.handle import Access, Job
 from holdfast.options import CallOptions, Retry, TaskOptions, Timing
 from holdfast.options.keys import key_of, keyed
 from holdfast.sideloop import PORTAL
-from holdfast.signature import Signature, is_async, same_call
+from holdfast.signature import Signature
 
 WAIT = 30.0
 """Seconds that `enqueue_and_wait` waits, unless its options say otherwise."""

@@ -30,7 +30,8 @@ from holdfast.core.outcome import (
     Unreadable,
 )
 from holdfast.core.text import storable
-from holdfast.signature import encode_result, is_async
+from holdfast.functions import is_async
+from holdfast.signature import encode_result
 from holdfast.task import Task
 from holdfast.worker.held import Held
 from holdfast.worker.threads import Threads, wrapped
