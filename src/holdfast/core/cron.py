@@ -28,6 +28,9 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 YEARS = 50
 """How far ahead a tick is looked for; the 29th of February falls on a given weekday every 40 years at the least."""
 
+COUNTED = 10_000
+"""How many ticks of a cron text are counted; that many stands for as many or more."""
+
 
 class Cron(Struct, frozen=True):
     """A cron text, read, in the time zone whose clocks it goes by. Make one with `Cron.parse`."""
@@ -100,6 +103,10 @@ class Cron(Struct, frozen=True):
     def newest(self, after: int, until: int, limit: int) -> tuple[int, ...]:
         """Return as `between` does, but of too many ticks the newest."""
         return _newest(self, after, until, limit)
+
+    def count(self, after: int, until: int) -> int:
+        """Return how many ticks lie after one instant, up to and with another; 10,000 if there are more."""
+        return len(_between(self, after, until, COUNTED))
 
     def __str__(self) -> str:
         return f"{self.text} {self.zone.key}"
@@ -224,6 +231,10 @@ class Every(Struct, frozen=True):
     def newest(self, after: int, until: int, limit: int) -> tuple[int, ...]:
         """Return as `between` does, but of too many ticks the newest."""
         return _newest(self, after, until, limit)
+
+    def count(self, after: int, until: int) -> int:
+        """Return how many ticks lie after one instant, up to and with another."""
+        return max(0, until // self.interval - after // self.interval)
 
     def __str__(self) -> str:
         return f"every {spoken(self.interval)}"
