@@ -6,7 +6,7 @@ Each line that must be an error carries an ignore; both checkers are told to com
 from datetime import timedelta
 from typing import assert_type
 
-from holdfast import TTL, AutoRedrive, Holdfast, Job, JobStalled, Retry, Stall, current_job
+from holdfast import TTL, AutoRedrive, Holdfast, Job, JobStalled, Retry, Router, Stall, TaskOptions, current_job
 
 app = Holdfast("memory://")
 
@@ -58,6 +58,27 @@ async def forget_other(a: int, b: str) -> None: ...
 def remove_any() -> None: ...
 
 
+router = Router(prefix="billing.", defaults=TaskOptions(queue="billing"))
+
+
+@router.task
+async def bill(account_id: int, *, cents: int = 1) -> str:
+    return ""
+
+
+@router.task(name="refund", timeout="5m")
+def refund(account_id: int) -> int:
+    return account_id
+
+
+@router.task(tmeout="5m")  # type: ignore[call-overload,untyped-decorator]  # pyright: ignore[reportCallIssue, reportUntypedFunctionDecorator]
+async def misspelt() -> None: ...
+
+
+app.include(router)
+app.include(app)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
 @app.on(JobStalled)
 async def page(event: JobStalled) -> None:
     assert_type(event.count, int)
@@ -79,6 +100,10 @@ async def right() -> None:
     await job.cancel("not needed")
     await job.retain("2d")
     assert_type(await charge.enqueue_and_wait(7), bytes)
+    assert_type(await bill.enqueue(7, cents=2), Job[str])
+    assert_type(await bill(7), str)
+    assert_type(refund(7), int)
+    assert_type(await refund.options(delay="5m").enqueue_and_wait(7), int)
     assert_type(charge.enqueue_and_wait_sync(account_id=7), bytes)
     assert_type(await add.options(ttl="30m", result_ttl=60, concurrency_key="k", wait="5s").enqueue_and_wait(1, 2), int)
 
@@ -93,6 +118,7 @@ async def wrong() -> None:
     add.options(dely="5m")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     await add.options(delay="5m").enqueue("x", 1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     await charge.enqueue_and_wait("7")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await bill.enqueue("7")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     charge.options(ttl=None)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     text: str = await (await add.enqueue(1, 2)).result()  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
     del text

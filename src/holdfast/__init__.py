@@ -64,6 +64,7 @@ from holdfast.errors import (
 from holdfast.handle import Job
 from holdfast.maintenance.reaper import Reaper
 from holdfast.options import TTL, AutoRedrive, Keep, LeaderElection, Retention, Retry, Stall, TaskOptions, Timing
+from holdfast.router import Router
 from holdfast.task import Task
 from holdfast.worker.worker import Worker
 
@@ -129,6 +130,7 @@ __all__ = [
     "Retention",
     "Retry",
     "RetryLater",
+    "Router",
     "RunFenced",
     "RunRecord",
     "SchemaMismatchError",

@@ -12,9 +12,9 @@ from typing import Any, ParamSpec, Self, TypeVar, Unpack, cast, get_args, overlo
 from holdfast.bus import Hearers
 from holdfast.clock import Clock, SystemClock, entropy
 from holdfast.codec import Codec, JsonCodec
-from holdfast.core.check import flag, named, no_others, of_kind, one_of, remark, several, shown, whole
+from holdfast.core.check import flag, named, no_others, of_kind, remark, several, shown, whole
 from holdfast.core.duration import Duration
-from holdfast.core.events import Event, JobEvent, OnRequest, event_name
+from holdfast.core.events import Event, OnRequest, event_name
 from holdfast.core.job import Ref
 from holdfast.dead import DeadLetters
 from holdfast.equipment import Equipment
@@ -23,14 +23,16 @@ from holdfast.functions import is_async, name_of, runnable
 from holdfast.handle import Access, Job
 from holdfast.health.asgi import DegradedIs, HealthApp
 from holdfast.health.make import PATIENCE, Threshold, health_app
+from holdfast.hearing import registering
 from holdfast.ids import JobIds
 from holdfast.maintenance.reaper import Reaping
 from holdfast.options import LeaderElection, Retention, Stall, TaskOptions, TaskSettings, Timing, stalling
+from holdfast.router import Place, Router, member, routing
 from holdfast.sideloop import PORTAL, Side, SideLoop
 from holdfast.signature import Signature
 from holdfast.storage.locate import locate, read
 from holdfast.storage.protocol import Settings, Storage, Target
-from holdfast.task import AsyncTask, Call, PlainTask, Task, TaskDecorator
+from holdfast.task import AsyncTask, Call, PlainTask, Standing, Task, TaskDecorator
 from holdfast.worker.worker import DRAIN, Worker
 
 P = ParamSpec("P")
@@ -99,6 +101,10 @@ class Holdfast:
         """The address of the storage, secrets included."""
         return self._url
 
+    @property
+    def _place(self) -> Place:
+        return Place(self, self.defaults)
+
     # ── tasks ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     @overload
@@ -125,21 +131,35 @@ class Holdfast:
             UsageError: an option is unknown or has no valid value, the name is taken, or it is no such function.
         """
         no_others(options, ("name", *TaskSettings.__annotations__))
-        settings = TaskOptions(**options).over(self.defaults)
+        settings = TaskOptions(**options)
         given = None if name is None else named(name, field="name")
 
         def make(function: object) -> Task[..., Any]:
-            if isinstance(function, Task):
-                raise UsageError(f"{function!r} is a task already; give its .function, with another name=")
-            runs = runnable(function)
-            kind = AsyncTask[..., Any] if is_async(runs) else PlainTask[..., Any]
-            task: Task[..., Any] = kind(self, runs, given or name_of(runs), settings)
-            if task.name in self.tasks:
-                raise UsageError(f"task {task.name!r} is defined twice; give one of them another name=")
-            self.tasks[task.name] = task
-            return task
+            made = member(function, given, settings)
+            self.admit([(made.task, made.placed(self._place))])
+            return made.task
 
         return make if function is None else make(function)
+
+    def include(self, router: Router) -> None:
+        """Take in a router: its tasks and event handlers, those it gets later, and all routers that it includes.
+
+        Raises:
+            UsageError: it is none, or is included somewhere already; or one of its tasks has a name that is taken, or
+                options that do not fit it. Then nothing of it is taken in.
+        """
+        routing(router).join(self._place)
+
+    def admit(self, arrivals: Sequence[tuple[Task[..., Any], Standing]]) -> None:
+        """Make these tasks of this app, all of them or none; what `task` and `include` come down to."""
+        taken = set(self.tasks)
+        for _, standing in arrivals:
+            if standing.name in taken:
+                raise UsageError(f"task {standing.name!r} is defined twice; give one of them another name=")
+            taken.add(standing.name)
+        for task, standing in arrivals:
+            task.stand(standing)
+            self.tasks[task.name] = task
 
     def on(self, kind: type[E], *, scope: str = "once") -> Callable[[Callable[[E], object]], Callable[[E], object]]:
         """Register a handler for an event, whichever process causes it: once per app, in one of its workers.
@@ -151,21 +171,11 @@ class Holdfast:
         Raises:
             UsageError: that is no event class, or no such scope; or what is registered cannot be called.
         """
-        return self.hear(kind, scope=scope, task=None)
+        return registering(kind, scope=scope, of=Event, take=lambda handler: self.hear(kind, handler, scope=scope))
 
-    def hear(
-        self, kind: type[E], *, scope: str, task: str | None
-    ) -> Callable[[Callable[[E], object]], Callable[[E], object]]:
-        """Return what registers a handler; what `on` of the app and of its tasks come down to."""
-        _event(kind, of=JobEvent if task is not None else Event)
-        one_of(scope, ("once", "every"), field="scope")
-
-        def register(handler: Callable[[E], object]) -> Callable[[E], object]:
-            _hearing(handler)
-            self._hearers.add(kind, handler, scope=scope, task=task)
-            return handler
-
-        return register
+    def hear(self, kind: type[E], handler: Callable[[E], object], *, scope: str, task: str | None = None) -> None:
+        """Register a handler; what `on` of the app, of its routers and of its tasks come down to."""
+        self._hearers.add(kind, handler, scope=scope, task=task)
 
     # ── jobs ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -450,24 +460,12 @@ def _codec(given: Codec) -> Codec:
     return given
 
 
-def _event(kind: object, *, of: type[Event]) -> None:
-    given = shown(kind)
-    if not (isinstance(kind, type) and issubclass(kind, of)):
-        wanted = "event of a job" if of is JobEvent else "event"
-        raise UsageError(f"{given} is no {wanted}; use a class such as JobStalled")
-
-
 def _on_request(kind: object) -> OnRequest:
     name = event_name(kind.__name__) if isinstance(kind, type) else None
     for known in get_args(OnRequest):
         if name == known:
             return cast(OnRequest, known)
     raise UsageError(f"{shown(kind)} is not recorded on request; use a class such as JobStarted")
-
-
-def _hearing(handler: object) -> None:
-    if not callable(handler):
-        raise UsageError(f"{shown(handler)} cannot be called, so it hears nothing; give a function")
 
 
 def _calls(given: Iterable[Call[Any]]) -> list[Call[Any]]:

@@ -1,6 +1,7 @@
 """A task: a function with a name, a queue and a policy, and the ways to enqueue a call of it."""
 
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
 
@@ -14,7 +15,8 @@ from holdfast.enqueue import named_key, tailored, template, with_key
 from holdfast.errors import UsageError
 from holdfast.functions import is_async, same_call
 from holdfast.handle import Access, Job
-from holdfast.options import CallOptions, Retry, TaskOptions, Timing
+from holdfast.hearing import registering
+from holdfast.options import CallOptions, ConcurrencyKey, Retry, TaskOptions, Timing
 from holdfast.options.keys import key_of, keyed
 from holdfast.sideloop import PORTAL
 from holdfast.signature import Signature
@@ -63,10 +65,21 @@ class Registry(Protocol):
         ...
 
     def hear(
-        self, kind: type[Heard], *, scope: str, task: str | None
-    ) -> Callable[[Callable[[Heard], object]], Callable[[Heard], object]]:
-        """Return what registers a handler for an event."""
+        self, kind: type[Heard], handler: Callable[[Heard], object], *, scope: str, task: str | None = None
+    ) -> None:
+        """Register a handler for an event."""
         ...
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What a task has from its app: a name and options, a way into the storage, and what all its jobs share."""
+
+    app: Registry
+    name: str
+    settings: TaskOptions
+    key: ConcurrencyKey | None
+    template: NewJob
 
 
 class Call(Generic[R_co]):
@@ -80,17 +93,16 @@ class Call(Generic[R_co]):
 class Bound(Generic[P, R]):
     """A task with options: the way that every call of it takes into the storage."""
 
-    def __init__(self, task: "Task[P, R]", app: Registry, template: NewJob, options: CallOptions | None = None) -> None:
+    def __init__(self, task: "Task[P, R]", options: CallOptions | None = None) -> None:
         self._task = task
-        self._app = app
-        self._template = template
         self._options = options or CallOptions()
         self._key = named_key(self._options)
         self._wait = duration(self._options.get("wait", WAIT), field="wait")
+        self._standing, self._template = task.tailored(self._options)
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Do as `Task.enqueue`, with these options."""
-        return (await self._app.submit([self.call(*args, **kwargs)]))[0]
+        return (await self._task.standing.app.submit([self.call(*args, **kwargs)]))[0]
 
     def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Do as `Task.enqueue_sync`, with these options."""
@@ -98,7 +110,7 @@ class Bound(Generic[P, R]):
 
     async def enqueue_and_wait(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Do as `Task.enqueue_and_wait`, with these options."""
-        return await self._app.submit_and_wait(self.call(*args, **kwargs), self._wait)
+        return await self._task.standing.app.submit_and_wait(self.call(*args, **kwargs), self._wait)
 
     def enqueue_and_wait_sync(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Do as `Task.enqueue_and_wait_sync`, with these options."""
@@ -106,31 +118,38 @@ class Bound(Generic[P, R]):
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """Do as `Task.call`, with these options."""
-        payload = self._app.encode(self._task.signature, args, kwargs)
-        job_id = self._template.id or self._app.new_id()
+        standing = self._task.standing
+        if self._standing is not standing:
+            # Made while the task had no app yet, which has options of its own.
+            self._standing, self._template = self._task.tailored(self._options)
+        payload = standing.app.encode(self._task.signature, args, kwargs)
+        job_id = self._template.id or standing.app.new_id()
         job = structs.replace(self._template, id=job_id, payload=payload)
         key = self._key or self._task.key_of(args, kwargs)
         return Call(self._task, job if key is None else with_key(job, key, self._options, self._task.settings))
 
 
 class Task(Generic[P, R]):
-    """A function that can be enqueued. Calling it runs the plain function."""
+    """A function that can be enqueued. Calling it runs the plain function.
 
-    def __init__(self, app: Registry, function: Callable[P, Any], name: str, settings: TaskOptions) -> None:
+    One that was made with a router has its full name and options, and can be enqueued, from when an app includes that.
+    """
+
+    def __init__(self, function: Callable[P, Any], name: str, settings: TaskOptions) -> None:
         self.name = named(name, field="name")
         self.function = function
         self.settings = settings
         """What was set for it, over the app's defaults."""
         self.is_async = is_async(function)
         self.signature = Signature(name, function)
-        self.retry = settings.retry or Retry()
         self.cancel_hook: Callable[P, object] | None = None
         """What `on_cancel` has registered."""
-        key = settings.concurrency_key
-        self._key = None if key is None else keyed(key, self.signature.parameters, task=self.name)
-        self._app = app
-        self._template = template(self.name, settings, app.timing)
-        self._plain = Bound(self, app, self._template)
+        self.retry = settings.retry or Retry()
+        self._standing: Standing | None = None
+        self._unheard: list[Callable[[Registry], None]] = []
+        # A key that this task cannot have is told of where the task is, not where its router is included.
+        self._key(settings)
+        self._plain = Bound(self)
         self.__doc__ = function.__doc__
 
     def __repr__(self) -> str:
@@ -139,13 +158,65 @@ class Task(Generic[P, R]):
     @property
     def queue(self) -> str:
         """The queue its jobs go to."""
-        return self._template.queue
+        return self.settings.queue or "default"
+
+    @property
+    def standing(self) -> Standing:
+        """What it has from its app.
+
+        Raises:
+            UsageError: it was made with a router that no app includes yet.
+        """
+        if self._standing is None:
+            raise UsageError(
+                f"task {self.name!r} is of a router that no app includes yet; call app.include(router) before, "
+                "in the module that makes the app for example, and import that one first"
+            )
+        return self._standing
+
+    def placed(self, app: Registry, name: str, settings: TaskOptions) -> Standing:
+        """Return what it would have from an app, under this name and with these options; changes nothing.
+
+        Raises:
+            UsageError: the name is none that a task can have, or the options do not fit its arguments.
+        """
+        return Standing(
+            app,
+            named(name, field="name"),
+            settings,
+            self._key(settings, name),
+            template(name, settings, app.timing),
+        )
+
+    def stand(self, standing: Standing) -> None:
+        """Become a task of an app."""
+        self.name = self.signature.task = standing.name
+        self.settings = standing.settings
+        self.retry = standing.settings.retry or Retry()
+        self._standing = standing
+        for hear in self._unheard:
+            hear(standing.app)
+        self._unheard.clear()
+
+    def tailored(self, options: CallOptions) -> tuple[Standing | None, NewJob]:
+        """Return what calls with these options have in common, and the standing it is made for.
+
+        Raises:
+            UsageError: an option is unknown or has no valid value, or two contradict each other.
+        """
+        if self._standing is None:
+            # All that can be wrong with them is told at once; what they give is made anew once there is an app.
+            common, timing = template(self.name, self.settings, Timing()), Timing()
+        else:
+            common, timing = self._standing.template, self._standing.app.timing
+        return self._standing, tailored(common, options, self.settings, timing)
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Remember a call of this task. Once this returns, the job reaches a state that you can read.
 
         Raises:
-            UsageError: the arguments do not fit the signature, or cannot be encoded.
+            UsageError: the arguments do not fit the signature, or cannot be encoded; or the task is of a router that
+                no app includes yet.
             PayloadTooLargeError: they take more than 1 MiB.
             StorageError: the job may have been remembered or not. The error's `job_ids` has its id: enqueueing again
                 with `options(id=...)` makes no second job.
@@ -181,7 +252,7 @@ class Task(Generic[P, R]):
         Raises:
             UsageError: an option is unknown or has no valid value, or two contradict each other.
         """
-        return Bound(self, self._app, tailored(self._template, options, self.settings, self._app.timing), options)
+        return Bound(self, options)
 
     def key_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
         """Return the concurrency key of a call, as the task's template or function has it; None for none.
@@ -189,17 +260,18 @@ class Task(Generic[P, R]):
         Raises:
             UsageError: the template or the function fails on these arguments.
         """
-        if self._key is None:
+        key = self.standing.key
+        if key is None:
             return None
-        return key_of(self._key, args, kwargs, lambda: self.signature.arguments(args, kwargs))
+        return key_of(key, args, kwargs, lambda: self.signature.arguments(args, kwargs))
 
     async def pause(self, *, by: str | None = None) -> None:
         """Start no more jobs of this task, in any queue; those that run go on, and other tasks' jobs pass."""
-        await self._app.pause_task(self.name, paused=True, by=by)
+        await self.standing.app.pause_task(self.name, paused=True, by=by)
 
     async def resume(self, *, by: str | None = None) -> None:
         """Start jobs of this task again, in the order in which they stood."""
-        await self._app.pause_task(self.name, paused=False, by=by)
+        await self.standing.app.pause_task(self.name, paused=False, by=by)
 
     def job(self, job_id: str, *, queue: str | None = None) -> Job[R]:
         """Return the handle of a job of this task by its id; nothing is asked of the storage.
@@ -208,7 +280,7 @@ class Task(Generic[P, R]):
             UsageError: the id or the queue is none that a job can have.
         """
         where = self.queue if queue is None else named(queue, field="queue")
-        return Job(Ref(where, named(job_id, field="id")), self._app.access(self.signature))
+        return Job(Ref(where, named(job_id, field="id")), self.standing.app.access(self.signature))
 
     def on(self, kind: type[E], *, scope: str = "once") -> Callable[[Callable[[E], object]], Callable[[E], object]]:
         """Register a handler for an event of this task's jobs, once per app or with `scope="every"` in each process.
@@ -216,7 +288,14 @@ class Task(Generic[P, R]):
         Raises:
             UsageError: that is no class of a job's events, or no such scope; or what is registered cannot be called.
         """
-        return self._app.hear(kind, scope=scope, task=self.name)
+
+        def take(handler: Callable[[E], object]) -> None:
+            if self._standing is None:
+                self._unheard.append(lambda app: app.hear(kind, handler, scope=scope, task=self.name))
+            else:
+                self._standing.app.hear(kind, handler, scope=scope, task=self.name)
+
+        return registering(kind, scope=scope, of=JobEvent, take=take)
 
     def on_cancel(self, hook: Callable[P, T]) -> Callable[P, T]:
         """Register what tidies up after a run of this task that was cancelled: `@task.on_cancel`.
@@ -241,6 +320,10 @@ class Task(Generic[P, R]):
         same_call(hook, self.function, field=f"the on_cancel hook of task {self.name!r}")
         self.cancel_hook = hook
         return hook
+
+    def _key(self, settings: TaskOptions, name: str | None = None) -> ConcurrencyKey | None:
+        key = settings.concurrency_key
+        return None if key is None else keyed(key, self.signature.parameters, task=name or self.name)
 
 
 class AsyncTask(Task[P, R]):

@@ -1,0 +1,252 @@
+"""Routers: the parts of a large app, written without it and taken in by it."""
+
+from typing import Any
+
+import pytest
+
+from holdfast import Holdfast, JobCompleted, Router, Stall, TaskOptions, UsageError, current_job
+from tests.flow.conftest import Play, Stage
+
+Loose: Any = Router
+LooseApp: Any = Holdfast
+
+
+def test_a_routers_tasks_and_handlers_work_as_the_apps_own_do(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        heard: list[Any] = []
+        router = Router(prefix="billing.", defaults=TaskOptions(queue="billing"))
+
+        @router.task(name="charge", timeout="5m")
+        async def charge(account: int, *, cents: int = 1) -> str:
+            return f"{current_job().id} {account} {cents}"
+
+        @router.task
+        async def refund(account: int) -> int:
+            return -account
+
+        @charge.on(JobCompleted)
+        async def of_task(event: JobCompleted) -> None:
+            heard.append(("task", event.task))
+
+        @router.on(JobCompleted)
+        async def of_app(event: JobCompleted) -> None:
+            heard.append(("app", event.task))
+
+        app = stage.app()
+        app.include(router)
+        await stage.start(app.worker())
+        job = await charge.enqueue(7, cents=2)
+
+        assert await job.result() == f"{job.id} 7 2"
+        assert await (await refund.enqueue(7)).result() == -7
+        assert (charge.name, charge.queue, refund.name, refund.queue) == (
+            *("billing.charge", "billing"),
+            *("billing.refund", "billing"),
+        )
+        assert (await job.info()).job.timeout == 300_000_000
+        assert app.find_task("billing.charge") is charge
+
+        async def all_heard() -> bool:
+            return len(heard) == 3
+
+        await stage.until(all_heard)
+        assert sorted(heard) == [("app", "billing.charge"), ("app", "billing.refund"), ("task", "billing.charge")]
+
+    play(scenario)
+
+
+def test_prefixes_are_joined_and_the_inner_options_win() -> None:
+    shop = Router(prefix="shop.", defaults=TaskOptions(queue="shop", priority=1, stall=Stall(max_count=5)))
+    mail = Router(prefix="mail.", defaults=TaskOptions(queue="mail", stall=Stall(interval="30s")))
+
+    @mail.task(name="send", priority=9)
+    async def send() -> None: ...
+
+    @mail.task
+    async def sort() -> None: ...
+
+    @shop.task
+    async def close() -> None: ...
+
+    shop.include(mail)
+    app = Holdfast("memory://", defaults=TaskOptions(queue="app", strict=True))
+    app.include(shop)
+
+    assert sorted(app.tasks) == ["shop.close", "shop.mail.send", "shop.mail.sort"]
+    assert [(task.queue, task.settings.priority) for task in (send, sort, close)] == [
+        *(("mail", 9), ("mail", 1)),
+        ("shop", 1),
+    ]
+    job = send.call().job
+    assert (job.task, job.queue, job.priority, job.boost) == ("shop.mail.send", "mail", 9, 9 * 10_000_000_000_000)
+    assert (job.stall.lease, job.stall.max_stalls) == (30_000_000, 5)
+
+
+def test_without_a_prefix_a_routers_task_is_named_as_an_apps() -> None:
+    router = Router()
+
+    @router.task
+    async def plain() -> None: ...
+
+    Holdfast("memory://").include(router)
+
+    assert plain.name.startswith("tests.flow.test_routers.")
+
+
+def test_a_task_of_a_router_that_no_app_includes_says_what_to_do() -> None:
+    router = Router(prefix="billing.")
+
+    @router.task
+    async def charge(account: int) -> None: ...
+
+    for use in (charge.call, charge.options(priority=1).call):
+        with pytest.raises(UsageError, match=r"'billing.charge' is of a router that no app includes yet.*app\.include"):
+            use(1)
+    with pytest.raises(UsageError, match=r"app\.include"):
+        charge.job("id")
+
+
+async def test_waiting_and_pausing_are_refused_before_the_router_is_included() -> None:
+    router = Router()
+
+    @router.task(name="charge")
+    async def charge() -> int:
+        return 1
+
+    for use in (charge.enqueue, charge.enqueue_and_wait, charge.pause, charge.options(delay=1).enqueue):
+        with pytest.raises(UsageError, match=r"app\.include"):
+            await use()
+
+    assert await charge() == 1
+
+
+def test_options_said_before_the_router_is_included_hold_in_the_app() -> None:
+    router = Router(prefix="a.", defaults=TaskOptions(priority=3))
+
+    @router.task(name="task")
+    async def task() -> None: ...
+
+    soon = task.options(delay="5s")
+    with pytest.raises(UsageError, match="dely"):
+        task.options(dely="5s")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    Holdfast("memory://", defaults=TaskOptions(queue="app")).include(router)
+    job = soon.call().job
+
+    assert (job.task, job.queue, job.delay, job.priority) == ("a.task", "app", 5_000_000, 3)
+
+
+def test_what_a_router_gets_after_it_is_included_the_app_gets_at_once() -> None:
+    app, outer, inner = Holdfast("memory://"), Router(prefix="outer."), Router(prefix="inner.")
+    app.include(outer)
+
+    @outer.task
+    async def first() -> None: ...
+
+    @inner.task
+    async def second() -> None: ...
+
+    outer.include(inner)
+
+    @inner.task
+    async def third() -> None: ...
+
+    assert sorted(app.tasks) == ["outer.first", "outer.inner.second", "outer.inner.third"]
+    with pytest.raises(UsageError, match=r"'outer\.first' is defined twice"):
+        outer.task(name="first")(first.function)
+
+
+def test_a_router_is_included_once() -> None:
+    app, other, router, inner = Holdfast("memory://"), Holdfast("memory://"), Router(prefix="r."), Router()
+    router.include(inner)
+    app.include(router)
+
+    for twice in (app.include, other.include, Router().include):
+        for included in (router, inner):
+            with pytest.raises(UsageError, match=r"included already.*function that returns a new Router"):
+                twice(included)
+
+
+def test_routers_that_include_each_other_are_refused() -> None:
+    outer, middle, inner = Router(prefix="o."), Router(prefix="m."), Router(prefix="i.")
+    outer.include(middle)
+    middle.include(inner)
+
+    with pytest.raises(UsageError, match="include the inner one in the outer one"):
+        inner.include(outer)
+    with pytest.raises(UsageError, match="or is the same"):
+        outer.include(outer)
+
+
+def test_a_router_that_does_not_fit_leaves_the_app_as_it_was() -> None:
+    app = Holdfast("memory://")
+
+    @app.task(name="r.taken")
+    async def taken() -> None: ...
+
+    outer, router = Router(), Router(prefix="r.")
+
+    @outer.task(name="fine")
+    async def fine() -> None: ...
+
+    @router.task(name="taken")
+    async def again() -> None: ...
+
+    outer.include(router)
+    with pytest.raises(UsageError, match=r"'r\.taken' is defined twice"):
+        app.include(outer)
+    keyed = Router(prefix="k.", defaults=TaskOptions(concurrency_key="account:{account}"))
+
+    @keyed.task
+    async def keyless() -> None: ...
+
+    with pytest.raises(UsageError, match=r"'account', which task 'k\.keyless' does not take"):
+        app.include(keyed)
+
+    assert list(app.tasks) == ["r.taken"]
+    with pytest.raises(UsageError, match="no app includes yet"):
+        fine.call()
+    Holdfast("memory://").include(outer)
+    assert fine.call().job.task == "fine"
+
+
+def test_two_tasks_of_one_router_under_one_name_are_refused_when_it_is_included() -> None:
+    router = Router()
+    router.task(name="one")(lambda: None)
+    router.task(name="one")(lambda: None)
+
+    with pytest.raises(UsageError, match="'one' is defined twice"):
+        Holdfast("memory://").include(router)
+
+
+@pytest.mark.parametrize(
+    ("made", "told"),
+    [
+        (lambda: Loose(prefix=5), "prefix = 5 must be a text"),
+        (lambda: Loose(prefix=None), "prefix = None must be a text"),
+        (lambda: Loose(defaults={"queue": "mail"}), "defaults = .* must be a TaskOptions; write"),
+        (lambda: Loose().task(ttt=1), "option 'ttt' is unknown"),
+        (lambda: Loose().task(queue=""), "queue"),
+        (lambda: Loose().task(name=""), "name"),
+        (lambda: Loose().task(5), "5 cannot be called"),
+        (lambda: Loose().task(Loose().task(lambda: None)), "is a task already"),
+        (lambda: Loose().on(int), "is no event"),
+        (lambda: Loose().on(JobCompleted, scope="all"), "scope"),
+        (lambda: Loose().on(JobCompleted)(5), "hears nothing"),
+        (lambda: Loose().task(lambda: None).on(int), "no event of a job"),
+        (lambda: Loose().include(5), "router = 5 must be a Router; write"),
+        (lambda: LooseApp("memory://").include(LooseApp("memory://")), "must be a Router; write"),
+    ],
+)
+def test_bad_input_to_a_router_is_refused_where_it_is_said(made: Any, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        made()
+
+
+def test_a_name_that_is_too_long_with_its_prefixes_is_refused_when_they_are_known() -> None:
+    router = Router(prefix="p" * 600)
+    router.task(name="n" * 400)(lambda: None)
+    outer = Router(prefix="o" * 600)
+    outer.include(router)
+
+    with pytest.raises(UsageError, match="1,024"):
+        Holdfast("memory://").include(outer)
