@@ -19,7 +19,6 @@ from holdfast.core.job import Ref
 from holdfast.dead import DeadLetters
 from holdfast.equipment import Equipment
 from holdfast.errors import ResultTimeoutError, StorageError, UnknownTaskError, UsageError
-from holdfast.functions import is_async, name_of, runnable
 from holdfast.handle import Access, Job
 from holdfast.health.asgi import DegradedIs, HealthApp
 from holdfast.health.make import PATIENCE, Threshold, health_app

@@ -7,9 +7,9 @@ from typing import Any, ParamSpec, Protocol, TypeVar, Unpack, overload
 from holdfast.core.check import named, no_others, of_kind
 from holdfast.core.events import Event
 from holdfast.errors import UsageError
+from holdfast.functions import is_async, name_of, runnable
 from holdfast.hearing import registering
 from holdfast.options import TaskOptions, TaskSettings
-from holdfast.signature import is_async, name_of, runnable
 from holdfast.task import AsyncTask, PlainTask, Registry, Standing, Task, TaskDecorator
 
 P = ParamSpec("P")
