@@ -24,6 +24,7 @@ FLOORS: dict[str, int] = {
     "control": -1,
     "context": 0,
     "functions": 0,
+    "injection": 1,
     "clock": 1,
     "waiting": 1,
     "options": 2,

@@ -62,6 +62,7 @@ from holdfast.errors import (
     UsageError,
 )
 from holdfast.handle import Job
+from holdfast.injection import Inject
 from holdfast.maintenance.reaper import Reaper
 from holdfast.options import TTL, AutoRedrive, Keep, LeaderElection, Retention, Retry, Stall, TaskOptions, Timing
 from holdfast.router import Router
@@ -85,6 +86,7 @@ __all__ = [
     "EventsTrimmed",
     "Holdfast",
     "HoldfastError",
+    "Inject",
     "Job",
     "JobCancelled",
     "JobCancelledError",

@@ -44,8 +44,8 @@ def yields(function: Callable[..., Any]) -> bool:
     return inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body)
 
 
-def same_call(hook: object, function: Callable[..., Any], *, field: str) -> None:
-    """Make sure that a hook can be called with whatever the function can be called with.
+def same_call(hook: object, signature: inspect.Signature, *, field: str) -> None:
+    """Make sure that a hook can be called with whatever fits the signature.
 
     Raises:
         UsageError: it cannot be called, is a class, yields, or takes other arguments.
@@ -54,7 +54,7 @@ def same_call(hook: object, function: Callable[..., Any], *, field: str) -> None
         raise UsageError(f"{field} must be a function, not {shown(hook)}")
     if yields(hook):
         raise UsageError(f"{field} yields, so it does nothing when it is called; give a function that does not")
-    given = [one for one in inspect.signature(function).parameters.values() if one.kind not in _REST]
+    given = [one for one in signature.parameters.values() if one.kind not in _REST]
     for called in (given, [one for one in given if one.default is one.empty]):
         args = [None for one in called if one.kind in BY_PLACE]
         kwargs = {one.name: None for one in called if one.kind not in BY_PLACE}

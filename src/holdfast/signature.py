@@ -1,7 +1,7 @@
 """A handler's parameters as a record: bound by the caller, checked on both sides, passed on by the worker."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from inspect import Parameter
 from types import GenericAlias
 from typing import Any, get_type_hints
@@ -12,6 +12,7 @@ from msgspec import inspect as types
 from holdfast.codec import Codec
 from holdfast.errors import PayloadTooLargeError, UsageError
 from holdfast.functions import BY_PLACE, body_of
+from holdfast.injection import Injected, injections
 
 PAYLOAD_LIMIT = 1024 * 1024
 """The largest payload or result, in bytes."""
@@ -23,13 +24,16 @@ class Signature:
     def __init__(self, task: str, function: Callable[..., Any]) -> None:
         self.task = task
         try:
-            self._signature = inspect.signature(function)
+            self._whole = inspect.signature(function)
         except (TypeError, ValueError) as error:
             raise UsageError(f"task {task!r}: {error}; wrap it in a function that says what it takes") from None
+        self._injected = injections(self._whole.parameters.values(), whose=f"task {task!r}")
+        self._signature = _as_called(self._whole, self._injected)
         parameters = self._signature.parameters.values()
         self._kinds = [(parameter.name, parameter.kind) for parameter in parameters]
         self._all_by_place = all(kind in BY_PLACE for _, kind in self._kinds)
         hints = _hints(function if hasattr(function, "__wrapped__") else body_of(function))
+        _none_annotated(hints, task)
         self._record = msgspec.defstruct(
             "Arguments",
             [_field(parameter, hints) for parameter in parameters],
@@ -42,6 +46,30 @@ class Signature:
     def parameters(self) -> tuple[str, ...]:
         """The names of what it takes."""
         return tuple(name for name, _ in self._kinds)
+
+    @property
+    def as_called(self) -> inspect.Signature:
+        """What callers see: what is injected is no part of it, and what stands behind that goes by its name."""
+        return self._signature
+
+    def injectionless(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Make sure that a call of the plain function brings along what only a worker would inject.
+
+        Raises:
+            UsageError: it does not.
+        """
+        if not self._injected:
+            return
+        try:
+            given = self._whole.bind(*args, **kwargs).arguments
+        except TypeError:
+            # The function says that better.
+            return
+        missing = [f"{name}=..." for name in self._injected if name not in given]
+        if missing:
+            raise UsageError(
+                f"task {self.task!r} is called as a function, and only a worker injects; pass {', '.join(missing)}"
+            )
 
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return a call's arguments by name, the defaults of those left out among them.
@@ -60,6 +88,9 @@ class Signature:
             UsageError: they do not fit the signature, or cannot be encoded; the message names task and argument.
             PayloadTooLargeError: they take more than 1 MiB.
         """
+        for name in self._injected:
+            if name in kwargs:
+                raise UsageError(f"task {self.task!r}: {name!r} is injected where the job runs; leave it out")
         try:
             arguments = self._bound(args, kwargs)
         except TypeError as error:
@@ -101,6 +132,10 @@ class Signature:
                     kwargs.update(value)
                 case Parameter.KEYWORD_ONLY:
                     kwargs[name] = value
+        for name in self._injected:
+            if name in kwargs:
+                # It can only have come by a parameter such as **rest.
+                raise ValueError(f"the payload has {name!r}, which is injected")
         return tuple(args), kwargs
 
     def result(self, codec: Codec, data: bytes) -> Any:
@@ -136,6 +171,27 @@ def encode_result(codec: Codec, value: Any) -> bytes:
     if len(data) > PAYLOAD_LIMIT:
         raise UsageError(f"the result takes {len(data):,} bytes, the limit is {PAYLOAD_LIMIT:,}; return a reference")
     return data
+
+
+def _as_called(whole: inspect.Signature, injected: Container[str]) -> inspect.Signature:
+    """Return a signature without what is injected; what stood behind it has lost its place and goes by name."""
+    left: list[Parameter] = []
+    passed = False
+    for one in whole.parameters.values():
+        if one.name in injected:
+            passed = True
+        elif passed and one.kind is one.POSITIONAL_OR_KEYWORD:
+            left.append(one.replace(kind=one.KEYWORD_ONLY))
+        else:
+            left.append(one)
+    return whole.replace(parameters=left)
+
+
+def _none_annotated(hints: dict[str, Any], task: str) -> None:
+    for name, hint in hints.items():
+        if any(isinstance(said, Injected) for said in getattr(hint, "__metadata__", ())):
+            # A default is what tells the type checkers that callers leave it out.
+            raise UsageError(f"task {task!r}: {name!r} is injected by its annotation; write {name}: ... = Inject(...)")
 
 
 def _field(parameter: Parameter, hints: dict[str, Any]) -> tuple[str, Any] | tuple[str, Any, Any]:

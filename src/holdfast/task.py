@@ -16,6 +16,7 @@ from holdfast.errors import UsageError
 from holdfast.functions import is_async, same_call
 from holdfast.handle import Access, Job
 from holdfast.hearing import registering
+from holdfast.injection import Needs, needs
 from holdfast.options import CallOptions, ConcurrencyKey, Retry, TaskOptions, Timing
 from holdfast.options.keys import key_of, keyed
 from holdfast.sideloop import PORTAL
@@ -142,8 +143,12 @@ class Task(Generic[P, R]):
         """What was set for it, over the app's defaults."""
         self.is_async = is_async(function)
         self.signature = Signature(name, function)
+        self.needs = needs(function)
+        """What is injected into the handler."""
         self.cancel_hook: Callable[P, object] | None = None
         """What `on_cancel` has registered."""
+        self.hook_needs = Needs()
+        """What is injected into that."""
         self.retry = settings.retry or Retry()
         self._standing: Standing | None = None
         self._unheard: list[Callable[[Registry], None]] = []
@@ -317,7 +322,8 @@ class Task(Generic[P, R]):
         """
         if self.cancel_hook is not None:
             raise UsageError(f"task {self.name!r} has an on_cancel hook already; call both from one function")
-        same_call(hook, self.function, field=f"the on_cancel hook of task {self.name!r}")
+        same_call(hook, self.signature.as_called, field=f"the on_cancel hook of task {self.name!r}")
+        self.hook_needs = needs(hook)
         self.cancel_hook = hook
         return hook
 
@@ -330,7 +336,12 @@ class AsyncTask(Task[P, R]):
     """A task whose handler is a coroutine function; it runs on the worker's loop."""
 
     async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run the plain function."""
+        """Run the plain function; what a worker would inject is to be passed.
+
+        Raises:
+            UsageError: it is not.
+        """
+        self.signature.injectionless(args, kwargs)
         value: R = await self.function(*args, **kwargs)
         return value
 
@@ -339,7 +350,12 @@ class PlainTask(Task[P, R]):
     """A task whose handler is a plain function; it runs in one of the worker's threads."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run the plain function."""
+        """Run the plain function; what a worker would inject is to be passed.
+
+        Raises:
+            UsageError: it is not.
+        """
+        self.signature.injectionless(args, kwargs)
         value: R = self.function(*args, **kwargs)
         return value
 
