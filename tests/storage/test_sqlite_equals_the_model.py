@@ -137,7 +137,7 @@ class Twins:
             deadline=dice.choice((None, None, self.clock.now() + dice.randrange(60 * SECOND))),
             heartbeat_timeout=dice.choice(maybe),
             keys=self.keys(),
-            unique=dice.choice((None, UniqueKey(str(self.made), window=7))),
+            merge=dice.choice((None, UniqueKey(str(self.made), window=7))),
             stall=dice.choice(
                 (
                     StallTerms(),

@@ -47,6 +47,34 @@ class JobEnqueued(JobEvent, frozen=True, kw_only=True):
     priority: int = 0
 
 
+class JobDeduplicated(JobEvent, frozen=True, kw_only=True):
+    """A call made no job: one that holds its key is there. Recorded on request."""
+
+    key: str
+    existing_id: str
+
+
+class JobDebounced(JobEvent, frozen=True, kw_only=True):
+    """A later call took the place of this job's own. Recorded on request. `replaced_by`: the id of that call."""
+
+    key: str
+    replaced_by: str
+
+
+class JobThrottled(JobEvent, frozen=True, kw_only=True):
+    """A call made no job: its key has had all that its window allows. Recorded on request. `retry_in` in seconds."""
+
+    key: str
+    retry_in: float
+
+
+class JobCollected(JobEvent, frozen=True, kw_only=True):
+    """A job took in another call, its `count`-th. Recorded on request."""
+
+    key: str
+    count: int
+
+
 class JobRescheduled(JobEvent, frozen=True, kw_only=True):
     """A job that had not started got another time or priority. Recorded on request."""
 
@@ -209,6 +237,33 @@ class QueueDrained(Event, frozen=True, kw_only=True):
     queue: str
 
 
+class ScheduleFired(Event, frozen=True, kw_only=True):
+    """A schedule's tick made a job. `late_by` in seconds."""
+
+    name: str
+    tick: datetime
+    late_by: float
+    queue: str
+    id: str
+
+
+class ScheduleSkipped(Event, frozen=True, kw_only=True):
+    """A schedule's tick made no job: one of an earlier tick is unfinished (`overlap`), or the id is known."""
+
+    name: str
+    tick: datetime
+    reason: Literal["overlap", "duplicate"]
+
+
+class ScheduleMissed(Event, frozen=True, kw_only=True):
+    """So many ticks of a schedule went by and are not made up for, as its policy says; `tick` is the latest of them."""
+
+    name: str
+    tick: datetime
+    ticks: int
+    policy: str
+
+
 class LeadershipAcquired(Event, frozen=True, kw_only=True):
     """A reaper leads from now on. `scope` is a queue on Redis and `*` elsewhere."""
 
@@ -290,6 +345,10 @@ class UnreadableEvent(Event, frozen=True, kw_only=True):
 
 AnyEvent = (
     JobEnqueued
+    | JobDeduplicated
+    | JobDebounced
+    | JobThrottled
+    | JobCollected
     | JobRescheduled
     | JobStarted
     | JobProgressed
@@ -309,6 +368,9 @@ AnyEvent = (
     | QueuePaused
     | QueueResumed
     | QueueDrained
+    | ScheduleFired
+    | ScheduleSkipped
+    | ScheduleMissed
     | LeadershipAcquired
     | LeadershipLost
     | WorkerStarted
@@ -323,7 +385,18 @@ AnyEvent = (
 
 E = TypeVar("E", bound=Event)
 
-OnRequest = Literal["enqueued", "rescheduled", "started", "progressed", "suspected", "queue_drained"]
+OnRequest = Literal[
+    "enqueued",
+    "deduplicated",
+    "debounced",
+    "throttled",
+    "collected",
+    "rescheduled",
+    "started",
+    "progressed",
+    "suspected",
+    "queue_drained",
+]
 """The log's names of the events that are recorded only where a queue is told to: they double its writes."""
 
 _encode = msgspec.json.Encoder().encode

@@ -45,12 +45,61 @@ class Key(Struct, frozen=True):
     limit: int = 1
 
 
-class UniqueKey(Struct, frozen=True):
-    """At most one job of a queue holds this key: while unfinished, while queued, or for `window` microseconds."""
+class UniqueKey(Struct, frozen=True, tag="unique"):
+    """At most one job of a queue holds this key: while unfinished, while queued, or for `window` microseconds.
+
+    A later call of the same key makes no job: it is answered with the one that holds it.
+    """
 
     key: str
     scope: UniqueScope = "unfinished"
     window: int | None = None
+
+
+class DebounceKey(Struct, frozen=True, tag="debounce"):
+    """A job runs `delay` microseconds after the last call of this key: later calls take the place of its own.
+
+    No later than `max_wait` microseconds after the first call.
+    """
+
+    key: str
+    delay: int
+    max_wait: int | None = None
+
+
+class CollectKey(Struct, frozen=True, tag="collect"):
+    """A job gathers the calls of this key until none has come for `delay` microseconds, or `max_size` have.
+
+    No later than `max_wait` microseconds after the first call.
+    """
+
+    key: str
+    delay: int
+    max_size: int
+    max_wait: int | None = None
+
+
+MergeKey = UniqueKey | DebounceKey | CollectKey
+"""What makes a later call come to a job that is there, instead of making its own."""
+
+
+class ThrottleKey(Struct, frozen=True):
+    """At most `most` jobs of this key are made in each `window` microseconds; a window begins with its first job."""
+
+    key: str
+    most: int
+    window: int
+
+
+class RateKey(Struct, frozen=True):
+    """Jobs that share this name start `interval` microseconds apart, all workers of the queue together.
+
+    `burst`: for how many intervals without a start they may make up at once. An interval of 0 is no limit.
+    """
+
+    name: str
+    interval: int
+    burst: int = 1
 
 
 class StallTerms(Struct, frozen=True):
@@ -126,7 +175,10 @@ class RecordedError(Struct, frozen=True):
 
 
 class NewJob(Struct, frozen=True, kw_only=True):
-    """A wish, encoded: what the storage is asked to remember. `delay` and `ttl` count from the storage's now."""
+    """A wish, encoded: what the storage is asked to remember. `delay` and `ttl` count from the storage's now.
+
+    `weight`: how much its `fair_key` gets for every share of another's. `tick`: the instant of its schedule it is for.
+    """
 
     queue: str
     id: str
@@ -138,16 +190,21 @@ class NewJob(Struct, frozen=True, kw_only=True):
     run_at: int | None = None
     priority: int = 0
     boost: int = 0
+    lifo: bool = False
     fair_key: str | None = None
+    weight: int = 1
     ttl: int | None = None
     timeout: int | None = None
     deadline: int | None = None
     heartbeat_timeout: int | None = None
     keys: tuple[Key, ...] = ()
-    unique: UniqueKey | None = None
+    rates: tuple[RateKey, ...] = ()
+    merge: MergeKey | None = None
+    throttle: ThrottleKey | None = None
     stall: StallTerms = StallTerms()
     policy: Policy = Policy()
     schedule: str | None = None
+    tick: int | None = None
     parent: str | None = None
 
     @property
@@ -159,7 +216,8 @@ class NewJob(Struct, frozen=True, kw_only=True):
 class JobRecord(Struct, frozen=True, kw_only=True):
     """A job as the storage remembers it.
 
-    `score` orders the waiting (lowest first), `boost` is how far ahead of its time its priority puts it.
+    `score` orders the waiting (lowest first), `boost` is how far ahead of its time its priority puts it. `gathered`:
+    how many calls it has taken in, of one that collects; their arguments are framed in its payload (core/frames.py).
     `heard_at` is when the holder of its lease last gave a sign of life: its claim or its latest beat.
     `starts` is the number of its latest run; `failures`, `stalls` and `releases` are what its runs were charged to.
     `ttl` is how long it may wait before it starts, counted anew by a redrive. `kept_until`: when a completed job's own
@@ -176,7 +234,9 @@ class JobRecord(Struct, frozen=True, kw_only=True):
     score: int
     priority: int = 0
     boost: int = 0
+    lifo: bool = False
     fair_key: str | None = None
+    weight: int = 1
     run_at: int
     ttl: int | None = None
     expires_at: int | None = None
@@ -184,7 +244,9 @@ class JobRecord(Struct, frozen=True, kw_only=True):
     deadline: int | None = None
     heartbeat_timeout: int | None = None
     keys: tuple[Key, ...] = ()
-    unique: UniqueKey | None = None
+    rates: tuple[RateKey, ...] = ()
+    merge: MergeKey | None = None
+    gathered: int = 0
     parked_under: str | None = None
     stall: StallTerms = StallTerms()
     policy: Policy = Policy()
@@ -215,6 +277,7 @@ class JobRecord(Struct, frozen=True, kw_only=True):
     progress: float | None = None
     progress_note: str | None = None
     schedule: str | None = None
+    tick: int | None = None
     parent: str | None = None
 
     @property

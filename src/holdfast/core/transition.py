@@ -10,6 +10,9 @@ from msgspec import structs
 
 from holdfast.core.duration import moment, spoken
 from holdfast.core.events import (
+    JobCollected,
+    JobDebounced,
+    JobDeduplicated,
     JobEnqueued,
     JobExpired,
     JobProgressed,
@@ -18,9 +21,20 @@ from holdfast.core.events import (
     JobSuspected,
     RunFenced,
 )
-from holdfast.core.job import JobRecord, Owner, RecordedError, StallReason, StallSetting
+from holdfast.core.job import (
+    CollectKey,
+    DebounceKey,
+    JobRecord,
+    NewJob,
+    Owner,
+    RecordedError,
+    Ref,
+    StallReason,
+    StallSetting,
+)
 from holdfast.core.lease import REAPER_LEASE, lease_end, next_fence, run_limit
 from holdfast.core.lifecycle import State
+from holdfast.core.order import place
 
 
 def claimed(job: JobRecord, owner: str, now: int, setting: StallSetting | None) -> JobRecord:
@@ -101,7 +115,7 @@ def redriven(job: JobRecord, now: int, *, delay: int = 0, by_rule: bool = False)
         job,
         state=State.DELAYED if delay else State.WAITING,
         run_at=run_at,
-        score=run_at - job.boost,
+        score=place(run_at, boost=job.boost, lifo=job.lifo),
         expires_at=None if job.ttl is None else run_at + job.ttl,
         failures=0,
         stalls=0,
@@ -147,6 +161,18 @@ def refused(job: JobRecord, owner: str, fence: int, write: Literal["settle", "re
 def enqueued(job: JobRecord) -> JobEnqueued:
     """Return what is told of a new job, where it is asked for."""
     return JobEnqueued(queue=job.queue, id=job.id, task=job.task, due_at=moment(job.run_at), priority=job.priority)
+
+
+def merged(new: NewJob, into: Ref, gathered: int) -> JobDeduplicated | JobDebounced | JobCollected:
+    """Return what is told of a call that came to a job that is there, where it is asked for."""
+    key = "" if new.merge is None else new.merge.key
+    match new.merge:
+        case DebounceKey():
+            return JobDebounced(queue=into.queue, id=into.id, task=new.task, key=key, replaced_by=new.id)
+        case CollectKey():
+            return JobCollected(queue=into.queue, id=into.id, task=new.task, key=key, count=gathered)
+        case _:
+            return JobDeduplicated(queue=new.queue, id=new.id, task=new.task, key=key, existing_id=into.id)
 
 
 def rescheduled(job: JobRecord, by: str | None) -> JobRescheduled:

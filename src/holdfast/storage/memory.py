@@ -93,7 +93,7 @@ class MemoryStorage:
 
     async def plan(self, changes: Sequence[Change]) -> list[Planned]:
         """See `Storage.plan`."""
-        return [Planned(change.name, "gone") for change in changes]
+        return self._step(lambda: self.model.plan(changes))
 
     async def tune(self, target: Target, settings: Settings, *, by: str | None = None) -> Settings:
         """See `Storage.tune`."""

@@ -5,7 +5,7 @@ other storage is held equal to it by the conformance suite.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from msgspec import structs
@@ -13,19 +13,15 @@ from msgspec import structs
 from holdfast.clock import Clock
 from holdfast.core.decision import Decision, Finish, PutBack, RunEnd
 from holdfast.core.events import (
-    Event,
     JobCancelled,
     JobDeleted,
-    JobEvent,
     JobRedriven,
     LeadershipAcquired,
     LeadershipLost,
-    QueueDrained,
     QueuePaused,
     QueueResumed,
-    name_of,
 )
-from holdfast.core.job import JobDetail, JobRecord, LogLine, NewJob, Owner, Ref, RunRecord, StallReason
+from holdfast.core.job import JobDetail, JobRecord, LogLine, Owner, Ref, RunRecord, StallReason, UniqueKey
 from holdfast.core.leadership import Term
 from holdfast.core.lease import (
     Lease,
@@ -35,14 +31,13 @@ from holdfast.core.lease import (
     renewed_limits,
 )
 from holdfast.core.lifecycle import REDRIVABLE, TERMINAL, State
+from holdfast.core.merge import merge_name
+from holdfast.core.order import came_at, place
 from holdfast.core.retention import Retention
 from holdfast.core.settlement import Settlement, when_cancelling
 from holdfast.core.transition import (
     begun,
     claimed,
-    enqueued,
-    expired,
-    expiry,
     lapsed,
     progressed,
     reclaimed,
@@ -54,12 +49,10 @@ from holdfast.core.transition import (
     suspected,
 )
 from holdfast.storage.cursors import place_of
-from holdfast.storage.journal import Journal
 from holdfast.storage.protocol import (
     CHORE_LIMITS,
     CLAIM_LIMIT,
     EVENTS_END,
-    EVENTS_TOPIC,
     EXPIRE_LIMIT,
     LOG_LINES_KEPT,
     PAUSED,
@@ -82,7 +75,6 @@ from holdfast.storage.protocol import (
     Query,
     QueueSurvey,
     Reader,
-    Receipt,
     Reclaimed,
     Redrive,
     Renewal,
@@ -101,7 +93,7 @@ from holdfast.storage.protocol import (
     owner_topic,
     queue_topic,
 )
-from holdfast.storage.shelf import Shelf
+from holdfast.storage.timetable import Timetable
 
 
 @dataclass
@@ -114,20 +106,12 @@ class _Seen:
     died: bool = False
 
 
-class Model:
-    """A storage without the waiting. `knocked` collects the topics that each step hints at."""
+class Model(Timetable):
+    """A storage without the waiting, in four layers: books, intake, timetable, and here the flow."""
 
     def __init__(self, clock: Clock) -> None:
-        self.knocked: list[str] = []
-        self._clock = clock
-        self._shelf = Shelf(self._task_paused, lambda queue: self.knocked.append(queue_topic(queue)))
-        self._jobs = self._shelf.jobs
-        self._lines = self._shelf.lines
-        self._runs: dict[Ref, list[RunRecord]] = {}
-        self._log: dict[Ref, list[LogLine]] = {}
-        self._settings: dict[Target, Settings] = {}
+        super().__init__(clock)
         self._workers: dict[str, _Seen] = {}
-        self._journal = Journal()
         self._term: tuple[Term, int] | None = None
         self._epoch = 0
         self._swept_at: int | None = None
@@ -135,74 +119,34 @@ class Model:
 
     # ── the flow ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
-        """Remember each new job once."""
-        now = self._clock.now()
-        return [self._remember(job, now, place) for place, job in enumerate(jobs)]
-
-    def _remember(self, new: NewJob, now: int, place: int) -> Receipt:
-        ref = new.ref
-        known = self._jobs.get(ref)
-        if known is not None:
-            if not self._past(known, now):
-                return Receipt("duplicate", ref)
-            self._drop(known)
-        # The id's next job goes on from the fence of the one before it: an outside resource may have seen that.
-        fence, settled_fence = (0, 0) if known is None else (known.fence, known.settled_fence)
-        run_at = new.run_at if new.run_at is not None else now + new.delay
-        # The jobs of one call are a microsecond apart, so that they stay in the order they were given.
-        ready_at = max(run_at, now) + place
-        self._runs[ref] = []
-        self._log[ref] = []
-        job = JobRecord(
-            queue=new.queue,
-            id=new.id,
-            task=new.task,
-            state=State.DELAYED if run_at > now else State.WAITING,
-            payload=new.payload,
-            headers=new.headers,
-            tags=new.tags,
-            score=ready_at - new.boost,
-            priority=new.priority,
-            boost=new.boost,
-            fair_key=new.fair_key,
-            run_at=run_at,
-            ttl=new.ttl,
-            expires_at=now + new.ttl if new.ttl is not None else None,
-            timeout=new.timeout,
-            deadline=new.deadline,
-            heartbeat_timeout=new.heartbeat_timeout,
-            keys=new.keys,
-            unique=new.unique,
-            stall=new.stall,
-            policy=new.policy,
-            fence=fence,
-            settled_fence=settled_fence,
-            created=now,
-            schedule=new.schedule,
-            parent=new.parent,
-        )
-        self._shelf.add(job)
-        self._tell(enqueued(job), now)
-        self.knocked.append(queue_topic(new.queue))
-        return Receipt("created", ref)
-
     def exchange(self, owner: Owner, settlements: Sequence[Settlement] = (), order: Order | None = None) -> Exchanged:
         """Apply each settlement whose run is the current one, then claim what is ordered."""
         now = self._clock.now()
         verdicts = tuple(self._settle(owner, asked, now) for asked in settlements)
-        self._shelf.let_in()
+        self._shelf.let_in(now)
         if order is None:
             return Exchanged(verdicts)
         leases = self._claim(owner, order, now)
-        lines = [self._lines[queue] for queue in order.queues if queue in self._lines and not self._paused(queue)]
-        dues = [line.delayed.head for line in lines if line.delayed.head is not None]
+        lines = [self._glance(queue, now) for queue in order.queues if queue in self._lines and not self._paused(queue)]
+        dues = [due for _, due in lines if due is not None]
         return Exchanged(
             verdicts,
             tuple(leases),
-            left=any(len(line.ready) for line in lines),
+            left=any(ready for ready, _ in lines),
             next_due=max(0, min(dues) - now) if dues else None,
         )
+
+    def _glance(self, queue: str, now: int) -> tuple[bool, int | None]:
+        """Return whether a queue has a job that could be claimed, and when time alone gives it another."""
+        line = self._lines[queue]
+        dues = [at for name, at in line.opening.items() if name in line.parked]
+        if line.delayed.head is not None:
+            dues.append(line.delayed.head)
+        ready = bool(len(line.ready))
+        if ready and (opens_at := self._queue_opens_at(queue, now)) > now:
+            ready = False
+            dues.append(opens_at)
+        return ready, min(dues, default=None)
 
     def _settle(self, owner: Owner, asked: Settlement, now: int) -> Verdict:
         job = self._jobs.get(asked.ref)
@@ -263,7 +207,7 @@ class Model:
                         freed,
                         state=State.DELAYED,
                         run_at=now + after,
-                        score=now + after - job.boost,
+                        score=place(now + after, boost=job.boost, lifo=job.lifo),
                         error=error or job.error,
                         reason=reason,
                     ),
@@ -281,38 +225,38 @@ class Model:
             line = self._lines[queue]
             for ref in line.delayed.first(PROMOTE_LIMIT, until=now):
                 self._promote(self._jobs[ref], now)
-            self._shelf.let_in()
-            while len(leases) < room and looks and len(line.ready):
+            self._shelf.open_up(queue, now)
+            self._shelf.let_in(now)
+            while len(leases) < room and looks and len(line.ready) and self._queue_opens_at(queue, now) <= now:
                 looks -= 1
                 job = self._jobs[line.ready.first(1)[0]]
                 if lapsed(job, now):
                     self._expire(job, now)
-                elif (full := self._shelf.full(job)) is not None:
-                    self._replace(job, structs.replace(job, parked_under=full))
+                elif (full := self._shelf.full(job, now)) is not None:
+                    self._shelf.park(job, full, now)
                 else:
                     leases.append(self._start(job, owner, now))
-                self._shelf.let_in()
+                self._shelf.let_in(now)
+            self._shelf.note_openings(queue, now)
         return leases
+
+    def _queue_opens_at(self, queue: str, now: int) -> int:
+        """Return when a queue's own rate lets the next of its jobs start."""
+        rate = self._setting("queue", queue).rate
+        return now if rate is None or not rate.interval else self._shelf.opens_at(queue, rate, now)
 
     def _promote(self, job: JobRecord, now: int) -> None:
         if lapsed(job, now):
             self._expire(job, now)
         else:
-            self._replace(job, structs.replace(job, state=State.WAITING))
-
-    def _expire(self, job: JobRecord, now: int) -> None:
-        if job.policy.on_expire == "discard":
-            self._drop(job)
-            self._lines[job.queue].discarded += 1
-        else:
-            self._replace(job, expired(job, now))
-        self._record(expiry(job, now), now)
-        self._tell_if_drained(job.queue, now)
-        self.knocked.append(job_topic(job.ref))
+            self._replace(job, self._shelf.promoted(job))
 
     def _start(self, job: JobRecord, owner: Owner, now: int) -> Lease:
         started = claimed(job, owner.id, now, self._setting("queue", job.queue).stall)
         self._replace(job, started)
+        told = self._setting("queue", job.queue).rate
+        self._shelf.take_time(job.queue, [*self._shelf.rates(job), *([told] if told and told.interval else ())], now)
+        self._shelf.given_out(job)
         runs = self._runs[job.ref]
         runs.append(
             RunRecord(
@@ -424,15 +368,24 @@ class Model:
             "suspected": self._suspect(now, bid.grace),
             "expired": self._expire_aged(now),
             "promoted": self._promote_due(now),
-            "unparked": self._unpark(),
+            "unparked": self._unpark(now),
             "redriven": self._redrive_due(now),
             "trimmed": self._trim(now),
             "forgotten": self._journal.forget(now),
         }
         self._forget_workers(now)
+        self._forget_windows(now)
+        self._shelf.forget_passed(now)
         self._swept_at = now
+        due, next_tick = self._due_schedules(now)
         return Swept(
-            terms, None, tuple(stalled), did, more=any(did[chore] >= limit for chore, limit in CHORE_LIMITS.items())
+            terms,
+            None,
+            tuple(stalled),
+            did,
+            more=any(did[chore] >= limit for chore, limit in CHORE_LIMITS.items()),
+            due=due,
+            next_tick=next_tick,
         )
 
     def _elect(self, owner: Owner, length: int, now: int) -> tuple[Term, int]:
@@ -481,7 +434,7 @@ class Model:
         aged = self._shelf.aging.first(EXPIRE_LIMIT, until=now)
         for ref in aged:
             self._expire(self._jobs[ref], now)
-        self._shelf.let_in()
+        self._shelf.let_in(now)
         return len(aged)
 
     def _promote_due(self, now: int) -> int:
@@ -493,16 +446,21 @@ class Model:
             if due:
                 self.knocked.append(queue_topic(queue))
             promoted += len(due)
-        self._shelf.let_in()
+        self._shelf.let_in(now)
         return promoted
 
-    def _unpark(self) -> int:
-        return sum(self._shelf.unpark(queue, name) for queue, name in self._shelf.parked())
+    def _unpark(self, now: int) -> int:
+        return sum(self._shelf.unpark(queue, name, now) for queue, name in self._shelf.parked())
 
     def _redrive_due(self, now: int) -> int:
         due = self._shelf.redrives.first(SWEEP_LIMIT, until=now)
         for ref in due:
-            self._redrive(self._jobs[ref], now, by="rule", by_rule=True)
+            job = self._jobs[ref]
+            if self._holder(job, now) is None:
+                self._redrive(job, now, by="rule", by_rule=True)
+            else:
+                # A later job of its key is at the work already.
+                self._replace(job, structs.replace(job, redrive_at=None))
         return len(due)
 
     def _trim(self, now: int) -> int:
@@ -542,7 +500,7 @@ class Model:
         """Cancel, redrive, delete or reschedule."""
         now = self._clock.now()
         revised = [self._revise(revision, now) for revision in revisions]
-        self._shelf.let_in()
+        self._shelf.let_in(now)
         return revised
 
     def _revise(self, revision: Revision, now: int) -> Revised:
@@ -557,10 +515,13 @@ class Model:
                 return Revised(job.ref, "asked", job.state)
             case Cancel() if job.state not in TERMINAL:
                 self._cancel(job, revision, now)
+            case Redrive() if job.state in REDRIVABLE and (holder := self._holder(job, now)) is not None:
+                return Revised(job.ref, "refused", job.state, holder)
             case Redrive(by=by, delay=delay) if job.state in REDRIVABLE:
                 self._redrive(job, now, delay=delay, by=by)
             case Delete(by=by) if job.state is not State.ACTIVE:
                 self._drop(job)
+                self._free_window(job)
                 self._record(
                     JobDeleted(queue=job.queue, id=job.id, task=job.task, run=job.starts, by=by, was=job.state),
                     now,
@@ -610,16 +571,29 @@ class Model:
         self._tell_if_drained(job.queue, now)
 
     def _redrive(self, job: JobRecord, now: int, *, delay: int = 0, by: str | None, by_rule: bool = False) -> None:
-        self._replace(job, redriven(job, now, delay=delay, by_rule=by_rule))
+        again = redriven(job, now, delay=delay, by_rule=by_rule)
+        if again.state is State.WAITING:
+            again = structs.replace(again, score=self._shelf.score(again, again.run_at))
+        self._replace(job, again)
         self._record(JobRedriven(queue=job.queue, id=job.id, task=job.task, run=job.starts, by=by, was=job.state), now)
         self.knocked += [queue_topic(job.queue), job_topic(job.ref)]
+
+    def _holder(self, job: JobRecord, now: int) -> Ref | None:
+        """Return the unfinished job that holds a job's unique key; what has waited for too long is expired first."""
+        if not isinstance(job.merge, UniqueKey):
+            return None
+        there = self._shelf.come_to(job.queue, job.merge)
+        if there is not None and lapsed(there, now):
+            self._expire(there, now)
+            return self._holder(job, now)
+        return None if there is None else there.ref
 
     def _reschedule(self, job: JobRecord, asked: Reschedule, now: int) -> None:
         run_at = job.run_at if asked.delay is None else now + asked.delay
         # Without a delay it stays where it is: were the clock set back, its old time might lie ahead again.
         later = job.state is State.DELAYED if asked.delay is None else run_at > now
         boost = job.boost if asked.boost is None else asked.boost
-        ready_at = job.score + job.boost if asked.delay is None else max(run_at, now)
+        came = came_at(job.score, boost=job.boost, lifo=job.lifo) if asked.delay is None else max(run_at, now)
         after = structs.replace(
             job,
             state=State.DELAYED if later else State.WAITING,
@@ -627,8 +601,10 @@ class Model:
             run_at=run_at,
             priority=job.priority if asked.priority is None else asked.priority,
             boost=boost,
-            score=ready_at - boost,
+            score=place(came, boost=boost, lifo=job.lifo),
         )
+        if asked.delay is not None and not later:
+            after = structs.replace(after, score=self._shelf.score(after, came))
         self._replace(job, after)
         self._tell(rescheduled(after, asked.by), now)
         self.knocked.append(queue_topic(job.queue))
@@ -647,7 +623,10 @@ class Model:
             self.knocked.append(queue_topic(target.name))
         if target.kind == "task" and before.paused and not after.paused:
             for queue in list(self._lines):
-                self._shelf.unpark(queue, PAUSED + target.name)
+                self._shelf.unpark(queue, PAUSED + target.name, now)
+        if before.rate != after.rate:
+            self._shelf.retune(target.name if target.kind == "task" else None, now)
+            self.knocked += [queue_topic(queue) for queue in self._lines]
         return after
 
     def resign(self, term: Term) -> None:
@@ -666,6 +645,8 @@ class Model:
         now = self._clock.now()
         found: list[JobDetail | None] = []
         for ref in refs:
+            # A call that another job has taken in is answered for by that.
+            ref = self._taken_in.get(ref, ref)
             job = self._jobs.get(ref)
             gone = job is None or self._past(job, now)
             found.append(None if gone else JobDetail(self._jobs[ref], tuple(self._runs[ref]), tuple(self._log[ref])))
@@ -724,6 +705,7 @@ class Model:
                 for seen in self._workers.values()
                 if seen.beat.worker is not None
             ),
+            schedules=tuple(self._schedules[name] for name in sorted(self._schedules)),
             leaders=(self._term[0],) if self._term is not None and self._term[1] > now else (),
             swept_ago=now - self._swept_at if self._swept_at is not None else None,
             now=now,
@@ -742,54 +724,15 @@ class Model:
             return self._journal.page(cursor, limit, of)
         return self._journal.lend(cursor, limit, reader, self._clock.now())
 
-    @property
-    def records(self) -> Mapping[Ref, JobRecord]:
-        """Every job there is; for whoever holds the invariants against it."""
-        return self._jobs
-
     def indexed(self) -> Iterator[tuple[str, int, Ref]]:
         """Yield what the indexes hold: the index's name, the number a job stands there at, the job."""
         return self._shelf.indexed()
 
     # ── what all of it rests on ───────────────────────────────────────────────────────────────────────────────────
 
-    def _replace(self, before: JobRecord, after: JobRecord) -> None:
-        self._shelf.replace(before, after)
-
-    def _drop(self, job: JobRecord) -> None:
-        self._shelf.drop(job)
-        del self._runs[job.ref], self._log[job.ref]
-
-    def _past(self, job: JobRecord, now: int) -> bool:
-        """Say whether a completed job's own lifetime is over: it is gone then, swept or not."""
-        return job.state is State.COMPLETED and job.kept_until is not None and job.kept_until <= now
-
-    def _record(self, event: Event, now: int) -> None:
-        self._journal.record(event, now)
-        self.knocked.append(EVENTS_TOPIC)
-
-    def _tell(self, event: JobEvent, now: int) -> None:
-        """Record an event where its queue asks for it."""
-        if name_of(event) in (self._setting("queue", event.queue).record or ()):
-            self._record(event, now)
-
-    def _tell_if_drained(self, queue: str, now: int) -> None:
-        asked = self._setting("queue", queue).record or ()
-        if "queue_drained" in asked and not self._lines[queue].unfinished:
-            self._record(QueueDrained(queue=queue), now)
-
     def _holds(self, job: JobRecord, owner: str, fence: int) -> bool:
         """Say whether this owner's run under this fence is the job's current one: the guard of every write."""
         return job.state is State.ACTIVE and job.fence == fence and job.owner == owner
-
-    def _setting(self, kind: str, name: str) -> Settings:
-        return self._settings.get(Target(kind, name), Settings())  # type: ignore[arg-type]
-
-    def _paused(self, queue: str) -> bool:
-        return bool(self._setting("queue", queue).paused)
-
-    def _task_paused(self, task: str) -> bool:
-        return bool(self._setting("task", task).paused)
 
 
 def _asked_for(job: JobRecord, query: Query) -> bool:
@@ -802,4 +745,9 @@ def _asked_for(job: JobRecord, query: Query) -> bool:
         and (query.ended_after is None or (job.finished is not None and job.finished >= query.ended_after))
         and (query.ended_before is None or (job.finished is not None and job.finished < query.ended_before))
         and (query.id is None or job.id == query.id)
+        and (query.merge is None or _holds_key(job, query.merge))
     )
+
+
+def _holds_key(job: JobRecord, name: str) -> bool:
+    return job.merge is not None and job.state not in TERMINAL and merge_name(job.merge) == name

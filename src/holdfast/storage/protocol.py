@@ -11,11 +11,12 @@ from typing import Literal, Protocol
 from msgspec import Struct
 
 from holdfast.core.events import AnyEvent, Event, OnRequest
-from holdfast.core.job import JobDetail, JobRecord, NewJob, Owner, Ref, StallReason, StallSetting
+from holdfast.core.job import JobDetail, JobRecord, NewJob, Owner, RateKey, Ref, StallReason, StallSetting
 from holdfast.core.leadership import Term
 from holdfast.core.lease import Lease
 from holdfast.core.lifecycle import State
 from holdfast.core.retention import Retention
+from holdfast.core.schedule import Schedule
 from holdfast.core.settlement import Settlement
 
 SETTLE_LIMIT = 256
@@ -48,6 +49,9 @@ CHORE_LIMITS = {
 }
 """How much of each chore one sweep does; where a limit is reached, the next sweep comes at once."""
 
+DUE_LIMIT = 100
+"""How many due schedules a sweep names, and how many changes of schedules one call may make."""
+
 EVENT_LOAN = 5_000_000
 """How long a batch of events is lent to one caller of a named reader, in microseconds."""
 
@@ -65,10 +69,16 @@ class Finding(Struct, frozen=True):
 
 
 class Receipt(Struct, frozen=True):
-    """What became of one enqueue: `ref` is the job that lives, be it the new one or the one that was there."""
+    """What became of one enqueue: `ref` is the job that lives, be it the new one or the one that was there.
+
+    `created`: a new job. `duplicate`: a job of this id, or one that holds its unique key, was there. `replaced`: this
+    call took the place of the one that the job was waiting with. `gathered`: the job took this call in, too.
+    `throttled`: nothing was made; `ref` is the latest job of the key, and after `retry_in` microseconds there is room.
+    """
 
     made: Made
     ref: Ref
+    retry_in: int | None = None
 
 
 class Order(Struct, frozen=True):
@@ -94,7 +104,8 @@ class Exchanged(Struct, frozen=True):
     """The answer to an exchange: a verdict each, the leases won, and when to ask again.
 
     `left`: ready jobs were left behind: there was no room, or the call had looked at as many as one may. `next_due`:
-    microseconds until the next delayed job of the ordered queues falls due, None if there is none.
+    microseconds until the next delayed job of the ordered queues falls due, or a rate that holds jobs back lets one
+    start; None if there is neither.
     """
 
     verdicts: tuple[Verdict, ...] = ()
@@ -192,6 +203,8 @@ class Swept(Struct, frozen=True):
     reached, sweep again at once. `did`: how many jobs were suspected, reclaimed, promoted, expired, unparked, redriven,
     trimmed, and how many events were forgotten.
     `troubles`: chores that failed, one line each; the others were done all the same.
+    `due`: schedules with a tick that has come, for whoever swept to move on; `next_tick`: microseconds until the next
+    schedule has one, None if none will.
     """
 
     terms: tuple[Term, ...] = ()
@@ -200,6 +213,8 @@ class Swept(Struct, frozen=True):
     did: dict[str, int] = {}
     more: bool = False
     troubles: tuple[str, ...] = ()
+    due: tuple[Schedule, ...] = ()
+    next_tick: int | None = None
 
 
 class Reclaimed(Struct, frozen=True):
@@ -259,24 +274,65 @@ Revision = Cancel | Redrive | Delete | Reschedule | Retain
 
 
 class Revised(Struct, frozen=True):
-    """What became of one revision. `state`: where the job stood when it was refused, asked, or changed."""
+    """What became of one revision. `state`: where the job stood when it was refused, asked, or changed.
+
+    `holder`: a redrive was refused because this job, unfinished, holds the unique key that both have.
+    """
 
     ref: Ref
     verdict: Literal["done", "asked", "refused", "gone"]
     state: State | None = None
+    holder: Ref | None = None
 
 
-class Change(Struct, frozen=True):
-    """A change to a schedule."""
+class PutSchedule(Struct, frozen=True, tag="put"):
+    """Make a schedule, or change what one of its name does; how far that has got stays as it is (`put_over`)."""
+
+    schedule: Schedule
+
+    @property
+    def name(self) -> str:
+        """The schedule's name."""
+        return self.schedule.name
+
+
+class PauseSchedule(Struct, frozen=True, tag="pause"):
+    """Pause a schedule, or let it go on at `next_tick`: what went by in a pause is not missed."""
 
     name: str
+    paused: bool
+    next_tick: int | None = None
+
+
+class RemoveSchedule(Struct, frozen=True, tag="remove"):
+    """Forget a schedule; the jobs it has made stay."""
+
+    name: str
+
+
+class Tick(Struct, frozen=True, tag="tick"):
+    """Move a schedule on to a tick, if its last one is the expected one and it is not paused, and enqueue its job.
+
+    `job`: None where the tick makes none. `missed`: how many ticks up to this one are given up by this step.
+    """
+
+    name: str
+    expected: int
+    tick: int
+    next_tick: int | None
+    job: NewJob | None = None
+    missed: int = 0
+
+
+Change = PutSchedule | PauseSchedule | RemoveSchedule | Tick
 
 
 class Planned(Struct, frozen=True):
-    """What became of a change to a schedule."""
+    """What became of a change to a schedule. `ref`: the job that a tick made, if it made one."""
 
     name: str
     verdict: Literal["done", "superseded", "gone"]
+    ref: Ref | None = None
 
 
 class Target(Struct, frozen=True):
@@ -289,10 +345,12 @@ class Target(Struct, frozen=True):
 class Settings(Struct, frozen=True, omit_defaults=True):
     """What every worker must know of a queue, a task or a worker; None leaves a field as it is.
 
-    `record`: which of the events that are recorded on request a queue records.
+    `record`: which of the events that are recorded on request a queue records. `rate`: how often jobs of a queue may
+    start, or those of a task in each queue, whatever they bring along.
     """
 
     paused: bool | None = None
+    rate: RateKey | None = None
     stall: StallSetting | None = None
     retention: Retention | None = None
     record: tuple[OnRequest, ...] | None = None
@@ -307,6 +365,7 @@ class Settings(Struct, frozen=True, omit_defaults=True):
             kept = self.retention if kept is None else self.retention.under(kept)
         return Settings(
             paused=self.paused if told.paused is None else told.paused,
+            rate=self.rate if told.rate is None else told.rate,
             stall=self.stall if stall is None else stall,
             retention=kept,
             record=self.record if told.record is None else told.record,
@@ -318,8 +377,8 @@ class Settings(Struct, frozen=True, omit_defaults=True):
 class Query(Struct, frozen=True, kw_only=True):
     """Which jobs to list, newest first. `after` is the cursor of the page before; what is none is a ValueError.
 
-    `reasons`: why they failed. `tags`: all of these. `ended_after` (inclusive) and `ended_before` (exclusive): between
-    which instants they came to their end.
+    `merge`: only unfinished ones with this key (`merge_name`). `reasons`: why they failed. `tags`: all of these.
+    `ended_after` (inclusive) and `ended_before` (exclusive): between which instants they came to their end.
     """
 
     queues: tuple[str, ...] = ()
@@ -330,6 +389,7 @@ class Query(Struct, frozen=True, kw_only=True):
     ended_after: int | None = None
     ended_before: int | None = None
     id: str | None = None
+    merge: str | None = None
     limit: int = 50
     after: str | None = None
 
@@ -384,6 +444,7 @@ class Survey(Struct, frozen=True, kw_only=True):
     paused_tasks: tuple[str, ...] = ()
     workers: tuple[WorkerSurvey, ...] = ()
     leaders: tuple[Term, ...] = ()
+    schedules: tuple[Schedule, ...] = ()
     swept_ago: int | None = None
     now: int = 0
 
@@ -447,8 +508,10 @@ class Storage(Protocol):
         """Remember each new job once; all of this call's jobs for one queue, or none of them.
 
         Guard: the (queue, id) is unknown, or its result's lifetime is over, and its unique key is free; otherwise the
-        receipt is `duplicate` and names the job that is there. The limit that comes with a key holds for the key from
-        now on.
+        receipt is `duplicate` and names the job that is there. An id that a job has taken in is known, too: with a
+        debounce or collect key a call comes to the job that holds the key, as long as that has not started. A key that
+        is throttled lets no more jobs be made than its window allows. The limit that comes with a key holds for the
+        key from now on.
 
         Raises:
             StorageFullError: no room; nothing was written.
@@ -462,9 +525,11 @@ class Storage(Protocol):
 
         Guard of a settlement: active, and fence and owner match, be the lease out or not. A put-back of a job that
         was asked to stop ends it as cancelled. Guard of a claim: due, not expired, its queue and task not paused, all
-        its keys have room. A claim raises the fence, counts a start and opens a run. What it meets on its way is moved
-        out of the way: too old, it expires; without a slot, it is parked under the first key that is full. Whoever
-        leaves a slot lets the best one parked there back in line. At most 256 settlements and 128 jobs a call.
+        its keys have room, all its rates and its queue's allow. A claim raises the fence, counts a start, takes the
+        time of its rates and opens a run. What it meets on its way is moved out of the way: too old, it expires;
+        without a slot or before its rate allows, it is parked under the first key that is full, else the first rate
+        that is not open. Whoever leaves a slot lets the best one parked there back in line; so does time, under a rate.
+        At most 256 settlements and 128 jobs a call.
         """
         ...
 
@@ -499,7 +564,12 @@ class Storage(Protocol):
         ...
 
     async def plan(self, changes: Sequence[Change]) -> list[Planned]:
-        """Change schedules, and move one on by a tick if and only if its last tick is the expected one."""
+        """Change schedules, and move one on by a tick if and only if its last tick is the expected one.
+
+        A tick's job is enqueued in the same step, unless its schedule's overlap forbids: an unfinished job of an
+        earlier tick with `skip`, one that has yet to start with `queue_one`. What became of a tick is recorded. At most
+        100 changes a call.
+        """
         ...
 
     async def tune(self, target: Target, settings: Settings, *, by: str | None = None) -> Settings:
@@ -567,6 +637,15 @@ def owner_topic(owner: str) -> str:
 
 PAUSED = "paused:"
 """What the name of the key begins with under which the jobs of a paused task are parked."""
+
+RATE = "rate:"
+"""What the name of the key begins with under which jobs are parked until their rate allows them to start."""
+
+QUEUE_RATE = "queue"
+"""The name of the rate that a queue is set."""
+
+TASK_RATE = "task:"
+"""What the name of a task's rate begins with, be it set or brought along by its jobs."""
 
 EVENTS_END = "$"
 """The cursor that stands behind the newest event, whatever that is."""

@@ -6,14 +6,20 @@ that lets back in line is seen to in the same step, by `let_in`. A slot is an ac
 
 from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from msgspec import structs
 
-from holdfast.core.job import JobRecord, Ref
+from holdfast.core.job import JobRecord, MergeKey, RateKey, Ref
 from holdfast.core.lifecycle import TERMINAL, State
-from holdfast.storage.protocol import LOOK_LIMIT, PAUSED, PROMOTE_LIMIT
+from holdfast.core.merge import may_be_come_to, merge_name
+from holdfast.core.order import Fairness, came_at, place
+from holdfast.core.rate import free, opens_at, taken
+from holdfast.storage.protocol import LOOK_LIMIT, PAUSED, PROMOTE_LIMIT, RATE, TASK_RATE
+
+G = TypeVar("G")
 
 
 class Index:
@@ -63,6 +69,9 @@ class Line:
     delayed: Index = field(default_factory=Index)
     parked: dict[str, Index] = field(default_factory=dict[str, Index])
     over: dict[State, Index] = field(default_factory=lambda: {state: Index() for state in sorted(TERMINAL)})
+    fairness: Fairness | None = None
+    opening: dict[str, int] = field(default_factory=dict[str, int])
+    """When each rate that jobs are parked under lets one start."""
     unfinished: int = 0
     discarded: int = 0
 
@@ -84,7 +93,12 @@ class Slots:
 class Shelf:
     """The records, and every index they stand in."""
 
-    def __init__(self, paused: Callable[[str], bool], knock: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        paused: Callable[[str], bool],
+        task_rate: Callable[[str], RateKey | None],
+        knock: Callable[[str], None],
+    ) -> None:
         self.jobs: dict[Ref, JobRecord] = {}
         self.order: dict[Ref, int] = {}
         self.lines: defaultdict[str, Line] = defaultdict(Line)
@@ -94,13 +108,18 @@ class Shelf:
         self.kept = Index()
         self.redrives = Index()
         self.slots: dict[tuple[str, str], Slots] = {}
+        self.taken: dict[tuple[str, str], int] = {}
+        """Up to which instant the time of each rate of a queue is taken."""
         self._paused = paused
+        self._task_rate = task_rate
         self._knock = knock
+        self._merging: dict[tuple[str, str], dict[Ref, None]] = {}
+        self._scheduled: dict[str, dict[Ref, None]] = {}
         self._freed: dict[tuple[str, str], None] = {}
         self._looked_at = ("", "")
         self._made = 0
 
-    def add(self, job: JobRecord) -> None:
+    def add(self, job: JobRecord, now: int) -> None:
         """Take in a new job; the limits of its keys hold from now on."""
         self._made += 1
         self.order[job.ref] = self._made
@@ -109,7 +128,7 @@ class Shelf:
             slots = self.slots[job.queue, key.name]
             raised, slots.limit = key.limit > slots.limit, key.limit
             if raised:
-                self.unpark(job.queue, key.name)
+                self.unpark(job.queue, key.name, now)
 
     def replace(self, before: JobRecord, after: JobRecord) -> None:
         """Put a job's new record in the place of the old one."""
@@ -124,19 +143,104 @@ class Shelf:
         del self.jobs[job.ref], self.order[job.ref]
         self._let_in(job, None)
 
-    def full(self, job: JobRecord) -> str | None:
-        """Return what a job must be parked under before it may start, None where all its keys have room."""
+    def score(self, job: JobRecord, at: int) -> int:
+        """Return the score of a job that comes into its queue's line at an instant."""
+        line = self.lines[job.queue]
+        if not len(line.ready) and not line.parked:
+            line.fairness = None
+        if job.lifo:
+            return place(at, boost=job.boost, lifo=True)
+        if job.fair_key is not None and line.fairness is None:
+            line.fairness = Fairness(at)
+        if line.fairness is not None:
+            at = line.fairness.tag(job.fair_key or "", boost=job.boost, weight=job.weight)
+        return place(at, boost=job.boost)
+
+    def promoted(self, job: JobRecord) -> JobRecord:
+        """Return a delayed job as it comes into line."""
+        at = came_at(job.score, boost=job.boost, lifo=job.lifo)
+        return structs.replace(job, state=State.WAITING, score=self.score(job, at))
+
+    def full(self, job: JobRecord, now: int) -> str | None:
+        """Return what a job must be parked under before it may start, None where all its keys and rates have room."""
         if self._paused(job.task):
             return PAUSED + job.task
-        return next((key.name for key in job.keys if not self.slots[job.queue, key.name].free), None)
+        full = next((key.name for key in job.keys if not self.slots[job.queue, key.name].free), None)
+        if full is None:
+            opening = (RATE + rate.name for rate in self.rates(job) if self.opens_at(job.queue, rate, now) > now)
+            full = next(opening, None)
+        return full
 
-    def unpark(self, queue: str, name: str) -> int:
-        """Let as many jobs back in line as have room under a key; return how many that were."""
+    def rates(self, job: JobRecord) -> list[RateKey]:
+        """Return the rates that a job's start takes time of: its own, its task's setting in the place of the task's."""
+        told = self._task_rate(job.task)
+        if told is None:
+            return [rate for rate in job.rates if rate.interval]
+        return [rate for rate in (told, *job.rates) if rate.interval and (rate is told or rate.name != told.name)]
+
+    def opens_at(self, queue: str, rate: RateKey, now: int) -> int:
+        """Return when a rate of a queue lets the next job start."""
+        return opens_at(self.taken.get((queue, rate.name), 0), rate, now)
+
+    def take_time(self, queue: str, rates: Iterable[RateKey], now: int) -> None:
+        """Take the time of a start."""
+        for rate in rates:
+            self.taken[queue, rate.name] = taken(self.taken.get((queue, rate.name), 0), rate, now)
+
+    def given_out(self, job: JobRecord) -> None:
+        """Note how far a line has got in virtual time, where it counts in that."""
+        fairness = self.lines[job.queue].fairness
+        if fairness is not None and not job.lifo:
+            fairness.given_out(job.score, job.boost)
+
+    def park(self, job: JobRecord, under: str, now: int) -> None:
+        """Take a ready job out of line until there is room."""
+        self.replace(job, structs.replace(job, parked_under=under))
+        if under.startswith(RATE):
+            self._note_opening(job.queue, under, now)
+
+    def open_up(self, queue: str, now: int) -> None:
+        """Let back in line whom the rates of a queue allow to start by now."""
+        for name in [name for name, at in self.lines[queue].opening.items() if at <= now]:
+            self.unpark(queue, name, now)
+
+    def note_openings(self, queue: str, now: int) -> None:
+        """Note when the rates of a queue that have just been taken of let the next of their parked jobs start."""
+        for name in [name for name, at in self.lines[queue].opening.items() if at <= now]:
+            self._note_opening(queue, name, now)
+
+    def retune(self, task: str | None, now: int) -> None:
+        """Look anew at who waits for the rate of a task, which has changed."""
+        if task is None:
+            return
+        name = f"{RATE}{TASK_RATE}{task}"
+        for queue in [queue for queue, line in self.lines.items() if name in line.parked]:
+            self.unpark(queue, name, now)
+            self._note_opening(queue, name, now)
+
+    def come_to(self, queue: str, key: MergeKey) -> JobRecord | None:
+        """Return the job that a call with this key comes to: the eldest that may be."""
+        sharing = self._merging.get((queue, merge_name(key)), {})
+        found = [ref for ref in sharing if may_be_come_to(self.jobs[ref], key)]
+        return self.jobs[min(found, key=self.order.__getitem__)] if found else None
+
+    def unfinished_of(self, schedule: str) -> list[State]:
+        """Return where the unfinished jobs of a schedule stand."""
+        return [self.jobs[ref].state for ref in self._scheduled.get(schedule, {})]
+
+    def forget_passed(self, now: int) -> None:
+        """Forget what says no more than nothing: time that has gone by, tags that their lines have passed."""
+        self.taken = {place: until for place, until in self.taken.items() if until > now}
+        for line in self.lines.values():
+            if line.fairness is not None:
+                line.fairness.forget()
+
+    def unpark(self, queue: str, name: str, now: int) -> int:
+        """Let as many jobs back in line as have room under a key or a rate; return how many that were."""
         parked = self.lines[queue].parked.get(name)
         if parked is None:
             return 0
-        room = PROMOTE_LIMIT if self._open(name) else self._free(queue, name)
-        let_in = parked.first(min(room, PROMOTE_LIMIT))
+        let_in = parked.first(min(self._room(queue, name, parked, now), PROMOTE_LIMIT))
         for ref in let_in:
             job = self.jobs[ref]
             self.replace(job, structs.replace(job, parked_under=None))
@@ -144,14 +248,14 @@ class Shelf:
             self._knock(queue)
         return len(let_in)
 
-    def let_in(self) -> None:
+    def let_in(self, now: int) -> None:
         """Let others in line under the keys that were left since the last time; whoever moves jobs does so in the end.
 
         Once for all of them: where many leave one key in a step, each free slot is offered once.
         """
         while self._freed:
             (queue, name), _ = self._freed.popitem()
-            self.unpark(queue, name)
+            self.unpark(queue, name, now)
 
     def parked(self) -> list[tuple[str, str]]:
         """Return queues and keys that jobs are parked under: those of paused tasks, and the next so many of the others.
@@ -180,17 +284,37 @@ class Shelf:
 
     # ── what all of it rests on ───────────────────────────────────────────────────────────────────────────────────
 
-    def _open(self, name: str) -> bool:
-        return name.startswith(PAUSED) and not self._paused(name.removeprefix(PAUSED))
-
-    def _free(self, queue: str, name: str) -> int:
+    def _room(self, queue: str, name: str, parked: Index, now: int) -> int:
+        """Return how many of those parked under a name may be let in."""
+        if name.startswith(PAUSED):
+            return 0 if self._paused(name.removeprefix(PAUSED)) else PROMOTE_LIMIT
+        if name.startswith(RATE):
+            rate = self._rate(queue, name, parked)
+            return PROMOTE_LIMIT if rate is None else free(self.taken.get((queue, rate.name), 0), rate, now)
         slots = self.slots.get((queue, name))
         return 0 if slots is None else slots.free
 
+    def _rate(self, queue: str, name: str, parked: Index) -> RateKey | None:
+        """Return the rate that the first of those parked under it goes by, None where it has that rate no more."""
+        first = self.jobs[parked.first(1)[0]]
+        return next((rate for rate in self.rates(first) if RATE + rate.name == name), None)
+
+    def _note_opening(self, queue: str, name: str, now: int) -> None:
+        line = self.lines[queue]
+        parked = line.parked.get(name)
+        if parked is None:
+            line.opening.pop(name, None)
+            return
+        rate = self._rate(queue, name, parked)
+        line.opening[name] = now if rate is None else self.opens_at(queue, rate, now)
+
     def _let_in(self, before: JobRecord, after: JobRecord | None) -> None:
-        """Note the keys of a job that has left a slot, or its place in line for one that may be free."""
-        if _left_a_slot(before, after) or _left_the_line(before, after):
+        """Note the keys of a job that has left a slot, or its place in line for one that may be free; so with rates."""
+        left_the_line = _left_the_line(before, after)
+        if _left_a_slot(before, after) or left_the_line:
             self._freed.update(dict.fromkeys((before.queue, key.name) for key in before.keys))
+        if left_the_line:
+            self._freed.update(dict.fromkeys((before.queue, RATE + rate.name) for rate in self.rates(before)))
 
     def _put(self, before: JobRecord | None, job: JobRecord) -> None:
         self.jobs[job.ref] = job
@@ -236,6 +360,10 @@ class Shelf:
             return
         more = _unfinished(after) - _unfinished(before)
         self.lines[job.queue].unfinished += more
+        if job.merge is not None:
+            _group(self._merging, (job.queue, merge_name(job.merge)), job.ref, inside=_unfinished(after))
+        if job.schedule is not None:
+            _group(self._scheduled, job.schedule, job.ref, inside=_unfinished(after))
         for key in job.keys:
             place = job.queue, key.name
             slots = self.slots.setdefault(place, Slots(key.limit))
@@ -246,6 +374,16 @@ class Shelf:
                 slots.holders.pop(job.ref, None)
             if not slots.named:
                 del self.slots[place]
+
+
+def _group(groups: dict[G, dict[Ref, None]], name: G, ref: Ref, *, inside: bool) -> None:
+    """See that a job is in a group or not; a group without jobs is forgotten."""
+    if inside:
+        groups.setdefault(name, {})[ref] = None
+    elif name in groups:
+        groups[name].pop(ref, None)
+        if not groups[name]:
+            del groups[name]
 
 
 def _unfinished(job: JobRecord | None) -> bool:

@@ -320,7 +320,7 @@ class SlotsIgnored(Model):
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
-        self._shelf.full = lambda job: PAUSED + job.task if self._task_paused(job.task) else None  # type: ignore[method-assign]
+        self._shelf.full = lambda job, now: PAUSED + job.task if self._task_paused(job.task) else None  # type: ignore[method-assign]
 
 
 @mutant("rules")
@@ -340,7 +340,7 @@ class NobodyUnparked(Model):
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
-        self._shelf.unpark = lambda queue, name: 0  # type: ignore[method-assign]
+        self._shelf.unpark = lambda queue, name, now: 0  # type: ignore[method-assign]
 
 
 @mutant("rules")

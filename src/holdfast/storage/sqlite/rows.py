@@ -7,17 +7,21 @@ import msgspec
 
 from holdfast.core.events import AnyEvent, from_log, stamped
 from holdfast.core.job import (
+    CollectKey,
     JobRecord,
     Key,
     LogLine,
+    MergeKey,
     NewJob,
     Policy,
+    RateKey,
     RecordedError,
     RunRecord,
     StallTerms,
-    UniqueKey,
 )
 from holdfast.core.lifecycle import State
+from holdfast.core.merge import merge_name
+from holdfast.core.order import place
 from holdfast.core.retry import Backoff
 
 Row = tuple[Any, ...]
@@ -27,7 +31,8 @@ _encode = msgspec.json.Encoder().encode
 _headers = msgspec.json.Decoder(dict[str, str]).decode
 _names = msgspec.json.Decoder(tuple[str, ...]).decode
 keys = msgspec.json.Decoder(tuple[Key, ...]).decode
-_unique = msgspec.json.Decoder(UniqueKey).decode
+_rates = msgspec.json.Decoder(tuple[RateKey, ...]).decode
+_merge: msgspec.json.Decoder[MergeKey] = msgspec.json.Decoder(MergeKey)
 _error = msgspec.json.Decoder(RecordedError).decode
 _read_policy = msgspec.json.Decoder(Policy).decode
 _STRICTEST = Policy(retry=Backoff(max_attempts=1), on_worker_lost="fail")
@@ -45,8 +50,8 @@ def error_text(error: RecordedError | None) -> str | None:
     return None if error is None else _encode(error).decode()
 
 
-def wished(job: NewJob, now: int, place: int) -> Row:
-    """Return the row of a new job, the `place`-th of its call."""
+def wished(job: NewJob, now: int, offset: int) -> Row:
+    """Return the row of a new job, the `offset`-th of its call."""
     run_at = job.run_at if job.run_at is not None else now + job.delay
     stall = job.stall
     return (
@@ -57,10 +62,12 @@ def wished(job: NewJob, now: int, place: int) -> Row:
         text(job.headers),
         text(job.tags),
         # The jobs of one call are a microsecond apart, so that they stay in the order they were given.
-        max(run_at, now) + place - job.boost,
+        place(max(run_at, now) + offset, boost=job.boost, lifo=job.lifo),
         job.priority,
         job.boost,
+        job.lifo,
         job.fair_key,
+        job.weight,
         run_at,
         job.ttl,
         now + job.ttl if job.ttl is not None else None,
@@ -68,7 +75,10 @@ def wished(job: NewJob, now: int, place: int) -> Row:
         job.deadline,
         job.heartbeat_timeout,
         text(job.keys),
-        text(job.unique),
+        text(job.rates),
+        None if job.merge is None else merge_name(job.merge),
+        text(job.merge),
+        isinstance(job.merge, CollectKey),
         stall.lease,
         stall.max_stalls,
         stall.start_grace,
@@ -77,6 +87,7 @@ def wished(job: NewJob, now: int, place: int) -> Row:
         _policy_text(job.policy),
         now,
         job.schedule,
+        job.tick,
         job.parent,
         job.payload,
     )
@@ -95,7 +106,9 @@ def record(row: Row) -> JobRecord:
         score,
         priority,
         boost,
+        lifo,
         fair_key,
+        weight,
         run_at,
         ttl,
         expires_at,
@@ -103,7 +116,10 @@ def record(row: Row) -> JobRecord:
         deadline,
         heartbeat_timeout,
         named,
-        unique,
+        rates,
+        _,
+        merge,
+        gathered,
         parked_under,
         lease,
         max_stalls,
@@ -137,6 +153,7 @@ def record(row: Row) -> JobRecord:
         progress,
         progress_note,
         schedule,
+        tick,
         parent,
         payload,
         result,
@@ -152,7 +169,9 @@ def record(row: Row) -> JobRecord:
         score=score,
         priority=priority,
         boost=boost,
+        lifo=bool(lifo),
         fair_key=fair_key,
+        weight=weight,
         run_at=run_at,
         ttl=ttl,
         expires_at=expires_at,
@@ -160,7 +179,9 @@ def record(row: Row) -> JobRecord:
         deadline=deadline,
         heartbeat_timeout=heartbeat_timeout,
         keys=keys(named) if named else (),
-        unique=_unique(unique) if unique else None,
+        rates=_rates(rates) if rates else (),
+        merge=_merge.decode(merge) if merge else None,
+        gathered=gathered,
         parked_under=parked_under,
         stall=_terms(lease, max_stalls, start_grace, renewed, pinned),
         policy=_policy(policy),
@@ -191,6 +212,7 @@ def record(row: Row) -> JobRecord:
         progress=progress,
         progress_note=progress_note,
         schedule=schedule,
+        tick=tick,
         parent=parent,
     )
 

@@ -7,7 +7,17 @@ from holdfast.core.events import JobCancelled, JobDeleted, JobRedriven
 from holdfast.core.job import Key, Ref
 from holdfast.core.lifecycle import State
 from holdfast.core.outcome import Cancelled, Interrupted, Outcome, Rejected, Returned
-from holdfast.storage.protocol import Cancel, Change, Delete, Planned, Query, Redrive, Reschedule, Revised, Storage
+from holdfast.storage.protocol import (
+    Cancel,
+    Delete,
+    Planned,
+    Query,
+    Redrive,
+    RemoveSchedule,
+    Reschedule,
+    Revised,
+    Storage,
+)
 from holdfast.testing.clock import ManualClock
 from holdfast.testing.conformance.material import (
     ALICE,
@@ -323,7 +333,7 @@ class ReviseConformance(Conformance):
         ]
 
     async def test_a_change_to_an_unknown_schedule_is_gone(self, storage: Storage) -> None:
-        assert await storage.plan([Change("nightly"), Change("hourly")]) == [
+        assert await storage.plan([RemoveSchedule("nightly"), RemoveSchedule("hourly")]) == [
             Planned("nightly", "gone"),
             Planned("hourly", "gone"),
         ]

@@ -3,11 +3,13 @@
 -- name: remember
 -- Parameters: the columns as listed. Changes one row, or none where the queue knows the id.
 INSERT INTO job (
-    queue, id, task, state, headers, tags, score, priority, boost, fair_key, run_at, ttl, expires_at, timeout,
-    deadline, heartbeat_timeout, keys, uniq, lease, max_stalls, start_grace, renewed, pinned, policy, created, schedule,
-    parent, payload
+    queue, id, task, state, headers, tags, score, priority, boost, lifo, fair_key, weight, run_at, ttl, expires_at,
+    timeout, deadline, heartbeat_timeout, keys, rates, merge_key, merge, gathered, lease, max_stalls, start_grace,
+    renewed, pinned, policy, created, schedule, tick, parent, payload
 )
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+VALUES (
+    ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?
+)
 ON CONFLICT (queue, id) DO NOTHING;
 
 -- name: go_on

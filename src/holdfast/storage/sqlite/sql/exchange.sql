@@ -34,7 +34,7 @@ UPDATE job
 UPDATE job
    SET state = iif(:after = 0, 'waiting', 'delayed'),
        run_at = :now + :after,
-       score = iif(:after = 0, score, :now + :after - boost),
+       score = iif(:after = 0, score, iif(lifo, -1, 1) * (:now + :after) - boost),
        error = coalesce(:error, error),
        reason = :reason,
        failures = failures + :failures,

@@ -1,0 +1,41 @@
+"""Which job a call comes to instead of making its own: by the key they share, as long as that job may be come to.
+
+Whether a key is held follows from the records of the jobs alone. There is no lock beside them that could be left
+behind, or be lost before its time; only a key that is held for a time is a note of its own, which time does away with.
+"""
+
+from holdfast.core.job import CollectKey, DebounceKey, JobRecord, MergeKey, UniqueKey
+from holdfast.core.lifecycle import TERMINAL, State
+
+
+def merge_name(key: MergeKey) -> str:
+    """Return the name that a key goes by in its queue: keys of different kinds never meet."""
+    return f"{type(key).__struct_config__.tag}:{key.key}"
+
+
+def may_be_come_to(job: JobRecord, key: MergeKey) -> bool:
+    """Say whether a call with this key comes to a job that has the same."""
+    match key:
+        case UniqueKey(window=int()):
+            return False
+        case UniqueKey(scope="queued"):
+            return job.state in (State.DELAYED, State.WAITING)
+        case UniqueKey():
+            return job.state not in TERMINAL
+        case DebounceKey():
+            return _yet_to_start(job)
+        case CollectKey(max_size=max_size):
+            return _yet_to_start(job) and job.gathered < max_size
+
+
+def due_at(key: DebounceKey | CollectKey, *, first: int, calls: int, now: int) -> int:
+    """Return when a job is due that was called for now, the `calls`-th time; `first`: when it first was."""
+    if isinstance(key, CollectKey) and calls >= key.max_size:
+        return now
+    latest = now + key.delay
+    return latest if key.max_wait is None else max(min(latest, first + key.max_wait), now)
+
+
+def _yet_to_start(job: JobRecord) -> bool:
+    # What has run once has run with what it had taken in by then.
+    return job.starts == 0 and job.state in (State.DELAYED, State.WAITING)

@@ -1,0 +1,86 @@
+"""A schedule as it is remembered: what to enqueue at which ticks, and how far it has got."""
+
+from collections.abc import Iterable
+from typing import Literal
+
+from msgspec import Struct, structs
+
+from holdfast.core.job import NewJob
+from holdfast.core.lifecycle import State
+
+Missed = Literal["skip", "latest", "all"]
+Overlap = Literal["skip", "queue_one", "allow"]
+
+GRACE = 10_000_000
+"""By how much a tick may be late before it counts as missed, in microseconds: what a leader's death may take."""
+
+
+class Schedule(Struct, frozen=True, kw_only=True):
+    """A schedule. It says when by `cron` in the zone `tz`, or by `every` so many microseconds counted from 1970.
+
+    `job`: what each tick enqueues; its id is left empty. `missed`: what becomes of ticks late by more than `grace`;
+    `most`: how many of them `all` makes up for. `overlap`: what becomes of a tick while a job of an earlier one is
+    unfinished. `last_tick`: the latest that was dealt with, or when the schedule was made; `next_tick`: the next that
+    is due, None if there is none. `last_id`: the job of the latest tick that made one.
+    """
+
+    name: str
+    job: NewJob
+    cron: str | None = None
+    tz: str = "UTC"
+    every: int | None = None
+    missed: Missed = "latest"
+    most: int | None = None
+    overlap: Overlap = "skip"
+    grace: int = GRACE
+    paused: bool = False
+    made: int = 0
+    last_tick: int = 0
+    next_tick: int | None = None
+    last_id: str | None = None
+
+    def ticks_as(self, other: "Schedule") -> bool:
+        """Say whether both have the same ticks."""
+        return (self.cron, self.tz, self.every) == (other.cron, other.tz, other.every)
+
+
+def put_over(known: Schedule, told: Schedule) -> Schedule:
+    """Return a schedule that is put again: what it does is as told, how far it has got is as known.
+
+    With other ticks than before it goes on from the instant it is put at: those that it would have had are not missed.
+    """
+    same = known.ticks_as(told)
+    return Schedule(
+        name=told.name,
+        job=told.job,
+        cron=told.cron,
+        tz=told.tz,
+        every=told.every,
+        missed=told.missed,
+        most=told.most,
+        overlap=told.overlap,
+        grace=told.grace,
+        paused=known.paused,
+        made=known.made,
+        last_tick=known.last_tick if same else max(told.last_tick, known.last_tick),
+        next_tick=known.next_tick if same else told.next_tick,
+        last_id=known.last_id,
+    )
+
+
+def paused_at(known: Schedule, now: int, *, paused: bool, next_tick: int | None) -> Schedule:
+    """Return a schedule as it is paused, or goes on: what went by meanwhile is neither fired nor missed."""
+    if paused:
+        return structs.replace(known, paused=True)
+    return structs.replace(known, paused=False, last_tick=max(known.last_tick, now), next_tick=next_tick)
+
+
+def may_fire(overlap: Overlap, unfinished: Iterable[State]) -> bool:
+    """Say whether a tick may make a job beside those of earlier ticks that are unfinished, in these states."""
+    match overlap:
+        case "skip":
+            return not any(True for _ in unfinished)
+        case "queue_one":
+            return all(state is State.ACTIVE for state in unfinished)
+        case "allow":
+            return True

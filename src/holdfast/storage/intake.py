@@ -1,0 +1,235 @@
+"""How the model takes in a call: as a job of its own, or by one that is there."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from msgspec import structs
+
+from holdfast.clock import Clock
+from holdfast.core.events import JobThrottled
+from holdfast.core.frames import framed
+from holdfast.core.job import CollectKey, DebounceKey, JobRecord, NewJob, Ref, ThrottleKey, UniqueKey
+from holdfast.core.lifecycle import State
+from holdfast.core.merge import due_at, merge_name
+from holdfast.core.order import place
+from holdfast.core.transition import enqueued, lapsed, merged
+from holdfast.storage.books import Books
+from holdfast.storage.protocol import Receipt, job_topic, queue_topic
+
+
+@dataclass
+class Window:
+    """A key for a time: until when, how many jobs were made under it, and the latest of them."""
+
+    until: int
+    jobs: int
+    ref: Ref
+
+
+class Intake(Books):
+    """Remembers each call once."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self._taken_in: dict[Ref, Ref] = {}
+        """Which job took in a call: what an id answers for that is no job's own."""
+        self._calls: dict[Ref, list[Ref]] = {}
+        self._windows: dict[tuple[str, str], Window] = {}
+
+    def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
+        """Remember each new job once."""
+        now = self._clock.now()
+        receipts = [self._remember(job, now, offset) for offset, job in enumerate(jobs)]
+        self._shelf.let_in(now)
+        return receipts
+
+    def _remember(self, new: NewJob, now: int, offset: int) -> Receipt:
+        known = self._jobs.get(new.ref)
+        if known is not None:
+            if not self._past(known, now):
+                return Receipt("duplicate", new.ref)
+            self._drop(known)
+        if new.ref in self._taken_in:
+            return Receipt("duplicate", self._taken_in[new.ref])
+        there = self._come_to(new, now)
+        if there is not None:
+            return self._merge(new, there, now, offset)
+        if (refused := self._throttled(new, now)) is not None:
+            return refused
+        self._create(new, known, now, offset)
+        return Receipt("created", new.ref)
+
+    def _come_to(self, new: NewJob, now: int) -> Ref | None:
+        """Return the job that a call comes to; what has waited for too long is expired first."""
+        if new.merge is None:
+            return None
+        if isinstance(new.merge, UniqueKey) and new.merge.window is not None:
+            window = self._window(new.queue, merge_name(new.merge), new.merge.window, now)
+            return None if window is None else window.ref
+        there = self._shelf.come_to(new.queue, new.merge)
+        if there is not None and lapsed(there, now):
+            self._expire(there, now)
+            return self._come_to(new, now)
+        return None if there is None else there.ref
+
+    def _window(self, queue: str, name: str, length: int, now: int) -> Window | None:
+        window = self._windows.get((queue, name))
+        if window is None or window.until <= now:
+            return None
+        # One that ends further ahead than it is long began before the clock was set back.
+        window.until = min(window.until, now + length)
+        return window
+
+    def _merge(self, new: NewJob, into: Ref, now: int, offset: int) -> Receipt:
+        gathered, receipt = 0, Receipt("duplicate", into)
+        match new.merge:
+            case DebounceKey():
+                self._take_the_place(new, self._jobs[into], new.merge, now, offset)
+                receipt = Receipt("replaced", into)
+            case CollectKey():
+                gathered = self._gather(new, self._jobs[into], new.merge, now, offset)
+                receipt = Receipt("gathered", into)
+            case _:
+                pass
+        self._tell(merged(new, into, gathered), now)
+        return receipt
+
+    def _take_the_place(self, new: NewJob, old: JobRecord, key: DebounceKey, now: int, offset: int) -> None:
+        """Put a later call in the place of the one that a job was waiting with; the job stays the one it was."""
+        self._answer_for(new.ref, old.ref)
+        calls = self._calls.pop(old.ref)
+        self._drop(old)
+        job = structs.replace(
+            _wished(new, due_at(key, first=old.created, calls=1, now=now), now, offset),
+            id=old.id,
+            created=old.created,
+            fence=old.fence,
+            settled_fence=old.settled_fence,
+        )
+        self._put(job, now, offset)
+        self._calls[job.ref] = calls
+        self._taken_in.update(dict.fromkeys(calls, job.ref))
+
+    def _gather(self, new: NewJob, into: JobRecord, key: CollectKey, now: int, offset: int) -> int:
+        """Add a call to those that a job has gathered; return how many they are."""
+        self._answer_for(new.ref, into.ref)
+        calls = into.gathered + 1
+        run_at = due_at(key, first=into.created, calls=calls, now=now)
+        after = structs.replace(
+            into,
+            payload=into.payload + framed(new.payload),
+            gathered=calls,
+            merge=key,
+            ttl=new.ttl,
+            expires_at=None if new.ttl is None else now + new.ttl,
+        )
+        if into.state is State.WAITING and run_at <= now:
+            self._replace(into, after)
+            return calls
+        later = structs.replace(after, state=State.DELAYED, parked_under=None, run_at=run_at)
+        later = structs.replace(later, score=place(run_at + offset, boost=later.boost, lifo=later.lifo))
+        if run_at <= now:
+            later = structs.replace(later, state=State.WAITING, score=self._shelf.score(later, run_at + offset))
+        self._replace(into, later)
+        self.knocked += [queue_topic(later.queue), job_topic(later.ref)]
+        return calls
+
+    def _answer_for(self, call: Ref, job: Ref) -> None:
+        self._taken_in[call] = job
+        self._calls.setdefault(job, []).append(call)
+
+    def _throttled(self, new: NewJob, now: int) -> Receipt | None:
+        """Count a job against the window of its key, or return what a call is told that finds it full."""
+        asked = new.throttle
+        if asked is None:
+            return None
+        name = throttle_name(asked)
+        window = self._window(new.queue, name, asked.window, now)
+        if window is None:
+            self._windows[new.queue, name] = Window(now + asked.window, 1, new.ref)
+            return None
+        if window.jobs < asked.most:
+            window.jobs, window.ref = window.jobs + 1, new.ref
+            return None
+        wait = window.until - now
+        told = JobThrottled(queue=new.queue, id=new.id, task=new.task, key=asked.key, retry_in=wait / 1_000_000)
+        self._tell(told, now)
+        return Receipt("throttled", window.ref, wait)
+
+    def _create(self, new: NewJob, before: JobRecord | None, now: int, offset: int) -> None:
+        run_at = new.run_at if new.run_at is not None else now + new.delay
+        if isinstance(new.merge, DebounceKey | CollectKey):
+            run_at = due_at(new.merge, first=now, calls=1, now=now)
+        job = _wished(new, run_at, now, offset)
+        if before is not None:
+            # The id's next job goes on from the fence of the one before it: an outside resource may have seen that.
+            job = structs.replace(job, fence=before.fence, settled_fence=before.settled_fence)
+        self._put(job, now, offset)
+        self._tell(enqueued(job), now)
+        if isinstance(new.merge, UniqueKey) and new.merge.window is not None:
+            self._windows[new.queue, merge_name(new.merge)] = Window(now + new.merge.window, 1, new.ref)
+
+    def _put(self, job: JobRecord, now: int, offset: int) -> None:
+        if job.state is State.WAITING:
+            job = structs.replace(job, score=self._shelf.score(job, max(job.run_at, now) + offset))
+        self._runs[job.ref] = []
+        self._log[job.ref] = []
+        self._shelf.add(job, now)
+        self.knocked.append(queue_topic(job.queue))
+
+    def _drop(self, job: JobRecord) -> None:
+        super()._drop(job)
+        for call in self._calls.pop(job.ref, ()):
+            del self._taken_in[call]
+
+    def _free_window(self, job: JobRecord) -> None:
+        """Give back the key that a job held for a time, if it still is that job's."""
+        if isinstance(job.merge, UniqueKey) and job.merge.window is not None:
+            place = job.queue, merge_name(job.merge)
+            if place in self._windows and self._windows[place].ref == job.ref:
+                del self._windows[place]
+
+    def _forget_windows(self, now: int) -> None:
+        self._windows = {place: window for place, window in self._windows.items() if window.until > now}
+
+
+def throttle_name(key: ThrottleKey) -> str:
+    """Return the name that a throttle's window goes by in its queue."""
+    return f"throttle:{key.key}"
+
+
+def _wished(new: NewJob, run_at: int, now: int, offset: int) -> JobRecord:
+    """Return the record of a new job, the `offset`-th of its call, as it stands before it comes into line."""
+    collects = isinstance(new.merge, CollectKey)
+    return JobRecord(
+        queue=new.queue,
+        id=new.id,
+        task=new.task,
+        state=State.DELAYED if run_at > now else State.WAITING,
+        payload=framed(new.payload) if collects else new.payload,
+        headers=new.headers,
+        tags=new.tags,
+        # The jobs of one call are a microsecond apart, so that they stay in the order they were given.
+        score=place(max(run_at, now) + offset, boost=new.boost, lifo=new.lifo),
+        priority=new.priority,
+        boost=new.boost,
+        lifo=new.lifo,
+        fair_key=new.fair_key,
+        weight=new.weight,
+        run_at=run_at,
+        ttl=new.ttl,
+        expires_at=now + new.ttl if new.ttl is not None else None,
+        timeout=new.timeout,
+        deadline=new.deadline,
+        heartbeat_timeout=new.heartbeat_timeout,
+        keys=new.keys,
+        rates=new.rates,
+        merge=new.merge,
+        gathered=1 if collects else 0,
+        stall=new.stall,
+        policy=new.policy,
+        created=now,
+        schedule=new.schedule,
+        tick=new.tick,
+        parent=new.parent,
+    )
