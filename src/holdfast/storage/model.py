@@ -386,6 +386,7 @@ class Model(Timetable):
             more=any(did[chore] >= limit for chore, limit in CHORE_LIMITS.items()),
             due=due,
             next_tick=next_tick,
+            now=now,
         )
 
     def _elect(self, owner: Owner, length: int, now: int) -> tuple[Term, int]:

@@ -203,8 +203,8 @@ class Swept(Struct, frozen=True):
     reached, sweep again at once. `did`: how many jobs were suspected, reclaimed, promoted, expired, unparked, redriven,
     trimmed, and how many events were forgotten.
     `troubles`: chores that failed, one line each; the others were done all the same.
-    `due`: schedules with a tick that has come, for whoever swept to move on; `next_tick`: microseconds until the next
-    schedule has one, None if none will.
+    `due`: schedules with a tick that has come by `now`, the storage's clock, for whoever swept to move on; `next_tick`:
+    microseconds until the next schedule has one, None if none will. All three are for the leader only.
     """
 
     terms: tuple[Term, ...] = ()
@@ -215,6 +215,7 @@ class Swept(Struct, frozen=True):
     troubles: tuple[str, ...] = ()
     due: tuple[Schedule, ...] = ()
     next_tick: int | None = None
+    now: int = 0
 
 
 class Reclaimed(Struct, frozen=True):

@@ -74,6 +74,7 @@ def sweep(step: Step, bid: Bid, alive: Alive) -> Swept:
         did,
         more=any(did[name] >= limit for name, limit in CHORE_LIMITS.items()),
         troubles=tuple(filter(None, troubles)),
+        now=now,
     )
 
 
