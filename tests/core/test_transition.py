@@ -8,7 +8,11 @@ from msgspec import structs
 from holdfast.clock import SECOND
 from holdfast.core.duration import moment
 from holdfast.core.events import (
+    JobCollected,
+    JobDebounced,
+    JobDeduplicated,
     JobEnqueued,
+    JobEvent,
     JobExpired,
     JobProgressed,
     JobRescheduled,
@@ -16,7 +20,20 @@ from holdfast.core.events import (
     JobSuspected,
     RunFenced,
 )
-from holdfast.core.job import FOREVER, OnExpire, Owner, Policy, StallSetting, StallTerms
+from holdfast.core.job import (
+    FOREVER,
+    CollectKey,
+    DebounceKey,
+    MergeKey,
+    NewJob,
+    OnExpire,
+    Owner,
+    Policy,
+    Ref,
+    StallSetting,
+    StallTerms,
+    UniqueKey,
+)
 from holdfast.core.lease import REAPER_LEASE
 from holdfast.core.lifecycle import State
 from holdfast.core.transition import (
@@ -26,6 +43,7 @@ from holdfast.core.transition import (
     expired,
     expiry,
     lapsed,
+    merged,
     progressed,
     reclaimed,
     redriven,
@@ -225,3 +243,23 @@ def test_what_is_told_on_request_tells_all_that_is_promised() -> None:
         queue="mail", id="a", task="send", run=4, owner=ACTIVE.owner or "", silent_for=100.0
     )
     assert suspected(structs.replace(job, owner=None), LATER).owner == ""
+
+
+@pytest.mark.parametrize(
+    ("key", "told"),
+    [
+        (UniqueKey("k"), JobDeduplicated(queue="mail", id="b", task="send", key="k", existing_id="a")),
+        (DebounceKey("k", 1), JobDebounced(queue="mail", id="a", task="send", key="k", replaced_by="b")),
+        (CollectKey("k", 1, 2), JobCollected(queue="mail", id="a", task="send", key="k", count=7)),
+    ],
+)
+def test_a_call_that_came_to_another_job_is_told_of(key: MergeKey, told: JobEvent) -> None:
+    call = NewJob(queue="mail", id="b", task="send", payload=b"", merge=key)
+
+    assert merged(call, Ref("mail", "a"), 7) == told
+
+
+def test_the_newest_first_stay_so_when_they_are_redriven() -> None:
+    first, later = (redriven(structs.replace(ACTIVE, state=State.FAILED, lifo=True), now) for now in (NOW, LATER))
+
+    assert later.score < first.score < 0

@@ -1,0 +1,66 @@
+"""Which job a call comes to, and when what it made is due."""
+
+import pytest
+from msgspec import structs
+
+from holdfast.core.job import CollectKey, DebounceKey, MergeKey, UniqueKey
+from holdfast.core.lifecycle import State
+from holdfast.core.merge import due_at, may_be_come_to, merge_name
+from tests.core.cases import ACTIVE, NOW
+
+SECOND = 1_000_000
+UNFINISHED, QUEUED = UniqueKey("k"), UniqueKey("k", "queued")
+TIMED = UniqueKey("k", window=SECOND)
+DEBOUNCE, COLLECT = DebounceKey("k", 5 * SECOND, 20 * SECOND), CollectKey("k", 5 * SECOND, 3, 20 * SECOND)
+
+
+@pytest.mark.parametrize(
+    ("key", "held_in"),
+    [
+        (UNFINISHED, {State.DELAYED, State.WAITING, State.ACTIVE}),
+        (QUEUED, {State.DELAYED, State.WAITING}),
+        (TIMED, set[State]()),
+    ],
+)
+def test_a_unique_key_is_held_in_the_states_of_its_scope(key: MergeKey, held_in: set[State]) -> None:
+    jobs = [structs.replace(ACTIVE, state=state, merge=key) for state in State]
+
+    assert {job.state for job in jobs if may_be_come_to(job, key)} == held_in
+
+
+@pytest.mark.parametrize("key", [DEBOUNCE, COLLECT])
+def test_what_has_run_takes_in_no_more_calls(key: MergeKey) -> None:
+    waiting = structs.replace(ACTIVE, state=State.WAITING, starts=0, merge=key)
+
+    assert may_be_come_to(waiting, key)
+    assert may_be_come_to(structs.replace(waiting, state=State.DELAYED), key)
+    assert not may_be_come_to(structs.replace(waiting, starts=1), key)
+    assert not may_be_come_to(structs.replace(waiting, state=State.CANCELLED), key)
+
+
+def test_a_full_batch_takes_in_no_more_calls() -> None:
+    batch = structs.replace(ACTIVE, state=State.DELAYED, starts=0, merge=COLLECT, gathered=2)
+
+    assert may_be_come_to(batch, COLLECT)
+    assert not may_be_come_to(structs.replace(batch, gathered=3), COLLECT)
+
+
+@pytest.mark.parametrize("key", [DEBOUNCE, COLLECT])
+def test_each_call_puts_the_job_off_but_never_beyond_its_longest_wait(key: DebounceKey | CollectKey) -> None:
+    assert due_at(key, first=NOW, calls=1, now=NOW) == NOW + 5 * SECOND
+    assert due_at(key, first=NOW, calls=2, now=NOW + 4 * SECOND) == NOW + 9 * SECOND
+    assert due_at(key, first=NOW, calls=2, now=NOW + 17 * SECOND) == NOW + 20 * SECOND
+    assert due_at(key, first=NOW, calls=2, now=NOW + 30 * SECOND) == NOW + 30 * SECOND
+    forever = structs.replace(key, max_wait=None)
+    assert due_at(forever, first=NOW, calls=2, now=NOW + 30 * SECOND) == NOW + 35 * SECOND
+
+
+def test_a_batch_is_due_when_it_is_full() -> None:
+    assert due_at(COLLECT, first=NOW, calls=3, now=NOW + 1) == NOW + 1
+
+
+def test_keys_of_different_kinds_never_meet() -> None:
+    names = [merge_name(key) for key in (UNFINISHED, DEBOUNCE, COLLECT)]
+
+    assert names == ["unique:k", "debounce:k", "collect:k"]
+    assert merge_name(QUEUED) == merge_name(TIMED) == "unique:k"

@@ -1,0 +1,118 @@
+"""Scores: age and priority in one number, newest first, and fair shares in virtual time."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.core.order import FAIR_SHARE, Fairness, came_at, next_tag, place, share
+from tests.core.cases import NOW
+
+STEP = 60_000_000
+STRICT = 10_000_000_000_000
+
+
+def test_a_step_of_priority_is_worth_a_minute_of_waiting() -> None:
+    assert place(NOW + STEP, boost=STEP) == place(NOW, boost=0)
+    assert place(NOW + STEP + 1, boost=STEP) > place(NOW, boost=0) > place(NOW + STEP - 1, boost=STEP)
+
+
+def test_no_waiting_makes_up_for_a_strict_step() -> None:
+    assert place(NOW + 100 * 86_400 * 1_000_000, boost=STRICT) < place(NOW, boost=0)
+
+
+def test_the_newest_first_stand_before_all_others_and_each_other() -> None:
+    assert place(NOW + 1, boost=0, lifo=True) < place(NOW, boost=0, lifo=True) < place(NOW, boost=0)
+
+
+@given(st.integers(0, 2 * NOW), st.integers(-500, 500).map(lambda steps: steps * STRICT), st.booleans())
+def test_a_score_tells_when_its_job_came_and_fits_a_double(at: int, boost: int, lifo: bool) -> None:
+    score = place(at, boost=boost, lifo=lifo)
+
+    assert came_at(score, boost=boost, lifo=lifo) == at
+    assert int(float(score)) == score
+
+
+def served(line: Fairness, jobs: list[tuple[int, str, int]], count: int) -> list[str]:
+    """Give out the best so many of these (score, tenant, boost)."""
+    given_out: list[str] = []
+    for _ in range(count):
+        score, tenant, boost = best = min(jobs)
+        jobs.remove(best)
+        line.given_out(score, boost)
+        given_out.append(tenant)
+    return given_out
+
+
+def come(
+    line: Fairness, jobs: list[tuple[int, str, int]], tenant: str, count: int, *, boost: int = 0, w: int = 1
+) -> None:
+    for _ in range(count):
+        jobs.append((place(line.tag(tenant, boost=boost, weight=w), boost=boost), tenant, boost))
+
+
+def test_a_newcomer_stands_at_the_front_whatever_the_others_have_queued() -> None:
+    line, jobs = Fairness(NOW), list[tuple[int, str, int]]()
+    come(line, jobs, "a", 1000)
+    served(line, jobs, 300)
+    come(line, jobs, "b", 3)
+
+    assert served(line, jobs, 6).count("b") == 3
+
+
+def test_a_newcomer_does_not_catch_up_on_what_the_others_had_before_it_came() -> None:
+    line, jobs = Fairness(NOW), list[tuple[int, str, int]]()
+    come(line, jobs, "a", 1000)
+    served(line, jobs, 500)
+    come(line, jobs, "b", 500)
+
+    assert 49 <= served(line, jobs, 100).count("a") <= 51
+
+
+def test_weights_share_in_their_ratio() -> None:
+    line, jobs = Fairness(NOW), list[tuple[int, str, int]]()
+    come(line, jobs, "a", 400, w=3)
+    come(line, jobs, "b", 400)
+
+    assert 73 <= served(line, jobs, 100).count("a") <= 77
+
+
+def test_a_higher_priority_is_next_and_its_burst_takes_nothing_from_newcomers_below() -> None:
+    line, jobs = Fairness(NOW), list[tuple[int, str, int]]()
+    come(line, jobs, "a", 1000)
+    served(line, jobs, 10)
+    come(line, jobs, "high", 50, boost=5 * STEP)
+
+    assert served(line, jobs, 50) == ["high"] * 50
+
+    come(line, jobs, "b", 1)
+    assert "b" in served(line, jobs, 2)
+
+
+def test_a_priority_that_comes_late_begins_where_the_line_has_got_to() -> None:
+    line, jobs = Fairness(NOW), list[tuple[int, str, int]]()
+    come(line, jobs, "a", 1000)
+    served(line, jobs, 900)
+    come(line, jobs, "high", 1000, boost=STEP)
+
+    # Its step is worth sixty jobs, not all that the line has got ahead of the clock.
+    assert served(line, jobs, 160).count("a") >= 45
+
+
+def test_tags_that_the_line_has_passed_say_nothing_and_are_forgotten() -> None:
+    line, jobs = Fairness(NOW), list[tuple[int, str, int]]()
+    come(line, jobs, "a", 1)
+    come(line, jobs, "b", 3)
+    served(line, jobs, 2)
+    before = Fairness(line.front, dict(line.reached), dict(line.tags))
+    line.forget()
+
+    assert set(line.tags) == {(0, "b")}
+    assert line.tag("a", boost=0) == before.tag("a", boost=0)
+
+
+@pytest.mark.parametrize(("weight", "apart"), [(1, FAIR_SHARE), (4, FAIR_SHARE // 4), (1000, FAIR_SHARE // 1000)])
+def test_a_tenants_jobs_stand_a_share_apart(weight: int, apart: int) -> None:
+    assert share(weight) == apart
+    assert next_tag(NOW, None, weight) == NOW + apart
+    assert next_tag(NOW, NOW - 5, weight) == NOW + apart
+    assert next_tag(NOW, NOW + 5, weight) == NOW + 5 + apart

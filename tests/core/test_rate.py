@@ -1,0 +1,63 @@
+"""Rates: what one number for each keeps, in every stretch of time."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.core.job import RateKey
+from holdfast.core.rate import free, opens_at, taken
+from tests.core.cases import NOW
+
+TENTH = RateKey("mail", 100_000)
+
+
+def starts(rate: RateKey, looks: list[int]) -> list[int]:
+    """Start as many as may, whenever somebody looks."""
+    until, began = 0, list[int]()
+    for now in looks:
+        for _ in range(free(until, rate, now)):
+            assert opens_at(until, rate, now) <= now
+            until = taken(until, rate, now)
+            began.append(now)
+        assert opens_at(until, rate, now) > now
+    return began
+
+
+def test_an_unused_rate_lets_one_start_and_the_next_at_once_or_an_interval_later() -> None:
+    assert free(0, TENTH, NOW) == 1
+    assert free(taken(0, TENTH, NOW), TENTH, NOW) == 0
+    assert opens_at(taken(0, TENTH, NOW), TENTH, NOW) == NOW + 1
+
+
+def test_ten_a_second_are_six_hundred_a_minute_though_each_look_is_late() -> None:
+    looks = [NOW + step * 100_000 + (step * 7919) % 90_000 for step in range(600)]
+
+    assert len(starts(TENTH, looks)) in range(594, 607)
+
+
+@given(
+    st.integers(1, 20),
+    st.integers(1, 3),
+    st.lists(st.integers(0, 400_000), min_size=1, max_size=60),
+    st.integers(1, 3_000_000),
+)
+def test_no_stretch_of_time_holds_more_than_its_intervals_and_the_burst_and_one(
+    per_second: int, burst: int, waits: list[int], stretch: int
+) -> None:
+    rate = RateKey("r", 1_000_000 // per_second, burst)
+    looks, now = list[int](), NOW
+    for wait in waits:
+        now += wait
+        looks.append(now)
+    began = starts(rate, looks)
+
+    for first in began:
+        within = sum(first <= start < first + stretch for start in began)
+        assert within <= -(-stretch // rate.interval) + burst
+
+
+@pytest.mark.parametrize("back", [1_000_000, 3_600_000_000])
+def test_a_clock_that_was_set_back_closes_a_rate_for_no_longer_than_its_own_length(back: int) -> None:
+    until = taken(taken(0, TENTH, NOW), TENTH, NOW + 1)
+
+    assert opens_at(until, TENTH, NOW - back) <= NOW - back + 2 * TENTH.interval
