@@ -2,7 +2,7 @@
 
 import msgspec
 
-from holdfast.core.job import JobRecord, Key, NewJob, Policy, Ref, StallSetting, StallTerms, UniqueKey
+from holdfast.core.job import JobRecord, Key, NewJob, Policy, RateKey, Ref, StallSetting, StallTerms, UniqueKey
 from tests.core.cases import ACTIVE
 
 
@@ -18,7 +18,8 @@ def test_a_record_can_be_written_down_and_read_back() -> None:
         ACTIVE,
         payload=bytes(range(256)),
         keys=(Key("customer", 2),),
-        unique=UniqueKey("k", "queued", 5),
+        rates=(RateKey("mail", 7),),
+        merge=UniqueKey("k", "queued", 5),
         stall=StallTerms(pinned=("lease",)),
         policy=Policy(on_worker_lost="fail"),
     )

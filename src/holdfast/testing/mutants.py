@@ -244,10 +244,10 @@ class RunLeftOpen(Model):
 class EnqueuedTwice(Model):
     """An enqueue that comes again makes the job anew."""
 
-    def _remember(self, new: NewJob, now: int, place: int) -> Receipt:
+    def _remember(self, new: NewJob, now: int, offset: int) -> Receipt:
         if (job := self._jobs.get(new.ref)) is not None and job.state is not State.ACTIVE:
             self._drop(job)
-        return super()._remember(new, now, place)
+        return super()._remember(new, now, offset)
 
 
 @mutant()
@@ -347,10 +347,10 @@ class NobodyUnparked(Model):
 class LimitForgotten(Model):
     """A key keeps the first limit it was given, whatever later jobs say."""
 
-    def _remember(self, new: NewJob, now: int, place: int) -> Receipt:
+    def _remember(self, new: NewJob, now: int, offset: int) -> Receipt:
         slots = {key.name: self._shelf.slots.get((new.queue, key.name)) for key in new.keys}
         limits = {name: known.limit for name, known in slots.items() if known is not None}
-        receipt = super()._remember(new, now, place)
+        receipt = super()._remember(new, now, offset)
         for name, limit in limits.items():
             if (new.queue, name) in self._shelf.slots:
                 self._shelf.slots[new.queue, name].limit = limit
