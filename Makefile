@@ -15,7 +15,7 @@ NO_PYTHON := Holdfast needs Python 3.11 or newer with venv and sqlite3: install 
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test quick check lint types format coverage simulate mutants bench lock clean
+.PHONY: help setup demo examples test quick check lint types format coverage simulate mutants bench lock clean
 
 help: ## show this list
 	@echo 'usage: make TARGET [URL=...] [ARGS="..."]'
@@ -23,6 +23,9 @@ help: ## show this list
 
 demo: $(READY) ## run the main job with faults and an audit (URL=..., ARGS="--plain")
 	@$(BIN)/holdfast demo $(if $(URL),--url '$(URL)') $(ARGS)
+
+examples: $(READY) ## run every example
+	@for example in examples/*.py; do printf '\n== %s\n' "$$example"; $(BIN)/python "$$example" || exit 1; done
 
 test: $(READY) ## run all tests (ARGS="-k lease")
 	@$(BIN)/python -m pytest $(ARGS)

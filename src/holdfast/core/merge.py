@@ -4,6 +4,8 @@ Whether a key is held follows from the records of the jobs alone. There is no lo
 behind, or be lost before its time; only a key that is held for a time is a note of its own, which time does away with.
 """
 
+from typing import assert_never
+
 from holdfast.core.job import CollectKey, DebounceKey, JobRecord, MergeKey, UniqueKey
 from holdfast.core.lifecycle import TERMINAL, State
 
@@ -26,6 +28,8 @@ def may_be_come_to(job: JobRecord, key: MergeKey) -> bool:
             return _yet_to_start(job)
         case CollectKey(max_size=max_size):
             return _yet_to_start(job) and job.gathered < max_size
+        case _:
+            assert_never(key)
 
 
 def due_at(key: DebounceKey | CollectKey, *, first: int, calls: int, now: int) -> int:

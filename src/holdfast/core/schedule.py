@@ -1,7 +1,7 @@
 """A schedule as it is remembered: what to enqueue at which ticks, and how far it has got."""
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Literal, assert_never
 
 from msgspec import Struct, structs
 
@@ -84,3 +84,5 @@ def may_fire(overlap: Overlap, unfinished: Iterable[State]) -> bool:
             return all(state is State.ACTIVE for state in unfinished)
         case "allow":
             return True
+        case _:
+            assert_never(overlap)
