@@ -38,6 +38,7 @@ FLOORS: dict[str, int] = {
     "settle": 3,
     "handle": 3,
     "hearing": 3,
+    "migration": 3,
     "dead": 3,
     "health": 3,
     "task": 4,

@@ -25,6 +25,7 @@ from holdfast.health.make import PATIENCE, Threshold, health_app
 from holdfast.hearing import registering
 from holdfast.ids import JobIds
 from holdfast.maintenance.reaper import Reaping
+from holdfast.migration import versions
 from holdfast.options import LeaderElection, Retention, Stall, TaskOptions, TaskSettings, Timing, stalling
 from holdfast.router import Place, Router, member, routing
 from holdfast.sideloop import PORTAL, Side, SideLoop
@@ -113,12 +114,16 @@ class Holdfast:
     @overload
     def task(self, function: Callable[P, R], /) -> PlainTask[P, R]: ...
     @overload
-    def task(self, *, name: str | None = None, **options: Unpack[TaskSettings]) -> TaskDecorator: ...
+    def task(
+        self, *, name: str | None = None, version: int = 1, since: int = 1, **options: Unpack[TaskSettings]
+    ) -> TaskDecorator: ...
     def task(
         self,
         function: Callable[..., Any] | None = None,
         *,
         name: str | None = None,
+        version: int = 1,
+        since: int = 1,
         **options: Any,
     ) -> Any:
         """Make a function a task of this app. Its name is `module.function` unless another is given.
@@ -126,15 +131,19 @@ class Holdfast:
         The function may be a coroutine function, which runs on the worker's loop, or a plain one, which runs in a
         thread; a partial or an object with a `__call__` will do.
 
+        `version`: that of its arguments, carried by each job; raise it when older jobs would not fit any more, and say
+        by `task.migrate` how they become what does. Jobs of a newer version are left to newer workers. `since`: the
+        oldest version that still has to be understood; what is older fails as *undecodable*.
+
         Raises:
             UsageError: an option is unknown or has no valid value, the name is taken, or it is no such function.
         """
-        no_others(options, ("name", *TaskSettings.__annotations__))
+        no_others(options, ("name", *TaskSettings.__annotations__, "version", "since"))
         settings = TaskOptions(**options)
-        given = None if name is None else named(name, field="name")
+        given, known = None if name is None else named(name, field="name"), versions(version, since)
 
         def make(function: object) -> Task[..., Any]:
-            made = member(function, given, settings)
+            made = member(function, given, settings, known)
             self.admit([(made.task, made.placed(self._place))])
             return made.task
 
@@ -299,7 +308,7 @@ class Holdfast:
         nothing is left to do now. `incarnation`: the owner id, where a supervisor has chosen it.
 
         Raises:
-            UsageError: an option has no valid value.
+            UsageError: an option has no valid value, or a task lacks a migration from an older version.
         """
         if queues is None:
             served = sorted({task.queue for task in self.tasks.values()} or {"default"})
@@ -310,6 +319,7 @@ class Holdfast:
                 election, LeaderElection, field="election", remedy='write election=LeaderElection(ttl="4s"), or None'
             )
         equipment = self.equipment()
+        equipment.complete()
         # The reaper within a worker acts in its name: one incarnation of one process, one life.
         owner = equipment.owner(None if name is None else named(name, field="name"), incarnation=incarnation)
         return Worker(

@@ -33,7 +33,7 @@ STRICT_STEP = 10_000_000_000_000
 """One step of a strict task's priority: some four months, so that no waiting makes up for it."""
 
 
-def template(name: str, settings: TaskOptions, timing: Timing) -> NewJob:
+def template(name: str, settings: TaskOptions, timing: Timing, *, version: int = 1) -> NewJob:
     """Return what all jobs of a task have in common; id and payload are left empty."""
     priority = settings.priority or 0
     ttl = settings.ttl or TTL()
@@ -55,6 +55,7 @@ def template(name: str, settings: TaskOptions, timing: Timing) -> NewJob:
             on_expire=ttl.on_expire or "fail",
             result_ttl=None if settings.result_ttl is None else micros(settings.result_ttl),
             redrive=None if settings.auto_redrive is None else settings.auto_redrive.rule(),
+            version=version,
         ),
     )
 

@@ -35,6 +35,15 @@ class Equipment:
     rng: Random = field(default_factory=entropy)
     side: Callable[[str], Side] = SideLoop
 
+    def complete(self) -> None:
+        """Make sure that every task understands all the versions of its payload that it says it does.
+
+        Raises:
+            UsageError: one lacks a migration.
+        """
+        for task in self.tasks.values():
+            task.migrations.complete(task=task.name)
+
     def owner(self, name: str | None = None, *, incarnation: str | None = None) -> Owner:
         """Return a new owner of this process, with a name to show."""
         host, pid = socket.gethostname(), os.getpid()

@@ -9,6 +9,7 @@ from holdfast.core.events import Event
 from holdfast.errors import UsageError
 from holdfast.functions import is_async, name_of, runnable
 from holdfast.hearing import registering
+from holdfast.migration import Versions, versions
 from holdfast.options import TaskOptions, TaskSettings
 from holdfast.task import AsyncTask, PlainTask, Registry, Standing, Task, TaskDecorator
 
@@ -52,7 +53,7 @@ class Member:
         return self.task.placed(place.app, name, self.settings.over(place.defaults))
 
 
-def member(function: object, given: str | None, settings: TaskOptions, *, prefix: str = "") -> Member:
+def member(function: object, given: str | None, settings: TaskOptions, known: Versions, *, prefix: str = "") -> Member:
     """Return a function as a task, in no app so far.
 
     Raises:
@@ -62,7 +63,7 @@ def member(function: object, given: str | None, settings: TaskOptions, *, prefix
         raise UsageError(f"{function!r} is a task already; give its .function, with another name=")
     runs = runnable(function)
     kind = AsyncTask[..., Any] if is_async(runs) else PlainTask[..., Any]
-    return Member(kind(runs, _name(given, runs, prefix), settings), given, settings)
+    return Member(kind(runs, _name(given, runs, prefix), settings, known), given, settings)
 
 
 class Router:
@@ -100,12 +101,16 @@ class Router:
     @overload
     def task(self, function: Callable[P, R], /) -> PlainTask[P, R]: ...
     @overload
-    def task(self, *, name: str | None = None, **options: Unpack[TaskSettings]) -> TaskDecorator: ...
+    def task(
+        self, *, name: str | None = None, version: int = 1, since: int = 1, **options: Unpack[TaskSettings]
+    ) -> TaskDecorator: ...
     def task(
         self,
         function: Callable[..., Any] | None = None,
         *,
         name: str | None = None,
+        version: int = 1,
+        since: int = 1,
         **options: Any,
     ) -> Any:
         """Make a function a task, as `app.task` does. It can be enqueued from when an app includes this router.
@@ -114,12 +119,12 @@ class Router:
             UsageError: an option is unknown or has no valid value, or it is no such function; if an app includes this
                 router already, also: the name is taken.
         """
-        no_others(options, ("name", *TaskSettings.__annotations__))
+        no_others(options, ("name", *TaskSettings.__annotations__, "version", "since"))
         settings = TaskOptions(**options)
-        given = None if name is None else named(name, field="name")
+        given, known = None if name is None else named(name, field="name"), versions(version, since)
 
         def make(function: object) -> Task[..., Any]:
-            made = member(function, given, settings, prefix=self.prefix)
+            made = member(function, given, settings, known, prefix=self.prefix)
             if self._inside is not None:
                 self._inside.app.admit([(made.task, made.placed(self._inside))])
             self._members.append(made)

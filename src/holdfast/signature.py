@@ -110,9 +110,14 @@ class Signature:
             raise UsageError(f"task {self.task!r}: {_placed(error)}; its signature is {self._signature}") from None
         return payload
 
-    def decode(self, codec: Codec, payload: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments to call the handler with. Any exception means that they cannot be read."""
-        read = self._read(codec, payload)
+    def decode(
+        self, codec: Codec, payload: bytes, upgrade: Callable[[Any], Any] | None = None
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments to call the handler with. Any exception means that they cannot be read.
+
+        `upgrade`: what makes of an older payload's plain data those of today, which are then checked like any.
+        """
+        read = self._read(codec, payload, upgrade)
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
         for place, (name, kind) in enumerate(self._kinds):
@@ -138,12 +143,35 @@ class Signature:
                 raise ValueError(f"the payload has {name!r}, which is injected")
         return tuple(args), kwargs
 
+    def encode_result(self, codec: Codec, value: Any) -> bytes:
+        """Return a result as bytes, having made sure that whoever waits for it can read it back.
+
+        Raises:
+            UsageError: it is over 1 MiB, or does not fit the annotation. Anything else that is raised means that it
+                cannot be encoded.
+        """
+        data = codec.encode(value)
+        if len(data) > PAYLOAD_LIMIT:
+            raise UsageError(
+                f"the result takes {len(data):,} bytes, the limit is {PAYLOAD_LIMIT:,}; return a reference"
+            )
+        if self._returns is not Any:
+            try:
+                self.result(codec, data)
+            except Exception as error:
+                raise UsageError(
+                    f"task {self.task!r}: the result is not what the handler is annotated to return: {error}; "
+                    "mend one of them"
+                ) from None
+        return data
+
     def result(self, codec: Codec, data: bytes) -> Any:
         """Return a result as the annotated type. Any exception means that it cannot be read."""
-        return msgspec.convert(codec.decode(data), self._returns)
+        return _converted(codec.decode(data), self._returns)
 
-    def _read(self, codec: Codec, payload: bytes) -> Any:
-        return msgspec.convert(codec.decode(payload), self._record)
+    def _read(self, codec: Codec, payload: bytes, upgrade: Callable[[Any], Any] | None = None) -> Any:
+        data = codec.decode(payload)
+        return _converted(data if upgrade is None else upgrade(data), self._record)
 
     def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         if self._all_by_place and not kwargs and len(args) == len(self._kinds):
@@ -159,18 +187,6 @@ class Signature:
             except Exception:
                 return f"argument {name!r}"
         return "the arguments"
-
-
-def encode_result(codec: Codec, value: Any) -> bytes:
-    """Return a result as bytes.
-
-    Raises:
-        UsageError: it is over 1 MiB. Anything else that is raised means that it cannot be encoded.
-    """
-    data = codec.encode(value)
-    if len(data) > PAYLOAD_LIMIT:
-        raise UsageError(f"the result takes {len(data):,} bytes, the limit is {PAYLOAD_LIMIT:,}; return a reference")
-    return data
 
 
 def _as_called(whole: inspect.Signature, injected: Container[str]) -> inspect.Signature:
@@ -235,6 +251,11 @@ def _has_custom(described: Any) -> bool:
         return any(_has_custom(inner) for inner in nested)
     inners: Any = described
     return isinstance(described, tuple) and any(_has_custom(inner) for inner in inners)
+
+
+def _converted(data: Any, kind: Any) -> Any:
+    # JSON has texts only for the keys of a dict.
+    return msgspec.convert(data, kind, str_keys=True)
 
 
 def _placed(error: Exception) -> str:

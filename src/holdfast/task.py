@@ -7,6 +7,7 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from msgspec import structs
 
+from holdfast.codec import Codec
 from holdfast.core.check import named
 from holdfast.core.duration import duration
 from holdfast.core.events import Event, JobEvent
@@ -17,6 +18,7 @@ from holdfast.functions import is_async, same_call
 from holdfast.handle import Access, Job
 from holdfast.hearing import registering
 from holdfast.injection import Needs, needs
+from holdfast.migration import Migration, Migrations, Versions
 from holdfast.options import CallOptions, ConcurrencyKey, Retry, TaskOptions, Timing
 from holdfast.options.keys import key_of, keyed
 from holdfast.sideloop import PORTAL
@@ -136,7 +138,7 @@ class Task(Generic[P, R]):
     One that was made with a router has its full name and options, and can be enqueued, from when an app includes that.
     """
 
-    def __init__(self, function: Callable[P, Any], name: str, settings: TaskOptions) -> None:
+    def __init__(self, function: Callable[P, Any], name: str, settings: TaskOptions, known: Versions) -> None:
         self.name = named(name, field="name")
         self.function = function
         self.settings = settings
@@ -147,6 +149,7 @@ class Task(Generic[P, R]):
         """What is injected into the handler."""
         self.cancel_hook: Callable[P, object] | None = None
         """What `on_cancel` has registered."""
+        self.migrations = Migrations(known)
         self.hook_needs = Needs()
         """What is injected into that."""
         self.retry = settings.retry or Retry()
@@ -190,7 +193,7 @@ class Task(Generic[P, R]):
             named(name, field="name"),
             settings,
             self._key(settings, name),
-            template(name, settings, app.timing),
+            template(name, settings, app.timing, version=self.migrations.version),
         )
 
     def stand(self, standing: Standing) -> None:
@@ -259,6 +262,15 @@ class Task(Generic[P, R]):
         """
         return Bound(self, options)
 
+    def decode(self, codec: Codec, payload: bytes, version: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments to call the handler with, of a payload of the task's own version or an older one.
+
+        Any exception means that they cannot be read.
+        """
+        if version == self.migrations.version:
+            return self.signature.decode(codec, payload)
+        return self.signature.decode(codec, payload, lambda data: self.migrations.upgraded(data, version))
+
     def key_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
         """Return the concurrency key of a call, as the task's template or function has it; None for none.
 
@@ -326,6 +338,24 @@ class Task(Generic[P, R]):
         self.hook_needs = needs(hook)
         self.cancel_hook = hook
         return hook
+
+    def migrate(self, from_version: int) -> Callable[[Migration], Migration]:
+        """Register how arguments of one version become those of the next: `@task.migrate(from_version=1)`.
+
+        A plain function from a dict of arguments, plain data by their names, to another. A job of an older version
+        takes all the steps from its own on, in order, before its arguments are checked against the signature; in the
+        storage it stays as it was. What a step raises fails the job at once, as *undecodable*.
+
+        Raises:
+            UsageError: there is no such step below the task's `version` and from its `since` on, or it is there
+                already; from the decorator: it cannot be called with a dict alone.
+        """
+
+        def register(step: Migration) -> Migration:
+            self.migrations.add(step, from_version, task=self.name)
+            return step
+
+        return register
 
     def _key(self, settings: TaskOptions, name: str | None = None) -> ConcurrencyKey | None:
         key = settings.concurrency_key

@@ -6,9 +6,10 @@ import logging
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -120,6 +121,84 @@ def test_a_result_that_cannot_be_encoded_fails_the_job_once(play: Play) -> None:
                 await job.result()
             record = (await job.info()).job
             assert (record.starts, record.reason) == (1, "undecodable")
+
+    play(scenario)
+
+
+def test_a_result_that_does_not_fit_its_annotation_fails_the_job_once(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+        given: Any = {"text": "12", "none": None, "short": [1], "nan": float("nan"), "wrong": {"cents": "many"}}
+
+        @app.task(name="whole")
+        async def whole(key: str) -> int:
+            return given[key]  # type: ignore[no-any-return]
+
+        @app.task(name="pair")
+        async def pair(key: str) -> tuple[int, str]:
+            return given[key]  # type: ignore[no-any-return]
+
+        @app.task(name="share")
+        async def share(key: str) -> float:
+            return given[key]  # type: ignore[no-any-return]
+
+        @app.task(name="nothing")
+        async def nothing(key: str) -> None:
+            return given[key]  # type: ignore[no-any-return]
+
+        @app.task(name="priced")
+        async def priced(key: str) -> Priced:
+            return given[key]  # type: ignore[no-any-return]
+
+        await stage.start(app.worker())
+        wrong: list[tuple[Any, str]] = [
+            *((whole, "text"), (whole, "none"), (pair, "short"), (share, "nan"), (nothing, "text"), (priced, "wrong")),
+        ]
+        for task, key in wrong:
+            job = await task.enqueue(key)
+            with pytest.raises(JobFailedError, match=f"'{task.name}': the result is not what the handler is annotated"):
+                await job.result()
+            record = (await job.info()).job
+            assert (record.starts, record.reason, record.failures) == (1, "undecodable", 1)
+
+    play(scenario)
+
+
+@dataclass
+class Priced:
+    cents: int
+
+
+class Foreign:
+    """A class that no codec of ours knows."""
+
+
+def test_a_result_passes_that_fits_or_whose_annotation_cannot_be_checked(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+
+        @app.task(name="free")
+        async def free():  # type: ignore[no-untyped-def]
+            return 1
+
+        @app.task(name="loose")
+        async def loose() -> Foreign:
+            return cast(Foreign, [1, 2])
+
+        @app.task(name="keyed")
+        async def keyed(counts: dict[int, int]) -> dict[int, Priced]:
+            return {key: Priced(cents) for key, cents in counts.items()}
+
+        @app.task(name="pair")
+        async def pair() -> tuple[int, str]:
+            return 1, "a"
+
+        await stage.start(app.worker())
+
+        assert await (await free.enqueue()).result() == 1  # pyright: ignore[reportUnknownMemberType]
+        assert cast(Any, await (await loose.enqueue()).result()) == [1, 2]
+        assert await (await keyed.enqueue({7: 100})).result() == {7: Priced(100)}
+        assert await (await pair.enqueue()).result() == (1, "a")
 
     play(scenario)
 
@@ -519,15 +598,19 @@ def test_who_intervenes_and_why_is_text_or_nothing_happens(play: Play) -> None:
     play(scenario)
 
 
-def test_a_result_that_does_not_fit_the_return_type_is_told_with_job_and_task(play: Play) -> None:
+def test_a_result_of_another_type_than_the_waiter_expects_is_told_with_job_and_task(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
-        app = stage.app()
+        app, other = stage.app(), stage.app()
 
         @app.task(name="count")
         async def count() -> int:
-            return "many"  # type: ignore[return-value]  # pyright: ignore[reportReturnType]
+            return 1
 
-        await stage.start(app.worker())
+        @other.task(name="count")
+        async def counted() -> str:
+            return "many"
+
+        await stage.start(other.worker())
         job = await count.options(id="a").enqueue()
         with pytest.raises(UsageError, match=r"job a of task 'count' is completed.*Expected `int`, got `str`; mend"):
             await job.result()

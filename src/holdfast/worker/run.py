@@ -31,13 +31,12 @@ from holdfast.core.outcome import (
 )
 from holdfast.core.text import storable
 from holdfast.functions import is_async
-from holdfast.signature import encode_result
 from holdfast.task import Task
 from holdfast.worker.held import Held
 from holdfast.worker.threads import Threads, wrapped
 
 UNKNOWN_DELAY = 10_000_000
-"""How long a job of an unknown task is put back for, in microseconds: another worker may know it."""
+"""How long a job of an unknown task or a newer version is put back for, in microseconds: others may know it."""
 
 HOOK_LIMIT = 30.0
 """Seconds that an on_cancel hook gets at most where its task has no timeout."""
@@ -72,9 +71,12 @@ class Runner:
         task = self._tasks.get(job.task)
         if task is None:
             return Unknown(UNKNOWN_DELAY)
+        if job.policy.version > task.migrations.version:
+            return Unknown(UNKNOWN_DELAY, "newer_payload")
         try:
-            args, kwargs = task.signature.decode(self._codec, job.payload)
-        except Exception as error:
+            args, kwargs = task.decode(self._codec, job.payload, job.policy.version)
+        except (Exception, SystemExit) as error:
+            # Migrations are user code, too.
             return Unreadable(recorded(error))
         if held.stop is not None:
             return _stopped(held)
@@ -94,7 +96,7 @@ class Runner:
             outcome, ended = _said(error, task, held), True
         else:
             try:
-                return Returned(encode_result(self._codec, value))
+                return Returned(task.signature.encode_result(self._codec, value))
             except Exception as error:
                 return Unreadable(recorded(error))
         if isinstance(outcome, Cancelled) and ended and task.cancel_hook is not None:
@@ -136,7 +138,7 @@ class Runner:
             # The lease ends a beat after the timeout, so the hook must not take longer than both of them together.
             limit = max(job.timeout / 1_000_000 - (self._clock.uptime() - began), held.beat / 2)
         # In a task of its own: it has nothing of the cancellation that ended the handler, and can be left behind.
-        hooked = asyncio.create_task(self._hook(task, hook, job.payload))
+        hooked = asyncio.create_task(self._hook(task, hook, job))
         try:
             done, _ = await asyncio.wait({hooked}, timeout=limit)
             if not done:
@@ -150,9 +152,9 @@ class Runner:
             # The run is lost, or its worker ends.
             await _cut_off(hooked)
 
-    async def _hook(self, task: Task[..., Any], hook: Callable[..., Any], payload: bytes) -> None:
+    async def _hook(self, task: Task[..., Any], hook: Callable[..., Any], job: JobRecord) -> None:
         # Decoded anew: the handler may have changed what it was given.
-        args, kwargs = task.signature.decode(self._codec, payload)
+        args, kwargs = task.decode(self._codec, job.payload, job.policy.version)
         if not is_async(hook):
             await self._threads.run(functools.partial(hook, *args, **kwargs))
             return

@@ -132,12 +132,14 @@ class Worker:
 
         Raises:
             StorageError: the storage cannot be opened.
-            UsageError: the worker has been stopped.
+            UsageError: the worker has been stopped, or a task lacks a migration from an older version.
         """
         if self._state == "ended":
             raise UsageError("this worker has been stopped; make another with app.worker()")
         if self._state != "new":
             return
+        # Also those defined since the worker was made.
+        self._equipment.complete()
         self._state = "starting"
         try:
             await self._equipment.storage.open()
