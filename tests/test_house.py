@@ -42,6 +42,7 @@ FLOORS: dict[str, int] = {
     "dead": 3,
     "health": 3,
     "task": 4,
+    "schedules": 5,
     "equipment": 5,
     "router": 5,
     "worker": 6,

@@ -31,6 +31,9 @@ from holdfast.core.events import (
     QueueResumed,
     ReaperFailed,
     RunFenced,
+    ScheduleFired,
+    ScheduleMissed,
+    ScheduleSkipped,
     WorkerDied,
     WorkerFailed,
     WorkerStarted,
@@ -39,6 +42,7 @@ from holdfast.core.events import (
 )
 from holdfast.core.job import JobDetail, JobRecord, RunRecord
 from holdfast.core.lifecycle import State
+from holdfast.core.schedule import Schedule
 from holdfast.dead import DeadFilter, DeadGroup, DeadGroups, DeadLetter, DeadLetters, DeadPage, DeadReport
 from holdfast.errors import (
     DuplicateJobError,
@@ -58,6 +62,7 @@ from holdfast.errors import (
     StorageFullError,
     StorageUnavailableError,
     ThrottledError,
+    UnknownScheduleError,
     UnknownTaskError,
     UsageError,
 )
@@ -65,12 +70,15 @@ from holdfast.handle import Job
 from holdfast.injection import Inject
 from holdfast.maintenance.reaper import Reaper
 from holdfast.options import TTL, AutoRedrive, Keep, LeaderElection, Retention, Retry, Stall, TaskOptions, Timing
+from holdfast.options.schedules import All
 from holdfast.router import Router
+from holdfast.schedules import Schedules
 from holdfast.task import Task
 from holdfast.worker.worker import Worker
 
 __all__ = [
     "TTL",
+    "All",
     "AutoRedrive",
     "Cancel",
     "Codec",
@@ -135,6 +143,11 @@ __all__ = [
     "Router",
     "RunFenced",
     "RunRecord",
+    "Schedule",
+    "ScheduleFired",
+    "ScheduleMissed",
+    "ScheduleSkipped",
+    "Schedules",
     "SchemaMismatchError",
     "Snooze",
     "Stall",
@@ -146,6 +159,7 @@ __all__ = [
     "TaskOptions",
     "ThrottledError",
     "Timing",
+    "UnknownScheduleError",
     "UnknownTaskError",
     "UsageError",
     "Worker",

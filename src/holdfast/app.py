@@ -4,7 +4,7 @@ import asyncio
 import copy
 import logging
 import os
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import timedelta
 from random import Random
 from typing import Any, ParamSpec, Self, TypeVar, Unpack, cast, get_args, overload
@@ -16,6 +16,7 @@ from holdfast.core.check import flag, named, no_others, of_kind, remark, several
 from holdfast.core.duration import Duration
 from holdfast.core.events import Event, OnRequest, event_name
 from holdfast.core.job import Ref
+from holdfast.core.schedule import Overlap, Schedule
 from holdfast.dead import DeadLetters
 from holdfast.equipment import Equipment
 from holdfast.errors import ResultTimeoutError, StorageError, UnknownTaskError, UsageError
@@ -25,9 +26,11 @@ from holdfast.health.make import PATIENCE, Threshold, health_app
 from holdfast.hearing import registering
 from holdfast.ids import JobIds
 from holdfast.maintenance.reaper import Reaping
-from holdfast.migration import versions
+from holdfast.migration import Versions, versions
 from holdfast.options import LeaderElection, Retention, Stall, TaskOptions, TaskSettings, Timing, stalling
+from holdfast.options.schedules import MissedTicks
 from holdfast.router import Place, Router, member, routing
+from holdfast.schedules import ScheduleDecorator, Schedules, schedule_of
 from holdfast.sideloop import PORTAL, Side, SideLoop
 from holdfast.signature import Signature
 from holdfast.storage.locate import locate, read
@@ -87,6 +90,7 @@ class Holdfast:
         self._side = side
         self._ids = JobIds(self._clock, self._rng)
         self._hearers = Hearers()
+        self._schedules: dict[str, Schedule] = {}
         self._warned: set[str] = set()
 
     @property
@@ -143,11 +147,96 @@ class Holdfast:
         given, known = None if name is None else named(name, field="name"), versions(version, since)
 
         def make(function: object) -> Task[..., Any]:
-            made = member(function, given, settings, known)
-            self.admit([(made.task, made.placed(self._place))])
-            return made.task
+            return self._make(function, given, settings, known)
 
         return make if function is None else make(function)
+
+    def _make(self, function: object, given: str | None, settings: TaskOptions, known: Versions) -> Task[..., Any]:
+        made = member(function, given, settings, known)
+        self.admit([(made.task, made.placed(self._place))])
+        return made.task
+
+    def cron(
+        self,
+        pattern: str,
+        *,
+        tz: str = "UTC",
+        missed: MissedTicks = "latest",
+        overlap: Overlap = "skip",
+        grace: Duration = "10s",
+        name: str | None = None,
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+        **options: Unpack[TaskSettings],
+    ) -> ScheduleDecorator:
+        """Enqueue a task by the clocks of a zone: `@app.cron("0 4 * * *", tz="Europe/Vienna")`.
+
+        Over a function it makes a task of it, with these options; over a task it adds the schedule, and a task may have
+        several. `name` is the schedule's; the task's unless given. `args` and `kwargs`: what each job is called with.
+        `missed`: what becomes of ticks that are late by more than `grace`: "skip", "latest", "all" or `All(max=36)`.
+        `overlap`: what becomes of a tick while a job of an earlier one is unfinished: "skip", "queue_one" (one may wait
+        beside those that run) or "allow".
+
+        The schedule is put into the storage when a worker or a reaper of this app starts. One that is there keeps its
+        last tick, its pause and its history; taking it out of the code does not remove it, `app.schedules.remove` does.
+
+        Raises:
+            UsageError: an option has no valid value, the arguments do not fit the function, or the name is taken.
+        """
+        return self._scheduling(
+            options, name, args, kwargs, cron=pattern, tz=tz, missed=missed, overlap=overlap, grace=grace
+        )
+
+    def every(
+        self,
+        interval: Duration,
+        *,
+        missed: MissedTicks = "latest",
+        overlap: Overlap = "skip",
+        grace: Duration = "10s",
+        name: str | None = None,
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+        **options: Unpack[TaskSettings],
+    ) -> ScheduleDecorator:
+        """Enqueue a task each time that a whole number of intervals has passed since 1970: `@app.every("30s")`.
+
+        So no new start shifts its ticks, and they do not drift. All else is as with `cron`.
+
+        Raises:
+            UsageError: an option has no valid value, the arguments do not fit the function, or the name is taken.
+        """
+        return self._scheduling(
+            options, name, args, kwargs, every=interval, missed=missed, overlap=overlap, grace=grace
+        )
+
+    def _scheduling(
+        self,
+        options: TaskSettings,
+        name: str | None,
+        args: Sequence[object],
+        kwargs: Mapping[str, object] | None,
+        **when: Any,
+    ) -> ScheduleDecorator:
+        no_others(options, ("name", "args", "kwargs", *when, *TaskSettings.__annotations__))
+        given, settings = several(args, field="args"), TaskOptions(**options)
+
+        def declare(function: Any) -> Any:
+            if not isinstance(function, Task):
+                task = self._make(function, None, settings, Versions())
+            elif options:
+                raise UsageError(f"{function!r} has its options already; give {next(iter(options))} to @app.task")
+            else:
+                task = cast("Task[..., Any]", function)
+            if self.tasks.get(task.name) is not task:
+                raise UsageError(f"{task!r} is no task of this app; include its router first")
+            made = schedule_of(task.name if name is None else name, task.call(*given, **(kwargs or {})).job, **when)
+            if made.name in self._schedules:
+                raise UsageError(f"schedule {made.name!r} is defined twice; give one of them another name=")
+            self._schedules[made.name] = made
+            return task
+
+        return declare
 
     def include(self, router: Router) -> None:
         """Take in a router: its tasks and event handlers, those it gets later, and all routers that it includes.
@@ -260,6 +349,11 @@ class Holdfast:
         """The failed jobs: to look through, to group by fault, to redrive and to purge."""
         return DeadLetters(self.opened)
 
+    @property
+    def schedules(self) -> Schedules:
+        """The schedules in the storage: to list, put, pause, trigger and remove."""
+        return Schedules(self.opened, new_id=self.new_id, handle=self._handle)
+
     def new_id(self) -> str:
         """Return a fresh job id, a UUID of version 7."""
         return self._ids.make()
@@ -282,6 +376,10 @@ class Holdfast:
         if signature is None:
             return Access(self.opened, codec.decode, rng=self._rng, logger=self.logger)
         return Access(self.opened, lambda data: signature.result(codec, data), rng=self._rng, logger=self.logger)
+
+    def _handle(self, ref: Ref, task: str) -> Job[Any]:
+        known = self.tasks.get(task)
+        return Job(ref, self.access(None if known is None else known.signature))
 
     # ── queues, workers, reapers ──────────────────────────────────────────────────────────────────────────────────
 
@@ -375,6 +473,7 @@ class Holdfast:
             clock=self._clock,
             rng=self._rng,
             side=self._side,
+            schedules=self._schedules,
         )
 
     # ── the storage ───────────────────────────────────────────────────────────────────────────────────────────────

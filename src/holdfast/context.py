@@ -5,8 +5,10 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
+from datetime import datetime
 
 from holdfast.control import Cancel
+from holdfast.core.duration import moment
 from holdfast.core.job import JobRecord
 from holdfast.core.text import storable
 from holdfast.errors import UsageError
@@ -148,6 +150,11 @@ class JobContext:
     def idempotency_key(self) -> str:
         """A key that is the same in every run of this job: its id."""
         return self._job.id
+
+    @property
+    def scheduled_for(self) -> datetime | None:
+        """The tick of a schedule that this job was made for, in UTC; None where nothing but a caller made it."""
+        return None if self._job.tick is None else moment(self._job.tick)
 
     @property
     def headers(self) -> Mapping[str, str]:

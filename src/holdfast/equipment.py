@@ -12,6 +12,7 @@ from holdfast.bus import Hearers
 from holdfast.clock import Clock, SystemClock, entropy
 from holdfast.codec import Codec, JsonCodec
 from holdfast.core.job import Owner
+from holdfast.core.schedule import Schedule
 from holdfast.ids import owner_id
 from holdfast.options import Timing
 from holdfast.sideloop import Side, SideLoop
@@ -34,6 +35,8 @@ class Equipment:
     clock: Clock = field(default_factory=SystemClock)
     rng: Random = field(default_factory=entropy)
     side: Callable[[str], Side] = SideLoop
+    schedules: Mapping[str, Schedule] = field(default_factory=dict[str, Schedule])
+    """What code declares, for whoever starts to put into the storage."""
 
     def complete(self) -> None:
         """Make sure that every task understands all the versions of its payload that it says it does.

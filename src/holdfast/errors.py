@@ -4,6 +4,7 @@ HoldfastError
 ├── UsageError                    fix your code
 │   ├── PayloadTooLargeError
 │   ├── UnknownTaskError
+│   ├── UnknownScheduleError
 │   ├── DuplicateJobError
 │   └── ThrottledError
 ├── StorageError
@@ -50,6 +51,10 @@ class PayloadTooLargeError(UsageError):
 
 class UnknownTaskError(UsageError):
     """No task of this name is registered with the app."""
+
+
+class UnknownScheduleError(UsageError):
+    """No schedule of this name is in the storage."""
 
 
 class DuplicateJobError(UsageError):

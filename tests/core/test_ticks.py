@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from holdfast.clock import SECOND
 from holdfast.core.cron import Cron, Every, Rhythm
-from holdfast.core.ticks import STEP, Missed, Turn, turn
+from holdfast.core.job import NewJob
+from holdfast.core.schedule import Missed, Schedule
+from holdfast.core.ticks import STEP, Turn, begun, rhythm_of, turn
 
 MINUTE = 60 * SECOND
 HOUR = 60 * MINUTE
@@ -85,6 +87,23 @@ def test_an_outage_of_many_years_is_not_gone_through() -> None:
     told = turn(Cron.parse("* * * * *"), after=0, now=NOON + 30 * SECOND, grace=GRACE, missed="latest")
 
     assert told == Turn((NOON,), 10_000, NOON - MINUTE)
+
+
+def test_a_schedule_has_the_rhythm_of_its_text_or_of_its_interval() -> None:
+    job = NewJob(queue="q", id="", task="t", payload=b"")
+    nightly = Schedule(name="nightly", job=job, cron="0 4 * * *", tz="Europe/Vienna")
+    often = Schedule(name="often", job=job, every=30 * SECOND)
+
+    assert rhythm_of(nightly) == Cron.parse("0 4 * * *", "Europe/Vienna")
+    assert rhythm_of(often) == Every(30 * SECOND)
+
+
+def test_a_schedule_begins_with_the_tick_after_now() -> None:
+    job = NewJob(queue="q", id="", task="t", payload=b"")
+
+    often = begun(Schedule(name="often", job=job, every=30 * SECOND), NOON + SECOND)
+
+    assert (often.last_tick, often.next_tick) == (NOON + SECOND, NOON + 30 * SECOND)
 
 
 rhythms = st.sampled_from([FIVE, Every(SECOND), Every(7 * SECOND), Cron.parse("*/3 * * * *"), Cron.parse("0 4 * * *")])

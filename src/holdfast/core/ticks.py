@@ -7,13 +7,12 @@
 What is on time always gets its job: a leader's death must not cost a tick. What is missed is for the policy.
 """
 
-from typing import Literal, assert_never
+from typing import assert_never
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from holdfast.core.cron import Rhythm
-
-Missed = Literal["skip", "latest", "all"]
+from holdfast.core.cron import Cron, Every, Rhythm
+from holdfast.core.schedule import Missed, Schedule
 
 STEP = 100
 """How many ticks of one schedule get their jobs in one step; the next step comes at once."""
@@ -60,3 +59,21 @@ def turn(
         given_up_to=next(iter(rhythm.newest(after, kept_from, 1)), None),
         more=len(ticks) > STEP,
     )
+
+
+def rhythm_of(schedule: Schedule) -> Rhythm:
+    """Return what gives a schedule its ticks.
+
+    Raises:
+        UsageError: its text or its zone is not known here.
+    """
+    return Cron.parse(schedule.cron, schedule.tz) if schedule.every is None else Every(schedule.every)
+
+
+def begun(schedule: Schedule, now: int) -> Schedule:
+    """Return a schedule that begins now.
+
+    Raises:
+        UsageError: its text or its zone is not known here.
+    """
+    return structs.replace(schedule, last_tick=now, next_tick=rhythm_of(schedule).next_after(now))

@@ -1,6 +1,7 @@
 """The reaper: a worker whose runs are already over. It sweeps, decides on what stalled, and settles it.
 
     sweep ──► leases taken from the dead and the silent, under a new fence ──► Stalled ──► decide ──► settle
+          ──► schedules that are due ──► their ticks ──► plan
 
 It goes through the same door as everybody: `exchange`. If it dies between taking and settling, what it took is reaped
 from it in turn.
@@ -18,7 +19,9 @@ from holdfast.core.job import Owner
 from holdfast.core.leadership import Standing, answered, ask_again_in, resigned, unanswered
 from holdfast.equipment import Equipment, bare
 from holdfast.errors import StorageError, UsageError
+from holdfast.maintenance.ticking import tick_all
 from holdfast.options import LeaderElection, Timing
+from holdfast.schedules import put_all
 from holdfast.settle import settle_stalled
 from holdfast.storage.protocol import Beat, Bid
 
@@ -46,6 +49,8 @@ class Reaping:
         self._every = timing.sweep.total_seconds()
         term = election.length(timing) if election is not None else timing.leader_ttl
         self._patience = term.total_seconds()
+        self._broken = frozenset[str]()
+        """Schedules that cannot be dealt with, as told before; a sweep finds each of them again."""
         self._bid = Bid(
             self.owner,
             term=micros(term) if election is not None else None,
@@ -75,6 +80,10 @@ class Reaping:
             self._report(swept.troubles)
             if swept.stalled:
                 await settle_stalled(self._storage, self.owner, swept.stalled, self._rng)
+            async with asyncio.timeout(self._patience):
+                ticked = await tick_all(self._storage, swept.due, swept.now)
+            self._report([trouble for trouble in ticked.troubles if trouble not in self._broken])
+            self._broken = frozenset(ticked.troubles)
         except Exception as error:
             # Whatever it is, the next sweep must come: a reaper that dies recovers nobody.
             expected = isinstance(error, StorageError | TimeoutError)
@@ -82,10 +91,12 @@ class Reaping:
             self._logger.warning("a sweep failed, the next one comes: %r", error, exc_info=None if expected else error)
             self._tell([*told, ReaperFailed(scope="*", error=str(error) or "no answer")])
             return self._spread(self._every)
-        if swept.more:
+        if swept.more or ticked.more:
             return 0.0
         retry_in = swept.retry_in / 1_000_000 if swept.retry_in is not None else None
-        return ask_again_in(self._spread(self._every), retry_in, self._rng)
+        wait = ask_again_in(self._spread(self._every), retry_in, self._rng)
+        # No timer is set for a tick beyond the next sweep, however far ahead it is.
+        return min([wait, *(tick / 1_000_000 for tick in (swept.next_tick, ticked.next_tick) if tick is not None)])
 
     async def resign(self) -> None:
         """Give up whatever it leads. It acts no more from here on, so it tells so first."""
@@ -150,6 +161,7 @@ class Reaper:
         equipment = bare(app_or_url, timing=timing) if isinstance(app_or_url, str) else app_or_url.equipment()
         self._reaping = Reaping(equipment, equipment.owner(), election)
         self._storage = equipment.storage
+        self._schedules = equipment.schedules
         # What was located by its URL here is nobody else's to close.
         self._owns_storage = isinstance(app_or_url, str)
         self._task: asyncio.Task[None] | None = None
@@ -177,10 +189,11 @@ class Reaper:
         """Begin to sweep. Idempotent.
 
         Raises:
-            StorageError: the storage cannot be opened.
+            StorageError: the storage cannot be opened, or not told of the schedules that code declares.
         """
         if self._task is None:
             await self._storage.open()
+            await put_all(self._storage, self._schedules.values())
             # It outlives the call that starts it; `stop` awaits it.
             self._task = asyncio.create_task(self._reaping.run(), name=f"reaper {self.id}")
 

@@ -29,6 +29,7 @@ from holdfast.core.events import WorkerStarted, WorkerStopped, WorkerStopping
 from holdfast.core.job import Owner
 from holdfast.equipment import Equipment
 from holdfast.errors import UsageError
+from holdfast.schedules import put_all
 from holdfast.storage.protocol import WorkerInfo
 from holdfast.waiting import first
 from holdfast.worker.exchange import ExchangeLoop
@@ -131,7 +132,7 @@ class Worker:
         """Begin to claim. Idempotent; a worker that has been stopped does not start again.
 
         Raises:
-            StorageError: the storage cannot be opened.
+            StorageError: the storage cannot be opened, or not told of the schedules that code declares.
             UsageError: the worker has been stopped, or a task lacks a migration from an older version.
         """
         if self._state == "ended":
@@ -143,6 +144,7 @@ class Worker:
         self._state = "starting"
         try:
             await self._equipment.storage.open()
+            await put_all(self._equipment.storage, self._equipment.schedules.values())
             await self._bus.subscribe()
         except BaseException:
             if not self.ended:

@@ -1,0 +1,390 @@
+"""Schedules: what is enqueued by itself, and when. They live in the storage, not in whichever process leads."""
+
+from collections.abc import Awaitable, Callable, Collection, Coroutine
+from datetime import datetime, timedelta
+from typing import Any, ParamSpec, Protocol, TypeVar, overload
+
+from msgspec import structs
+
+from holdfast.core.check import named, of_kind, shown, whole
+from holdfast.core.cron import Cron, Every
+from holdfast.core.duration import Duration, duration, micros, moment
+from holdfast.core.job import NewJob, Ref
+from holdfast.core.schedule import GRACE, Overlap, Schedule
+from holdfast.core.ticks import begun, rhythm_of
+from holdfast.errors import UnknownScheduleError, UsageError
+from holdfast.handle import Job
+from holdfast.options.schedules import MissedTicks, catching_up, overlapping
+from holdfast.sideloop import PORTAL
+from holdfast.storage.protocol import DUE_LIMIT, PauseSchedule, PutSchedule, RemoveSchedule, Storage
+from holdfast.task import AsyncTask, Call, PlainTask, Task
+
+P = ParamSpec("P")
+R = TypeVar("R")
+TaskT = TypeVar("TaskT", bound=Task[Any, Any])
+
+LONGEST_NAME = 200
+"""How many bytes the name of a schedule may have: the ids of its jobs begin with it."""
+
+
+def schedule_of(
+    name: object,
+    job: NewJob,
+    *,
+    cron: object = None,
+    every: Duration | None = None,
+    tz: object = None,
+    missed: object = "latest",
+    overlap: object = "skip",
+    grace: Duration | None = None,
+) -> Schedule:
+    """Return a schedule that has not begun: what is enqueued, and when.
+
+    Raises:
+        UsageError: a field has no valid value, or there is not exactly one of `cron` and `every`.
+    """
+    if (cron is None) == (every is None):
+        raise UsageError('give either cron="0 4 * * *" or every="30s", one of them')
+    if every is not None and tz is not None:
+        raise UsageError(f"tz = {shown(tz)} means nothing to an interval; leave it out, or give cron instead of every")
+    if job.run_at is not None:
+        raise UsageError("run_at contradicts a schedule, whose ticks say when; leave it out, or give a delay")
+    read = None if cron is None else Cron.parse(cron, "UTC" if tz is None else tz)
+    policy, most = catching_up(missed)
+    return Schedule(
+        name=scheduled_name(name),
+        job=structs.replace(job, id=""),
+        cron=None if read is None else read.text,
+        tz="UTC" if read is None else read.zone.key,
+        every=None if every is None else Every.parse(every).interval,
+        missed=policy,
+        most=most,
+        overlap=overlapping(overlap),
+        grace=GRACE if grace is None else micros(duration(grace, field="grace", zero=True)),
+    )
+
+
+def scheduled_name(name: object) -> str:
+    """Return the name of a schedule.
+
+    Raises:
+        UsageError: it is none, or too long.
+    """
+    read = named(name, field="name")
+    if len(read.encode()) > LONGEST_NAME:
+        raise UsageError(f"name = {shown(name)} has over {LONGEST_NAME} bytes; give the schedule a shorter name=")
+    return read
+
+
+async def put_all(storage: Storage, schedules: Collection[Schedule]) -> None:
+    """Put what is declared in code into the storage; what is there keeps its last tick, its pause and its history.
+
+    Raises:
+        StorageError: the storage cannot be asked.
+    """
+    if not schedules:
+        return
+    now = (await storage.survey()).now
+    changes = [PutSchedule(begun(schedule, now)) for schedule in schedules]
+    for start in range(0, len(changes), DUE_LIMIT):
+        await storage.plan(changes[start : start + DUE_LIMIT])
+
+
+async def look_up(storage: Storage, name: object) -> tuple[Schedule, int]:
+    """Return a schedule by its name, and the storage's now.
+
+    Raises:
+        UnknownScheduleError: there is none of that name.
+        StorageError: the storage cannot be asked.
+    """
+    wanted = scheduled_name(name)
+    survey = await storage.survey()
+    for schedule in survey.schedules:
+        if schedule.name == wanted:
+            return schedule, survey.now
+    known = ", ".join(sorted(schedule.name for schedule in survey.schedules)) or "none"
+    raise UnknownScheduleError(f"there is no schedule {wanted!r}; known are: {known}")
+
+
+async def pause(storage: Storage, name: object, *, paused: bool) -> Schedule:
+    """Pause a schedule, or let it go on with the tick that comes next; return what it is then.
+
+    Raises:
+        UnknownScheduleError: there is none of that name.
+        StorageError: the storage cannot be asked.
+    """
+    schedule, now = await look_up(storage, name)
+    next_tick = None if paused else rhythm_of(schedule).next_after(now)
+    await _change(storage, PauseSchedule(schedule.name, paused, next_tick))
+    return (await look_up(storage, name))[0]
+
+
+async def remove(storage: Storage, name: object) -> None:
+    """Forget a schedule.
+
+    Raises:
+        UnknownScheduleError: there is none of that name.
+        StorageError: the storage cannot be asked.
+    """
+    await _change(storage, RemoveSchedule((await look_up(storage, name))[0].name))
+
+
+async def trigger(storage: Storage, name: object, job_id: str) -> tuple[Ref, Schedule]:
+    """Enqueue what a schedule enqueues, now and beside its ticks; return the job that lives, and the schedule.
+
+    Raises:
+        UnknownScheduleError: there is none of that name.
+        StorageError: the job may have been remembered or not.
+    """
+    schedule, _ = await look_up(storage, name)
+    (receipt,) = await storage.enqueue([structs.replace(schedule.job, id=job_id, schedule=schedule.name)])
+    return receipt.ref, schedule
+
+
+async def coming(storage: Storage, name: object, count: int) -> tuple[datetime, ...]:
+    """Return when a schedule's next ticks are, whether it is paused or not.
+
+    Raises:
+        UnknownScheduleError: there is none of that name.
+        StorageError: the storage cannot be asked.
+    """
+    schedule, now = await look_up(storage, name)
+    rhythm, ticks = rhythm_of(schedule), list[datetime]()
+    while len(ticks) < count and (tick := rhythm.next_after(now)) is not None:
+        ticks.append(moment(tick))
+        now = tick
+    return tuple(ticks)
+
+
+async def _change(storage: Storage, change: PauseSchedule | RemoveSchedule) -> None:
+    (planned,) = await storage.plan([change])
+    if planned.verdict == "gone":
+        raise UnknownScheduleError(f"there is no schedule {change.name!r} any more")
+
+
+class ScheduleDecorator(Protocol):
+    """What `@app.cron(...)` and `@app.every(...)` give: a decorator for functions and for tasks."""
+
+    @overload
+    def __call__(self, task: TaskT, /) -> TaskT: ...
+    @overload
+    def __call__(  # type: ignore[overload-overlap]  # a coroutine function is a plain one, too; the first match wins
+        self, function: Callable[P, Coroutine[Any, Any, R]], /
+    ) -> AsyncTask[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> PlainTask[P, R]: ...
+
+
+class Schedules:
+    """The schedules of an app's storage: `app.schedules`. Those that code declares are among them."""
+
+    def __init__(
+        self,
+        storage: Callable[[], Awaitable[Storage]],
+        *,
+        new_id: Callable[[], str],
+        handle: Callable[[Ref, str], Job[Any]],
+    ) -> None:
+        """Take the way to the storage, what makes ids, and what makes handles of jobs by the names of their tasks."""
+        self._storage = storage
+        self._new_id = new_id
+        self._handle = handle
+
+    async def put(
+        self,
+        name: str,
+        call: Call[Any],
+        *,
+        cron: str | None = None,
+        every: Duration | None = None,
+        tz: str | None = None,
+        missed: MissedTicks = "latest",
+        overlap: Overlap = "skip",
+        grace: Duration = "10s",
+    ) -> Schedule:
+        """Make a schedule, or change the one of this name: `put("nightly", report.call("all"), cron="0 4 * * *")`.
+
+        One that is there keeps its last tick, its pause and its history. With another `cron` or `every` it goes on from
+        now: the ticks it would have had are not missed.
+
+        Raises:
+            UsageError: a field has no valid value, or there is not exactly one of `cron` and `every`.
+            StorageError: it may have been put or not; putting it again does no harm.
+        """
+        of_kind(call, Call, field="call", remedy="write task.call(...)")
+        made = schedule_of(name, call.job, cron=cron, every=every, tz=tz, missed=missed, overlap=overlap, grace=grace)
+        return await self._put(made)
+
+    async def list(self) -> tuple[Schedule, ...]:
+        """Return all schedules, by name.
+
+        Raises:
+            StorageError: the storage cannot be asked.
+        """
+        survey = await (await self._storage()).survey()
+        return tuple(sorted(survey.schedules, key=lambda schedule: schedule.name))
+
+    async def get(self, name: str) -> Schedule:
+        """Return a schedule: what it enqueues and when, its last and its next tick (microseconds since 1970).
+
+        Raises:
+            UnknownScheduleError: there is none of that name.
+            StorageError: the storage cannot be asked.
+        """
+        return (await look_up(await self._storage(), name))[0]
+
+    async def pause(self, name: str) -> Schedule:
+        """Let a schedule's ticks make no jobs; the jobs it has made go on.
+
+        Raises:
+            UnknownScheduleError: there is none of that name.
+            StorageError: the storage cannot be asked.
+        """
+        return await pause(await self._storage(), name, paused=True)
+
+    async def resume(self, name: str) -> Schedule:
+        """Let a schedule go on with the tick that comes next; those that went by in the pause are not missed.
+
+        Raises:
+            UnknownScheduleError: there is none of that name.
+            StorageError: the storage cannot be asked.
+        """
+        return await pause(await self._storage(), name, paused=False)
+
+    async def update(
+        self,
+        name: str,
+        call: Call[Any] | None = None,
+        *,
+        cron: str | None = None,
+        every: Duration | None = None,
+        tz: str | None = None,
+        missed: MissedTicks | None = None,
+        overlap: Overlap | None = None,
+        grace: Duration | None = None,
+    ) -> Schedule:
+        """Change what is given of a schedule, and leave the rest as it is.
+
+        Of one that code declares, the code wins again when a worker starts.
+
+        Raises:
+            UnknownScheduleError: there is none of that name.
+            UsageError: a field has no valid value.
+            StorageError: it may have been changed or not; doing it again does no harm.
+        """
+        if call is not None:
+            of_kind(call, Call, field="call", remedy="write task.call(...)")
+        known, _ = await look_up(await self._storage(), name)
+        if cron is None and every is None:
+            cron = known.cron
+            every = None if known.every is None else timedelta(microseconds=known.every)
+        if cron is not None and tz is None:
+            tz = known.tz
+        made = schedule_of(
+            known.name,
+            known.job if call is None else call.job,
+            cron=cron,
+            every=every,
+            tz=tz,
+            missed=known.missed if missed is None else missed,
+            overlap=known.overlap if overlap is None else overlap,
+            grace=timedelta(microseconds=known.grace) if grace is None else grace,
+        )
+        return await self._put(structs.replace(made, most=known.most) if missed is None else made)
+
+    async def trigger(self, name: str) -> Job[Any]:
+        """Enqueue what a schedule enqueues now, also of one that is paused; its ticks come as they would have.
+
+        The job has an id of its own and no `scheduled_for`. While it is unfinished, `overlap` counts it.
+
+        Raises:
+            UnknownScheduleError: there is none of that name.
+            StorageError: the job may have been remembered or not.
+        """
+        ref, schedule = await trigger(await self._storage(), name, self._new_id())
+        return self._handle(ref, schedule.job.task)
+
+    async def remove(self, name: str) -> None:
+        """Forget a schedule; the jobs it has made stay. One that code declares comes back when a worker starts.
+
+        Raises:
+            UnknownScheduleError: there is none of that name.
+            StorageError: the storage cannot be asked.
+        """
+        await remove(await self._storage(), name)
+
+    async def next(self, name: str, count: int = 1) -> tuple[datetime, ...]:
+        """Return when the next ticks of a schedule are by the storage's clock, paused or not.
+
+        Raises:
+            UnknownScheduleError: there is none of that name.
+            UsageError: the count is no whole number from 1 to 1,000.
+            StorageError: the storage cannot be asked.
+        """
+        wanted = whole(count, field="count", least=1, most=1_000)
+        return await coming(await self._storage(), name, wanted)
+
+    def put_sync(
+        self,
+        name: str,
+        call: Call[Any],
+        *,
+        cron: str | None = None,
+        every: Duration | None = None,
+        tz: str | None = None,
+        missed: MissedTicks = "latest",
+        overlap: Overlap = "skip",
+        grace: Duration = "10s",
+    ) -> Schedule:
+        """Do as `put`, without a loop."""
+        made = self.put(name, call, cron=cron, every=every, tz=tz, missed=missed, overlap=overlap, grace=grace)
+        return PORTAL.call(made, verb="put")
+
+    def list_sync(self) -> tuple[Schedule, ...]:
+        """Do as `list`, without a loop."""
+        return PORTAL.call(self.list(), verb="list")
+
+    def get_sync(self, name: str) -> Schedule:
+        """Do as `get`, without a loop."""
+        return PORTAL.call(self.get(name), verb="get")
+
+    def pause_sync(self, name: str) -> Schedule:
+        """Do as `pause`, without a loop."""
+        return PORTAL.call(self.pause(name), verb="pause")
+
+    def resume_sync(self, name: str) -> Schedule:
+        """Do as `resume`, without a loop."""
+        return PORTAL.call(self.resume(name), verb="resume")
+
+    def update_sync(
+        self,
+        name: str,
+        call: Call[Any] | None = None,
+        *,
+        cron: str | None = None,
+        every: Duration | None = None,
+        tz: str | None = None,
+        missed: MissedTicks | None = None,
+        overlap: Overlap | None = None,
+        grace: Duration | None = None,
+    ) -> Schedule:
+        """Do as `update`, without a loop."""
+        made = self.update(name, call, cron=cron, every=every, tz=tz, missed=missed, overlap=overlap, grace=grace)
+        return PORTAL.call(made, verb="update")
+
+    def trigger_sync(self, name: str) -> Job[Any]:
+        """Do as `trigger`, without a loop."""
+        return PORTAL.call(self.trigger(name), verb="trigger")
+
+    def remove_sync(self, name: str) -> None:
+        """Do as `remove`, without a loop."""
+        PORTAL.call(self.remove(name), verb="remove")
+
+    def next_sync(self, name: str, count: int = 1) -> tuple[datetime, ...]:
+        """Do as `next`, without a loop."""
+        return PORTAL.call(self.next(name, count), verb="next")
+
+    async def _put(self, schedule: Schedule) -> Schedule:
+        storage = await self._storage()
+        await put_all(storage, [schedule])
+        return (await look_up(storage, schedule.name))[0]
