@@ -25,6 +25,7 @@ FLOORS: dict[str, int] = {
     "context": 0,
     "functions": 0,
     "injection": 1,
+    "middleware": 1,
     "clock": 1,
     "waiting": 1,
     "options": 2,

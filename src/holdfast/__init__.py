@@ -69,6 +69,7 @@ from holdfast.errors import (
 from holdfast.handle import Job
 from holdfast.injection import Inject
 from holdfast.maintenance.reaper import Reaper
+from holdfast.middleware import Middleware, Proceed, RunCall
 from holdfast.options import TTL, AutoRedrive, Keep, LeaderElection, Retention, Retry, Stall, TaskOptions, Timing
 from holdfast.options.schedules import All
 from holdfast.router import Router
@@ -127,8 +128,10 @@ __all__ = [
     "LeadershipLost",
     "LeaseLost",
     "LeaseLostError",
+    "Middleware",
     "NotDurableError",
     "PayloadTooLargeError",
+    "Proceed",
     "Queue",
     "QueueDrained",
     "QueuePaused",
@@ -141,6 +144,7 @@ __all__ = [
     "Retry",
     "RetryLater",
     "Router",
+    "RunCall",
     "RunFenced",
     "RunRecord",
     "Schedule",

@@ -2,9 +2,12 @@
 
 import asyncio
 import copy
+import functools
+import inspect
 import logging
 import os
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
 from datetime import timedelta
 from random import Random
 from typing import Any, ParamSpec, Self, TypeVar, Unpack, cast, get_args, overload
@@ -20,12 +23,15 @@ from holdfast.core.schedule import Overlap, Schedule
 from holdfast.dead import DeadLetters
 from holdfast.equipment import Equipment
 from holdfast.errors import ResultTimeoutError, StorageError, UnknownTaskError, UsageError
+from holdfast.functions import is_async, yields
 from holdfast.handle import Access, Job
 from holdfast.health.asgi import DegradedIs, HealthApp
 from holdfast.health.make import PATIENCE, Threshold, health_app
 from holdfast.hearing import registering
 from holdfast.ids import JobIds
+from holdfast.injection import Provider, needs, provider_of
 from holdfast.maintenance.reaper import Reaping
+from holdfast.middleware import Middleware, layer
 from holdfast.migration import Versions, versions
 from holdfast.options import LeaderElection, Retention, Stall, TaskOptions, TaskSettings, Timing, stalling
 from holdfast.options.schedules import MissedTicks
@@ -41,8 +47,12 @@ from holdfast.worker.worker import DRAIN, Worker
 P = ParamSpec("P")
 R = TypeVar("R")
 E = TypeVar("E", bound=Event)
+M = TypeVar("M", bound=Middleware)
 
 DEFAULT_URL = "sqlite:///holdfast.db"
+
+Lives = Callable[["Holdfast"], AbstractAsyncContextManager[Any]]
+"""Makes of an app what lives as long as one of its workers."""
 
 PAYLOAD_WARNED = 32 * 1024
 """From this many bytes on, arguments are warned about once a task."""
@@ -53,7 +63,9 @@ class Holdfast:
 
     `url`: the storage; `$HOLDFAST_URL` if not given, else `sqlite:///holdfast.db` in the working directory. `name`:
     names the app's event handlers in the storage; two apps on one storage need two names. `defaults`: options for all
-    tasks. `codec`: how arguments and results become bytes, JSON by default.
+    tasks. `codec`: how arguments and results become bytes, JSON by default. `lifespan`: an async context manager
+    function of the app, such as contextlib makes, that each worker enters before its first claim and leaves after its
+    last run; what it yields is `current_job().state`.
 
     Raises:
         UsageError: the URL names no storage, or an option has no valid value. Nothing is opened yet.
@@ -72,6 +84,7 @@ class Holdfast:
         clock: Clock | None = None,
         rng: Random | None = None,
         side: Callable[[str], Side] = SideLoop,
+        lifespan: "Lives | None" = None,
     ) -> None:
         if url is not None and storage is not None:
             raise UsageError("url and storage contradict each other; give one of them")
@@ -92,6 +105,9 @@ class Holdfast:
         self._hearers = Hearers()
         self._schedules: dict[str, Schedule] = {}
         self._warned: set[str] = set()
+        self._lifespan = None if lifespan is None else _lifespan(lifespan)
+        self._middleware: list[Middleware] = []
+        self._replaced: dict[Provider, Provider] = {}
 
     @property
     def storage(self) -> Storage:
@@ -273,6 +289,44 @@ class Holdfast:
     def hear(self, kind: type[E], handler: Callable[[E], object], *, scope: str, task: str | None = None) -> None:
         """Register a handler; what `on` of the app, of its routers and of its tasks come down to."""
         self._hearers.add(kind, handler, scope=scope, task=task)
+
+    # ── around and beside a run ───────────────────────────────────────────────────────────────────────────────────
+
+    def middleware(self, middleware: M) -> M:
+        """Wrap a coroutine function around every run of this app's workers, the first registered outermost.
+
+        `async def layer(call, proceed)` looks at or changes `call.args` and `call.kwargs`, awaits `proceed()` once at
+        most, and returns the result. What it raises is judged as if the handler had raised it: `RetryLater`, `Reject`
+        and the like work, and exceptions and cancellation come by. It runs on the worker's loop, around plain handlers,
+        too, and within the run's timeout. Workers made before this do not have it.
+
+        Raises:
+            UsageError: it is no coroutine function of two arguments.
+        """
+        layer(middleware)
+        self._middleware.append(middleware)
+        return middleware
+
+    @contextmanager
+    def override(self, provider: Provider, replacement: Provider) -> Generator[None]:
+        """Let one provider stand in for another, wherever this app injects it, in runs that begin within; for tests.
+
+        The replacement may be of another sort and have providers of its own, but cannot ask for what it replaces.
+
+        Raises:
+            UsageError: one of them is no provider.
+        """
+        given, instead = (provider_of(one, field="override") for one in (provider, replacement))
+        needs(instead, {**self._replaced, given: instead})
+        before = self._replaced.get(given)
+        self._replaced[given] = instead
+        try:
+            yield
+        finally:
+            if before is None:
+                del self._replaced[given]
+            else:
+                self._replaced[given] = before
 
     # ── jobs ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -474,6 +528,9 @@ class Holdfast:
             rng=self._rng,
             side=self._side,
             schedules=self._schedules,
+            middleware=tuple(self._middleware),
+            replaced=self._replaced,
+            lifespan=None if self._lifespan is None else functools.partial(self._lifespan, self),
         )
 
     # ── the storage ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -565,6 +622,20 @@ def _url(given: object) -> str:
 def _codec(given: Codec) -> Codec:
     if not all(callable(getattr(given, verb, None)) for verb in ("encode", "decode")):
         raise UsageError(f"codec = {shown(given)} must have encode(value) and decode(data); give a holdfast.Codec")
+    return given
+
+
+def _lifespan(given: Lives) -> Lives:
+    if not callable(given):
+        raise UsageError(f"lifespan = {shown(given)} must be a function of the app, made with asynccontextmanager")
+    if yields(given) or is_async(given):
+        raise UsageError(
+            f"lifespan = {shown(given)} is no async context manager; decorate it with contextlib.asynccontextmanager"
+        )
+    try:
+        inspect.signature(given).bind(None)
+    except TypeError as error:
+        raise UsageError(f"lifespan = {shown(given)} cannot be called with the app: {error}; let it take it") from None
     return given
 
 

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from datetime import datetime
+from typing import Any
 
 from holdfast.control import Cancel
 from holdfast.core.duration import moment
@@ -103,13 +104,15 @@ class JobLog:
 class JobContext:
     """The running job, from within its handler."""
 
-    def __init__(self, job: JobRecord, signs: Signs, uptime: Callable[[], float]) -> None:
+    def __init__(self, job: JobRecord, signs: Signs, uptime: Callable[[], float], state: Any = None) -> None:
         self._job = job
         self._signs = signs
         self._uptime = uptime
         self._cancelled: str | None = None
         self._stopping = False
         self.log = JobLog(self._write)
+        self.state = state
+        """What the lifespan of this worker has yielded, None without one."""
 
     @property
     def id(self) -> str:

@@ -4,6 +4,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -14,6 +15,8 @@ from holdfast.codec import Codec, JsonCodec
 from holdfast.core.job import Owner
 from holdfast.core.schedule import Schedule
 from holdfast.ids import owner_id
+from holdfast.injection import Provider
+from holdfast.middleware import Middleware
 from holdfast.options import Timing
 from holdfast.sideloop import Side, SideLoop
 from holdfast.storage.locate import locate
@@ -37,6 +40,10 @@ class Equipment:
     side: Callable[[str], Side] = SideLoop
     schedules: Mapping[str, Schedule] = field(default_factory=dict[str, Schedule])
     """What code declares, for whoever starts to put into the storage."""
+    middleware: tuple[Middleware, ...] = ()
+    replaced: Mapping[Provider, Provider] = field(default_factory=dict[Provider, Provider])
+    """Which providers others stand in for, at this moment."""
+    lifespan: Callable[[], AbstractAsyncContextManager[Any]] | None = None
 
     def complete(self) -> None:
         """Make sure that every task understands all the versions of its payload that it says it does.

@@ -76,6 +76,7 @@ def Inject(provider: Provider, /) -> Any:
 class Step:
     """One provider of a run, and which of the values made before it takes, by their places."""
 
+    name: str
     provider: Provider
     make: Callable[..., Any]
     kind: Kind
@@ -171,19 +172,24 @@ class _Survey:
 
 
 def _step(provider: Provider, takes: Mapping[str, int]) -> Step:
+    make, kind = _way(provider)
+    return Step(_name(provider), provider, make, kind, takes)
+
+
+def _way(provider: Provider) -> tuple[Callable[..., Any], Kind]:
+    """Return how a provider is called, and what comes of that; both sorts of generators are context managers then."""
     body = body_of(provider)
     if inspect.isasyncgenfunction(body):
-        return Step(provider, asynccontextmanager(provider), "async generator", takes)
+        return asynccontextmanager(provider), "async generator"
     if inspect.isgeneratorfunction(body):
-        return Step(provider, contextmanager(provider), "generator", takes)
+        return contextmanager(provider), "generator"
     if is_async(provider):
-        return Step(provider, provider, "coroutine function", takes)
-    wrapped = getattr(body, "__wrapped__", None)
-    if inspect.isasyncgenfunction(wrapped):
-        return Step(provider, provider, "async generator", takes)
-    if inspect.isgeneratorfunction(wrapped):
-        return Step(provider, provider, "generator", takes)
-    return Step(provider, provider, "function", takes)
+        return provider, "coroutine function"
+    # What contextlib makes of a generator function keeps that here.
+    within = getattr(body, "__wrapped__", None)
+    if inspect.isasyncgenfunction(within):
+        return provider, "async generator"
+    return provider, "generator" if inspect.isgeneratorfunction(within) else "function"
 
 
 def _name(provider: Callable[..., Any]) -> str:

@@ -9,6 +9,7 @@ from holdfast.core.check import flag, named, of_kind, one_of, shown, whole
 from holdfast.core.duration import Duration, duration
 from holdfast.core.job import OnWorkerLost
 from holdfast.errors import UsageError
+from holdfast.middleware import Middleware, layers
 from holdfast.options.keys import ConcurrencyKey
 from holdfast.options.lifetime import TTL, AutoRedrive, living
 from holdfast.options.merging import Layer, fill, overlay
@@ -34,6 +35,7 @@ class TaskOptions(Layer):
     slots (1 unless set; the latest limit that a key was given holds); a template over the arguments or a function of
     them. `result_ttl`: how long a completed job is kept with its result, instead of as its queue says; within it an
     enqueue with the same id returns the job that is there. `auto_redrive`: a rule that puts dead letters back in line.
+    `middleware`: what is wrapped around each run, the first outermost, and all of it within the app's own.
     """
 
     queue: str | None
@@ -51,6 +53,7 @@ class TaskOptions(Layer):
     concurrency_limit: int | None
     result_ttl: timedelta | None
     auto_redrive: AutoRedrive | None
+    middleware: tuple[Middleware, ...] | None
 
     def __init__(
         self,
@@ -70,6 +73,7 @@ class TaskOptions(Layer):
         concurrency_limit: int | None = None,
         result_ttl: Duration | None = None,
         auto_redrive: AutoRedrive | None = None,
+        middleware: Sequence[Middleware] | None = None,
     ) -> None:
         """Take what differs from the defaults.
 
@@ -99,6 +103,7 @@ class TaskOptions(Layer):
             auto_redrive=None
             if auto_redrive is None
             else of_kind(auto_redrive, AutoRedrive, field="auto_redrive", remedy='write AutoRedrive("1h", times=3)'),
+            middleware=None if middleware is None else layers(middleware),
         )
 
     def over(self, below: "TaskOptions") -> "TaskOptions":
@@ -124,6 +129,7 @@ class TaskSettings(TypedDict, total=False):
     concurrency_limit: int
     result_ttl: Duration
     auto_redrive: AutoRedrive
+    middleware: Sequence[Middleware]
 
 
 class CallOptions(TypedDict, total=False):

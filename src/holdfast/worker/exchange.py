@@ -186,9 +186,8 @@ class ExchangeLoop:
                     reason="lost" if reason == "lost" else "unreachable",
                 )
             )
-        task = self._tasks.get(held.lease.job.task)
         # A thread cannot be cancelled; where its lease is gone it is left to itself, and its slot is free again.
-        stoppable = task is not None and (task.is_async or reason in ("lost", "unreachable"))
+        stoppable = not held.threading or reason in ("lost", "unreachable")
         if held.hooking and reason == "cancelled":
             # Its handler had cancelled it already.
             return

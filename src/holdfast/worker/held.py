@@ -32,6 +32,8 @@ class Held:
     stop: StopReason | None = None
     stop_detail: str | None = None
     renewed_at: float = 0.0
+    threading: bool = False
+    """Whether its handler, or its hook, is at work in a thread, which can only be told to stop."""
     hooking: bool = False
     """Whether its handler has ended and its on_cancel hook is at work."""
 

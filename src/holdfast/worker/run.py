@@ -1,14 +1,16 @@
 """One lease in, one outcome out. User code runs here and only here, and nothing it does comes out as an exception.
 
-lease ──► handler ──► outcome ──────────────────────────────────────────► outcome
-                         └─ cancelled, the handler has ended ─► on_cancel ─┘
+lease ──► middleware ──► what is injected ──► handler
+              │                                  │
+outcome ◄─┬───┴──────────────── back ◄───────────┘
+          └─ cancelled, and the handler has ended ──► on_cancel ──► outcome
 """
 
 import asyncio
 import functools
 import logging
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from holdfast.clock import Clock
@@ -16,7 +18,7 @@ from holdfast.codec import Codec
 from holdfast.context import JobContext, entered
 from holdfast.control import Cancel, Reject, RetryLater, Snooze
 from holdfast.core.duration import micros
-from holdfast.core.job import JobRecord, RecordedError
+from holdfast.core.job import RecordedError
 from holdfast.core.outcome import (
     Cancelled,
     Interrupted,
@@ -31,8 +33,11 @@ from holdfast.core.outcome import (
 )
 from holdfast.core.text import storable
 from holdfast.functions import is_async
+from holdfast.injection import Needs, Provider, needs
+from holdfast.middleware import Middleware, Onion, RunCall, onion
 from holdfast.task import Task
 from holdfast.worker.held import Held
+from holdfast.worker.provision import Provision
 from holdfast.worker.threads import Threads, wrapped
 
 UNKNOWN_DELAY = 10_000_000
@@ -58,12 +63,21 @@ class Runner:
         threads: Threads,
         clock: Clock,
         logger: logging.Logger,
+        *,
+        middleware: tuple[Middleware, ...],
+        replaced: Mapping[Provider, Provider],
+        state: Callable[[], Any],
     ) -> None:
         self._tasks = tasks
         self._codec = codec
         self._threads = threads
         self._clock = clock
         self._logger = logger
+        self._middleware = middleware
+        self._replaced = replaced
+        self._state = state
+        self._onions: dict[str, Onion] = {}
+        self._left: set[asyncio.Task[None]] = set()
 
     async def run(self, held: Held) -> Outcome:
         """Run one lease to its outcome. Never raises; being cancelled is an outcome too."""
@@ -80,55 +94,90 @@ class Runner:
             return Unreadable(recorded(error))
         if held.stop is not None:
             return _stopped(held)
-        held.context = JobContext(job, held.signs, self._clock.uptime)
+        held.context = JobContext(job, held.signs, self._clock.uptime, self._state())
         entered(held.context)
         began = self._clock.uptime()
         try:
-            value = await self._call(task, args, kwargs, held)
+            value = await self._call(task, RunCall(held.context, args, kwargs), held)
         except _TimeIsOver:
             if not held.stops_for("cancelled"):
                 return TimedOut(RecordedError("TimeoutError", f"the run passed its timeout of {_seconds(job.timeout)}"))
-            # Too slow to stop. If it is a thread, it still runs, and nobody may tidy up after it yet.
-            outcome, ended = _stopped(held), task.is_async
+            # Too slow to stop.
+            outcome = _stopped(held)
         except asyncio.CancelledError:
-            outcome, ended = _stopped(held), task.is_async
+            outcome = _stopped(held)
         except BaseException as error:
-            outcome, ended = _said(error, task, held), True
+            outcome = _said(error, task, held)
         else:
             try:
                 return Returned(task.signature.encode_result(self._codec, value))
             except Exception as error:
                 return Unreadable(recorded(error))
-        if isinstance(outcome, Cancelled) and ended and task.cancel_hook is not None:
-            await self._tidy_up(task, task.cancel_hook, held, held.context, began)
+        # A thread that was left to itself still runs, and nobody may tidy up after it yet.
+        if isinstance(outcome, Cancelled) and not held.threading and task.cancel_hook is not None:
+            await self._tidy_up(task, task.cancel_hook, held, began)
             if held.stops_for("lost", "unreachable"):
                 return _stopped(held)
         return outcome
 
-    async def _call(self, task: Task[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], held: Held) -> Any:
+    async def tidied(self) -> None:
+        """Wait until all is closed that had to wait for threads which were left to themselves."""
+        while self._left:
+            await asyncio.wait(self._left)
+
+    async def _call(self, task: Task[..., Any], call: RunCall, held: Held) -> Any:
         timeout = held.lease.job.timeout
         if timeout is None:
-            return await self._hand_over(task, args, kwargs)
+            return await self._through(task, call, held)
         limit = asyncio.timeout(timeout / 1_000_000)
         try:
             async with limit:
-                return await self._hand_over(task, args, kwargs)
+                return await self._through(task, call, held)
         except TimeoutError:
             # The handler may raise a TimeoutError of its own; only ours is the run's.
             if not limit.expired():
                 raise
-        if held.context is not None:
-            held.context.stop("the run passed its timeout")
+        call.job.stop("the run passed its timeout")
         raise _TimeIsOver
 
-    async def _hand_over(self, task: Task[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if task.is_async:
-            return await task.function(*args, **kwargs)
-        return await self._threads.run(functools.partial(task.function, *args, **kwargs))
+    async def _through(self, task: Task[..., Any], call: RunCall, held: Held) -> Any:
+        """Go through the middleware to the handler."""
+        if task.name not in self._onions:
+            self._onions[task.name] = onion((*self._middleware, *(task.settings.middleware or ())))
 
-    async def _tidy_up(
-        self, task: Task[..., Any], hook: Callable[..., Any], held: Held, context: JobContext, began: float
-    ) -> None:
+        async def hand_over(call: RunCall) -> Any:
+            needed = self._needed(task.function, task.needs)
+            if task.is_async and not needed.takes:
+                return await task.function(*call.args, **call.kwargs)
+            return await self._provided(task.function, needed, call.args, call.kwargs, held)
+
+        return await self._onions[task.name](call, hand_over)
+
+    def _needed(self, function: Callable[..., Any], usual: Needs) -> Needs:
+        return needs(function, self._replaced) if self._replaced and usual.takes else usual
+
+    async def _provided(
+        self, function: Callable[..., Any], needed: Needs, args: tuple[Any, ...], kwargs: dict[str, Any], held: Held
+    ) -> Any:
+        """Call a function, on the loop or in a thread, with its arguments and what is injected."""
+        lane = self._threads.lane()
+        complain = functools.partial(self._complain, held)
+        async with Provision(needed, lane, complain=complain, leave=self._leave) as given:
+            called = functools.partial(function, *args, **{**given, **kwargs})
+            if is_async(function):
+                return await called()
+            held.threading = True
+            try:
+                return await lane.run(called)
+            finally:
+                held.threading = lane.busy
+
+    def _leave(self, closing: Coroutine[Any, Any, None]) -> None:
+        left = asyncio.create_task(closing)
+        self._left.add(left)
+        left.add_done_callback(self._left.discard)
+
+    async def _tidy_up(self, task: Task[..., Any], hook: Callable[..., Any], held: Held, began: float) -> None:
         """Call the on_cancel hook, bounded, and note what it raises: the job is cancelled all the same."""
         job = held.lease.job
         held.hooking = True
@@ -138,37 +187,38 @@ class Runner:
             # The lease ends a beat after the timeout, so the hook must not take longer than both of them together.
             limit = max(job.timeout / 1_000_000 - (self._clock.uptime() - began), held.beat / 2)
         # In a task of its own: it has nothing of the cancellation that ended the handler, and can be left behind.
-        hooked = asyncio.create_task(self._hook(task, hook, job))
+        hooked = asyncio.create_task(self._hook(task, hook, held))
         try:
             done, _ = await asyncio.wait({hooked}, timeout=limit)
             if not done:
-                self._complain(job, context, f"passed its limit of {limit:g} s", None)
+                self._complain(held, "the on_cancel hook", f"passed its limit of {limit:g} s", None)
                 await _cut_off(hooked)
             elif hooked.cancelled():
-                self._complain(job, context, "was cancelled from within", None)
+                self._complain(held, "the on_cancel hook", "was cancelled from within", None)
             elif (error := hooked.exception()) is not None:
-                self._complain(job, context, f"failed: {type(error).__name__}", error)
+                self._complain(held, "the on_cancel hook", "failed", error)
         except asyncio.CancelledError:
             # The run is lost, or its worker ends.
             await _cut_off(hooked)
 
-    async def _hook(self, task: Task[..., Any], hook: Callable[..., Any], job: JobRecord) -> None:
+    async def _hook(self, task: Task[..., Any], hook: Callable[..., Any], held: Held) -> None:
         # Decoded anew: the handler may have changed what it was given.
+        job = held.lease.job
         args, kwargs = task.decode(self._codec, job.payload, job.policy.version)
-        if not is_async(hook):
-            await self._threads.run(functools.partial(hook, *args, **kwargs))
-            return
         try:
-            await hook(*args, **kwargs)
+            await self._provided(hook, self._needed(hook, task.hook_needs), args, kwargs, held)
         except (SystemExit, KeyboardInterrupt) as error:
             # Out of a task these would end the loop.
             raise wrapped(error) from error
 
-    def _complain(self, job: JobRecord, context: JobContext, what: str, error: BaseException | None) -> None:
+    def _complain(self, held: Held, who: str, what: str, error: BaseException | None) -> None:
         """Log without what may quote the arguments; the job's own log has all."""
-        self._logger.error("the on_cancel hook of job %s (%s) %s; holdfast jobs show tells all", job.id, job.task, what)
+        job = held.lease.job
+        how = what if error is None else f"{what}: {type(error).__name__}"
+        self._logger.error("%s of job %s (%s) %s; holdfast jobs show tells all", who, job.id, job.task, how)
         told = {} if error is None else {"traceback": recorded(error).traceback or ""}
-        context.log.error(f"the on_cancel hook {what}", **told)
+        if held.context is not None:
+            held.context.log.error(f"{who} {how}", **told)
 
 
 async def _cut_off(hooked: "asyncio.Task[None]") -> None:

@@ -1,4 +1,4 @@
-"""Daemon threads for plain handlers, kept for the next one; a handler that hangs keeps its thread, not its worker."""
+"""Daemon threads for plain functions, kept for the next one; a handler that hangs keeps its thread, not its worker."""
 
 import asyncio
 import contextvars
@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 Work = Callable[[], None]
+Inbox = queue.SimpleQueue[Work | None]
 
 
 class Threads:
@@ -20,16 +21,72 @@ class Threads:
     def __init__(self, name: str) -> None:
         self._name = name
         self._lock = threading.Lock()
-        self._idle: list[queue.SimpleQueue[Work | None]] = []
+        self._idle: list[Inbox] = []
         self._made = 0
+        self._closed = False
+
+    def lane(self) -> "Lane":
+        """Return a thread for several functions of one run; it is taken when the first of them is there."""
+        return Lane(self)
+
+    def take(self) -> Inbox:
+        """Return the inbox of a thread that is idle, a new one if there is none."""
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+            inbox = Inbox()
+            self._made += 1
+            threading.Thread(target=_work, args=(inbox,), name=f"{self._name}-{self._made}", daemon=True).start()
+        return inbox
+
+    def give_back(self, inbox: Inbox) -> None:
+        """Keep a thread that has nothing left to do for the next one who needs it."""
+        with self._lock:
+            if not self._closed:
+                self._idle.append(inbox)
+                return
+        inbox.put(None)
+
+    def close(self) -> None:
+        """Let idle threads end, and others once they are idle."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for inbox in idle:
+            inbox.put(None)
+
+
+class Lane:
+    """One thread for one run: what is plain in it happens there, one after the other, in one context.
+
+    So a connection that must stay in its thread can be opened, used and closed; and what is closed after a handler was
+    left to itself is closed when that has ended, not under its feet.
+    """
+
+    def __init__(self, threads: Threads) -> None:
+        self._threads = threads
+        self._inbox: Inbox | None = None
+        self._context = contextvars.Context()
+        self._at_work = 0
+        self._idle = asyncio.Event()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a function is at work, or waits for one that is: the wait for it may have been cancelled."""
+        return self._at_work > 0
 
     async def run(self, function: Callable[[], Any]) -> Any:
-        """Call the function in a thread, in the caller's context. Cancelling the wait leaves the thread to itself."""
+        """Call the function, in the context of the first caller. Cancelling the wait leaves the thread to itself."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Any] = loop.create_future()
-        context = contextvars.copy_context()
+        if self._inbox is None:
+            self._inbox, self._context = self._threads.take(), contextvars.copy_context()
+        context = self._context
 
         def settle(value: Any, error: BaseException | None) -> None:
+            self._at_work -= 1
+            if not self._at_work:
+                self._idle.set()
             if done.done():
                 return
             if error is None:
@@ -49,32 +106,30 @@ class Threads:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(settle, value, failure)
 
-        self._hand(work)
+        self._at_work += 1
+        self._idle.clear()
+        self._inbox.put(work)
         return await done
 
+    async def idle(self) -> None:
+        """Wait until nothing is at work."""
+        if self.busy:
+            await self._idle.wait()
+
     def close(self) -> None:
-        """Let idle threads end."""
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for inbox in idle:
-            inbox.put(None)
+        """Give the thread back, at once or as soon as it is idle."""
+        inbox, self._inbox = self._inbox, None
+        if inbox is None:
+            return
+        if self.busy:
+            inbox.put(lambda: self._threads.give_back(inbox))
+        else:
+            self._threads.give_back(inbox)
 
-    def _hand(self, work: Work) -> None:
-        with self._lock:
-            inbox = self._idle.pop() if self._idle else None
-            if inbox is None:
-                inbox = queue.SimpleQueue[Work | None]()
-                self._made += 1
-                threading.Thread(
-                    target=self._main, args=(inbox,), name=f"{self._name}-{self._made}", daemon=True
-                ).start()
-        inbox.put(work)
 
-    def _main(self, inbox: "queue.SimpleQueue[Work | None]") -> None:
-        while (work := inbox.get()) is not None:
-            work()
-            with self._lock:
-                self._idle.append(inbox)
+def _work(inbox: Inbox) -> None:
+    while (work := inbox.get()) is not None:
+        work()
 
 
 class HandlerExit(Exception):

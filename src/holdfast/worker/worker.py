@@ -6,10 +6,11 @@ How it ends, each step bounded:
 
     claim no more ──► let runs end and outcomes be recorded (drain) ──► cancel what still runs (2 s)
         ──► hand back what would not end ──► let outcomes be recorded ──► hear events to their end
-        ──► stop the keeper, last: it renews until nothing is held any more ──► say goodbye
+        ──► stop the keeper, last: it renews until nothing is held any more ──► say goodbye ──► leave the lifespan
 
 All that the storage is told after the cancelling shares one budget (1.5 s, and what the 2 s left over), so a storage
-that takes nothing costs no more than that: what it was not told is left to the reaper, and logged once.
+that takes nothing costs no more than that: what it was not told is left to the reaper, and logged once. The lifespan
+has what is left of that and of the drain, and half a second.
 """
 
 import asyncio
@@ -35,6 +36,7 @@ from holdfast.waiting import first
 from holdfast.worker.exchange import ExchangeLoop
 from holdfast.worker.held import Held, Holdings, StopReason
 from holdfast.worker.keeper import Keeper
+from holdfast.worker.lifespan import Lifespan
 from holdfast.worker.orders import SIGNALS, Orders
 from holdfast.worker.run import Runner
 from holdfast.worker.threads import Threads
@@ -49,7 +51,8 @@ TELLING = 1.5
 """Seconds after these in which the storage is told all that is left; a process is then gone 5 s after its drain."""
 
 LEAVING = 0.5
-"""So many of these are kept for the farewell: the reaper resigns, the worker's record goes."""
+"""So many of these are kept for the farewell: the reaper resigns, the worker's record goes. The lifespan has as many
+more, whatever else took how long."""
 
 
 class Worker:
@@ -89,9 +92,22 @@ class Worker:
         self._forced = asyncio.Event()
         self._until = 0.0
         """When the loop's time comes to this, the storage is told no more."""
+        self._drained = 0.0
+        """When it comes to this, the drain is over at the latest."""
 
         self._side = equipment.side("holdfast-keeper")
         self._threads = Threads("holdfast-handler")
+        self._lifespan = Lifespan(equipment.lifespan, worker=self.owner.name, logger=equipment.logger)
+        self._runner = Runner(
+            equipment.tasks,
+            equipment.codec,
+            self._threads,
+            equipment.clock,
+            equipment.logger,
+            middleware=equipment.middleware,
+            replaced=equipment.replaced,
+            state=lambda: self._lifespan.state,
+        )
         self._holdings = Holdings()
         self._bus = Bus(
             equipment.storage,
@@ -105,7 +121,7 @@ class Worker:
         self._exchange = ExchangeLoop(
             equipment.storage,
             self.owner,
-            Runner(equipment.tasks, equipment.codec, self._threads, equipment.clock, equipment.logger),
+            self._runner,
             self._holdings,
             queues=self._queues,
             concurrency=concurrency,
@@ -134,6 +150,7 @@ class Worker:
         Raises:
             StorageError: the storage cannot be opened, or not told of the schedules that code declares.
             UsageError: the worker has been stopped, or a task lacks a migration from an older version.
+            BaseException: whatever entering the lifespan raised.
         """
         if self._state == "ended":
             raise UsageError("this worker has been stopped; make another with app.worker()")
@@ -146,12 +163,14 @@ class Worker:
             await self._equipment.storage.open()
             await put_all(self._equipment.storage, self._equipment.schedules.values())
             await self._bus.subscribe()
+            await self._lifespan.enter()
         except BaseException:
             if not self.ended:
                 self._state = "new"
             raise
         if self.ended:
             # Somebody stopped it before it had begun.
+            await self._leave_lifespan()
             return
         self._state = "running"
         self._loop, self._context = asyncio.get_running_loop(), contextvars.copy_context()
@@ -188,6 +207,7 @@ class Worker:
         if self._main is None:
             if self._state == "starting":
                 self._state = "ended"
+                self._drained = asyncio.get_running_loop().time() + drain.total_seconds()
             return
         # Whoever gives up waiting must not leave the worker half stopped.
         await asyncio.shield(self._begin_to_end(drain.total_seconds(), "forced" if force else "asked"))
@@ -249,6 +269,8 @@ class Worker:
         async with asyncio.TaskGroup() as crew:
             crew.create_task(self._exchange.run())
             crew.create_task(self._bus.run())
+            if self._lifespan.lives:
+                crew.create_task(self._lifespan.fail())
             if self._burst:
                 await self._exchange.dry()
                 self._begin_to_end(0.0, "burst")
@@ -267,6 +289,7 @@ class Worker:
         self._begin_to_end(0.0, "failed")
 
     async def _end(self, drain: float, reason: str) -> None:
+        self._drained = asyncio.get_running_loop().time() + drain
         self._exchange.stop_claiming()
         self._keeper.announce(WorkerStopping(owner=self.owner.id, reason=reason))
         try:
@@ -313,8 +336,20 @@ class Worker:
             self._main.cancel()
             # A handler that swallows its cancellation must not hold up the end of its worker.
             await asyncio.wait({self._main}, timeout=FORCED_LINGER)
+        # What waits for a thread that was left to itself may use what the lifespan is about to close.
+        await first(self._runner.tidied(), within=FORCED_LINGER)
+        await self._leave_lifespan()
         self._threads.close()
         self._state = "ended"
+
+    async def _leave_lifespan(self) -> None:
+        self._lifespan.end()
+        if not self._forced.is_set():
+            patience = max(self._left(), self._drained - asyncio.get_running_loop().time()) + LEAVING
+            await first(self._lifespan.ended(), self._forced.wait(), within=patience)
+        if self._forced.is_set():
+            await first(self._lifespan.ended(), within=self._left() + LEAVING)
+        await self._lifespan.cut_off()
 
     def _left_untold(self, error: Exception | None) -> None:
         """Log what the storage was not told; the reaper finds out by itself."""

@@ -1,0 +1,98 @@
+"""Middleware: what is wrapped around every run of an app, or of a task, like the skins of an onion.
+
+app's first ─► app's second ─► task's first ─► handler
+◄─              ◄─             ◄─
+"""
+
+import inspect
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, cast
+
+from holdfast.context import JobContext
+from holdfast.core.check import several, shown
+from holdfast.errors import UsageError
+from holdfast.functions import is_async
+
+
+class RunCall:
+    """A run on its way to its handler. What middleware puts into `args` and `kwargs`, the handler is called with."""
+
+    def __init__(self, job: JobContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.job = job
+        """The job, as `current_job()` shows it."""
+        self.args = args
+        self.kwargs = kwargs
+
+    @property
+    def task(self) -> str:
+        """The task's name."""
+        return self.job.task
+
+
+Proceed = Callable[[], Awaitable[Any]]
+"""Goes on inwards, to the handler in the end, and returns what it returned; to be awaited once at most."""
+
+Middleware = Callable[[RunCall, Proceed], Awaitable[Any]]
+"""A coroutine function that is called for each run. What it returns, or raises, is what the run comes to."""
+
+Heart = Callable[[RunCall], Awaitable[Any]]
+"""What all the middleware of a run is wrapped around."""
+
+Onion = Callable[[RunCall, Heart], Awaitable[Any]]
+"""All the middleware of a task in one, for whatever heart a run has."""
+
+
+def layer(given: object) -> Middleware:
+    """Return what can be wrapped around a run.
+
+    Raises:
+        UsageError: it is no coroutine function of the run and what it goes on with.
+    """
+    if not callable(given) or not is_async(given):
+        raise UsageError(f"middleware {shown(given)} must be a coroutine function: async def layer(call, proceed)")
+    try:
+        inspect.signature(given).bind(None, None)
+    except TypeError as error:
+        raise UsageError(
+            f"middleware {shown(given)} cannot be called with a run and what goes on with it: {error}; "
+            "write async def layer(call, proceed)"
+        ) from None
+    return cast(Middleware, given)
+
+
+def layers(given: object) -> tuple[Middleware, ...]:
+    """Return several of them.
+
+    Raises:
+        UsageError: they are not several, or one of them is none.
+    """
+    return tuple(layer(one) for one in several(given, field="middleware"))
+
+
+def onion(middleware: Iterable[Middleware]) -> Onion:
+    """Return middleware wrapped around each other, the first outermost."""
+    inner: Onion = _bare
+    for one in reversed(tuple(middleware)):
+        inner = _around(one, inner)
+    return inner
+
+
+async def _bare(call: RunCall, heart: Heart) -> Any:
+    return await heart(call)
+
+
+def _around(middleware: Middleware, inner: Onion) -> Onion:
+    async def wrapped(call: RunCall, heart: Heart) -> Any:
+        went_on = False
+
+        async def proceed() -> Any:
+            nonlocal went_on
+            if went_on:
+                name = getattr(middleware, "__qualname__", None) or shown(middleware)
+                raise UsageError(f"middleware {name} has gone on twice; to run a job again, raise RetryLater or Snooze")
+            went_on = True
+            return await inner(call, heart)
+
+        return await middleware(call, proceed)
+
+    return wrapped

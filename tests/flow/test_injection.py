@@ -1,0 +1,786 @@
+"""What handlers are given by default value: made once a run, in order, and closed however the run ends."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
+from functools import partial
+from typing import Annotated, Any
+
+import pytest
+
+from holdfast import (
+    Holdfast,
+    Inject,
+    Job,
+    JobCancelledError,
+    JobContext,
+    JobFailedError,
+    Retry,
+    Snooze,
+    State,
+    Timing,
+    UsageError,
+    current_job,
+)
+from tests.flow.conftest import FAST, Play, Stage
+
+ONCE = Retry(max_attempts=1)
+
+
+class Ledger:
+    """What is open, and what has been opened and closed, with what was thrown into it."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.opened = self.closed = 0
+
+    def resource(self, name: str) -> Callable[[], AsyncGenerator[str]]:
+        """Return an async generator function whose every opening and closing is written down."""
+
+        async def provider() -> AsyncGenerator[str]:
+            self.opened += 1
+            self.notes.append(f"+{name}")
+            try:
+                yield name
+            except BaseException as error:
+                self.notes.append(f"{name} saw {type(error).__name__}")
+                raise
+            finally:
+                self.closed += 1
+                self.notes.append(f"-{name}")
+
+        return provider
+
+    @property
+    def all_closed(self) -> bool:
+        return self.opened > 0 and self.opened == self.closed
+
+
+async def ended(stage: Stage, job: Job[Any]) -> State:
+    """Wait until a job is over."""
+
+    async def over() -> bool:
+        return await job.state() not in (State.ACTIVE, State.WAITING, State.DELAYED)
+
+    await stage.until(over)
+    return await job.state()
+
+
+# ── what is given ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_handler_is_given_what_its_providers_make_beside_its_arguments(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+
+        async def coroutine() -> str:
+            return "coroutine"
+
+        async def generator() -> AsyncGenerator[str]:
+            yield "async generator"
+
+        @asynccontextmanager
+        async def manager() -> AsyncGenerator[str]:
+            yield "async manager"
+
+        @app.task
+        async def task(
+            number: int,
+            one: str = Inject(coroutine),
+            two: str = Inject(generator),
+            *,
+            three: str = Inject(manager),
+            job: JobContext = Inject(current_job),
+            word: str = "word",
+        ) -> Any:
+            return number, one, two, three, job.id, word
+
+        await stage.start(app.worker())
+        job = await task.enqueue(1, word="x")
+
+        assert await job.result() == [1, "coroutine", "async generator", "async manager", job.id, "x"]
+        assert (await (await task.enqueue(number=2)).result())[-1] == "word"
+
+    play(scenario)
+
+
+def test_each_provider_is_called_once_a_run_and_after_what_it_rests_on(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app, ledger = stage.app(), Ledger()
+        pool = ledger.resource("pool")
+        calls: list[int] = []
+
+        async def connection(pool: str = Inject(pool)) -> AsyncGenerator[str]:
+            calls.append(current_job().run)
+            ledger.notes.append("+connection")
+            yield f"{pool}.connection"
+            ledger.notes.append("-connection")
+
+        async def users(connection: str = Inject(connection), pool: str = Inject(pool)) -> str:
+            return f"{connection}.users of {pool}"
+
+        @app.task
+        async def task(users: str = Inject(users), connection: str = Inject(connection)) -> Any:
+            ledger.notes.append("handler")
+            return users, connection
+
+        await stage.start(app.worker())
+
+        assert await (await task.enqueue()).result() == ["pool.connection.users of pool", "pool.connection"]
+        assert ledger.notes == ["+pool", "+connection", "handler", "-connection", "-pool"]
+        await (await task.enqueue()).result()
+        assert calls == [1, 1]
+
+    play(scenario)
+
+
+def test_a_provider_may_have_defaults_and_whatever_can_be_called_is_one(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+
+        class Making:
+            async def __call__(self, of: str = "object") -> str:
+                return of
+
+            async def method(self, *args: int, of: str = "method", **rest: int) -> str:
+                return f"{of}{args}{rest}"
+
+        making = Making()
+
+        @app.task
+        async def task(
+            one: str = Inject(making), two: str = Inject(making.method), three: str = Inject(partial(making, "partial"))
+        ) -> Any:
+            return one, two, three
+
+        await stage.start(app.worker())
+
+        assert await (await task.enqueue()).result() == ["object", "method(){}", "partial"]
+
+    play(scenario)
+
+
+# ── closing ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("way", "saw"),
+    [
+        ("success", None),
+        ("error", "ConnectionError"),
+        ("own cancel", "CancelledError"),
+        ("cancel", "CancelledError"),
+        ("timeout", "CancelledError"),
+        ("hand-back", "CancelledError"),
+        ("forced", "CancelledError"),
+        ("lost", "CancelledError"),
+    ],
+)
+def test_what_was_opened_is_closed_last_first_however_the_run_ends(play: Play, way: str, saw: str | None) -> None:
+    async def scenario(stage: Stage) -> None:
+        app, ledger = stage.app(timing=FAST), Ledger()
+        one, two = ledger.resource("one"), ledger.resource("two")
+
+        @app.task(retry=ONCE, timeout="5s" if way == "timeout" else "1h", name="task")
+        async def task(first: str = Inject(one), second: str = Inject(two)) -> None:
+            match way:
+                case "success":
+                    return
+                case "error":
+                    raise ConnectionError
+                case "own cancel":
+                    raise asyncio.CancelledError
+                case _:
+                    await asyncio.sleep(3600 if current_job().run == 1 else 0)
+
+        worker = app.worker(reaper=False)
+        node = await stage.start(worker)
+        job = await task.enqueue()
+        await asyncio.sleep(1)
+        if way == "cancel":
+            await job.cancel()
+        elif way in ("hand-back", "forced"):
+            await stage.stop(node, worker, timeout="1s", force=way == "forced")
+        elif way == "lost":
+            # Nobody renews it, so that another takes it over; the first hears of it once it goes on.
+            stage.loop.pause(node)
+            other = stage.app(timing=FAST)
+            other.tasks.update(app.tasks)
+            await stage.start(other.worker(), "other")
+            await asyncio.sleep(6)
+            stage.loop.wake(node)
+        if way in ("hand-back", "forced"):
+            assert await job.state() is State.WAITING
+        else:
+            await ended(stage, job)
+            await asyncio.sleep(5)
+
+        assert ledger.all_closed
+        if way != "lost":
+            threw = [f"two saw {saw}"] if saw else [], [f"one saw {saw}"] if saw else []
+            assert ledger.notes == ["+one", "+two", *threw[0], "-two", *threw[1], "-one"]
+        else:
+            assert ledger.opened == 4
+            assert ledger.notes.count("one saw CancelledError") == 1
+
+    play(scenario)
+
+
+def test_of_many_runs_that_end_in_every_way_none_leaves_anything_open(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app, ledger = stage.app(timing=FAST), Ledger()
+        one, two = ledger.resource("one"), ledger.resource("two")
+
+        async def brittle(first: str = Inject(one)) -> str:
+            if int(current_job().idempotency_key.split()[1]) % 7 == 0:
+                raise ConnectionError
+            await asyncio.sleep(0.3)
+            return first
+
+        @app.task(retry=Retry(max_attempts=2, base="1s"), timeout="4s")
+        async def task(number: int, brittle: str = Inject(brittle), second: str = Inject(two)) -> None:
+            match number % 4:
+                case 0:
+                    raise ConnectionError
+                case 1:
+                    raise Snooze("2s")
+                case 2:
+                    await asyncio.sleep(3 + number % 3)
+                case _:
+                    return
+
+        worker = app.worker(concurrency=20)
+        node = await stage.start(worker)
+        jobs = [await task.options(id=f"job {number}").enqueue(number) for number in range(200)]
+        for step in range(10):
+            await asyncio.sleep(0.7)
+            await jobs[step * 17].cancel()
+        await stage.stop(node, worker, timeout="1s")
+
+        assert ledger.opened > 150
+        assert ledger.all_closed
+
+    play(scenario)
+
+
+def test_what_fails_to_open_closes_what_was_open_and_is_the_runs_own_failure(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app, ledger = stage.app(), Ledger()
+        calls: list[int] = []
+
+        async def broken() -> str:
+            raise ConnectionError("no route")
+
+        @app.task(retry=ONCE)
+        async def task(one: str = Inject(ledger.resource("one")), two: str = Inject(broken)) -> None:
+            calls.append(1)
+
+        await stage.start(app.worker())
+        job = await task.enqueue()
+
+        with pytest.raises(JobFailedError, match="no route"):
+            await job.result()
+        assert ledger.notes == ["+one", "one saw ConnectionError", "-one"]
+        assert calls == []
+
+    play(scenario)
+
+
+def test_a_failure_to_close_after_success_fails_the_run_and_those_outside_hear_of_it(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app, ledger = stage.app(), Ledger()
+
+        async def uncommitted(outer: str = Inject(ledger.resource("outer"))) -> AsyncGenerator[str]:
+            yield outer
+            raise ConnectionError("not committed")
+
+        @app.task(retry=ONCE)
+        async def task(session: str = Inject(uncommitted)) -> str:
+            return "done"
+
+        await stage.start(app.worker())
+        job = await task.enqueue()
+
+        with pytest.raises(JobFailedError, match="not committed"):
+            await job.result()
+        assert ledger.notes == ["+outer", "outer saw ConnectionError", "-outer"]
+
+    play(scenario)
+
+
+def test_a_failure_to_close_after_a_failure_is_logged_and_the_first_counts(
+    play: Play, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(stage: Stage) -> None:
+        app, ledger = stage.app(), Ledger()
+
+        async def brittle(outer: str = Inject(ledger.resource("outer"))) -> AsyncGenerator[str]:
+            try:
+                yield outer
+            finally:
+                raise KeyError("secret")
+
+        @app.task(retry=ONCE)
+        async def task(session: str = Inject(brittle)) -> None:
+            raise ConnectionError("the first")
+
+        await stage.start(app.worker())
+        job = await task.enqueue()
+
+        with caplog.at_level(logging.ERROR), pytest.raises(JobFailedError, match="the first"):
+            await job.result()
+        (line,) = (await job.info()).log
+        assert ledger.notes == ["+outer", "outer saw ConnectionError", "-outer"]
+        assert "brittle failed while it closed: KeyError" in line.message
+        assert "secret" in line.fields["traceback"]
+
+    with caplog.at_level(logging.ERROR):
+        play(scenario)
+
+    assert "brittle of job" in caplog.text
+    assert "secret" not in caplog.text
+
+
+def test_a_provider_cannot_make_a_success_of_a_failure(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+
+        async def swallowing() -> AsyncGenerator[str]:
+            try:
+                yield "given"
+            except ConnectionError:
+                return
+
+        @app.task(retry=ONCE)
+        async def task(given: str = Inject(swallowing)) -> None:
+            raise ConnectionError("away")
+
+        await stage.start(app.worker())
+
+        with pytest.raises(JobFailedError, match="away"):
+            await (await task.enqueue()).result()
+
+    play(scenario)
+
+
+def test_closing_takes_part_in_the_runs_timeout(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+        notes: list[str] = []
+
+        async def slow() -> AsyncGenerator[str]:
+            yield "given"
+            try:
+                await asyncio.sleep(3600)
+            finally:
+                notes.append("cut off")
+
+        @app.task(retry=ONCE, timeout="5s")
+        async def task(given: str = Inject(slow)) -> None: ...
+
+        await stage.start(app.worker())
+
+        with pytest.raises(JobFailedError, match="timeout of 5 s"):
+            await (await task.enqueue()).result()
+        assert notes == ["cut off"]
+
+    play(scenario)
+
+
+def test_a_hook_is_given_its_own_after_the_handlers_are_closed(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app, ledger = stage.app(), Ledger()
+        db = ledger.resource("db")
+
+        @app.task
+        async def task(number: int, db: str = Inject(db)) -> None:
+            await asyncio.sleep(3600)
+
+        @task.on_cancel
+        async def tidy(number: int, db: str = Inject(db)) -> None:
+            ledger.notes.append(f"tidied {number} in {db}")
+
+        await stage.start(app.worker())
+        job = await task.enqueue(7)
+        await asyncio.sleep(1)
+        await job.cancel()
+
+        with pytest.raises(JobCancelledError):
+            await job.result()
+        assert ledger.notes == ["+db", "db saw CancelledError", "-db", "+db", "tidied 7 in db", "-db"]
+
+    play(scenario)
+
+
+# ── in place of ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_an_override_stands_in_wherever_it_is_asked_for_and_only_within(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app, ledger = stage.app(), Ledger()
+
+        async def real() -> str:
+            return "real"
+
+        async def users(db: str = Inject(real)) -> str:
+            return f"users of {db}"
+
+        async def fake(more: str = Inject(ledger.resource("more"))) -> AsyncGenerator[str]:
+            yield f"fake with {more}"
+
+        async def faker() -> str:
+            return "faker"
+
+        @app.task
+        async def task(users: str = Inject(users), db: str = Inject(real)) -> Any:
+            return users, db
+
+        @task.on_cancel
+        async def tidy(users: str = Inject(users), db: str = Inject(real)) -> None: ...
+
+        await stage.start(app.worker())
+
+        async def seen() -> Any:
+            return await (await task.enqueue()).result()
+
+        assert await seen() == ["users of real", "real"]
+        with app.override(real, fake):
+            assert await seen() == ["users of fake with more", "fake with more"]
+            with app.override(real, faker):
+                assert await seen() == ["users of faker", "faker"]
+            assert await seen() == ["users of fake with more", "fake with more"]
+        assert await seen() == ["users of real", "real"]
+        assert ledger.all_closed
+
+    play(scenario)
+
+
+def test_an_override_is_of_one_app_and_ends_with_an_error_too() -> None:
+    app, other = Holdfast("memory://"), Holdfast("memory://")
+
+    def real() -> str:
+        return "real"
+
+    def fake() -> str:
+        return "fake"
+
+    def within() -> None:
+        with app.override(real, fake):
+            assert app.equipment().replaced == {real: fake}
+            assert other.equipment().replaced == {}
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        within()
+    assert app.equipment().replaced == {}
+
+
+def test_middleware_may_bring_what_would_be_injected(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+
+        async def real() -> str:
+            return "real"
+
+        @app.middleware
+        async def bring(call: Any, proceed: Any) -> Any:
+            call.kwargs["db"] = "brought"
+            return await proceed()
+
+        @app.task
+        async def task(db: str = Inject(real)) -> str:
+            return db
+
+        await stage.start(app.worker())
+
+        assert await (await task.enqueue()).result() == "brought"
+
+    play(scenario)
+
+
+# ── threads ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_what_is_plain_happens_in_one_thread_and_one_context() -> None:
+    app = Holdfast("memory://")
+    threads: list[str] = []
+    tenant: ContextVar[str] = ContextVar("tenant", default="nobody")
+
+    def note() -> None:
+        threads.append(threading.current_thread().name)
+
+    def plain() -> str:
+        note()
+        return "plain"
+
+    def generator(plain: str = Inject(plain)) -> Generator[str]:
+        note()
+        token = tenant.set("somebody")
+        yield f"{plain}, generator"
+        tenant.reset(token)
+        note()
+
+    @contextmanager
+    def manager(generator: str = Inject(generator)) -> Generator[str]:
+        note()
+        yield f"{generator}, manager"
+        note()
+
+    async def coroutine(manager: str = Inject(manager)) -> str:
+        assert threading.current_thread() is threading.main_thread()
+        return f"{manager}, coroutine"
+
+    @app.task
+    def in_thread(all_of_them: str = Inject(coroutine), once: str = Inject(plain)) -> Any:
+        note()
+        return all_of_them, tenant.get()
+
+    @app.task
+    async def on_loop(all_of_them: str = Inject(coroutine), once: str = Inject(plain)) -> Any:
+        assert threading.current_thread() is threading.main_thread()
+        return all_of_them, tenant.get()
+
+    async with app, app.worker():
+        assert await (await in_thread.enqueue()).result(timeout=10) == [
+            "plain, generator, manager, coroutine",
+            "somebody",
+        ]
+        assert (len(threads), len(set(threads))) == (6, 1)
+        threads.clear()
+        assert await (await on_loop.enqueue()).result(timeout=10) == ["plain, generator, manager, coroutine", "nobody"]
+        assert (len(threads), len(set(threads))) == (5, 1)
+
+
+async def test_what_a_thread_uses_that_is_left_to_itself_is_closed_after_it() -> None:
+    app = Holdfast("memory://")
+    go, closed = threading.Event(), asyncio.Event()
+    notes: list[str] = []
+
+    async def outer() -> AsyncGenerator[str]:
+        try:
+            yield "outer"
+        finally:
+            notes.append("-outer")
+            closed.set()
+
+    def inner(outer: str = Inject(outer)) -> Generator[str]:
+        try:
+            yield "inner"
+        except asyncio.CancelledError:
+            notes.append("inner saw CancelledError")
+            raise
+        finally:
+            notes.append("-inner")
+
+    @app.task(timeout="100ms", retry=ONCE)
+    def hang(inner: str = Inject(inner)) -> None:
+        go.wait(30)
+        notes.append("handler ended")
+
+    async with app, app.worker():
+        job = await hang.enqueue()
+        with pytest.raises(JobFailedError, match=r"timeout of 0\.1 s"):
+            await job.result(timeout=10)
+        assert notes == []
+        go.set()
+        async with asyncio.timeout(10):
+            await closed.wait()
+
+    assert notes == ["handler ended", "inner saw CancelledError", "-inner", "-outer"]
+
+
+async def test_what_a_thread_opens_while_its_run_is_stopped_is_closed_all_the_same() -> None:
+    app = Holdfast("memory://", timing=Timing.fast())
+    opening, go, closed = asyncio.Event(), threading.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+    calls: list[int] = []
+
+    def slow() -> Generator[str]:
+        loop.call_soon_threadsafe(opening.set)
+        go.wait(30)
+        try:
+            yield "opened"
+        finally:
+            closed.set()
+
+    @app.task
+    async def task(slow: str = Inject(slow)) -> None:
+        calls.append(1)
+
+    async with app, app.worker():
+        job = await task.enqueue()
+        async with asyncio.timeout(10):
+            await opening.wait()
+        await job.cancel()
+        with pytest.raises(JobCancelledError):
+            await job.result(timeout=10)
+        assert not closed.is_set()
+        go.set()
+        assert await asyncio.to_thread(closed.wait, 10)
+
+    assert calls == []
+
+
+# ── what callers see ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def get_db() -> str:
+    return "db"
+
+
+def needy() -> Any:
+    app = Holdfast("memory://")
+
+    @app.task(name="pay")
+    async def pay(
+        user: int, db: str = Inject(get_db), cents: int = 1, *, note: str = "", log: str = Inject(get_db)
+    ) -> Any:
+        return user, db, cents, note, log
+
+    return pay
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "says"),
+    [
+        ((1,), {"db": "mine"}, "'db' is injected where the job runs; leave it out"),
+        ((1,), {"log": "mine"}, "'log' is injected where the job runs"),
+        ((1, "mine"), {}, "too many positional arguments; its signature is \\(user: int, \\*, cents: int = 1, note"),
+        ((), {"cents": 2}, "user"),
+    ],
+)
+def test_what_is_injected_cannot_be_passed(args: tuple[Any, ...], kwargs: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        needy().call(*args, **kwargs)
+
+
+def test_what_stands_behind_it_goes_by_name() -> None:
+    pay = needy()
+    call = pay.call(1, cents=5, note="n")
+
+    assert pay.signature.decode(pay.standing.app.codec, call.job.payload) == ((1,), {"cents": 5, "note": "n"})
+
+
+def test_no_payload_brings_what_is_injected() -> None:
+    app = Holdfast("memory://")
+
+    @app.task(name="pay")
+    async def pay(db: str = Inject(get_db), **rest: str) -> None: ...
+
+    for payload in ({"db": "mine"}, {"rest": {"db": "mine"}}):
+        with pytest.raises(ValueError, match="db"):
+            pay.signature.decode(app.codec, app.codec.encode(payload))
+
+
+def test_a_direct_call_passes_it_itself() -> None:
+    pay = needy()
+
+    with pytest.raises(UsageError, match=r"only a worker injects; pass db=\.\.\., log=\.\.\."):
+        asyncio.run(pay(1))
+    with pytest.raises(UsageError, match=r"pass log=\.\.\.$"):
+        asyncio.run(pay(1, "mine"))
+    assert asyncio.run(pay(1, "mine", log="log")) == (1, "mine", 1, "", "log")
+    with pytest.raises(TypeError, match="user"):
+        asyncio.run(pay(db="mine"))
+
+
+def test_a_key_knows_nothing_of_it() -> None:
+    app = Holdfast("memory://")
+
+    def key(user: int) -> str:
+        return f"user {user}"
+
+    @app.task(concurrency_key=key)
+    async def pay(user: int, db: str = Inject(get_db)) -> None: ...
+
+    assert pay.call(7).job.keys[0].name == "user 7"
+    with pytest.raises(UsageError, match="names 'db'"):
+
+        @app.task(concurrency_key="{db}")
+        async def other(user: int, db: str = Inject(get_db)) -> None: ...
+
+
+# ── bad input ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def asks(user: int) -> str:
+    return ""
+
+
+class Unhashable:
+    __hash__ = None  # type: ignore[assignment]
+
+    def __call__(self) -> str:
+        return ""
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("db", r"Inject\('db'\) is no provider; give the function itself"),
+        (Inject(get_db), r"Inject\(Inject\(get_db\)\) is no provider"),
+        (asks, "the provider asks takes 'user', which nobody gives it; write user = Inject"),
+        (Unhashable(), "unhashable.*wrap it in a function"),
+        (dict, "wrap it in a function that takes nothing"),
+    ],
+)
+def test_what_is_no_provider_is_refused(given: Any, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        Inject(given)
+    with pytest.raises(UsageError, match=says.replace("Inject\\(", "override\\(", 1)):
+        Holdfast("memory://").override(get_db, given).__enter__()
+
+
+def test_providers_in_a_circle_are_refused_where_the_task_is_defined() -> None:
+    app = Holdfast("memory://")
+
+    def one(two: str = "") -> str:
+        return two
+
+    def two(one: str = Inject(one)) -> str:
+        return one
+
+    one.__defaults__ = (Inject(two),)
+
+    with pytest.raises(UsageError, match=r"in a circle: .*one → .*two → .*one; break it up"):
+
+        @app.task
+        async def task(one: str = Inject(one)) -> None: ...
+
+    assert app.tasks == {}
+
+
+def test_a_replacement_that_asks_for_what_it_replaces_is_refused() -> None:
+    app = Holdfast("memory://")
+
+    def around(db: str = Inject(get_db)) -> str:
+        return db
+
+    with pytest.raises(UsageError, match="in a circle"):
+        app.override(get_db, around).__enter__()
+    assert app.equipment().replaced == {}
+
+
+def by_place(db: str = Inject(get_db), /) -> None: ...
+
+
+def before_the_rest(db: str = Inject(get_db), *users: int) -> None: ...
+
+
+def annotated(db: Annotated[str, Inject(get_db)]) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("handler", "says"),
+    [
+        (by_place, r"task '.*by_place': 'db' is injected and positional only; put it behind a \*"),
+        (before_the_rest, r"'db' is injected and stands before \*users; put it behind"),
+        (annotated, "'db' is injected by its annotation; write db: "),
+    ],
+)
+def test_where_it_could_not_be_filled_it_is_refused(handler: Callable[..., None], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        Holdfast("memory://").task(handler)

@@ -1,0 +1,403 @@
+"""Middleware: in which order it is wrapped around a run, what it may do there, and what it must not."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from holdfast import (
+    Holdfast,
+    JobCancelledError,
+    JobFailedError,
+    Proceed,
+    Reject,
+    Retry,
+    RetryLater,
+    Router,
+    RunCall,
+    Snooze,
+    State,
+    TaskOptions,
+    UsageError,
+    current_job,
+)
+from tests.flow.conftest import FAST, Play, Stage
+
+ONCE = Retry(max_attempts=1)
+
+
+def noting(notes: list[str], name: str) -> Any:
+    """Return middleware that notes when it is entered and left."""
+
+    async def layer(call: RunCall, proceed: Proceed) -> Any:
+        notes.append(f"> {name}")
+        try:
+            return await proceed()
+        finally:
+            notes.append(f"< {name}")
+
+    return layer
+
+
+def test_the_apps_is_around_the_tasks_each_in_the_order_it_was_given(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+        notes: list[str] = []
+
+        @app.task(middleware=[noting(notes, "task 1"), noting(notes, "task 2")])
+        async def task(number: int) -> int:
+            notes.append("handler")
+            return number
+
+        @app.task
+        async def plain(number: int) -> int:
+            return number
+
+        app.middleware(noting(notes, "app 1"))
+        app.middleware(noting(notes, "app 2"))
+        await stage.start(app.worker())
+
+        assert await (await task.enqueue(7)).result() == 7
+        assert notes == [
+            *("> app 1", "> app 2", "> task 1", "> task 2"),
+            "handler",
+            *("< task 2", "< task 1", "< app 2", "< app 1"),
+        ]
+        notes.clear()
+        assert await (await plain.enqueue(7)).result() == 7
+        assert notes == ["> app 1", "> app 2", "< app 2", "< app 1"]
+
+    play(scenario)
+
+
+def test_a_list_of_the_tasks_own_stands_for_that_of_its_router_or_of_the_defaults(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        notes: list[str] = []
+        app = stage.app(defaults=TaskOptions(middleware=[noting(notes, "default")]))
+        router = Router(prefix="r.", defaults=TaskOptions(middleware=[noting(notes, "router")]))
+
+        @app.task
+        async def one() -> None: ...
+
+        @router.task
+        async def two() -> None: ...
+
+        @router.task(middleware=[])
+        async def three() -> None: ...
+
+        app.include(router)
+        await stage.start(app.worker())
+        for task in (one, two, three):
+            await (await task.enqueue()).result()
+
+        assert notes == ["> default", "< default", "> router", "< router"]
+
+    play(scenario)
+
+
+def test_it_sees_the_run_and_may_change_the_arguments_and_the_result(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+        seen: list[Any] = []
+
+        @app.middleware
+        async def double(call: RunCall, proceed: Proceed) -> Any:
+            seen.append((call.task, call.job.id, call.job is current_job(), call.args, dict(call.kwargs)))
+            call.args = tuple(2 * one for one in call.args)
+            call.kwargs["note"] += "!"
+            return [await proceed(), "replaced"]
+
+        @app.task(name="add")
+        async def add(a: int, b: int, *, note: str) -> Any:
+            return a + b, note
+
+        await stage.start(app.worker())
+        job = await add.enqueue(1, 2, note="n")
+
+        assert await job.result() == [[6, "n!"], "replaced"]
+        assert seen == [("add", job.id, True, (1, 2), {"note": "n"})]
+
+    play(scenario)
+
+
+def test_a_change_of_one_run_does_not_reach_the_next(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+
+        @app.middleware
+        async def add_one(call: RunCall, proceed: Proceed) -> Any:
+            call.args = (*call.args, 1)
+            return await proceed()
+
+        @app.task(retry=Retry(max_attempts=3, base="1s"))
+        async def count(*numbers: int) -> int:
+            if current_job().run < 3:
+                raise ConnectionError
+            return len(numbers)
+
+        await stage.start(app.worker())
+
+        assert await (await count.enqueue()).result() == 1
+
+    play(scenario)
+
+
+def test_without_going_on_the_handler_is_not_called(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+        calls: list[int] = []
+
+        async def answer(call: RunCall, proceed: Proceed) -> Any:
+            return "from a cache"
+
+        @app.task(middleware=[answer])
+        async def task() -> str:
+            calls.append(1)
+            return "made"
+
+        await stage.start(app.worker())
+
+        assert await (await task.enqueue()).result() == "from a cache"
+        assert calls == []
+
+    play(scenario)
+
+
+def test_to_go_on_twice_fails_the_run_and_says_whose_fault_it_is(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+        calls: list[int] = []
+
+        async def stubborn(call: RunCall, proceed: Proceed) -> Any:
+            try:
+                return await proceed()
+            except ConnectionError:
+                return await proceed()
+
+        @app.task(middleware=[stubborn], retry=ONCE)
+        async def task() -> None:
+            calls.append(1)
+            raise ConnectionError
+
+        await stage.start(app.worker())
+        job = await task.enqueue()
+
+        with pytest.raises(JobFailedError, match=r"UsageError.*stubborn has gone on twice"):
+            await job.result()
+        assert calls == [1]
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("said", "state", "ended"),
+    [
+        (RetryLater("10s"), State.DELAYED, "raised"),
+        (Snooze("10s"), State.DELAYED, "released"),
+        (Reject("no"), State.FAILED, "rejected"),
+        (ConnectionError("no"), State.DELAYED, "raised"),
+    ],
+)
+@pytest.mark.parametrize("after", [False, True])
+def test_what_it_raises_is_judged_as_if_the_handler_had(
+    play: Play, said: Exception, state: State, ended: str, after: bool
+) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+
+        async def raising(call: RunCall, proceed: Proceed) -> Any:
+            if after:
+                await proceed()
+            raise said
+
+        @app.task(middleware=[raising], retry=Retry(max_attempts=3, base="10s"))
+        async def task() -> None: ...
+
+        await stage.start(app.worker())
+        job = await task.enqueue()
+        await asyncio.sleep(2)
+        (run,) = (await job.info()).runs
+
+        assert (await job.state(), run.ended) == (state, ended)
+
+    play(scenario)
+
+
+def test_it_sees_what_the_handler_raises_and_may_answer_for_it(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+
+        @app.middleware
+        async def spare(call: RunCall, proceed: Proceed) -> Any:
+            try:
+                return await proceed()
+            except ConnectionError as error:
+                return f"spared: {error}"
+
+        @app.task
+        async def task() -> str:
+            raise ConnectionError("away")
+
+        await stage.start(app.worker())
+
+        assert await (await task.enqueue()).result() == "spared: away"
+
+    play(scenario)
+
+
+def test_a_cancel_comes_by_and_the_hook_is_outside_of_it(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+        notes: list[str] = []
+
+        @app.middleware
+        async def watch(call: RunCall, proceed: Proceed) -> Any:
+            try:
+                return await proceed()
+            except asyncio.CancelledError:
+                notes.append(f"cancelled {call.job.cancelled}")
+                raise
+
+        @app.task
+        async def task() -> None:
+            await asyncio.sleep(3600)
+
+        @task.on_cancel
+        async def tidy() -> None:
+            notes.append("tidied")
+
+        await stage.start(app.worker())
+        job = await task.enqueue()
+        await asyncio.sleep(1)
+        await job.cancel("enough")
+
+        with pytest.raises(JobCancelledError, match="enough"):
+            await job.result()
+        assert notes == ["cancelled True", "tidied"]
+
+    play(scenario)
+
+
+def test_the_runs_timeout_is_around_it(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+        notes: list[str] = []
+
+        async def slow(call: RunCall, proceed: Proceed) -> Any:
+            try:
+                await asyncio.sleep(4)
+                value = await proceed()
+                await asyncio.sleep(4)
+            finally:
+                notes.append("left")
+            return value
+
+        @app.task(middleware=[slow], timeout="5s", retry=ONCE)
+        async def task() -> None:
+            notes.append("handler")
+
+        await stage.start(app.worker())
+        job = await task.enqueue()
+
+        with pytest.raises(JobFailedError, match="timeout of 5 s"):
+            await job.result()
+        assert notes == ["handler", "left"]
+
+    play(scenario)
+
+
+def test_one_that_waits_hears_of_a_shutdown_and_its_job_is_handed_back(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(timing=FAST)
+        notes: list[str] = []
+
+        @app.middleware
+        async def waits(call: RunCall, proceed: Proceed) -> Any:
+            try:
+                await asyncio.sleep(3600 if call.job.run == 1 else 0)
+                return await proceed()
+            finally:
+                notes.append(f"left {call.job.run}")
+
+        @app.task
+        def plain() -> int:
+            # Never reached in the first run: a thread knows nothing of virtual time.
+            raise AssertionError
+
+        worker = app.worker()
+        node = await stage.start(worker)
+        job = await plain.enqueue()
+        await asyncio.sleep(1)
+        await stage.stop(node, worker, timeout="1s")
+        record = (await job.info()).job
+
+        assert notes == ["left 1"]
+        assert (record.state, record.releases, record.failures) == (State.WAITING, 1, 0)
+
+    play(scenario)
+
+
+async def test_it_is_around_plain_handlers_too_and_they_see_what_it_sets() -> None:
+    app = Holdfast("memory://")
+    notes: list[Any] = []
+
+    @app.middleware
+    async def watch(call: RunCall, proceed: Proceed) -> Any:
+        notes.append(call.args)
+        call.args = (call.args[0] + 1,)
+        try:
+            return await proceed() * 10
+        finally:
+            notes.append("left")
+
+    @app.task
+    def plain(number: int) -> int:
+        return number
+
+    async with app, app.worker():
+        assert await (await plain.enqueue(1)).result(timeout=10) == 20
+
+    assert notes == [(1,), "left"]
+
+
+def test_a_task_that_is_called_as_a_function_has_none() -> None:
+    app = Holdfast("memory://")
+    notes: list[str] = []
+    app.middleware(noting(notes, "app"))
+
+    @app.task
+    def plain(number: int) -> int:
+        return number
+
+    assert plain(3) == 3
+    assert notes == []
+
+
+async def of_one(call: RunCall) -> None: ...
+
+
+def no_coroutine(call: RunCall, proceed: Proceed) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (7, "must be a coroutine function: async def layer"),
+        (no_coroutine, "must be a coroutine function"),
+        (of_one, "too many positional arguments; write async def layer"),
+    ],
+)
+def test_what_is_none_is_refused_where_it_is_given(given: Any, says: str) -> None:
+    app = Holdfast("memory://")
+
+    with pytest.raises(UsageError, match=says):
+        app.middleware(given)
+    with pytest.raises(UsageError, match=says):
+        app.task(middleware=[given])
+    with pytest.raises(UsageError, match=says):
+        TaskOptions(middleware=[given])
+
+
+def test_a_single_one_is_no_sequence_of_them() -> None:
+    with pytest.raises(UsageError, match=r"middleware = .* must be several, in a list"):
+        TaskOptions(middleware=noting([], "one"))
