@@ -10,8 +10,11 @@ import pytest
 from holdfast.clock import SECOND
 from holdfast.core.events import AnyEvent, OnRequest, WorkerStarted
 from holdfast.core.job import (
+    CollectKey,
+    DebounceKey,
     JobRecord,
     Key,
+    MergeKey,
     NewJob,
     Policy,
     RecordedError,
@@ -19,6 +22,7 @@ from holdfast.core.job import (
     Ref,
     StallSetting,
     StallTerms,
+    ThrottleKey,
     UniqueKey,
 )
 from holdfast.core.leadership import Term
@@ -38,7 +42,7 @@ from holdfast.core.outcome import (
 from holdfast.core.retention import Keep, Retention
 from holdfast.core.retry import Backoff
 from holdfast.core.settlement import settlement
-from holdfast.storage import journal, model, shelf
+from holdfast.storage import intake, journal, model, shelf
 from holdfast.storage.model import Model
 from holdfast.storage.protocol import (
     EVENTS_END,
@@ -137,7 +141,8 @@ class Twins:
             deadline=dice.choice((None, None, self.clock.now() + dice.randrange(60 * SECOND))),
             heartbeat_timeout=dice.choice(maybe),
             keys=self.keys(),
-            merge=dice.choice((None, UniqueKey(str(self.made), window=7))),
+            merge=self.merge_key(),
+            throttle=dice.choice((None, None, None, ThrottleKey(dice.choice("kl"), dice.choice((1, 2)), 9 * SECOND))),
             stall=dice.choice(
                 (
                     StallTerms(),
@@ -164,6 +169,25 @@ class Twins:
         if dice.random() < 0.3:
             return (Key("singleton"),)
         return tuple(Key(name, dice.choice((1, 1, 2, 4, 0))) for name in dice.choices(KEYS, k=dice.randrange(1, 4)))
+
+    def merge_key(self) -> MergeKey | None:
+        dice = self.dice
+        name = dice.choice(("k", "k", "l", str(self.made)))
+        delay, max_wait = dice.choice((0, SECOND, 3 * SECOND)), dice.choice((None, SECOND, 6 * SECOND))
+        return dice.choice(
+            (
+                None,
+                None,
+                None,
+                UniqueKey(name),
+                UniqueKey(name, "queued"),
+                UniqueKey(name, window=dice.choice((7, 5 * SECOND, 30 * SECOND))),
+                DebounceKey(name, delay, max_wait),
+                DebounceKey(name, delay, max_wait),
+                CollectKey(name, delay, dice.choice((1, 2, 3, 9)), max_wait),
+                CollectKey(name, delay, 4, max_wait),
+            )
+        )
 
     async def exchange(self) -> None:
         dice = self.dice
@@ -246,8 +270,11 @@ class Twins:
         for _ in range(dice.randrange(1, 4)):
             ref = Ref(dice.choice(QUEUES), f"j{dice.randrange(self.made + 1)}")
             living = [job.ref for job in self.model.records.values() if job.state not in TERMINAL]
+            keyed = [job.ref for job in self.model.records.values() if job.state in TERMINAL and job.merge]
             if living and dice.random() < 0.4:
                 ref = dice.choice(living)
+            elif keyed and dice.random() < 0.4:
+                ref = dice.choice(keyed)
             asked.append(
                 dice.choice(
                     (
@@ -335,6 +362,7 @@ class Twins:
             ended_after=dice.choice((None, None, self.clock.now() - dice.randrange(60 * SECOND))),
             ended_before=dice.choice((None, None, self.clock.now() - dice.randrange(60 * SECOND))),
             id=dice.choice((None, None, f"j{dice.randrange(self.made + 1)}")),
+            merge=dice.choice((None, None, None, "unique:k", "debounce:k", "collect:l")),
             limit=dice.choice((1, 2, 50)),
         )
         expected = self.model.find(query)
@@ -347,7 +375,9 @@ class Twins:
 def patch(monkeypatch: pytest.MonkeyPatch, **constants: object) -> None:
     """Set constants of the protocol wherever the model and SQLite have taken them to."""
     for name, value in constants.items():
-        places = [place for place in (model, shelf, journal, flow, claiming, slots, chores) if hasattr(place, name)]
+        places = [
+            place for place in (intake, model, shelf, journal, flow, claiming, slots, chores) if hasattr(place, name)
+        ]
         for place in places:
             monkeypatch.setattr(place, name, value)
 
@@ -357,7 +387,7 @@ async def test_every_answer_is_that_of_the_model(tmp_path: Path, seed: int, monk
     kept = Random(seed).choice((Keep(7 * 86_400 * SECOND, 100_000), Keep(30 * SECOND, 200), Keep(3600 * SECOND, 90)))
     patch(monkeypatch, EVENTS_KEPT=kept)
     if seed % 2:
-        patch(monkeypatch, PROMOTE_LIMIT=2, EXPIRE_LIMIT=3, TRIM_LIMIT=4, SCAN_LIMIT=6, LOOK_LIMIT=2)
+        patch(monkeypatch, PROMOTE_LIMIT=2, EXPIRE_LIMIT=3, TRIM_LIMIT=4, SCAN_LIMIT=6, LOOK_LIMIT=2, WINDOW_LIMIT=1)
     twins = Twins(tmp_path / "jobs.db", seed)
     for queue in QUEUES:
         first = Settings(retention=Retention(*(twins.keep() for _ in range(4))), record=get_args(OnRequest))

@@ -2,19 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import nsmallest
 
 from msgspec import structs
 
 from holdfast.clock import Clock
 from holdfast.core.events import JobThrottled
 from holdfast.core.frames import framed
-from holdfast.core.job import CollectKey, DebounceKey, JobRecord, NewJob, Ref, ThrottleKey, UniqueKey
+from holdfast.core.job import CollectKey, DebounceKey, JobRecord, MergeKey, NewJob, Ref, ThrottleKey, UniqueKey
 from holdfast.core.lifecycle import State
 from holdfast.core.merge import due_at, merge_name
 from holdfast.core.order import place
 from holdfast.core.transition import enqueued, lapsed, merged
 from holdfast.storage.books import Books
-from holdfast.storage.protocol import Receipt, job_topic, queue_topic
+from holdfast.storage.protocol import WINDOW_LIMIT, Receipt, job_topic, queue_topic
 
 
 @dataclass
@@ -60,17 +61,22 @@ class Intake(Books):
         return Receipt("created", new.ref)
 
     def _come_to(self, new: NewJob, now: int) -> Ref | None:
-        """Return the job that a call comes to; what has waited for too long is expired first."""
+        """Return the job that a call comes to."""
         if new.merge is None:
             return None
         if isinstance(new.merge, UniqueKey) and new.merge.window is not None:
             window = self._window(new.queue, merge_name(new.merge), new.merge.window, now)
             return None if window is None else window.ref
-        there = self._shelf.come_to(new.queue, new.merge)
-        if there is not None and lapsed(there, now):
+        return self._living(new.queue, new.merge, now)
+
+    def _living(self, queue: str, key: MergeKey, now: int) -> Ref | None:
+        """Return the job that may be come to by a key; what has waited for too long is expired first."""
+        while (there := self._shelf.come_to(queue, key)) is not None:
+            # One that has started is too old for nothing.
+            if there.state is State.ACTIVE or not lapsed(there, now):
+                return there.ref
             self._expire(there, now)
-            return self._come_to(new, now)
-        return None if there is None else there.ref
+        return None
 
     def _window(self, queue: str, name: str, length: int, now: int) -> Window | None:
         window = self._windows.get((queue, name))
@@ -190,7 +196,10 @@ class Intake(Books):
                 del self._windows[place]
 
     def _forget_windows(self, now: int) -> None:
-        self._windows = {place: window for place, window in self._windows.items() if window.until > now}
+        """Forget the keys whose time is over, the longest over first."""
+        over = [(window.until, held) for held, window in self._windows.items() if window.until <= now]
+        for _, held in nsmallest(WINDOW_LIMIT, over):
+            del self._windows[held]
 
 
 def throttle_name(key: ThrottleKey) -> str:

@@ -580,14 +580,8 @@ class Model(Timetable):
         self.knocked += [queue_topic(job.queue), job_topic(job.ref)]
 
     def _holder(self, job: JobRecord, now: int) -> Ref | None:
-        """Return the unfinished job that holds a job's unique key; what has waited for too long is expired first."""
-        if not isinstance(job.merge, UniqueKey):
-            return None
-        there = self._shelf.come_to(job.queue, job.merge)
-        if there is not None and lapsed(there, now):
-            self._expire(there, now)
-            return self._holder(job, now)
-        return None if there is None else there.ref
+        """Return the unfinished job that holds a job's unique key."""
+        return self._living(job.queue, job.merge, now) if isinstance(job.merge, UniqueKey) else None
 
     def _reschedule(self, job: JobRecord, asked: Reschedule, now: int) -> None:
         run_at = job.run_at if asked.delay is None else now + asked.delay

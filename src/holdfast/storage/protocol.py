@@ -26,6 +26,9 @@ SWEEP_LIMIT = 200
 PROMOTE_LIMIT = 100
 EXPIRE_LIMIT = 200
 TRIM_LIMIT = 500
+WINDOW_LIMIT = 5_000
+"""How many keys that were held for a time a sweep forgets: they are small, and there may be one for each job."""
+
 SCAN_LIMIT = 500
 """How many jobs a claim looks at: those that it starts, and those that it finds expired or without a slot."""
 

@@ -13,12 +13,14 @@ from holdfast.storage.protocol import (
     PROMOTE_LIMIT,
     SWEEP_LIMIT,
     TRIM_LIMIT,
+    WINDOW_LIMIT,
     WORKER_KEPT,
     queue_topic,
 )
 from holdfast.storage.sqlite import slots
 from holdfast.storage.sqlite.claiming import promote
 from holdfast.storage.sqlite.hand import redrive
+from holdfast.storage.sqlite.intake import holder
 from holdfast.storage.sqlite.moving import drop, expire, the_job
 from holdfast.storage.sqlite.queries import query
 from holdfast.storage.sqlite.rows import Row
@@ -37,6 +39,7 @@ _LOOKED_AT = query("sweep", "looked_at")
 _LOOK_ON = query("sweep", "look_on")
 _SETTINGS = query("survey", "settings")
 _REDRIVABLE = query("sweep", "redrivable")
+_GIVE_UP = query("sweep", "give_up")
 _OUTLIVED = query("sweep", "outlived")
 _COUNTED = query("tally", "counted")
 _ENDED = query("sweep", "ended")
@@ -45,6 +48,7 @@ _LINED = query("sweep", "lined")
 _BOUNDS = query("events", "bounds")
 _YOUNG = query("sweep", "young")
 _FORGET = query("sweep", "forget")
+_FORGET_WINDOWS = query("sweep", "forget_windows")
 _FORGET_WORKERS = query("sweep", "forget_workers")
 
 _encode = msgspec.json.Encoder().encode
@@ -125,7 +129,13 @@ def redrive_due(step: Step) -> int:
     """Put back in line what a rule says."""
     due = step.all(_REDRIVABLE, (step.now, SWEEP_LIMIT))
     for (seq,) in due:
-        redrive(step, seq, the_job(step, seq), by="rule", by_rule=True)
+        job = the_job(step, seq)
+        if holder(step, job) is None:
+            redrive(step, seq, job, by="rule", by_rule=True)
+        else:
+            # A later job of its key is at the work already.
+            step.run(_GIVE_UP, (seq,))
+            step.moved(job.queue, left="ruled")
     return len(due)
 
 
@@ -158,6 +168,11 @@ def forget_events(step: Step) -> int:
     if gone:
         step.run(_FORGET, (trimmed + gone,))
     return gone
+
+
+def forget_windows(step: Step) -> None:
+    """Forget the keys whose time is over."""
+    step.run(_FORGET_WINDOWS, (step.now, WINDOW_LIMIT))
 
 
 def _doubtful(step: Step) -> list[int]:

@@ -4,8 +4,8 @@ from holdfast.core.job import JobRecord, Owner
 from holdfast.core.lease import Lease
 from holdfast.core.transition import begun, claimed, lapsed
 from holdfast.storage.protocol import RUNS_KEPT, SCAN_LIMIT
-from holdfast.storage.sqlite import rows, slots
-from holdfast.storage.sqlite.moving import expire, the_job
+from holdfast.storage.sqlite import slots
+from holdfast.storage.sqlite.moving import expire, the_job, whole
 from holdfast.storage.sqlite.queries import query
 from holdfast.storage.sqlite.rows import Row
 from holdfast.storage.sqlite.settings import recorded, setting
@@ -61,7 +61,7 @@ class Claim:
         started: list[tuple[int, JobRecord]] = []
         let_in = 0
         for row in found:
-            seq, job = row[0], rows.record(row)
+            seq, job = row[0], whole(step, row)
             self._looks -= 1
             if lapsed(job, step.now):
                 expire(step, seq, job)

@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 
-from holdfast.core.job import JobRecord, NewJob, Owner, Ref
+from holdfast.core.job import NewJob, Owner
 from holdfast.core.lease import Lease
 from holdfast.core.settlement import Settlement
-from holdfast.core.transition import enqueued
 from holdfast.storage.protocol import (
     CLAIM_LIMIT,
     PROMOTE_LIMIT,
@@ -13,24 +12,22 @@ from holdfast.storage.protocol import (
     Order,
     Receipt,
     Verdict,
-    queue_topic,
 )
-from holdfast.storage.sqlite import rows, slots
+from holdfast.storage.sqlite import intake, slots
 from holdfast.storage.sqlite.claiming import Claim, promote
-from holdfast.storage.sqlite.moving import drop, find_job, past
 from holdfast.storage.sqlite.queries import query
-from holdfast.storage.sqlite.settings import recorded, setting
+from holdfast.storage.sqlite.settings import setting
 from holdfast.storage.sqlite.settling import settle
 from holdfast.storage.sqlite.step import Step
 
-_REMEMBER = query("enqueue", "remember")
-_GO_ON = query("enqueue", "go_on")
 _GLANCE = query("exchange", "glance")
 
 
 def enqueue(step: Step, jobs: Sequence[NewJob]) -> list[Receipt]:
     """Remember each new job once."""
-    return [_remember(step, job, place) for place, job in enumerate(jobs)]
+    receipts = [intake.remember(step, job, offset) for offset, job in enumerate(jobs)]
+    slots.let_in(step)
+    return receipts
 
 
 def exchange(step: Step, owner: Owner, settlements: Sequence[Settlement], order: Order | None) -> Exchanged:
@@ -61,32 +58,6 @@ def nothing_to_exchange(step: Step, order: Order | None) -> Exchanged | None:
             return None
         seen.append((ready, due))
     return _answer((), (), seen, step.now)
-
-
-def _remember(step: Step, job: NewJob, place: int) -> Receipt:
-    row = rows.wished(job, step.now, place)
-    if not step.run(_REMEMBER, row):
-        before = _forget_past(step, job.ref)
-        if before is None:
-            return Receipt("duplicate", job.ref)
-        step.run(_REMEMBER, row)
-        step.run(_GO_ON, (before.fence, before.settled_fence, job.queue, job.id))
-    step.moved(job.queue, to=row[3])
-    if job.keys:
-        slots.name(step, job)
-    if recorded(step, job.queue, "enqueued") and (made := find_job(step, job.ref)) is not None:
-        step.record(enqueued(made[1]))
-    step.knocked.append(queue_topic(job.queue))
-    return Receipt("created", job.ref)
-
-
-def _forget_past(step: Step, ref: Ref) -> JobRecord | None:
-    """Forget a job whose result's lifetime is over, and return it; None if it is not."""
-    found = find_job(step, ref)
-    if found is None or not past(found[1], step.now):
-        return None
-    drop(step, *found)
-    return found[1]
 
 
 def _glance(step: Step, queue: str) -> tuple[int, int | None]:

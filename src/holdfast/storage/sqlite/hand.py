@@ -19,6 +19,7 @@ from holdfast.storage.protocol import (
     queue_topic,
 )
 from holdfast.storage.sqlite import slots
+from holdfast.storage.sqlite.intake import free_window, holder
 from holdfast.storage.sqlite.moving import drop, find_job, moved, past, tell_if_drained, the_job
 from holdfast.storage.sqlite.queries import query
 from holdfast.storage.sqlite.settings import recorded
@@ -51,10 +52,13 @@ def _revise(step: Step, revision: Revision) -> Revised:
             return Revised(job.ref, "asked", job.state)
         case Cancel() if job.state not in TERMINAL:
             _cancel(step, seq, job, revision)
+        case Redrive() if job.state in REDRIVABLE and (there := holder(step, job)) is not None:
+            return Revised(job.ref, "refused", job.state, there)
         case Redrive(by=by, delay=delay) if job.state in REDRIVABLE:
             redrive(step, seq, job, delay=delay, by=by)
         case Delete(by=by) if job.state is not State.ACTIVE:
             drop(step, seq, job)
+            free_window(step, job)
             step.record(JobDeleted(queue=job.queue, id=job.id, task=job.task, run=job.starts, by=by, was=job.state))
             if job.state not in TERMINAL:
                 tell_if_drained(step, job.queue)

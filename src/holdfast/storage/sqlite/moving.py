@@ -1,12 +1,15 @@
 """How a job that no run holds moves in SQL: it expires, is forgotten, or goes where the operator's hand puts it."""
 
+from msgspec import structs
+
 from holdfast.core.events import QueueDrained
-from holdfast.core.job import JobRecord, Ref
+from holdfast.core.job import CollectKey, DebounceKey, JobRecord, Ref
 from holdfast.core.lifecycle import TERMINAL, State
 from holdfast.core.transition import expired, expiry
 from holdfast.storage.protocol import job_topic
 from holdfast.storage.sqlite import rows, slots
 from holdfast.storage.sqlite.queries import query
+from holdfast.storage.sqlite.rows import Row
 from holdfast.storage.sqlite.settings import recorded
 from holdfast.storage.sqlite.step import Step
 
@@ -14,20 +17,38 @@ _JOB = query("get", "job")
 _BY_SEQ = query("get", "by_seq")
 _EXPIRE = query("exchange", "expire")
 _DELETE = tuple(query("revise", name) for name in ("delete", "delete_runs", "delete_log"))
+_DELETE_CALLS = query("revise", "delete_calls")
+_TAKEN_IN = query("get", "taken_in")
+_GATHERED = query("get", "gathered")
 
 
 def find_job(step: Step, ref: Ref) -> tuple[int, JobRecord] | None:
-    """Return a job's seq and record."""
+    """Return a job's seq and record, of one that collects without what it has gathered."""
     row = step.one(_JOB, (ref.queue, ref.id))
     return None if row is None else (row[0], rows.record(row))
 
 
 def the_job(step: Step, seq: int) -> JobRecord:
-    """Return the record of a job that is there, as this transaction has left it."""
+    """Return the record of a job that is there, as this transaction has left it; without what it has gathered."""
     row = step.one(_BY_SEQ, (seq,))
     if row is None:
         raise AssertionError(f"job {seq} is gone, though nobody has dropped it")
     return rows.record(row)
+
+
+def whole(step: Step, row: Row) -> JobRecord:
+    """Return the record that a row of `job` holds, with all that it has gathered."""
+    job = rows.record(row)
+    if not job.gathered:
+        return job
+    calls = step.all(_GATHERED, (job.queue, job.id))
+    return structs.replace(job, payload=b"".join(payload for (payload,) in calls))
+
+
+def taken_in(step: Step, call: Ref) -> Ref | None:
+    """Return the job that has taken in a call."""
+    row = step.one(_TAKEN_IN, (call.queue, call.id))
+    return None if row is None else Ref(call.queue, row[0])
 
 
 def past(job: JobRecord, now: int) -> bool:
@@ -53,9 +74,11 @@ def moved(step: Step, job: JobRecord, to: State | None) -> None:
 
 
 def drop(step: Step, seq: int, job: JobRecord) -> None:
-    """Forget a job that is not active, with its runs and its log."""
+    """Forget a job that is not active, with its runs, its log and the calls that it has taken in."""
     for statement in _DELETE:
         step.run(statement, (seq,))
+    if isinstance(job.merge, DebounceKey | CollectKey):
+        step.run(_DELETE_CALLS, (job.queue, job.id))
     moved(step, job, None)
 
 

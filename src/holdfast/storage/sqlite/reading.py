@@ -25,7 +25,7 @@ from holdfast.storage.protocol import (
     WorkerSurvey,
 )
 from holdfast.storage.sqlite import rows, settings
-from holdfast.storage.sqlite.moving import past
+from holdfast.storage.sqlite.moving import past, taken_in, whole
 from holdfast.storage.sqlite.queries import query
 from holdfast.storage.sqlite.step import Step
 from holdfast.storage.sqlite.sweeping import reigning
@@ -34,7 +34,9 @@ _JOB = query("get", "job")
 _BY_SEQ = query("get", "by_seq")
 _RUNS = query("get", "runs")
 _LOG = query("get", "log")
-_FIND = {name: query("find", name) for name in ("all", "named", "queues", "waiting", "delayed", "active", "over")}
+_FIND = {
+    name: query("find", name) for name in ("all", "named", "merging", "queues", "waiting", "delayed", "active", "over")
+}
 _COUNTS = query("survey", "counts")
 _SETTINGS = query("survey", "settings")
 _OLDEST = query("survey", "oldest")
@@ -63,7 +65,7 @@ def find(step: Step, asked: Query) -> Page:
     seqs = _matches(step, asked, before, asked.limit + 1)
     shown = seqs[: asked.limit]
     found = [row for seq in shown if (row := step.one(_BY_SEQ, (seq,))) is not None]
-    return Page(tuple(rows.record(row) for row in found), str(shown[-1]) if len(seqs) > len(shown) else None)
+    return Page(tuple(whole(step, row) for row in found), str(shown[-1]) if len(seqs) > len(shown) else None)
 
 
 def survey(step: Step, queues: Sequence[str]) -> Survey:
@@ -135,7 +137,9 @@ def nothing_to_lend(step: Step, cursor: str | None, limit: int, reader: Reader) 
 
 def _detail(step: Step, ref: Ref) -> JobDetail | None:
     row = step.one(_JOB, (ref.queue, ref.id))
-    if row is None or past(job := rows.record(row), step.now):
+    if row is None and (answering := taken_in(step, ref)) is not None:
+        row = step.one(_JOB, (answering.queue, answering.id))
+    if row is None or past(job := whole(step, row), step.now):
         return None
     seq = row[0]
     return JobDetail(
@@ -157,9 +161,14 @@ def _matches(step: Step, asked: Query, before: int, limit: int) -> list[int]:
         "before": before,
         "limit": limit,
     }
-    if asked.id is None and not asked.states:
+    if asked.merge is None and asked.id is None and not asked.states:
         return [seq for (seq,) in step.all(_FIND["all"], {**values, "queues": _listed(asked.queues)})]
     queues = dict.fromkeys(asked.queues) if asked.queues else [queue for (queue,) in step.all(_FIND["queues"])]
+    if asked.merge is not None:
+        values |= {"merge": asked.merge, "id": asked.id, "states": _listed([state.value for state in asked.states])}
+        return sorted(
+            (seq for queue in queues for (seq,) in step.all(_FIND["merging"], {**values, "queue": queue})), reverse=True
+        )[:limit]
     if asked.id is not None:
         named = [
             row for queue in queues for row in step.all(_FIND["named"], {**values, "queue": queue, "id": asked.id})

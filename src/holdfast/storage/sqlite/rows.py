@@ -50,10 +50,10 @@ def error_text(error: RecordedError | None) -> str | None:
     return None if error is None else _encode(error).decode()
 
 
-def wished(job: NewJob, now: int, offset: int) -> Row:
+def wished(job: NewJob, run_at: int, now: int, offset: int) -> Row:
     """Return the row of a new job, the `offset`-th of its call."""
-    run_at = job.run_at if job.run_at is not None else now + job.delay
     stall = job.stall
+    collects = isinstance(job.merge, CollectKey)
     return (
         job.queue,
         job.id,
@@ -78,7 +78,7 @@ def wished(job: NewJob, now: int, offset: int) -> Row:
         text(job.rates),
         None if job.merge is None else merge_name(job.merge),
         text(job.merge),
-        isinstance(job.merge, CollectKey),
+        collects,
         stall.lease,
         stall.max_stalls,
         stall.start_grace,
@@ -89,12 +89,13 @@ def wished(job: NewJob, now: int, offset: int) -> Row:
         job.schedule,
         job.tick,
         job.parent,
-        job.payload,
+        # What a job gathers stands beside it, call by call.
+        b"" if collects else job.payload,
     )
 
 
 def record(row: Row) -> JobRecord:
-    """Return the record that a row of `job` holds."""
+    """Return the record that a row of `job` holds: of one that collects without what it has gathered."""
     (
         _,
         queue,

@@ -81,7 +81,7 @@ def let_in(step: Step) -> int:
 
 def unpark(step: Step, queue: str, under: str) -> int:
     """Let as many jobs back in line as have room under a key; return how many that were."""
-    room = PROMOTE_LIMIT if _open(step, under) else min(step.slots(queue, under).free, PROMOTE_LIMIT)
+    room = min(_room(step, queue, under), PROMOTE_LIMIT)
     if not room:
         return 0
     unparked = step.run(_UNPARK, (queue, under, room))
@@ -91,5 +91,8 @@ def unpark(step: Step, queue: str, under: str) -> int:
     return unparked
 
 
-def _open(step: Step, under: str) -> bool:
-    return under.startswith(PAUSED) and not setting(step, "task", under.removeprefix(PAUSED)).paused
+def _room(step: Step, queue: str, under: str) -> int:
+    """Return how many of those parked under a name may be let in."""
+    if under.startswith(PAUSED):
+        return 0 if setting(step, "task", under.removeprefix(PAUSED)).paused else PROMOTE_LIMIT
+    return step.slots(queue, under).free

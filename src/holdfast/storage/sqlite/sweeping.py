@@ -15,7 +15,8 @@ from holdfast.storage.protocol import (
     StalledLease,
     Swept,
 )
-from holdfast.storage.sqlite import chores, rows
+from holdfast.storage.sqlite import chores
+from holdfast.storage.sqlite.moving import whole
 from holdfast.storage.sqlite.queries import query
 from holdfast.storage.sqlite.rows import Row
 from holdfast.storage.sqlite.step import Step
@@ -66,6 +67,7 @@ def sweep(step: Step, bid: Bid, alive: Alive) -> Swept:
         did[name], trouble = step.chore(chore, 0)
         troubles.append(trouble)
     troubles.append(step.chore(lambda: chores.forget_workers(step), None)[1])
+    troubles.append(step.chore(lambda: chores.forget_windows(step), None)[1])
     step.run(_SWEPT, (now, resumed_at))
     return Swept(
         terms,
@@ -151,7 +153,7 @@ def _reclaim_overdue(step: Step, bidder: Owner, limit: int) -> list[StalledLease
 
 
 def _take(step: Step, row: Row, owner: Owner, reason: StallReason | None = None) -> StalledLease:
-    now, job = step.now, rows.record(row)
+    now, job = step.now, whole(step, row)
     taken = reclaimed(job, owner.id, now)
     step.run(_TAKE, (taken.fence, taken.owner, taken.heard_at, taken.lease_until, row[0]))
     return StalledLease(Lease(taken), reason or stall_reason(job, now), job.owner or "", silence(job, now))

@@ -133,8 +133,9 @@ CREATE INDEX job_kept ON job (kept_until, queue, id)
 CREATE INDEX job_redrive ON job (redrive_at, queue, id)
     WHERE redrive_at IS NOT NULL;
 
--- Unfinished jobs that a later call may come to, instead of making its own. Who they are follows from their rows.
-CREATE INDEX job_merge ON job (queue, merge_key, seq)
+-- Unfinished jobs that a later call may come to, instead of making its own. Who they are follows from their rows; those
+-- that have gathered as much as they may are passed over.
+CREATE INDEX job_merge ON job (queue, merge_key, gathered, seq)
     WHERE merge_key IS NOT NULL AND finished IS NULL;
 
 -- The unfinished jobs of each schedule.

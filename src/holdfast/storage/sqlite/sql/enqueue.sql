@@ -1,17 +1,101 @@
--- enqueue: remembers a new job once.
+-- enqueue: remembers each call once, as a job of its own, or by one that is there. Every key is held by the rows of jobs,
+-- but for those that are held for a time: these are rows of `window`.
 
 -- name: remember
--- Parameters: the columns as listed. Changes one row, or none where the queue knows the id.
+-- Parameters: the columns as listed. Changes one row, or none where the queue knows the id, be it a job's own or that of a
+-- call which a job has taken in.
 INSERT INTO job (
     queue, id, task, state, headers, tags, score, priority, boost, lifo, fair_key, weight, run_at, ttl, expires_at,
     timeout, deadline, heartbeat_timeout, keys, rates, merge_key, merge, gathered, lease, max_stalls, start_grace,
     renewed, pinned, policy, created, schedule, tick, parent, payload
 )
-VALUES (
-    ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?
-)
+SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22, ?23, ?24,
+       ?25, ?26, ?27, ?28, ?29, ?30, ?31, ?32, ?33, ?34
+ WHERE NOT EXISTS (SELECT 1 FROM call WHERE call.queue = ?1 AND call.id = ?2)
 ON CONFLICT (queue, id) DO NOTHING;
 
 -- name: go_on
 -- An id's next job goes on from the fences of the one before it. Parameters: fence, settled_fence, queue, id.
 UPDATE job SET fence = ?, settled_fence = ? WHERE queue = ? AND id = ?;
+
+-- name: stay
+-- A job that a later call was put in the place of is still the one it was. Parameters: created, queue, id.
+UPDATE job SET created = ? WHERE queue = ? AND id = ?;
+
+-- name: holder
+-- The unfinished job that holds a key, the eldest of several; and whether it is too old to start. Parameters: queue,
+-- merge_key, now.
+SELECT seq, id, state <> 'active' AND expires_at <= :now
+  FROM job INDEXED BY job_merge
+ WHERE queue = :queue
+   AND merge_key = :name
+   AND gathered = 0
+   AND finished IS NULL
+ ORDER BY seq
+ LIMIT 1;
+
+-- name: queued_holder
+-- The same of those that are not at work.
+SELECT seq, id, expires_at <= :now
+  FROM job INDEXED BY job_merge
+ WHERE queue = :queue
+   AND merge_key = :name
+   AND gathered = 0
+   AND finished IS NULL
+   AND state IN ('delayed', 'waiting')
+ ORDER BY seq
+ LIMIT 1;
+
+-- name: yet_to_start
+-- The same of those that have never started, and gathered fewer calls than `most`.
+SELECT seq, id, expires_at <= :now
+  FROM job INDEXED BY job_merge
+ WHERE queue = :queue
+   AND merge_key = :name
+   AND gathered < :most
+   AND finished IS NULL
+   AND state IN ('delayed', 'waiting')
+   AND starts = 0
+ ORDER BY seq
+ LIMIT 1;
+
+-- name: take_in
+-- A job answers for a call. Parameters: queue, the call's id, the job's, its place, its arguments in a frame.
+INSERT INTO call (queue, id, job, place, payload) VALUES (?, ?, ?, ?, ?);
+
+-- name: gather
+-- A job has gathered one more call. Parameters: the values as listed, seq.
+UPDATE job
+   SET state = ?,
+       parked_under = ?,
+       run_at = ?,
+       score = ?,
+       gathered = ?,
+       merge = ?,
+       ttl = ?,
+       expires_at = ?
+ WHERE seq = ?;
+
+-- name: give_up
+-- Takes a job out, for a later call to be put in its place; it has never started, so it has neither runs nor a log.
+DELETE FROM job WHERE seq = ?;
+
+-- name: window
+-- Parameters: queue, name.
+SELECT until, jobs, id FROM window WHERE queue = ? AND name = ?;
+
+-- name: begin_window
+-- Parameters: queue, name, until, the job's id.
+INSERT INTO window (queue, name, until, jobs, id) VALUES (?, ?, ?, 1, ?)
+ON CONFLICT (queue, name) DO UPDATE
+   SET until = excluded.until,
+       jobs = excluded.jobs,
+       id = excluded.id;
+
+-- name: shorten_window
+-- One that ends further ahead than it is long began before the clock was set back. Parameters: until, queue, name.
+UPDATE window SET until = ? WHERE queue = ? AND name = ?;
+
+-- name: count_in_window
+-- Parameters: the job's id, queue, name.
+UPDATE window SET jobs = jobs + 1, id = ? WHERE queue = ? AND name = ?;

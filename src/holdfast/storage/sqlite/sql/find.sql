@@ -42,6 +42,29 @@ SELECT seq, state
    AND (:ended_before IS NULL OR finished < :ended_before)
    AND (kept_until IS NULL OR kept_until > :now);
 
+-- name: merging
+-- Unfinished jobs with a key, of these states (a JSON list or NULL). Parameters beside the others: merge, states.
+SELECT seq
+  FROM job INDEXED BY job_merge
+ WHERE queue = :queue
+   AND merge_key = :merge
+   AND finished IS NULL
+   AND seq < :before
+   AND (:id IS NULL OR id = :id)
+   AND (:states IS NULL OR state IN (SELECT value FROM json_each(:states)))
+   AND (:tasks IS NULL OR task IN (SELECT value FROM json_each(:tasks)))
+   AND (:reasons IS NULL OR reason IN (SELECT value FROM json_each(:reasons)))
+   AND (
+       :tags IS NULL
+       OR NOT EXISTS (
+              SELECT 1 FROM json_each(:tags) AS asked WHERE asked.value NOT IN (SELECT value FROM json_each(job.tags))
+       )
+   )
+   AND :ended_after IS NULL
+   AND :ended_before IS NULL
+ ORDER BY seq DESC
+ LIMIT :limit;
+
 -- name: waiting
 SELECT seq
   FROM job

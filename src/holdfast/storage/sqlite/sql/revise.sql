@@ -52,3 +52,11 @@ DELETE FROM run WHERE seq = ?;
 
 -- name: delete_log
 DELETE FROM log WHERE seq = ?;
+
+-- name: delete_calls
+-- Parameters: queue, the job's id.
+DELETE FROM call WHERE queue = ? AND job = ?;
+
+-- name: free_window
+-- A key that is held for a time is given back by the job that it names, and no other. Parameters: queue, name, id.
+DELETE FROM window WHERE queue = ? AND name = ? AND id = ?;

@@ -22,6 +22,17 @@ SELECT owner FROM worker WHERE died = 0;
 -- Those who took no leave and have been silent for so long. Parameters: the last beat that is forgotten.
 DELETE FROM worker WHERE seen_at <= ?;
 
+-- name: forget_windows
+-- The keys whose time is over, the longest over first. Parameters: now, limit.
+DELETE FROM window
+ WHERE (queue, name) IN (
+       SELECT queue, name
+         FROM window INDEXED BY window_over
+        WHERE until <= ?
+        ORDER BY until, queue, name
+        LIMIT ?
+ );
+
 -- name: overdue
 -- Parameters: now, limit.
 SELECT *
@@ -133,6 +144,10 @@ SELECT seq
    AND redrive_at <= ?
  ORDER BY redrive_at, queue, id
  LIMIT ?;
+
+-- name: give_up
+-- Nobody puts this failed job back in line but a person.
+UPDATE job SET redrive_at = NULL WHERE seq = ?;
 
 -- name: outlived
 -- Completed jobs whose own lifetime is over. Parameters: now, limit.

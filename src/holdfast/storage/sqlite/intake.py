@@ -1,0 +1,218 @@
+"""How SQLite takes in a call: as a job of its own, or by one that is there."""
+
+from msgspec import structs
+
+from holdfast.core.events import JobThrottled, OnRequest
+from holdfast.core.frames import framed
+from holdfast.core.job import CollectKey, DebounceKey, JobRecord, MergeKey, NewJob, Ref, UniqueKey
+from holdfast.core.lifecycle import State
+from holdfast.core.merge import due_at, merge_name
+from holdfast.core.order import place
+from holdfast.core.transition import enqueued, merged
+from holdfast.storage.intake import Window, throttle_name
+from holdfast.storage.protocol import Receipt, job_topic, queue_topic
+from holdfast.storage.sqlite import rows, slots
+from holdfast.storage.sqlite.moving import drop, expire, find_job, moved, past, taken_in, the_job
+from holdfast.storage.sqlite.queries import query
+from holdfast.storage.sqlite.settings import recorded
+from holdfast.storage.sqlite.step import Step
+
+_REMEMBER = query("enqueue", "remember")
+_GO_ON = query("enqueue", "go_on")
+_STAY = query("enqueue", "stay")
+_HOLDER = query("enqueue", "holder")
+_QUEUED_HOLDER = query("enqueue", "queued_holder")
+_YET_TO_START = query("enqueue", "yet_to_start")
+_TAKE_IN = query("enqueue", "take_in")
+_GATHER = query("enqueue", "gather")
+_GIVE_UP = query("enqueue", "give_up")
+_WINDOW = query("enqueue", "window")
+_BEGIN_WINDOW = query("enqueue", "begin_window")
+_SHORTEN_WINDOW = query("enqueue", "shorten_window")
+_COUNT_IN_WINDOW = query("enqueue", "count_in_window")
+_FREE_WINDOW = query("revise", "free_window")
+
+_TOLD: dict[str, OnRequest] = {"duplicate": "deduplicated", "replaced": "debounced", "gathered": "collected"}
+"""What is told of each way in which a call comes to a job that is there."""
+
+
+def remember(step: Step, new: NewJob, offset: int) -> Receipt:
+    """Remember a call, the `offset`-th of several, once."""
+    # What comes to no other job and stands under no window is known or not by the statement that puts it down.
+    if new.merge is None and new.throttle is None and _create(step, new, None, offset):
+        return Receipt("created", new.ref)
+    known = find_job(step, new.ref)
+    if known is not None:
+        if not past(known[1], step.now):
+            return Receipt("duplicate", new.ref)
+        drop(step, *known)
+    elif (answering := taken_in(step, new.ref)) is not None:
+        return Receipt("duplicate", answering)
+    there = _come_to(step, new)
+    if there is not None:
+        return _merge(step, new, there, offset)
+    if (refused := _throttled(step, new)) is not None:
+        return refused
+    _create(step, new, None if known is None else known[1], offset)
+    return Receipt("created", new.ref)
+
+
+def holder(step: Step, job: JobRecord) -> Ref | None:
+    """Return the unfinished job that holds a job's unique key; what has waited for too long is expired first."""
+    return _living(step, job.queue, job.merge) if isinstance(job.merge, UniqueKey) else None
+
+
+def free_window(step: Step, job: JobRecord) -> None:
+    """Give back the key that a job held for a time, if it still is that job's."""
+    if isinstance(job.merge, UniqueKey) and job.merge.window is not None:
+        step.run(_FREE_WINDOW, (job.queue, merge_name(job.merge), job.id))
+
+
+def _come_to(step: Step, new: NewJob) -> Ref | None:
+    """Return the job that a call comes to."""
+    if new.merge is None:
+        return None
+    if isinstance(new.merge, UniqueKey) and new.merge.window is not None:
+        window = _window(step, new.queue, merge_name(new.merge), new.merge.window)
+        return None if window is None else window.ref
+    return _living(step, new.queue, new.merge)
+
+
+def _living(step: Step, queue: str, key: MergeKey) -> Ref | None:
+    """Return the job that may be come to by a key."""
+    asked: dict[str, str | int] = {"queue": queue, "name": merge_name(key), "now": step.now}
+    match key:
+        case UniqueKey(window=int()):
+            return None
+        case UniqueKey(scope="queued"):
+            statement = _QUEUED_HOLDER
+        case UniqueKey():
+            statement = _HOLDER
+        case DebounceKey():
+            statement, asked["most"] = _YET_TO_START, 1
+        case CollectKey(max_size=max_size):
+            statement, asked["most"] = _YET_TO_START, max_size
+    while (row := step.one(statement, asked)) is not None:
+        seq, id_, too_old = row
+        if not too_old:
+            return Ref(queue, id_)
+        expire(step, seq, the_job(step, seq))
+    return None
+
+
+def _window(step: Step, queue: str, name: str, length: int) -> Window | None:
+    row = step.one(_WINDOW, (queue, name))
+    if row is None or row[0] <= step.now:
+        return None
+    until, jobs, id_ = row
+    if until > step.now + length:
+        until = step.now + length
+        step.run(_SHORTEN_WINDOW, (until, queue, name))
+    return Window(until, jobs, Ref(queue, id_))
+
+
+def _merge(step: Step, new: NewJob, into: Ref, offset: int) -> Receipt:
+    gathered, receipt = 0, Receipt("duplicate", into)
+    match new.merge:
+        case DebounceKey():
+            _take_the_place(step, new, into, new.merge, offset)
+            receipt = Receipt("replaced", into)
+        case CollectKey():
+            gathered = _gather(step, new, into, new.merge, offset)
+            receipt = Receipt("gathered", into)
+        case _:
+            pass
+    if recorded(step, into.queue, _TOLD[receipt.made]):
+        step.record(merged(new, into, gathered))
+    return receipt
+
+
+def _take_the_place(step: Step, new: NewJob, into: Ref, key: DebounceKey, offset: int) -> None:
+    """Put a later call in the place of the one that a job was waiting with; the job stays the one it was."""
+    seq, old = _there(step, into)
+    step.run(_TAKE_IN, (into.queue, new.id, into.id, 0, None))
+    step.run(_GIVE_UP, (seq,))
+    moved(step, old, None)
+    _put(step, structs.replace(new, id=into.id), due_at(key, first=old.created, calls=1, now=step.now), offset)
+    step.run(_GO_ON, (old.fence, old.settled_fence, into.queue, into.id))
+    step.run(_STAY, (old.created, into.queue, into.id))
+
+
+def _gather(step: Step, new: NewJob, into: Ref, key: CollectKey, offset: int) -> int:
+    """Add a call to those that a job has gathered; return how many they are."""
+    seq, job = _there(step, into)
+    now, calls = step.now, job.gathered + 1
+    run_at = due_at(key, first=job.created, calls=calls, now=now)
+    in_line = job.state is State.WAITING and run_at <= now
+    state, parked_under, score = job.state, job.parked_under, job.score
+    if in_line:
+        run_at = job.run_at
+    else:
+        state, parked_under = State.DELAYED if run_at > now else State.WAITING, None
+        score = place(run_at + offset, boost=job.boost, lifo=job.lifo)
+    expires_at = None if new.ttl is None else now + new.ttl
+    step.run(_TAKE_IN, (into.queue, new.id, into.id, job.gathered, framed(new.payload)))
+    step.run(_GATHER, (state, parked_under, run_at, score, calls, rows.text(key), new.ttl, expires_at, seq))
+    if not in_line:
+        moved(step, job, state)
+        step.knocked += [queue_topic(into.queue), job_topic(into)]
+    return calls
+
+
+def _there(step: Step, ref: Ref) -> tuple[int, JobRecord]:
+    found = find_job(step, ref)
+    if found is None:
+        raise AssertionError(f"{ref} holds a key, but is gone")
+    return found
+
+
+def _throttled(step: Step, new: NewJob) -> Receipt | None:
+    """Count a job against the window of its key, or return what a call is told that finds it full."""
+    asked = new.throttle
+    if asked is None:
+        return None
+    name = throttle_name(asked)
+    window = _window(step, new.queue, name, asked.window)
+    if window is None:
+        step.run(_BEGIN_WINDOW, (new.queue, name, step.now + asked.window, new.id))
+        return None
+    if window.jobs < asked.most:
+        step.run(_COUNT_IN_WINDOW, (new.id, new.queue, name))
+        return None
+    wait = window.until - step.now
+    if recorded(step, new.queue, "throttled"):
+        step.record(JobThrottled(queue=new.queue, id=new.id, task=new.task, key=asked.key, retry_in=wait / 1_000_000))
+    return Receipt("throttled", window.ref, wait)
+
+
+def _create(step: Step, new: NewJob, before: JobRecord | None, offset: int) -> bool:
+    """Put down a new job, after the one that had its id before; say whether the id was new."""
+    run_at = new.run_at if new.run_at is not None else step.now + new.delay
+    if isinstance(new.merge, DebounceKey | CollectKey):
+        run_at = due_at(new.merge, first=step.now, calls=1, now=step.now)
+    if not _put(step, new, run_at, offset):
+        return False
+    if before is not None:
+        step.run(_GO_ON, (before.fence, before.settled_fence, new.queue, new.id))
+    match new.merge:
+        case CollectKey():
+            step.run(_TAKE_IN, (new.queue, new.id, new.id, 0, framed(new.payload)))
+        case UniqueKey(window=int() as window):
+            step.run(_BEGIN_WINDOW, (new.queue, merge_name(new.merge), step.now + window, new.id))
+        case _:
+            pass
+    if recorded(step, new.queue, "enqueued"):
+        step.record(enqueued(_there(step, new.ref)[1]))
+    return True
+
+
+def _put(step: Step, new: NewJob, run_at: int, offset: int) -> bool:
+    """Let a job come into line, or wait until it is due; say whether its id was new."""
+    row = rows.wished(new, run_at, step.now, offset)
+    if not step.run(_REMEMBER, row):
+        return False
+    step.moved(new.queue, to=row[3])
+    if new.keys:
+        slots.name(step, new)
+    step.knocked.append(queue_topic(new.queue))
+    return True
