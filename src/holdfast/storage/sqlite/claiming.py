@@ -2,9 +2,10 @@
 
 from holdfast.core.job import JobRecord, Owner
 from holdfast.core.lease import Lease
+from holdfast.core.order import came_at
 from holdfast.core.transition import begun, claimed, lapsed
 from holdfast.storage.protocol import RUNS_KEPT, SCAN_LIMIT
-from holdfast.storage.sqlite import slots
+from holdfast.storage.sqlite import line, slots
 from holdfast.storage.sqlite.moving import expire, the_job, whole
 from holdfast.storage.sqlite.queries import query
 from holdfast.storage.sqlite.rows import Row
@@ -13,6 +14,7 @@ from holdfast.storage.sqlite.step import Step
 
 _DUE = query("exchange", "due")
 _PROMOTE = query("exchange", "promote")
+_COME_IN = query("exchange", "come_in")
 _READY = query("exchange", "ready")
 _START = query("exchange", "start")
 _OPEN_RUN = query("exchange", "open_run")
@@ -24,13 +26,24 @@ def promote(step: Step, queue: str, limit: int) -> int:
     due = step.all(_DUE, (queue, step.now, limit))
     if not due:
         return 0
-    aged = [seq for seq, expires_at in due if expires_at is not None and expires_at <= step.now]
+    aged = [seq for seq, expires_at, _ in due if expires_at is not None and expires_at <= step.now]
     for seq in aged:
         expire(step, seq, the_job(step, seq))
-    promoted = step.run(_PROMOTE, (queue, step.now, len(due) - len(aged)))
-    step.moved(queue, left="delayed", to="waiting", jobs=promoted)
+    if line.is_fair(step, queue) or any(keyed for _, _, keyed in due):
+        for seq in [seq for seq, _, _ in due if seq not in aged]:
+            _promote(step, seq, the_job(step, seq))
+    else:
+        promoted = step.run(_PROMOTE, (queue, step.now, len(due) - len(aged)))
+        step.moved(queue, left="delayed", to="waiting", jobs=promoted)
     slots.let_in(step)
     return len(due)
+
+
+def _promote(step: Step, seq: int, job: JobRecord) -> None:
+    """Make one job waiting whose score depends on who stands in line before it."""
+    at = came_at(job.score, boost=job.boost, lifo=job.lifo)
+    step.run(_COME_IN, (line.score(step, job, at), seq))
+    step.moved(job.queue, left="delayed", to="waiting")
 
 
 class Claim:
@@ -78,6 +91,7 @@ class Claim:
             if let_in:
                 break
         _start(step, self._owner, started)
+        line.given_out(step, queue, (job for _, job in started))
         step.moved(queue, left="waiting", to="active", jobs=len(started))
         self.leases += [Lease(job) for _, job in started]
         return let_in

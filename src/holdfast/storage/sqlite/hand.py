@@ -2,9 +2,12 @@
 
 from collections.abc import Sequence
 
+from msgspec import structs
+
 from holdfast.core.events import JobCancelled, JobDeleted, JobRedriven
 from holdfast.core.job import JobRecord
 from holdfast.core.lifecycle import REDRIVABLE, TERMINAL, State
+from holdfast.core.order import came_at, place
 from holdfast.core.transition import redriven, rescheduled
 from holdfast.storage.protocol import (
     Cancel,
@@ -18,7 +21,7 @@ from holdfast.storage.protocol import (
     owner_topic,
     queue_topic,
 )
-from holdfast.storage.sqlite import slots
+from holdfast.storage.sqlite import line, slots
 from holdfast.storage.sqlite.intake import free_window, holder
 from holdfast.storage.sqlite.moving import drop, find_job, moved, past, tell_if_drained, the_job
 from holdfast.storage.sqlite.queries import query
@@ -76,12 +79,13 @@ def _revise(step: Step, revision: Revision) -> Revised:
 def redrive(step: Step, seq: int, job: JobRecord, *, delay: int = 0, by: str | None, by_rule: bool = False) -> None:
     """Put a job that was over back in line."""
     again = redriven(job, step.now, delay=delay, by_rule=by_rule)
+    waits = again.state is State.WAITING
     step.run(
         _REDRIVE,
         {
             "state": again.state,
             "run_at": again.run_at,
-            "score": again.score,
+            "score": line.score(step, again, again.run_at) if waits else again.score,
             "expires_at": again.expires_at,
             "redrives": again.redrives,
             "seq": seq,
@@ -118,13 +122,17 @@ def _cancel(step: Step, seq: int, job: JobRecord, asked: Cancel) -> None:
 def _reschedule(step: Step, seq: int, job: JobRecord, asked: Reschedule) -> None:
     run_at = job.run_at if asked.delay is None else step.now + asked.delay
     boost = job.boost if asked.boost is None else asked.boost
-    ready_at = job.score + job.boost if asked.delay is None else max(run_at, step.now)
+    came = came_at(job.score, boost=job.boost, lifo=job.lifo) if asked.delay is None else max(run_at, step.now)
     # Without a delay it stays where it is: were the clock set back, its old time might lie ahead again.
     later = job.state is State.DELAYED if asked.delay is None else run_at > step.now
     state = State.DELAYED if later else State.WAITING
     priority = job.priority if asked.priority is None else asked.priority
     parked_under = job.parked_under if state is State.WAITING else None
-    step.run(_RESCHEDULE, (state, parked_under, run_at, priority, boost, ready_at - boost, seq))
+    if asked.delay is None or later:
+        score = place(came, boost=boost, lifo=job.lifo)
+    else:
+        score = line.score(step, structs.replace(job, boost=boost), came)
+    step.run(_RESCHEDULE, (state, parked_under, run_at, priority, boost, score, seq))
     moved(step, job, state)
     if recorded(step, job.queue, "rescheduled"):
         step.record(rescheduled(the_job(step, seq), asked.by))

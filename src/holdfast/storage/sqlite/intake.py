@@ -11,7 +11,7 @@ from holdfast.core.order import place
 from holdfast.core.transition import enqueued, merged
 from holdfast.storage.intake import Window, throttle_name
 from holdfast.storage.protocol import Receipt, job_topic, queue_topic
-from holdfast.storage.sqlite import rows, slots
+from holdfast.storage.sqlite import line, rows, slots
 from holdfast.storage.sqlite.moving import drop, expire, find_job, moved, past, taken_in, the_job
 from holdfast.storage.sqlite.queries import query
 from holdfast.storage.sqlite.settings import recorded
@@ -38,8 +38,10 @@ _TOLD: dict[str, OnRequest] = {"duplicate": "deduplicated", "replaced": "debounc
 
 def remember(step: Step, new: NewJob, offset: int) -> Receipt:
     """Remember a call, the `offset`-th of several, once."""
-    # What comes to no other job and stands under no window is known or not by the statement that puts it down.
-    if new.merge is None and new.throttle is None and _create(step, new, None, offset):
+    # What comes to no other job and stands under no window is known or not by the statement that puts it down, unless
+    # that takes a place in virtual time first.
+    plain = new.fair_key is None and step.line(new.queue).fairness is None
+    if plain and new.merge is None and new.throttle is None and _create(step, new, None, offset):
         return Receipt("created", new.ref)
     known = find_job(step, new.ref)
     if known is not None:
@@ -149,7 +151,7 @@ def _gather(step: Step, new: NewJob, into: Ref, key: CollectKey, offset: int) ->
         run_at = job.run_at
     else:
         state, parked_under = State.DELAYED if run_at > now else State.WAITING, None
-        score = place(run_at + offset, boost=job.boost, lifo=job.lifo)
+        score = _score(step, job, run_at, offset)
     expires_at = None if new.ttl is None else now + new.ttl
     step.run(_TAKE_IN, (into.queue, new.id, into.id, job.gathered, framed(new.payload)))
     step.run(_GATHER, (state, parked_under, run_at, score, calls, rows.text(key), new.ttl, expires_at, seq))
@@ -208,7 +210,7 @@ def _create(step: Step, new: NewJob, before: JobRecord | None, offset: int) -> b
 
 def _put(step: Step, new: NewJob, run_at: int, offset: int) -> bool:
     """Let a job come into line, or wait until it is due; say whether its id was new."""
-    row = rows.wished(new, run_at, step.now, offset)
+    row = rows.wished(new, run_at, step.now, _score(step, new, run_at, offset))
     if not step.run(_REMEMBER, row):
         return False
     step.moved(new.queue, to=row[3])
@@ -216,3 +218,10 @@ def _put(step: Step, new: NewJob, run_at: int, offset: int) -> bool:
         slots.name(step, new)
     step.knocked.append(queue_topic(new.queue))
     return True
+
+
+def _score(step: Step, job: NewJob | JobRecord, run_at: int, offset: int) -> int:
+    """Return the score of a job that comes into line, or waits until it is due."""
+    # The jobs of one call are a microsecond apart, so that they stay in the order they were given.
+    at = max(run_at, step.now) + offset
+    return place(at, boost=job.boost, lifo=job.lifo) if run_at > step.now else line.score(step, job, at)

@@ -21,7 +21,6 @@ from holdfast.core.job import (
 )
 from holdfast.core.lifecycle import State
 from holdfast.core.merge import merge_name
-from holdfast.core.order import place
 from holdfast.core.retry import Backoff
 
 Row = tuple[Any, ...]
@@ -50,8 +49,8 @@ def error_text(error: RecordedError | None) -> str | None:
     return None if error is None else _encode(error).decode()
 
 
-def wished(job: NewJob, run_at: int, now: int, offset: int) -> Row:
-    """Return the row of a new job, the `offset`-th of its call."""
+def wished(job: NewJob, run_at: int, now: int, score: int) -> Row:
+    """Return the row of a new job that comes into line with a score, or is due later."""
     stall = job.stall
     collects = isinstance(job.merge, CollectKey)
     return (
@@ -61,8 +60,7 @@ def wished(job: NewJob, run_at: int, now: int, offset: int) -> Row:
         "delayed" if run_at > now else "waiting",
         text(job.headers),
         text(job.tags),
-        # The jobs of one call are a microsecond apart, so that they stay in the order they were given.
-        place(max(run_at, now) + offset, boost=job.boost, lifo=job.lifo),
+        score,
         job.priority,
         job.boost,
         job.lifo,

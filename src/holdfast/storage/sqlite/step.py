@@ -3,10 +3,12 @@
 import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from holdfast.core.events import Event, JobEvent, to_log
+from holdfast.core.order import Fairness
 from holdfast.storage.protocol import EVENTS_TOPIC, Settings
 from holdfast.storage.sqlite.queries import query
 from holdfast.storage.sqlite.rows import Row
@@ -20,6 +22,10 @@ _UNFINISHED = query("tally", "unfinished")
 _SLOTS = query("tally", "slots")
 _NAME_KEY = query("tally", "name_key")
 _FORGET_KEY = query("tally", "forget_key")
+_LINE = query("line", "line")
+_KEEP_FRONT = query("line", "keep_front")
+_KEEP_REACHED = query("line", "keep_reached")
+_KEEP_TAG = query("line", "keep_tag")
 _CHORE = query("session", "chore")
 _CHORE_DONE = query("session", "chore_done")
 _CHORE_UNDONE = query("session", "chore_undone")
@@ -43,12 +49,26 @@ class Slots:
         return max(0, self.limit - self.held) if self.named else 0
 
 
+@dataclass
+class Line:
+    """A queue's line: how far it has got in virtual time, as far as that was looked up; None where it is not fair.
+
+    `opening`: a rate of the queue says when it opens. `waits`: it is known that somebody waits. `written`: what stands
+    in the tables of all this, None where they are to be written anew.
+    """
+
+    fairness: Fairness | None
+    opening: bool
+    waits: bool = False
+    written: Fairness | None = None
+
+
 class Step:
     """The operations of one transaction, one after another; `now` is the instant of the one at work,
     `leading` says that a leader swept among them, `settings` holds those that one of them has looked up or changed,
     `freed` the queues and keys that jobs have left and nobody has been let in under yet.
 
-    Events, counters and keys are written once for all of them, at the end.
+    Events, counters, keys and lines are written once for all of them, at the end.
     """
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -61,6 +81,7 @@ class Step:
         self._events: list[tuple[int, str | None, str | None, str]] = []
         self._counts: defaultdict[tuple[str, str], int] = defaultdict(int)
         self._slots: dict[tuple[str, str], Slots] = {}
+        self._lines: dict[str, Line] = {}
 
     def all(self, sql: str, values: Values = ()) -> list[Row]:
         """Return all rows that a statement yields."""
@@ -90,6 +111,8 @@ class Step:
             return
         if left is not None:
             self._counts[queue, left] -= jobs
+            if left == "waiting" and queue in self._lines:
+                self._lines[queue].waits = False
         if to is not None:
             self._counts[queue, to] += jobs
 
@@ -108,6 +131,17 @@ class Step:
             known = self._slots[queue, name] = Slots(limit, named, held, written=(limit, named))
         return known
 
+    def line(self, queue: str) -> Line:
+        """Return a queue's line; what is changed of how far it has got is written down with the rest."""
+        known = self._lines.get(queue)
+        if known is None:
+            row = self.one(_LINE, {"queue": queue})
+            front, opening = (None, 0) if row is None else row
+            known = self._lines[queue] = Line(None, bool(opening))
+            if front is not None:
+                known.fairness, known.written = Fairness(front), Fairness(front)
+        return known
+
     def chore(self, do: Callable[[], T], otherwise: T) -> tuple[T, str | None]:
         """Do one chore of several; if it fails, leave no trace of it, and return `otherwise` and what went wrong.
 
@@ -124,6 +158,7 @@ class Step:
             self._events.clear()
             self._counts.clear()
             self._slots.clear()
+            self._lines.clear()
             self.freed.clear()
             self._cursor.execute(_CHORE_UNDONE)
             self._cursor.execute(_CHORE_DONE)
@@ -147,3 +182,15 @@ class Step:
                 else:
                     self.run(_FORGET_KEY, place)
                 slots.written = (slots.limit, slots.named)
+        for queue, line in self._lines.items():
+            if line.fairness is not None and line.fairness != line.written:
+                self._write_line(queue, line.fairness, line.written)
+                line.written = deepcopy(line.fairness)
+
+    def _write_line(self, queue: str, now: Fairness, then: Fairness | None) -> None:
+        if then is None or now.front != then.front:
+            self.run(_KEEP_FRONT, (queue, now.front))
+        reached = now.reached.items() - ({} if then is None else then.reached).items()
+        tags = now.tags.items() - ({} if then is None else then.tags).items()
+        self.many(_KEEP_REACHED, [(queue, boost, at) for boost, at in reached])
+        self.many(_KEEP_TAG, [(queue, *lane, tag) for lane, tag in tags])

@@ -57,8 +57,8 @@ UPDATE job
 UPDATE run SET "end" = ?, ended = ?, reason = ?, detail = ? WHERE seq = ? AND number = ?;
 
 -- name: due
--- Parameters: queue, now, limit. Returns when each is too old to start, too.
-SELECT seq, expires_at
+-- Parameters: queue, now, limit. Returns when each is too old to start, too, and whether it has a fair key.
+SELECT seq, expires_at, fair_key IS NOT NULL
   FROM job
  WHERE queue = ?
    AND state = 'delayed'
@@ -79,6 +79,10 @@ UPDATE job
         ORDER BY run_at, id
         LIMIT ?
  );
+
+-- name: come_in
+-- One of them, where its score depends on who stands in line before it. Parameters: score, seq.
+UPDATE job SET state = 'waiting', score = ? WHERE seq = ?;
 
 -- name: ready
 -- Parameters: queue, limit.

@@ -1,0 +1,84 @@
+"""Where a job stands in line in SQL: its score, virtual where the line is fair (core/order.py).
+
+What a line knows of tenants is looked up tenant by tenant, so that a step costs the same with ten thousand of them. A
+line without any costs one look a transaction.
+"""
+
+from collections.abc import Iterable
+
+from holdfast.core.job import JobRecord, NewJob
+from holdfast.core.order import Fairness, place
+from holdfast.storage.sqlite.queries import query
+from holdfast.storage.sqlite.step import Line, Step
+
+_WAITS = query("line", "waits")
+_REACHED = query("line", "reached")
+_TAG = query("line", "tag")
+_FORGET = tuple(query("line", name) for name in ("forget_front", "forget_reached", "forget_tags"))
+
+
+def score(step: Step, job: NewJob | JobRecord, at: int) -> int:
+    """Return the score of a job that comes into its queue's line at an instant; it must do so next."""
+    line = step.line(job.queue)
+    fair = is_fair(step, job.queue)
+    line.waits = True
+    if job.lifo:
+        return place(at, boost=job.boost, lifo=True)
+    if job.fair_key is not None and not fair:
+        line.fairness, line.written = Fairness(at), None
+    if line.fairness is not None:
+        at = _tag(step, job, line, line.fairness)
+    return place(at, boost=job.boost)
+
+
+def is_fair(step: Step, queue: str) -> bool:
+    """Say whether those who come into a line get virtual instants; where nobody waits, all of it is forgotten."""
+    line = step.line(queue)
+    if line.fairness is not None and not _anybody_waits(step, queue, line):
+        if line.written is not None:
+            for statement in _FORGET:
+                step.run(statement, (queue,))
+        line.fairness = None
+    return line.fairness is not None
+
+
+def given_out(step: Step, queue: str, jobs: Iterable[JobRecord]) -> None:
+    """Note how far a line has got in virtual time with these jobs, where they count in that."""
+    line = step.line(queue)
+    if line.fairness is not None:
+        for job in jobs:
+            if not job.lifo:
+                _look_up_reached(step, queue, line, job.boost)
+                line.fairness.given_out(job.score, job.boost)
+
+
+def _tag(step: Step, job: NewJob | JobRecord, line: Line, fairness: Fairness) -> int:
+    """Return the virtual instant of a tenant's next job."""
+    key = job.fair_key or ""
+    _look_up_reached(step, job.queue, line, job.boost)
+    _look_up_tag(step, job.queue, line, (job.boost, key))
+    # Which priorities there are is told by how far each has got; it has got as far as the line.
+    fairness.reached.setdefault(job.boost, fairness.front)
+    return fairness.tag(key, boost=job.boost, weight=job.weight)
+
+
+def _look_up_reached(step: Step, queue: str, line: Line, boost: int) -> None:
+    if line.fairness is None or line.written is None or boost in line.fairness.reached:
+        return
+    row = step.one(_REACHED, (queue, boost))
+    if row is not None:
+        line.fairness.reached[boost] = line.written.reached[boost] = row[0]
+
+
+def _look_up_tag(step: Step, queue: str, line: Line, lane: tuple[int, str]) -> None:
+    if line.fairness is None or line.written is None or lane in line.fairness.tags:
+        return
+    row = step.one(_TAG, (queue, *lane))
+    if row is not None:
+        line.fairness.tags[lane] = line.written.tags[lane] = row[0]
+
+
+def _anybody_waits(step: Step, queue: str, line: Line) -> bool:
+    if not line.waits:
+        line.waits = step.one(_WAITS, (queue,)) == (1,)
+    return line.waits
