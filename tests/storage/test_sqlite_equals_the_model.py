@@ -6,6 +6,7 @@ from random import Random
 from typing import Any, get_args
 
 import pytest
+from msgspec import structs
 
 from holdfast.clock import SECOND
 from holdfast.core.events import AnyEvent, OnRequest, WorkerStarted
@@ -41,29 +42,36 @@ from holdfast.core.outcome import (
 )
 from holdfast.core.retention import Keep, Retention
 from holdfast.core.retry import Backoff
+from holdfast.core.schedule import Schedule
 from holdfast.core.settlement import settlement
-from holdfast.storage import intake, journal, model, shelf
+from holdfast.storage import intake, journal, model, shelf, timetable
 from holdfast.storage.model import Model
 from holdfast.storage.protocol import (
     EVENTS_END,
     Beat,
     Bid,
     Cancel,
+    Change,
     Delete,
     NewLogLine,
     Order,
+    PauseSchedule,
+    PutSchedule,
     Query,
     Reader,
     Redrive,
+    RemoveSchedule,
     Renewal,
     Reschedule,
     Retain,
     Revision,
     Settings,
     Target,
+    Tick,
     WorkerInfo,
 )
 from holdfast.storage.sqlite import chores, claiming, flow, slots
+from holdfast.storage.sqlite import timetable as sqlite_timetable
 from holdfast.storage.sqlite.storage import SQLiteStorage
 from holdfast.testing import ManualClock
 from tests.storage.worlds import job, owner
@@ -72,6 +80,8 @@ QUEUES = ("a", "b", "ü:/.", "seldom")
 TASKS = ("t", "u", "paused:t")
 KEYS = ("k", "l", "m", "paused:u")
 STEPS = 400
+MODULES = (intake, timetable, model, shelf, journal, flow, claiming, slots, chores, sqlite_timetable)
+"""Where constants of the protocol are taken to."""
 
 
 class Twins:
@@ -108,6 +118,7 @@ class Twins:
             + ["renew"] * 3
             + ["sweep"] * 4
             + ["revise"] * 3
+            + ["plan"] * 2
             + ["tune", "tune", "reclaim", "resign", "read_events", "wait", "wait", "wait"]
         )
         await getattr(self, verb)()
@@ -291,6 +302,48 @@ class Twins:
             )
         await self.ask("revise", asked)
 
+    async def plan(self) -> None:
+        dice = self.dice
+        changes: list[Change] = []
+        for _ in range(dice.randrange(1, 4)):
+            name, now = dice.choice(("s", "daily ü", "none")), self.clock.now()
+            known = self.model.survey().schedules
+            last = next((schedule.last_tick for schedule in known if schedule.name == name), 0)
+            next_tick = dice.choice((None, now - SECOND, now, now + dice.randrange(9 * SECOND)))
+            changes.append(
+                dice.choice(
+                    (
+                        PutSchedule(
+                            Schedule(
+                                name=name,
+                                job=self.new_job(),
+                                every=dice.choice((SECOND, 5 * SECOND)),
+                                missed=dice.choice(("skip", "latest", "all")),
+                                most=dice.choice((None, 3)),
+                                overlap=dice.choice(("skip", "queue_one", "allow")),
+                                made=now,
+                                last_tick=now - SECOND,
+                                next_tick=next_tick,
+                            )
+                        ),
+                        PauseSchedule(name, dice.random() < 0.4, next_tick),
+                        *[
+                            Tick(
+                                name,
+                                last if dice.random() < 0.9 else last - 1,
+                                now,
+                                next_tick,
+                                dice.choice((None, structs.replace(self.new_job(), schedule=name, tick=now))),
+                                dice.choice((0, 0, 2)),
+                            )
+                            for _ in range(3)
+                        ],
+                        RemoveSchedule(name) if dice.random() < 0.2 else PauseSchedule(name, False, next_tick),
+                    )
+                )
+            )
+        await self.ask("plan", changes)
+
     def end(self, ref: Ref) -> int | None:
         """Return when a job ended, or another instant, or nothing."""
         job = self.model.records.get(ref)
@@ -377,11 +430,9 @@ class Twins:
 def patch(monkeypatch: pytest.MonkeyPatch, **constants: object) -> None:
     """Set constants of the protocol wherever the model and SQLite have taken them to."""
     for name, value in constants.items():
-        places = [
-            place for place in (intake, model, shelf, journal, flow, claiming, slots, chores) if hasattr(place, name)
-        ]
-        for place in places:
-            monkeypatch.setattr(place, name, value)
+        for module in MODULES:
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, value)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -389,7 +440,16 @@ async def test_every_answer_is_that_of_the_model(tmp_path: Path, seed: int, monk
     kept = Random(seed).choice((Keep(7 * 86_400 * SECOND, 100_000), Keep(30 * SECOND, 200), Keep(3600 * SECOND, 90)))
     patch(monkeypatch, EVENTS_KEPT=kept)
     if seed % 2:
-        patch(monkeypatch, PROMOTE_LIMIT=2, EXPIRE_LIMIT=3, TRIM_LIMIT=4, SCAN_LIMIT=6, LOOK_LIMIT=2, WINDOW_LIMIT=1)
+        patch(
+            monkeypatch,
+            PROMOTE_LIMIT=2,
+            EXPIRE_LIMIT=3,
+            TRIM_LIMIT=4,
+            SCAN_LIMIT=6,
+            LOOK_LIMIT=2,
+            WINDOW_LIMIT=1,
+            DUE_LIMIT=1,
+        )
     twins = Twins(tmp_path / "jobs.db", seed)
     for queue in QUEUES:
         first = Settings(retention=Retention(*(twins.keep() for _ in range(4))), record=get_args(OnRequest))

@@ -15,6 +15,7 @@ PACKAGE = "holdfast.storage.sqlite"
 MAY_SCAN = {
     ("find", "all"): "newest first, by the primary key, up to the limit",
     ("tally", "recount"): "doctor's audit",
+    ("tally", "recount_calls"): "doctor's audit",
     ("tally", "recount_keys"): "doctor's audit",
 }
 

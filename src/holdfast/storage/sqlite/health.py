@@ -100,9 +100,12 @@ def _integrity(step: Step) -> Finding:
 
 
 def _counters(step: Step) -> Finding:
-    wrong = step.all(query("tally", "recount")) + step.all(query("tally", "recount_keys"))
+    wrong = [row for audit in ("recount", "recount_calls", "recount_keys") for row in step.all(query("tally", audit))]
     if not wrong:
         return Finding("ok", "counters", "the counts agree with the jobs")
     return Finding(
-        "error", "counters", f"{len(wrong)} counts of jobs, or of slots under a key, are wrong", "report a bug"
+        "error",
+        "counters",
+        f"{len(wrong)} counts of jobs, of slots under a key, or of gathered calls are wrong",
+        "report a bug",
     )

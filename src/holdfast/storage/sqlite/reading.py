@@ -29,6 +29,7 @@ from holdfast.storage.sqlite.moving import past, taken_in, whole
 from holdfast.storage.sqlite.queries import query
 from holdfast.storage.sqlite.step import Step
 from holdfast.storage.sqlite.sweeping import reigning
+from holdfast.storage.sqlite.timetable import schedules
 
 _JOB = query("get", "job")
 _BY_SEQ = query("get", "by_seq")
@@ -92,6 +93,7 @@ def survey(step: Step, queues: Sequence[str]) -> Survey:
         ),
         paused_tasks=tuple(sorted(name for name, task in tasks.items() if task.paused)),
         workers=tuple(_worker(row, now) for row in step.all(_WORKERS)),
+        schedules=schedules(step),
         leaders=terms,
         swept_ago=now - swept_at if swept_at is not None else None,
         now=now,

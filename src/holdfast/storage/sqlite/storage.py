@@ -33,7 +33,7 @@ from holdfast.storage.protocol import (
     Swept,
     Target,
 )
-from holdfast.storage.sqlite import flow, forking, hand, health, reading, renewal, sweeping, tuning
+from holdfast.storage.sqlite import flow, forking, hand, health, reading, renewal, sweeping, timetable, tuning
 from holdfast.storage.sqlite.database import Database, Durability
 from holdfast.storage.sqlite.locks import Locks, lock_file
 from holdfast.storage.sqlite.reader import Reading
@@ -152,7 +152,8 @@ class SQLiteStorage:
 
     async def plan(self, changes: Sequence[Change]) -> list[Planned]:
         """See `Storage.plan`."""
-        return [Planned(change.name, "gone") for change in changes]
+        await self._opened()
+        return await self._writer.submit(lambda step: timetable.plan(step, changes))
 
     async def tune(self, target: Target, settings: Settings, *, by: str | None = None) -> Settings:
         """See `Storage.tune`."""

@@ -6,6 +6,7 @@ from holdfast.core.events import LeadershipAcquired, LeadershipLost
 from holdfast.core.job import Owner, StallReason
 from holdfast.core.leadership import Term
 from holdfast.core.lease import Lease
+from holdfast.core.schedule import Schedule
 from holdfast.core.transition import reclaimed, silence, stall_reason
 from holdfast.storage.protocol import (
     CHORE_LIMITS,
@@ -15,7 +16,7 @@ from holdfast.storage.protocol import (
     StalledLease,
     Swept,
 )
-from holdfast.storage.sqlite import chores
+from holdfast.storage.sqlite import chores, timetable
 from holdfast.storage.sqlite.moving import whole
 from holdfast.storage.sqlite.queries import query
 from holdfast.storage.sqlite.rows import Row
@@ -68,6 +69,9 @@ def sweep(step: Step, bid: Bid, alive: Alive) -> Swept:
         troubles.append(trouble)
     troubles.append(step.chore(lambda: chores.forget_workers(step), None)[1])
     troubles.append(step.chore(lambda: chores.forget_windows(step), None)[1])
+    nothing_due: tuple[tuple[Schedule, ...], int | None] = (), None
+    (due, next_tick), no_look = step.chore(lambda: timetable.due(step), nothing_due)
+    troubles.append(no_look)
     step.run(_SWEPT, (now, resumed_at))
     return Swept(
         terms,
@@ -76,6 +80,8 @@ def sweep(step: Step, bid: Bid, alive: Alive) -> Swept:
         did,
         more=any(did[name] >= limit for name, limit in CHORE_LIMITS.items()),
         troubles=tuple(filter(None, troubles)),
+        due=due,
+        next_tick=next_tick,
         now=now,
     )
 

@@ -60,6 +60,21 @@ SELECT queue, state, sum(jobs)
  GROUP BY queue, state
 HAVING sum(jobs) <> 0;
 
+-- name: recount_calls
+-- The same of the calls that jobs have taken in: whose job is gone, or of which it has gathered another number.
+SELECT queue, job, sum(calls)
+  FROM (
+       SELECT queue, job, count(payload) AS calls FROM call GROUP BY queue, job
+       UNION ALL
+       SELECT queue, id, -gathered FROM job WHERE gathered > 0
+ )
+ GROUP BY queue, job
+HAVING sum(calls) <> 0
+UNION ALL
+SELECT queue, job, 1
+  FROM call
+ WHERE NOT EXISTS (SELECT 1 FROM job WHERE job.queue = call.queue AND job.id = call.job);
+
 -- name: recount_keys
 -- The same of the keys, and of their slots, which active jobs hold and nobody else.
 SELECT queue, name, sum(jobs)

@@ -1,0 +1,50 @@
+-- plan: schedules are put, paused, removed, and moved on tick by tick. A row is the schedule as it is told, and beside it
+-- what its due ones are found by.
+
+-- name: known
+-- Parameters: name.
+SELECT body FROM schedule WHERE name = ?;
+
+-- name: put
+-- Parameters: name, body, last_tick, next_tick, paused.
+INSERT INTO schedule (name, body, last_tick, next_tick, paused) VALUES (?, ?, ?, ?, ?)
+ON CONFLICT (name) DO UPDATE
+   SET body = excluded.body,
+       last_tick = excluded.last_tick,
+       next_tick = excluded.next_tick,
+       paused = excluded.paused;
+
+-- name: remove
+DELETE FROM schedule WHERE name = ?;
+
+-- name: unfinished
+-- Where the unfinished jobs of a schedule stand, each state once: a leap through the index, not a walk. Parameters: the
+-- schedule's name.
+WITH RECURSIVE standing (state) AS (
+       SELECT (SELECT min(state) FROM job INDEXED BY job_scheduled WHERE schedule = :name AND finished IS NULL)
+       UNION ALL
+       SELECT (SELECT min(state)
+                 FROM job INDEXED BY job_scheduled
+                WHERE schedule = :name AND finished IS NULL AND state > standing.state)
+         FROM standing
+        WHERE standing.state IS NOT NULL
+)
+SELECT state FROM standing WHERE state IS NOT NULL;
+
+-- name: due
+-- Schedules with a tick that has come, the longest due first. Parameters: now, limit.
+SELECT body
+  FROM schedule INDEXED BY schedule_due
+ WHERE next_tick IS NOT NULL
+   AND paused = 0
+   AND next_tick <= ?
+ ORDER BY next_tick, name
+ LIMIT ?;
+
+-- name: ahead
+-- When the next schedule has a tick that is yet to come. Parameters: now.
+SELECT min(next_tick)
+  FROM schedule INDEXED BY schedule_due
+ WHERE next_tick IS NOT NULL
+   AND paused = 0
+   AND next_tick > ?;

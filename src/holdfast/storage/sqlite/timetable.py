@@ -1,0 +1,94 @@
+"""The schedules in SQL: put, paused, removed, and moved on tick by tick, each tick once."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from holdfast.core.job import NewJob
+from holdfast.core.lifecycle import State
+from holdfast.core.schedule import Schedule, may_fire, paused_at, put_over
+from holdfast.storage.protocol import (
+    DUE_LIMIT,
+    Change,
+    PauseSchedule,
+    Planned,
+    PutSchedule,
+    RemoveSchedule,
+    Tick,
+)
+from holdfast.storage.sqlite import intake, slots
+from holdfast.storage.sqlite.queries import query
+from holdfast.storage.sqlite.step import Step
+from holdfast.storage.timetable import Became, moved_on, told
+
+_KNOWN = query("plan", "known")
+_PUT = query("plan", "put")
+_REMOVE = query("plan", "remove")
+_UNFINISHED = query("plan", "unfinished")
+_DUE = query("plan", "due")
+_AHEAD = query("plan", "ahead")
+_SCHEDULES = query("survey", "schedules")
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Schedule).decode
+
+
+def plan(step: Step, changes: Sequence[Change]) -> list[Planned]:
+    """Change schedules, in the order given."""
+    planned = [_change(step, change, offset) for offset, change in enumerate(changes)]
+    slots.let_in(step)
+    return planned
+
+
+def due(step: Step) -> tuple[tuple[Schedule, ...], int | None]:
+    """Return the schedules with a tick that has come, the longest due first, and how long until another has one."""
+    come = step.all(_DUE, (step.now, DUE_LIMIT))
+    row = step.one(_AHEAD, (step.now,))
+    ahead = None if row is None or row[0] is None else row[0] - step.now
+    return tuple(_decode(body) for (body,) in come), ahead
+
+
+def schedules(step: Step) -> tuple[Schedule, ...]:
+    """Return all schedules by name."""
+    return tuple(_decode(body) for (body,) in step.all(_SCHEDULES))
+
+
+def _change(step: Step, change: Change, offset: int) -> Planned:
+    row = step.one(_KNOWN, (change.name,))
+    known = None if row is None else _decode(row[0])
+    match change:
+        case PutSchedule(schedule):
+            _keep(step, schedule if known is None else put_over(known, schedule))
+        case _ if known is None:
+            return Planned(change.name, "gone")
+        case PauseSchedule(paused=paused, next_tick=next_tick):
+            if paused != known.paused:
+                _keep(step, paused_at(known, step.now, paused=paused, next_tick=next_tick))
+        case RemoveSchedule():
+            step.run(_REMOVE, (change.name,))
+        case Tick():
+            return _move_on(step, known, change, offset)
+    return Planned(change.name, "done")
+
+
+def _move_on(step: Step, known: Schedule, asked: Tick, offset: int) -> Planned:
+    if known.paused or known.last_tick != asked.expected:
+        return Planned(asked.name, "superseded")
+    became = None if asked.job is None else _fire(step, known, asked.job, offset)
+    for event in told(known, asked, step.now, became):
+        step.record(event)
+    made = asked.job.ref if asked.job is not None and became == "fired" else None
+    _keep(step, moved_on(known, asked, None if made is None else made.id))
+    return Planned(asked.name, "done", made)
+
+
+def _fire(step: Step, known: Schedule, job: NewJob, offset: int) -> Became:
+    unfinished = (State(state) for (state,) in step.all(_UNFINISHED, {"name": known.name}))
+    if not may_fire(known.overlap, unfinished):
+        return "overlap"
+    return "fired" if intake.remember(step, job, offset).made == "created" else "duplicate"
+
+
+def _keep(step: Step, schedule: Schedule) -> None:
+    body = _encode(schedule).decode()
+    step.run(_PUT, (schedule.name, body, schedule.last_tick, schedule.next_tick, schedule.paused))
