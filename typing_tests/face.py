@@ -3,10 +3,27 @@
 Each line that must be an error carries an ignore; both checkers are told to complain about an ignore without need.
 """
 
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
-from typing import assert_type
+from typing import Any, assert_type
 
-from holdfast import TTL, AutoRedrive, Holdfast, Job, JobStalled, Retry, Router, Stall, TaskOptions, current_job
+from holdfast import (
+    TTL,
+    AutoRedrive,
+    Holdfast,
+    Inject,
+    Job,
+    JobContext,
+    JobStalled,
+    Proceed,
+    Retry,
+    Router,
+    RunCall,
+    Stall,
+    TaskOptions,
+    current_job,
+)
 
 app = Holdfast("memory://")
 
@@ -82,6 +99,105 @@ app.include(app)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType
 @app.on(JobStalled)
 async def page(event: JobStalled) -> None:
     assert_type(event.count, int)
+
+
+class DB:
+    def close(self) -> None: ...
+
+
+def plain_db() -> DB:
+    return DB()
+
+
+async def coroutine_db() -> DB:
+    return DB()
+
+
+def generator_db() -> Generator[DB]:
+    yield DB()
+
+
+def iterator_db() -> Iterator[DB]:
+    yield DB()
+
+
+async def async_generator_db() -> AsyncGenerator[DB]:
+    yield DB()
+
+
+async def async_iterator_db() -> AsyncIterator[DB]:
+    yield DB()
+
+
+@contextmanager
+def managed_db() -> Generator[DB]:
+    yield DB()
+
+
+@asynccontextmanager
+async def async_managed_db(db: DB = Inject(plain_db)) -> AsyncGenerator[DB]:
+    yield db
+
+
+assert_type(Inject(plain_db), DB)
+assert_type(Inject(coroutine_db), DB)
+assert_type(Inject(generator_db), DB)
+assert_type(Inject(iterator_db), DB)
+assert_type(Inject(async_generator_db), DB)
+assert_type(Inject(async_iterator_db), DB)
+assert_type(Inject(managed_db), DB)
+assert_type(Inject(async_managed_db), DB)
+assert_type(Inject(DB), DB)
+assert_type(Inject(current_job), JobContext)
+
+
+@asynccontextmanager
+async def lifespan(of: Holdfast) -> AsyncGenerator[dict[str, DB]]:
+    assert_type(of, Holdfast)
+    yield {"db": DB()}
+
+
+living = Holdfast("memory://", lifespan=lifespan)
+
+
+@living.middleware
+async def around(call: RunCall, proceed: Proceed) -> Any:
+    assert_type(call.job, JobContext)
+    return await proceed()
+
+
+async def closer(call: RunCall, proceed: Proceed) -> Any:
+    call.kwargs.clear()
+    return await proceed()
+
+
+@living.task(middleware=[closer])
+async def pay(user: int, *, note: str = "", db: DB = Inject(generator_db)) -> int:
+    assert_type(db, DB)
+    return user
+
+
+@pay.on_cancel
+async def pay_back(user: int, *, note: str = "", db: DB = Inject(generator_db)) -> None: ...
+
+
+async def composed() -> None:
+    assert_type(await pay.enqueue(1, note="n"), Job[int])
+    assert_type(await pay(1, db=DB()), int)
+    with living.override(generator_db, plain_db):
+        pass
+
+
+@living.task
+async def mistaken(db: str = Inject(plain_db)) -> None: ...  # type: ignore[assignment]  # pyright: ignore[reportArgumentType]
+
+
+@living.middleware  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
+async def too_few(call: RunCall) -> None: ...
+
+
+living.task(middleware=[1])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]
+Holdfast("memory://", lifespan=around)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 async def right() -> None:

@@ -48,7 +48,8 @@ class Lifespan:
         try:
             await asyncio.wait({life, entering}, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
-            await self.cut_off()
+            self._life = None
+            await _cancelled(life)
             raise
         finally:
             entering.cancel()
@@ -83,9 +84,7 @@ class Lifespan:
         if life is None:
             return
         if not life.done():
-            life.cancel()
-            life.add_done_callback(_seen)
-            await asyncio.wait({life}, timeout=MOMENT)
+            await _cancelled(life)
             self._logger.error("the lifespan of worker %s took too long to end, and was cut off", self._worker)
         elif not life.cancelled() and (failure := life.exception()) is not None:
             self._logger.error("the lifespan of worker %s failed while it ended", self._worker, exc_info=failure)
@@ -101,6 +100,12 @@ class Lifespan:
             self.state = state
             self._entered.set()
             await self._over.wait()
+
+
+async def _cancelled(life: "asyncio.Task[None]") -> None:
+    life.cancel()
+    life.add_done_callback(_seen)
+    await asyncio.wait({life}, timeout=MOMENT)
 
 
 def _seen(life: "asyncio.Task[None]") -> None:

@@ -1,0 +1,470 @@
+"""What lives as long as a worker: entered before the first claim, left after the last run, whatever happens between."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, Literal
+
+import pytest
+
+from holdfast import (
+    Holdfast,
+    Inject,
+    JobContext,
+    Proceed,
+    RunCall,
+    State,
+    StorageUnavailableError,
+    UsageError,
+    current_job,
+)
+from holdfast.testing.simloop import SimClock, SimLoop, simulate
+from tests.flow.conftest import FAST, Play, Stage
+from tests.flow.test_stops import Closed
+
+
+class Life:
+    """A lifespan that takes its time, and what is known of it."""
+
+    def __init__(self, *, enters: float = 0.0, leaves: float = 0.0) -> None:
+        self.notes: list[str] = []
+        self.apps: list[Holdfast] = []
+        self.enters = enters
+        self.leaves = leaves
+        self.cut_off = 0
+
+    @asynccontextmanager
+    async def __call__(self, app: Holdfast) -> AsyncGenerator[dict[str, int]]:
+        self.apps.append(app)
+        number = len(self.apps)
+        await asyncio.sleep(self.enters)
+        self.notes.append(f"entered {number}")
+        try:
+            yield {"number": number}
+            await asyncio.sleep(self.leaves)
+        except asyncio.CancelledError:
+            self.cut_off += 1
+            raise
+        finally:
+            self.notes.append(f"left {number}")
+
+
+def test_it_is_entered_before_the_first_claim_and_left_after_the_last_run(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        life = Life(enters=2)
+        app = stage.app(lifespan=life)
+
+        @app.task
+        async def task() -> None:
+            life.notes.append("run")
+            try:
+                await asyncio.sleep(3600)
+            finally:
+                await asyncio.sleep(0.5)
+                life.notes.append("over")
+
+        job = await task.enqueue()
+        worker = app.worker()
+        node = await stage.start(worker)
+        assert life.notes == ["entered 1"]
+        await asyncio.sleep(1)
+        await stage.stop(node, worker, timeout="1s")
+
+        assert life.notes == ["entered 1", "run", "over", "left 1"]
+        assert life.apps == [app]
+        assert life.cut_off == 0
+        assert await job.state() is State.WAITING
+
+    play(scenario)
+
+
+def test_what_it_yields_is_at_hand_wherever_the_job_is(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(lifespan=Life())
+        seen: list[Any] = []
+
+        @app.middleware
+        async def layer(call: RunCall, proceed: Proceed) -> Any:
+            seen.append(call.job.state)
+            return await proceed()
+
+        async def number(job: JobContext = Inject(current_job)) -> int:
+            return int(job.state["number"])
+
+        @app.task
+        async def task(number: int = Inject(number)) -> Any:
+            seen.append(current_job().state)
+            return number
+
+        await stage.start(app.worker())
+
+        assert await (await task.enqueue()).result() == 1
+        assert seen == [{"number": 1}] * 2
+
+    play(scenario)
+
+
+def test_without_one_and_where_it_yields_nothing_the_state_is_none(play: Play) -> None:
+    @asynccontextmanager
+    async def silent(app: Holdfast) -> AsyncGenerator[None]:
+        yield
+
+    async def scenario(stage: Stage) -> None:
+        for app in (stage.app(), stage.app(lifespan=silent)):
+
+            @app.task(name="task")
+            async def task() -> Any:
+                return current_job().state is None
+
+            worker = app.worker()
+            node = await stage.start(worker)
+            assert await (await task.enqueue()).result() is True
+            await stage.stop(node, worker)
+
+    play(scenario)
+
+
+def test_each_worker_enters_its_own(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        life = Life()
+        app = stage.app(lifespan=life)
+
+        @app.task
+        async def task() -> Any:
+            await asyncio.sleep(5)
+            return current_job().state["number"]
+
+        one, two = app.worker(concurrency=1), app.worker(concurrency=1)
+        node, other = await stage.start(one, "one"), await stage.start(two, "two")
+        jobs = [await task.enqueue() for _ in range(2)]
+
+        assert sorted([await job.result() for job in jobs]) == [1, 2]
+        await stage.stop(node, one)
+        assert life.notes == ["entered 1", "entered 2", "left 1"]
+        await stage.stop(other, two)
+        assert life.notes[3:] == ["left 2"]
+
+    play(scenario)
+
+
+def test_a_burst_leaves_it(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        life = Life(leaves=2)
+        app = stage.app(lifespan=life)
+
+        @app.task
+        async def task() -> None: ...
+
+        await task.enqueue()
+        worker = app.worker(burst=True)
+        node = await stage.start(worker)
+        await stage.loop.start(node, worker.wait())
+
+        assert life.notes == ["entered 1", "left 1"]
+        assert life.cut_off == 0
+
+    play(scenario)
+
+
+def test_it_is_left_in_the_task_that_entered_it(play: Play) -> None:
+    tasks: list[Any] = []
+    beside: list[str] = []
+
+    @asynccontextmanager
+    async def lifespan(app: Holdfast) -> AsyncGenerator[None]:
+        async def watch() -> None:
+            try:
+                await asyncio.sleep(3600)
+            finally:
+                beside.append("watched")
+
+        tasks.append(asyncio.current_task())
+        async with asyncio.TaskGroup() as group:
+            watching = group.create_task(watch())
+            yield
+            watching.cancel()
+        tasks.append(asyncio.current_task())
+
+    async def scenario(stage: Stage) -> None:
+        worker = stage.app(lifespan=lifespan).worker()
+        node = await stage.start(worker)
+        await asyncio.sleep(1)
+        await stage.stop(node, worker)
+
+        assert tasks[0] is tasks[1]
+        assert beside == ["watched"]
+        tasks.clear()
+        beside.clear()
+
+    play(scenario)
+
+
+# ── failing ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_where_it_cannot_be_entered_the_worker_does_not_start_and_says_so(
+    play: Play, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(stage: Stage) -> None:
+        attempts: list[int] = []
+
+        @asynccontextmanager
+        async def lifespan(app: Holdfast) -> AsyncGenerator[str]:
+            attempts.append(1)
+            if len(attempts) == 1:
+                raise ConnectionRefusedError("no database")
+            yield "entered"
+
+        app = stage.app(lifespan=lifespan)
+
+        @app.task
+        async def task() -> Any:
+            return current_job().state
+
+        job = await task.enqueue()
+        worker = app.worker()
+        with pytest.raises(ConnectionRefusedError, match="no database"):
+            await stage.start(worker)
+        await asyncio.sleep(30)
+        record = (await job.info()).job
+
+        assert (record.state, record.starts) == (State.WAITING, 0)
+        assert "does not start, for its lifespan cannot be entered" in caplog.text
+        # The database is back.
+        await stage.start(worker)
+        assert await job.result() == "entered"
+
+    play(scenario)
+
+
+def test_a_storage_that_cannot_be_opened_enters_nothing() -> None:
+    class Away(Closed):
+        async def open(self) -> None:
+            raise StorageUnavailableError("away")
+
+    async def main(loop: SimLoop) -> None:
+        clock, life = SimClock(loop), Life()
+        stage = Stage(loop, clock, Away(clock))
+        with pytest.raises(StorageUnavailableError):
+            await stage.start(stage.app(lifespan=life).worker())
+
+        assert life.apps == []
+
+    simulate(main)
+
+
+def test_a_stop_during_the_start_lets_it_be_left(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        life = Life(enters=5, leaves=3)
+        worker = stage.app(lifespan=life).worker()
+        starting = asyncio.create_task(worker.start())
+        await asyncio.sleep(1)
+        await worker.stop()
+        await starting
+
+        assert worker.ended
+        assert life.notes == ["entered 1", "left 1"]
+        assert (life.cut_off, stage.now) == (0, 8)
+
+    play(scenario)
+
+
+def test_a_start_that_is_given_up_takes_it_along(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        life = Life(enters=5)
+        worker = stage.app(lifespan=life).worker()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await worker.start()
+        took = stage.now
+        await asyncio.sleep(10)
+
+        assert (took, life.notes) == (1, [])
+        assert len(asyncio.all_tasks()) == 1
+
+    play(scenario)
+
+
+def test_one_that_ends_by_itself_takes_its_worker_along_which_hands_back(
+    play: Play, caplog: pytest.LogCaptureFixture
+) -> None:
+    @asynccontextmanager
+    async def lifespan(app: Holdfast) -> AsyncGenerator[None]:
+        async def dies() -> None:
+            await asyncio.sleep(5)
+            raise ConnectionResetError("the pool is gone")
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(dies())
+            yield
+
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(lifespan=lifespan, timing=FAST)
+
+        @app.task
+        async def task() -> None:
+            await asyncio.sleep(60)
+
+        worker = app.worker()
+        node = await stage.start(worker)
+        job = await task.enqueue()
+        with pytest.raises(BaseExceptionGroup) as raised:
+            await stage.loop.start(node, worker.wait())
+        record = (await job.info()).job
+
+        assert raised.group_contains(RuntimeError, match="the lifespan ended before its worker did")
+        assert worker.ended
+        assert stage.now < 8
+        assert (record.state, record.releases) == (State.WAITING, 1)
+        assert "the pool is gone" in caplog.text
+
+    play(scenario)
+
+
+def test_what_fails_while_it_is_left_is_logged_and_the_worker_has_ended_well(
+    play: Play, caplog: pytest.LogCaptureFixture
+) -> None:
+    @asynccontextmanager
+    async def lifespan(app: Holdfast) -> AsyncGenerator[None]:
+        yield
+        raise ConnectionResetError("gone before")
+
+    async def scenario(stage: Stage) -> None:
+        worker = stage.app(lifespan=lifespan).worker()
+        node = await stage.start(worker)
+        await stage.stop(node, worker)
+        await stage.loop.start(node, worker.wait())
+
+        assert worker.ended
+        assert "failed while it ended" in caplog.text
+
+    play(scenario)
+
+
+# ── bounds ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("drain", "force", "least", "most"),
+    [
+        (0, False, 3.5, 4.5),
+        # What the drain leaves over is the lifespan's.
+        (25, False, 24, 26),
+        (25, True, 0.5, 2.5),
+    ],
+)
+def test_one_that_does_not_end_is_cut_off_within_the_bounds_of_a_stop(
+    play: Play, drain: int, force: bool, least: float, most: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(stage: Stage) -> None:
+        life = Life(leaves=3600)
+        worker = stage.app(lifespan=life).worker()
+        node = await stage.start(worker)
+        await asyncio.sleep(1)
+        began = stage.now
+        await stage.stop(node, worker, timeout=drain, force=force)
+
+        assert least <= stage.now - began <= most
+        assert (life.cut_off, life.notes) == (1, ["entered 1", "left 1"])
+        assert "took too long to end, and was cut off" in caplog.text
+
+    play(scenario)
+
+
+def test_a_second_stop_by_force_hastens_it(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        life = Life(leaves=3600)
+        worker = stage.app(lifespan=life).worker()
+        node = await stage.start(worker)
+        await asyncio.sleep(1)
+        patient = stage.loop.start(node, worker.stop(timeout="1h"))
+        await asyncio.sleep(60)
+        began = stage.now
+        await stage.stop(node, worker, force=True)
+        await patient
+
+        assert stage.now - began < 1
+        assert life.cut_off == 1
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("closed", ["refuses", "hangs"])
+@pytest.mark.parametrize("leaves", [0.3, 3600])
+def test_neither_a_dead_storage_nor_a_stubborn_handler_lets_it_break_the_promise(
+    closed: Literal["refuses", "hangs"], leaves: float
+) -> None:
+    async def main(loop: SimLoop) -> None:
+        clock, life = SimClock(loop), Life(leaves=leaves)
+        storage = Closed(clock)
+        stage = Stage(loop, clock, storage)
+        app = stage.app(lifespan=life)
+
+        @app.task
+        async def stubborn() -> None:
+            while True:
+                try:
+                    await asyncio.sleep(1000)
+                except asyncio.CancelledError:
+                    continue
+
+        worker = app.worker()
+        node = await stage.start(worker)
+        await stubborn.enqueue()
+        await asyncio.sleep(10)
+        storage.closed = closed
+        began = stage.now
+        await stage.stop(node, worker)
+
+        # The process around it needs some of the 5 s, too.
+        assert stage.now - began <= 25 + 4.5
+        assert life.cut_off == (leaves == 3600)
+        assert life.notes == ["entered 1", "left 1"]
+
+    simulate(main)
+
+
+# ── bad input ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def undecorated(app: Holdfast) -> AsyncGenerator[None]:
+    yield
+
+
+async def coroutine(app: Holdfast) -> None: ...
+
+
+@asynccontextmanager
+async def of_nothing() -> AsyncGenerator[None]:
+    yield
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"db": 1}, "lifespan = .* must be a function of the app, made with asynccontextmanager"),
+        (undecorated, "is no async context manager; decorate it with contextlib.asynccontextmanager"),
+        (coroutine, "is no async context manager; decorate it"),
+        (of_nothing, "cannot be called with the app: too many positional arguments; let it take it"),
+    ],
+)
+def test_what_is_no_lifespan_is_refused_where_the_app_is_made(given: Any, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        Holdfast("memory://", lifespan=given)
+
+
+@contextmanager
+def plain(app: Holdfast) -> Generator[None]:
+    yield
+
+
+def nothing(app: Holdfast) -> None: ...
+
+
+@pytest.mark.parametrize("given", [plain, nothing])
+def test_what_makes_no_async_context_manager_is_refused_by_the_start(play: Play, given: Callable[..., Any]) -> None:
+    async def scenario(stage: Stage) -> None:
+        with pytest.raises(UsageError, match=r"no async context manager; decorate .* with contextlib\.asynccontext"):
+            await stage.start(stage.app(lifespan=given).worker())
+
+    play(scenario)
