@@ -74,7 +74,7 @@ from holdfast.options import TTL, AutoRedrive, Keep, LeaderElection, Retention, 
 from holdfast.options.schedules import All
 from holdfast.router import Router
 from holdfast.schedules import Schedules
-from holdfast.task import Task
+from holdfast.task import DeclaredTask, Task
 from holdfast.worker.worker import Worker
 
 __all__ = [
@@ -90,6 +90,7 @@ __all__ = [
     "DeadLetters",
     "DeadPage",
     "DeadReport",
+    "DeclaredTask",
     "DuplicateJobError",
     "Event",
     "EventsTrimmed",

@@ -32,16 +32,36 @@ from holdfast.ids import JobIds
 from holdfast.injection import Provider, needs, provider_of
 from holdfast.maintenance.reaper import Reaping
 from holdfast.middleware import Middleware, layer
-from holdfast.migration import Versions, versions
+from holdfast.migration import Versions
 from holdfast.options import LeaderElection, Retention, Stall, TaskOptions, TaskSettings, Timing, stalling
 from holdfast.options.schedules import MissedTicks
-from holdfast.router import Place, Router, member, routing
+from holdfast.router import (
+    Arrival,
+    Definition,
+    Member,
+    Place,
+    Router,
+    contract,
+    definition,
+    implementation,
+    routing,
+    standings,
+)
 from holdfast.schedules import ScheduleDecorator, Schedules, schedule_of
 from holdfast.sideloop import PORTAL, Side, SideLoop
 from holdfast.signature import Signature
 from holdfast.storage.locate import locate, read
 from holdfast.storage.protocol import Settings, Storage, Target
-from holdfast.task import AsyncTask, Call, PlainTask, Standing, Task, TaskDecorator
+from holdfast.task import (
+    AsyncTask,
+    Call,
+    DeclareDecorator,
+    DeclaredTask,
+    ImplementDecorator,
+    PlainTask,
+    Task,
+    TaskDecorator,
+)
 from holdfast.worker.worker import DRAIN, Worker
 
 P = ParamSpec("P")
@@ -96,6 +116,8 @@ class Holdfast:
         of_kind(self.defaults, TaskOptions, field="defaults", remedy='write defaults=TaskOptions(timeout="5m")')
         self.logger = logger or logging.getLogger("holdfast")
         self.tasks: dict[str, Task[..., Any]] = {}
+        self.declared: dict[str, DeclaredTask[..., Any]] = {}
+        """The tasks whose handlers may be elsewhere; those that are implemented here are among `tasks`, too."""
         self._url = storage.url if storage is not None else _url(url)
         self._storage = storage
         self._clock = clock or SystemClock()
@@ -158,19 +180,59 @@ class Holdfast:
         Raises:
             UsageError: an option is unknown or has no valid value, the name is taken, or it is no such function.
         """
-        no_others(options, ("name", *TaskSettings.__annotations__, "version", "since"))
-        settings = TaskOptions(**options)
-        given, known = None if name is None else named(name, field="name"), versions(version, since)
+        told = definition(name, options, version, since)
 
         def make(function: object) -> Task[..., Any]:
-            return self._make(function, given, settings, known)
+            return self._taken(told.member(function))
 
         return make if function is None else make(function)
 
-    def _make(self, function: object, given: str | None, settings: TaskOptions, known: Versions) -> Task[..., Any]:
-        made = member(function, given, settings, known)
-        self.admit([(made.task, made.placed(self._place))])
-        return made.task
+    @overload
+    def declare(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> DeclaredTask[P, R]: ...
+    @overload
+    def declare(self, function: Callable[P, R], /) -> DeclaredTask[P, R]: ...
+    @overload
+    def declare(
+        self, *, name: str | None = None, version: int = 1, since: int = 1, **options: Unpack[TaskSettings]
+    ) -> DeclareDecorator: ...
+    def declare(
+        self,
+        function: Callable[..., Any] | None = None,
+        *,
+        name: str | None = None,
+        version: int = 1,
+        since: int = 1,
+        **options: Any,
+    ) -> Any:
+        """Declare a task whose handler is elsewhere, by a function without a body.
+
+        It is enqueued, awaited and typed like any task. A worker of this app does not know it: it neither serves its
+        queue unless told to, nor runs its jobs, which it puts back for other workers. Where the handler is, the same
+        declaration is included, with its router, and implemented: `@app.implement(declared)`.
+
+        Raises:
+            UsageError: see `task`.
+        """
+        told = definition(name, options, version, since)
+
+        def make(function: object) -> Task[..., Any]:
+            return self._taken(told.member(function, declared=True))
+
+        return make if function is None else make(function)
+
+    def implement(self, declared: DeclaredTask[P, R]) -> ImplementDecorator[P, R]:
+        """Make a function the handler of a declared task, under its name and with its options and its version.
+
+        Raises:
+            UsageError: that is no declared task; from the decorator: it is not declared in this app, or implemented
+                already; it is no such function, or one that does not take and return what is declared.
+        """
+        contract(declared)
+
+        def make(function: object) -> Any:
+            return self._taken(implementation(function, declared))
+
+        return make
 
     def cron(
         self,
@@ -239,12 +301,12 @@ class Holdfast:
 
         def declare(function: Any) -> Any:
             if not isinstance(function, Task):
-                task = self._make(function, None, settings, Versions())
+                task = self._taken(Definition(None, settings, Versions()).member(function))
             elif options:
                 raise UsageError(f"{function!r} has its options already; give {next(iter(options))} to @app.task")
             else:
                 task = cast("Task[..., Any]", function)
-            if self.tasks.get(task.name) is not task:
+            if task not in (self.tasks.get(task.name), self.declared.get(task.name)):
                 raise UsageError(f"{task!r} is no task of this app; include its router first")
             made = schedule_of(task.name if name is None else name, task.call(*given, **(kwargs or {})).job, **when)
             if made.name in self._schedules:
@@ -263,16 +325,18 @@ class Holdfast:
         """
         routing(router).join(self._place)
 
-    def admit(self, arrivals: Sequence[tuple[Task[..., Any], Standing]]) -> None:
+    def admit(self, arrivals: Sequence[Arrival]) -> None:
         """Make these tasks of this app, all of them or none; what `task` and `include` come down to."""
-        taken = set(self.tasks)
-        for _, standing in arrivals:
-            if standing.name in taken:
-                raise UsageError(f"task {standing.name!r} is defined twice; give one of them another name=")
-            taken.add(standing.name)
-        for task, standing in arrivals:
+        for task, standing in standings(arrivals, tasks=self.tasks, declared=self.declared):
             task.stand(standing)
-            self.tasks[task.name] = task
+            if isinstance(task, DeclaredTask):
+                self.declared[task.name] = task
+            else:
+                self.tasks[task.name] = task
+
+    def _taken(self, one: Member) -> Task[..., Any]:
+        self.admit([(one, self._place)])
+        return one.task
 
     def on(self, kind: type[E], *, scope: str = "once") -> Callable[[Callable[[E], object]], Callable[[E], object]]:
         """Register a handler for an event, whichever process causes it: once per app, in one of its workers.
@@ -554,15 +618,15 @@ class Holdfast:
         await self.close()
 
     def find_task(self, name: str) -> Task[..., Any]:
-        """Return a task by its name.
+        """Return a task by its name, be it that it is only declared here.
 
         Raises:
             UnknownTaskError: the app has none of that name.
         """
-        if name not in self.tasks:
-            known = ", ".join(sorted(self.tasks)) or "none"
-            raise UnknownTaskError(f"task {name!r} is unknown; known are: {known}")
-        return self.tasks[name]
+        known: dict[str, Task[..., Any]] = {**self.declared, **self.tasks}
+        if name not in known:
+            raise UnknownTaskError(f"task {name!r} is unknown; known are: {', '.join(sorted(known)) or 'none'}")
+        return known[name]
 
 
 class Queue:

@@ -1,6 +1,6 @@
 """A router: the tasks and event handlers of one part of a large app, written without the app and taken in by it."""
 
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Container, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ParamSpec, Protocol, TypeVar, Unpack, overload
 
@@ -11,7 +11,17 @@ from holdfast.functions import is_async, name_of, runnable
 from holdfast.hearing import registering
 from holdfast.migration import Versions, versions
 from holdfast.options import TaskOptions, TaskSettings
-from holdfast.task import AsyncTask, PlainTask, Registry, Standing, Task, TaskDecorator
+from holdfast.task import (
+    AsyncTask,
+    DeclareDecorator,
+    DeclaredTask,
+    ImplementDecorator,
+    PlainTask,
+    Registry,
+    Standing,
+    Task,
+    TaskDecorator,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -21,7 +31,7 @@ E = TypeVar("E", bound=Event)
 class Home(Registry, Protocol):
     """What a router needs of its app."""
 
-    def admit(self, arrivals: "Sequence[tuple[Task[..., Any], Standing]]") -> None:
+    def admit(self, arrivals: "Sequence[Arrival]") -> None:
         """Make these tasks of the app, all of them or none."""
         ...
 
@@ -37,33 +47,107 @@ class Place:
 
 @dataclass(frozen=True)
 class Member:
-    """A task as it was defined: with a name, or without, and with its own options."""
+    """A task as it was defined: with a name, or without, and its own options; or with those of a declared one."""
 
     task: Task[..., Any]
     given: str | None
     settings: TaskOptions
+    implements: DeclaredTask[..., Any] | None = None
 
-    def placed(self, place: Place) -> Standing:
-        """Return what the task is in this place.
+
+Arrival = tuple[Member, Place]
+
+
+@dataclass(frozen=True)
+class Definition:
+    """What `task` and `declare` were told, before there is a function."""
+
+    given: str | None
+    settings: TaskOptions
+    known: Versions
+    prefix: str = ""
+
+    def member(self, function: object, *, declared: bool = False) -> Member:
+        """Return a function as a task, in no app so far.
 
         Raises:
-            UsageError: the name is none that a task can have, or the options do not fit its arguments.
+            UsageError: it is no such function.
         """
-        name = _name(self.given, self.task.function, place.prefix)
-        return self.task.placed(place.app, name, self.settings.over(place.defaults))
+        runs = _untaken(function)
+        kind = DeclaredTask[..., Any] if declared else _kind(runs)
+        return Member(
+            kind(runs, _name(self.given, runs, self.prefix), self.settings, self.known), self.given, self.settings
+        )
 
 
-def member(function: object, given: str | None, settings: TaskOptions, known: Versions, *, prefix: str = "") -> Member:
-    """Return a function as a task, in no app so far.
+def definition(
+    name: object, options: dict[str, Any], version: object, since: object, *, prefix: str = ""
+) -> Definition:
+    """Return what a task is told to be.
 
     Raises:
-        UsageError: it is no such function.
+        UsageError: an option is unknown or has no valid value, or the name is none.
     """
-    if isinstance(function, Task):
-        raise UsageError(f"{function!r} is a task already; give its .function, with another name=")
-    runs = runnable(function)
-    kind = AsyncTask[..., Any] if is_async(runs) else PlainTask[..., Any]
-    return Member(kind(runs, _name(given, runs, prefix), settings, known), given, settings)
+    no_others(options, ("name", *TaskSettings.__annotations__, "version", "since"))
+    settings = TaskOptions(**options)
+    return Definition(None if name is None else named(name, field="name"), settings, versions(version, since), prefix)
+
+
+def implementation(function: object, declared: DeclaredTask[..., Any]) -> Member:
+    """Return a function as the task that another declares.
+
+    Raises:
+        UsageError: it is no such function, or does not take and return what is declared.
+    """
+    runs = _untaken(function)
+    known = Versions(declared.migrations.version, declared.migrations.since)
+    task = _kind(runs)(runs, declared.name, declared.settings, known)
+    if (wrong := task.signature.breach(declared.signature)) is not None:
+        raise UsageError(f"{name_of(runs)} implements task {declared.name!r}, but {wrong}; let it be as declared")
+    return Member(task, None, declared.settings, declared)
+
+
+def contract(declared: object) -> None:
+    """Make sure that this can be implemented.
+
+    Raises:
+        UsageError: it is no declared task.
+    """
+    of_kind(declared, DeclaredTask, field="declared", remedy="give what @app.declare or @router.declare made")
+
+
+def standings(
+    arrivals: Sequence[Arrival], *, tasks: Container[str], declared: Container[str]
+) -> list[tuple[Task[..., Any], Standing]]:
+    """Return what each of these will be in its place, beside the tasks that the app has and those it declares.
+
+    Raises:
+        UsageError: a name is taken, or none that a task can have; options do not fit a task's arguments; or what is
+            implemented is not declared in this app, or implemented already.
+    """
+    made: dict[Task[..., Any], Standing] = {}
+    names, running = set[str](), set[str]()
+    for one, place in arrivals:
+        if one.implements is not None:
+            continue
+        name = _name(one.given, one.task.function, place.prefix)
+        if name in declared and not isinstance(one.task, DeclaredTask):
+            raise UsageError(f"task {name!r} is declared already; define it by @app.implement(...) of what declares it")
+        if name in tasks or name in declared or name in names:
+            raise UsageError(f"task {name!r} is defined twice; give one of them another name=")
+        names.add(name)
+        made[one.task] = one.task.placed(place.app, name, one.settings.over(place.defaults))
+    for one, place in arrivals:
+        if one.implements is None:
+            continue
+        said = made.get(one.implements) or one.implements.standing
+        if said.app is not place.app:
+            raise UsageError(f"task {said.name!r} is declared in another app; implement it there")
+        if said.name in tasks or said.name in running:
+            raise UsageError(f"task {said.name!r} is implemented twice; leave one of them")
+        running.add(said.name)
+        made[one.task] = one.task.placed(place.app, said.name, said.settings)
+    return list(made.items())
 
 
 class Router:
@@ -119,18 +203,55 @@ class Router:
             UsageError: an option is unknown or has no valid value, or it is no such function; if an app includes this
                 router already, also: the name is taken.
         """
-        no_others(options, ("name", *TaskSettings.__annotations__, "version", "since"))
-        settings = TaskOptions(**options)
-        given, known = None if name is None else named(name, field="name"), versions(version, since)
+        told = definition(name, options, version, since, prefix=self.prefix)
 
         def make(function: object) -> Task[..., Any]:
-            made = member(function, given, settings, known, prefix=self.prefix)
-            if self._inside is not None:
-                self._inside.app.admit([(made.task, made.placed(self._inside))])
-            self._members.append(made)
-            return made.task
+            return self._taken(told.member(function))
 
         return make if function is None else make(function)
+
+    @overload
+    def declare(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> DeclaredTask[P, R]: ...
+    @overload
+    def declare(self, function: Callable[P, R], /) -> DeclaredTask[P, R]: ...
+    @overload
+    def declare(
+        self, *, name: str | None = None, version: int = 1, since: int = 1, **options: Unpack[TaskSettings]
+    ) -> DeclareDecorator: ...
+    def declare(
+        self,
+        function: Callable[..., Any] | None = None,
+        *,
+        name: str | None = None,
+        version: int = 1,
+        since: int = 1,
+        **options: Any,
+    ) -> Any:
+        """Declare a task whose handler is elsewhere, as `app.declare` does: what producers and workers share.
+
+        Raises:
+            UsageError: see `task`.
+        """
+        told = definition(name, options, version, since, prefix=self.prefix)
+
+        def make(function: object) -> Task[..., Any]:
+            return self._taken(told.member(function, declared=True))
+
+        return make if function is None else make(function)
+
+    def implement(self, declared: DeclaredTask[P, R]) -> ImplementDecorator[P, R]:
+        """Make a function the handler of a declared task, as `app.implement` does.
+
+        Raises:
+            UsageError: that is no declared task; from the decorator: it is no such function, or does not take and
+                return what is declared; if an app includes this router already, also: see `app.implement`.
+        """
+        contract(declared)
+
+        def make(function: object) -> Any:
+            return self._taken(implementation(function, declared))
+
+        return make
 
     def on(self, kind: type[E], *, scope: str = "once") -> Callable[[Callable[[E], object]], Callable[[E], object]]:
         """Register a handler for an event, as `app.on` does: for those of the whole app, once that includes this.
@@ -189,6 +310,12 @@ class Router:
         for router in self._routers:
             yield from router.family()
 
+    def _taken(self, one: Member) -> Task[..., Any]:
+        if self._inside is not None:
+            self._inside.app.admit([(one, self._inside)])
+        self._members.append(one)
+        return one.task
+
     def _make_sure_that_it_is_free(self) -> None:
         if self._included:
             raise UsageError(
@@ -196,10 +323,9 @@ class Router:
                 "for another app, make it in a function that returns a new Router"
             )
 
-    def _arrivals(self, place: Place) -> Iterator[tuple[Task[..., Any], Standing]]:
+    def _arrivals(self, place: Place) -> Iterator[Arrival]:
         inside = self._within(place)
-        for one in self._members:
-            yield one.task, one.placed(inside)
+        yield from ((one, inside) for one in self._members)
         for router in self._routers:
             yield from router._arrivals(inside)
 
@@ -222,6 +348,16 @@ def routing(router: object) -> Router:
         UsageError: it is none.
     """
     return of_kind(router, Router, field="router", remedy='write router = Router(prefix="billing.")')
+
+
+def _untaken(function: object) -> Callable[..., Any]:
+    if isinstance(function, Task):
+        raise UsageError(f"{function!r} is a task already; give its .function, with another name=")
+    return runnable(function)
+
+
+def _kind(function: Callable[..., Any]) -> type[Task[..., Any]]:
+    return AsyncTask[..., Any] if is_async(function) else PlainTask[..., Any]
 
 
 def _name(given: str | None, function: Callable[..., Any], prefix: str) -> str:

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Container
 from inspect import Parameter
 from types import GenericAlias
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 import msgspec
 from msgspec import inspect as types
@@ -40,6 +40,7 @@ class Signature:
             forbid_unknown_fields=True,
             kw_only=True,
         )
+        self._hints = {name: _known(hints.get(name, Any)) for name, _ in self._kinds}
         self._returns = _known(hints.get("return", Any))
 
     @property
@@ -169,6 +170,28 @@ class Signature:
         """Return a result as the annotated type. Any exception means that it cannot be read."""
         return _converted(codec.decode(data), self._returns)
 
+    def breach(self, promise: "Signature") -> str | None:
+        """Return in what this one breaks the promise of another, None where it keeps it.
+
+        It keeps it if it takes every call that the other takes, and returns the same type. What it takes besides must
+        have a default. Types that the codec cannot check are not compared.
+        """
+        mine, theirs = self._signature.parameters, promise._signature.parameters
+        for name, one in theirs.items():
+            own = mine.get(name)
+            if own is None or _stored(own) != _stored(one):
+                return f"it does not take {one}"
+            if _required(own) and not _required(one):
+                return f"it requires {name!r}, which callers may leave out"
+            if not _same(self._hints[name], promise._hints[name]):
+                return f"it takes {own}, not {one}"
+        for name, own in mine.items():
+            if name not in theirs and _required(own):
+                return f"it requires {own}, which is not declared"
+        if not _same(self._returns, promise._returns):
+            return f"it returns {_spoken(self._returns)}, not {_spoken(promise._returns)}"
+        return None
+
     def _read(self, codec: Codec, payload: bytes, upgrade: Callable[[Any], Any] | None = None) -> Any:
         data = codec.decode(payload)
         return _converted(data if upgrade is None else upgrade(data), self._record)
@@ -221,6 +244,29 @@ def _field(parameter: Parameter, hints: dict[str, Any]) -> tuple[str, Any] | tup
             return parameter.name, kind | msgspec.UnsetType, msgspec.UNSET
         case _:
             return parameter.name, kind
+
+
+def _stored(parameter: Parameter) -> Literal["one", "several", "named"]:
+    """Return how a payload has what a parameter takes: as itself, in a list, or in a dict."""
+    match parameter.kind:
+        case parameter.VAR_POSITIONAL:
+            return "several"
+        case parameter.VAR_KEYWORD:
+            return "named"
+        case _:
+            return "one"
+
+
+def _required(parameter: Parameter) -> bool:
+    return parameter.default is parameter.empty and _stored(parameter) == "one"
+
+
+def _same(one: Any, other: Any) -> bool:
+    return one is Any or other is Any or types.type_info(one) == types.type_info(other)
+
+
+def _spoken(hint: Any) -> str:
+    return "nothing that can be checked" if hint is Any else inspect.formatannotation(hint)
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
+from typing import Any, Generic, NoReturn, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from msgspec import structs
 
@@ -390,8 +390,58 @@ class PlainTask(Task[P, R]):
         return value
 
 
+class DeclaredTask(Task[P, R]):
+    """A task whose handler is elsewhere: it is enqueued and awaited like any other, and never run here."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> NoReturn:
+        """Refuse: there is nothing here to be called.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(f"task {self.name!r} is only declared here, its handler runs elsewhere; enqueue it")
+
+    def on_cancel(self, hook: Callable[P, T]) -> Callable[P, T]:
+        """Refuse: the hook runs where the handler does.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(f"task {self.name!r} is only declared here; give its hook to what @app.implement(...) makes")
+
+    def migrate(self, from_version: int) -> Callable[[Migration], Migration]:
+        """Refuse: older payloads are upgraded where the handler is.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(
+            f"task {self.name!r} is only declared here; give its migrations to what @app.implement(...) makes"
+        )
+
+
 class TaskDecorator(Protocol):
     """What `@app.task(...)` gives: a decorator for coroutine functions and plain ones."""
+
+    @overload
+    def __call__(  # type: ignore[overload-overlap]  # a coroutine function is a plain one, too; the first match wins
+        self, function: Callable[P, Coroutine[Any, Any, R]], /
+    ) -> AsyncTask[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> PlainTask[P, R]: ...
+
+
+class DeclareDecorator(Protocol):
+    """What `@app.declare(...)` gives: a decorator for functions without a body, coroutine functions and plain ones."""
+
+    @overload
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> DeclaredTask[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> DeclaredTask[P, R]: ...
+
+
+class ImplementDecorator(Protocol[P, R]):
+    """What `@app.implement(declared)` gives: a decorator for functions that take and return what is declared."""
 
     @overload
     def __call__(  # type: ignore[overload-overlap]  # a coroutine function is a plain one, too; the first match wins

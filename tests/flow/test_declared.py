@@ -1,0 +1,304 @@
+"""Declared tasks: typed like any, enqueued here and run elsewhere; and one declaration for both sides."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from holdfast import (
+    DeclaredTask,
+    Holdfast,
+    Inject,
+    JobReleased,
+    Router,
+    State,
+    TaskOptions,
+    UnknownTaskError,
+    UsageError,
+)
+from tests.flow.conftest import Play, Stage
+
+
+@dataclass
+class Receipt:
+    number: int
+
+
+def mail() -> tuple[Router, DeclaredTask[..., Receipt]]:
+    """Return what producer and worker share, for one app."""
+    router = Router(prefix="mail.", defaults=TaskOptions(queue="mail"))
+
+    @router.declare(name="send", timeout="5m", version=2, since=2)
+    async def send(to: str, copies: int = 1) -> Receipt: ...  # type: ignore[empty-body]
+
+    return router, send
+
+
+def test_a_declared_task_is_enqueued_and_awaited_here_and_run_where_it_is_implemented(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        producer, worker = stage.app(), stage.app()
+        shared, send = mail()
+        producer.include(shared)
+        shared, declared = mail()
+        worker.include(shared)
+
+        @worker.implement(declared)
+        async def deliver(to: str, copies: int = 1) -> Receipt:
+            return Receipt(copies)
+
+        await stage.start(worker.worker(), "worker")
+        job = await send.enqueue("a@b.example", 3)
+        record = (await job.info()).job
+
+        assert await job.result() == Receipt(3)
+        assert await send.options(wait="1m").enqueue_and_wait("a@b.example") == Receipt(1)
+        assert (record.task, record.queue, record.timeout, record.policy.version) == (
+            *("mail.send", "mail"),
+            *(300_000_000, 2),
+        )
+        assert producer.job(job.id, send).queue == "mail"
+        # Whoever implements it may enqueue it too, by either.
+        for task in (declared, deliver):
+            assert await (await task.enqueue("x")).result() == Receipt(1)
+
+    play(scenario)
+
+
+def test_a_worker_leaves_a_task_that_it_only_declares_to_others(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        producer, worker = stage.app(), stage.app()
+        shared, send = mail()
+        producer.include(shared)
+
+        @producer.task(name="own")
+        async def own() -> None: ...
+
+        await stage.start(producer.worker(), "by default")
+        job = await send.enqueue("a@b.example")
+        await asyncio.sleep(30)
+        assert await job.state() is State.WAITING
+
+        await stage.start(producer.worker(queues=["mail"]), "told to serve its queue")
+        await asyncio.sleep(35)
+        record = (await job.info()).job
+        assert (record.state, record.failures, record.stalls) == (State.DELAYED, 0, 0)
+        assert 3 <= record.releases <= 4
+        assert {event.reason for event in await stage.told(JobReleased)} == {"unknown_task"}
+
+        shared, declared = mail()
+        worker.include(shared)
+        worker.implement(declared)(receipt)
+        await stage.start(worker.worker(), "worker")
+        assert await job.result() == Receipt(1)
+
+    play(scenario)
+
+
+async def receipt(to: str, copies: int = 1) -> Receipt:
+    return Receipt(copies)
+
+
+def test_arguments_of_a_declared_task_are_checked_where_it_is_enqueued() -> None:
+    shared, send = mail()
+    Holdfast("memory://").include(shared)
+    loose: Any = send
+
+    with pytest.raises(UsageError, match=r"'mail\.send'.*missing a required argument: 'to'"):
+        loose.call()
+    with pytest.raises(UsageError, match=r"'mail\.send': argument 'copies'"):
+        loose.call("a@b.example", "many")
+
+
+def test_a_declared_task_says_that_it_cannot_be_called() -> None:
+    shared, send = mail()
+    app = Holdfast("memory://")
+    app.include(shared)
+
+    with pytest.raises(UsageError, match=r"'mail\.send' is only declared here, its handler runs elsewhere; enqueue it"):
+        send("a@b.example")
+    with pytest.raises(UsageError, match=r"give its hook to what @app.implement"):
+        send.on_cancel(receipt)
+    with pytest.raises(UsageError, match=r"give its migrations to what @app.implement"):
+        send.migrate(from_version=1)
+    assert (app.tasks, list(app.declared), app.find_task("mail.send")) == ({}, ["mail.send"], send)
+    with pytest.raises(UnknownTaskError, match=r"known are: mail\.send"):
+        app.find_task("mail.fetch")
+
+
+def test_an_app_that_only_declares_serves_the_default_queue(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+        app.declare(name="send", queue="mail")(receipt)
+        await stage.start(app.worker())
+
+        assert [worker.queues for worker in (await stage.storage.survey()).workers] == [("default",)]
+
+    play(scenario)
+
+
+def test_what_declares_may_also_implement() -> None:
+    app = Holdfast("memory://", defaults=TaskOptions(priority=3))
+
+    @app.declare
+    async def count(text: str) -> int: ...  # type: ignore[empty-body]
+
+    @app.implement(count)
+    def counted(text: str) -> int:
+        return len(text)
+
+    assert (counted.name, counted("abc")) == (count.name, 3)
+    assert app.tasks == {count.name: counted}
+    assert count.call("a").job.priority == counted.call("a").job.priority == 3
+
+
+def test_a_router_may_implement_what_another_declares() -> None:
+    for later in (False, True):
+        app, handlers = Holdfast("memory://"), Router(prefix="handlers.", defaults=TaskOptions(queue="handlers"))
+        shared, send = mail()
+        app.include(shared)
+        if later:
+            app.include(handlers)
+        made = handlers.implement(send)(receipt)
+        if not later:
+            app.include(handlers)
+
+        assert app.tasks == {"mail.send": made}
+        assert made.queue == "mail"
+
+
+def test_declarations_and_their_implementation_may_be_included_together() -> None:
+    app, outer = Holdfast("memory://"), Router(prefix="all.")
+    handlers = Router()
+    shared, send = mail()
+    outer.include(handlers)
+    outer.include(shared)
+    made = handlers.implement(send)(receipt)
+    app.include(outer)
+
+    assert app.tasks == {"all.mail.send": made}
+    assert made.migrations.version == 2
+
+
+def test_an_implementation_may_take_more_than_is_declared_if_callers_can_leave_it_out() -> None:
+    app = Holdfast("memory://")
+
+    def connection() -> int:
+        return 1
+
+    @app.declare(name="send")
+    async def send(to: str) -> Receipt: ...  # type: ignore[empty-body]
+
+    @app.implement(send)
+    async def deliver(to: str, retries: int = 3, db: int = Inject(connection)) -> Receipt:
+        return Receipt(retries)
+
+    assert deliver.call("a").job.payload == send.call("a").job.payload
+
+
+def of(function: Any) -> Any:
+    """Return what implements that declaration, in an app of its own."""
+    app = Holdfast("memory://")
+
+    @app.declare(name="send")
+    async def send(to: str, *copies: int, subject: str = "") -> Receipt: ...  # type: ignore[empty-body]
+
+    return app.implement(send)(function)
+
+
+def without(*copies: int, subject: str = "") -> Receipt:
+    raise AssertionError
+
+
+def listed(to: str, copies: list[int], subject: str = "") -> Receipt:
+    raise AssertionError
+
+
+def strict(to: str, *copies: int, subject: str) -> Receipt:
+    raise AssertionError
+
+
+def retyped(to: bytes, *copies: int, subject: str = "") -> Receipt:
+    raise AssertionError
+
+
+def counted(to: str, *copies: str, subject: str = "") -> Receipt:
+    raise AssertionError
+
+
+def greedy(to: str, *copies: int, subject: str = "", body: str) -> Receipt:
+    raise AssertionError
+
+
+def other(to: str, *copies: int, subject: str = "") -> int:
+    raise AssertionError
+
+
+def unannotated(to, *copies, subject=None):  # type: ignore[no-untyped-def]
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        (without, "does not take to: str"),
+        (listed, r"does not take \*copies: int"),
+        (strict, "requires 'subject', which callers may leave out"),
+        (retyped, "takes to: bytes, not to: str"),
+        (counted, r"takes \*copies: str, not \*copies: int"),
+        (greedy, "requires body: str, which is not declared"),
+        (other, "returns int, not .*Receipt"),
+        (5, "cannot be called"),
+    ],
+)
+def test_an_implementation_that_breaks_its_declaration_is_refused_naming_where(function: Any, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        of(function)
+
+    assert of(unannotated).name == "send"
+
+
+def test_a_name_is_declared_defined_and_implemented_once() -> None:
+    app = Holdfast("memory://")
+    send = app.declare(name="send")(receipt)
+
+    with pytest.raises(UsageError, match=r"'send' is declared already; define it by @app\.implement"):
+        app.task(name="send")(receipt)
+    with pytest.raises(UsageError, match="'send' is defined twice"):
+        app.declare(name="send")(receipt)
+    made = app.implement(send)(receipt)
+    with pytest.raises(UsageError, match="'send' is implemented twice"):
+        app.implement(send)(receipt)
+    with pytest.raises(UsageError, match="is a task already"):
+        app.implement(send)(made)
+    app.task(name="own")(receipt)
+    with pytest.raises(UsageError, match="'own' is defined twice"):
+        app.declare(name="own")(receipt)
+    assert app.tasks["send"] is made
+
+
+def test_a_declaration_is_implemented_in_the_app_that_has_it() -> None:
+    app, other_app = Holdfast("memory://"), Holdfast("memory://")
+    send = app.declare(name="send")(receipt)
+    _, unincluded = mail()
+    loose: Any = app
+
+    with pytest.raises(UsageError, match="'send' is declared in another app; implement it there"):
+        other_app.implement(send)(receipt)
+    with pytest.raises(UsageError, match=r"'mail\.send' is of a router that no app includes yet"):
+        app.implement(unincluded)(receipt)
+    for wrong in (receipt, app.task(name="own")(receipt)):
+        with pytest.raises(UsageError, match=r"must be a DeclaredTask; give what @app.declare"):
+            loose.implement(wrong)
+        with pytest.raises(UsageError, match=r"must be a DeclaredTask; give what @app.declare"):
+            Router().implement(wrong)  # type: ignore[arg-type]  # pyright: ignore
+    assert (list(app.tasks), list(other_app.tasks)) == (["own"], [])
+
+
+@pytest.mark.parametrize(
+    "options", [{"ttt": 1}, {"queue": ""}, {"name": ""}, {"version": 0}, {"version": 1, "since": 2}, {"name": 5}]
+)
+def test_bad_options_of_a_declaration_are_refused(options: dict[str, Any]) -> None:
+    for maker in (Holdfast("memory://"), Router()):
+        with pytest.raises(UsageError, match=r"ttt|queue|name|version"):
+            maker.declare(**options)
