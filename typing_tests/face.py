@@ -92,6 +92,51 @@ def refund(account_id: int) -> int:
 async def misspelt() -> None: ...
 
 
+@router.declare(name="send", queue="mail", version=2)
+async def send(to: str, *, copies: int = 1) -> bytes:
+    raise NotImplementedError
+
+
+@app.declare
+def forget(account_id: int) -> None: ...
+
+
+@app.implement(send)
+async def deliver(to: str, *, copies: int = 1) -> bytes:
+    return b""
+
+
+@router.implement(forget)
+def forgotten(account_id: int, hurry: bool = False) -> None: ...
+
+
+@app.implement(send)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+async def deliver_other(to: int, *, copies: int = 1) -> bytes:
+    return b""
+
+
+@app.implement(send)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+async def deliver_text(to: str, *, copies: int = 1) -> str:
+    return ""
+
+
+app.implement(bill)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+@bill.migrate(from_version=1)
+def upgrade(arguments: dict[str, Any]) -> dict[str, Any]:
+    return arguments
+
+
+@bill.migrate(from_version=1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+def upgrade_nothing() -> None: ...
+
+
+@app.task(version=2, since=1)
+async def versioned(a: int) -> int:
+    return a
+
+
 app.include(router)
 app.include(app)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
@@ -219,6 +264,12 @@ async def right() -> None:
     assert_type(await bill.enqueue(7, cents=2), Job[str])
     assert_type(await bill(7), str)
     assert_type(refund(7), int)
+    assert_type(await send.enqueue("a", copies=2), Job[bytes])
+    assert_type(await (await send.options(delay=1).enqueue("a")).result(), bytes)
+    assert_type(await forget.enqueue_and_wait(1), None)
+    assert_type(await deliver("a"), bytes)
+    assert_type(app.job("id", send), Job[bytes])
+    assert_type(await versioned.enqueue(1), Job[int])
     assert_type(await refund.options(delay="5m").enqueue_and_wait(7), int)
     assert_type(charge.enqueue_and_wait_sync(account_id=7), bytes)
     assert_type(await add.options(ttl="30m", result_ttl=60, concurrency_key="k", wait="5s").enqueue_and_wait(1, 2), int)
@@ -234,6 +285,8 @@ async def wrong() -> None:
     add.options(dely="5m")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     await add.options(delay="5m").enqueue("x", 1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     await charge.enqueue_and_wait("7")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await send.enqueue(7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await send.enqueue("a", 2)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     await bill.enqueue("7")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     charge.options(ttl=None)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     text: str = await (await add.enqueue(1, 2)).result()  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]

@@ -203,7 +203,8 @@ def of(function: Any) -> Any:
     @app.declare(name="send")
     async def send(to: str, *copies: int, subject: str = "") -> Receipt: ...  # type: ignore[empty-body]
 
-    return app.implement(send)(function)
+    implement: Any = app.implement(send)
+    return implement(function)
 
 
 def without(*copies: int, subject: str = "") -> Receipt:
@@ -234,7 +235,7 @@ def other(to: str, *copies: int, subject: str = "") -> int:
     raise AssertionError
 
 
-def unannotated(to, *copies, subject=None):  # type: ignore[no-untyped-def]
+def loose(to: Any, *copies: Any, subject: Any = None) -> Any:
     raise AssertionError
 
 
@@ -255,7 +256,7 @@ def test_an_implementation_that_breaks_its_declaration_is_refused_naming_where(f
     with pytest.raises(UsageError, match=told):
         of(function)
 
-    assert of(unannotated).name == "send"
+    assert of(loose).name == "send"
 
 
 def test_a_name_is_declared_defined_and_implemented_once() -> None:
