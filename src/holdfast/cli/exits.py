@@ -9,7 +9,7 @@ from typing import NoReturn, cast
 
 import click
 
-from holdfast.errors import HoldfastError, JobNotFoundError, UsageError
+from holdfast.errors import HoldfastError, JobNotFoundError, UnknownScheduleError, UsageError
 
 OK = 0
 FAILURE = 1
@@ -63,6 +63,8 @@ def _said(message: str, code: int) -> int:
 
 def _code(error: HoldfastError) -> int:
     match error:
+        case UnknownScheduleError():
+            return NOT_FOUND
         case UsageError():
             return USAGE
         case JobNotFoundError():

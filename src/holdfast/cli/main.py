@@ -22,6 +22,7 @@ COMMANDS = {
     "jobs": ("holdfast.cli.jobs:jobs", "List, show, redrive, cancel and delete jobs."),
     "dead": ("holdfast.cli.dead:dead", "List failed jobs, group them by fault, redrive and purge them."),
     "queues": ("holdfast.cli.queues:queues", "List, pause and resume queues, and show how they do."),
+    "schedules": ("holdfast.cli.schedules:schedules", "List, pause, trigger and remove schedules."),
     "events": ("holdfast.cli.events:events", "Show what has happened, and what happens."),
     "migrate": ("holdfast.cli.migrate:migrate", "Bring a storage to this version's schema."),
     "demo": ("holdfast.cli.demo:demo", "Run real work, kill its workers, and audit that nothing was lost."),
@@ -101,7 +102,7 @@ def root(ctx: click.Context) -> None:
     """Run and watch a job queue that does not lose, strand or silently repeat work.
 
     Every option can also be set in the environment: HOLDFAST_URL, HOLDFAST_APP, HOLDFAST_WORKER_CONCURRENCY.
-    Exit codes: 0 done, 1 failed, 2 called wrongly, 3 unhealthy, 4 no such job or queue.
+    Exit codes: 0 done, 1 failed, 2 called wrongly, 3 unhealthy, 4 no such job, queue, schedule.
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import msgspec
 from msgspec import Struct
@@ -17,6 +18,7 @@ from holdfast.core.duration import moment
 from holdfast.core.job import JobRecord, LogLine, Ref, RunRecord
 from holdfast.core.lifecycle import TERMINAL, State
 from holdfast.core.retention import Retention
+from holdfast.core.schedule import Schedule
 from holdfast.dead import DeadGroups, DeadLetter, DeadReport
 from holdfast.health.judge import WorkerHealth, judged
 from holdfast.options import Timing
@@ -243,6 +245,34 @@ class PausedView(Struct, frozen=True, kw_only=True):
     paused: bool
 
 
+class ScheduleView(Struct, frozen=True, kw_only=True):
+    """A schedule: `cron` in the zone `tz`, or `every` so many seconds. `last_tick`: None before its first job."""
+
+    name: str
+    task: str
+    queue: str
+    arguments: Any
+    cron: str | None
+    tz: str
+    every: float | None
+    missed: str
+    max: int | None
+    overlap: str
+    grace: float
+    paused: bool
+    made: datetime
+    last_tick: datetime | None
+    next_tick: datetime | None
+    last_id: str | None
+
+
+class TickView(Struct, frozen=True, kw_only=True):
+    """A tick that is to come, and what the clocks of its schedule's zone show then."""
+
+    tick: datetime
+    local: str
+
+
 class WorkerView(Struct, frozen=True, kw_only=True):
     """A worker at a glance, as health judges it: stale, about to leave, or alive."""
 
@@ -293,6 +323,33 @@ class RevisedView(Struct, frozen=True, kw_only=True):
 def job_view(job: JobRecord, decode: Decode) -> JobView:
     """Return a job as it is shown."""
     return JobView(**_told(job, decode))
+
+
+def schedule_view(schedule: Schedule, decode: Decode) -> ScheduleView:
+    """Return a schedule as it is shown."""
+    return ScheduleView(
+        name=schedule.name,
+        task=schedule.job.task,
+        queue=schedule.job.queue,
+        arguments=readable(schedule.job.payload, decode),
+        cron=schedule.cron,
+        tz=schedule.tz,
+        every=None if schedule.every is None else schedule.every / SECOND,
+        missed=schedule.missed,
+        max=schedule.most,
+        overlap=schedule.overlap,
+        grace=schedule.grace / SECOND,
+        paused=schedule.paused,
+        made=moment(schedule.made),
+        last_tick=None if schedule.last_id is None else moment(schedule.last_tick),
+        next_tick=None if schedule.next_tick is None else moment(schedule.next_tick),
+        last_id=schedule.last_id,
+    )
+
+
+def tick_view(tick: datetime, schedule: Schedule) -> TickView:
+    """Return a tick that is to come as it is shown."""
+    return TickView(tick=tick, local=tick.astimezone(ZoneInfo(schedule.tz)).isoformat())
 
 
 def detail_view(

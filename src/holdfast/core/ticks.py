@@ -76,4 +76,4 @@ def begun(schedule: Schedule, now: int) -> Schedule:
     Raises:
         UsageError: its text or its zone is not known here.
     """
-    return structs.replace(schedule, last_tick=now, next_tick=rhythm_of(schedule).next_after(now))
+    return structs.replace(schedule, made=now, last_tick=now, next_tick=rhythm_of(schedule).next_after(now))
