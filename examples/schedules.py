@@ -1,0 +1,69 @@
+"""Schedules: an interval, a cron text, one made at run time; a pause, a trigger, and what an outage leaves behind.
+
+python examples/schedules.py
+"""
+
+import asyncio
+import sys
+from datetime import datetime
+from itertools import pairwise
+
+from holdfast import All, Holdfast, ScheduleMissed, current_job
+
+app = Holdfast("memory://")
+ran: list[tuple[str, datetime | None]] = []
+
+
+@app.every("1s", name="second", missed=All(max=1), overlap="allow", grace="500ms", args=["each second"])
+@app.cron("0 4 * * mon-fri", tz="Europe/Vienna", name="workdays", args=["at four"])
+@app.task(name="report")
+async def report(what: str) -> None:
+    ran.append((what, current_job().scheduled_for))
+    print(f"  report {what}, scheduled for {current_job().scheduled_for}")
+
+
+async def main() -> None:
+    print("one tick, one job:")
+    async with app.worker():
+        await asyncio.sleep(2.2)
+        ticks = [tick for what, tick in ran if what == "each second" and tick is not None]
+
+        print("a schedule made at run time, triggered by hand:")
+        await app.schedules.put("now and then", report.call("by hand"), every="1h")
+        await (await app.schedules.trigger("now and then")).result(timeout=10)
+
+        print("and paused:")
+        paused = await app.schedules.pause("second")
+        before = len(ran)
+        await asyncio.sleep(1.2)
+        quiet = len(ran) - before
+        await app.schedules.resume("second")
+
+    print("nobody is there for 4 s; of the ticks that were missed, the newest one is made up for:")
+    await asyncio.sleep(4)
+    before = len(ran)
+    async with app.worker():
+        await asyncio.sleep(0.3)
+    storage = await app.opened()
+    missed = [event for event in (await storage.events(limit=1000)).events if isinstance(event, ScheduleMissed)]
+    print(f"  given up: {sum(event.ticks for event in missed)}")
+
+    print("the next days at four:")
+    for tick in await app.schedules.next("workdays", 3):
+        print(f"  {tick}")
+
+    held = (
+        len(ticks) >= 2
+        and all((late - early).total_seconds() == 1 for early, late in pairwise(ticks))
+        and ran.count(("by hand", None)) == 1
+        and paused.paused
+        and quiet == 0
+        and len(ran) - before >= 1
+        and missed
+    )
+    await app.close()
+    sys.exit(0 if held else "that was not what was promised")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
