@@ -164,7 +164,7 @@ def test_each_storage_has_a_script_for_each_verb_that_reads_or_writes_and_for_no
     verbs = {name for name, verb in vars(Storage).items() if inspect.iscoroutinefunction(verb)}
     verbs -= {"open", "close", "examine"}
     # What is not the work of one verb: the brackets of a transaction, the counters and lines that verbs leave behind.
-    shared = {"session", "tally", "line"}
+    shared = {"session", "tally", "line", "rates"}
     folders = [*HOUSE.glob("storage/*/sql"), *HOUSE.glob("storage/*/lua")]
 
     assert folders

@@ -1,5 +1,6 @@
 """Random calls to the model and to SQLite, with one clock: every answer is the same."""
 
+import asyncio
 from collections import Counter
 from pathlib import Path
 from random import Random
@@ -18,6 +19,7 @@ from holdfast.core.job import (
     MergeKey,
     NewJob,
     Policy,
+    RateKey,
     RecordedError,
     Redriving,
     Ref,
@@ -70,7 +72,7 @@ from holdfast.storage.protocol import (
     Tick,
     WorkerInfo,
 )
-from holdfast.storage.sqlite import chores, claiming, flow, slots
+from holdfast.storage.sqlite import chores, claiming, flow, rates, slots
 from holdfast.storage.sqlite import timetable as sqlite_timetable
 from holdfast.storage.sqlite.storage import SQLiteStorage
 from holdfast.testing import ManualClock
@@ -79,8 +81,10 @@ from tests.storage.worlds import job, owner
 QUEUES = ("a", "b", "ü:/.", "seldom")
 TASKS = ("t", "u", "paused:t")
 KEYS = ("k", "l", "m", "paused:u")
+RATES = ("task:t", "task:u", "queue", "r", "s")
+INTERVALS = (0, 1, SECOND // 2, SECOND, 3 * SECOND)
 STEPS = 400
-MODULES = (intake, timetable, model, shelf, journal, flow, claiming, slots, chores, sqlite_timetable)
+MODULES = (intake, timetable, model, shelf, journal, flow, claiming, rates, slots, chores, sqlite_timetable)
 """Where constants of the protocol are taken to."""
 
 
@@ -119,7 +123,7 @@ class Twins:
             + ["sweep"] * 4
             + ["revise"] * 3
             + ["plan"] * 2
-            + ["tune", "tune", "reclaim", "resign", "read_events", "wait", "wait", "wait"]
+            + ["crowd", "crowd", "tune", "tune", "reclaim", "resign", "read_events", "wait", "wait", "wait"]
         )
         await getattr(self, verb)()
 
@@ -154,6 +158,7 @@ class Twins:
             deadline=dice.choice((None, None, self.clock.now() + dice.randrange(60 * SECOND))),
             heartbeat_timeout=dice.choice(maybe),
             keys=self.keys(),
+            rates=self.rates(),
             merge=self.merge_key(),
             throttle=dice.choice((None, None, None, ThrottleKey(dice.choice("kl"), dice.choice((1, 2)), 9 * SECOND))),
             stall=dice.choice(
@@ -202,6 +207,13 @@ class Twins:
             )
         )
 
+    def rates(self) -> tuple[RateKey, ...]:
+        dice = self.dice
+        if dice.random() < 0.6:
+            return ()
+        names = dice.sample(RATES, dice.choice((1, 1, 2)))
+        return tuple(RateKey(name, dice.choice(INTERVALS), dice.choice((1, 1, 3))) for name in names)
+
     async def exchange(self) -> None:
         dice = self.dice
         by = dice.choice(self.owners)
@@ -216,6 +228,28 @@ class Twins:
         answer = await self.ask("exchange", by, settled, order)
         self.leases = [lease for lease in self.leases if dice.random() < 0.3 or lease not in chosen]
         self.leases += answer.leases
+
+    async def crowd(self) -> None:
+        """Ask for several things at once: SQLite does them in one transaction, or in two."""
+        dice = self.dice
+        asked: list[tuple[str, tuple[Any, ...]]] = []
+        for _ in range(dice.randrange(2, 6) if self.leases else 0):
+            if dice.random() < 0.5:
+                asked.append(("enqueue", ([self.new_job() for _ in range(dice.randrange(1, 4))],)))
+            else:
+                # With nothing to settle it might be answered before the others.
+                lease = dice.choice(self.leases)
+                by = next(by for by in self.owners if by.id == lease.job.owner)
+                order = Order(tuple(dice.sample(QUEUES, 3)), dice.choice((1, 3, 10)))
+                asked.append(("exchange", (by, [settlement(lease, self.outcome(), dice, took=dice.random())], order)))
+        expected = [getattr(self.model, verb)(*args) for verb, args in asked]
+        answers = await asyncio.gather(*(getattr(self.sqlite, verb)(*args) for verb, args in asked))
+
+        assert answers == expected
+
+        self.leases += [
+            lease for (verb, _), met in zip(asked, expected, strict=True) if verb == "exchange" for lease in met.leases
+        ]
 
     def outcome(self) -> Outcome:
         error = RecordedError("ValueError", "no ☃", "trace")
@@ -358,6 +392,14 @@ class Twins:
                     Target("queue", dice.choice(QUEUES)),
                     Settings(stall=StallSetting(lease=5 * SECOND, max_stalls=dice.choice((None, 3)))),
                 ),
+                (
+                    Target("queue", dice.choice(QUEUES)),
+                    Settings(rate=RateKey("queue", dice.choice((0, *INTERVALS)), dice.choice((1, 2)))),
+                ),
+                (
+                    Target("task", (task := dice.choice(TASKS))),
+                    Settings(rate=RateKey(f"task:{task}", dice.choice(INTERVALS), dice.choice((1, 2)))),
+                ),
                 (Target("worker", dice.choice(self.owners).id), Settings(quiet=dice.random() < 0.5)),
                 (Target("task", dice.choice(TASKS)), Settings(paused=dice.random() < 0.4)),
                 (Target("task", dice.choice(TASKS)), Settings(paused=dice.random() < 0.4)),
@@ -449,6 +491,7 @@ async def test_every_answer_is_that_of_the_model(tmp_path: Path, seed: int, monk
             LOOK_LIMIT=2,
             WINDOW_LIMIT=1,
             DUE_LIMIT=1,
+            PASSED_LIMIT=1,
         )
     twins = Twins(tmp_path / "jobs.db", seed)
     for queue in QUEUES:

@@ -29,6 +29,9 @@ TRIM_LIMIT = 500
 WINDOW_LIMIT = 5_000
 """How many keys that were held for a time a sweep forgets: they are small, and there may be one for each job."""
 
+PASSED_LIMIT = 5_000
+"""How many rates and tenants a sweep forgets of whom nothing is to be said any more: they are as small."""
+
 SCAN_LIMIT = 500
 """How many jobs a claim looks at: those that it starts, and those that it finds expired or without a slot."""
 

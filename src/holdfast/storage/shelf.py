@@ -8,6 +8,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from heapq import nsmallest
 from typing import TypeVar
 
 from msgspec import structs
@@ -17,7 +18,7 @@ from holdfast.core.lifecycle import TERMINAL, State
 from holdfast.core.merge import may_be_come_to, merge_name
 from holdfast.core.order import Fairness, came_at, place
 from holdfast.core.rate import free, opens_at, taken
-from holdfast.storage.protocol import LOOK_LIMIT, PAUSED, PROMOTE_LIMIT, RATE, TASK_RATE
+from holdfast.storage.protocol import LOOK_LIMIT, PASSED_LIMIT, PAUSED, PROMOTE_LIMIT, RATE, TASK_RATE
 
 G = TypeVar("G")
 
@@ -230,7 +231,9 @@ class Shelf:
 
     def forget_passed(self, now: int) -> None:
         """Forget what says no more than nothing: time that has gone by, tags that their lines have passed."""
-        self.taken = {place: until for place, until in self.taken.items() if until > now}
+        passed = [(until, of) for of, until in self.taken.items() if until <= now]
+        for _, of in nsmallest(PASSED_LIMIT, passed):
+            del self.taken[of]
         for line in self.lines.values():
             if line.fairness is not None:
                 line.fairness.forget()

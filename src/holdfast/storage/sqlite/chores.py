@@ -9,6 +9,7 @@ from holdfast.core.transition import suspected
 from holdfast.storage.protocol import (
     EXPIRE_LIMIT,
     LOOK_LIMIT,
+    PASSED_LIMIT,
     PAUSED,
     PROMOTE_LIMIT,
     SWEEP_LIMIT,
@@ -48,6 +49,9 @@ _LINED = query("sweep", "lined")
 _BOUNDS = query("events", "bounds")
 _YOUNG = query("sweep", "young")
 _FORGET = query("sweep", "forget")
+_FORGET_TAGS = query("sweep", "forget_tags")
+_FORGET_RATES = query("sweep", "forget_rates")
+_FORGET_TIME = query("sweep", "forget_time")
 _FORGET_WINDOWS = query("sweep", "forget_windows")
 _FORGET_WORKERS = query("sweep", "forget_workers")
 
@@ -168,6 +172,18 @@ def forget_events(step: Step) -> int:
     if gone:
         step.run(_FORGET, (trimmed + gone,))
     return gone
+
+
+def forget_tags(step: Step) -> None:
+    """Forget which places in virtual time tenants have got to, where the line has passed them."""
+    step.run(_FORGET_TAGS, (PASSED_LIMIT,))
+
+
+def forget_rates(step: Step) -> None:
+    """Forget the time that has gone by since it was taken."""
+    step.run(_FORGET_TIME, (step.now, PASSED_LIMIT))
+    step.run(_FORGET_RATES)
+    step.forget_rates()
 
 
 def forget_windows(step: Step) -> None:

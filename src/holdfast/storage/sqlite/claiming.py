@@ -5,7 +5,7 @@ from holdfast.core.lease import Lease
 from holdfast.core.order import came_at
 from holdfast.core.transition import begun, claimed, lapsed
 from holdfast.storage.protocol import RUNS_KEPT, SCAN_LIMIT
-from holdfast.storage.sqlite import line, slots
+from holdfast.storage.sqlite import line, rates, slots
 from holdfast.storage.sqlite.moving import expire, the_job, whole
 from holdfast.storage.sqlite.queries import query
 from holdfast.storage.sqlite.rows import Row
@@ -58,8 +58,9 @@ class Claim:
 
     def take_from(self, queue: str) -> None:
         """Start the best of a queue, and move out of the way whatever may not start."""
-        while (limit := min(self._room - len(self.leases), self._looks)) > 0:
-            found = self._step.all(_READY, (queue, limit))
+        step = self._step
+        while (limit := min(self._room - len(self.leases), self._looks, rates.free(step, queue))) > 0:
+            found = step.all(_READY, (queue, limit))
             if not self._go_through(queue, found) and len(found) < limit:
                 return
 
@@ -74,6 +75,8 @@ class Claim:
         started: list[tuple[int, JobRecord]] = []
         let_in = 0
         for row in found:
+            if not rates.free(step, queue):
+                break
             seq, job = row[0], whole(step, row)
             self._looks -= 1
             if lapsed(job, step.now):
@@ -83,6 +86,7 @@ class Claim:
             else:
                 if job.keys:
                     slots.take(step, job)
+                rates.take(step, job)
                 job = claimed(job, self._owner.id, step.now, stall)
                 started.append((seq, job))
                 if told:

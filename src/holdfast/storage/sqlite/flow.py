@@ -8,12 +8,13 @@ from holdfast.core.settlement import Settlement
 from holdfast.storage.protocol import (
     CLAIM_LIMIT,
     PROMOTE_LIMIT,
+    RATE,
     Exchanged,
     Order,
     Receipt,
     Verdict,
 )
-from holdfast.storage.sqlite import intake, slots
+from holdfast.storage.sqlite import intake, rates, slots
 from holdfast.storage.sqlite.claiming import Claim, promote
 from holdfast.storage.sqlite.queries import query
 from holdfast.storage.sqlite.settings import setting
@@ -39,7 +40,9 @@ def exchange(step: Step, owner: Owner, settlements: Sequence[Settlement], order:
     open_queues = [queue for queue in order.queues if not setting(step, "queue", queue).paused]
     for queue in open_queues:
         promote(step, queue, PROMOTE_LIMIT)
+        slots.open_up(step, queue)
         claim.take_from(queue)
+        rates.note_openings(step, queue)
     return _answer(verdicts, tuple(claim.leases), [_glance(step, queue) for queue in open_queues], step.now)
 
 
@@ -61,8 +64,14 @@ def nothing_to_exchange(step: Step, order: Order | None) -> Exchanged | None:
 
 
 def _glance(step: Step, queue: str) -> tuple[int, int | None]:
-    seen = step.one(_GLANCE, {"queue": queue})
-    return (0, None) if seen is None else (seen[0], seen[1])
+    """Return whether a queue has a job that could be claimed, and when time alone gives it another."""
+    seen = step.one(_GLANCE, {"queue": queue, "rate": RATE})
+    if seen is None:
+        raise AssertionError("a glance tells even of what is not there")
+    ready, *dues = seen
+    if ready and (opens_at := rates.opens_at(step, queue)) > step.now:
+        ready, dues = 0, [*dues, opens_at]
+    return ready, min((due for due in dues if due is not None), default=None)
 
 
 def _answer(

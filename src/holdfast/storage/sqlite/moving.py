@@ -65,12 +65,10 @@ def moved(step: Step, job: JobRecord, to: State | None) -> None:
         step.moved(job.queue, left="kept")
     if job.redrive_at is not None and job.state is State.FAILED:
         step.moved(job.queue, left="ruled")
-    if not job.keys:
-        return
     slots.count(step, job.queue, job.keys, _unfinished(to) - _unfinished(job.state))
     was_in_line = job.state is State.WAITING and job.parked_under is None
     if was_in_line and to is not State.WAITING:
-        slots.offer(step, job.queue, job.keys)
+        slots.offer_place(step, job)
 
 
 def drop(step: Step, seq: int, job: JobRecord) -> None:

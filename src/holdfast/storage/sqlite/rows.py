@@ -30,7 +30,7 @@ _encode = msgspec.json.Encoder().encode
 _headers = msgspec.json.Decoder(dict[str, str]).decode
 _names = msgspec.json.Decoder(tuple[str, ...]).decode
 keys = msgspec.json.Decoder(tuple[Key, ...]).decode
-_rates = msgspec.json.Decoder(tuple[RateKey, ...]).decode
+rates = msgspec.json.Decoder(tuple[RateKey, ...]).decode
 _merge: msgspec.json.Decoder[MergeKey] = msgspec.json.Decoder(MergeKey)
 _error = msgspec.json.Decoder(RecordedError).decode
 _read_policy = msgspec.json.Decoder(Policy).decode
@@ -115,7 +115,7 @@ def record(row: Row) -> JobRecord:
         deadline,
         heartbeat_timeout,
         named,
-        rates,
+        paced,
         _,
         merge,
         gathered,
@@ -178,7 +178,7 @@ def record(row: Row) -> JobRecord:
         deadline=deadline,
         heartbeat_timeout=heartbeat_timeout,
         keys=keys(named) if named else (),
-        rates=_rates(rates) if rates else (),
+        rates=rates(paced) if paced else (),
         merge=_merge.decode(merge) if merge else None,
         gathered=gathered,
         parked_under=parked_under,

@@ -1,14 +1,15 @@
-"""Concurrency keys in SQL: who holds a slot, who is parked for one, and who is let back in line.
+"""Concurrency keys in SQL: who holds a slot, who is parked, and who is let back in line.
 
 A slot is a row for an active job and one of its keys, never a number. A job without a slot to go to stands parked
 under the first of its keys that is full, out of everybody's way; a job of a paused task does so under a name that no
-slot is ever taken of.
+slot is ever taken of, and one whose rate is not open under that rate (rates.py).
 """
 
 from collections.abc import Sequence
 
 from holdfast.core.job import JobRecord, Key, NewJob
-from holdfast.storage.protocol import PAUSED, PROMOTE_LIMIT, queue_topic
+from holdfast.storage.protocol import PAUSED, PROMOTE_LIMIT, RATE, queue_topic
+from holdfast.storage.sqlite import rates
 from holdfast.storage.sqlite.queries import query
 from holdfast.storage.sqlite.settings import setting
 from holdfast.storage.sqlite.step import Step
@@ -39,10 +40,11 @@ def count(step: Step, queue: str, keys: Sequence[Key], more: int) -> None:
 
 
 def full(step: Step, job: JobRecord) -> str | None:
-    """Return what a job must be parked under before it may start, None where all its keys have room."""
+    """Return what a job must be parked under before it may start, None where all its keys and rates have room."""
     if setting(step, "task", job.task).paused:
         return PAUSED + job.task
-    return next((key.name for key in job.keys if not step.slots(job.queue, key.name).free), None)
+    under = next((key.name for key in job.keys if not step.slots(job.queue, key.name).free), None)
+    return rates.closed(step, job) if under is None else under
 
 
 def take(step: Step, job: JobRecord) -> None:
@@ -61,16 +63,30 @@ def park(step: Step, seq: int, job: JobRecord, under: str) -> None:
     """Take a ready job out of line until there is room."""
     step.run(_PARK, (under, seq))
     step.moved(job.queue, to="parked")
-    offer(step, job.queue, job.keys)
+    offer_place(step, job)
+    if under.startswith(RATE):
+        rates.note_opening(step, job.queue, under)
 
 
 def offer(step: Step, queue: str, keys: Sequence[Key]) -> None:
-    """Note the keys of a job that has left a slot, or its place in line for one that may be free."""
+    """Note the keys of a job that has left a slot."""
     step.freed.update(dict.fromkeys((queue, key.name) for key in keys))
 
 
+def offer_place(step: Step, job: JobRecord) -> None:
+    """Note the keys and rates of a job that has left its place in line, though they may be free."""
+    offer(step, job.queue, job.keys)
+    step.freed.update(dict.fromkeys((job.queue, name) for name in rates.names(step, job)))
+
+
+def open_up(step: Step, queue: str) -> None:
+    """Let back in line whom the rates of a queue allow to start by now."""
+    for under in rates.opened(step, queue):
+        unpark(step, queue, under)
+
+
 def let_in(step: Step) -> int:
-    """Let others in line under the keys that were left since the last time; return how many that were.
+    """Let others in line under the keys and rates that were left since the last time; return how many that were.
 
     Whoever moves jobs does so in the end, once for all of them: each free slot is offered once.
     """
@@ -80,7 +96,7 @@ def let_in(step: Step) -> int:
 
 
 def unpark(step: Step, queue: str, under: str) -> int:
-    """Let as many jobs back in line as have room under a key; return how many that were."""
+    """Let as many jobs back in line as have room under a key or a rate; return how many that were."""
     room = min(_room(step, queue, under), PROMOTE_LIMIT)
     if not room:
         return 0
@@ -95,4 +111,4 @@ def _room(step: Step, queue: str, under: str) -> int:
     """Return how many of those parked under a name may be let in."""
     if under.startswith(PAUSED):
         return 0 if setting(step, "task", under.removeprefix(PAUSED)).paused else PROMOTE_LIMIT
-    return step.slots(queue, under).free
+    return rates.room(step, queue, under) if under.startswith(RATE) else step.slots(queue, under).free

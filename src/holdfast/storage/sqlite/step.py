@@ -26,6 +26,8 @@ _LINE = query("line", "line")
 _KEEP_FRONT = query("line", "keep_front")
 _KEEP_REACHED = query("line", "keep_reached")
 _KEEP_TAG = query("line", "keep_tag")
+_RATE = query("rates", "rate")
+_TAKE = query("rates", "take")
 _CHORE = query("session", "chore")
 _CHORE_DONE = query("session", "chore_done")
 _CHORE_UNDONE = query("session", "chore_undone")
@@ -63,12 +65,24 @@ class Line:
     written: Fairness | None = None
 
 
+@dataclass
+class Rate:
+    """A rate of a queue: up to when its time is taken, and when it lets the first of those parked under it start.
+
+    `written`: the first of these as it stands in the table.
+    """
+
+    taken: int = 0
+    opens: int | None = None
+    written: int = 0
+
+
 class Step:
     """The operations of one transaction, one after another; `now` is the instant of the one at work,
     `leading` says that a leader swept among them, `settings` holds those that one of them has looked up or changed,
     `freed` the queues and keys that jobs have left and nobody has been let in under yet.
 
-    Events, counters, keys and lines are written once for all of them, at the end.
+    Events, counters, keys, lines and rates are written once for all of them, at the end.
     """
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -82,6 +96,7 @@ class Step:
         self._counts: defaultdict[tuple[str, str], int] = defaultdict(int)
         self._slots: dict[tuple[str, str], Slots] = {}
         self._lines: dict[str, Line] = {}
+        self._rates: dict[tuple[str, str], Rate] = {}
 
     def all(self, sql: str, values: Values = ()) -> list[Row]:
         """Return all rows that a statement yields."""
@@ -142,6 +157,19 @@ class Step:
                 known.fairness, known.written = Fairness(front), Fairness(front)
         return known
 
+    def rate(self, queue: str, name: str) -> Rate:
+        """Return a rate of a queue; what is taken of its time is written down with the rest."""
+        known = self._rates.get((queue, name))
+        if known is None:
+            row = self.one(_RATE, (queue, name))
+            taken, opens = (0, None) if row is None else row
+            known = self._rates[queue, name] = Rate(taken, opens, written=taken)
+        return known
+
+    def forget_rates(self) -> None:
+        """Look at rates anew from now on: what stands in the table was changed beside them."""
+        self._rates.clear()
+
     def chore(self, do: Callable[[], T], otherwise: T) -> tuple[T, str | None]:
         """Do one chore of several; if it fails, leave no trace of it, and return `otherwise` and what went wrong.
 
@@ -159,6 +187,7 @@ class Step:
             self._counts.clear()
             self._slots.clear()
             self._lines.clear()
+            self._rates.clear()
             self.freed.clear()
             self._cursor.execute(_CHORE_UNDONE)
             self._cursor.execute(_CHORE_DONE)
@@ -186,6 +215,11 @@ class Step:
             if line.fairness is not None and line.fairness != line.written:
                 self._write_line(queue, line.fairness, line.written)
                 line.written = deepcopy(line.fairness)
+
+        for place, rate in self._rates.items():
+            if rate.taken != rate.written:
+                self.run(_TAKE, (*place, rate.taken))
+                rate.written = rate.taken
 
     def _write_line(self, queue: str, now: Fairness, then: Fairness | None) -> None:
         if then is None or now.front != then.front:

@@ -69,6 +69,8 @@ def sweep(step: Step, bid: Bid, alive: Alive) -> Swept:
         troubles.append(trouble)
     troubles.append(step.chore(lambda: chores.forget_workers(step), None)[1])
     troubles.append(step.chore(lambda: chores.forget_windows(step), None)[1])
+    troubles.append(step.chore(lambda: chores.forget_tags(step), None)[1])
+    troubles.append(step.chore(lambda: chores.forget_rates(step), None)[1])
     nothing_due: tuple[tuple[Schedule, ...], int | None] = (), None
     (due, next_tick), no_look = step.chore(lambda: timetable.due(step), nothing_due)
     troubles.append(no_look)

@@ -4,7 +4,7 @@ import msgspec
 
 from holdfast.core.events import QueuePaused, QueueResumed
 from holdfast.storage.protocol import PAUSED, Settings, Target, queue_topic
-from holdfast.storage.sqlite import slots
+from holdfast.storage.sqlite import rates, slots
 from holdfast.storage.sqlite.queries import query
 from holdfast.storage.sqlite.settings import setting
 from holdfast.storage.sqlite.step import Step
@@ -32,4 +32,19 @@ def tune(step: Step, target: Target, settings: Settings, by: str | None) -> Sett
         step.write_down()
         for (queue,) in step.all(_QUEUES_WITH, ("parked",)):
             slots.unpark(step, queue, PAUSED + target.name)
+    if before.rate != after.rate:
+        _retune(step, target)
     return after
+
+
+def _retune(step: Step, target: Target) -> None:
+    """Look anew at who waits for a rate that has changed."""
+    if target.kind == "queue":
+        step.knocked.append(queue_topic(target.name))
+        return
+    step.write_down()
+    under = rates.of_task(target.name)
+    for (queue,) in step.all(_QUEUES_WITH, ("waiting",)):
+        slots.unpark(step, queue, under)
+        rates.note_opening(step, queue, under)
+        step.knocked.append(queue_topic(queue))

@@ -181,8 +181,12 @@ CREATE TABLE rate (
 CREATE INDEX rate_opening ON rate (queue, opens_at)
     WHERE opens_at IS NOT NULL;
 
+-- Time that has gone by since it was taken is forgotten, and then whatever says nothing any more.
 CREATE INDEX rate_over ON rate (taken_until)
-    WHERE opens_at IS NULL;
+    WHERE taken_until > 0;
+
+CREATE INDEX rate_idle ON rate (opens_at)
+    WHERE opens_at IS NULL AND taken_until = 0;
 
 -- Lines that are fair, and how far they have got in virtual time: in all, in each priority, and of each tenant the last
 -- of its jobs.

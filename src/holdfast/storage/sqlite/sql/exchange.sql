@@ -157,7 +157,8 @@ INSERT INTO run (seq, number, fence, owner, worker, host, pid, start) VALUES (?,
 DELETE FROM run WHERE seq = ? AND number <= ?;
 
 -- name: glance
--- Returns whether a job of the queue is ready, and when the next delayed one falls due.
+-- Returns whether a job of the queue is ready, when the next delayed one falls due, and when the first rate opens that
+-- anybody is parked under. Parameters: queue, what the name begins with under which jobs are parked for a rate.
 SELECT EXISTS (
               SELECT 1
                 FROM job INDEXED BY job_ready
@@ -165,4 +166,17 @@ SELECT EXISTS (
                  AND state = 'waiting'
                  AND parked_under IS NULL
        ),
-       (SELECT min(run_at) FROM job WHERE queue = :queue AND state = 'delayed');
+       (SELECT min(run_at) FROM job WHERE queue = :queue AND state = 'delayed'),
+       (SELECT opens_at
+          FROM rate INDEXED BY rate_opening
+         WHERE queue = :queue
+           AND opens_at IS NOT NULL
+           AND EXISTS (
+               SELECT 1
+                 FROM job INDEXED BY job_parked
+                WHERE job.queue = :queue
+                  AND state = 'waiting'
+                  AND parked_under = :rate || rate.name
+           )
+         ORDER BY opens_at
+         LIMIT 1);

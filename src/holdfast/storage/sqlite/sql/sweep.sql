@@ -33,6 +33,37 @@ DELETE FROM window
         LIMIT ?
  );
 
+-- name: forget_time
+-- Time of rates that has gone by since it was taken, the longest ago first. Parameters: now, limit.
+UPDATE rate
+   SET taken_until = 0
+ WHERE (queue, name) IN (
+       SELECT queue, name
+         FROM rate INDEXED BY rate_over
+        WHERE taken_until > 0
+          AND taken_until <= ?
+        ORDER BY taken_until, queue, name
+        LIMIT ?
+ );
+
+-- name: forget_rates
+-- Those of which no time is taken, and that nobody is parked under.
+DELETE FROM rate INDEXED BY rate_idle WHERE opens_at IS NULL AND taken_until = 0;
+
+-- name: forget_tags
+-- Virtual instants of tenants that their lines have passed. Parameters: limit.
+DELETE FROM fair_tag
+ WHERE (queue, boost, key) IN (
+       SELECT fair_tag.queue, fair_tag.boost, fair_tag.key
+         FROM fair_line
+        CROSS JOIN fair_reached ON fair_reached.queue = fair_line.queue
+        CROSS JOIN fair_tag INDEXED BY fair_tag_passed
+           ON fair_tag.queue = fair_reached.queue
+          AND fair_tag.boost = fair_reached.boost
+          AND fair_tag.tag <= max(fair_line.front, fair_reached.at)
+        LIMIT ?
+ );
+
 -- name: overdue
 -- Parameters: now, limit.
 SELECT *
