@@ -1,4 +1,7 @@
-"""A large app in parts: each is a router that knows nothing of the app, and the app takes them in."""
+"""A large app in parts: each is a router that knows nothing of the app, and the app takes them in.
+
+Run it: python examples/router.py
+"""
 
 import asyncio
 
