@@ -35,6 +35,7 @@ FLOORS: dict[str, int] = {
     "sideloop": 2,
     "signature": 3,
     "enqueue": 3,
+    "fitting": 3,
     "bus": 4,
     "settle": 3,
     "handle": 3,

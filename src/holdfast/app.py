@@ -13,7 +13,7 @@ from random import Random
 from typing import Any, ParamSpec, Self, TypeVar, Unpack, cast, get_args, overload
 
 from holdfast.bus import Hearers
-from holdfast.clock import Clock, SystemClock, entropy
+from holdfast.clock import SECOND, Clock, SystemClock, entropy
 from holdfast.codec import Codec, JsonCodec
 from holdfast.core.check import flag, named, no_others, of_kind, remark, several, shown, whole
 from holdfast.core.duration import Duration
@@ -22,7 +22,7 @@ from holdfast.core.job import Ref
 from holdfast.core.schedule import Overlap, Schedule
 from holdfast.dead import DeadLetters
 from holdfast.equipment import Equipment
-from holdfast.errors import ResultTimeoutError, StorageError, UnknownTaskError, UsageError
+from holdfast.errors import ResultTimeoutError, StorageError, ThrottledError, UnknownTaskError, UsageError
 from holdfast.functions import is_async, yields
 from holdfast.handle import Access, Job
 from holdfast.health.asgi import DegradedIs, HealthApp
@@ -33,7 +33,8 @@ from holdfast.injection import Provider, needs, provider_of
 from holdfast.maintenance.reaper import Reaping
 from holdfast.middleware import Middleware, layer
 from holdfast.migration import Versions
-from holdfast.options import LeaderElection, Retention, Stall, TaskOptions, TaskSettings, Timing, stalling
+from holdfast.options import LeaderElection, Rate, Retention, Stall, TaskOptions, TaskSettings, Timing, stalling
+from holdfast.options.rate import rate_key
 from holdfast.options.schedules import MissedTicks
 from holdfast.router import (
     Arrival,
@@ -51,7 +52,7 @@ from holdfast.schedules import ScheduleDecorator, Schedules, schedule_of
 from holdfast.sideloop import PORTAL, Side, SideLoop
 from holdfast.signature import Signature
 from holdfast.storage.locate import locate, read
-from holdfast.storage.protocol import Settings, Storage, Target
+from holdfast.storage.protocol import QUEUE_RATE, TASK_RATE, Receipt, Settings, Storage, Target
 from holdfast.task import (
     AsyncTask,
     Call,
@@ -435,32 +436,41 @@ class Holdfast:
             receipts = await storage.enqueue([call.job for call in calls])
         except StorageError as error:
             raise _with_ids(error, calls) from error.__cause__
-        return [
-            Job(receipt.ref, self.access(call.task.signature), created=receipt.made == "created")
-            for call, receipt in zip(calls, receipts, strict=True)
-        ]
+        return [self._answered(call, receipt) for call, receipt in zip(calls, receipts, strict=True)]
+
+    def _answered(self, call: Call[Any], receipt: Receipt) -> Job[Any]:
+        refusal = None
+        if receipt.made == "throttled" and call.job.throttle is not None:
+            refusal = ThrottledError(call.job.throttle.key, (receipt.retry_in or 0) / SECOND)
+        return Job(receipt.ref, self.access(call.task.signature), made=receipt.made, refusal=refusal)
 
     async def submit_and_wait(self, call: Call[R], wait: timedelta) -> R:
         """Enqueue a call and wait for its result; what every `enqueue_and_wait` comes down to."""
         limit = wait.total_seconds()
+        job_id = call.job.id
         try:
             async with asyncio.timeout(limit):
                 (job,) = await self.submit([call])
+                job_id = call.heeded(job).id
                 try:
                     value: R = await job.result()
                 except StorageError as error:
                     raise _with_ids(error, [call]) from error.__cause__
                 return value
         except TimeoutError:
-            told = (
-                f"job {call.job.id} was not over within {limit:g} s; it goes on, if the storage had taken it in by then"
-            )
-            raise ResultTimeoutError(call.job.id, told) from None
+            told = f"job {job_id} was not over within {limit:g} s; it goes on, if the storage had taken it in by then"
+            raise ResultTimeoutError(job_id, told) from None
 
     async def pause_task(self, name: str, *, paused: bool, by: str | None) -> None:
         """Pause or resume a task in every queue; what `Task.pause` and `Task.resume` come down to."""
         storage = await self.opened()
         await storage.tune(Target("task", name), Settings(paused=paused), by=remark(by, field="by"))
+
+    async def rate_task(self, name: str, rate: Rate | str | None, *, by: str | None) -> None:
+        """Set how often jobs of a task start, in each queue; what `Task.set_rate` comes down to."""
+        storage = await self.opened()
+        told = rate_key(rate, TASK_RATE + name)
+        await storage.tune(Target("task", name), Settings(rate=told), by=remark(by, field="by"))
 
     @property
     def dead(self) -> DeadLetters:
@@ -487,6 +497,10 @@ class Holdfast:
                 len(payload),
             )
         return payload
+
+    def digest(self, signature: Signature, payload: bytes) -> str:
+        """Return what says of a call's encoded arguments which they are: the same for equal ones."""
+        return signature.digest(self.codec, payload)
 
     def access(self, signature: Signature | None) -> Access:
         """Return a job's way back to this app."""
@@ -652,6 +666,14 @@ class Queue:
         """Give out jobs again."""
         await self._tune(Settings(paused=False), by)
 
+    async def set_rate(self, rate: Rate | str | None, *, by: str | None = None) -> None:
+        """Let so many of its jobs start in a time, whatever tasks they are of: "100/s", a `Rate`, None for no limit.
+
+        Raises:
+            UsageError: it is no rate, or one with a key.
+        """
+        await self._tune(Settings(rate=rate_key(rate, QUEUE_RATE)), by)
+
     async def set_retention(self, retention: Retention) -> None:
         """Set how long jobs are kept once they are over; what is left out stays as it was.
 
@@ -664,8 +686,8 @@ class Queue:
     async def record(self, *kinds: type[Event]) -> None:
         """Record these events too, of those that are recorded on request only; without any, none of them.
 
-        Each costs a write: `JobEnqueued`, `JobRescheduled`, `JobStarted`, `JobProgressed`, `JobSuspected`,
-        `QueueDrained`.
+        Each costs a write: `JobEnqueued`, `JobDeduplicated`, `JobDebounced`, `JobThrottled`, `JobCollected`,
+        `JobRescheduled`, `JobStarted`, `JobProgressed`, `JobSuspected`, `QueueDrained`.
 
         Raises:
             UsageError: one of them is none of these.

@@ -165,12 +165,14 @@ class DeadReport(Struct, frozen=True, kw_only=True):
     """What became of the dead letters that were to be redriven or purged.
 
     `refused`: no dead letters any more when their turn came: somebody else had put them back. `gone`: deleted
-    meanwhile. `left`: how many more match beyond the cap. `takes`: seconds until the last is due, where it is paced.
+    meanwhile. `held`: of those refused, whose unique key another unfinished job holds, each with that job. `left`: how
+    many more match beyond the cap. `takes`: seconds until the last is due, where it is paced.
     """
 
     done: tuple[Ref, ...] = ()
     refused: tuple[Ref, ...] = ()
     gone: tuple[Ref, ...] = ()
+    held: tuple[tuple[Ref, Ref], ...] = ()
     left: int = 0
     takes: float = 0.0
 
@@ -329,16 +331,20 @@ class DeadLetters:
         done: list[Ref] = []
         refused: list[Ref] = []
         gone: list[Ref] = []
+        held: list[tuple[Ref, Ref]] = []
         told = {"done": done, "refused": refused, "gone": gone}
         for start in range(0, len(chosen), BATCH):
             batch = chosen[start : start + BATCH]
             # What somebody has put back since it was found is refused: it is not what was asked for.
             for revised in await storage.revise([revision(one, len(done) + place) for place, one in enumerate(batch)]):
                 told[revised.verdict].append(revised.ref)
+                if revised.holder is not None:
+                    held.append((revised.ref, revised.holder))
         return DeadReport(
             done=tuple(done),
             refused=tuple(refused),
             gone=tuple(gone),
+            held=tuple(held),
             left=found - len(chosen),
             takes=gap * max(0, len(done) - 1) / 1_000_000,
         )

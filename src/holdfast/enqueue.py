@@ -11,6 +11,7 @@ from holdfast.options import (
     SINGLETON,
     TTL,
     CallOptions,
+    Collect,
     Retry,
     Stall,
     TaskOptions,
@@ -19,9 +20,10 @@ from holdfast.options import (
     ranked,
     stalling,
 )
-from holdfast.options.keys import own_key
+from holdfast.options.keys import CONCURRENCY, outright
 from holdfast.options.lifetime import living
-from holdfast.options.tasks import limited
+from holdfast.options.merges import uniquely
+from holdfast.options.tasks import agreeing, limited, weighed
 
 STEP = 60_000_000
 """One step of priority is worth this many microseconds of waiting."""
@@ -44,6 +46,7 @@ def template(name: str, settings: TaskOptions, timing: Timing, *, version: int =
         payload=b"",
         priority=priority,
         boost=boost(priority, strict=bool(settings.strict)),
+        lifo=bool(settings.lifo),
         timeout=None if settings.timeout is None else micros(settings.timeout),
         heartbeat_timeout=None if settings.heartbeat_timeout is None else micros(settings.heartbeat_timeout),
         ttl=None if ttl.max is None else micros(ttl.max),
@@ -58,6 +61,53 @@ def template(name: str, settings: TaskOptions, timing: Timing, *, version: int =
             version=version,
         ),
     )
+
+
+def laid_over(options: CallOptions, settings: TaskOptions) -> TaskOptions:
+    """Return a task's options with those of a call laid over them, of all that its arguments have a say in.
+
+    Raises:
+        UsageError: an option has no valid value, or two contradict each other.
+    """
+    said = dict[str, object]()
+    for field in (CONCURRENCY, "fair_key"):
+        if field in options:
+            said[field] = outright(options[field], field=field)  # type: ignore[literal-required]  # of its fields
+    if "concurrency_limit" in options:
+        said["concurrency_limit"] = limited(options["concurrency_limit"])
+    if "fair_weight" in options:
+        said["fair_weight"] = weighed(options["fair_weight"])
+    if "unique" in options:
+        said["unique"] = uniquely(options["unique"], literal=True)
+    if "lifo" in options:
+        said["lifo"] = options["lifo"]
+    if "throw_on_duplicate" in options:
+        said["throw_on_duplicate"] = options["throw_on_duplicate"]
+    return TaskOptions(**said).over(settings) if said else settings  # type: ignore[arg-type]  # it refuses bad ones
+
+
+def at_peace(settings: TaskOptions, options: CallOptions, collect: Collect | None) -> None:
+    """Make sure that a task's options, with those of a call laid over them, do not contradict each other.
+
+    Raises:
+        UsageError: two of them do.
+    """
+    agreeing(settings, collects=collect is not None)
+    merging = collect or settings.debounce
+    if merging is None:
+        return
+    word = "debounce" if collect is None else "collect"
+    for other in ("delay", "run_at"):
+        if other in options:
+            raise UsageError(f"{other} and {word} contradict each other: that says when a job starts; give one of them")
+    if collect is not None and "id" in options:
+        raise UsageError(
+            "id and collect contradict each other: the job has the id of the first call that it gathers; leave it out"
+        )
+    ttl = living(options["ttl"]).max if "ttl" in options else None
+    if ttl is None and settings.ttl is not None:
+        ttl = settings.ttl.max
+    _in_time(micros(merging.delay), None if ttl is None else micros(ttl))
 
 
 def tailored(common: NewJob, options: CallOptions, settings: TaskOptions, timing: Timing) -> NewJob:
@@ -100,30 +150,19 @@ def tailored(common: NewJob, options: CallOptions, settings: TaskOptions, timing
         policy = structs.replace(policy, on_expire=own_ttl.on_expire or policy.on_expire)
     if "result_ttl" in options:
         policy = structs.replace(policy, result_ttl=micros(duration(options["result_ttl"], field="result_ttl")))
-    if "concurrency_limit" in options:
-        limited(options["concurrency_limit"])
+    if "lifo" in options:
+        said["lifo"] = settings.lifo
     made = structs.replace(common, policy=policy, **said)
-    if made.ttl is not None and made.delay >= made.ttl:
-        raise UsageError(
-            f"delay = {spoken(made.delay)} is not under the ttl of {spoken(made.ttl)}: the job would expire before it "
-            "may start; give a longer ttl"
-        )
+    _in_time(made.delay, made.ttl)
     return made
 
 
-def with_key(job: NewJob, name: str, options: CallOptions, settings: TaskOptions) -> NewJob:
-    """Return a job with a key of its own beside those it has, under the call's limit, the task's, or 1."""
-    limit = limited(options["concurrency_limit"]) if "concurrency_limit" in options else settings.concurrency_limit
-    return structs.replace(job, keys=(*job.keys, Key(name, limit or 1)))
-
-
-def named_key(options: CallOptions) -> str | None:
-    """Return the key that a call names outright, None where it names none.
-
-    Raises:
-        UsageError: it is no name that a key can have.
-    """
-    return own_key(options["concurrency_key"]) if "concurrency_key" in options else None
+def _in_time(delay: int, ttl: int | None) -> None:
+    if ttl is not None and delay >= ttl:
+        raise UsageError(
+            f"delay = {spoken(delay)} is not under the ttl of {spoken(ttl)}: the job would expire before it may start; "
+            "give a longer ttl"
+        )
 
 
 def boost(priority: int, *, strict: bool) -> int:

@@ -58,11 +58,37 @@ class UnknownScheduleError(UsageError):
 
 
 class DuplicateJobError(UsageError):
-    """A living job holds the id or the unique key, and the caller asked to be told by an error."""
+    """A job has the id or holds the unique key already, and the caller asked to be told by an error.
+
+    `queue` and `job_id` name the one that is there.
+    """
+
+    def __init__(self, task: str, queue: str, job_id: str) -> None:
+        super().__init__(
+            f"task {task!r}: job {job_id!r} of queue {queue!r} is there already, with the same id or unique key; "
+            "take that one, app.job(error.job_id, queue=error.queue), or call without throw_on_duplicate"
+        )
+        self.task = task
+        self.queue = queue
+        self.job_id = job_id
+
+    def __reduce__(self) -> tuple[type["DuplicateJobError"], tuple[str, str, str]]:
+        return type(self), (self.task, self.queue, self.job_id)
 
 
 class ThrottledError(UsageError):
-    """The throttle let no further job in, and the caller asked to be told by an error."""
+    """A call made no job, for its key has had all that its window allows; after `retry_in` seconds there is room."""
+
+    def __init__(self, key: str, retry_in: float) -> None:
+        super().__init__(
+            f"the throttle of {key!r} is full; call again in {retry_in:g} s, or let it skip such calls with "
+            'Throttle(on_limit="skip")'
+        )
+        self.key = key
+        self.retry_in = retry_in
+
+    def __reduce__(self) -> tuple[type["ThrottledError"], tuple[str, float]]:
+        return type(self), (self.key, self.retry_in)
 
 
 class StorageError(HoldfastError):

@@ -20,11 +20,12 @@ from holdfast.errors import (
     JobNotFoundError,
     JobStalledError,
     ResultTimeoutError,
+    ThrottledError,
     UsageError,
 )
 from holdfast.sideloop import PORTAL
 from holdfast.storage.hints import Hints
-from holdfast.storage.protocol import Cancel, Redrive, Reschedule, Retain, Revised, Revision, Storage, job_topic
+from holdfast.storage.protocol import Cancel, Made, Redrive, Reschedule, Retain, Revised, Revision, Storage, job_topic
 from holdfast.waiting import first
 
 R_co = TypeVar("R_co", covariant=True)
@@ -60,11 +61,22 @@ class Access:
 class Job(Generic[R_co]):
     """One job, whose result is of the task's return type."""
 
-    def __init__(self, ref: Ref, access: Access, *, created: bool = True) -> None:
+    def __init__(
+        self, ref: Ref, access: Access, *, made: Made = "created", refusal: ThrottledError | None = None
+    ) -> None:
         self._ref = ref
         self._access = access
-        self.created = created
-        """Whether the enqueue made this job; False if it was there already."""
+        self.made = made
+        """What the enqueue did: it "created" this job; or the job was there, and it is a "duplicate", took the place of
+        the call before ("replaced"), or was "gathered" with others; or it was "throttled", and this is the key's latest
+        job, whose result is not to be had by this handle."""
+        self.refusal = refusal
+        """The error that says so, where it was throttled."""
+
+    @property
+    def created(self) -> bool:
+        """Whether the enqueue made this job; False if it was there already, or is another's."""
+        return self.made == "created"
 
     @property
     def id(self) -> str:
@@ -113,10 +125,13 @@ class Job(Generic[R_co]):
             JobNotFoundError: the storage knows no such job.
             StorageError: the storage cannot be asked.
             ResultTimeoutError: it was not over in time.
+            ThrottledError: this call made no job.
             UsageError: it is completed, but what it returned does not fit the task's return type; or the timeout is no
                 duration.
         """
         limit = None if timeout is None else duration(timeout, field="timeout", zero=True).total_seconds()
+        if self.refusal is not None:
+            raise self.refusal
         try:
             async with asyncio.timeout(limit):
                 return await self._awaited()
@@ -173,11 +188,17 @@ class Job(Generic[R_co]):
         """Put a failed, cancelled or expired job back in line, with new budgets.
 
         Raises:
-            UsageError: it is in none of these states, or `by` is no text.
+            UsageError: it is in none of these states, or another unfinished job holds its unique key, or `by` is no
+                text.
             JobNotFoundError: the storage knows no such job.
             StorageError: the storage cannot be asked.
         """
         revised = await self._revise(Redrive(self._ref, remark(by, field="by")))
+        if revised.holder is not None:
+            raise UsageError(
+                f"job {self.id} is not redriven: job {revised.holder.id} holds its unique key; "
+                "wait until that one is over, or cancel it"
+            )
         if revised.verdict == "refused":
             raise UsageError(f"job {self.id} is {revised.state}; only failed, cancelled or expired jobs are redriven")
 

@@ -1,5 +1,6 @@
 """A handler's parameters as a record: bound by the caller, checked on both sides, passed on by the worker."""
 
+import hashlib
 import inspect
 from collections.abc import Callable, Container
 from inspect import Parameter
@@ -8,8 +9,11 @@ from typing import Any, Literal, get_type_hints
 
 import msgspec
 from msgspec import inspect as types
+from msgspec import structs
 
 from holdfast.codec import Codec
+from holdfast.core.check import shown
+from holdfast.core.frames import unframed
 from holdfast.errors import PayloadTooLargeError, UsageError
 from holdfast.functions import BY_PLACE, body_of
 from holdfast.injection import Injected, injections
@@ -17,12 +21,22 @@ from holdfast.injection import Injected, injections
 PAYLOAD_LIMIT = 1024 * 1024
 """The largest payload or result, in bytes."""
 
+ITEM = "item"
+"""What a call of a task that collects brings."""
+
+_ONE = inspect.Signature([Parameter(ITEM, Parameter.POSITIONAL_OR_KEYWORD)])
+
+_ORDERED = msgspec.json.Encoder(order="deterministic")
+_plain = msgspec.json.Decoder().decode
+
 
 class Signature:
     """What a task takes and returns."""
 
-    def __init__(self, task: str, function: Callable[..., Any]) -> None:
+    def __init__(self, task: str, function: Callable[..., Any], *, collects: bool = False) -> None:
         self.task = task
+        self.collects = collects
+        """Whether a call brings one item, and the handler takes a list of them."""
         try:
             self._whole = inspect.signature(function)
         except (TypeError, ValueError) as error:
@@ -42,11 +56,13 @@ class Signature:
         )
         self._hints = {name: _known(hints.get(name, Any)) for name, _ in self._kinds}
         self._returns = _known(hints.get("return", Any))
+        if collects:
+            self._make_sure_that_it_takes_a_list(hints)
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """The names of what it takes."""
-        return tuple(name for name, _ in self._kinds)
+        """The names of what a call brings."""
+        return (ITEM,) if self.collects else tuple(name for name, _ in self._kinds)
 
     @property
     def as_called(self) -> inspect.Signature:
@@ -78,9 +94,24 @@ class Signature:
         Raises:
             TypeError: they do not fit the signature.
         """
-        bound = self._signature.bind(*args, **kwargs)
+        bound = (_ONE if self.collects else self._signature).bind(*args, **kwargs)
         bound.apply_defaults()
         return bound.arguments
+
+    def digest(self, codec: Codec, payload: bytes) -> str:
+        """Return what says of encoded arguments which they are: the same for equal ones, defaults among them.
+
+        It is made of what a worker would read, for two encodings of one value need not be the same.
+        """
+        read = self._read(codec, payload)
+        told: dict[str, Any] = {}
+        for field in structs.fields(self._record):
+            value = getattr(read, field.name)
+            if value is msgspec.UNSET:
+                value = self._default(field)
+            if value is not msgspec.UNSET:
+                told[field.name] = value
+        return hashlib.blake2b(_ORDERED.encode(told), digest_size=16).hexdigest()
 
     def encode(self, codec: Codec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         """Return a call's arguments as bytes, having made sure that a worker can read them back.
@@ -95,7 +126,8 @@ class Signature:
         try:
             arguments = self._bound(args, kwargs)
         except TypeError as error:
-            raise UsageError(f"task {self.task!r}: {error}; its signature is {self._signature}") from None
+            called = _ONE if self.collects else self._signature
+            raise UsageError(f"task {self.task!r}: {error}; its signature is {called}") from None
         try:
             payload = codec.encode(arguments)
         except Exception as error:
@@ -110,6 +142,22 @@ class Signature:
         except Exception as error:
             raise UsageError(f"task {self.task!r}: {_placed(error)}; its signature is {self._signature}") from None
         return payload
+
+    def gathered(
+        self, codec: Codec, payload: bytes, count: int, upgrade: Callable[[Any], Any] | None = None
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments to call the handler with, of a job that has gathered so many calls.
+
+        Each of them is the payload of a call with a list of one. Any exception means that they cannot be read.
+        """
+        frames = unframed(payload)
+        if len(frames) != count:
+            raise ValueError(f"the payload holds {len(frames)} of the {count} calls that were gathered")
+        items: list[Any] = []
+        for frame in frames:
+            args, _ = self.decode(codec, frame, upgrade)
+            items.extend(args[0])
+        return (items,), {}
 
     def decode(
         self, codec: Codec, payload: bytes, upgrade: Callable[[Any], Any] | None = None
@@ -196,7 +244,25 @@ class Signature:
         data = codec.decode(payload)
         return _converted(data if upgrade is None else upgrade(data), self._record)
 
+    def _default(self, field: structs.FieldInfo) -> Any:
+        """Return what stands for an argument that was left out, as it would be read; nothing if it could not be."""
+        try:
+            return _converted(_plain(_ORDERED.encode(self._signature.parameters[field.name].default)), field.type)
+        except Exception:
+            return msgspec.UNSET
+
+    def _make_sure_that_it_takes_a_list(self, hints: dict[str, Any]) -> None:
+        remedy = "a task that collects takes one list of items: async def index(docs: list[Doc])"
+        if len(self._kinds) != 1 or self._kinds[0][1] not in BY_PLACE:
+            raise UsageError(f"task {self.task!r} takes {self._signature}, and {remedy}")
+        name = self._kinds[0][0]
+        described = types.type_info(_known(hints.get(name, Any)))
+        if not isinstance(described, types.ListType | types.AnyType):
+            raise UsageError(f"task {self.task!r}: {name!r} is {shown(hints[name])}, and {remedy}")
+
     def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        if self.collects:
+            return {self._kinds[0][0]: [_ONE.bind(*args, **kwargs).arguments[ITEM]]}
         if self._all_by_place and not kwargs and len(args) == len(self._kinds):
             # The usual call, at a third of what `bind` takes.
             return {name: value for (name, _), value in zip(self._kinds, args, strict=True)}

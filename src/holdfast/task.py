@@ -1,5 +1,6 @@
 """A task: a function with a name, a queue and a policy, and the ways to enqueue a call of it."""
 
+import functools
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from datetime import timedelta
@@ -11,16 +12,17 @@ from holdfast.codec import Codec
 from holdfast.core.check import named
 from holdfast.core.duration import duration
 from holdfast.core.events import Event, JobEvent
-from holdfast.core.job import NewJob, Ref
-from holdfast.enqueue import named_key, tailored, template, with_key
-from holdfast.errors import UsageError
+from holdfast.core.job import JobRecord, NewJob, Ref
+from holdfast.enqueue import at_peace, laid_over, tailored, template
+from holdfast.errors import DuplicateJobError, UsageError
+from holdfast.fitting import Fitting
 from holdfast.functions import is_async, same_call
 from holdfast.handle import Access, Job
 from holdfast.hearing import registering
 from holdfast.injection import Needs, needs
 from holdfast.migration import Migration, Migrations, Versions
-from holdfast.options import CallOptions, ConcurrencyKey, Retry, TaskOptions, Timing
-from holdfast.options.keys import key_of, keyed
+from holdfast.options import CallOptions, Collect, Rate, Retry, TaskOptions, Timing
+from holdfast.options.keys import Arguments
 from holdfast.sideloop import PORTAL
 from holdfast.signature import Signature
 
@@ -55,6 +57,10 @@ class Registry(Protocol):
         """Return a call's arguments as bytes."""
         ...
 
+    def digest(self, signature: Signature, payload: bytes) -> str:
+        """Return what says of a call's encoded arguments which they are."""
+        ...
+
     async def submit(self, calls: "list[Call[Any]]") -> list[Job[Any]]:
         """Enqueue calls in one trip."""
         ...
@@ -65,6 +71,10 @@ class Registry(Protocol):
 
     async def pause_task(self, name: str, *, paused: bool, by: str | None) -> None:
         """Pause or resume a task in every queue."""
+        ...
+
+    async def rate_task(self, name: str, rate: Rate | str | None, *, by: str | None) -> None:
+        """Set how often jobs of a task start, in each queue."""
         ...
 
     def hear(
@@ -81,16 +91,31 @@ class Standing:
     app: Registry
     name: str
     settings: TaskOptions
-    key: ConcurrencyKey | None
     template: NewJob
+    fitting: Fitting
 
 
 class Call(Generic[R_co]):
     """One call of a task, encoded and checked, not yet enqueued."""
 
-    def __init__(self, task: "Task[Any, R_co]", job: NewJob) -> None:
+    def __init__(self, task: "Task[Any, R_co]", job: NewJob, *, throws: bool = False, skips: bool = False) -> None:
         self.task = task
         self.job = job
+        self._throws = throws
+        self._skips = skips
+
+    def heeded(self, job: Job[T]) -> Job[T]:
+        """Return the handle that this call got, where its caller did not ask to be told by an error.
+
+        Raises:
+            ThrottledError: it made no job, and is not one to be skipped.
+            DuplicateJobError: it made no job, for one is there, and `throw_on_duplicate` is set.
+        """
+        if job.refusal is not None and not self._skips:
+            raise job.refusal
+        if job.made == "duplicate" and self._throws:
+            raise DuplicateJobError(self.task.name, job.queue, job.id)
+        return job
 
 
 class Bound(Generic[P, R]):
@@ -99,13 +124,13 @@ class Bound(Generic[P, R]):
     def __init__(self, task: "Task[P, R]", options: CallOptions | None = None) -> None:
         self._task = task
         self._options = options or CallOptions()
-        self._key = named_key(self._options)
         self._wait = duration(self._options.get("wait", WAIT), field="wait")
-        self._standing, self._template = task.tailored(self._options)
+        self._standing, self._template, self._fitting = task.tailored(self._options)
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Do as `Task.enqueue`, with these options."""
-        return (await self._task.standing.app.submit([self.call(*args, **kwargs)]))[0]
+        call = self.call(*args, **kwargs)
+        return call.heeded((await self._task.standing.app.submit([call]))[0])
 
     def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Do as `Task.enqueue_sync`, with these options."""
@@ -124,12 +149,14 @@ class Bound(Generic[P, R]):
         standing = self._task.standing
         if self._standing is not standing:
             # Made while the task had no app yet, which has options of its own.
-            self._standing, self._template = self._task.tailored(self._options)
-        payload = standing.app.encode(self._task.signature, args, kwargs)
-        job_id = self._template.id or standing.app.new_id()
-        job = structs.replace(self._template, id=job_id, payload=payload)
-        key = self._key or self._task.key_of(args, kwargs)
-        return Call(self._task, job if key is None else with_key(job, key, self._options, self._task.settings))
+            self._standing, self._template, self._fitting = self._task.tailored(self._options)
+        app, signature = standing.app, self._task.signature
+        payload = app.encode(signature, args, kwargs)
+        job = structs.replace(self._template, id=self._template.id or app.new_id(), payload=payload)
+        given = Arguments(args, kwargs, lambda: signature.arguments(args, kwargs))
+        fitting = self._fitting
+        job = fitting.fit(job, given, lambda: app.digest(signature, payload))
+        return Call(self._task, job, throws=fitting.throws, skips=fitting.skips)
 
 
 class Task(Generic[P, R]):
@@ -138,13 +165,22 @@ class Task(Generic[P, R]):
     One that was made with a router has its full name and options, and can be enqueued, from when an app includes that.
     """
 
-    def __init__(self, function: Callable[P, Any], name: str, settings: TaskOptions, known: Versions) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        settings: TaskOptions,
+        known: Versions,
+        collect: Collect | None = None,
+    ) -> None:
         self.name = named(name, field="name")
         self.function = function
         self.settings = settings
         """What was set for it, over the app's defaults."""
+        self.collect = collect
+        """How its calls gather, where they do."""
         self.is_async = is_async(function)
-        self.signature = Signature(name, function)
+        self.signature = Signature(name, function, collects=collect is not None)
         self.needs = needs(function)
         """What is injected into the handler."""
         self.cancel_hook: Callable[P, object] | None = None
@@ -155,8 +191,8 @@ class Task(Generic[P, R]):
         self.retry = settings.retry or Retry()
         self._standing: Standing | None = None
         self._unheard: list[Callable[[Registry], None]] = []
-        # A key that this task cannot have is told of where the task is, not where its router is included.
-        self._key(settings)
+        # What this task cannot have is told of where the task is, not where its router is included.
+        self._fitting(settings, name)
         self._plain = Bound(self)
         self.__doc__ = function.__doc__
 
@@ -192,8 +228,8 @@ class Task(Generic[P, R]):
             app,
             named(name, field="name"),
             settings,
-            self._key(settings, name),
             template(name, settings, app.timing, version=self.migrations.version),
+            self._fitting(settings, name),
         )
 
     def stand(self, standing: Standing) -> None:
@@ -206,8 +242,8 @@ class Task(Generic[P, R]):
             hear(standing.app)
         self._unheard.clear()
 
-    def tailored(self, options: CallOptions) -> tuple[Standing | None, NewJob]:
-        """Return what calls with these options have in common, and the standing it is made for.
+    def tailored(self, options: CallOptions) -> tuple[Standing | None, NewJob, Fitting]:
+        """Return what calls with these options have in common, what fits each, and the standing that is for.
 
         Raises:
             UsageError: an option is unknown or has no valid value, or two contradict each other.
@@ -217,7 +253,13 @@ class Task(Generic[P, R]):
             common, timing = template(self.name, self.settings, Timing()), Timing()
         else:
             common, timing = self._standing.template, self._standing.app.timing
-        return self._standing, tailored(common, options, self.settings, timing)
+        settings = laid_over(options, self.settings)
+        if self._standing is None or settings is not self.settings:
+            fitting = self._fitting(settings, self.name, options)
+        else:
+            at_peace(settings, options, self.collect)
+            fitting = self._standing.fitting
+        return self._standing, tailored(common, options, settings, timing), fitting
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Remember a call of this task. Once this returns, the job reaches a state that you can read.
@@ -226,6 +268,7 @@ class Task(Generic[P, R]):
             UsageError: the arguments do not fit the signature, or cannot be encoded; or the task is of a router that
                 no app includes yet.
             PayloadTooLargeError: they take more than 1 MiB.
+            ThrottledError, DuplicateJobError: it made no job, and was to be told so by an error.
             StorageError: the job may have been remembered or not. The error's `job_ids` has its id: enqueueing again
                 with `options(id=...)` makes no second job.
         """
@@ -262,25 +305,17 @@ class Task(Generic[P, R]):
         """
         return Bound(self, options)
 
-    def decode(self, codec: Codec, payload: bytes, version: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def decode(self, codec: Codec, job: JobRecord) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments to call the handler with, of a payload of the task's own version or an older one.
 
         Any exception means that they cannot be read.
         """
-        if version == self.migrations.version:
-            return self.signature.decode(codec, payload)
-        return self.signature.decode(codec, payload, lambda data: self.migrations.upgraded(data, version))
-
-    def key_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-        """Return the concurrency key of a call, as the task's template or function has it; None for none.
-
-        Raises:
-            UsageError: the template or the function fails on these arguments.
-        """
-        key = self.standing.key
-        if key is None:
-            return None
-        return key_of(key, args, kwargs, lambda: self.signature.arguments(args, kwargs))
+        version, upgrade = job.policy.version, None
+        if version != self.migrations.version:
+            upgrade = functools.partial(self.migrations.upgraded, version=version)
+        if job.gathered:
+            return self.signature.gathered(codec, job.payload, job.gathered, upgrade)
+        return self.signature.decode(codec, job.payload, upgrade)
 
     async def pause(self, *, by: str | None = None) -> None:
         """Start no more jobs of this task, in any queue; those that run go on, and other tasks' jobs pass."""
@@ -289,6 +324,16 @@ class Task(Generic[P, R]):
     async def resume(self, *, by: str | None = None) -> None:
         """Start jobs of this task again, in the order in which they stood."""
         await self.standing.app.pause_task(self.name, paused=False, by=by)
+
+    async def set_rate(self, rate: Rate | str | None, *, by: str | None = None) -> None:
+        """Let so many of its jobs start in a time, in each queue, whatever the code says: "10/s", None for no limit.
+
+        This is in the place of the fastest of its rates that have no key.
+
+        Raises:
+            UsageError: it is no rate, or one with a key.
+        """
+        await self.standing.app.rate_task(self.name, rate, by=by)
 
     def job(self, job_id: str, *, queue: str | None = None) -> Job[R]:
         """Return the handle of a job of this task by its id; nothing is asked of the storage.
@@ -357,9 +402,9 @@ class Task(Generic[P, R]):
 
         return register
 
-    def _key(self, settings: TaskOptions, name: str | None = None) -> ConcurrencyKey | None:
-        key = settings.concurrency_key
-        return None if key is None else keyed(key, self.signature.parameters, task=name or self.name)
+    def _fitting(self, settings: TaskOptions, name: str, options: CallOptions | None = None) -> Fitting:
+        at_peace(settings, options or CallOptions(), self.collect)
+        return Fitting(name, settings, self.signature.parameters, collect=self.collect, version=self.migrations.version)
 
 
 class AsyncTask(Task[P, R]):

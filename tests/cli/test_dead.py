@@ -221,7 +221,7 @@ def test_jobs_are_deleted_by_id_unless_they_run(there: Terminal) -> None:
     first, second = there.enqueue("add", 1, 2), there.enqueue("add", 3, 4)
 
     assert there.read("jobs", "delete", first, "--yes") == [
-        {"queue": "default", "id": first, "verdict": "done", "was": "waiting"}
+        {"queue": "default", "id": first, "verdict": "done", "was": "waiting", "holder": None}
     ]
     assert there.run("jobs", "delete", second, "--yes").stdout == f"job {second} of queue default is deleted\n"
     assert there.run("jobs", "delete", second, "--yes").exit_code == 4

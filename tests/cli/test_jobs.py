@@ -119,8 +119,8 @@ def test_cancel_and_redrive_say_what_became_of_each_job(there: Terminal) -> None
     first, second = there.enqueue("add", 1, 2), there.enqueue("add", 3, 4)
 
     assert there.read("jobs", "cancel", first, second, "--reason", "not needed") == [
-        {"queue": "default", "id": first, "verdict": "done", "was": "waiting"},
-        {"queue": "default", "id": second, "verdict": "done", "was": "waiting"},
+        {"queue": "default", "id": first, "verdict": "done", "was": "waiting", "holder": None},
+        {"queue": "default", "id": second, "verdict": "done", "was": "waiting", "holder": None},
     ]
     assert there.read("jobs", "show", first)["reason"] == "not needed"
     assert there.run("jobs", "redrive", first).stdout == f"job {first} of queue default is back in line\n"

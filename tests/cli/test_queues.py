@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from holdfast import Keep, Retention, Stall
+from holdfast import Keep, Rate, Retention, Stall
 from tests.cli.terminal import Terminal
 
 
@@ -15,6 +15,9 @@ def test_a_list_tells_how_each_queue_stands_and_what_is_set_for_it(there: Termin
         async with app:
             queue = app.queue("default")
             await queue.set_stall(Stall(interval="30s", max_count=3))
+            await queue.set_rate(Rate(100, per="1s", burst=5))
+            await app.queue("elsewhere").set_rate("7/m")
+            await app.queue("elsewhere").set_rate(None)
             await queue.set_retention(Retention(failed=Keep("90d", 500)))
 
     there.enqueue("bad", 1, work=True)
@@ -24,12 +27,13 @@ def test_a_list_tells_how_each_queue_stands_and_what_is_set_for_it(there: Termin
     default, elsewhere = there.read("queues", "list")
 
     assert default.keys() == {
-        *("queue", "paused", "oldest_waiting", "parked", "discarded", "counts", "retention", "stall", "record")
+        *("queue", "paused", "oldest_waiting", "parked", "discarded", "counts", "retention", "stall", "rate", "record")
     }
     assert (default["queue"], default["paused"], default["parked"], default["discarded"]) == ("default", False, 0, 0)
     assert (default["counts"]["waiting"], default["counts"]["failed"]) == (1, 1)
     assert default["oldest_waiting"] > 0
     assert default["stall"] == {"lease": 30.0, "max_stalls": 3, "start_grace": None, "renewed": None}
+    assert (default["rate"], elsewhere["rate"]) == ({"every": 0.01, "burst": 5}, None)
     assert default["retention"] == {
         "completed": {"age": 3600.0, "count": 10_000},
         "failed": {"age": 90 * 86_400.0, "count": 500},
@@ -44,9 +48,10 @@ def test_a_list_tells_how_each_queue_stands_and_what_is_set_for_it(there: Termin
         *("oldest", "park", "drop", "state"),
     ]
     assert [line.split()[0] for line in (first, second)] == ["default", "elsewhere"]
-    assert settings.split() == ["queue", "kept", "stall", "recorded"]
+    assert settings.split() == ["queue", "kept", "stall", "rate", "recorded"]
     assert [part.strip() for part in mine.split("  ") if part] == [
-        *("default", "completed:1h/10000 failed:90d/500 cancelled:7d expired:7d", "interval=30s max_count=3", "-")
+        *("default", "completed:1h/10000 failed:90d/500 cancelled:7d expired:7d", "interval=30s max_count=3"),
+        *("1/10ms burst=5", "-"),
     ]
     assert "failed:30d" in theirs
     assert there.run("queues", "list", "--quiet").stdout.split() == ["default", "elsewhere"]

@@ -13,7 +13,12 @@ TENTH = RateKey("mail", 100_000)
 
 def starts(rate: RateKey, looks: list[int]) -> list[int]:
     """Start as many as may, whenever somebody looks."""
-    until, began = 0, list[int]()
+    return began_from(0, rate, looks)
+
+
+def began_from(until: int, rate: RateKey, looks: list[int]) -> list[int]:
+    """Do so where time is taken already."""
+    began = list[int]()
     for now in looks:
         for _ in range(free(until, rate, now)):
             assert opens_at(until, rate, now) <= now
@@ -61,3 +66,19 @@ def test_a_clock_that_was_set_back_closes_a_rate_for_no_longer_than_its_own_leng
     until = taken(taken(0, TENTH, NOW), TENTH, NOW + 1)
 
     assert opens_at(until, TENTH, NOW - back) <= NOW - back + 2 * TENTH.interval
+
+
+@pytest.mark.parametrize("back", [1_000_000, 3_600_000_000])
+def test_a_clock_that_was_set_back_stops_a_rate_at_none_of_the_looks_that_follow(back: int) -> None:
+    until = taken(taken(0, TENTH, NOW), TENTH, NOW + 1)
+    looks = [NOW - back + step * 10_000 for step in range(51)]
+
+    assert any(free(until, TENTH, now) for now in looks[:21])
+    assert len(began_from(until, TENTH, looks)) in (5, 6)
+
+
+def test_a_rate_that_was_made_faster_goes_by_its_new_pace_at_once() -> None:
+    slow, fast = RateKey("mail", 60_000_000), RateKey("mail", 1_000_000)
+    until = taken(taken(0, slow, NOW), slow, NOW + 1)
+
+    assert len(began_from(until, fast, [NOW + step * 100_000 for step in range(101)])) in (10, 11, 12)

@@ -270,11 +270,11 @@ def _done(
 ) -> int:
     """Count, ask, do and tell."""
     verb, done = words
-    report = DeadReportView(done=[], refused=[], gone=[], left=0, takes=0.0)
+    report = DeadReportView(done=[], refused=[], gone=[], held=[], left=0, takes=0.0)
     if dry_run or not yes:
         found = asyncio.run(_asked(session, lambda letters: letters.count(where)))
         if dry_run:
-            report = DeadReportView(done=[], refused=[], gone=[], left=found, takes=0.0)
+            report = DeadReportView(done=[], refused=[], gone=[], held=[], left=found, takes=0.0)
         elif found:
             of_all = f" of {found:,}" if found > limit else ""
             consent(f"{verb} {_letters(min(found, limit), of_all)}?", yes=yes)
@@ -290,9 +290,13 @@ def _done(
     more = f"; {report.left:,} more match" if report.left else ""
     were = "was" if len(report.done) == 1 else "were"
     click.echo(f"{_letters(len(report.done))} {were} {done}{over}{more}")
-    for refs, said in ((report.refused, "was back in line already"), (report.gone, "is gone")):
-        for ref in refs:
-            click.echo(printable(f"job {ref.id} of queue {ref.queue} {said}"), err=True)
+    held = {(one.queue, one.id): one.holder for one in report.held}
+    for ref in report.refused:
+        holder = held.get((ref.queue, ref.id))
+        said = "was back in line already" if holder is None else f"stays: job {holder} holds its unique key"
+        click.echo(printable(f"job {ref.id} of queue {ref.queue} {said}"), err=True)
+    for ref in report.gone:
+        click.echo(printable(f"job {ref.id} of queue {ref.queue} is gone"), err=True)
     return OK
 
 

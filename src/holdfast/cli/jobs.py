@@ -138,7 +138,13 @@ async def _revise(
         refs = [job.ref for job in await find_jobs(access.storage, ids, queue)]
         answers = await access.storage.revise([revision(ref) for ref in refs])
     seen = [
-        RevisedView(queue=one.ref.queue, id=one.ref.id, verdict=one.verdict, was=one.state and one.state.value)
+        RevisedView(
+            queue=one.ref.queue,
+            id=one.ref.id,
+            verdict=one.verdict,
+            was=one.state and one.state.value,
+            holder=None if one.holder is None else one.holder.id,
+        )
         for one in answers
     ]
     if not as_json(session, seen):
@@ -146,5 +152,7 @@ async def _revise(
             done = one.verdict in ("done", "asked")
             if not (done and session.quiet):
                 said = words.get(one.verdict, "is gone").format(one.was)
+                if one.holder is not None:
+                    said = f"is not redriven: job {one.holder} holds its unique key"
                 click.echo(printable(f"job {one.id} of queue {one.queue} {said}"), err=not done)
     return OK if all(one.verdict in ("done", "asked") for one in seen) else FAILURE

@@ -17,6 +17,7 @@ from holdfast.cli.views import (
     QueueSettingsView,
     QueueStatsView,
     QueueView,
+    RateView,
     SpreadView,
     StallView,
     queue_settings_view,
@@ -82,7 +83,7 @@ QUEUE_COLUMNS = (
 )
 """Short, so that a line has room on a terminal of 80 columns; the JSON has the states' full names."""
 
-_SETTING_COLUMNS = ("queue", "kept", "stall", "recorded")
+_SETTING_COLUMNS = ("queue", "kept", "stall", "rate", "recorded")
 
 
 def queue_row(queue: QueueView) -> list[str]:
@@ -100,6 +101,7 @@ def _setting_row(queue: QueueSettingsView) -> list[str]:
         queue.queue,
         " ".join(f"{state}:{_keep(keep)}" for state, keep in queue.retention.items()),
         "-" if queue.stall is None else _stall(queue.stall),
+        "-" if queue.rate is None else _rate(queue.rate),
         " ".join(queue.record) or "-",
     ]
 
@@ -119,6 +121,11 @@ def _stall(stall: StallView) -> str:
     if stall.lease is not None and round(stall.lease * SECOND) >= FOREVER:
         told |= {"interval": None, "enabled": False}
     return " ".join(f"{name}={value}" for name, value in told.items() if value is not None) or "-"
+
+
+def _rate(rate: RateView) -> str:
+    burst = f" burst={rate.burst}" if rate.burst > 1 else ""
+    return f"1/{_length(rate.every)}{burst}"
 
 
 def _length(seconds: float) -> str:

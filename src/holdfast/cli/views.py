@@ -15,6 +15,7 @@ from msgspec import Struct
 from holdfast.clock import SECOND
 from holdfast.core.backlog import Backlog, Thresholds
 from holdfast.core.duration import moment
+from holdfast.core.frames import unframed
 from holdfast.core.job import JobRecord, LogLine, Ref, RunRecord
 from holdfast.core.lifecycle import TERMINAL, State
 from holdfast.core.retention import Retention
@@ -140,11 +141,19 @@ class StallView(Struct, frozen=True, kw_only=True):
     renewed: bool | None
 
 
+class RateView(Struct, frozen=True, kw_only=True):
+    """How often jobs may start: one every so many seconds, and `burst` at once after a while without any."""
+
+    every: float
+    burst: int
+
+
 class QueueSettingsView(QueueView, frozen=True, kw_only=True):
     """A queue at a glance, with what is set for all its jobs."""
 
     retention: dict[str, KeepView]
     stall: StallView | None
+    rate: RateView | None
     record: tuple[str, ...]
 
 
@@ -177,6 +186,14 @@ class RefView(Struct, frozen=True, kw_only=True):
 
     queue: str
     id: str
+
+
+class HeldView(Struct, frozen=True, kw_only=True):
+    """A job, and the one of its queue that holds its unique key."""
+
+    queue: str
+    id: str
+    holder: str
 
 
 class DeadView(Struct, frozen=True, kw_only=True):
@@ -227,12 +244,13 @@ class DeadGroupsView(Struct, frozen=True, kw_only=True):
 class DeadReportView(Struct, frozen=True, kw_only=True):
     """What became of the dead letters that were to be redriven or purged; `left`: how many more match.
 
-    `takes`: seconds until the last of them is due.
+    `takes`: seconds until the last of them is due. `held`: of those refused, whose unique key another job holds.
     """
 
     done: list[RefView]
     refused: list[RefView]
     gone: list[RefView]
+    held: list[HeldView]
     left: int
     takes: float
 
@@ -312,12 +330,16 @@ class InfoView(Struct, frozen=True, kw_only=True):
 
 
 class RevisedView(Struct, frozen=True, kw_only=True):
-    """What became of a job that somebody redrove, cancelled or deleted; `was` is the state that this found it in."""
+    """What became of a job that somebody redrove, cancelled or deleted; `was` is the state that this found it in.
+
+    `holder`: the job, unfinished, that holds its unique key, so that it could not be redriven.
+    """
 
     queue: str
     id: str
     verdict: str
     was: str | None
+    holder: str | None
 
 
 def job_view(job: JobRecord, decode: Decode) -> JobView:
@@ -407,6 +429,10 @@ def queue_settings_view(queue: QueueSurvey) -> QueueSettingsView:
             start_grace=_seconds(stall.start_grace),
             renewed=stall.renewed,
         ),
+        # An interval of 0 is no limit.
+        rate=RateView(every=rate.interval / SECOND, burst=rate.burst)
+        if (rate := settings.rate) is not None and rate.interval
+        else None,
         record=settings.record or (),
     )
 
@@ -451,7 +477,7 @@ def dead_view(letter: DeadLetter, decode: Decode | None) -> DeadView:
         redrives=job.redrives,
         redrive_at=_moment(job.redrive_at),
         runs=[_run(run) for run in letter.runs],
-        arguments=None if decode is None else readable(job.payload, decode),
+        arguments=None if decode is None else arguments_of(job, decode),
     )
 
 
@@ -483,6 +509,7 @@ def dead_report_view(report: DeadReport) -> DeadReportView:
         done=_refs(report.done),
         refused=_refs(report.refused),
         gone=_refs(report.gone),
+        held=[HeldView(queue=ref.queue, id=ref.id, holder=holder.id) for ref, holder in report.held],
         left=report.left,
         takes=report.takes,
     )
@@ -504,6 +531,15 @@ def worker_view(worker: WorkerHealth) -> WorkerView:
         stale=worker.state == "stale",
         stopping=worker.state == "stopping",
     )
+
+
+def arguments_of(job: JobRecord, decode: Decode) -> Any:
+    """Return what a job is called with; of one that has gathered calls, what each of them was."""
+
+    def each(frames: bytes) -> list[Any]:
+        return [readable(frame, decode) for frame in unframed(frames)]
+
+    return readable(job.payload, each if job.gathered else decode)
 
 
 def readable(data: bytes | None, decode: Decode) -> Any:
@@ -531,7 +567,7 @@ def _told(job: JobRecord, decode: Decode) -> dict[str, Any]:
         "task": job.task,
         "state": job.state.value,
         "reason": job.reason,
-        "arguments": readable(job.payload, decode),
+        "arguments": arguments_of(job, decode),
         "result": readable(job.result, decode),
         "error": _error(job),
         "tags": job.tags,

@@ -24,5 +24,6 @@ def free(taken_until: int, rate: RateKey, now: int) -> int:
 
 
 def _sound(taken_until: int, rate: RateKey, now: int) -> int:
-    # What is taken from further ahead than a start can take was taken before the clock was set back.
-    return min(taken_until, now + rate.interval * (rate.burst + 1))
+    # What is taken further ahead than a start can take was taken before the clock was set back, or at a slower rate. To
+    # count a part of it would be to count that anew with each look, and never open.
+    return now if taken_until > now + rate.interval * (rate.burst + 1) else taken_until

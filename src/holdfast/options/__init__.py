@@ -4,9 +4,11 @@ None in a field of `Stall`, `Retry`, `TTL` or `TaskOptions` means "not set here"
 the call's own over the queue's over the task's over the app's over the built-in.
 """
 
-from holdfast.options.keys import SINGLETON, ConcurrencyKey
+from holdfast.options.keys import SINGLETON, KeyTemplate
 from holdfast.options.lifetime import TTL, AutoRedrive, Keep, Retention
+from holdfast.options.merges import Collect, Debounce, Throttle, Unique
 from holdfast.options.merging import overlay
+from holdfast.options.rate import Rate
 from holdfast.options.retry import Retry
 from holdfast.options.stall import Stall, stalling
 from holdfast.options.tasks import CallOptions, OnUnreachable, TaskOptions, TaskSettings, ranked
@@ -17,16 +19,21 @@ __all__ = [
     "TTL",
     "AutoRedrive",
     "CallOptions",
-    "ConcurrencyKey",
+    "Collect",
+    "Debounce",
     "Keep",
+    "KeyTemplate",
     "LeaderElection",
     "OnUnreachable",
+    "Rate",
     "Retention",
     "Retry",
     "Stall",
     "TaskOptions",
     "TaskSettings",
+    "Throttle",
     "Timing",
+    "Unique",
     "overlay",
     "ranked",
     "stalling",

@@ -1,4 +1,4 @@
-"""Which key a call takes a slot of: named by a template over its arguments, by a function of them, or outright."""
+"""Which keys a call has: each named by a template over its arguments, by a function of them, or outright."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
@@ -8,76 +8,116 @@ from typing import Any, cast
 from holdfast.core.check import named, shown
 from holdfast.errors import UsageError
 
-ConcurrencyKey = str | Callable[..., str | None]
+KeyTemplate = str | Callable[..., str | None]
 """A template such as "account:{account_id}", or a function of the call's arguments; None from it means no key."""
+
+CONCURRENCY = "concurrency_key"
 
 SINGLETON = "singleton:"
 """What the key of a singleton task begins with."""
 
-_RESERVED = (SINGLETON, "paused:")
+_RESERVED = (SINGLETON, "paused:", "rate:")
 
 
-def own_key(name: object, *, field: str = "concurrency_key") -> str:
+def own_key(name: object, *, field: str = CONCURRENCY) -> str:
     """Return the name of a key that a user chose.
 
     Raises:
         UsageError: it is no name, or one of those that the queue gives itself.
     """
     key = named(name, field=field)
-    if key.startswith(_RESERVED):
+    # Jobs are parked under concurrency keys, and under these; no other keys ever meet them.
+    if field == CONCURRENCY and key.startswith(_RESERVED):
         raise UsageError(
             f"{field} = {shown(key)} begins with a word that is taken ({', '.join(_RESERVED)}); choose another"
         )
     return key
 
 
-def keyed(given: object, parameters: Iterable[str], *, task: str) -> ConcurrencyKey:
-    """Return a task's key, having made sure that its template can be filled.
+def templated(given: object, *, field: str) -> KeyTemplate:
+    """Return what a key may be made with, as far as can be told without the task.
 
     Raises:
-        UsageError: it is neither template nor function, or the template names what the task does not take.
+        UsageError: it is neither template nor function.
     """
-    known = tuple(parameters)
+    if isinstance(given, str):
+        return own_key(given, field=field)
     if inspect.iscoroutinefunction(given):
-        raise UsageError(
-            f"concurrency_key = {shown(given)} of task {task!r} is a coroutine function; make it a plain one"
-        )
+        raise UsageError(f"{field} = {shown(given)} is a coroutine function; make it a plain one")
     if callable(given):
-        return cast(ConcurrencyKey, given)
-    if not isinstance(given, str):
-        raise UsageError(
-            f'concurrency_key = {shown(given)} must be a template such as "account:{{account_id}}" or a function'
-        )
+        return cast(KeyTemplate, given)
+    raise UsageError(f'{field} = {shown(given)} must be a template such as "account:{{account_id}}" or a function')
+
+
+def outright(given: object, *, field: str) -> KeyTemplate:
+    """Return what gives this very key to every call, braces and all.
+
+    Raises:
+        UsageError: it is no name that a key can have.
+    """
+    key = own_key(given, field=field)
+    return lambda *_, **__: key
+
+
+class Arguments:
+    """What a call was given; by their names, defaults among them, only where somebody asks."""
+
+    def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], named: Callable[[], dict[str, Any]]) -> None:
+        self.args = args
+        self.kwargs = kwargs
+        self.named = named
+
+
+class Keying:
+    """How an option of a task makes a key of a call's arguments. The option's name is in what is refused.
+
+    Raises:
+        UsageError: the template names what the task does not take, or is none.
+    """
+
+    def __init__(self, given: KeyTemplate, parameters: Iterable[str], *, field: str, task: str) -> None:
+        self._given = given
+        self._field = field
+        if isinstance(given, str):
+            _fillable(given, tuple(parameters), field=field, task=task)
+
+    def key(self, call: Arguments) -> str | None:
+        """Return the key of a call, None for none.
+
+        Raises:
+            UsageError: the template or the function fails on these arguments, or what comes of it is no name.
+        """
+        made = made_of(self._given, call, field=self._field)
+        return None if made is None else own_key(made, field=self._field)
+
+
+def made_of(given: str | Callable[..., Any], call: Arguments, *, field: str) -> Any:
+    """Return what a template or a function makes of a call's arguments.
+
+    Raises:
+        UsageError: it fails on them.
+    """
     try:
-        asked = [field for _, field, _, _ in Formatter().parse(given) if field is not None]
+        return given.format(**call.named()) if isinstance(given, str) else given(*call.args, **call.kwargs)
+    except Exception as error:
+        told = given if isinstance(given, str) else getattr(given, "__name__", repr(given))
+        raise UsageError(f"{field} {told!r} fails on these arguments: {shown(error)}; mend it") from error
+
+
+def _fillable(given: str, known: tuple[str, ...], *, field: str, task: str) -> None:
+    try:
+        asked = [name for _, name, _, _ in Formatter().parse(given) if name is not None]
         sizes = [spec for _, _, spec, _ in Formatter().parse(given) if spec and "{" in spec]
     except ValueError as error:
-        raise UsageError(f"concurrency_key = {shown(given)} of task {task!r} is no template: {error}") from None
+        raise UsageError(f"{field} = {shown(given)} of task {task!r} is no template: {error}") from None
     if sizes:
         raise UsageError(
-            f"concurrency_key = {shown(given)} of task {task!r} lets an argument say how to format; write that out"
+            f"{field} = {shown(given)} of task {task!r} lets an argument say how to format; write that out"
         )
-    for field in asked:
-        first = field.split(".")[0].split("[")[0]
+    for name in asked:
+        first = name.split(".")[0].split("[")[0]
         if first not in known:
             raise UsageError(
-                f"concurrency_key = {shown(given)} names {first!r}, which task {task!r} does not take; "
+                f"{field} = {shown(given)} names {first!r}, which task {task!r} does not take; "
                 f"it takes {', '.join(known) or 'nothing'}"
             )
-    return own_key(given)
-
-
-def key_of(
-    key: ConcurrencyKey, args: tuple[Any, ...], kwargs: Mapping[str, Any], arguments: Callable[[], dict[str, Any]]
-) -> str | None:
-    """Return the key of one call, None for none.
-
-    Raises:
-        UsageError: the template or the function fails on these arguments, or what comes of it is no name.
-    """
-    try:
-        made = key.format(**arguments()) if isinstance(key, str) else key(*args, **kwargs)
-    except Exception as error:
-        told = key if isinstance(key, str) else getattr(key, "__name__", repr(key))
-        raise UsageError(f"concurrency_key {told!r} fails on these arguments: {shown(error)}; mend it") from error
-    return None if made is None else own_key(made)

@@ -1,22 +1,28 @@
 """What a task, an app for all its tasks, and one call may set."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Literal, TypedDict, get_args
+from typing import Literal, TypedDict, cast, get_args
 
 from holdfast.core.check import flag, named, of_kind, one_of, shown, whole
 from holdfast.core.duration import Duration, duration
 from holdfast.core.job import OnWorkerLost
+from holdfast.core.order import FAIR_WEIGHT
 from holdfast.errors import UsageError
 from holdfast.middleware import Middleware, layers
-from holdfast.options.keys import ConcurrencyKey
+from holdfast.options.keys import KeyTemplate, templated
 from holdfast.options.lifetime import TTL, AutoRedrive, living
+from holdfast.options.merges import Debounce, Throttle, Unique, debounced, throttled, uniquely
 from holdfast.options.merging import Layer, fill, overlay
+from holdfast.options.rate import Rate, Rates, ratings
 from holdfast.options.retry import Retry
 from holdfast.options.stall import Stall, stalling
 
 OnUnreachable = Literal["auto", "stop", "continue"]
+
+FairWeight = int | Callable[..., int]
+"""A whole number from 1 to 1000, or a function of the call's arguments that gives one."""
 
 PRIORITY_RANGE = 500
 """Priorities lie between minus this and this, which keeps the score of a strict one below 2^53."""
@@ -36,6 +42,12 @@ class TaskOptions(Layer):
     them. `result_ttl`: how long a completed job is kept with its result, instead of as its queue says; within it an
     enqueue with the same id returns the job that is there. `auto_redrive`: a rule that puts dead letters back in line.
     `middleware`: what is wrapped around each run, the first outermost, and all of it within the app's own.
+
+    `fair_key`: the tenant that a job is for, by a template or a function; tenants of a queue take turns, one of
+    `fair_weight` 3 with three jobs for every one of a tenant of weight 1. `lifo`: the newest first, and before all that
+    are not. `rate`: how often jobs may start, "10/s", a `Rate`, or several. `unique`: True, a key, or a `Unique`; False
+    undoes what is set below. `throw_on_duplicate`: a call that makes no job because one is there raises
+    `DuplicateJobError`. `debounce`, `throttle`: see these classes.
     """
 
     queue: str | None
@@ -49,11 +61,19 @@ class TaskOptions(Layer):
     strict: bool | None
     ttl: TTL | None
     singleton: bool | None
-    concurrency_key: ConcurrencyKey | None
+    concurrency_key: KeyTemplate | None
     concurrency_limit: int | None
     result_ttl: timedelta | None
     auto_redrive: AutoRedrive | None
     middleware: tuple[Middleware, ...] | None
+    lifo: bool | None
+    fair_key: KeyTemplate | None
+    fair_weight: FairWeight | None
+    rate: tuple[Rate, ...] | None
+    unique: Unique | Literal[False] | None
+    throw_on_duplicate: bool | None
+    debounce: Debounce | None
+    throttle: Throttle | None
 
     def __init__(
         self,
@@ -69,16 +89,24 @@ class TaskOptions(Layer):
         strict: bool | None = None,
         ttl: TTL | Duration | None = None,
         singleton: bool | None = None,
-        concurrency_key: ConcurrencyKey | None = None,
+        concurrency_key: KeyTemplate | None = None,
         concurrency_limit: int | None = None,
         result_ttl: Duration | None = None,
         auto_redrive: AutoRedrive | None = None,
         middleware: Sequence[Middleware] | None = None,
+        lifo: bool | None = None,
+        fair_key: KeyTemplate | None = None,
+        fair_weight: FairWeight | None = None,
+        rate: Rates | None = None,
+        unique: Unique | KeyTemplate | bool | None = None,
+        throw_on_duplicate: bool | None = None,
+        debounce: Debounce | None = None,
+        throttle: Throttle | None = None,
     ) -> None:
         """Take what differs from the defaults.
 
         Raises:
-            UsageError: an option has no valid value.
+            UsageError: an option has no valid value, or two contradict each other.
         """
         fill(
             self,
@@ -97,14 +125,23 @@ class TaskOptions(Layer):
             strict=flag(strict, field="strict"),
             ttl=None if ttl is None else living(ttl),
             singleton=flag(singleton, field="singleton"),
-            concurrency_key=None if concurrency_key is None else _templated(concurrency_key),
+            concurrency_key=None if concurrency_key is None else templated(concurrency_key, field="concurrency_key"),
             concurrency_limit=None if concurrency_limit is None else limited(concurrency_limit),
             result_ttl=None if result_ttl is None else duration(result_ttl, field="result_ttl"),
             auto_redrive=None
             if auto_redrive is None
             else of_kind(auto_redrive, AutoRedrive, field="auto_redrive", remedy='write AutoRedrive("1h", times=3)'),
             middleware=None if middleware is None else layers(middleware),
+            lifo=flag(lifo, field="lifo"),
+            fair_key=None if fair_key is None else templated(fair_key, field="fair_key"),
+            fair_weight=None if fair_weight is None else _weighing(fair_weight),
+            rate=None if rate is None else ratings(rate),
+            unique=None if unique is None else uniquely(unique),
+            throw_on_duplicate=flag(throw_on_duplicate, field="throw_on_duplicate"),
+            debounce=None if debounce is None else debounced(debounce),
+            throttle=None if throttle is None else throttled(throttle),
         )
+        agreeing(self)
 
     def over(self, below: "TaskOptions") -> "TaskOptions":
         """Return these options laid over others, field by field."""
@@ -125,19 +162,28 @@ class TaskSettings(TypedDict, total=False):
     strict: bool
     ttl: TTL | Duration
     singleton: bool
-    concurrency_key: ConcurrencyKey
+    concurrency_key: KeyTemplate
     concurrency_limit: int
     result_ttl: Duration
     auto_redrive: AutoRedrive
     middleware: Sequence[Middleware]
+    lifo: bool
+    fair_key: KeyTemplate
+    fair_weight: FairWeight
+    rate: Rates
+    unique: Unique | KeyTemplate | bool
+    throw_on_duplicate: bool
+    debounce: Debounce
+    throttle: Throttle
 
 
 class CallOptions(TypedDict, total=False):
     """What one call may set: `task.options(delay="5m").enqueue(...)`.
 
     `id`: the job's own id, unique within its queue; a second enqueue with it makes no second job. `delay` or `run_at`
-    (an aware datetime): not before then. `tags`: words to find it by. `concurrency_key`: the key itself, no template.
-    `wait`: for how long `enqueue_and_wait` waits, 30 s unless set.
+    (an aware datetime): not before then. `tags`: words to find it by. `concurrency_key`, `fair_key`, `unique`: the key
+    itself, no template; `unique=False` for a call that has none. `wait`: for how long `enqueue_and_wait` waits, 30 s
+    unless set.
     """
 
     id: str
@@ -152,6 +198,11 @@ class CallOptions(TypedDict, total=False):
     concurrency_limit: int
     result_ttl: Duration
     wait: Duration
+    lifo: bool
+    fair_key: str
+    fair_weight: int
+    unique: Unique | str | bool
+    throw_on_duplicate: bool
 
 
 def ranked(priority: object) -> int:
@@ -174,9 +225,39 @@ def limited(limit: object) -> int:
     )
 
 
-def _templated(key: ConcurrencyKey) -> ConcurrencyKey:
-    if not isinstance(key, str) and not callable(key):
+def weighed(weight: object) -> int:
+    """Return how much a tenant gets for every share of another's.
+
+    Raises:
+        UsageError: it is no whole number from 1 to 1000.
+    """
+    return whole(weight, field="fair_weight", least=1, most=FAIR_WEIGHT)
+
+
+def agreeing(options: TaskOptions, *, collects: bool = False) -> None:
+    """Make sure that no two options contradict each other, be they set in one place or laid over each other.
+
+    Raises:
+        UsageError: two of them do.
+    """
+    merges = {"unique": bool(options.unique), "debounce": options.debounce is not None, "collect": collects}
+    given = [name for name, there in merges.items() if there]
+    if len(given) > 1:
         raise UsageError(
-            f'concurrency_key = {shown(key)} must be a template such as "account:{{account_id}}" or a function'
+            f"{given[0]} and {given[1]} contradict each other: each says otherwise what becomes of a call whose key is "
+            "held; give one of them"
         )
-    return key
+    if options.throttle is not None and given and given != ["unique"]:
+        raise UsageError(f"throttle and {given[0]} contradict each other: the calls of a key make one job; give one")
+    if options.lifo and options.fair_key is not None:
+        raise UsageError(
+            "lifo and fair_key contradict each other: tenants that take turns have an order of their own; give one"
+        )
+
+
+def _weighing(weight: object) -> FairWeight:
+    if isinstance(weight, int):
+        return weighed(weight)
+    if not callable(weight):
+        raise UsageError(f"fair_weight = {shown(weight)} must be a whole number from 1 to 1000, or a function")
+    return cast(FairWeight, weight)

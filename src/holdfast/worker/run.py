@@ -88,7 +88,7 @@ class Runner:
         if job.policy.version > task.migrations.version:
             return Unknown(UNKNOWN_DELAY, "newer_payload")
         try:
-            args, kwargs = task.decode(self._codec, job.payload, job.policy.version)
+            args, kwargs = task.decode(self._codec, job)
         except (Exception, SystemExit) as error:
             # Migrations are user code, too.
             return Unreadable(recorded(error))
@@ -204,7 +204,7 @@ class Runner:
     async def _hook(self, task: Task[..., Any], hook: Callable[..., Any], held: Held) -> None:
         # Decoded anew: the handler may have changed what it was given.
         job = held.lease.job
-        args, kwargs = task.decode(self._codec, job.payload, job.policy.version)
+        args, kwargs = task.decode(self._codec, job)
         try:
             await self._provided(hook, self._needed(hook, task.hook_needs), args, kwargs, held)
         except (SystemExit, KeyboardInterrupt) as error:

@@ -1,0 +1,159 @@
+"""Who is next, as a user sees it: priority, strictness, tenants that take turns, the newest first."""
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from holdfast import Holdfast, TaskOptions, UsageError
+from tests.flow.conftest import FAST, MEMORY, Play, Stage
+
+
+def weight_of(tenant: str, number: int = 0) -> int:
+    return -1 if number < 0 else 3 if tenant == "heavy" else 1
+
+
+def nobody(tenant: str, number: int = 0) -> None: ...
+
+
+def listing(app: Holdfast, ran: list[Any], **options: Any) -> Any:
+    @app.task(name="list", **options)
+    async def list_(tenant: str, number: int = 0) -> None:
+        ran.append((tenant, number))
+
+    return list_
+
+
+async def worked_off(stage: Stage, app: Holdfast, jobs: list[Any]) -> None:
+    await stage.start(app.worker(concurrency=1))
+    for job in jobs:
+        await job.result()
+
+
+@MEMORY
+def test_tenants_take_turns_however_many_jobs_one_of_them_has(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        ran: list[Any] = []
+        app = stage.app(timing=FAST)
+        task = listing(app, ran, fair_key="tenant:{tenant}")
+        jobs = await app.enqueue_many(task.call("big", number) for number in range(100))
+        jobs += await app.enqueue_many(task.call("small", number) for number in range(5))
+        await worked_off(stage, app, jobs)
+
+        assert max(place for place, (tenant, _) in enumerate(ran) if tenant == "small") < 12
+        assert [number for tenant, number in ran if tenant == "big"] == list(range(100))
+
+    play(scenario)
+
+
+@MEMORY
+@pytest.mark.parametrize("weight", [3, weight_of])
+def test_a_weight_of_three_gets_three_of_four(play: Play, weight: Any) -> None:
+    async def scenario(stage: Stage) -> None:
+        ran: list[Any] = []
+        app = stage.app(timing=FAST)
+        task = listing(app, ran, fair_key="{tenant}", fair_weight=weight)
+        light = task.options(fair_weight=1)
+        jobs: list[Any] = []
+        for number in range(100):
+            jobs += await app.enqueue_many([task.call("heavy", number), light.call("light", number)])
+        await worked_off(stage, app, jobs)
+
+        share = Counter(tenant for tenant, _ in ran[:80])["heavy"] / 80
+        assert 0.70 <= share <= 0.80
+
+    play(scenario)
+
+
+@MEMORY
+def test_a_call_may_name_its_own_tenant_and_weight(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+        task = listing(app, [], fair_key="tenant:{tenant}", fair_weight=2)
+        plain = listing(stage.app(), [], fair_key=nobody)
+
+        async def tenant(call: Any) -> tuple[str | None, int]:
+            job = (await (await app.enqueue_many([call]))[0].info()).job
+            return job.fair_key, job.weight
+
+        assert await tenant(task.call("a")) == ("tenant:a", 2)
+        assert await tenant(task.options(fair_key="{vip}", fair_weight=9).call("a")) == ("{vip}", 9)
+        assert await tenant(plain.call("a")) == (None, 1)
+
+    play(scenario)
+
+
+@MEMORY
+def test_the_newest_goes_first_where_it_is_asked_for(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        ran: list[Any] = []
+        app = stage.app(timing=FAST)
+        task = listing(app, ran, lifo=True)
+        jobs: list[Any] = []
+        for number in range(5):
+            jobs.append(await task.enqueue("a", number))
+            await asyncio.sleep(1)
+        jobs.append(await task.options(lifo=False).enqueue("last"))
+        await worked_off(stage, app, jobs)
+
+        assert ran == [*(("a", number) for number in range(4, -1, -1)), ("last", 0)]
+
+    play(scenario)
+
+
+@MEMORY
+def test_the_single_high_one_overtakes_ten_thousand_low_ones(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        ran: list[Any] = []
+        app = stage.app(timing=FAST)
+        low = listing(app, ran, priority=-1)
+        await app.enqueue_many(low.call("low", number) for number in range(10_000))
+        high = await low.options(priority=1).enqueue("high")
+        await worked_off(stage, app, [high])
+
+        assert ran[0] == ("high", 0)
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"lifo": True, "fair_key": "{tenant}"}, "lifo and fair_key contradict each other"),
+        ({"lifo": 1}, "lifo = 1 must be True or False"),
+        ({"fair_key": "{tenat}"}, "fair_key = '{tenat}' names 'tenat', which task 'list' does not take"),
+        ({"fair_key": 3}, "fair_key = 3 must be a template"),
+        ({"fair_weight": 0}, "fair_weight = 0 must be 1 or more"),
+        ({"fair_weight": 1001}, "fair_weight = 1001 must be 1,000 or less"),
+        ({"fair_weight": "3"}, "fair_weight = '3' must be a whole number from 1 to 1000, or a function"),
+    ],
+)
+def test_an_order_that_cannot_be_is_refused_when_the_task_is_defined(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        listing(Holdfast("memory://"), [], **options)
+
+
+def test_an_order_that_cannot_be_is_refused_when_it_comes_together() -> None:
+    fair = listing(Holdfast("memory://"), [], fair_key="{tenant}")
+    newest = listing(Holdfast("memory://"), [], lifo=True)
+
+    with pytest.raises(UsageError, match="contradict"):
+        fair.options(lifo=True)
+    with pytest.raises(UsageError, match="contradict"):
+        newest.options(fair_key="a")
+    with pytest.raises(UsageError, match="contradict"):
+        listing(Holdfast("memory://", defaults=TaskOptions(fair_key="{tenant}")), [], lifo=True)
+    assert newest.options(fair_key="a", lifo=False).call("a").job.fair_key == "a"
+
+
+def test_a_weight_that_cannot_be_is_refused_at_the_call() -> None:
+    heavy = listing(Holdfast("memory://"), [], fair_key="{tenant}", fair_weight=weight_of)
+
+    assert heavy.call("heavy", 7).job.weight == 3
+    with pytest.raises(UsageError, match="fair_weight = -1"):
+        heavy.call("a", -1)
+    with pytest.raises(UsageError, match=r"fair_weight = 1\.5"):
+        heavy.options(fair_weight=1.5)
+    with pytest.raises(UsageError, match="fair_key = ''"):
+        heavy.call("", 1)

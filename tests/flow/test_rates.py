@@ -1,0 +1,187 @@
+"""How often jobs start, as a user sees it: across workers, by task, key and queue, set in code and at run time."""
+
+import asyncio
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from holdfast import Holdfast, Rate, UsageError
+from holdfast.core.job import RateKey
+from tests.flow.conftest import FAST, MEMORY, Play, Stage
+
+
+def calling(stage: Stage, app: Holdfast, began: list[tuple[str, float]], **options: Any) -> Any:
+    @app.task(name="call", **options)
+    async def call(host: str, user: int = 0) -> None:
+        began.append((host, stage.now))
+
+    return call
+
+
+def most_within(instants: Sequence[float], length: float) -> int:
+    """Return how many of these instants, in order, lie in one stretch of that length at most."""
+    return max(bisect_left(instants, at + length) - place for place, at in enumerate(instants))
+
+
+@MEMORY
+def test_ten_a_second_across_three_workers_is_ten_in_every_second(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        began: list[tuple[str, float]] = []
+        apps = [stage.app(timing=FAST) for _ in range(3)]
+        tasks = [calling(stage, app, began, rate="10/s") for app in apps]
+        await apps[0].enqueue_many(tasks[0].call("a", number) for number in range(900))
+        for number, app in enumerate(apps):
+            await stage.start(app.worker(concurrency=20), f"w{number}")
+        await asyncio.sleep(60)
+        instants = [at for _, at in began if at < 60]
+
+        assert most_within(instants, 1.0) <= 11
+        assert 594 <= len(instants) <= 606
+
+    play(scenario)
+
+
+@MEMORY
+def test_a_rate_by_key_holds_for_each_and_holds_up_nobody_else(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        began: list[tuple[str, float]] = []
+        app = stage.app(timing=FAST)
+        task = calling(stage, app, began, rate=Rate(1, per="10s", key="host:{host}", burst=2))
+        jobs = await app.enqueue_many(task.call(host) for host in "aaaaabb")
+        free = calling(stage, stage.app(timing=FAST), began)
+        await stage.start(app.worker())
+        jobs.append(await free.enqueue("free"))
+        for job in jobs:
+            await job.result()
+
+        starts = {host: [round(at) for each, at in began if each == host] for host in ("a", "b", "free")}
+        assert starts == {"a": [0, 0, 0, 10, 20], "b": [0, 0], "free": [0]}
+
+    play(scenario)
+
+
+@MEMORY
+def test_two_rates_hold_together(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        began: list[tuple[str, float]] = []
+        app = stage.app(timing=FAST)
+        task = calling(stage, app, began, rate=["6/m", Rate(2, key="{host}", burst=1)])
+        await app.enqueue_many(task.call(host) for host in "abcdefghijklmnop")
+        await stage.start(app.worker())
+        await asyncio.sleep(35)
+
+        assert [round(at) for _, at in began] == [0, 0, 10, 20, 30]
+
+    play(scenario)
+
+
+@MEMORY
+def test_several_limits_of_one_name_take_their_time_apart(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+        task = calling(stage, app, [], rate=("100/m", "10/s", Rate(5, key="h:{host}"), Rate(1, "1m", key="h:{host}")))
+        rates = (await (await task.enqueue("x")).info()).job.rates
+
+        assert set(rates) == {
+            RateKey("task:call", 100_000),
+            RateKey("task/600000:call", 600_000),
+            RateKey("key:h:x", 200_000),
+            RateKey("key/60000000:h:x", 60_000_000),
+        }
+
+    play(scenario)
+
+
+@MEMORY
+def test_a_queues_rate_and_a_tasks_are_set_at_run_time(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        began: list[tuple[str, float]] = []
+        app = stage.app(timing=FAST)
+        task = calling(stage, app, began, rate="1/m")
+        await app.enqueue_many(task.call("a") for _ in range(40))
+        await stage.start(app.worker(concurrency=20))
+
+        async def counted(seconds: float) -> int:
+            before = len(began)
+            await asyncio.sleep(seconds)
+            return len(began) - before
+
+        assert await counted(9) == 2
+        await task.set_rate("1/s", by="ops")
+        assert 9 <= await counted(10) <= 11
+        await app.queue("default").set_rate(Rate(1, per="5s"))
+        await asyncio.sleep(5)
+        assert 2 <= await counted(10) <= 3
+        await task.set_rate(None)
+        await app.queue("default").set_rate(None)
+        assert await counted(5) > 10
+
+    play(scenario)
+
+
+@MEMORY
+def test_a_job_that_waits_for_its_rate_holds_no_slot(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(timing=FAST)
+        task = calling(stage, app, [], rate="1/h", concurrency_key="{host}")
+
+        @app.task(name="other", concurrency_key="{host}")
+        async def other(host: str) -> None: ...
+
+        await app.enqueue_many([task.call("a"), task.call("a")])
+        await stage.start(app.worker(concurrency=1))
+        await (await other.enqueue("a")).result(timeout="5s")
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("rate", "told"),
+    [
+        ("10", 'rate = \'10\' is no rate; write rate="10/s", "100/m" or Rate'),
+        ("10 a second", "is no rate"),
+        (10, "rate = 10 is no rate"),
+        ("0/s", "Rate.max = 0 must be 1 or more; to let none start, pause"),
+        ("5/0s", "Rate.per"),
+        ((), r"rate = \(\) has none in it"),
+        (("10/s", "600/m"), "says the same twice"),
+    ],
+)
+def test_a_rate_that_cannot_be_is_refused(rate: Any, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        Holdfast("memory://").task(name="call", rate=rate)
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: Rate(0), "Rate.max = 0"),
+        (lambda: Rate(1, per="-1s"), "Rate.per"),
+        (lambda: Rate(1, burst=0), "Rate.burst = 0"),
+        (lambda: Rate(1, per="365d", burst=101), "Rate.burst = 101 takes up more than a hundred years"),
+        (lambda: Rate(1, key=5), "rate = 5 must be a template"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_rate_is_checked_when_it_is_made(make: Any, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        make()
+
+
+async def test_what_is_set_for_all_jobs_has_no_key() -> None:
+    app = Holdfast("memory://")
+
+    @app.task(name="call")
+    async def call() -> None: ...
+
+    with pytest.raises(UsageError, match="has a key, and what is set here holds for all"):
+        await app.queue("default").set_rate(Rate(1, key="k"))
+    with pytest.raises(UsageError, match="is no rate"):
+        await call.set_rate("often")
+    with pytest.raises(UsageError, match=r"rate = '\{host\}' names 'host'"):
+        app.task(name="other", rate=Rate(1, key="{host}"))(call.function)
+
+
+def test_a_rate_is_never_faster_than_it_says() -> None:
+    assert (Rate(3).interval, Rate(3, per=10).interval, Rate(10**9, per="1s").interval) == (333_334, 3_333_334, 1)

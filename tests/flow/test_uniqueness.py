@@ -1,0 +1,367 @@
+"""Which calls make no job because one is there, as a user sees it: unique keys, their scopes, and who is told what."""
+
+import asyncio
+import pickle
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from holdfast import (
+    DuplicateJobError,
+    Holdfast,
+    JobDeduplicated,
+    Retry,
+    Router,
+    State,
+    TaskOptions,
+    Throttle,
+    Unique,
+    UsageError,
+)
+from holdfast.core.job import UniqueKey
+from tests.flow.conftest import FAST, MEMORY, Play, Stage
+
+
+def sending(app: Holdfast, ran: list[Any] | None = None, **options: Any) -> Any:
+    options.setdefault("unique", "user:{user}")
+
+    @app.task(name="send", **options)
+    async def send(user: int, text: str = "") -> str:
+        if ran is not None:
+            ran.append((user, text))
+        return text
+
+    return send
+
+
+def key_of_user(user: int, text: str = "") -> str | None:
+    return f"user {user}" if user else None
+
+
+@MEMORY
+def test_a_call_whose_key_is_held_gets_the_job_that_holds_it(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        ran: list[Any] = []
+        app = stage.app(timing=FAST)
+        send = sending(app, ran)
+        first = await send.enqueue(7, "one")
+        second, other = await send.enqueue(7, "two"), await send.enqueue(8, "three")
+        await stage.start(app.worker())
+
+        assert (first.made, first.created) == ("created", True)
+        assert (second.made, second.created, second.id) == ("duplicate", False, first.id)
+        assert (other.made, other.id != first.id) == ("created", True)
+        assert [await job.result() for job in (first, second, other)] == ["one", "one", "three"]
+        assert sorted(ran) == [(7, "one"), (8, "three")]
+
+    play(scenario)
+
+
+@MEMORY
+def test_the_key_is_free_once_its_job_is_over_and_not_while_that_is_retried(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(timing=FAST)
+        tries = 0
+
+        @app.task(name="flaky", unique=True, retry=Retry(base="5s", jitter=False))
+        async def flaky() -> int:
+            nonlocal tries
+            tries += 1
+            if tries == 1:
+                raise ValueError
+            return tries
+
+        job = await flaky.enqueue()
+        await stage.start(app.worker())
+        await asyncio.sleep(2)
+        resting, again = await job.state(), await flaky.enqueue()
+        await job.result()
+        after = await flaky.enqueue()
+
+        assert (resting, again.made, again.id) == (State.DELAYED, "duplicate", job.id)
+        assert after.created
+
+    play(scenario)
+
+
+@MEMORY
+def test_a_queued_key_is_free_from_when_its_job_starts(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(timing=FAST)
+
+        @app.task(name="slow", unique=Unique(scope="queued"))
+        async def slow() -> None:
+            await asyncio.sleep(5)
+
+        first = await slow.enqueue()
+        held = await slow.enqueue()
+        await stage.start(app.worker(concurrency=1))
+        await asyncio.sleep(1)
+        second, third = await slow.enqueue(), await slow.enqueue()
+
+        assert (held.made, held.id) == ("duplicate", first.id)
+        assert (second.made, third.made, third.id) == ("created", "duplicate", second.id)
+
+    play(scenario)
+
+
+@MEMORY
+def test_a_key_may_be_held_for_a_time_whatever_becomes_of_its_job(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(timing=FAST)
+        send = sending(app, unique=Unique("user:{user}", scope="5m"))
+        first = await send.enqueue(7)
+        await stage.start(app.worker())
+        await first.result()
+        await asyncio.sleep(290)
+        within = await send.enqueue(7)
+        await asyncio.sleep(15)
+        after = await send.enqueue(7)
+
+        assert (within.made, within.id) == ("duplicate", first.id)
+        assert after.made == "created"
+
+    play(scenario)
+
+
+@MEMORY
+def test_without_a_key_equal_arguments_are_the_same_however_they_are_written(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+
+        @app.task(name="index", unique=True)
+        async def index(doc: dict[str, int], tags: set[str], weight: float = 1) -> None: ...
+
+        @app.task(name="other", unique=True)
+        async def other(doc: dict[str, int]) -> None: ...
+
+        first = await index.enqueue({"a": 1, "b": 2}, {"x", "y", "z"})
+        same = [
+            await index.enqueue({"b": 2, "a": 1}, {"z", "y", "x"}),
+            await index.enqueue(tags={"y", "x", "z"}, doc={"a": 1, "b": 2}),
+            await index.enqueue({"a": 1, "b": 2}, {"x", "y", "z"}, 1.0),
+        ]
+        others = [await index.enqueue({"a": 1, "b": 3}, {"x", "y", "z"}), await other.enqueue({"a": 1, "b": 2})]
+
+        assert {job.id for job in same} == {first.id}
+        assert all(job.created for job in others)
+
+    play(scenario)
+
+
+@MEMORY
+def test_a_codec_that_never_writes_the_same_twice_hides_no_duplicate(play: Play) -> None:
+    class Salted:
+        def __init__(self) -> None:
+            self.salt = 0
+
+        def encode(self, value: Any, /) -> bytes:
+            self.salt += 1
+            return self.salt.to_bytes(4, "big") + msgspec.json.encode(value)
+
+        def decode(self, data: bytes, /) -> Any:
+            return msgspec.json.decode(data[4:])
+
+    async def scenario(stage: Stage) -> None:
+        send = sending(stage.app(codec=Salted()), unique=True)
+        first, second = await send.enqueue(7, "a"), await send.enqueue(7, "a")
+
+        assert second.id == first.id
+
+    play(scenario)
+
+
+@MEMORY
+def test_what_cannot_be_encoded_as_a_default_is_left_out_of_what_tells_calls_apart(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+
+        @app.task(name="odd", unique=True)
+        async def odd(number: int, make: Any = object()) -> None: ...  # noqa: B008
+
+        first, second = await odd.enqueue(1), await odd.enqueue(1)
+
+        assert second.id == first.id
+        assert (await odd.enqueue(2)).created
+
+    play(scenario)
+
+
+@MEMORY
+def test_a_function_that_gives_no_key_makes_a_call_that_nothing_holds_up(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        send = sending(stage.app(), unique=key_of_user)
+        guests = [await send.enqueue(0) for _ in range(2)]
+        users = [await send.enqueue(1) for _ in range(2)]
+
+        assert [job.made for job in guests] == ["created", "created"]
+        assert [job.made for job in users] == ["created", "duplicate"]
+
+    play(scenario)
+
+
+@MEMORY
+def test_a_key_is_the_queues_and_two_tasks_may_share_it(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+        send = sending(app)
+
+        @app.task(name="push", unique="user:{user}")
+        async def push(user: int) -> None: ...
+
+        first, second = await send.enqueue(7), await push.enqueue(7)
+        elsewhere = await push.options(queue="elsewhere").enqueue(7)
+
+        assert (second.made, second.id) == ("duplicate", first.id)
+        assert elsewhere.made == "created"
+
+    play(scenario)
+
+
+@MEMORY
+def test_the_calls_own_key_is_taken_as_it_is_and_the_rest_of_the_tasks_stays(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(defaults=TaskOptions(unique=Unique(scope="queued")))
+        send = sending(app, unique="user:{user}")
+
+        async def merge(**options: Any) -> Any:
+            return (await (await send.options(**options).enqueue(7)).info()).job.merge
+
+        assert await merge() == UniqueKey("user:7", "queued")
+        assert await merge(unique="{as it is}") == UniqueKey("{as it is}", "queued")
+        assert await merge(unique=Unique("k", scope="10s")) == UniqueKey("k", window=10_000_000)
+        assert send.options(unique=Unique(scope="unfinished")).call(8).job.merge == UniqueKey("user:8", "unfinished")
+        assert await merge(unique=False) is None
+
+    play(scenario)
+
+
+@MEMORY
+def test_a_caller_may_be_told_of_a_duplicate_by_an_error(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+        send = sending(app, throw_on_duplicate=True)
+        first = await send.enqueue(7)
+        with pytest.raises(DuplicateJobError, match="'send'") as raised:
+            await send.enqueue(7)
+        with pytest.raises(DuplicateJobError):
+            await send.enqueue_and_wait(7)
+        quiet = await send.options(throw_on_duplicate=False).enqueue(7)
+        many = await app.enqueue_many([send.call(7), send.call(8)])
+        with pytest.raises(DuplicateJobError):
+            await send.options(id=first.id, unique=False).enqueue(9)
+
+        assert (raised.value.queue, raised.value.job_id) == ("default", first.id)
+        assert quiet.id == first.id
+        assert [job.made for job in many] == ["duplicate", "created"]
+
+        again = pickle.loads(pickle.dumps(raised.value))
+        assert (str(again), again.job_id) == (str(raised.value), first.id)
+
+    play(scenario)
+
+
+@MEMORY
+def test_a_redrive_is_refused_while_another_job_holds_the_key(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(timing=FAST)
+
+        @app.task(name="fails", unique=True, retry=Retry(max_attempts=1))
+        async def fails() -> None:
+            raise ValueError
+
+        worker = app.worker()
+        node = await stage.start(worker)
+        first = await fails.enqueue()
+        await stage.until(lambda: _is(first, State.FAILED))
+        await stage.stop(node, worker)
+        second = await fails.enqueue()
+        with pytest.raises(UsageError, match=f"job {second.id} holds its unique key"):
+            await first.redrive()
+        report = await app.dead.redrive()
+        await second.cancel()
+        await first.redrive()
+
+        assert (report.refused, report.held) == ((first.ref,), ((first.ref, second.ref),))
+        assert await first.state() is State.WAITING
+
+    play(scenario)
+
+
+@MEMORY
+def test_who_asks_for_it_hears_of_duplicates(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(timing=FAST)
+        send = sending(app)
+        heard: list[JobDeduplicated] = []
+        app.on(JobDeduplicated)(heard.append)
+        await app.queue("default").record(JobDeduplicated)
+        await stage.start(app.worker())
+        first = await send.options(delay="1h").enqueue(7)
+        second = await send.enqueue(7)
+        await asyncio.sleep(1)
+
+        assert [(event.key, event.existing_id) for event in heard] == [("user:7", first.id)]
+        assert second.id == first.id
+
+    play(scenario)
+
+
+async def _is(job: Any, state: State) -> bool:
+    return await job.state() is state
+
+
+async def _send(user: int) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"unique": "user:{usr}"}, "unique = 'user:{usr}' names 'usr', which task 'send' does not take"),
+        ({"unique": 7}, "unique = 7 must be a template"),
+        ({"unique": ""}, "unique = ''"),
+        ({"throw_on_duplicate": "yes"}, "throw_on_duplicate = 'yes' must be True or False"),
+        ({"throttle": 5}, "throttle = 5 must be a Throttle; write throttle=Throttle"),
+    ],
+)
+def test_options_that_cannot_be_are_refused_when_the_task_is_defined(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        sending(Holdfast("memory://"), **options)
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: Unique(scope="unfinishd"), r"Unique.scope = 'unfinishd' is no duration.*or write \"unfinished\" or"),
+        (lambda: Unique(scope=0), "Unique.scope = 0 must be longer than nothing"),
+        (lambda: Unique(cast(Any, _send)), r"unique = .* is a coroutine function"),
+        (lambda: Throttle(max=0, window="1m"), "Throttle.max = 0 must be 1 or more"),
+        (lambda: Throttle(max=1, window=0), "Throttle.window"),
+        (lambda: Throttle(max=1, window="1m", on_limit="drop"), "Throttle.on_limit = 'drop' is unknown"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_policy_that_cannot_be_is_refused_when_it_is_made(make: Any, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        make()
+
+
+def test_a_key_that_fails_on_its_arguments_names_its_option() -> None:
+    send = sending(Holdfast("memory://"), unique="{text[9]}")
+
+    with pytest.raises(UsageError, match=r"unique '\{text\[9\]\}' fails on these arguments"):
+        send.call(7, "short")
+
+
+def test_keys_of_a_routers_tasks_are_checked_where_these_are_and_made_where_they_belong() -> None:
+    router = Router(prefix="mail.")
+    with pytest.raises(UsageError, match="names 'usr'"):
+        router.task(name="bad", unique="{usr}")(_send)
+    task = router.task(name="send", unique=True)(_send)
+    bound = task.options(priority=1)
+    app = Holdfast("memory://")
+    app.include(router)
+    merge = bound.call(7).job.merge
+
+    assert isinstance(merge, UniqueKey)
+    assert merge.key.startswith("mail.send:")
