@@ -18,9 +18,8 @@ PLACES = (ROOT / "tests", ROOT / "src" / "holdfast" / "testing")
 
 ALL = (*(str(number) for number in range(1, 22)), "21b", *(str(number) for number in range(22, 121)))
 OWED = {
-    "25": "its unique key, its workflow's node and its figures",
-    "26": "its unique key",
-    "65": "its unique key and its workflow's node",
+    "25": "its workflow's node and its figures",
+    "65": "its workflow's node",
     "73": "an option to hold the slot between two attempts",
     "83": "Redis; memory and SQLite are held to the same",
 }

@@ -8,7 +8,19 @@ import pytest
 
 from holdfast.clock import SECOND
 from holdfast.core.events import AnyEvent, Event
-from holdfast.core.job import JobDetail, JobRecord, Key, NewJob, Owner, Policy, RecordedError, Ref, StallTerms
+from holdfast.core.job import (
+    JobDetail,
+    JobRecord,
+    Key,
+    MergeKey,
+    NewJob,
+    Owner,
+    Policy,
+    RecordedError,
+    Ref,
+    StallTerms,
+    ThrottleKey,
+)
 from holdfast.core.lease import Lease
 from holdfast.core.lifecycle import State
 from holdfast.core.outcome import Outcome, Raised, Returned, Stalled
@@ -77,6 +89,8 @@ def new_job(
     deadline: int | None = None,
     heartbeat_timeout: int | None = None,
     keys: tuple[Key, ...] = (),
+    merge: MergeKey | None = None,
+    throttle: ThrottleKey | None = None,
     stall: StallTerms | None = None,
     policy: Policy = PLAIN,
     schedule: str | None = None,
@@ -97,6 +111,8 @@ def new_job(
         deadline=deadline,
         heartbeat_timeout=heartbeat_timeout,
         keys=keys,
+        merge=merge,
+        throttle=throttle,
         stall=stall or StallTerms(),
         policy=policy,
         schedule=schedule,
