@@ -5,11 +5,12 @@ Each line that must be an error carries an ignore; both checkers are told to com
 
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, assert_type
 
 from holdfast import (
     TTL,
+    All,
     AutoRedrive,
     Holdfast,
     Inject,
@@ -20,6 +21,7 @@ from holdfast import (
     Retry,
     Router,
     RunCall,
+    Schedule,
     Stall,
     TaskOptions,
     current_job,
@@ -135,6 +137,38 @@ def upgrade_nothing() -> None: ...
 @app.task(version=2, since=1)
 async def versioned(a: int) -> int:
     return a
+
+
+@app.cron("0 4 * * *", tz="Europe/Vienna", missed=All(36), overlap="queue_one", queue="reports")
+async def nightly(day: int = 0) -> int:
+    return day
+
+
+@app.cron("0 4 * * *", name="early")
+@app.every("30s", name="often", missed="skip", args=[1], kwargs={"name": "y"})
+@app.task
+def stacked(customer: int, *, name: str = "x") -> str:
+    return name
+
+
+assert_type(stacked(1), str)
+app.every("30s", missed="some")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+app.every("30s", overlap="all")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+app.cron("@daily", tmeout="5m")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+
+async def schedules() -> None:
+    assert_type(await nightly(7), int)
+    assert_type(await nightly.enqueue(), Job[int])
+    assert_type(await stacked.enqueue(7, name="z"), Job[str])
+    await stacked.enqueue("7")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    assert_type(await app.schedules.put("nightly", add.call(1, 2), cron="0 4 * * *"), Schedule)
+    await app.schedules.put("nightly", add.call(1, "2"), every="1h")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await app.schedules.put("nightly", add, every="1h")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    assert_type(await app.schedules.list(), tuple[Schedule, ...])
+    assert_type(await app.schedules.next("nightly", 3), tuple[datetime, ...])
+    assert_type(await app.schedules.trigger("nightly"), Job[Any])
+    assert_type(current_job().scheduled_for, datetime | None)
 
 
 app.include(router)
