@@ -29,7 +29,7 @@ from holdfast.health.asgi import DegradedIs, HealthApp
 from holdfast.health.make import PATIENCE, Threshold, health_app
 from holdfast.hearing import registering
 from holdfast.ids import JobIds
-from holdfast.injection import Provider, needs, provider_of
+from holdfast.injection import Provider, needs, not_injected, provider_of
 from holdfast.maintenance.reaper import Reaping
 from holdfast.middleware import Middleware, layer
 from holdfast.migration import Versions
@@ -722,6 +722,7 @@ def _lifespan(given: Lives) -> Lives:
         inspect.signature(given).bind(None)
     except TypeError as error:
         raise UsageError(f"lifespan = {shown(given)} cannot be called with the app: {error}; let it take it") from None
+    not_injected(given, whose=f"lifespan {shown(given)}")
     return given
 
 

@@ -6,6 +6,7 @@ from typing import TypeVar
 from holdfast.core.check import one_of, shown
 from holdfast.core.events import Event, JobEvent
 from holdfast.errors import UsageError
+from holdfast.injection import not_injected
 
 E = TypeVar("E", bound=Event)
 Handler = Callable[[E], object]
@@ -40,3 +41,4 @@ def _event(kind: object, *, of: type[Event]) -> None:
 def _hearing(handler: object) -> None:
     if not callable(handler):
         raise UsageError(f"{shown(handler)} cannot be called, so it hears nothing; give a function")
+    not_injected(handler, whose=f"the event handler {shown(handler)}")

@@ -123,6 +123,20 @@ def injections(parameters: Iterable[Parameter], *, whose: str) -> dict[str, Prov
     return found
 
 
+def not_injected(function: Callable[..., Any], *, whose: str) -> None:
+    """Make sure that a function that is given nothing does not ask for it.
+
+    Raises:
+        UsageError: it does.
+    """
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return
+    for name in injections(parameters, whose=whose):
+        raise UsageError(f"{whose}: {name!r} has Inject(...), which works in tasks, their hooks and providers only")
+
+
 def provider_of(given: object, *, field: str) -> Provider:
     """Return what can make a value.
 

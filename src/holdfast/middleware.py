@@ -12,6 +12,7 @@ from holdfast.context import JobContext
 from holdfast.core.check import several, shown
 from holdfast.errors import UsageError
 from holdfast.functions import is_async
+from holdfast.injection import not_injected
 
 
 class RunCall:
@@ -57,6 +58,7 @@ def layer(given: object) -> Middleware:
             f"middleware {shown(given)} cannot be called with a run and what goes on with it: {error}; "
             "write async def layer(call, proceed)"
         ) from None
+    not_injected(given, whose=f"middleware {shown(given)}")
     return cast(Middleware, given)
 
 

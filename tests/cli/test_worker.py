@@ -71,6 +71,56 @@ def test_a_storage_that_cannot_be_opened_is_one_line_and_exit_code_1(tasks: Term
     assert done.stderr.count("\n") == 1
 
 
+LIVING = """
+import asyncio
+from contextlib import asynccontextmanager
+from holdfast import Holdfast, current_job
+
+@asynccontextmanager
+async def lifespan(app):
+    print("entered", flush=True)
+    yield "alive"
+    await asyncio.sleep(0.1)
+    print("left", flush=True)
+
+@asynccontextmanager
+async def failing(app):
+    raise ConnectionRefusedError("no database")
+    yield
+
+app, broken = Holdfast(lifespan=lifespan), Holdfast(lifespan=failing)
+
+@app.task(name="hang")
+async def hang():
+    print(current_job().state, flush=True)
+    await asyncio.sleep(3600)
+"""
+
+
+@pytest.mark.system
+def test_a_signal_lets_it_leave_its_lifespan(tasks: Terminal) -> None:
+    tasks.write("living.py", LIVING)
+    job = tasks.enqueue("hang")
+    with tasks.start("worker", "living:app", "--drain", "0") as process:
+        assert process.stdout is not None
+        assert [process.stdout.readline() for _ in range(2)] == ["entered\n", "alive\n"]
+        process.send_signal(signal.SIGTERM)
+        said, _ = process.communicate(timeout=30)
+
+    assert (process.returncode, said) == (0, "left\n")
+    assert tasks.read("jobs", "show", job)["releases"] == 1
+
+
+@pytest.mark.system
+def test_a_lifespan_that_cannot_be_entered_is_said_and_exit_code_1(tasks: Terminal) -> None:
+    tasks.write("living.py", LIVING)
+    done = tasks.ended("worker", "living:broken")
+
+    assert done.returncode == 1
+    assert "does not start, for its lifespan cannot be entered" in done.stderr
+    assert "ConnectionRefusedError: no database" in done.stderr
+
+
 @pytest.mark.parametrize(
     "crew",
     [

@@ -12,13 +12,17 @@ from typing import Annotated, Any
 import pytest
 
 from holdfast import (
+    Cancel,
     Holdfast,
     Inject,
     Job,
     JobCancelledError,
     JobContext,
     JobFailedError,
+    JobStalled,
+    Proceed,
     Retry,
+    RunCall,
     Snooze,
     State,
     Timing,
@@ -390,6 +394,60 @@ def test_closing_takes_part_in_the_runs_timeout(play: Play) -> None:
     play(scenario)
 
 
+def test_closing_that_is_cut_off_lets_the_rest_be_closed(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app, ledger = stage.app(), Ledger()
+
+        async def slow(outer: str = Inject(ledger.resource("outer"))) -> AsyncGenerator[str]:
+            try:
+                yield outer
+            finally:
+                await asyncio.sleep(3600)
+
+        @app.task
+        async def task(slow: str = Inject(slow)) -> None:
+            await asyncio.sleep(3600)
+
+        worker = app.worker()
+        node = await stage.start(worker)
+        job = await task.enqueue()
+        await asyncio.sleep(1)
+        await job.cancel()
+        await asyncio.sleep(1)
+        assert ledger.notes == ["+outer"]
+        began = stage.now
+        await stage.stop(node, worker, timeout=0)
+
+        assert stage.now - began < 4
+        assert ledger.notes == ["+outer", "outer saw CancelledError", "-outer"]
+
+    play(scenario)
+
+
+def test_a_plain_handler_that_still_waits_for_what_it_is_given_is_stopped_at_once(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app, ledger = stage.app(), Ledger()
+
+        async def slow(outer: str = Inject(ledger.resource("outer"))) -> str:
+            await asyncio.sleep(3600)
+            return outer
+
+        @app.task
+        def plain(slow: str = Inject(slow)) -> None: ...
+
+        await stage.start(app.worker())
+        job = await plain.enqueue()
+        await asyncio.sleep(1)
+        began = stage.now
+        await job.cancel()
+
+        assert await ended(stage, job) is State.CANCELLED
+        assert stage.now - began < 0.2
+        assert ledger.all_closed
+
+    play(scenario)
+
+
 def test_a_hook_is_given_its_own_after_the_handlers_are_closed(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app, ledger = stage.app(), Ledger()
@@ -592,6 +650,44 @@ async def test_what_a_thread_uses_that_is_left_to_itself_is_closed_after_it() ->
     assert notes == ["handler ended", "inner saw CancelledError", "-inner", "-outer"]
 
 
+async def test_middleware_that_gives_a_thread_up_closes_nothing_under_it_and_no_hook_tidies_up_yet() -> None:
+    app = Holdfast("memory://")
+    go, closed = threading.Event(), threading.Event()
+    notes: list[str] = []
+
+    def resource() -> Generator[str]:
+        try:
+            yield "resource"
+        finally:
+            notes.append("closed")
+            closed.set()
+
+    async def impatient(call: RunCall, proceed: Proceed) -> Any:
+        try:
+            async with asyncio.timeout(0.1):
+                return await proceed()
+        except TimeoutError:
+            raise Cancel("too slow") from None
+
+    @app.task(middleware=[impatient])
+    def hang(resource: str = Inject(resource)) -> None:
+        go.wait(30)
+        notes.append("handler ended")
+
+    @hang.on_cancel
+    def tidy(resource: str = Inject(resource)) -> None:
+        notes.append("tidied")
+
+    async with app, app.worker():
+        with pytest.raises(JobCancelledError, match="too slow"):
+            await (await hang.enqueue()).result(timeout=10)
+        assert notes == []
+        go.set()
+        assert await asyncio.to_thread(closed.wait, 10)
+
+    assert notes == ["handler ended", "closed"]
+
+
 async def test_what_a_thread_opens_while_its_run_is_stopped_is_closed_all_the_same() -> None:
     app = Holdfast("memory://", timing=Timing.fast())
     opening, go, closed = asyncio.Event(), threading.Event(), threading.Event()
@@ -784,3 +880,27 @@ def annotated(db: Annotated[str, Inject(get_db)]) -> None: ...
 def test_where_it_could_not_be_filled_it_is_refused(handler: Callable[..., None], says: str) -> None:
     with pytest.raises(UsageError, match=says):
         Holdfast("memory://").task(handler)
+
+
+async def hears(event: Any, db: str = Inject(get_db)) -> None: ...
+
+
+async def wraps(call: Any, proceed: Any, db: str = Inject(get_db)) -> None: ...
+
+
+@asynccontextmanager
+async def lives(app: Holdfast, db: str = Inject(get_db)) -> AsyncGenerator[None]:
+    yield
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda: Holdfast("memory://").on(JobStalled)(hears),
+        lambda: Holdfast("memory://").middleware(wraps),
+        lambda: Holdfast("memory://", lifespan=lives),
+    ],
+)
+def test_where_nothing_is_injected_nobody_may_ask_for_it(use: Callable[[], object]) -> None:
+    with pytest.raises(UsageError, match=r"'db' has Inject.*, which works in tasks, their hooks and providers only"):
+        use()
