@@ -16,15 +16,18 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from msgspec import structs
 
 from holdfast.clock import SECOND
 from holdfast.core.events import AnyEvent, Event, EventsTrimmed, OnRequest, WorkerStarted
 from holdfast.core.job import (
+    CollectKey,
+    DebounceKey,
     JobRecord,
     Key,
+    MergeKey,
     NewJob,
     Owner,
     Policy,
@@ -33,6 +36,8 @@ from holdfast.core.job import (
     Ref,
     StallSetting,
     StallTerms,
+    ThrottleKey,
+    UniqueKey,
 )
 from holdfast.core.leadership import Term
 from holdfast.core.lease import Lease
@@ -52,6 +57,7 @@ from holdfast.core.outcome import (
 )
 from holdfast.core.retention import Keep, Retention
 from holdfast.core.retry import Backoff
+from holdfast.core.schedule import Schedule
 from holdfast.core.settlement import Settlement, settlement
 from holdfast.storage.model import Model
 from holdfast.storage.protocol import (
@@ -59,13 +65,17 @@ from holdfast.storage.protocol import (
     Beat,
     Bid,
     Cancel,
+    Change,
     Delete,
     EventPage,
     NewLogLine,
     Order,
+    PauseSchedule,
+    PutSchedule,
     Query,
     Reader,
     Redrive,
+    RemoveSchedule,
     Renewal,
     Reschedule,
     Retain,
@@ -73,6 +83,7 @@ from holdfast.storage.protocol import (
     Settings,
     Storage,
     Target,
+    Tick,
     WorkerInfo,
 )
 from holdfast.testing.clock import ManualClock
@@ -151,6 +162,19 @@ keys = st.sampled_from(
     )
 )
 
+waits = st.sampled_from((SECOND, 4 * SECOND, 0))
+patience = st.sampled_from((None, None, 0, 6 * SECOND))
+names = st.sampled_from(("m", "m", "m", "n"))
+merges: st.SearchStrategy[MergeKey | None] = st.one_of(
+    st.none(),
+    st.none(),
+    st.builds(UniqueKey, names, st.sampled_from(("unfinished", "queued"))),
+    st.builds(UniqueKey, names, window=st.sampled_from((1, 4 * SECOND, 25 * SECOND))),
+    st.builds(DebounceKey, names, waits, patience),
+    st.builds(CollectKey, names, waits, st.sampled_from((2, 3, 1)), patience),
+)
+throttles = st.none() | st.none() | st.builds(ThrottleKey, names, st.sampled_from((1, 2)), st.just(9 * SECOND))
+
 stalls = st.sampled_from(
     (
         StallTerms(),
@@ -192,6 +216,8 @@ jobs = st.builds(
     deadline=st.sampled_from((None, None, None, SECOND, 60 * SECOND)),
     heartbeat_timeout=perhaps,
     keys=keys,
+    merge=merges,
+    throttle=throttles,
     stall=stalls,
     policy=policies,
     schedule=st.sampled_from((None, "s")),
@@ -293,7 +319,34 @@ revisions: st.SearchStrategy[Revision] = st.one_of(
 )
 """What to do; to whom is said beside it. `ended` counts from the end that the job came to."""
 
-on_request: tuple[OnRequest, ...] = ("enqueued", "rescheduled", "started", "progressed", "suspected", "queue_drained")
+changes: st.SearchStrategy[Change] = st.one_of(
+    st.builds(
+        PutSchedule,
+        st.builds(
+            Schedule,
+            name=st.sampled_from(("s", "ü")),
+            job=jobs,
+            every=st.sampled_from((SECOND, 9 * SECOND)),
+            missed=st.sampled_from(("latest", "skip", "all")),
+            overlap=st.sampled_from(("skip", "queue_one", "allow")),
+            next_tick=st.sampled_from((SECOND, 0, 9 * SECOND, None)),
+        ),
+    ),
+    st.builds(
+        Tick,
+        name=st.sampled_from(("s", "s", "ü", "none")),
+        expected=st.sampled_from((0, 0, 0, -1)),
+        tick=st.sampled_from((0, -SECOND)),
+        next_tick=st.sampled_from((SECOND, 9 * SECOND, None)),
+        job=st.none() | jobs | jobs,
+        missed=st.sampled_from((0, 0, 3)),
+    ),
+    st.builds(PauseSchedule, st.sampled_from(("s", "none")), st.booleans(), st.sampled_from((None, SECOND))),
+    st.builds(RemoveSchedule, st.sampled_from(("ü", "none"))),
+)
+"""Changes of schedules. Instants count from now; a tick's `expected` from the last one that there was."""
+
+on_request: tuple[OnRequest, ...] = get_args(OnRequest)
 keeps = st.sampled_from((None, Keep(0), Keep(2 * SECOND), Keep(DAY, 0), Keep(DAY, 1), Keep(DAY, 2)))
 queue_settings = st.one_of(
     st.builds(Settings, paused=st.sampled_from((False, True, False))),
@@ -331,6 +384,7 @@ queries = st.builds(
     ended_after=st.none() | st.sampled_from((-10 * SECOND, 0)),
     ended_before=st.none() | st.sampled_from((-SECOND, 1)),
     id=st.sampled_from((None, None, "j3")),
+    merge=st.sampled_from((None, None, None, "unique:m", "debounce:m", "collect:m")),
     limit=st.sampled_from((1, 2, 50)),
 )
 """What to list; `ended_after` and `ended_before` count from now."""
@@ -354,7 +408,7 @@ class StorageMachine(RuleBasedStateMachine):
         self.leases: list[Lease] = []
         self.terms: list[Term] = []
         self.ends: set[int] = set()
-        """When terms run out."""
+        """When terms and windows run out, and schedules have ticks."""
 
         self.cursors: list[tuple[str, str]] = []
         """Where the event log was read to: the model's word for it, and the storage's."""
@@ -527,6 +581,13 @@ class StorageMachine(RuleBasedStateMachine):
         changes = [self._meant(revision, self._ref(place)) for place, revision in asked]
         self._same(self.model.revise(changes), self.storage.revise(changes))
 
+    @rule(when=moments, asked=st.lists(changes, min_size=1, max_size=3))
+    def plan(self, when: Moment, asked: Sequence[Change]) -> None:
+        """Put, pause and remove schedules, and move them on."""
+        self._wait(when)
+        told = [self._told(change) for change in asked]
+        self._same(self.model.plan(told), self.storage.plan(told))
+
     @rule(tunings=st.lists(tunings, min_size=1, max_size=2), by=bys)
     def tune(self, tunings: Sequence[tuple[Target, Settings]], by: str | None) -> None:
         """Pause, resume, set terms, retention, and what is recorded."""
@@ -651,19 +712,58 @@ class StorageMachine(RuleBasedStateMachine):
         return structs.replace(revision, ref=ref)
 
     def _enqueue(self, wishes: Sequence[NewJob]) -> None:
-        now = self.clock.now()
-        asked: list[NewJob] = []
-        for job in wishes:
-            wish = structs.replace(
-                job,
-                id=job.id or f"j{len(self.refs)}",
-                run_at=None if job.run_at is None else now + job.run_at,
-                deadline=None if job.deadline is None else now + job.deadline,
-            )
-            asked.append(wish)
-            if wish.ref not in self.refs:
-                self.refs.append(wish.ref)
+        asked = [self._wish(job) for job in wishes]
         self._same(self.model.enqueue(asked), self.storage.enqueue(asked))
+
+    def _wish(self, job: NewJob) -> NewJob:
+        now = self.clock.now()
+        wish = structs.replace(
+            job,
+            id=job.id or f"j{len(self.refs)}",
+            run_at=None if job.run_at is None else now + job.run_at,
+            deadline=None if job.deadline is None else now + job.deadline,
+        )
+        if wish.ref not in self.refs:
+            self.refs.append(wish.ref)
+        if isinstance(wish.merge, UniqueKey) and wish.merge.window is not None:
+            self.ends.add(now + wish.merge.window)
+        if wish.throttle is not None:
+            self.ends.add(now + wish.throttle.window)
+        return wish
+
+    def _told(self, change: Change) -> Change:
+        now = self.clock.now()
+        known = {schedule.name: schedule for schedule in self.model.survey().schedules}
+        last = known[change.name].last_tick if change.name in known else 0
+        match change:
+            case PutSchedule(schedule):
+                self._tick_at(schedule.next_tick)
+                told = structs.replace(
+                    schedule,
+                    job=structs.replace(self._wish(schedule.job), id=""),
+                    made=now,
+                    last_tick=now,
+                    next_tick=None if schedule.next_tick is None else now + schedule.next_tick,
+                )
+                return PutSchedule(told)
+            case Tick(job=job, next_tick=next_tick):
+                self._tick_at(next_tick)
+                return structs.replace(
+                    change,
+                    expected=last + change.expected,
+                    tick=now + change.tick,
+                    next_tick=None if next_tick is None else now + next_tick,
+                    job=None if job is None else structs.replace(self._wish(job), schedule=change.name, tick=now),
+                )
+            case PauseSchedule(next_tick=int() as next_tick):
+                self._tick_at(next_tick)
+                return structs.replace(change, next_tick=now + next_tick)
+            case _:
+                return change
+
+    def _tick_at(self, after: int | None) -> None:
+        if after is not None:
+            self.ends.add(self.clock.now() + after)
 
     def _exchange(
         self, by: Owner, settled: Sequence[tuple[Lease, Outcome]], order: Order | None
