@@ -14,7 +14,7 @@ app = Holdfast("memory://")
 ran: list[tuple[str, datetime | None]] = []
 
 
-@app.every("1s", name="second", missed=All(max=1), overlap="allow", grace="500ms", args=["each second"])
+@app.every("1s", name="second", missed=All(max=1), overlap="allow", grace="1s", args=["each second"])
 @app.cron("0 4 * * mon-fri", tz="Europe/Vienna", name="workdays", args=["at four"])
 @app.task(name="report")
 async def report(what: str) -> None:

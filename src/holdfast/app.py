@@ -35,7 +35,7 @@ from holdfast.middleware import Middleware, layer
 from holdfast.migration import Versions
 from holdfast.options import LeaderElection, Rate, Retention, Stall, TaskOptions, TaskSettings, Timing, stalling
 from holdfast.options.rate import rate_key
-from holdfast.options.schedules import MissedTicks
+from holdfast.options.schedules import MissedTicks, grace_of
 from holdfast.router import (
     Arrival,
     Definition,
@@ -242,7 +242,7 @@ class Holdfast:
         tz: str = "UTC",
         missed: MissedTicks = "latest",
         overlap: Overlap = "skip",
-        grace: Duration = "10s",
+        grace: Duration | None = None,
         name: str | None = None,
         args: Sequence[object] = (),
         kwargs: Mapping[str, object] | None = None,
@@ -253,6 +253,7 @@ class Holdfast:
         Over a function it makes a task of it, with these options; over a task it adds the schedule, and a task may have
         several. `name` is the schedule's; the task's unless given. `args` and `kwargs`: what each job is called with.
         `missed`: what becomes of ticks that are late by more than `grace`: "skip", "latest", "all" or `All(max=36)`.
+        `grace`: 10 s, or longer where the app's timing lets it take longer until a dead leader is followed.
         `overlap`: what becomes of a tick while a job of an earlier one is unfinished: "skip", "queue_one" (one may wait
         beside those that run) or "allow".
 
@@ -263,7 +264,7 @@ class Holdfast:
             UsageError: an option has no valid value, the arguments do not fit the function, or the name is taken.
         """
         return self._scheduling(
-            options, name, args, kwargs, cron=pattern, tz=tz, missed=missed, overlap=overlap, grace=grace
+            options, name, args, kwargs, cron=pattern, tz=tz, missed=missed, overlap=overlap, grace=self._graced(grace)
         )
 
     def every(
@@ -272,7 +273,7 @@ class Holdfast:
         *,
         missed: MissedTicks = "latest",
         overlap: Overlap = "skip",
-        grace: Duration = "10s",
+        grace: Duration | None = None,
         name: str | None = None,
         args: Sequence[object] = (),
         kwargs: Mapping[str, object] | None = None,
@@ -286,8 +287,11 @@ class Holdfast:
             UsageError: an option has no valid value, the arguments do not fit the function, or the name is taken.
         """
         return self._scheduling(
-            options, name, args, kwargs, every=interval, missed=missed, overlap=overlap, grace=grace
+            options, name, args, kwargs, every=interval, missed=missed, overlap=overlap, grace=self._graced(grace)
         )
+
+    def _graced(self, grace: Duration | None) -> Duration:
+        return grace_of(self.timing) if grace is None else grace
 
     def _scheduling(
         self,
@@ -309,7 +313,8 @@ class Holdfast:
                 task = cast("Task[..., Any]", function)
             if task not in (self.tasks.get(task.name), self.declared.get(task.name)):
                 raise UsageError(f"{task!r} is no task of this app; include its router first")
-            made = schedule_of(task.name if name is None else name, task.call(*given, **(kwargs or {})).job, **when)
+            call = task.call(*given, **(kwargs or {}))
+            made = schedule_of(task.name if name is None else name, call.job, **when)
             if made.name in self._schedules:
                 raise UsageError(f"schedule {made.name!r} is defined twice; give one of them another name=")
             self._schedules[made.name] = made
@@ -480,7 +485,7 @@ class Holdfast:
     @property
     def schedules(self) -> Schedules:
         """The schedules in the storage: to list, put, pause, trigger and remove."""
-        return Schedules(self.opened, new_id=self.new_id, handle=self._handle)
+        return Schedules(self.opened, new_id=self.new_id, handle=self._handle, grace=grace_of(self.timing))
 
     def new_id(self) -> str:
         """Return a fresh job id, a UUID of version 7."""

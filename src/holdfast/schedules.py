@@ -8,13 +8,13 @@ from msgspec import structs
 
 from holdfast.core.check import named, of_kind, shown, whole
 from holdfast.core.cron import Cron, Every
-from holdfast.core.duration import Duration, duration, micros, moment
+from holdfast.core.duration import Duration, moment
 from holdfast.core.job import NewJob, Ref
-from holdfast.core.schedule import GRACE, Overlap, Schedule
+from holdfast.core.schedule import Overlap, Schedule
 from holdfast.core.ticks import begun, rhythm_of
 from holdfast.errors import UnknownScheduleError, UsageError
 from holdfast.handle import Job
-from holdfast.options.schedules import MissedTicks, catching_up, overlapping
+from holdfast.options.schedules import MissedTicks, catching_up, graceful, overlapping
 from holdfast.sideloop import PORTAL
 from holdfast.storage.protocol import DUE_LIMIT, PauseSchedule, PutSchedule, RemoveSchedule, Storage
 from holdfast.task import AsyncTask, Call, PlainTask, Task
@@ -36,7 +36,7 @@ def schedule_of(
     tz: object = None,
     missed: object = "latest",
     overlap: object = "skip",
-    grace: Duration | None = None,
+    grace: Duration,
 ) -> Schedule:
     """Return a schedule that has not begun: what is enqueued, and when.
 
@@ -60,7 +60,7 @@ def schedule_of(
         missed=policy,
         most=most,
         overlap=overlapping(overlap),
-        grace=GRACE if grace is None else micros(duration(grace, field="grace", zero=True)),
+        grace=graceful(grace),
     )
 
 
@@ -184,11 +184,13 @@ class Schedules:
         *,
         new_id: Callable[[], str],
         handle: Callable[[Ref, str], Job[Any]],
+        grace: timedelta,
     ) -> None:
-        """Take the way to the storage, what makes ids, and what makes handles of jobs by the names of their tasks."""
+        """Take the way to the storage, what makes ids and handles of jobs of a task, and the grace that is built in."""
         self._storage = storage
         self._new_id = new_id
         self._handle = handle
+        self._grace = grace
 
     async def put(
         self,
@@ -200,19 +202,29 @@ class Schedules:
         tz: str | None = None,
         missed: MissedTicks = "latest",
         overlap: Overlap = "skip",
-        grace: Duration = "10s",
+        grace: Duration | None = None,
     ) -> Schedule:
         """Make a schedule, or change the one of this name: `put("nightly", report.call("all"), cron="0 4 * * *")`.
 
         One that is there keeps its last tick, its pause and its history. With another `cron` or `every` it goes on from
-        now: the ticks it would have had are not missed.
+        now: the ticks it would have had are not missed. The jobs get ids of their own, whatever the call's options say.
+        All else is as with `app.cron`.
 
         Raises:
             UsageError: a field has no valid value, or there is not exactly one of `cron` and `every`.
             StorageError: it may have been put or not; putting it again does no harm.
         """
         of_kind(call, Call, field="call", remedy="write task.call(...)")
-        made = schedule_of(name, call.job, cron=cron, every=every, tz=tz, missed=missed, overlap=overlap, grace=grace)
+        made = schedule_of(
+            name,
+            call.job,
+            cron=cron,
+            every=every,
+            tz=tz,
+            missed=missed,
+            overlap=overlap,
+            grace=self._grace if grace is None else grace,
+        )
         return await self._put(made)
 
     async def list(self) -> tuple[Schedule, ...]:
@@ -334,7 +346,7 @@ class Schedules:
         tz: str | None = None,
         missed: MissedTicks = "latest",
         overlap: Overlap = "skip",
-        grace: Duration = "10s",
+        grace: Duration | None = None,
     ) -> Schedule:
         """Do as `put`, without a loop."""
         made = self.put(name, call, cron=cron, every=every, tz=tz, missed=missed, overlap=overlap, grace=grace)

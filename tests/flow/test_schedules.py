@@ -759,6 +759,7 @@ def test_a_schedule_that_is_not_there_is_named_with_those_that_are(play: Play, v
         ("every", "1m", {"missed": []}, "missed = [] is unknown; use one of"),
         ("every", "1m", {"overlap": "all"}, "overlap = 'all' is unknown; use one of"),
         ("every", "1m", {"grace": -1}, "grace = -1 must be longer than nothing"),
+        ("every", "1m", {"grace": "0.5s"}, "grace = '0.5s' is less than a second"),
         ("every", "1m", {"name": ""}, "name = '' must be a text"),
         ("every", "1m", {"name": "x" * 201}, "has over 200 bytes; give the schedule a shorter name="),
         ("every", "1m", {"args": "abc"}, "args = 'abc' is a single text, not several"),
@@ -780,6 +781,26 @@ def test_a_schedule_that_cannot_be_is_refused_where_it_is_declared(
 
     with pytest.raises(UsageError, match=re.escape(told)):
         getattr(app, verb)(given, **options)(work)
+
+
+@pytest.mark.parametrize(
+    ("timing", "grace"), [(Timing(), 10), (Timing.fast(), 10), (Timing.classic(), 20), (SLOW, 2400)]
+)
+async def test_the_grace_outlasts_the_death_of_a_leader(timing: Timing, grace: int) -> None:
+    app = Holdfast("memory://", timing=timing)
+
+    @app.task(name="work")
+    async def work() -> None: ...
+
+    app.every("1m", name="declared")(work)
+    app.every("1m", name="own", grace="2s")(work)
+    await app.schedules.put("put", work.call(), every="1m")
+    reaper = Reaper(app)
+    await reaper.start()
+    await reaper.stop()
+    declared, own, put = await app.schedules.list()
+
+    assert (declared.grace, own.grace, put.grace) == (grace * SECOND, 2 * SECOND, grace * SECOND)
 
 
 def test_only_a_task_of_the_app_can_be_scheduled_by_it() -> None:

@@ -1,12 +1,16 @@
 """What a schedule makes of ticks that were missed, and of those that come while an earlier one's job is unfinished."""
 
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import get_args
 
+from holdfast.clock import SECOND
 from holdfast.core.check import shown, whole
-from holdfast.core.schedule import Missed, Overlap
+from holdfast.core.duration import Duration, duration, micros
+from holdfast.core.schedule import GRACE, Missed, Overlap
 from holdfast.errors import UsageError
 from holdfast.options.merging import fill
+from holdfast.options.timing import Timing
 
 MADE_UP = 10_000
 """How many missed ticks may be asked to be made up for by number."""
@@ -47,6 +51,25 @@ def catching_up(given: object) -> tuple[Missed, int | None]:
         if given == word:
             return word, None
     raise UsageError(f'missed = {shown(given)} is unknown; use one of "skip", "latest", "all", All(max=36)')
+
+
+def graceful(given: Duration) -> int:
+    """Return by how much a tick may be late before it is missed, in microseconds.
+
+    Raises:
+        UsageError: it is no duration, or one below a second.
+    """
+    length = micros(duration(given, field="grace"))
+    if length < SECOND:
+        raise UsageError(
+            f"grace = {shown(given)} is less than a second: ticks would be missed while all is well; give more"
+        )
+    return length
+
+
+def grace_of(timing: Timing) -> timedelta:
+    """Return the grace that is built in: 10 s, or longer where it may take longer until a dead leader is followed."""
+    return max(timedelta(microseconds=GRACE), timing.leader_ttl + 2 * timing.sweep)
 
 
 def overlapping(given: object) -> Overlap:
