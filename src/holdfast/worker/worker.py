@@ -6,11 +6,12 @@ How it ends, each step bounded:
 
     claim no more ──► let runs end and outcomes be recorded (drain) ──► cancel what still runs (2 s)
         ──► hand back what would not end ──► let outcomes be recorded ──► hear events to their end
-        ──► stop the keeper, last: it renews until nothing is held any more ──► say goodbye ──► leave the lifespan
+        ──► stop the keeper, last: it renews until nothing is held any more, and say goodbye
+        └─► leave the lifespan meanwhile
 
 All that the storage is told after the cancelling shares one budget (1.5 s, and what the 2 s left over), so a storage
 that takes nothing costs no more than that: what it was not told is left to the reaper, and logged once. The lifespan
-has what is left of that and of the drain, and half a second.
+has as long, and whatever the drain has left over.
 """
 
 import asyncio
@@ -51,8 +52,7 @@ TELLING = 1.5
 """Seconds after these in which the storage is told all that is left; a process is then gone 5 s after its drain."""
 
 LEAVING = 0.5
-"""So many of these are kept for the farewell: the reaper resigns, the worker's record goes. The lifespan has as many
-more, whatever else took how long."""
+"""So many of these are kept for the farewell: the reaper resigns, the worker's record goes, the lifespan is left."""
 
 
 class Worker:
@@ -321,6 +321,7 @@ class Worker:
         await self._exchange.settled()
 
     async def _leave(self) -> None:
+        leaving = asyncio.create_task(self._leave_lifespan())
         # What runs beside may hang in the storage, too; it is cancelled, and its thread keeps nobody.
         await first(self._side.stop(), within=self._left())
         self._keeper.announce(WorkerStopped(owner=self.owner.id, released=self._exchange.released))
@@ -336,19 +337,19 @@ class Worker:
             self._main.cancel()
             # A handler that swallows its cancellation must not hold up the end of its worker.
             await asyncio.wait({self._main}, timeout=FORCED_LINGER)
-        # What waits for a thread that was left to itself may use what the lifespan is about to close.
-        await first(self._runner.tidied(), within=FORCED_LINGER)
-        await self._leave_lifespan()
+        await leaving
         self._threads.close()
         self._state = "ended"
 
     async def _leave_lifespan(self) -> None:
+        # What waits for a thread that was left to itself may use what the lifespan is about to close.
+        await first(self._runner.tidied(), within=FORCED_LINGER)
         self._lifespan.end()
         if not self._forced.is_set():
-            patience = max(self._left(), self._drained - asyncio.get_running_loop().time()) + LEAVING
+            patience = max(self._left(), self._drained - asyncio.get_running_loop().time())
             await first(self._lifespan.ended(), self._forced.wait(), within=patience)
         if self._forced.is_set():
-            await first(self._lifespan.ended(), within=self._left() + LEAVING)
+            await first(self._lifespan.ended(), within=self._left())
         await self._lifespan.cut_off()
 
     def _left_untold(self, error: Exception | None) -> None:
