@@ -361,6 +361,8 @@ class Model(Timetable):
             terms = (term,)
         if self._swept_at is not None and now - self._swept_at > 3 * bid.every:
             self._resumed_at = now
+        if self._swept_at is not None and now < self._swept_at:
+            self._shelf.look_anew(now)
         overdue = self._shelf.suspects.first(SWEEP_LIMIT, until=now)
         stalled = [self._take(self._jobs[ref], bid.owner, now) for ref in overdue]
         did = {

@@ -210,6 +210,13 @@ class Shelf:
         for name in [name for name, at in self.lines[queue].opening.items() if at <= now]:
             self._note_opening(queue, name, now)
 
+    def look_anew(self, now: int) -> None:
+        """Let the next claim look at all who wait for a rate: when it opens was told before the clock was set back."""
+        for queue, line in self.lines.items():
+            if any(at > now for at in line.opening.values()):
+                line.opening = {name: min(at, now) for name, at in line.opening.items()}
+                self._knock(queue)
+
     def retune(self, task: str | None, now: int) -> None:
         """Look anew at who waits for the rate of a task, which has changed."""
         if task is None:

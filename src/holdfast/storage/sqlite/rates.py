@@ -9,13 +9,15 @@ from collections.abc import Iterable
 
 from holdfast.core import rate as rule
 from holdfast.core.job import JobRecord, NewJob, RateKey
-from holdfast.storage.protocol import RATE, SCAN_LIMIT, TASK_RATE
+from holdfast.storage.protocol import RATE, SCAN_LIMIT, TASK_RATE, queue_topic
 from holdfast.storage.sqlite import rows
 from holdfast.storage.sqlite.queries import query
 from holdfast.storage.sqlite.settings import setting
 from holdfast.storage.sqlite.step import Step
 
 _NOTE_OPENING = query("rates", "note_opening")
+_OPENING_AHEAD = query("rates", "opening_ahead")
+_LOOK_ANEW = query("rates", "look_anew")
 _OPEN = query("rates", "open")
 _FIRST = query("rates", "first")
 
@@ -85,6 +87,15 @@ def note_openings(step: Step, queue: str) -> None:
     """Note when the rates of a queue that have just been taken of let the next of their parked jobs start."""
     for under in opened(step, queue):
         note_opening(step, queue, under)
+
+
+def look_anew(step: Step) -> None:
+    """Let the next claims look at all who wait for a rate: when it opens was told before the clock was set back."""
+    step.write_down()
+    for (queue,) in step.all(_OPENING_AHEAD, (step.now,)):
+        step.knocked.append(queue_topic(queue))
+    step.run(_LOOK_ANEW, (step.now, step.now))
+    step.forget_rates()
 
 
 def opens_at(step: Step, queue: str) -> int:

@@ -16,7 +16,7 @@ from holdfast.storage.protocol import (
     StalledLease,
     Swept,
 )
-from holdfast.storage.sqlite import chores, timetable
+from holdfast.storage.sqlite import chores, rates, timetable
 from holdfast.storage.sqlite.moving import whole
 from holdfast.storage.sqlite.queries import query
 from holdfast.storage.sqlite.rows import Row
@@ -50,11 +50,14 @@ def sweep(step: Step, bid: Bid, alive: Alive) -> Swept:
     _, _, _, _, swept_at, resumed_at = _leader(step)
     if swept_at is not None and now - swept_at > 3 * bid.every:
         resumed_at = now
+    clock_set_back = swept_at is not None and now < swept_at
     nobody: list[StalledLease] = []
     dead, no_burial = step.chore(lambda: _bury(step, bid.owner, alive), nobody)
     silent, no_reclaim = step.chore(lambda: _reclaim_overdue(step, bid.owner, SWEEP_LIMIT - len(dead)), nobody)
     stalled = dead + silent
     did, troubles = {"reclaimed": len(stalled)}, [no_burial, no_reclaim]
+    if clock_set_back:
+        troubles.append(step.chore(lambda: rates.look_anew(step), None)[1])
     # In the order that the protocol tells: what was expired is not promoted, what was redriven is not trimmed.
     for name, chore in (
         ("suspected", lambda: chores.suspect(step, bid.grace, resumed_at)),

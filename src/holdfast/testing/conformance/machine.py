@@ -31,6 +31,7 @@ from holdfast.core.job import (
     NewJob,
     Owner,
     Policy,
+    RateKey,
     RecordedError,
     Redriving,
     Ref,
@@ -174,6 +175,18 @@ merges: st.SearchStrategy[MergeKey | None] = st.one_of(
     st.builds(CollectKey, names, waits, st.sampled_from((2, 3, 1)), patience),
 )
 throttles = st.none() | st.none() | st.builds(ThrottleKey, names, st.sampled_from((1, 2)), st.just(9 * SECOND))
+rates = st.sampled_from(
+    (
+        (),
+        (),
+        (),
+        (),
+        (RateKey("r", SECOND),),
+        (RateKey("r", SECOND, 2),),
+        (RateKey("s", 4 * SECOND), RateKey("r", SECOND)),
+        (RateKey("task:t", SECOND // 10, 3),),
+    )
+)
 
 stalls = st.sampled_from(
     (
@@ -210,7 +223,9 @@ jobs = st.builds(
     run_at=st.sampled_from((None, None, None, None, -SECOND, 0, 3 * SECOND)),
     priority=st.sampled_from((0, 0, 5, -3)),
     boost=st.sampled_from((0, 0, 300 * SECOND, -SECOND)),
-    fair_key=st.sampled_from((None, "tenant")),
+    lifo=st.sampled_from((False, False, False, True)),
+    fair_key=st.sampled_from((None, None, None, "one", "two")),
+    weight=st.sampled_from((1, 1, 3)),
     ttl=perhaps,
     timeout=perhaps,
     deadline=st.sampled_from((None, None, None, SECOND, 60 * SECOND)),
@@ -218,6 +233,7 @@ jobs = st.builds(
     keys=keys,
     merge=merges,
     throttle=throttles,
+    rates=rates,
     stall=stalls,
     policy=policies,
     schedule=st.sampled_from((None, "s")),
@@ -360,12 +376,17 @@ queue_settings = st.one_of(
             renewed=st.sampled_from((None, False)),
         ),
     ),
+    st.builds(Settings, rate=st.sampled_from((RateKey("queue", SECOND), RateKey("queue", 4, 2), RateKey("queue", 0)))),
     st.builds(Settings, retention=st.builds(Retention, completed=keeps, failed=keeps, cancelled=keeps, expired=keeps)),
     st.builds(Settings, record=st.sampled_from((on_request, ("started", "queue_drained"), ()))),
 )
 tunings = st.one_of(
     st.tuples(st.builds(Target, st.just("queue"), queues), queue_settings),
     st.tuples(st.builds(Target, st.just("task"), tasks), st.builds(Settings, paused=st.booleans())),
+    st.tuples(
+        st.just(Target("task", "t")),
+        st.builds(Settings, rate=st.sampled_from((RateKey("task:t", SECOND), RateKey("task:t", 0)))),
+    ),
     st.tuples(
         st.builds(Target, st.just("worker"), st.sampled_from([owner.id for owner in OWNERS])),
         st.builds(Settings, quiet=st.sampled_from((None, True, False)), stop=st.sampled_from((None, True))),

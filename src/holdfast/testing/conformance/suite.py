@@ -10,7 +10,9 @@ from holdfast.testing.conformance.history import HistoryConformance
 from holdfast.testing.conformance.keys import KeysConformance
 from holdfast.testing.conformance.merging import DebounceConformance, ThrottleConformance, UniqueConformance
 from holdfast.testing.conformance.notices import NoticesConformance
+from holdfast.testing.conformance.order import FairnessConformance, OrderConformance
 from holdfast.testing.conformance.pause import PauseConformance
+from holdfast.testing.conformance.rates import RatesConformance
 from holdfast.testing.conformance.reading import ReadingConformance
 from holdfast.testing.conformance.reclaim import ReclaimConformance
 from holdfast.testing.conformance.renew import RenewConformance
@@ -38,6 +40,9 @@ class StorageConformance(
     ThrottleConformance,
     CollectConformance,
     SchedulesConformance,
+    OrderConformance,
+    FairnessConformance,
+    RatesConformance,
     RetentionConformance,
     DeadLettersConformance,
     TuneConformance,

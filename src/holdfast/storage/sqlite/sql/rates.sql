@@ -27,3 +27,11 @@ SELECT task, rates
    AND parked_under = ?
  ORDER BY score, id
  LIMIT 1;
+
+-- name: opening_ahead
+-- The queues of which a rate opens later than now. Parameters: now.
+SELECT DISTINCT queue FROM rate WHERE opens_at IS NOT NULL AND opens_at > ?;
+
+-- name: look_anew
+-- Parameters: now, now.
+UPDATE rate SET opens_at = ? WHERE opens_at IS NOT NULL AND opens_at > ?;
