@@ -23,6 +23,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import msgspec
+
 from holdfast import Holdfast, Timing
 from holdfast.core.events import (
     AnyEvent,
@@ -37,13 +39,24 @@ from holdfast.core.events import (
     JobRetried,
     JobStalled,
 )
+from holdfast.core.frames import unframed
 from holdfast.core.job import JobDetail, Ref
 from holdfast.core.lifecycle import TERMINAL, State
+from holdfast.core.merge import merge_name
 from holdfast.storage.memory import MemoryStorage
 from holdfast.storage.protocol import Query, Settings, Storage, Target
 from holdfast.storage.sqlite.storage import SQLiteStorage
 from holdfast.testing import ManualClock
-from tests.system.crash_script import ACTS, MAY_VANISH, QUEUES, Play
+from tests.system.crash_script import (
+    ACTS,
+    CALLS,
+    MAY_VANISH,
+    MERGE_KEYS,
+    QUEUES,
+    THROTTLE,
+    Play,
+    call,
+)
 
 LANES = 4
 PATIENCE = 30.0
@@ -70,7 +83,11 @@ async def look(storage: Storage) -> tuple[Any, ...]:
     """Return all that can be seen of a storage."""
     listed = (await storage.find(Query(limit=1000))).jobs
     details = await storage.get([job.ref for job in listed])
-    return listed, details, await storage.survey(), (await storage.events(limit=10_000)).events
+    # Whom each key is held by, and who answers for each call.
+    holders = [(await storage.find(Query(merge=merge_name(key)))).jobs for key in MERGE_KEYS]
+    answers = await storage.get(CALLS)
+    survey = await storage.survey()
+    return listed, details, holders, answers, survey, (await storage.events(limit=10_000)).events
 
 
 async def snapshots(start: int) -> list[Snapshot]:
@@ -160,7 +177,7 @@ def examine(path: Path, start: int, point: Point, states: Sequence[Snapshot]) ->
     found = asyncio.run(matching(path, [(number, states[number]) for number in candidates]))
     asyncio.run(finish(path, {job.ref for job in states[found].seen[0]}))
     assert one(path, "PRAGMA integrity_check") == "ok"
-    for table in ("slot", "key", "uniq"):
+    for table in ("slot", "key"):
         assert one(path, f"SELECT count(*) FROM {table}") == 0, f"{table} is not empty"
     return {
         "calls": point.calls,
@@ -198,6 +215,10 @@ async def finish(path: Path, refs: set[Ref]) -> None:
     async def task() -> str:
         return "done"
 
+    @app.task(name="gather")
+    async def gather(numbers: list[int]) -> list[int]:
+        return numbers
+
     async with app:
         storage = app.storage
         survey = await storage.survey()
@@ -216,6 +237,7 @@ async def finish(path: Path, refs: set[Ref]) -> None:
         listed = (await storage.find(Query(limit=1000))).jobs
         events = (await storage.events(limit=100_000)).events
         findings = await storage.examine()
+        await every_key_is_free(storage)
     assert not [finding for finding in findings if finding.level == "error"], findings
     assert {job.ref for job in listed} == set(details)
     assert refs - set(details) <= MAY_VANISH
@@ -225,6 +247,13 @@ async def finish(path: Path, refs: set[Ref]) -> None:
     assert not any(queue.parked for queue in survey.queues)
     for ref in sorted(refs):
         ended_once(ref, details.get(ref), [event for event in events if concerns(event, ref)])
+
+
+async def every_key_is_free(storage: Storage) -> None:
+    """See that no key has outlived the jobs, now that all of them are over, and the times of those held for one."""
+    calls = [call(f"last-{number}", key) for number, key in enumerate(MERGE_KEYS)]
+    receipts = await storage.enqueue([*calls, call("last", throttle=THROTTLE)])
+    assert [receipt.made for receipt in receipts] == ["created"] * (len(MERGE_KEYS) + 1), receipts
 
 
 async def over(storage: Storage) -> bool:
@@ -259,6 +288,9 @@ def ended_once(ref: Ref, detail: JobDetail | None, events: Sequence[AnyEvent]) -
         assert (ends, deleted) == (redriven + 1, 0), (ref, events)
         assert outcomes == dict.fromkeys(range(1, detail.job.starts + 1), 1), (ref, outcomes, detail)
     assert detail.job.state in TERMINAL
+    if detail.job.gathered and detail.job.state is State.COMPLETED:
+        frames = [msgspec.json.decode(frame)["numbers"] for frame in unframed(detail.job.payload)]
+        assert msgspec.json.decode(detail.job.result or b"") == [number for frame in frames for number in frame], ref
     assert detail.job.owner is None
     assert [run.number for run in detail.runs] == list(range(1, detail.job.starts + 1)), ref
     assert all(run.end is not None and run.ended for run in detail.runs), ref

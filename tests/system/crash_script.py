@@ -10,7 +10,22 @@ from typing import Any
 
 from holdfast.clock import SECOND
 from holdfast.core.events import WorkerStarted
-from holdfast.core.job import Key, NewJob, Owner, Policy, RecordedError, Redriving, Ref, StallSetting, StallTerms
+from holdfast.core.job import (
+    CollectKey,
+    DebounceKey,
+    Key,
+    MergeKey,
+    NewJob,
+    Owner,
+    Policy,
+    RecordedError,
+    Redriving,
+    Ref,
+    StallSetting,
+    StallTerms,
+    ThrottleKey,
+    UniqueKey,
+)
 from holdfast.core.leadership import Term
 from holdfast.core.lease import Lease
 from holdfast.core.outcome import (
@@ -28,16 +43,21 @@ from holdfast.core.outcome import (
 )
 from holdfast.core.retention import Keep, Retention
 from holdfast.core.retry import Backoff
+from holdfast.core.schedule import Schedule
 from holdfast.core.settlement import settlement
 from holdfast.storage.protocol import (
     Beat,
     Bid,
     Cancel,
+    Change,
     Delete,
     NewLogLine,
     Order,
+    PauseSchedule,
+    PutSchedule,
     Reader,
     Redrive,
+    RemoveSchedule,
     Renewal,
     Reschedule,
     Retain,
@@ -46,11 +66,12 @@ from holdfast.storage.protocol import (
     StalledLease,
     Storage,
     Target,
+    Tick,
     WorkerInfo,
 )
 from holdfast.testing import ManualClock
 
-QUEUES = ("main", "keyed", "aged", "brief")
+QUEUES = ("main", "keyed", "aged", "brief", "merged")
 ALICE = Owner("00000000000a11ce", "alice", "h", 1)
 BOB = Owner("0000000000000b0b", "bob", "h", 2)
 REAPER = Owner("000000000000cafe", "reaper", "h", 3)
@@ -68,6 +89,8 @@ class Play:
     spent: list[Lease] = field(default_factory=list[Lease])
     stalled: list[StalledLease] = field(default_factory=list[StalledLease])
     terms: list[Term] = field(default_factory=list[Term])
+    ticks: dict[str, int] = field(default_factory=dict[str, int])
+    """The last tick of each schedule."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +104,16 @@ class Act:
 
 def job(id_: str, queue: str = "main", **fields: Any) -> NewJob:
     fields = {"stall": QUICK, "task": "t", **fields}
-    return NewJob(queue=queue, id=id_, payload=b"{}", **fields)
+    return NewJob(queue=queue, id=id_, payload=fields.pop("payload", b"{}"), **fields)
+
+
+def call(id_: str, merge: MergeKey | None = None, **fields: Any) -> NewJob:
+    return job(id_, "merged", merge=merge, **fields)
+
+
+def mail(number: int) -> NewJob:
+    """Return one of the calls that are gathered."""
+    return call(f"mail-{number}", COLLECTED, task="gather", payload=b'{"numbers":[%d]}' % number)
 
 
 def enqueue(*jobs: NewJob) -> Callable[[Play], Awaitable[Any]]:
@@ -160,6 +192,35 @@ def tune(kind: Any, name: str, **settings: Any) -> Callable[[Play], Awaitable[An
     return lambda play: play.storage.tune(Target(kind, name), Settings(**settings), by="me")
 
 
+def put(name: str, **fields: Any) -> Callable[[Play], Awaitable[Any]]:
+    async def call(play: Play) -> None:
+        now = play.clock.now()
+        play.ticks.setdefault(name, now)
+        schedule = Schedule(name=name, job=job("", "merged"), made=now, last_tick=now, next_tick=now + DAY, **fields)
+        await play.storage.plan([PutSchedule(schedule)])
+
+    return call
+
+
+def tick(
+    name: str, id_: str | None, *, expected: int | None = None, missed: int = 0
+) -> Callable[[Play], Awaitable[Any]]:
+    """Move a schedule on to now, with a job or without."""
+
+    async def call(play: Play) -> None:
+        now, last = play.clock.now(), play.ticks[name] if expected is None else expected
+        made = None if id_ is None else job(id_, "merged", schedule=name, tick=now)
+        (planned,) = await play.storage.plan([Tick(name, last, now, now + DAY, made, missed)])
+        if planned.verdict == "done":
+            play.ticks[name] = now
+
+    return call
+
+
+def plan(*changes: Change) -> Callable[[Play], Awaitable[Any]]:
+    return lambda play: play.storage.plan(changes)
+
+
 async def resign(play: Play) -> None:
     await play.storage.resign(play.terms[-1])
 
@@ -176,6 +237,16 @@ RULE = Policy(retry=Backoff(max_attempts=1), redrive=Redriving(after=2 * SECOND)
 LOST = Policy(on_worker_lost="fail")
 BRIEF = Policy(result_ttl=3 * SECOND)
 KEYED = (Key("k"), Key("l", 2))
+DAY = 86_400 * SECOND
+UNIQUE = UniqueKey("unique")
+QUEUED = UniqueKey("queued", "queued")
+TIMED = UniqueKey("timed", window=60 * SECOND)
+PASSING = UniqueKey("passing", window=SECOND)
+MORTAL = UniqueKey("mortal")
+RULED = UniqueKey("ruled")
+DEBOUNCED = DebounceKey("debounced", SECOND, 5 * SECOND)
+COLLECTED = CollectKey("collected", SECOND, 4, 5 * SECOND)
+THROTTLE = ThrottleKey("throttled", 2, 60 * SECOND)
 
 # One job for each way in which a run can be settled.
 SETTLED: Sequence[tuple[str, Outcome]] = (
@@ -291,9 +362,59 @@ ACTS: Sequence[Act] = (
     Act("reclaim of a dead owner", 0.1, reclaim(BOB)),
     Act("sweep once more: redrive by rule", 2, sweep()),
     Act("settle what was reclaimed", 0, settle_stalled()),
+    Act(
+        "tune what is told of merged calls",
+        0,
+        tune("queue", "merged", record=("deduplicated", "debounced", "collected", "throttled")),
+    ),
+    Act("enqueue under unique keys", 0, enqueue(call("unique", UNIQUE), call("queued", QUEUED), call("timed", TIMED))),
+    Act("enqueue under keys that are held", 0, enqueue(call("unique-2", UNIQUE), call("timed-2", TIMED))),
+    Act(
+        "enqueue with a rule, and under a key for a short time",
+        0,
+        enqueue(call("ruled", RULED, policy=RULE), call("passing", PASSING)),
+    ),
+    Act("claim under unique keys", 0, exchange(BOB, order=Order(("merged",), 9))),
+    Act("debounce", 0, enqueue(call("debounced", DEBOUNCED, payload=b"[]", keys=KEYED))),
+    Act("debounce again", 0.1, enqueue(call("debounced-2", DEBOUNCED), call("debounced-3", DEBOUNCED, keys=KEYED[:1]))),
+    Act("collect", 0, enqueue(mail(0))),
+    Act("collect more", 0.1, enqueue(mail(1), mail(2))),
+    Act("collect what was collected", 0, enqueue(mail(1), mail(0))),
+    Act("collect as many as there may be, and another", 0.1, enqueue(mail(3), mail(4))),
+    Act("throttle", 0, enqueue(*(call(f"throttled-{n}", throttle=THROTTLE) for n in range(3)))),
+    Act("enqueue beside a queued one at work", 0, enqueue(call("queued-2", QUEUED))),
+    Act("put a queued one back beside another", 0, exchange(BOB, {"queued": Interrupted("shutdown")})),
+    Act("free unique keys", 0, exchange(BOB, {"unique": Rejected(ERROR), "ruled": Raised(ERROR)})),
+    Act("take keys that are free", 0, enqueue(call("unique-3", UNIQUE), call("ruled-2", RULED))),
+    Act("redrive while another holds the key", 0, revise(Redrive(ref("unique", "merged"), "me"))),
+    Act("delete what is debounced", 0, revise(Delete(ref("debounced", "merged"), "me"))),
+    Act("debounce anew", 0, enqueue(call("debounced-2", DEBOUNCED), call("debounced-4", DEBOUNCED))),
+    Act("end a job under a key for a time", 0, exchange(BOB, {"timed": Returned(b"")})),
+    Act("give a key for a time back", 0, revise(Delete(ref("timed", "merged"), "me"))),
+    Act("take a key for a time", 0, enqueue(call("timed-3", TIMED), call("mortal", MORTAL, ttl=SECOND))),
+    Act("expire the holder of a key", 1.5, enqueue(call("mortal-2", MORTAL))),
+    Act("put schedules", 0, put("daily", every=DAY)),
+    Act("put another schedule", 0, put("hourly ü", cron="0 * * * *", overlap="allow")),
+    Act("tick", 0.1, tick("daily", "tick-1")),
+    Act("tick as another does", 0, tick("daily", "tick-2", expected=1)),
+    Act("tick over an unfinished job", 0.1, tick("daily", "tick-3")),
+    Act("tick, others given up before it", 0.1, tick("hourly ü", "tick-4", missed=2)),
+    Act("tick without a job", 0.1, tick("hourly ü", None, missed=1)),
+    Act("put a schedule again", 0, put("daily", every=60 * SECOND, overlap="queue_one")),
+    Act("pause a schedule, remove another", 0, plan(PauseSchedule("daily", paused=True), RemoveSchedule("hourly ü"))),
+    Act("let a schedule go on", 0, plan(PauseSchedule("daily", paused=False, next_tick=None))),
+    Act("sweep: a rule gives up, a window is over", 2.5, sweep()),
+    Act("settle what stalled meanwhile", 0, settle_stalled()),
+    Act("take a key whose time is over", 0, enqueue(call("passing-2", PASSING))),
+    Act("claim what was gathered", 0, exchange(ALICE, order=Order(("merged",), 4))),
+    Act("collect beside what is at work", 0, enqueue(mail(5))),
     Act("leave", 0, renew(ALICE, last=True)),
 )
 """Every verb that writes, and every kind of decision."""
+
+MERGE_KEYS: Sequence[MergeKey] = (UNIQUE, QUEUED, TIMED, PASSING, MORTAL, RULED, DEBOUNCED, COLLECTED)
+CALLS = [ref(name, "merged") for name in (*(f"mail-{n}" for n in range(7)), *(f"debounced-{n}" for n in range(2, 5)))]
+"""Calls that a job may have taken in."""
 
 MAY_VANISH = frozenset(
     {*(Ref("brief", f"b{n}") for n in range(4)), ref("ttl-discard", "aged"), ref("ttl-claim", "brief")}

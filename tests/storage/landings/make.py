@@ -12,19 +12,25 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from random import Random
 
+from msgspec import structs
+
 from holdfast.clock import SECOND
 from holdfast.core.events import WorkerStarted
 from holdfast.core.job import (
     FOREVER,
+    CollectKey,
+    DebounceKey,
     Key,
     NewJob,
     Owner,
     Policy,
+    RateKey,
     RecordedError,
     Redriving,
     Ref,
     StallSetting,
     StallTerms,
+    ThrottleKey,
     UniqueKey,
 )
 from holdfast.core.lease import Lease
@@ -41,6 +47,7 @@ from holdfast.core.outcome import (
 )
 from holdfast.core.retention import Keep, Retention
 from holdfast.core.retry import Backoff
+from holdfast.core.schedule import Schedule
 from holdfast.core.settlement import settlement
 from holdfast.storage.protocol import (
     Beat,
@@ -49,6 +56,8 @@ from holdfast.storage.protocol import (
     Delete,
     NewLogLine,
     Order,
+    PauseSchedule,
+    PutSchedule,
     Reader,
     Redrive,
     Renewal,
@@ -57,6 +66,7 @@ from holdfast.storage.protocol import (
     Settings,
     Storage,
     Target,
+    Tick,
     WorkerInfo,
 )
 from holdfast.storage.sqlite import SQLiteStorage
@@ -75,6 +85,16 @@ IDLE = "idle"
 DOOMED = "doomed"
 KEYED = "keyed"
 DUSTY = "dusty"
+FAIR = "fair"
+RATED = "rated"
+STEADY = "steady"
+MERGED = "merged"
+
+ONCE = UniqueKey("once")
+TIMED = UniqueKey("for a time", window=3600 * SECOND)
+REST = DebounceKey("rest", 60 * SECOND, 3600 * SECOND)
+GATHER = CollectKey("gather", 60 * SECOND, 3, 3600 * SECOND)
+SELDOM = ThrottleKey("seldom", 1, 3600 * SECOND)
 
 ERROR = RecordedError("ValueError", "not ☃", "Traceback (most recent call last): ...")
 
@@ -243,7 +263,87 @@ async def first(storage: Storage, clock: ManualClock) -> None:
     await storage.sweep(Bid(LEADER))
 
 
-LANDINGS: dict[str, Callable[[Storage, ManualClock], Awaitable[None]]] = {"0001": first}
+async def second(storage: Storage, clock: ManualClock) -> None:
+    """Tell a storage all that it could remember at the second landing: order, merged calls, rates, schedules."""
+    await first(storage, clock)
+    await storage.tune(
+        Target("queue", MERGED), Settings(record=("deduplicated", "debounced", "collected", "throttled")), by="ann"
+    )
+    await storage.tune(Target("queue", STEADY), Settings(rate=RateKey("queue", SECOND // 20, 3)), by="ann")
+    await storage.tune(Target("task", "paced"), Settings(rate=RateKey("task:paced", SECOND // 4)), by="ann")
+
+    await storage.enqueue(
+        [
+            *(wish(f"fair-{n}", FAIR, fair_key="many", weight=3) for n in range(5)),
+            *(wish(f"fair-other-{n}", FAIR, fair_key="few") for n in range(3)),
+            wish("fair-none", FAIR),
+            wish("fair-high", FAIR, fair_key="few", priority=2, boost=120 * SECOND),
+            wish("fair-last", FAIR, lifo=True),
+            wish("fair-delayed", FAIR, fair_key="many", delay=SECOND),
+        ]
+    )
+    await storage.exchange(WORKER, (), Order((FAIR,), 5))
+    await storage.enqueue([wish("fair-late", FAIR, fair_key="few"), wish("fair-new", FAIR, fair_key="new")])
+
+    often = RateKey("often", SECOND // 10)
+    await storage.enqueue(
+        [
+            *(wish(f"often-{n}", RATED, rates=(often,)) for n in range(4)),
+            *(wish(f"paced-{n}", RATED, task="paced", rates=(RateKey("task:paced", SECOND),)) for n in range(2)),
+            *(wish(f"steady-{n}", STEADY) for n in range(5)),
+        ]
+    )
+    await storage.exchange(WORKER, (), Order((RATED, STEADY), 100))
+
+    await storage.enqueue(
+        [
+            wish("unique", MERGED, merge=ONCE),
+            wish("unique-2", MERGED, merge=ONCE),
+            wish("debounced", MERGED, merge=REST),
+            wish("debounced-2", MERGED, merge=REST, tags=("later",), keys=(Key("k", 2),)),
+            wish("timed", MERGED, merge=TIMED),
+            wish("throttled", MERGED, throttle=SELDOM),
+            wish("throttled-2", MERGED, throttle=SELDOM),
+            *(gathering(n) for n in range(5)),
+        ]
+    )
+    await storage.exchange(WORKER, (), Order((MERGED,), 2))
+
+    made = clock.now()
+    nightly = Schedule(
+        name="nightly",
+        job=wish("", MERGED, merge=ONCE, tags=("ü",)),
+        cron="0 4 * * *",
+        tz="Europe/Berlin",
+        missed="all",
+        most=3,
+        made=made,
+        last_tick=made,
+        next_tick=made + FOREVER,
+    )
+    often_put = structs.replace(nightly, name="often ü/.", cron=None, tz="UTC", every=30 * SECOND, overlap="allow")
+    await storage.plan(
+        [PutSchedule(nightly), PutSchedule(often_put), PutSchedule(structs.replace(nightly, name="off"))]
+    )
+    clock.advance(31)
+    now = clock.now()
+    ticked = structs.replace(wish("cron:often:1", MERGED), schedule="often ü/.", tick=now)
+    await storage.plan(
+        [
+            Tick("often ü/.", made, now, made + FOREVER, ticked, missed=2),
+            PauseSchedule("off", paused=True),
+        ]
+    )
+
+
+def gathering(number: int) -> NewJob:
+    """Return one of the calls that are gathered, as many as three in one job."""
+    return structs.replace(
+        wish(f"gathered-{number}", MERGED, task="total", merge=GATHER), payload=b'{"numbers":[%d]}' % number
+    )
+
+
+LANDINGS: dict[str, Callable[[Storage, ManualClock], Awaitable[None]]] = {"0001": first, "0002": second}
 
 
 async def save(landing: str) -> None:
