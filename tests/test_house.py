@@ -44,6 +44,7 @@ FLOORS: dict[str, int] = {
     "dead": 3,
     "health": 3,
     "task": 4,
+    "compatibility": 5,
     "schedules": 5,
     "equipment": 5,
     "router": 5,

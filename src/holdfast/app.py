@@ -15,6 +15,7 @@ from typing import Any, ParamSpec, Self, TypeVar, Unpack, cast, get_args, overlo
 from holdfast.bus import Hearers
 from holdfast.clock import SECOND, Clock, SystemClock, entropy
 from holdfast.codec import Codec, JsonCodec
+from holdfast.compatibility import snapshot
 from holdfast.core.check import flag, named, no_others, of_kind, remark, several, shown, whole
 from holdfast.core.duration import Duration
 from holdfast.core.events import Event, OnRequest, event_name
@@ -635,6 +636,10 @@ class Holdfast:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    def signatures(self) -> dict[str, Any]:
+        """Return what all tasks take, with their versions, as data for a JSON file: see `incompatible`."""
+        return snapshot({**self.declared, **self.tasks})
 
     def find_task(self, name: str) -> Task[..., Any]:
         """Return a task by its name, be it that it is only declared here.

@@ -2,7 +2,7 @@
 
 import hashlib
 import inspect
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
 from inspect import Parameter
 from types import GenericAlias
 from typing import Any, Literal, get_type_hints
@@ -17,6 +17,9 @@ from holdfast.core.frames import unframed
 from holdfast.errors import PayloadTooLargeError, UsageError
 from holdfast.functions import BY_PLACE, body_of
 from holdfast.injection import Injected, injections
+
+Gathers = Literal["one", "several", "named"]
+"""How a payload has what a parameter takes: as itself, in a list, or in a dict."""
 
 PAYLOAD_LIMIT = 1024 * 1024
 """The largest payload or result, in bytes."""
@@ -218,6 +221,11 @@ class Signature:
         """Return a result as the annotated type. Any exception means that it cannot be read."""
         return _converted(codec.decode(data), self._returns)
 
+    def taken(self) -> Iterator[tuple[str, Any, bool, Gathers]]:
+        """Yield each parameter: name, type (Any where it cannot be checked), whether it is required, how it gathers."""
+        for name, one in self._signature.parameters.items():
+            yield name, self._hints[name], _required(one), _stored(one)
+
     def breach(self, promise: "Signature") -> str | None:
         """Return in what this one breaks the promise of another, None where it keeps it.
 
@@ -312,7 +320,7 @@ def _field(parameter: Parameter, hints: dict[str, Any]) -> tuple[str, Any] | tup
             return parameter.name, kind
 
 
-def _stored(parameter: Parameter) -> Literal["one", "several", "named"]:
+def _stored(parameter: Parameter) -> Gathers:
     """Return how a payload has what a parameter takes: as itself, in a list, or in a dict."""
     match parameter.kind:
         case parameter.VAR_POSITIONAL:

@@ -1,0 +1,264 @@
+"""Snapshots of what tasks take, and which changes would break the jobs that wait: for a check in CI."""
+
+import datetime
+import enum
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, NamedTuple, TypedDict
+
+import pytest
+from msgspec import Meta, Struct
+
+from holdfast import Holdfast, Inject, Router, UsageError, incompatible
+
+
+def seen(function: Callable[..., Any], **options: Any) -> dict[str, Any]:
+    """Return the snapshot of an app with one task, as it comes back from a file."""
+    app = Holdfast("memory://")
+    app.task(name="task", **options)(function)
+    read: dict[str, Any] = json.loads(json.dumps(app.signatures()))
+    return read
+
+
+def test_a_snapshot_has_name_version_and_parameters_of_every_task() -> None:
+    app, router = Holdfast("memory://"), Router(prefix="mail.")
+
+    @app.task(name="pay", version=3, since=3)
+    async def pay(
+        cents: int, /, note: str | None = None, *tags: str, when: datetime.datetime, **more: float
+    ) -> None: ...
+
+    @router.declare(name="send")
+    async def send(to: Any, db: int = Inject(lambda: 1)) -> None: ...
+
+    app.include(router)
+
+    assert json.loads(json.dumps(app.signatures())) == {
+        "mail.send": {"version": 1, "parameters": {"to": {"type": "any", "required": True}}},
+        "pay": {
+            "version": 3,
+            "parameters": {
+                "cents": {"type": "int", "required": True},
+                "note": {"type": {"any of": ["str", "none"]}},
+                "tags": {"type": "str", "gathers": "several"},
+                "when": {"type": "datetime", "required": True},
+                "more": {"type": "float", "gathers": "named"},
+            },
+        },
+    }
+
+
+def base(a: int, b: str = "") -> None: ...
+def same(b: str = "", *, a: int) -> None: ...
+def more(a: int, b: str = "", c: int = 0, *d: int, **e: int) -> None: ...
+def optional(a: int = 1, b: str = "") -> None: ...
+def wider(a: float | None, b: Any = "") -> None: ...
+def gathered(a: int, **b: str) -> None: ...
+def fewer(a: int) -> None: ...
+def kept(a: int, **more: str) -> None: ...
+def strict(a: int, b: str) -> None: ...
+def added(a: int, c: int, b: str = "") -> None: ...
+def retyped(a: str, b: str = "") -> None: ...
+
+
+@pytest.mark.parametrize("after", [base, same, more, optional, wider])
+def test_changes_that_older_jobs_fit_are_passed(after: Callable[..., Any]) -> None:
+    assert incompatible(seen(base), seen(after)) == []
+
+
+@pytest.mark.parametrize(
+    ("after", "told"),
+    [
+        (fewer, "parameter 'b' is gone"),
+        (strict, "parameter 'b' has no default any more"),
+        (added, "parameter 'c' is new and has no default"),
+        (retyped, "parameter 'a' was int, and is str"),
+        (gathered, "parameter 'b' gathers its arguments in another way"),
+        (kept, "parameter 'b' is gone"),
+    ],
+)
+def test_changes_that_break_older_jobs_are_told_unless_the_version_is_raised(
+    after: Callable[..., Any], told: str
+) -> None:
+    assert incompatible(seen(base), seen(after)) == [f"task 'task': {told}"]
+    assert incompatible(seen(base), seen(after, version=2)) == []
+
+
+def test_what_breaks_is_what_a_worker_of_the_new_code_cannot_read() -> None:
+    """The judgement on each pair is the one that the worker comes to."""
+    functions = (base, same, more, optional, wider, gathered, fewer, kept, strict, added, retyped)
+    calls: dict[Callable[..., Any], list[dict[str, Any]]] = {
+        base: [{"a": 1}, {"a": 1, "b": "x"}],
+        fewer: [{"a": 1}],
+        strict: [{"a": 1, "b": "x"}],
+        retyped: [{"a": "x"}, {"a": "x", "b": "y"}],
+        optional: [{}, {"a": 1}, {"b": "x"}],
+    }
+    for before, given in calls.items():
+        for after in functions:
+            app = Holdfast("memory://")
+            old, new = app.task(name="old")(before), app.task(name="new")(after)
+            payloads = [old.call(**arguments).job.payload for arguments in given]
+
+            assert all(_readable(app, new, payload) for payload in payloads) == (
+                incompatible(seen(before), seen(after)) == []
+            ), (before, after)
+
+
+def _readable(app: Holdfast, task: Any, payload: bytes) -> bool:
+    try:
+        task.signature.decode(app.codec, payload)
+    except Exception:
+        return False
+    return True
+
+
+def test_a_task_that_is_gone_or_goes_back_to_an_older_version_is_told() -> None:
+    old = seen(base, version=3)
+
+    assert incompatible(old, {}) == ["task 'task' is gone: its jobs would wait for a worker that knows it"]
+    assert incompatible(old, seen(base, version=2)) == [
+        "task 'task' goes back from version 3 to 2: its jobs would wait for newer workers"
+    ]
+    assert incompatible({}, old) == []
+
+
+class Colour(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Shade(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+    DARK = "dark"
+
+
+@dataclass
+class Address:
+    street: str
+    zip: str | None = None
+
+
+@dataclass
+class Richer:
+    street: str
+    zip: str | None = None
+    lines: list[str] = field(default_factory=list[str])
+
+
+@dataclass
+class Stricter:
+    street: str
+    zip: str | None
+    country: str
+
+
+class Open(TypedDict):
+    street: str
+
+
+class Closed(Struct, forbid_unknown_fields=True):
+    street: str
+
+
+class Tagged(Struct, tag="address"):
+    street: str
+
+
+class Row(Struct, array_like=True):
+    street: str
+
+
+class LongRow(Struct, array_like=True):
+    street: str
+    zip: str
+
+
+class Point(NamedTuple):
+    x: int
+    y: int
+
+
+@dataclass
+class Node:
+    children: list["Node"]
+
+
+WIDENED: list[tuple[Any, Any]] = [
+    (int, float),
+    (int, int | None),
+    (int | None, None | str | float),
+    (list[int], set[int]),
+    (set[int], list[float]),
+    (tuple[int, int], tuple[float, int | None]),
+    (tuple[int, ...], list[int]),
+    (Point, tuple[int, int]),
+    (dict[str, int], dict[str, float]),
+    (Literal["a"], Literal["a", "b"]),
+    (Literal["a", "b"], str),
+    (Colour, Shade),
+    (Colour, str),
+    (Address, Richer),
+    (Richer, Address),
+    (Address, Open),
+    (Open, Closed),
+    (list[Address], list[Richer]),
+    (Node, Node),
+    (Annotated[int, Meta(ge=1)], int),
+    (Annotated[int, Meta(ge=1, le=9)], Annotated[int, Meta(ge=1)]),
+    (Annotated[int, Meta(title="a number")], int),
+    (Row, Row),
+]
+NARROWED: list[tuple[Any, Any]] = [
+    (float, int),
+    (int | None, int),
+    (list[int | None], list[int]),
+    (list[int], tuple[int, int]),
+    (tuple[int, int], tuple[int, int, int]),
+    (dict[str, int], dict[int, int]),
+    (Literal["a", "b"], Literal["a"]),
+    (Literal["a", 1], str),
+    (Shade, Colour),
+    (str, Colour),
+    (Address, Stricter),
+    (Richer, Closed),
+    (Open, Tagged),
+    (Row, LongRow),
+    (Row, Open),
+    (int, Annotated[int, Meta(ge=1)]),
+    (Annotated[int, Meta(ge=1)], Annotated[int, Meta(ge=2)]),
+    (Annotated[int, Meta(ge=1)], str),
+    (Any, int),
+    (datetime.datetime, datetime.date),
+]
+
+
+def taking(kind: Any) -> Callable[..., Any]:
+    def function(value: Any) -> None: ...
+
+    function.__annotations__["value"] = kind
+    return function
+
+
+@pytest.mark.parametrize(("before", "after"), WIDENED)
+def test_a_type_may_become_wider(before: Any, after: Any) -> None:
+    assert incompatible(seen(taking(before)), seen(taking(after))) == []
+
+
+@pytest.mark.parametrize(("before", "after"), NARROWED)
+def test_a_type_that_becomes_narrower_is_told(before: Any, after: Any) -> None:
+    [told] = incompatible(seen(taking(before)), seen(taking(after)))
+
+    assert told.startswith("task 'task': parameter 'value' was ")
+
+
+@pytest.mark.parametrize(
+    "wrong", [None, 5, [], {"task": 5}, {"task": {"version": "1", "parameters": {}}}, {"task": {}}]
+)
+def test_what_is_no_snapshot_is_refused(wrong: Any) -> None:
+    with pytest.raises(UsageError, match=r"old is no snapshot of tasks: .*; give what app\.signatures\(\) returned"):
+        incompatible(wrong, {})
+    with pytest.raises(UsageError, match="new is no snapshot"):
+        incompatible({}, wrong)
