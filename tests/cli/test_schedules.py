@@ -75,6 +75,9 @@ def test_a_trigger_makes_a_job_now(some: Terminal) -> None:
     assert (made["queue"], made["id"]) == (job["queue"], job["id"]) == ("default", made["id"])
     assert job["arguments"] == {"a": 1, "b": 2}
     assert some.read("schedules", "list") == before
+    assert (job["schedule"], job["scheduled_for"]) == ("nightly", None)
+    shown = some.run("jobs", "show", job["id"]).stdout.splitlines()
+    assert ["schedule", "nightly,", "triggered"] in [line.split() for line in shown]
     assert "schedule often: job " in some.run("schedules", "trigger", "often").stdout
     quiet = some.run("schedules", "trigger", "often", "--quiet").stdout.strip()
     assert quiet in {job["id"] for job in some.read("jobs", "list")["jobs"]}
@@ -131,6 +134,8 @@ def test_the_last_tick_is_shown_once_a_job_was_made(there: Terminal) -> None:
     assert (datetime.fromisoformat(seen["next_tick"]) - last).total_seconds() == 1.0
     told = there.read("events", "--kind", "schedule_fired")["events"]
     assert [event["name"] for event in told] == ["often"]
+    job = there.read("jobs", "show", seen["last_id"])
+    assert (job["schedule"], job["scheduled_for"]) == ("often", seen["last_tick"])
 
 
 @pytest.mark.system

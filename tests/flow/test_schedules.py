@@ -29,12 +29,12 @@ from holdfast import (
 )
 from holdfast.clock import SECOND
 from holdfast.core.cron import Cron
-from holdfast.core.duration import moment
-from holdfast.core.job import JobRecord, NewJob
+from holdfast.core.duration import instant, moment
+from holdfast.core.job import JobDetail, JobRecord, NewJob
 from holdfast.schedules import ScheduleDecorator
 from holdfast.storage.memory import MemoryStorage
 from holdfast.storage.protocol import Bid, Change, Delete, Planned, PutSchedule, Query, Storage, Swept, Tick
-from holdfast.testing.simloop import EPOCH, Node, SimClock, SimLoop, simulate
+from holdfast.testing.simloop import EPOCH, Node, SameLoop, SimClock, SimLoop, simulate
 from tests.flow.conftest import FAST, Play, Stage
 
 T = TypeVar("T")
@@ -262,6 +262,46 @@ def test_a_tick_beside_an_unfinished_job_is_for_the_overlap(
     play(scenario)
 
 
+@pytest.mark.parametrize("overlap", ["skip", "queue_one"])
+def test_in_an_hour_with_deaths_in_the_handler_each_tick_is_as_the_policy_says(overlap: Any) -> None:
+    async def main(loop: SimLoop) -> None:
+        clock, dice = SimClock(loop), Random(overlap)
+        stage = Stage(loop, clock, MemoryStorage(clock=clock))
+        app = stage.app()
+
+        @app.every("5s", name="often", overlap=overlap)
+        @app.task(name="long", result_ttl="1d")
+        async def long() -> None:
+            await asyncio.sleep(dice.uniform(1, 20))
+
+        await stage.start(Reaper(app), "reaper")
+        while stage.now < 3600:
+            node = await stage.start(app.worker(concurrency=1, reaper=False), "worker")
+            await asyncio.sleep(dice.uniform(60, 300))
+            stage.loop.kill(node)
+        jobs = await jobs_of(stage.storage, "often")
+        skipped = await stage.told(ScheduleSkipped)
+        details = [detail for detail in await stage.storage.get([job.ref for job in jobs]) if detail is not None]
+
+        def over(at: int | None, tick: int) -> bool:
+            return at is not None and at <= tick
+
+        def heeded(tick: int) -> list[JobDetail]:
+            beside = [one for one in details if (one.job.tick or 0) < tick and not over(one.job.finished, tick)]
+            runs = [any(run.start <= tick and not over(run.end, tick) for run in one.runs) for one in beside]
+            return [one for one, active in zip(beside, runs, strict=True) if overlap == "skip" or not active]
+
+        assert {event.reason for event in skipped} == {"overlap"}
+        assert len(jobs) + len(skipped) == (clock.now() - EPOCH) // (5 * SECOND)
+        assert not any(heeded(job.tick or 0) for job in jobs)
+        assert all(heeded(instant(event.tick, field="tick")) for event in skipped)
+        assert len(jobs) > 100
+        assert len(skipped) > 100
+        assert any(job.stalls for job in jobs)
+
+    simulate(main)
+
+
 @pytest.mark.fault("W-T20")
 def test_jobs_that_nobody_runs_do_not_pile_up(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
@@ -487,13 +527,20 @@ def test_ten_schedulers_whose_leader_is_killed_or_paused_again_and_again_make_36
     async def main(loop: SimLoop) -> None:
         clock, dice = SimClock(loop), Random("an hour")
         stage = Stage(loop, clock, Distant(loop, clock, dice))
-        app = scheduled(stage, lambda app: app.every("1s", name="often", overlap="allow"), timing=Timing())
         reapers = dict[Node, Reaper]()
         started = paused = killed = 0
 
         async def start() -> None:
             nonlocal started
             started += 1
+            skewed = SimClock(loop)
+            skewed.step(dice.uniform(-30, 30))
+            app = Holdfast(storage=stage.storage, clock=skewed, rng=Random(started), side=SameLoop)
+
+            @app.every("1s", name="often", overlap="allow")
+            @app.task(name="work")
+            async def work() -> None: ...
+
             reaper = Reaper(app)
             reapers[await stage.start(reaper, f"reaper {started}")] = reaper
 

@@ -55,6 +55,7 @@ def _shown(session: Session, job: DetailView) -> None:
 def _told(job: DetailView) -> list[tuple[str, str]]:
     stop = f"{moment_text(job.cancel_asked)} {job.cancel_reason or ''}" if job.cancel_asked else ""
     progress = "" if job.progress is None else f"{job.progress:g} {job.progress_note or ''}"
+    tick = "triggered" if job.scheduled_for is None else moment_text(job.scheduled_for)
     return [
         ("id", job.id),
         ("queue", job.queue),
@@ -64,6 +65,7 @@ def _told(job: DetailView) -> list[tuple[str, str]]:
         ("result", value_text(job.result) if job.state == "completed" else ""),
         ("tags", ", ".join(job.tags)),
         ("priority", str(job.priority) if job.priority else ""),
+        ("schedule", "" if job.schedule is None else f"{job.schedule}, {tick}"),
         ("created", moment_text(job.created)),
         ("due", moment_text(job.run_at) if job.state in ("delayed", "waiting") else ""),
         ("started", moment_text(job.started) if job.started else ""),

@@ -43,7 +43,7 @@ class ErrorView(Struct, frozen=True):
 
 
 class JobView(Struct, frozen=True, kw_only=True):
-    """A job."""
+    """A job. `scheduled_for`: the tick of its `schedule` that it was made for, None if somebody triggered it."""
 
     queue: str
     id: str
@@ -77,6 +77,8 @@ class JobView(Struct, frozen=True, kw_only=True):
     cancel_reason: str | None
     progress: float | None
     progress_note: str | None
+    schedule: str | None
+    scheduled_for: datetime | None
 
 
 class RunView(Struct, frozen=True, kw_only=True):
@@ -594,6 +596,8 @@ def _told(job: JobRecord, decode: Decode) -> dict[str, Any]:
         "cancel_reason": job.cancel_reason,
         "progress": job.progress,
         "progress_note": job.progress_note,
+        "schedule": job.schedule,
+        "scheduled_for": _moment(job.tick),
     }
 
 
