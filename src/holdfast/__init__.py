@@ -4,6 +4,7 @@ from holdfast._version import __version__
 from holdfast.app import Holdfast, Queue
 from holdfast.codec import Codec, JsonCodec
 from holdfast.compatibility import incompatible
+from holdfast.collecting import Batch, CollectTask
 from holdfast.context import JobContext, current_job
 from holdfast.control import Cancel, Reject, RetryLater, Snooze
 from holdfast.core.events import (
@@ -101,9 +102,11 @@ __all__ = [
     "TTL",
     "All",
     "AutoRedrive",
+    "Batch",
     "Cancel",
     "Codec",
     "Collect",
+    "CollectTask",
     "DeadFilter",
     "DeadGroup",
     "DeadGroups",

@@ -16,6 +16,7 @@ from holdfast.bus import Hearers
 from holdfast.clock import SECOND, Clock, SystemClock, entropy
 from holdfast.codec import Codec, JsonCodec
 from holdfast.compatibility import snapshot
+from holdfast.collecting import CollectDecorator
 from holdfast.core.check import flag, named, no_others, of_kind, remark, several, shown, whole
 from holdfast.core.duration import Duration
 from holdfast.core.events import Event, OnRequest, event_name
@@ -34,7 +35,17 @@ from holdfast.injection import Provider, needs, not_injected, provider_of
 from holdfast.maintenance.reaper import Reaping
 from holdfast.middleware import Middleware, layer
 from holdfast.migration import Versions
-from holdfast.options import LeaderElection, Rate, Retention, Stall, TaskOptions, TaskSettings, Timing, stalling
+from holdfast.options import (
+    Collect,
+    LeaderElection,
+    Rate,
+    Retention,
+    Stall,
+    TaskOptions,
+    TaskSettings,
+    Timing,
+    stalling,
+)
 from holdfast.options.rate import rate_key
 from holdfast.options.schedules import MissedTicks, grace_of
 from holdfast.router import (
@@ -159,6 +170,16 @@ class Holdfast:
     def task(self, function: Callable[P, R], /) -> PlainTask[P, R]: ...
     @overload
     def task(
+        self,
+        *,
+        collect: Collect,
+        name: str | None = None,
+        version: int = 1,
+        since: int = 1,
+        **options: Unpack[TaskSettings],
+    ) -> CollectDecorator: ...
+    @overload
+    def task(
         self, *, name: str | None = None, version: int = 1, since: int = 1, **options: Unpack[TaskSettings]
     ) -> TaskDecorator: ...
     def task(
@@ -168,6 +189,7 @@ class Holdfast:
         name: str | None = None,
         version: int = 1,
         since: int = 1,
+        collect: Collect | None = None,
         **options: Any,
     ) -> Any:
         """Make a function a task of this app. Its name is `module.function` unless another is given.
@@ -179,10 +201,12 @@ class Holdfast:
         by `task.migrate` how they become what does. Jobs of a newer version are left to newer workers. `since`: the
         oldest version that still has to be understood; what is older fails as *undecodable*.
 
+        `collect`: calls bring one item each and gather in one job, whose function takes the list of them.
+
         Raises:
             UsageError: an option is unknown or has no valid value, the name is taken, or it is no such function.
         """
-        told = definition(name, options, version, since)
+        told = definition(name, options, version, since, collect=collect)
 
         def make(function: object) -> Task[..., Any]:
             return self._taken(told.member(function))

@@ -4,13 +4,15 @@ from collections.abc import Callable, Container, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ParamSpec, Protocol, TypeVar, Unpack, overload
 
+from holdfast.collecting import CollectDecorator, collecting
 from holdfast.core.check import named, no_others, of_kind
 from holdfast.core.events import Event
 from holdfast.errors import UsageError
 from holdfast.functions import is_async, name_of, runnable
 from holdfast.hearing import registering
 from holdfast.migration import Versions, versions
-from holdfast.options import TaskOptions, TaskSettings
+from holdfast.options import Collect, TaskOptions, TaskSettings
+from holdfast.options.merges import collected
 from holdfast.task import (
     AsyncTask,
     DeclareDecorator,
@@ -66,6 +68,7 @@ class Definition:
     settings: TaskOptions
     known: Versions
     prefix: str = ""
+    collect: Collect | None = None
 
     def member(self, function: object, *, declared: bool = False) -> Member:
         """Return a function as a task, in no app so far.
@@ -74,14 +77,13 @@ class Definition:
             UsageError: it is no such function.
         """
         runs = _untaken(function)
-        kind = DeclaredTask[..., Any] if declared else _kind(runs)
-        return Member(
-            kind(runs, _name(self.given, runs, self.prefix), self.settings, self.known), self.given, self.settings
-        )
+        kind = DeclaredTask[..., Any] if declared else _kind(runs) if self.collect is None else collecting(runs)
+        task = kind(runs, _name(self.given, runs, self.prefix), self.settings, self.known, self.collect)
+        return Member(task, self.given, self.settings)
 
 
 def definition(
-    name: object, options: dict[str, Any], version: object, since: object, *, prefix: str = ""
+    name: object, options: dict[str, Any], version: object, since: object, *, prefix: str = "", collect: object = None
 ) -> Definition:
     """Return what a task is told to be.
 
@@ -90,7 +92,13 @@ def definition(
     """
     no_others(options, ("name", *TaskSettings.__annotations__, "version", "since"))
     settings = TaskOptions(**options)
-    return Definition(None if name is None else named(name, field="name"), settings, versions(version, since), prefix)
+    return Definition(
+        None if name is None else named(name, field="name"),
+        settings,
+        versions(version, since),
+        prefix,
+        None if collect is None else collected(collect),
+    )
 
 
 def implementation(function: object, declared: DeclaredTask[..., Any]) -> Member:
@@ -186,6 +194,16 @@ class Router:
     def task(self, function: Callable[P, R], /) -> PlainTask[P, R]: ...
     @overload
     def task(
+        self,
+        *,
+        collect: Collect,
+        name: str | None = None,
+        version: int = 1,
+        since: int = 1,
+        **options: Unpack[TaskSettings],
+    ) -> CollectDecorator: ...
+    @overload
+    def task(
         self, *, name: str | None = None, version: int = 1, since: int = 1, **options: Unpack[TaskSettings]
     ) -> TaskDecorator: ...
     def task(
@@ -195,6 +213,7 @@ class Router:
         name: str | None = None,
         version: int = 1,
         since: int = 1,
+        collect: Collect | None = None,
         **options: Any,
     ) -> Any:
         """Make a function a task, as `app.task` does. It can be enqueued from when an app includes this router.
@@ -203,7 +222,7 @@ class Router:
             UsageError: an option is unknown or has no valid value, or it is no such function; if an app includes this
                 router already, also: the name is taken.
         """
-        told = definition(name, options, version, since, prefix=self.prefix)
+        told = definition(name, options, version, since, prefix=self.prefix, collect=collect)
 
         def make(function: object) -> Task[..., Any]:
             return self._taken(told.member(function))

@@ -25,6 +25,7 @@ from holdfast.options import CallOptions, Collect, Rate, Retry, TaskOptions, Tim
 from holdfast.options.keys import Arguments
 from holdfast.sideloop import PORTAL
 from holdfast.signature import Signature
+from holdfast.storage.protocol import Storage
 
 WAIT = 30.0
 """Seconds that `enqueue_and_wait` waits, unless its options say otherwise."""
@@ -43,6 +44,15 @@ class Registry(Protocol):
     @property
     def timing(self) -> Timing:
         """The app's timing."""
+        ...
+
+    @property
+    def codec(self) -> Codec:
+        """What makes arguments bytes and back."""
+        ...
+
+    async def opened(self) -> Storage:
+        """Return the app's storage, opened."""
         ...
 
     def new_id(self) -> str:
