@@ -29,6 +29,7 @@ from holdfast import (
 from holdfast.core.job import JobRecord, Owner
 from holdfast.core.settlement import Settlement
 from holdfast.handle import Job
+from holdfast.options import TaskSettings
 from holdfast.storage.memory import MemoryStorage
 from holdfast.storage.notices import Listener
 from holdfast.storage.protocol import Beat, Exchanged, Order, Pulse, owner_topic
@@ -673,7 +674,7 @@ def test_the_lease_is_renewed_while_the_hook_takes_its_time(play: Play) -> None:
     ("options", "after", "limit"), [({}, 1, 30.0), ({"timeout": "60s"}, 10, 50.0), ({"timeout": "10s"}, 9.9, 2.5)]
 )
 def test_a_hook_that_does_not_end_is_stopped(
-    play: Play, caplog: pytest.LogCaptureFixture, options: dict[str, Any], after: float, limit: float
+    play: Play, caplog: pytest.LogCaptureFixture, options: TaskSettings, after: float, limit: float
 ) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app()

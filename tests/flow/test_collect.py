@@ -1,6 +1,7 @@
 """Calls that gather in one job, as a user sees it: who goes with whom, when it starts, and what a crash takes."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -253,7 +254,8 @@ def test_items_are_upgraded_one_by_one_and_versions_never_share_a_batch(play: Pl
         batches: list[list[Doc]] = []
 
         @old.task(name="index", collect=Collect())
-        async def index(docs: list[str]) -> int: ...
+        async def index(docs: list[str]) -> int:
+            return len(docs)
 
         @new.task(name="index", collect=Collect(), version=2)
         async def index_2(docs: list[Doc]) -> int:
@@ -391,21 +393,23 @@ def test_a_handler_that_takes_no_list_is_refused(function: Any, told: str) -> No
         Holdfast("memory://").task(collect=Collect())(function)
 
 
-@pytest.mark.parametrize(
-    ("call", "told"),
-    [
-        (lambda index: index.call([Doc("a")]), r"argument 'docs\[0\]'"),
-        (lambda index: index.call("a"), r"argument 'docs\[0\]': Expected `object`, got `str`"),
-        (lambda index: index.call(), r"missing a required argument: 'item'; its signature is \(item\)"),
-        (lambda index: index.call(Doc("a"), Doc("b")), "too many positional arguments"),
-        (lambda index: index.call(object()), "argument 'docs' cannot be encoded"),
-        (lambda index: index.options(id="own"), "id and collect contradict each other"),
-        (lambda index: index.options(delay=1), "delay and collect contradict each other"),
-        (lambda index: index.options(unique=True), "unique and collect contradict each other"),
-        (lambda index: index.options(ttl="1s"), "delay = 1s is not under the ttl of 1s"),
-    ],
-)
-def test_a_call_that_does_not_fit_is_refused(call: Any, told: str) -> None:
+Attempt = Callable[[Any], object]
+
+ATTEMPTS: list[tuple[Attempt, str]] = [
+    (lambda index: index.call([Doc("a")]), r"argument 'docs\[0\]'"),
+    (lambda index: index.call("a"), r"argument 'docs\[0\]': Expected `object`, got `str`"),
+    (lambda index: index.call(), r"missing a required argument: 'item'; its signature is \(item\)"),
+    (lambda index: index.call(Doc("a"), Doc("b")), "too many positional arguments"),
+    (lambda index: index.call(object()), "argument 'docs' cannot be encoded"),
+    (lambda index: index.options(id="own"), "id and collect contradict each other"),
+    (lambda index: index.options(delay=1), "delay and collect contradict each other"),
+    (lambda index: index.options(unique=True), "unique and collect contradict each other"),
+    (lambda index: index.options(ttl="1s"), "delay = 1s is not under the ttl of 1s"),
+]
+
+
+@pytest.mark.parametrize(("call", "told"), ATTEMPTS)
+def test_a_call_that_does_not_fit_is_refused(call: Attempt, told: str) -> None:
     with pytest.raises(UsageError, match=told):
         call(indexing(Holdfast("memory://"), []))
 

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -29,6 +29,7 @@ from holdfast.core.job import Owner, Ref
 from holdfast.settle import settle_stalled
 from holdfast.storage.memory import MemoryStorage
 from holdfast.storage.protocol import Query, Storage
+from holdfast.task import TaskDecorator
 from holdfast.testing.simloop import SimClock, SimLoop, simulate
 from tests.flow.conftest import FAST, Play, Stage
 
@@ -87,7 +88,9 @@ async def perish(stage: Stage, app: Holdfast) -> dict[str, Job[Any]]:
 async def bad(stage: Stage, app: Holdfast, count: int, **options: Any) -> list[Job[Any]]:
     """Return failed jobs, one a second, the oldest first."""
 
-    @app.task(name="bad", retry=Retry(max_attempts=1), **options)
+    defined = cast(TaskDecorator, app.task(name="bad", retry=Retry(max_attempts=1), **options))
+
+    @defined
     async def fail(number: int) -> int:
         if current_job().run == 1:
             raise ValueError(f"order {number} is unknown")

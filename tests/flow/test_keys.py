@@ -4,12 +4,13 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from holdfast import Holdfast, Retry, State, UsageError
 from holdfast.core.job import Key
+from holdfast.task import TaskDecorator
 from tests.flow.conftest import FAST, Play, Stage
 
 
@@ -33,7 +34,9 @@ class Gauge:
 def keyed(app: Holdfast, gauge: Gauge, **options: Any) -> Any:
     options.setdefault("concurrency_key", "account:{account}")
 
-    @app.task(name="charge", **options)
+    defined = cast(TaskDecorator, app.task(name="charge", **options))
+
+    @defined
     async def charge(account: str, number: int = 0) -> None:
         await gauge.hold(account, number)
 

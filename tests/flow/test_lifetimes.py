@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import aclosing
 from datetime import timedelta
-from typing import Any
+from typing import Any, Unpack
 
 import pytest
 
@@ -27,6 +27,7 @@ from holdfast import (
     UsageError,
 )
 from holdfast.core.job import JobDetail, NewJob, Ref
+from holdfast.options import TaskSettings
 from holdfast.storage.memory import MemoryStorage
 from holdfast.storage.notices import Listener
 from holdfast.storage.protocol import Receipt
@@ -34,7 +35,7 @@ from holdfast.testing.simloop import SimClock, SimLoop, simulate
 from tests.flow.conftest import FAST, Play, Stage
 
 
-def quick(app: Holdfast, **options: Any) -> Any:
+def quick(app: Holdfast, **options: Unpack[TaskSettings]) -> Any:
     @app.task(name="quick", **options)
     async def run(value: int = 0) -> int:
         return value

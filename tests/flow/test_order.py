@@ -2,11 +2,12 @@
 
 import asyncio
 from collections import Counter
-from typing import Any
+from typing import Any, Unpack
 
 import pytest
 
 from holdfast import Holdfast, TaskOptions, UsageError
+from holdfast.options import TaskSettings
 from tests.flow.conftest import FAST, MEMORY, Play, Stage
 
 
@@ -17,7 +18,7 @@ def weight_of(tenant: str, number: int = 0) -> int:
 def nobody(tenant: str, number: int = 0) -> None: ...
 
 
-def listing(app: Holdfast, ran: list[Any], **options: Any) -> Any:
+def listing(app: Holdfast, ran: list[Any], **options: Unpack[TaskSettings]) -> Any:
     @app.task(name="list", **options)
     async def list_(tenant: str, number: int = 0) -> None:
         ran.append((tenant, number))

@@ -3,16 +3,17 @@
 import asyncio
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import pytest
 
 from holdfast import Holdfast, Rate, UsageError
 from holdfast.core.job import RateKey
+from holdfast.options import TaskSettings
 from tests.flow.conftest import FAST, MEMORY, Play, Stage
 
 
-def calling(stage: Stage, app: Holdfast, began: list[tuple[str, float]], **options: Any) -> Any:
+def calling(stage: Stage, app: Holdfast, began: list[tuple[str, float]], **options: Unpack[TaskSettings]) -> Any:
     @app.task(name="call", **options)
     async def call(host: str, user: int = 0) -> None:
         began.append((host, stage.now))

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Unpack
 
 import pytest
 
@@ -37,6 +37,7 @@ from holdfast import (
 from holdfast.core.job import Owner
 from holdfast.core.lease import Lease
 from holdfast.core.settlement import Settlement
+from holdfast.options import TaskSettings
 from holdfast.storage.memory import MemoryStorage
 from holdfast.storage.notices import Listener
 from holdfast.storage.protocol import (
@@ -55,7 +56,7 @@ SECOND = 1_000_000
 BOUND = FAST.recovery_bound.total_seconds()
 
 
-def quick(app: Holdfast, **options: Any) -> Any:
+def quick(app: Holdfast, **options: Unpack[TaskSettings]) -> Any:
     """Define a task that is done at once."""
 
     @app.task(name="quick", **options)
@@ -65,7 +66,7 @@ def quick(app: Holdfast, **options: Any) -> Any:
     return run
 
 
-def sleeper(app: Holdfast, **options: Any) -> Any:
+def sleeper(app: Holdfast, **options: Unpack[TaskSettings]) -> Any:
     """Define a task whose first run takes so long as it is told, and each later one no time; it returns its run."""
 
     @app.task(name="sleeper", **options)

@@ -2,7 +2,7 @@
 
 import asyncio
 import pickle
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
 import msgspec
 import pytest
@@ -20,10 +20,11 @@ from holdfast import (
     UsageError,
 )
 from holdfast.core.job import UniqueKey
+from holdfast.options import TaskSettings
 from tests.flow.conftest import FAST, MEMORY, Play, Stage
 
 
-def sending(app: Holdfast, ran: list[Any] | None = None, **options: Any) -> Any:
+def sending(app: Holdfast, ran: list[Any] | None = None, **options: Unpack[TaskSettings]) -> Any:
     options.setdefault("unique", "user:{user}")
 
     @app.task(name="send", **options)
