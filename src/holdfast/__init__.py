@@ -3,8 +3,8 @@
 from holdfast._version import __version__
 from holdfast.app import Holdfast, Queue
 from holdfast.codec import Codec, JsonCodec
-from holdfast.compatibility import incompatible
 from holdfast.collecting import Batch, CollectTask
+from holdfast.compatibility import incompatible
 from holdfast.context import JobContext, current_job
 from holdfast.control import Cancel, Reject, RetryLater, Snooze
 from holdfast.core.events import (

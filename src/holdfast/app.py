@@ -15,8 +15,8 @@ from typing import Any, ParamSpec, Self, TypeVar, Unpack, cast, get_args, overlo
 from holdfast.bus import Hearers
 from holdfast.clock import SECOND, Clock, SystemClock, entropy
 from holdfast.codec import Codec, JsonCodec
-from holdfast.compatibility import snapshot
 from holdfast.collecting import CollectDecorator
+from holdfast.compatibility import snapshot
 from holdfast.core.check import flag, named, no_others, of_kind, remark, several, shown, whole
 from holdfast.core.duration import Duration
 from holdfast.core.events import Event, OnRequest, event_name

@@ -117,6 +117,3 @@ class SingleThreaded(SQLiteStorage):
 
 FAST = Timing(lease="2s", sweep="500ms", grace="500ms")
 """Recovery within 3.5 s."""
-
-MEMORY = pytest.mark.parametrize("play", ["memory"], indirect=True)
-"""For what SQLite has no hand for yet."""

@@ -21,7 +21,7 @@ from holdfast import (
     Unique,
     UsageError,
 )
-from tests.flow.conftest import FAST, MEMORY, Play, Stage
+from tests.flow.conftest import FAST, Play, Stage
 
 
 @dataclass
@@ -39,7 +39,6 @@ def indexing(app: Holdfast, batches: list[list[Doc]], *, collect: Collect | None
     return index
 
 
-@MEMORY
 def test_calls_gather_until_none_has_come_for_the_delay_and_every_handle_resolves(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         batches: list[list[Doc]] = []
@@ -61,7 +60,6 @@ def test_calls_gather_until_none_has_come_for_the_delay_and_every_handle_resolve
     play(scenario)
 
 
-@MEMORY
 def test_a_full_batch_starts_at_once_and_the_next_call_begins_anew(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         batches: list[list[Doc]] = []
@@ -80,7 +78,6 @@ def test_a_full_batch_starts_at_once_and_the_next_call_begins_anew(play: Play) -
     play(scenario)
 
 
-@MEMORY
 def test_nobody_waits_for_longer_than_max_wait(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         batches: list[list[Doc]] = []
@@ -98,7 +95,6 @@ def test_nobody_waits_for_longer_than_max_wait(play: Play) -> None:
     play(scenario)
 
 
-@MEMORY
 def test_a_key_by_the_item_parts_the_batches(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         batches: list[list[Doc]] = []
@@ -123,7 +119,6 @@ def _no_key_for_b(item: Doc) -> str | None:
     return None if item.tenant == "b" else item.tenant
 
 
-@MEMORY
 def test_what_is_gathered_can_be_looked_at(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(timing=FAST)
@@ -149,7 +144,6 @@ def test_what_is_gathered_can_be_looked_at(play: Play) -> None:
     play(scenario)
 
 
-@MEMORY
 def test_nothing_that_was_gathered_is_lost_with_a_worker(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(timing=FAST)
@@ -177,7 +171,6 @@ def test_nothing_that_was_gathered_is_lost_with_a_worker(play: Play) -> None:
     play(scenario)
 
 
-@MEMORY
 def test_a_batch_that_fails_is_retried_whole_and_takes_in_no_more(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(timing=FAST)
@@ -203,7 +196,6 @@ def test_a_batch_that_fails_is_retried_whole_and_takes_in_no_more(play: Play) ->
     play(scenario)
 
 
-@MEMORY
 def test_one_item_that_cannot_be_read_fails_the_batch_and_drops_nothing(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         old, new = stage.app(timing=FAST), stage.app(timing=FAST)
@@ -227,7 +219,6 @@ def test_one_item_that_cannot_be_read_fails_the_batch_and_drops_nothing(play: Pl
     play(scenario)
 
 
-@MEMORY
 def test_jobs_from_before_a_task_collected_still_run(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         old, new = stage.app(timing=FAST), stage.app(timing=FAST)
@@ -247,7 +238,6 @@ def test_jobs_from_before_a_task_collected_still_run(play: Play) -> None:
     play(scenario)
 
 
-@MEMORY
 def test_items_are_upgraded_one_by_one_and_versions_never_share_a_batch(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         old, new = stage.app(timing=FAST), stage.app(timing=FAST)
@@ -281,7 +271,6 @@ def test_items_are_upgraded_one_by_one_and_versions_never_share_a_batch(play: Pl
     play(scenario)
 
 
-@MEMORY
 def test_the_handler_is_injected_and_its_hook_gets_the_list(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(timing=FAST)
@@ -310,7 +299,6 @@ def test_the_handler_is_injected_and_its_hook_gets_the_list(play: Play) -> None:
     play(scenario)
 
 
-@MEMORY
 def test_the_same_call_made_again_after_a_lost_reply_is_taken_in_once(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         batches: list[list[Doc]] = []
@@ -327,7 +315,6 @@ def test_the_same_call_made_again_after_a_lost_reply_is_taken_in_once(play: Play
     play(scenario)
 
 
-@MEMORY
 def test_who_asks_for_it_hears_of_what_is_gathered(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(timing=FAST)
@@ -348,7 +335,6 @@ def test_who_asks_for_it_hears_of_what_is_gathered(play: Play) -> None:
     play(scenario)
 
 
-@MEMORY
 def test_a_router_may_have_tasks_that_collect(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         router, app = Router(prefix="search."), stage.app(timing=FAST)

@@ -8,7 +8,7 @@ import pytest
 
 from holdfast import Holdfast, TaskOptions, UsageError
 from holdfast.options import TaskSettings
-from tests.flow.conftest import FAST, MEMORY, Play, Stage
+from tests.flow.conftest import FAST, Play, Stage
 
 
 def weight_of(tenant: str, number: int = 0) -> int:
@@ -32,7 +32,6 @@ async def worked_off(stage: Stage, app: Holdfast, jobs: list[Any]) -> None:
         await job.result()
 
 
-@MEMORY
 def test_tenants_take_turns_however_many_jobs_one_of_them_has(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         ran: list[Any] = []
@@ -48,7 +47,6 @@ def test_tenants_take_turns_however_many_jobs_one_of_them_has(play: Play) -> Non
     play(scenario)
 
 
-@MEMORY
 @pytest.mark.parametrize("weight", [3, weight_of])
 def test_a_weight_of_three_gets_three_of_four(play: Play, weight: Any) -> None:
     async def scenario(stage: Stage) -> None:
@@ -67,7 +65,6 @@ def test_a_weight_of_three_gets_three_of_four(play: Play, weight: Any) -> None:
     play(scenario)
 
 
-@MEMORY
 def test_a_call_may_name_its_own_tenant_and_weight(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app()
@@ -85,7 +82,6 @@ def test_a_call_may_name_its_own_tenant_and_weight(play: Play) -> None:
     play(scenario)
 
 
-@MEMORY
 def test_the_newest_goes_first_where_it_is_asked_for(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         ran: list[Any] = []
@@ -103,7 +99,6 @@ def test_the_newest_goes_first_where_it_is_asked_for(play: Play) -> None:
     play(scenario)
 
 
-@MEMORY
 def test_the_single_high_one_overtakes_ten_thousand_low_ones(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         ran: list[Any] = []

@@ -10,7 +10,7 @@ import pytest
 from holdfast import Holdfast, Rate, UsageError
 from holdfast.core.job import RateKey
 from holdfast.options import TaskSettings
-from tests.flow.conftest import FAST, MEMORY, Play, Stage
+from tests.flow.conftest import FAST, Play, Stage
 
 
 def calling(stage: Stage, app: Holdfast, began: list[tuple[str, float]], **options: Unpack[TaskSettings]) -> Any:
@@ -26,7 +26,6 @@ def most_within(instants: Sequence[float], length: float) -> int:
     return max(bisect_left(instants, at + length) - place for place, at in enumerate(instants))
 
 
-@MEMORY
 def test_ten_a_second_across_three_workers_is_ten_in_every_second(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         began: list[tuple[str, float]] = []
@@ -44,7 +43,6 @@ def test_ten_a_second_across_three_workers_is_ten_in_every_second(play: Play) ->
     play(scenario)
 
 
-@MEMORY
 def test_a_rate_by_key_holds_for_each_and_holds_up_nobody_else(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         began: list[tuple[str, float]] = []
@@ -63,7 +61,6 @@ def test_a_rate_by_key_holds_for_each_and_holds_up_nobody_else(play: Play) -> No
     play(scenario)
 
 
-@MEMORY
 def test_two_rates_hold_together(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         began: list[tuple[str, float]] = []
@@ -78,7 +75,6 @@ def test_two_rates_hold_together(play: Play) -> None:
     play(scenario)
 
 
-@MEMORY
 def test_several_limits_of_one_name_take_their_time_apart(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app()
@@ -95,7 +91,6 @@ def test_several_limits_of_one_name_take_their_time_apart(play: Play) -> None:
     play(scenario)
 
 
-@MEMORY
 def test_a_queues_rate_and_a_tasks_are_set_at_run_time(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         began: list[tuple[str, float]] = []
@@ -122,7 +117,6 @@ def test_a_queues_rate_and_a_tasks_are_set_at_run_time(play: Play) -> None:
     play(scenario)
 
 
-@MEMORY
 def test_a_job_that_waits_for_its_rate_holds_no_slot(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(timing=FAST)

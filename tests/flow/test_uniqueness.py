@@ -21,7 +21,7 @@ from holdfast import (
 )
 from holdfast.core.job import UniqueKey
 from holdfast.options import TaskSettings
-from tests.flow.conftest import FAST, MEMORY, Play, Stage
+from tests.flow.conftest import FAST, Play, Stage
 
 
 def sending(app: Holdfast, ran: list[Any] | None = None, **options: Unpack[TaskSettings]) -> Any:
@@ -40,7 +40,6 @@ def key_of_user(user: int, text: str = "") -> str | None:
     return f"user {user}" if user else None
 
 
-@MEMORY
 def test_a_call_whose_key_is_held_gets_the_job_that_holds_it(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         ran: list[Any] = []
@@ -59,7 +58,6 @@ def test_a_call_whose_key_is_held_gets_the_job_that_holds_it(play: Play) -> None
     play(scenario)
 
 
-@MEMORY
 def test_the_key_is_free_once_its_job_is_over_and_not_while_that_is_retried(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(timing=FAST)
@@ -86,7 +84,6 @@ def test_the_key_is_free_once_its_job_is_over_and_not_while_that_is_retried(play
     play(scenario)
 
 
-@MEMORY
 def test_a_queued_key_is_free_from_when_its_job_starts(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(timing=FAST)
@@ -107,7 +104,6 @@ def test_a_queued_key_is_free_from_when_its_job_starts(play: Play) -> None:
     play(scenario)
 
 
-@MEMORY
 def test_a_key_may_be_held_for_a_time_whatever_becomes_of_its_job(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(timing=FAST)
@@ -126,7 +122,6 @@ def test_a_key_may_be_held_for_a_time_whatever_becomes_of_its_job(play: Play) ->
     play(scenario)
 
 
-@MEMORY
 def test_without_a_key_equal_arguments_are_the_same_however_they_are_written(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app()
@@ -151,7 +146,6 @@ def test_without_a_key_equal_arguments_are_the_same_however_they_are_written(pla
     play(scenario)
 
 
-@MEMORY
 def test_a_codec_that_never_writes_the_same_twice_hides_no_duplicate(play: Play) -> None:
     class Salted:
         def __init__(self) -> None:
@@ -173,7 +167,6 @@ def test_a_codec_that_never_writes_the_same_twice_hides_no_duplicate(play: Play)
     play(scenario)
 
 
-@MEMORY
 def test_what_cannot_be_encoded_as_a_default_is_left_out_of_what_tells_calls_apart(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app()
@@ -189,7 +182,6 @@ def test_what_cannot_be_encoded_as_a_default_is_left_out_of_what_tells_calls_apa
     play(scenario)
 
 
-@MEMORY
 def test_a_function_that_gives_no_key_makes_a_call_that_nothing_holds_up(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         send = sending(stage.app(), unique=key_of_user)
@@ -202,7 +194,6 @@ def test_a_function_that_gives_no_key_makes_a_call_that_nothing_holds_up(play: P
     play(scenario)
 
 
-@MEMORY
 def test_a_key_is_the_queues_and_two_tasks_may_share_it(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app()
@@ -220,7 +211,6 @@ def test_a_key_is_the_queues_and_two_tasks_may_share_it(play: Play) -> None:
     play(scenario)
 
 
-@MEMORY
 def test_the_calls_own_key_is_taken_as_it_is_and_the_rest_of_the_tasks_stays(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(defaults=TaskOptions(unique=Unique(scope="queued")))
@@ -238,7 +228,6 @@ def test_the_calls_own_key_is_taken_as_it_is_and_the_rest_of_the_tasks_stays(pla
     play(scenario)
 
 
-@MEMORY
 def test_a_caller_may_be_told_of_a_duplicate_by_an_error(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app()
@@ -263,7 +252,6 @@ def test_a_caller_may_be_told_of_a_duplicate_by_an_error(play: Play) -> None:
     play(scenario)
 
 
-@MEMORY
 def test_a_redrive_is_refused_while_another_job_holds_the_key(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(timing=FAST)
@@ -290,7 +278,6 @@ def test_a_redrive_is_refused_while_another_job_holds_the_key(play: Play) -> Non
     play(scenario)
 
 
-@MEMORY
 def test_who_asks_for_it_hears_of_duplicates(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(timing=FAST)
