@@ -45,19 +45,17 @@ class Intake(Books):
         return receipts
 
     def _remember(self, new: NewJob, now: int, offset: int) -> Receipt:
-        known = self._jobs.get(new.ref)
+        known = self._jobs.get(self._taken_in.get(new.ref, new.ref))
         if known is not None:
             if not self._past(known, now):
-                return Receipt("duplicate", new.ref)
+                return Receipt("duplicate", known.ref)
             self._drop(known)
-        if new.ref in self._taken_in:
-            return Receipt("duplicate", self._taken_in[new.ref])
         there = self._come_to(new, now)
         if there is not None:
             return self._merge(new, there, now, offset)
         if (refused := self._throttled(new, now)) is not None:
             return refused
-        self._create(new, known, now, offset)
+        self._create(new, known if known is not None and known.ref == new.ref else None, now, offset)
         return Receipt("created", new.ref)
 
     def _come_to(self, new: NewJob, now: int) -> Ref | None:
@@ -104,6 +102,7 @@ class Intake(Books):
         """Put a later call in the place of the one that a job was waiting with; the job stays the one it was."""
         self._answer_for(new.ref, old.ref)
         calls = self._calls.pop(old.ref)
+        # Without its calls, so that they go on being answered for.
         self._drop(old)
         job = structs.replace(
             _wished(new, due_at(key, first=old.created, calls=1, now=now), now, offset),
@@ -114,7 +113,6 @@ class Intake(Books):
         )
         self._put(job, now, offset)
         self._calls[job.ref] = calls
-        self._taken_in.update(dict.fromkeys(calls, job.ref))
 
     def _gather(self, new: NewJob, into: JobRecord, key: CollectKey, now: int, offset: int) -> int:
         """Add a call to those that a job has gathered; return how many they are."""

@@ -44,18 +44,18 @@ def remember(step: Step, new: NewJob, offset: int) -> Receipt:
     if plain and new.merge is None and new.throttle is None and _create(step, new, None, offset):
         return Receipt("created", new.ref)
     known = find_job(step, new.ref)
+    if known is None and (answering := taken_in(step, new.ref)) is not None:
+        known = find_job(step, answering)
     if known is not None:
         if not past(known[1], step.now):
-            return Receipt("duplicate", new.ref)
+            return Receipt("duplicate", known[1].ref)
         drop(step, *known)
-    elif (answering := taken_in(step, new.ref)) is not None:
-        return Receipt("duplicate", answering)
     there = _come_to(step, new)
     if there is not None:
         return _merge(step, new, there, offset)
     if (refused := _throttled(step, new)) is not None:
         return refused
-    _create(step, new, None if known is None else known[1], offset)
+    _create(step, new, known[1] if known is not None and known[1].ref == new.ref else None, offset)
     return Receipt("created", new.ref)
 
 

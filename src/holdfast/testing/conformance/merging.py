@@ -609,6 +609,19 @@ class DebounceConformance(Conformance):
         assert await storage.get([A, B]) == [None, None]
         assert await storage.enqueue([new_job("second")]) == [Receipt("created", B)]
 
+    async def test_a_call_whose_result_is_over_begins_anew_swept_or_not(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
+        policy = Policy(result_ttl=5 * SECOND)
+        await storage.enqueue([new_job(name, merge=DEBOUNCED, policy=policy) for name in ("first", "second")])
+        clock.advance(10)
+        await settle(storage, ALICE, await claim_one(storage))
+        clock.advance(5)
+
+        assert await storage.get([A, B]) == [None, None]
+        assert await storage.enqueue([new_job("second", merge=DEBOUNCED)]) == [Receipt("created", B)]
+        assert await storage.enqueue([new_job("first", merge=DEBOUNCED)]) == [Receipt("replaced", B)]
+
     async def test_the_slots_of_the_earlier_call_are_given_up(self, storage: Storage, clock: ManualClock) -> None:
         old, new = Key("old"), Key("new")
         held = await start(storage, new_job("holder", keys=(old,)))

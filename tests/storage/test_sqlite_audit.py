@@ -1,0 +1,41 @@
+"""The audit: counters, slots and gathered calls that their jobs contradict are found."""
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from holdfast.core.job import CollectKey, Key
+from holdfast.storage.protocol import Finding
+from holdfast.storage.sqlite.storage import SQLiteStorage
+from tests.storage.worlds import job
+
+WRONG = {
+    "a counter too high": "UPDATE tally SET jobs = jobs + 1 WHERE state = 'waiting'",
+    "a slot of nobody": "INSERT INTO slot (queue, key, id) VALUES ('q', 'k', 'nobody')",
+    "a call that is lost": "DELETE FROM call WHERE id = 'call-1'",
+    "a call of a job that is gone": "INSERT INTO call (queue, id, job, place) VALUES ('q', 'late', 'gone', 0)",
+    "a job without what it gathered": "UPDATE job SET gathered = 7 WHERE id = 'call-0'",
+}
+
+
+async def audited(storage: SQLiteStorage) -> Finding:
+    return next(finding for finding in await storage.examine() if finding.subject == "counters")
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+async def test_what_the_jobs_contradict_is_found(tmp_path: Path, wrong: str) -> None:
+    storage = SQLiteStorage(tmp_path / "jobs.db")
+    collected = CollectKey("k", 1, 9)
+    await storage.enqueue([job("plain", keys=(Key("k"),)), *(job(f"call-{n}", merge=collected) for n in range(3))])
+
+    assert (await audited(storage)).level == "ok"
+
+    with closing(sqlite3.connect(tmp_path / "jobs.db")) as connection, connection:
+        connection.execute(WRONG[wrong])
+    finding = await audited(storage)
+    await storage.close()
+
+    assert finding.level == "error"
+    assert finding.message.startswith("1 counts")
