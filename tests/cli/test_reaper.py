@@ -42,3 +42,27 @@ def test_it_recovers_what_the_dead_left_says_so_and_ends_on_a_signal(
     assert ("leads no longer: resigned" in text) is not bool(election)
     assert f"recovered job {job} of task add in queue default: run 1 stalled (process_died)" in text
     assert there.read("jobs", "show", job)["state"] == "waiting"
+
+
+SCHEDULED = """
+from holdfast import Holdfast
+
+app = Holdfast()
+
+@app.cron("0 4 * * *", name="nightly")
+@app.task(name="report")
+async def report() -> None: ...
+"""
+
+
+@pytest.mark.system
+def test_it_puts_the_schedules_of_its_app_into_the_storage(there: Terminal) -> None:
+    there.write("scheduled.py", SCHEDULED)
+    with there.start("reaper", "scheduled:app") as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "sweeps" in line:
+                process.send_signal(signal.SIGTERM)
+
+    assert process.returncode == 0
+    assert [schedule["name"] for schedule in there.read("schedules", "list")] == ["nightly"]

@@ -23,6 +23,7 @@ from holdfast.errors import StorageError, UsageError
 from holdfast.health.server import Server
 from holdfast.maintenance.reaper import Reaping
 from holdfast.options import LeaderElection, Timing
+from holdfast.schedules import put_all
 from holdfast.storage.follow import follow
 from holdfast.storage.protocol import EVENTS_END, Storage
 
@@ -98,6 +99,7 @@ async def _reap(equipment: Equipment, election: LeaderElection | None, http: Htt
     try:
         async with server or contextlib.nullcontext():
             await storage.open()
+            await put_all(storage, equipment.schedules.values())
             logger.info("reaper %s sweeps %s", reaping.owner.id, storage.url)
             # Taken before the first sweep, or what that recovers would not be told.
             cursor = (await storage.events(EVENTS_END)).next
