@@ -1,0 +1,183 @@
+"""What order and rates cost on SQLite: nothing where nobody asked for them, and no more with ten thousand tenants."""
+
+import sqlite3
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.clock import SECOND
+from holdfast.core.job import NewJob, RateKey
+from holdfast.storage.protocol import Bid, Order, Settings, Target
+from holdfast.storage.sqlite import SQLiteStorage, flow, line
+from holdfast.storage.sqlite.step import Step
+from holdfast.testing import ManualClock
+from tests.storage.worlds import job, owner
+
+ME = owner(name="me")
+
+
+class Bench:
+    """A file that steps are done in one by one, and the statements of each are counted."""
+
+    def __init__(self, path: Path, clock: ManualClock) -> None:
+        self._connection = sqlite3.connect(path, isolation_level=None)
+        self._clock = clock
+
+    def statements(self, do: Callable[[Step], Any]) -> int:
+        """Return how many statements a step took, and what it leaves behind at its end."""
+        seen: list[str] = []
+        self._connection.execute("BEGIN IMMEDIATE")
+        step = Step(self._connection)
+        step.now = self._clock.now()
+        self._connection.set_trace_callback(seen.append)
+        do(step)
+        step.write_down()
+        self._connection.set_trace_callback(None)
+        self._connection.execute("COMMIT")
+        return len(seen)
+
+    def enqueue(self, jobs: Sequence[NewJob]) -> int:
+        return self.statements(lambda step: flow.enqueue(step, jobs))
+
+    def claim(self, room: int) -> int:
+        return self.statements(lambda step: flow.exchange(step, ME, [], Order(("q",), room)))
+
+    def count(self, table: str) -> int:
+        return int(self._connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
+
+    def version(self) -> int:
+        return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+@contextmanager
+def bench(path: Path, clock: ManualClock) -> Generator[Bench]:
+    made = Bench(path, clock)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+async def path(tmp_path: Path, clock: ManualClock) -> Path:
+    storage = SQLiteStorage(tmp_path / "jobs.db", clock=clock)
+    await storage.open()
+    await storage.close()
+    return tmp_path / "jobs.db"
+
+
+def test_a_plain_line_pays_one_look_a_step_for_those_that_are_fair(path: Path, clock: ManualClock) -> None:
+    with bench(path, clock) as plain:
+        one, many = plain.enqueue([job("a")]), plain.enqueue([job(f"b{n}") for n in range(100)])
+        first, hundred = plain.claim(1), plain.claim(100)
+
+    # A row each; beside that the look at the line, the settings of the queue, and the counter.
+    assert many - one == 99
+    assert one == 4
+    # Its start and its run.
+    assert hundred - first == 99 * 2
+
+
+def test_a_fair_line_pays_for_each_tenant_once_a_step(path: Path, clock: ManualClock) -> None:
+    with bench(path, clock) as fair:
+        fair.enqueue([job("a", fair_key="a")])
+        one = fair.enqueue([job("b", fair_key="a")])
+        many = fair.enqueue([job(f"c{n}", fair_key="a") for n in range(100)])
+        first, hundred = fair.claim(1), fair.claim(100)
+
+    # A row each, and before it takes its turn, whether its id is a job's, or one that a job has taken in.
+    assert many - one == 99 * 3
+    assert hundred - first == 99 * 2
+
+
+def test_a_line_that_nobody_waits_in_is_fair_no_more(path: Path, clock: ManualClock) -> None:
+    with bench(path, clock) as fair:
+        fair.enqueue([job(f"a{n}", fair_key=f"tenant-{n}") for n in range(20)])
+        kept = fair.count("fair_tag")
+        fair.claim(20)
+        fair.enqueue([job("plain")])
+        left = [fair.count(table) for table in ("fair_line", "fair_reached", "fair_tag")]
+
+    assert kept == 20
+    assert left == [0, 0, 0]
+
+
+async def test_a_sweep_forgets_tenants_whom_the_line_has_passed(path: Path, clock: ManualClock) -> None:
+    storage = SQLiteStorage(path, clock=clock)
+    with bench(path, clock) as fair:
+        fair.enqueue([job(f"once-{n}", fair_key=f"tenant-{n}") for n in range(20)])
+        fair.enqueue([job(f"more-{n}", fair_key="steady") for n in range(9)])
+        fair.claim(22)
+        await storage.sweep(Bid(ME, None))
+        left = fair.count("fair_tag")
+    await storage.close()
+
+    assert left == 1
+
+
+async def test_a_sweep_forgets_rates_whose_time_has_gone_by(path: Path, clock: ManualClock) -> None:
+    storage = SQLiteStorage(path, clock=clock)
+    with bench(path, clock) as paced:
+        paced.enqueue([job(f"a{n}", rates=(RateKey(f"r{n}", SECOND),)) for n in range(20)])
+        paced.claim(20)
+        kept = paced.count("rate")
+        clock.advance(2)
+        await storage.sweep(Bid(ME, None))
+        left = paced.count("rate")
+    await storage.close()
+
+    assert (kept, left) == (20, 0)
+
+
+@pytest.mark.fault("W-N12")
+async def test_a_claim_before_a_rate_opens_writes_nothing(path: Path, clock: ManualClock) -> None:
+    storage = SQLiteStorage(path, clock=clock)
+    await storage.tune(Target("queue", "whole"), Settings(rate=RateKey("queue", 60 * SECOND)))
+    await storage.enqueue([job(f"a{n}", rates=(RateKey("r", 60 * SECOND),)) for n in range(5)])
+    await storage.enqueue([job(f"w{n}", queue="whole") for n in range(5)])
+    order = Order(("q", "whole"), 10)
+    for _ in range(3):
+        await storage.exchange(ME, order=order)
+        clock.advance(0.000_001)
+    with bench(path, clock) as watching:
+        before = watching.version()
+        answers = [await storage.exchange(ME, order=order) for _ in range(20)]
+        after = watching.version()
+        clock.advance(60)
+        opened = await storage.exchange(ME, order=order)
+    await storage.close()
+
+    assert {(answer.leases, answer.left) for answer in answers} == {((), False)}
+    assert before == after
+    assert [lease.ref.id for lease in opened.leases] == ["a2", "w2"]
+
+
+def test_a_step_that_comes_to_nothing_leaves_the_line_as_it_was(path: Path, clock: ManualClock) -> None:
+    with bench(path, clock) as fair:
+        fair.enqueue([job(f"a{n}", fair_key="a") for n in range(3)])
+
+        def fails(step: Step) -> tuple[int, int]:
+            def chore() -> None:
+                line.score(step, job("lost", fair_key="a"), step.now)
+                raise ValueError("poisoned")
+
+            before = line.score(step, job("one", fair_key="b"), step.now)
+            step.chore(chore, None)
+            return before, line.score(step, job("two", fair_key="a"), step.now)
+
+        scores: list[tuple[int, int]] = []
+        fair.statements(lambda step: scores.append(fails(step)))
+
+    # A's fourth comes three shares behind B's first, as if the chore had never been.
+    assert scores[0][1] - scores[0][0] == 3 * SECOND
