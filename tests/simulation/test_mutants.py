@@ -39,7 +39,17 @@ def test_there_are_more_than_a_few_and_each_says_what_it_does() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "invariant"), [("claim_keeps_fence", "I4"), ("settle_twice", "I2"), ("paused_queue_gives", "I14")]
+    ("name", "invariant"),
+    [
+        ("claim_keeps_fence", "I4"),
+        ("settle_twice", "I2"),
+        ("paused_queue_gives", "I14"),
+        ("cron_without_compare", "I12"),
+        ("unique_freed_by_another", "I13"),
+        ("collect_drops_the_last", "I13"),
+        ("rate_taken_by_an_empty_poll", "I16"),
+        ("fair_by_the_clock", "I14"),
+    ],
 )
 def test_a_mutant_is_caught_in_a_world_that_holds_without_it(name: str, invariant: str) -> None:
     trial = tried(name, seeds=20)

@@ -3,14 +3,17 @@
 These are a few, and the set pieces; `make simulate` runs as many as one likes, and CI 2,000.
 """
 
+from collections import Counter
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
-from holdfast.testing.invariants import Recovery
-from holdfast.testing.plan import SCENARIOS, STEPS
+from holdfast.storage.protocol import Made
+from holdfast.testing.plan import FEATURES, SCENARIOS, STEPS
+from holdfast.testing.stories import Recovery
 from holdfast.testing.world import World
 
 SEEDS = 40
@@ -81,6 +84,31 @@ def test_a_stall_is_heard_of_by_somebody() -> None:
         heard += len(World(seed).run().stage.heard)
 
     assert heard
+
+
+def test_calls_are_told_everything_that_a_call_can_be_told() -> None:
+    told: Counter[str] = Counter()
+    for seed in range(OFTEN):
+        told += World(seed, SCENARIOS["merging"], name="merging").run().stage.witness.receipts
+
+    assert set(told) == set(get_args(Made))
+
+
+@pytest.mark.parametrize("scenario", ["schedules", "all tick"])
+def test_ticks_are_dealt_with_though_many_come_with_the_same(scenario: str) -> None:
+    ticks: Counter[str] = Counter()
+    for seed in range(OFTEN):
+        ticks += World(seed, SCENARIOS[scenario], name=scenario).run().stage.witness.ticking.counts()
+
+    assert {"fired", "skipped", "superseded"} <= set(ticks)
+
+
+def test_every_feature_is_asked_for_in_some_worlds() -> None:
+    plans = [World(seed).plan for seed in range(100)]
+
+    assert {feature for plan in plans for feature in plan.features} == set(FEATURES)
+    assert any(plan.schedules and plan.exact for plan in plans)
+    assert any(plan.schedules and not plan.exact for plan in plans)
 
 
 def test_a_world_is_the_same_each_time() -> None:

@@ -36,6 +36,12 @@ class Figures:
     faults: Counter[str] = field(default_factory=Counter[str])
     jobs: Counter[str] = field(default_factory=Counter[str])
     verdicts: Counter[str] = field(default_factory=Counter[str])
+    receipts: Counter[str] = field(default_factory=Counter[str])
+    """What calls were told, those of ticks among them."""
+
+    ticks: Counter[str] = field(default_factory=Counter[str])
+    """What became of the ticks of schedules, and of those who came with one too late."""
+
     runs: int = 0
     again: int = 0
     """Runs that began because the run before them had stalled."""
@@ -65,6 +71,8 @@ class Figures:
             # What was deleted, discarded or kept for long enough is forgotten; the witness has checked why.
             jobs=Counter(str(job.state) if (job := records.get(ref)) else "forgotten" for ref in witness.stories),
             verdicts=Counter(witness.verdicts),
+            receipts=Counter(witness.receipts),
+            ticks=witness.ticking.counts(),
             runs=witness.runs,
             again=witness.again,
             announced=witness.announced,
@@ -87,6 +95,8 @@ class Figures:
         self.faults.update(other.faults)
         self.jobs.update(other.jobs)
         self.verdicts.update(other.verdicts)
+        self.receipts.update(other.receipts)
+        self.ticks.update(other.ticks)
         self.runs += other.runs
         self.again += other.again
         self.announced += other.announced
@@ -115,6 +125,8 @@ class Figures:
             "storage_calls": self.calls,
             "faults": dict(sorted(self.faults.items())),
             "jobs": {"in_all": sum(self.jobs.values()), **dict(sorted(self.jobs.items()))},
+            "calls": dict(sorted(self.receipts.items())),
+            "ticks": dict(sorted(self.ticks.items())),
             "settlements": dict(sorted(self.verdicts.items())),
             "runs": self.runs,
             "extra_runs": self.again,
@@ -134,6 +146,8 @@ class Figures:
             ("simulated", f"{self.seconds / 3600:,.1f} hours, {self.calls:,} storage calls"),
             ("faults", f"{sum(self.faults.values()):,}: {_listed(self.faults)}"),
             ("jobs", f"{sum(self.jobs.values()):,}: {_listed(self.jobs)}"),
+            ("calls", f"{sum(self.receipts.values()):,}: {_listed(self.receipts)}"),
+            ("ticks", _listed(self.ticks)),
             ("settlements", _listed(self.verdicts)),
             ("runs", f"{self.runs:,}, of them {self.again:,} after a stall, {self.announced:,} of these announced"),
             ("never", ", ".join(f"{what} {n}" for what, n in self.outcomes.items())),

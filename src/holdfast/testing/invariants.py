@@ -2,13 +2,13 @@
 
 The witness believes nothing that the storage says of itself: it keeps its own account of each job from what was asked
 and answered, and holds the records, the indexes and the event log against it. What one record says of itself is held
-against `soundness.py`.
+against `soundness.py`; what became of calls, ticks, rates and tenants has accounts of its own (calls.py, ticking.py,
+pacing.py, sharing.py).
 """
 
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn, TypeVar
 
 from holdfast.clock import SECOND, Clock
@@ -16,8 +16,12 @@ from holdfast.core.decision import Finish, PutBack
 from holdfast.core.events import (
     AnyEvent,
     JobCancelled,
+    JobCollected,
     JobCompleted,
+    JobDebounced,
+    JobDeduplicated,
     JobDeleted,
+    JobEnqueued,
     JobEvent,
     JobExpired,
     JobFailed,
@@ -26,11 +30,13 @@ from holdfast.core.events import (
     JobRepaired,
     JobRetried,
     JobStalled,
+    JobThrottled,
     RunFenced,
 )
-from holdfast.core.job import JobRecord, NewJob, Owner, Ref
+from holdfast.core.job import JobRecord, NewJob, Owner, RateKey, Ref, UniqueKey
 from holdfast.core.lease import Lease, longest_lease
 from holdfast.core.lifecycle import REDRIVABLE, TERMINAL, TRANSITIONS, State
+from holdfast.core.order import place
 from holdfast.core.retention import Retention
 from holdfast.core.settlement import Settlement
 from holdfast.core.transition import lapsed
@@ -38,6 +44,7 @@ from holdfast.options import Timing
 from holdfast.storage.model import Model
 from holdfast.storage.protocol import (
     PAUSED,
+    RATE,
     RUNS_KEPT,
     Beat,
     Bid,
@@ -56,7 +63,12 @@ from holdfast.storage.protocol import (
     Swept,
     Target,
 )
+from holdfast.testing.calls import Calls
+from holdfast.testing.pacing import Pacing
+from holdfast.testing.sharing import Sharing
 from holdfast.testing.soundness import flaw_of_lease, may_be_forgotten, place_of, right_lease_end
+from holdfast.testing.stories import Recovery, Run, Story, shown
+from holdfast.testing.ticking import Ticking
 from holdfast.testing.weather import EVERYWHERE, Weather
 
 T = TypeVar("T")
@@ -66,6 +78,25 @@ READING = frozenset({"get", "find", "events", "survey"})
 
 PROCESS_DEATH_BOUND = 1.0
 """Within so many seconds of its death the jobs of a supervised process are claimable."""
+
+ON_CALL: dict[str, type[AnyEvent]] = {
+    "enqueued": JobEnqueued,
+    "deduplicated": JobDeduplicated,
+    "debounced": JobDebounced,
+    "collected": JobCollected,
+    "throttled": JobThrottled,
+}
+"""What is told of a call where it is asked for, by its name in the log."""
+
+WISHED = tuple(
+    name
+    for name in NewJob.__struct_fields__
+    if name in JobRecord.__struct_fields__ and name not in ("id", "payload", "run_at")
+)
+"""What a job has from its call as it is. Its arguments and its time may be those of several calls, and held apart."""
+
+BY_ITSELF = frozenset({"enqueue", "plan", "exchange", "sweep", "revise"})
+"""Verbs on whose way a job may be found that has waited for too long."""
 
 Told = Counter[tuple[type[AnyEvent], Ref, int]]
 """How often an event of a class was recorded for a run of a job."""
@@ -84,52 +115,6 @@ class Violation(AssertionError):
     def crashed(self) -> bool:
         """Whether no invariant was broken, but the code that was simulated."""
         return self.__cause__ is not None and not isinstance(self.__cause__, Violation)
-
-
-@dataclass(eq=False)
-class Run:
-    """A run as the witness saw it: when it was claimed, last heard of, last gave a sign (virtual seconds)."""
-
-    number: int
-    fence: int
-    owner: str
-    claimed: float
-    heard: float
-    signed: float
-    taken: int | None = None
-    """The fence under which a reaper holds it, if one does."""
-
-    reason: str = ""
-    holders: list[str] = field(default_factory=list[str])
-
-
-@dataclass(eq=False)
-class Story:
-    """What the witness knows of one job."""
-
-    ref: Ref
-    fence: int = 0
-    run: Run | None = None
-    runs: dict[int, Run] = field(default_factory=dict[int, Run])
-    accepted: list[int] = field(default_factory=list[int])
-    ends: int = 0
-    starts: int = 0
-    cancels: int = 0
-    deleted: bool = False
-    recovered: int = 0
-    """The number of the run that was put back for a stall, if its latest was."""
-
-
-@dataclass(frozen=True)
-class Recovery:
-    """A job taken from a lost holder: how long that took, and how long it may take."""
-
-    ref: Ref
-    reason: str
-    seconds: float
-    bound: float
-    clear: bool
-    """Whether nothing else was wrong meanwhile; only then the bound holds."""
 
 
 class Witness:
@@ -154,6 +139,7 @@ class Witness:
         self.stories: dict[Ref, Story] = {}
         self.recoveries: list[Recovery] = []
         self.verdicts: Counter[str] = Counter()
+        self.receipts: Counter[str] = Counter()
         self.stalls: list[str] = []
         self.runs = 0
         self.again = 0
@@ -164,6 +150,10 @@ class Witness:
 
         self.repaired = 0
         self.steps = 0
+        self.calls = Calls(self._require)
+        self.ticking = Ticking(self._require)
+        self.pacing = Pacing(self._require)
+        self.sharing = Sharing(self._require)
         self._model = model
         self._clock = clock
         self._weather = weather
@@ -191,7 +181,11 @@ class Witness:
         expected: Told = Counter()
         match verb, args, answer:
             case "enqueue", (jobs,), _:
-                self._enqueued(jobs, answer, before)  # type: ignore[arg-type]
+                expected = self._enqueued(dict(enumerate(jobs)), answer, before)  # type: ignore[arg-type]
+            case "plan", (changes,), _:
+                made = self.ticking.planned(changes, answer, before, told, self._clock.now())  # type: ignore[arg-type]
+                created = [Receipt("created", job.ref) for job in made.values()]
+                expected = self._enqueued(made, created, before)
             case "exchange", (Owner() as owner, settlements, order), Exchanged():
                 expected = self._exchanged(owner, settlements, order, answer, before)
             case "renew", (Beat() as beat,), Pulse():
@@ -219,23 +213,55 @@ class Witness:
             for ref in gone:
                 self._require(self.stories[ref].deleted, "I8", f"{ref} has vanished, and nobody deleted it")
             self._indexed(records)
+            self.calls.hold(records, changed, gone)
+            self.sharing.stand(before, records, [*changed, *gone])
         return answer
 
     # ── each verb ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _enqueued(self, jobs: Sequence[NewJob], receipts: Sequence[Receipt], before: Mapping[Ref, JobRecord]) -> None:
-        for job, receipt in zip(jobs, receipts, strict=True):
-            self._require(receipt.ref == job.ref, "I17", f"{job.ref} was answered as {receipt.ref}")
-            if receipt.made == "created":
+    def _enqueued(
+        self, jobs: Mapping[int, NewJob], receipts: Sequence[Receipt], before: Mapping[Ref, JobRecord]
+    ) -> Told:
+        """Take in what became of new jobs, each with its place in the call; return what must be told of them."""
+        expected: Told = Counter()
+        there = dict(before)
+        for (offset, job), receipt in zip(jobs.items(), receipts, strict=True):
+            self.receipts[receipt.made] += 1
+            named = self._model.records.get(receipt.ref)
+            what = self.calls.told(job, receipt, there, named, self._clock.now())
+            if what in (self._setting("queue", job.queue).record or ()):
+                told_of = receipt.ref if what in ("debounced", "collected") else job.ref
+                expected[ON_CALL[what], told_of, 0] += 1
+            if receipt.made in ("created", "replaced"):
                 self._limits.update(((job.queue, key.name), key.limit) for key in job.keys)
-                known = self.stories.get(job.ref)
-                # An enqueue that is repeated after the job was deleted or forgotten makes it anew.
-                gone = known is None or known.deleted or self._forgettable(before[job.ref])
-                self._require(gone, "I8", f"{job.ref} was made twice")
-                self.stories[job.ref] = Story(job.ref, runs=known.runs if known is not None else {})
-                self._note("enqueued", job.id, job.task)
-            else:
-                self._require(job.ref in self.stories, "I17", f"{job.ref} is called a duplicate and was never made")
+                self._placed(job, named, offset)
+            if receipt.made != "created":
+                self._require(receipt.ref in self.stories, "I17", f"{receipt.ref} is called living and was never made")
+                self._note(receipt.made, job.id, receipt.ref.id)
+                continue
+            known = self.stories.get(job.ref)
+            # An enqueue that is repeated after the job was deleted or forgotten makes it anew.
+            gone = known is None or known.deleted or self._forgettable(before[job.ref])
+            self._require(gone, "I8", f"{job.ref} was made twice")
+            self.ticking.made(job)
+            self.stories[job.ref] = Story(job.ref, runs=known.runs if known is not None else {})
+            self._note("enqueued", job.id, job.task)
+            if named is not None:
+                there[job.ref] = named
+        return expected
+
+    def _placed(self, new: NewJob, job: JobRecord | None, offset: int) -> None:
+        """See that a new job is what was wished for, and stands where it belongs."""
+        if job is None:
+            return
+        other = [name for name in WISHED if getattr(job, name) != getattr(new, name)]
+        self._require(not other, "I17", f"{job.ref} is not what was wished for in {other}")
+        shared = new.fair_key is not None or self.sharing.counts(job.queue)
+        if job.state is State.WAITING and shared and not new.lifo:
+            return
+        at = max(job.run_at, self._clock.now()) + offset
+        right = place(at, boost=new.boost, lifo=new.lifo)
+        self._require(job.score == right, "I14", f"{job.ref}: it came at {at}, and stands at {job.score}")
 
     def _exchanged(
         self,
@@ -258,7 +284,7 @@ class Witness:
             )
             match verdict.verdict:
                 case "done":
-                    self._require(holds, "I2", f"{asked.ref}: settled under {asked.fence} by {owner.id}: {_shown(job)}")
+                    self._require(holds, "I2", f"{asked.ref}: settled under {asked.fence} by {owner.id}: {shown(job)}")
                     over.append(asked.ref)
                     if job is not None:
                         expected.update(self._settled(job, asked))
@@ -272,16 +298,19 @@ class Witness:
                     if job is not None:
                         expected[RunFenced, asked.ref, job.starts] += 1
                 case "gone":
-                    self._require(job is None, "I8", f"{asked.ref} is called gone: {_shown(job)}")
+                    self._require(job is None, "I8", f"{asked.ref} is called gone: {shown(job)}")
         for lease in answer.leases:
             self._claimed(owner, lease)
         if answer.leases:
             self._ordered(answer.leases, order)
-            # One that expired may have let another back in line, in front of what was claimed before.
+            # One that went out of the way may have let another back in line, in front of what was claimed before.
             if not any(
-                job.state is State.EXPIRED and before[ref] is not job for ref, job in self._model.records.items()
+                _went_out_of_the_way(job) and before[ref] is not job for ref, job in self._model.records.items()
             ):
                 self._in_order(answer.leases)
+            self.sharing.claimed(answer.leases)
+        if order is not None and len(answer.leases) < order.room:
+            self._none_left(order)
         return expected
 
     def _settled(self, job: JobRecord, asked: Settlement) -> Told:
@@ -327,7 +356,7 @@ class Witness:
         paused = self._setting("queue", job.queue).paused or self._setting("task", job.task).paused
         self._require(not paused, "I14", f"{job.ref}: claimed while its queue or its task is paused")
         self._require(
-            job.lease_until == right_lease_end(job, at), "I16", f"{job.ref}: its lease is not right: {_shown(job)}"
+            job.lease_until == right_lease_end(job, at), "I16", f"{job.ref}: its lease is not right: {shown(job)}"
         )
         self.runs += 1
         if story.recovered:
@@ -337,6 +366,8 @@ class Witness:
         story.starts += 1
         story.run = Run(job.starts, job.fence, owner.id, now, now, now, holders=[owner.id])
         story.runs[job.fence] = story.run
+        self.calls.claimed(job, at)
+        self.pacing.started(job, self._rates(job, queue=True), at, len(self._weather.steps))
         self._note("claimed", job.id, job.starts, owner.name)
 
     def _charged(self, job: JobRecord, decision: Finish | PutBack, *, stopped: bool) -> None:
@@ -387,6 +418,16 @@ class Witness:
                 left = (job.score, job.id)
                 self._require(left > last[job.queue], "I14", f"{job.ref} was left behind by one that stood behind it")
 
+    def _none_left(self, order: Order) -> None:
+        """See that nothing was left in line that could have been claimed."""
+        now = self._clock.now()
+        for job in self._model.records.values():
+            if job.queue not in order.queues or job.state is not State.WAITING or job.parked_under is not None:
+                continue
+            setting = self._setting("queue", job.queue)
+            closed = setting.rate is not None and not self.pacing.open(job.queue, setting.rate, now)
+            self._require(bool(setting.paused) or closed, "I14", f"{job.ref} was left in line, and there was room")
+
     def _renewed(self, beat: Beat, answer: Pulse, before: Mapping[Ref, JobRecord], changed: Sequence[Ref]) -> None:
         now = self._clock.uptime()
         lost = {(ref, fence) for ref, fence in answer.lost}
@@ -400,7 +441,7 @@ class Witness:
             self._require(
                 holds != ((asked.ref, asked.fence) in lost),
                 "I5",
-                f"{asked.ref}: {beat.owner.id} beat under {asked.fence}, lost is {not holds} in truth: {_shown(job)}",
+                f"{asked.ref}: {beat.owner.id} beat under {asked.fence}, lost is {not holds} in truth: {shown(job)}",
             )
             story = self._story(asked.ref) if holds else None
             if story is not None and story.run is not None:
@@ -415,14 +456,14 @@ class Witness:
             kept = (was.state, was.fence, was.owner, was.starts) == (job.state, job.fence, job.owner, job.starts)
             self._require(kept and job.owner == beat.owner.id, "I5", f"{ref}: moved by a beat of {beat.owner.id}")
             flaw = flaw_of_lease(was, job, self._clock.now())
-            self._require(not flaw, "I16", f"{ref}: renewed, and {flaw}: {_shown(job)}")
+            self._require(not flaw, "I16", f"{ref}: renewed, and {flaw}: {shown(job)}")
 
     def _swept(self, bid: Bid, answer: Swept, before: Mapping[Ref, JobRecord], changed: Sequence[Ref]) -> None:
         now = self._clock.now()
         for stalled in answer.stalled:
             was = before[stalled.lease.ref]
             over = was.suspect_until is not None and was.suspect_until <= now
-            self._require(over, "I5", f"{was.ref}: reaped before its grace was over: {_shown(was)}")
+            self._require(over, "I5", f"{was.ref}: reaped before its grace was over: {shown(was)}")
             self._taken(bid.owner, stalled, was)
         taken = [stalled.lease.ref for stalled in answer.stalled]
         for ref in changed:
@@ -434,13 +475,19 @@ class Witness:
                     fine = (was.fence, was.owner) == (job.fence, job.owner)
                 case State.FAILED, State.WAITING:
                     fine = was.redrive_at is not None and was.redrive_at <= now
+                case State.FAILED, State.FAILED:
+                    # Given up by its rule: a later job of its key is there.
+                    fine = was.redrive_at is not None and was.redrive_at <= now and isinstance(was.merge, UniqueKey)
                 case State.DELAYED | State.WAITING, State.WAITING | State.EXPIRED:
                     fine = True
                 case _:
                     fine = False
-            self._require(fine, "I3", f"{ref}: swept from {_shown(was)} to {_shown(job)}")
+            self._require(fine, "I3", f"{ref}: swept from {shown(was)} to {shown(job)}")
             if job.state is State.ACTIVE:
                 self._suspected(bid, was, job, now)
+        if answer.retry_in is None:
+            self.calls.swept(now)
+            self.pacing.swept(now)
         if answer.retry_in is None and not answer.more:
             self._all_swept(before, now, bid.grace)
 
@@ -449,44 +496,51 @@ class Witness:
         longest = longest_lease(job.stall)
         out = was.lease_until is not None and not now < was.lease_until <= now + longest
         again = was.suspect_until is not None and was.suspect_until > now + max(job.stall.lease // 2, bid.grace)
-        self._require(out or again, "I5", f"{job.ref}: suspected before its lease was out: {_shown(was)}")
+        self._require(out or again, "I5", f"{job.ref}: suspected before its lease was out: {shown(was)}")
         least = min(bid.grace, job.stall.lease // 2)
         enough = job.suspect_until is not None and job.suspect_until >= now + least
-        self._require(enough, "I5", f"{job.ref}: suspected without a grace: {_shown(job)}")
+        self._require(enough, "I5", f"{job.ref}: suspected without a grace: {shown(job)}")
 
     def _all_swept(self, before: Mapping[Ref, JobRecord], now: int, grace: int) -> None:
         """See that a full turn of the leader left nothing that was due."""
         for ref, job in self._model.records.items():
-            was = before[ref]
-            match job.state:
-                case State.ACTIVE if job.suspect_until is None:
-                    ends = job.lease_until or 0
-                    late = not now < ends <= now + longest_lease(job.stall)
-                    self._require(not late, "I16", f"{ref}: its lease ends at {ends}, and nobody suspects it at {now}")
-                case State.ACTIVE:
-                    late = was.suspect_until is not None and was.suspect_until <= now
-                    self._require(not late, "I16", f"{ref}: its grace was over, and nobody took it: {_shown(job)}")
-                    longest = max(job.stall.lease // 2, grace)
-                    far = job.suspect_until is not None and job.suspect_until > now + longest
-                    self._require(not far, "I16", f"{ref}: its grace ends further ahead than it is long: {_shown(job)}")
-                case State.WAITING if job.parked_under is not None:
-                    self._require(not self._has_room(job), "I16", f"{ref}: parked under {job.parked_under}, with room")
-                case State.DELAYED:
-                    self._require(job.run_at > now, "I16", f"{ref}: due since {job.run_at}, not promoted at {now}")
-                case State.FAILED:
-                    late = job.redrive_at is not None and job.redrive_at <= now
-                    self._require(not late, "I16", f"{ref}: its rule was to redrive it at {job.redrive_at}")
-                case _:
-                    pass
-            self._require(not self._forgettable(job), "I8", f"{ref}: kept for longer than it must be: {_shown(job)}")
-            waits = job.state in (State.WAITING, State.DELAYED)
-            self._require(not (waits and lapsed(job, now)), "I10", f"{ref}: not expired at {now}: {job.expires_at}")
+            number, flaw = self._left_over(before[ref], job, now, grace)
+            if flaw:
+                self._fail(number, f"{ref}: {flaw} at {now}: {shown(job)}")
+
+    def _left_over(self, was: JobRecord, job: JobRecord, now: int, grace: int) -> tuple[str, str]:
+        """Return what a full turn should have done with a job and has not, if it has left anything."""
+        number, flaw = "I16", ""
+        match job.state:
+            case State.ACTIVE if job.suspect_until is None:
+                if not now < (job.lease_until or 0) <= now + longest_lease(job.stall):
+                    flaw = f"its lease ends at {job.lease_until}, and nobody suspects it"
+            case State.ACTIVE:
+                if was.suspect_until is not None and was.suspect_until <= now:
+                    flaw = "its grace was over, and nobody took it"
+                elif job.suspect_until is not None and job.suspect_until > now + max(job.stall.lease // 2, grace):
+                    flaw = "its grace ends further ahead than it is long"
+            case State.WAITING if job.parked_under is not None and self._has_room(job):
+                flaw = f"parked under {job.parked_under}, with room"
+            case State.WAITING | State.DELAYED if lapsed(job, now):
+                number, flaw = "I10", f"not expired, and its time was over at {job.expires_at}"
+            case State.DELAYED if job.run_at <= now:
+                flaw = f"due since {job.run_at}, and not promoted"
+            case State.FAILED if job.redrive_at is not None and job.redrive_at <= now:
+                flaw = f"its rule was to redrive it at {job.redrive_at}"
+            case _ if self._forgettable(job):
+                number, flaw = "I8", "kept for longer than it must be"
+            case _:
+                pass
+        return number, flaw
 
     def _has_room(self, job: JobRecord) -> bool:
         """Say whether a parked job could be in line: there is a slot, and nobody in line who was let in for it."""
         name = job.parked_under or ""
         if name == PAUSED + job.task:
             return not self._setting("task", job.task).paused
+        if name.startswith(RATE):
+            return self.pacing.kept_waiting(job, self._rates(job), self._model.records, self._clock.now())
         active = 0
         for other in self._model.records.values():
             if other.queue != job.queue or name not in [key.name for key in other.keys]:
@@ -499,7 +553,7 @@ class Witness:
     def _reclaimed(self, dead: str, owner: Owner, answer: Reclaimed, before: Mapping[Ref, JobRecord]) -> None:
         for stalled in answer.stalled:
             was = before[stalled.lease.ref]
-            self._require(was.owner == dead, "I5", f"{was.ref}: taken for the death of {dead}: {_shown(was)}")
+            self._require(was.owner == dead, "I5", f"{was.ref}: taken for the death of {dead}: {shown(was)}")
             self._taken(owner, stalled, was)
 
     def _taken(self, owner: Owner, stalled: StalledLease, was: JobRecord) -> None:
@@ -507,7 +561,7 @@ class Witness:
         story = self._story(job.ref)
         run = story.run
         if run is None or was.state is not State.ACTIVE:
-            self._fail("I3", f"{job.ref}: reaped while no run of it was open: {_shown(was)}")
+            self._fail("I3", f"{job.ref}: reaped while no run of it was open: {shown(was)}")
         self._rises(story, job.fence)
         self._require(job.owner == owner.id, "I5", f"{job.ref}: reaped by {owner.id}, given to {job.owner}")
         self._require(was.starts == job.starts, "I7", f"{job.ref}: a reclaim counted a start")
@@ -525,33 +579,35 @@ class Witness:
         self, revisions: Sequence[Revision], answers: Sequence[Revised], before: Mapping[Ref, JobRecord]
     ) -> Told:
         expected: Told = Counter()
-        unfinished = {ref for ref, job in before.items() if job.state not in TERMINAL}
+        expired = {ref for ref, job in self._model.records.items() if job.state is State.EXPIRED}
+        unfinished = {ref for ref, job in before.items() if job.state not in TERMINAL} - expired
         for revision, answer in zip(revisions, answers, strict=True):
             was, job = before.get(revision.ref), self._model.records.get(revision.ref)
             if was is None or answer.verdict in ("refused", "gone"):
                 self._require(was is job, "I3", f"{revision.ref}: changed by a refused {type(revision).__name__}")
+                if was is not None and isinstance(revision, Redrive) and was.state in REDRIVABLE:
+                    self.calls.refused(was, answer, self._model.records)
                 continue
             story = self._story(revision.ref)
             self._note(type(revision).__name__.lower(), revision.ref.id, answer.verdict)
             match revision:
                 case Cancel() if answer.verdict == "asked":
                     asked = job is not None and job.state is State.ACTIVE and job.cancel_at is not None
-                    self._require(
-                        asked and was.state is State.ACTIVE, "I11", f"{was.ref}: asked to stop: {_shown(was)}"
-                    )
+                    self._require(asked and was.state is State.ACTIVE, "I11", f"{was.ref}: asked to stop: {shown(was)}")
                 case Cancel():
                     fine = job is not None and job.state is State.CANCELLED
-                    self._require(fine and was.state in (State.WAITING, State.DELAYED), "I11", _shown(was))
+                    self._require(fine and was.state in (State.WAITING, State.DELAYED), "I11", shown(was))
                     story.ends += 1
                     unfinished.discard(was.ref)
                     expected[JobCancelled, was.ref, was.starts] += 1
                 case Redrive():
-                    self._require(was.state in REDRIVABLE, "I3", f"{was.ref}: redriven: {_shown(was)}")
+                    self._require(was.state in REDRIVABLE, "I3", f"{was.ref}: redriven: {shown(was)}")
                     self._redriven(was, unfinished)
                     expected[JobRedriven, was.ref, was.starts] += 1
                 case Delete():
-                    self._require(was.state is not State.ACTIVE, "I3", f"{was.ref}: deleted: {_shown(was)}")
+                    self._require(was.state is not State.ACTIVE, "I3", f"{was.ref}: deleted: {shown(was)}")
                     story.deleted = True
+                    self.calls.deleted(was)
                     unfinished.discard(was.ref)
                     expected[JobDeleted, was.ref, was.starts] += 1
                 case _:
@@ -562,6 +618,7 @@ class Witness:
         """Take in that a job begins anew; `unfinished`: those that are not over at that moment."""
         story = self._story(was.ref)
         story.ends = story.starts = story.cancels = 0
+        self.calls.redriven(was.ref)
         for key in was.keys:
             # A key that no unfinished job named was forgotten; it has the limit of the one that names it again.
             others = (self._model.records[ref] for ref in unfinished if ref.queue == was.queue)
@@ -576,22 +633,24 @@ class Witness:
         now = self._clock.now()
         for ref in changed:
             was, job = before.get(ref), self._model.records[ref]
-            if was is None or verb not in ("exchange", "sweep"):
+            if was is None or verb not in BY_ITSELF:
                 continue
             if job.state is State.EXPIRED and was.state is not State.EXPIRED:
                 self._require(lapsed(job, now), "I10", f"{ref}: expired before {job.expires_at}, at {now}")
                 self._story(ref).ends += 1
                 expected[JobExpired, ref, job.starts] += 1
-            elif (was.state, job.state) == (State.FAILED, State.WAITING):
+            elif verb in ("exchange", "sweep") and (was.state, job.state) == (State.FAILED, State.WAITING):
                 ruled.append(was)
                 expected[JobRedriven, ref, was.starts] += 1
         for ref in gone:
             was, story = before[ref], self._story(ref)
-            if verb in ("exchange", "sweep") and was.state not in TERMINAL and was.policy.on_expire == "discard":
+            if story.deleted:
+                continue
+            if verb in BY_ITSELF and was.state not in TERMINAL and was.policy.on_expire == "discard":
                 self._require(lapsed(was, now), "I10", f"{ref}: discarded before {was.expires_at}, at {now}")
                 story.deleted = True
                 expected[JobExpired, ref, was.starts] += 1
-            elif verb == "sweep" and self._forgettable(was):
+            elif verb in ("sweep", "enqueue", "plan") and self._forgettable(was):
                 story.deleted = True
         if ruled:
             over = {one.ref for one in ruled}
@@ -616,14 +675,17 @@ class Witness:
         direct = (before, job.state) in TRANSITIONS or verb == "exchange"
         self._require(direct or before == job.state, "I3", f"{job.ref}: went from {before} to {job.state} by {verb}")
         if was is not None and was.state is State.DELAYED and job.state in (State.WAITING, State.ACTIVE):
-            early = verb != "revise" and was.run_at > self._clock.now()
-            self._require(not early, "I14", f"{job.ref}: due at {was.run_at}, and {job.state} by {verb} before that")
+            due = job.run_at if verb == "enqueue" else was.run_at
+            early = verb != "revise" and due > self._clock.now()
+            self._require(not early, "I14", f"{job.ref}: due at {due}, and {job.state} by {verb} before that")
+            moved = job.lifo and verb not in ("revise", "enqueue") and job.score != was.score
+            self._require(not moved, "I14", f"{job.ref}: newest first at {was.score}, and promoted to {job.score}")
         spent = job.failures + job.stalls + job.releases + story.cancels
         ended_well = job.state is State.COMPLETED
         self._require(
             story.starts == spent + (job.state is State.ACTIVE) + ended_well,
             "I7",
-            f"{job.ref}: {story.starts} starts since its redrive, {spent} spent: {_shown(job)}",
+            f"{job.ref}: {story.starts} starts since its redrive, {spent} spent: {shown(job)}",
         )
         self._require(job.stalls <= job.stall.max_stalls + 1, "I7", f"{job.ref}: stalled {job.stalls} times")
         self._require(job.failures <= job.policy.retry.max_attempts, "I7", f"{job.ref}: failed {job.failures} times")
@@ -631,10 +693,8 @@ class Witness:
         self._require(
             job.redrives <= (rule.times if rule is not None else 0), "I7", f"{job.ref}: {job.redrives} redrives"
         )
-        self._require((job.state is State.ACTIVE) == (story.run is not None), "I5", f"{job.ref}: {_shown(job)}")
-        self._require(
-            (job.state in TERMINAL) == (story.ends == 1), "I2", f"{job.ref}: {story.ends} ends: {_shown(job)}"
-        )
+        self._require((job.state is State.ACTIVE) == (story.run is not None), "I5", f"{job.ref}: {shown(job)}")
+        self._require((job.state in TERMINAL) == (story.ends == 1), "I2", f"{job.ref}: {story.ends} ends: {shown(job)}")
         if story.run is not None:
             fence = story.run.taken or story.run.fence
             self._require(
@@ -653,17 +713,20 @@ class Witness:
         self._require(counted, "I7", f"{job.ref}: {len(runs)} rows for {job.starts} starts")
         unended = [run.number for run in runs if run.end is None]
         expected = [job.starts] if job.state is State.ACTIVE else []
-        self._require(unended == expected, "I7", f"{job.ref}: the rows of {unended} are open: {_shown(job)}")
+        self._require(unended == expected, "I7", f"{job.ref}: the rows of {unended} are open: {shown(job)}")
 
     def _indexed(self, records: Mapping[Ref, JobRecord]) -> None:
         seen: dict[Ref, tuple[str, int]] = {}
         for name, at, ref in self._model.indexed():
-            self._require(ref not in seen, "I1", f"{ref} stands in {seen.get(ref)} and in {name}")
+            if ref in seen:
+                self._fail("I1", f"{ref} stands in {seen[ref]} and in {name}")
             seen[ref] = name, at
         for ref, job in records.items():
-            place = place_of(job)
-            self._require(seen.pop(ref, None) == place, "I1", f"{ref}: not at {place}")
-        self._require(not seen, "I1", f"indexed without a record: {list(seen)}")
+            right = place_of(job)
+            if seen.pop(ref, None) != right:
+                self._fail("I1", f"{ref}: not at {right}")
+        if seen:
+            self._fail("I1", f"indexed without a record: {list(seen)}")
 
     def _told(self) -> list[AnyEvent]:
         page = self._model.events(str(self._cursor), 10_000, None)
@@ -772,6 +835,17 @@ class Witness:
     def _setting(self, kind: Literal["queue", "task"], name: str) -> Settings:
         return self._settings.get(Target(kind, name), Settings())
 
+    def _rates(self, job: JobRecord, *, queue: bool = False) -> list[RateKey]:
+        """Return the rates that a job's start takes time of, its queue's own among them if that is asked for."""
+        told = self._setting("task", job.task).rate
+        rates = [rate for rate in job.rates if told is None or rate.name != told.name]
+        if told is not None:
+            rates.append(told)
+        own = self._setting("queue", job.queue).rate
+        if queue and own is not None:
+            rates.append(own)
+        return [rate for rate in rates if rate.interval]
+
     def _forgettable(self, job: JobRecord) -> bool:
         kept = self._setting("queue", job.queue).retention or Retention()
         return job.state in TERMINAL and may_be_forgotten(job, kept.of(job.state), self._clock.now())
@@ -811,6 +885,11 @@ def _announced(decision: Finish | PutBack, *, stopped: bool) -> Iterator[type[An
             pass
 
 
+def _went_out_of_the_way(job: JobRecord) -> bool:
+    """Say whether a job has expired, or stands parked having given up its claim to a rate."""
+    return job.state is State.EXPIRED or (job.parked_under is not None and bool(job.rates))
+
+
 def _words(decision: Finish | PutBack, *, stopped: bool) -> tuple[str, ...]:
     if stopped:
         return ("cancelled",)
@@ -823,12 +902,3 @@ def _words(decision: Finish | PutBack, *, stopped: bool) -> tuple[str, ...]:
 
 def _listed(told: Told) -> list[tuple[str, str, int]]:
     return [(kind.__name__, ref.id, run) for kind, ref, run in told.elements()]
-
-
-def _shown(job: JobRecord | None) -> str:
-    if job is None:
-        return "no such job"
-    return (
-        f"{job.ref.id} {job.state} fence {job.fence} owner {job.owner} starts {job.starts} failures {job.failures} "
-        f"stalls {job.stalls} releases {job.releases} lease {job.lease_until} suspect {job.suspect_until}"
-    )

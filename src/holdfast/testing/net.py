@@ -41,6 +41,7 @@ from holdfast.storage.protocol import (
     Survey,
     Swept,
     Target,
+    Tick,
 )
 from holdfast.testing.simloop import Node, SimLoop
 
@@ -105,6 +106,7 @@ class SimServer:
         self.loop = loop
         self.storage = storage
         self.rng = rng
+        self._newer = Random(f"newer {rng.getstate()[1][:3]}")
         self.rates = Rates()
         self.counts: dict[str, int] = {}
         self._watcher = watcher
@@ -170,8 +172,17 @@ class SimServer:
             case "renew", (Beat() as beat,) if beat.renewals and self.hit("echo", self.rates.echo):
                 again = Beat(self._somebody(beat.owner), beat.renewals)
                 self._echo(Request(request.net, "renew", (again,), lambda: self.storage.renew(again), self._nobody()))
+            case "plan", (changes,) if all(isinstance(one, Tick) for one in changes) and self._again():
+                self._echo(Request(request.net, "plan", (changes,), lambda: self.storage.plan(changes), self._nobody()))
             case _:
                 pass
+
+    def _again(self) -> bool:
+        """Say whether a request of a newer kind is echoed: by dice of its own, so that a seed keeps those it had."""
+        if not self.rates.echo or self._newer.random() >= self.rates.echo:
+            return False
+        self.counts["echo"] = self.counts.get("echo", 0) + 1
+        return True
 
     def _echo(self, request: Request[Any]) -> None:
         self._later(self.rng.uniform(0.0, LONGEST_ECHO), self._arrive, request)

@@ -7,7 +7,7 @@ from typing import Self
 
 from holdfast.options import Timing
 from holdfast.testing.net import USUAL_DELAY, Rates
-from holdfast.testing.workload import LONGEST_RUN
+from holdfast.testing.workload import LONGEST_GAP, LONGEST_QUIET, LONGEST_RUN
 
 STEPS = (0.5, 5.0, 60.0, 600.0, 3600.0)
 """By so many seconds the storage's clock is stepped, forward or back."""
@@ -24,6 +24,14 @@ SOLOISTS = ("step", "step", "step", "step", "freeze", "freeze", "lid", "stop", "
 
 ALONE = 0.3
 """The share of worlds in which one kind of fault alone goes wrong, so that nothing is excused by another."""
+
+MERGING = ("unique", "window", "debounce", "collect", "throttle")
+ORDER = ("rates", "fair", "lifo")
+FEATURES = (*MERGING, *ORDER)
+"""What calls may ask for beside the usual."""
+
+FEATURED = 0.3
+"""The share of worlds in which some of that is asked for; in as many there are schedules."""
 
 USUAL = Rates()
 
@@ -56,6 +64,17 @@ class Plan:
     tick: float = 0.0
     """By so many seconds at a time the storage's clock goes on, so that much happens at one instant."""
 
+    features: tuple[str, ...] = ()
+    """What calls ask for beside the usual."""
+
+    plain: bool = False
+    """They ask for nothing else, and nobody takes them back."""
+
+    repeats: float = 0.0
+    """How often a client makes a call once more that it has made before, as one that was started again."""
+
+    schedules: int = 0
+
     @classmethod
     def drawn(cls, rng: Random) -> Self:
         """Draw a plan: each fault is enabled or not, and has a rate of its own."""
@@ -84,7 +103,13 @@ class Plan:
         tick = rng.choice((0.0, 0.0, 0.0, 0.015, 0.25))
         if rng.random() < ALONE:
             plan = replace(plan, faults={rng.choice(SOLOISTS): rng.uniform(10, 40)}, rates=Rates(delay=rates.delay))
-        return replace(plan, tick=tick)
+        plan = replace(plan, tick=tick)
+        if rng.random() < FEATURED:
+            features = tuple(feature for feature in FEATURES if rng.random() < 0.5)
+            plan = replace(plan, features=features, jobs=2 * plan.jobs, repeats=rng.choice((0.0, 0.1, 0.4)))
+        if rng.random() < FEATURED:
+            plan = replace(plan, schedules=rng.randint(1, 3))
+        return plan
 
     def without(self, kinds: Collection[str]) -> Self:
         """Return this plan with some kinds of fault left out."""
@@ -108,16 +133,21 @@ class Plan:
         return Timing.fast() if self.fast else Timing()
 
     @property
-    def bound(self) -> float:
-        """Within so many seconds of the healing every job is over.
+    def exact(self) -> bool:
+        """Whether the storage's clock only goes on, so that every tick may be made up for, and none too many."""
+        return "step" not in self.kinds
+
+    def bound(self, jobs: int) -> float:
+        """Within so many seconds of the healing every one of so many jobs is over.
 
         Each run that is open then ends or is recovered once (twice where its reaper was lost in turn). From there on
         nothing goes wrong, so a job has its attempts, its longest rests and one stall by silence before it, and must
-        wait for as many jobs before it as there are, shared by all slots.
+        wait for as many jobs before it as there are, shared by all slots; under a rate for each of their starts.
         """
         recovery = self.timing.recovery_bound.total_seconds() + self.timing.lease.total_seconds()
         each = 3 * (LONGEST_RUN + 10.0) + recovery
-        return 2 * recovery + each * (1 + self.jobs / (self.workers * self.concurrency))
+        starts = 6 * jobs * LONGEST_GAP if "rates" in self.features else 0.0
+        return 2 * recovery + each * (1 + jobs / (self.workers * self.concurrency)) + LONGEST_QUIET + starts
 
 
 LONG = ("slow", "steady", "exclusive")
@@ -140,6 +170,59 @@ SCENARIOS: dict[str, Plan] = {
     "coarse clock": Plan(jobs=16, faults={"kill": 25.0, "pause": 25.0, "storm": 40.0}, rates=Rates(0.02), tick=1.0),
     "hush": Plan(workers=4, jobs=20, faults={"hush": 8.0, "kill": 40.0}, span=60.0),
     "rules": Plan(workers=4, jobs=30, faults={"kill": 40.0, "hush": 15.0}, span=60.0),
+    "merging": Plan(
+        workers=4,
+        clients=3,
+        jobs=60,
+        tasks=("quick", "steady", "broken", "flaky"),
+        features=MERGING,
+        repeats=0.3,
+        faults={"delete": 4.0, "redrive": 10.0, "hush": 12.0, "kill": 40.0},
+        rates=Rates(lost_answer=0.05),
+        span=60.0,
+    ),
+    "windows": Plan(
+        clients=3,
+        jobs=60,
+        tasks=("quick", "steady"),
+        features=("window",),
+        faults={"delete": 1.0},
+        span=50.0,
+    ),
+    "order": Plan(
+        workers=3,
+        clients=3,
+        jobs=60,
+        concurrency=1,
+        tasks=("quick", "steady", "flaky"),
+        features=ORDER,
+        faults={"kill": 40.0},
+        span=60.0,
+    ),
+    "tenants": Plan(
+        workers=2, clients=3, jobs=60, concurrency=1, tasks=("steady",), features=("fair",), plain=True, span=40.0
+    ),
+    "schedules": Plan(
+        workers=5,
+        jobs=8,
+        schedules=4,
+        lone_reaper=True,
+        faults={"kill": 8.0, "pause": 12.0},
+        rates=Rates(0.02, 0.05, 0.02, 0.1),
+        fast=True,
+        span=60.0,
+    ),
+    "all tick": Plan(
+        workers=5,
+        jobs=8,
+        schedules=4,
+        election=False,
+        lone_reaper=True,
+        faults={"kill": 15.0, "delete": 5.0, "storm": 20.0},
+        rates=Rates(0.02, 0.05, 0.02, 0.1),
+        fast=True,
+        span=60.0,
+    ),
     "hearing": Plan(workers=4, jobs=16, tasks=("silent", "quick"), hearing=True, span=60.0),
 }
 """Set pieces: one thing goes wrong, or a few that belong together."""

@@ -33,6 +33,11 @@ class Weather:
         """Return the troubles of any part of that time."""
         return [trouble for trouble in self.all if trouble.since <= until and trouble.until >= since]
 
+    @property
+    def steps(self) -> list[Trouble]:
+        """The times that the storage's clock was set forward or back."""
+        return [trouble for trouble in self.all if trouble.kind.startswith("step")]
+
     def counts(self) -> dict[str, int]:
         """Return how often each kind of trouble came."""
         counts: dict[str, int] = {}

@@ -1,15 +1,20 @@
 """The jobs of a simulated world: handlers of every temper, and the journal of what they really did."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 from random import Random
+from typing import Any
+
+from msgspec import structs
 
 from holdfast.app import Holdfast
+from holdfast.clock import SECOND
 from holdfast.context import current_job
 from holdfast.control import Reject, Snooze
-from holdfast.core.job import Ref
+from holdfast.core.job import CollectKey, DebounceKey, MergeKey, NewJob, RateKey, Ref, ThrottleKey, UniqueKey
+from holdfast.core.schedule import Missed, Schedule
 from holdfast.options import TTL, AutoRedrive, CallOptions, Retry, Stall
 from holdfast.task import Call
 
@@ -21,6 +26,31 @@ OVERRUNS = frozenset({"stubborn"})
 
 LONGEST_RUN = 40.0
 """No handler takes longer than so many seconds, its own limits included."""
+
+UNIQUE = (
+    UniqueKey("u1"),
+    UniqueKey("u2"),
+    UniqueKey("q1", "queued"),
+)
+WINDOW = (UniqueKey("w1", window=3 * SECOND), UniqueKey("w2", window=15 * SECOND))
+DEBOUNCE = (DebounceKey("d1", 4 * SECOND, 9 * SECOND), DebounceKey("d2", 2 * SECOND))
+COLLECT = (CollectKey("c1", 4 * SECOND, 3), CollectKey("c2", 3 * SECOND, 20, 7 * SECOND))
+MERGING: dict[str, Sequence[MergeKey]] = {
+    "unique": UNIQUE,
+    "window": WINDOW,
+    "debounce": DEBOUNCE,
+    "collect": COLLECT,
+}
+THROTTLE = (ThrottleKey("t1", 2, 10 * SECOND), ThrottleKey("t2", 1, 4 * SECOND))
+RATES = (RateKey("r1", 2 * SECOND), RateKey("r2", SECOND, 3))
+TENANTS = {"a": 1, "b": 3, "c": 1}
+"""What calls may ask for: few of each kind, so that they meet. A tenant has its weight."""
+
+LONGEST_QUIET = 20.0
+"""No call is put off by another for longer than so many seconds after it."""
+
+LONGEST_GAP = 2.0
+"""The seconds between two starts under the slowest of the rates."""
 
 
 class Misfortune(Exception):
@@ -38,6 +68,8 @@ class Entry:
     owner: str
     began: float
     ended: float = inf
+    items: tuple[int, ...] | None = None
+    """What it was given, where that was gathered from many calls."""
 
 
 class Journal:
@@ -48,10 +80,11 @@ class Journal:
         self._time = time
         self._note = note
 
-    def begin(self, owner: str) -> Entry:
-        """Write down that a handler begins."""
+    def begin(self, owner: str, items: Sequence[int] | None = None) -> Entry:
+        """Write down that a handler begins, and with what if that was gathered."""
         job = current_job()
         entry = Entry(Ref(job.queue, job.id), job.task, job.run, job.fence, owner, self._time())
+        entry.items = None if items is None else tuple(items)
         self.entries.append(entry)
         self._note("began", job.id, job.run)
         return entry
@@ -160,10 +193,12 @@ def define(app: Holdfast, journal: Journal, rng: Random, here: Callable[[], str]
             raise Snooze(2)
 
 
-def drawn(app: Holdfast, rng: Random, number: int) -> Call[object]:
-    """Return a call of any task, with options drawn from the dice."""
+def drawn(app: Holdfast, rng: Random, number: int, *, plain: bool = False) -> Call[object]:
+    """Return a call of any task, with options drawn from the dice; a plain one has none."""
     task = app.tasks[rng.choice(list(app.tasks))]
     options = CallOptions(id=f"{number:02d}")
+    if plain:
+        return task.options(**options).call(number)
     delay = rng.uniform(1, 30) if rng.random() < 0.2 else 0.0
     if delay:
         options["delay"] = delay
@@ -179,3 +214,50 @@ def drawn(app: Holdfast, rng: Random, number: int) -> Call[object]:
     if rng.random() < 0.1:
         options["result_ttl"] = rng.uniform(1, 20)
     return task.options(**options).call(number)
+
+
+def featured(call: Call[Any], features: Sequence[str], rng: Random) -> Call[Any]:
+    """Return a call that asks for some of the features as well."""
+    asked = [feature for feature in features if feature in MERGING]
+    if asked and rng.random() < 0.7:
+        key = rng.choice(MERGING[rng.choice(asked)])
+        call = Call(call.task, structs.replace(call.job, merge=key))
+        if not isinstance(key, UniqueKey):
+            # When it starts is for its key to say.
+            call = Call(call.task, structs.replace(call.job, delay=0))
+    return Call(call.task, _ordered(call.job, features, rng))
+
+
+def _ordered(new: NewJob, features: Sequence[str], rng: Random) -> NewJob:
+    """Return a new job that asks for a throttle, for rates, for a tenant's turn or the newest's."""
+    if "throttle" in features and rng.random() < 0.3:
+        new = structs.replace(new, throttle=rng.choice(THROTTLE))
+    if "rates" in features and rng.random() < 0.6:
+        new = structs.replace(new, rates=tuple(rate for rate in RATES if rng.random() < 0.6))
+    if "fair" in features and rng.random() < 0.8:
+        tenant = rng.choice(list(TENANTS))
+        new = structs.replace(new, fair_key=tenant, weight=TENANTS[tenant])
+    if "lifo" in features and rng.random() < 0.3:
+        new = structs.replace(new, lifo=True)
+    return new
+
+
+def scheduled(app: Holdfast, rng: Random, number: int, now: int, *, exact: bool) -> Schedule:
+    """Return a schedule of any task. `exact`: it may make up for every tick."""
+    tasks = [name for name in app.tasks if name in ("quick", "steady", "flaky", "broken", "careful")]
+    call = app.tasks[rng.choice(tasks or list(app.tasks))].call(1_000 + number)
+    every = rng.choice((5, 8, 13)) * SECOND
+    missed: Missed = rng.choice(("skip", "latest", "all", "all"))
+    most = None if missed != "all" or exact else rng.randint(1, 3)
+    return Schedule(
+        name=f"s{number}",
+        job=structs.replace(call.job, id=""),
+        every=every,
+        missed=missed,
+        most=most,
+        overlap=rng.choice(("skip", "queue_one", "allow", "allow")),
+        grace=rng.choice((3, 10)) * SECOND,
+        made=now,
+        last_tick=now,
+        next_tick=now - now % every + every,
+    )

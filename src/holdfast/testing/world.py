@@ -6,24 +6,36 @@
                                           │
                                      the witness (invariants.py) sees every step
 
-Each seed enables some faults with rates of its own. After a while everything is healed, and then every job must come
-to its end within `Plan.bound`. `python -m holdfast.testing.world --seed N` replays a world and prints what happened.
+Each seed enables some faults with rates of its own. In some worlds calls ask for more than a run: to be the only one of
+their key, to be put off, gathered or throttled, for a rate, a tenant's turn or the newest's; clients come again with
+calls they have made before. Some worlds have schedules, which whoever sweeps moves on.
+
+After a while everything is healed. Then no schedule may lag behind, and every job must come to its end within
+`Plan.bound`. `python -m holdfast.testing.world --seed N` replays a world and prints what happened.
 """
 
 import asyncio
 import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from itertools import pairwise
 from random import Random
 from typing import Any, Self, cast
 
-from holdfast.core.job import Ref
+from msgspec import json
+
+from holdfast.app import Holdfast
+from holdfast.clock import SECOND
+from holdfast.core.duration import micros
+from holdfast.core.events import OnRequest
+from holdfast.core.job import CollectKey, DebounceKey, RateKey, Ref
 from holdfast.core.lifecycle import TERMINAL
 from holdfast.errors import JobError, StorageError
 from holdfast.handle import Job
 from holdfast.maintenance.reaper import Reaper
 from holdfast.storage.model import Model
+from holdfast.storage.protocol import QUEUE_RATE, PauseSchedule, PutSchedule, Settings, Target
+from holdfast.task import Call
 from holdfast.testing.invariants import Violation
 from holdfast.testing.net import LONGEST_DELAY, SimNet
 from holdfast.testing.plan import Plan
@@ -32,12 +44,15 @@ from holdfast.testing.stage import Stage
 from holdfast.testing.station import Station
 from holdfast.testing.troubles import Troubles
 from holdfast.testing.weather import EVERYWHERE
-from holdfast.testing.workload import OVERRUNS, drawn
+from holdfast.testing.workload import OTHER, OVERRUNS, drawn, featured, scheduled
 
 QUIET = 12.0
 """Seconds that a world at rest is watched, for nothing may stir any more."""
 
 LIMIT = 7 * 86_400.0
+
+RECORDED: tuple[OnRequest, ...] = ("enqueued", "deduplicated", "debounced", "throttled", "collected")
+"""What a queue records that is asked to tell of calls."""
 
 
 class World:
@@ -102,6 +117,7 @@ class World:
         if self.plan.lone_reaper:
             reaper = Reaper(self.stage.holdfast(SimNet(self.stage.server), "reaper"))
             await loop.start(Node("reaper"), reaper.start())
+        preparing = self.stage.spawn(Node("planner"), self._prepare())
         troubles = Troubles(self.stage, self._stations)
         clients = [self._client(number) for number in range(self.plan.clients)]
         with contextlib.suppress(TimeoutError):
@@ -110,10 +126,48 @@ class World:
                 await asyncio.Event().wait()
         self.stage.look()
         await troubles.heal()
+        await preparing
+        await self._end_schedules()
         await self._rest(troubles, clients)
         await self._leave()
         self._check_journal()
         self._check_hearing()
+
+    async def _prepare(self) -> None:
+        """Tell the storage what this world has beside its jobs: schedules, a queue's rate, what is recorded."""
+        dice, stage, net = Random(f"prepare {self.seed}"), self.stage, SimNet(self.stage.server)
+        if self.plan.schedules:
+            now = stage.clock.now()
+            schedules = [
+                scheduled(stage.app, dice, number, now, exact=self.plan.exact) for number in range(self.plan.schedules)
+            ]
+            await self._insist(lambda: net.plan([PutSchedule(schedule) for schedule in schedules]))
+        if self.plan.features and dice.random() < 0.5:
+            await self._insist(lambda: net.tune(Target("queue", "default"), Settings(record=RECORDED)))
+        if "rates" in self.plan.features and dice.random() < 0.5:
+            rate = RateKey(QUEUE_RATE, SECOND // 2, 2)
+            await self._insist(lambda: net.tune(Target("queue", OTHER), Settings(rate=rate)))
+
+    async def _end_schedules(self) -> None:
+        """See that no tick is left behind once all is well, and let no more of them come."""
+        if not self.plan.schedules:
+            return
+        stage, timing, net = self.stage, self.plan.timing, SimNet(self.stage.server)
+        await asyncio.sleep(timing.recovery_bound.total_seconds())
+        stage.look()
+        stage.witness.ticking.finish(stage.clock.now(), micros(2 * timing.sweep) + SECOND)
+        names = list(stage.witness.ticking.courses)
+        await self._insist(lambda: net.plan([PauseSchedule(name, paused=True) for name in names]))
+
+    async def _insist(self, ask: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        """Ask until there is an answer."""
+        while True:
+            try:
+                await ask()
+            except StorageError:
+                await asyncio.sleep(1)
+            else:
+                return
 
     def _client(self, number: int) -> "asyncio.Task[None]":
         node = Node(f"client {number}")
@@ -124,23 +178,34 @@ class World:
             self.stage.holdfast(SimNet(self.stage.server), f"client {number}"),
             Random(f"client {number} {self.seed}"),
         )
-        own = range(number, self.plan.jobs, self.plan.clients)
+        own, newer = range(number, self.plan.jobs, self.plan.clients), Random(f"features {number} {self.seed}")
+        made: list[Call[Any]] = []
         for job_number in own:
             await asyncio.sleep(rng.expovariate(len(own) / (self.plan.span * 0.6)))
-            call = drawn(self.stage.app, rng, job_number)
-            job: Job[Any] | None = None
-            while job is None:
-                try:
-                    (job,) = await app.submit([call])
-                except StorageError:
-                    await asyncio.sleep(rng.random())
-            self._acknowledged.append(job.ref)
-            if rng.random() < 0.15:
+            call = drawn(self.stage.app, rng, job_number, plain=self.plan.plain)
+            if self.plan.features:
+                call = featured(call, self.plan.features, newer)
+            job = await self._submitted(app, call, rng)
+            made.append(call)
+            if rng.random() < 0.15 and job.created and not isinstance(call.job.merge, DebounceKey | CollectKey):
                 self.stage.spawn(node, self._await(job, job_number))
-            if rng.random() < 0.1:
+            if rng.random() < 0.1 and not self.plan.plain:
                 await asyncio.sleep(rng.random() * 5)
                 with contextlib.suppress(StorageError, JobError):
                     await job.cancel("a client's whim")
+            if newer.random() < self.plan.repeats:
+                await self._submitted(app, newer.choice(made), newer)
+
+    async def _submitted(self, app: Holdfast, call: Call[Any], rng: Random) -> Job[Any]:
+        """Enqueue a call, again and again until there is an answer; return the job that it was answered with."""
+        while True:
+            try:
+                (job,) = await app.submit([call])
+            except StorageError:
+                await asyncio.sleep(rng.random())
+            else:
+                self._acknowledged.append(job.ref)
+                return job
 
     async def _await(self, job: Job[Any], number: int) -> None:
         while True:
@@ -162,12 +227,13 @@ class World:
             # What an operator asked for before the healing may still be under way.
             await asyncio.sleep(LONGEST_DELAY)
         await troubles.speak()
-        deadline = time() + self.plan.bound
+        bound = self.plan.bound(max(self.plan.jobs, len(stage.model.records)))
+        deadline = time() + bound
         while not (all(client.done() for client in clients) and self._over()):
             stage.look()
             if time() > deadline:
                 left = [(job.id, job.task, str(job.state)) for job in stage.model.records.values() if not _is_over(job)]
-                raise Violation(f"I8 at {time():.3f} s: {self.plan.bound:.0f} s after the healing not over: {left}")
+                raise Violation(f"I8 at {time():.3f} s: {bound:.0f} s after the healing not over: {left}")
             await asyncio.sleep(1)
         for client in clients:
             client.result()
@@ -196,6 +262,10 @@ class World:
             run = story.runs.get(entry.fence) if story is not None else None
             if run is None or (run.number, run.owner) != (entry.run, entry.owner):
                 raise Violation(f"I17: {entry} began, and there is no such run: {run}")
+            given = self.stage.witness.calls.given.get((entry.ref, entry.fence))
+            right = None if given is None else tuple(n for call in given for n in json.decode(call)["items"])
+            if entry.items != right:
+                raise Violation(f"I13: {entry} was given {entry.items}, and has gathered {right}")
             by_job.setdefault(entry.ref, []).append(entry)
         for entries in by_job.values():
             for first, second in pairwise(entries):

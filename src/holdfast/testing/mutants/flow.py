@@ -1,14 +1,4 @@
-"""Models with one guard taken out each: a simulation that lets one of them pass is worth nothing.
-
-To add one, derive it from `Model` below `@mutant`; its docstring says what it does, in the words of the table that
-`python -m holdfast.testing.mutants` prints. One that does no harm is a control: what is not needed must not be caught.
-"""
-
-import re
-import sys
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TypeVar
+"""Mutants of the flow: of claims and settlements, beats, sweeps and reclaims, of the operator's hand."""
 
 from msgspec import structs
 
@@ -39,38 +29,7 @@ from holdfast.storage.protocol import (
     Swept,
     Verdict,
 )
-
-M = TypeVar("M", bound=type[Model])
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """A model, and where its mutation shows: in a set piece, or (without a name) in worlds drawn from the dice."""
-
-    name: str
-    model: type[Model]
-    scenario: str
-    harmless: bool
-
-    @property
-    def guard(self) -> str:
-        """What is taken out, or done instead."""
-        return (self.model.__doc__ or "").strip().partition("\n")[0].rstrip(".")
-
-
-MUTANTS: dict[str, Mutant] = {}
-
-
-def mutant(scenario: str = "noise", *, harmless: bool = False) -> Callable[[M], M]:
-    """Enter a model among the mutants."""
-
-    def enter(model: M) -> M:
-        name = re.sub(r"(?<!^)(?=[A-Z])", "_", model.__name__).lower()
-        MUTANTS[name] = Mutant(name, model, scenario, harmless)
-        return model
-
-    return enter
-
+from holdfast.testing.mutants.register import mutant
 
 # ── who may write ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -720,9 +679,3 @@ def _again_under(model: Model, lease: Lease, fence: int) -> Lease:
     runs = model._runs[job.ref]  # pyright: ignore[reportPrivateUsage]
     runs[-1] = structs.replace(runs[-1], fence=fence)
     return Lease(job)
-
-
-if __name__ == "__main__":
-    from holdfast.testing.trials import main
-
-    sys.exit(main())

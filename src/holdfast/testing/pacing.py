@@ -1,0 +1,59 @@
+"""How often jobs start in a simulated world (I6): no more often than their rates allow, and no less because of them."""
+
+from collections.abc import Iterable, Mapping
+
+from holdfast.core.job import JobRecord, RateKey, Ref
+from holdfast.core.lifecycle import State
+from holdfast.storage.protocol import RATE
+from holdfast.testing.calls import Require
+
+
+class Pacing:
+    """An account of the starts under each rate of each queue, in microseconds of the storage's clock."""
+
+    def __init__(self, require: Require) -> None:
+        self._require = require
+        self._starts: dict[tuple[str, str], list[int]] = {}
+        self._taken: dict[tuple[str, str], int] = {}
+        """Up to which instant the time of each rate is taken by what started."""
+        self._steps = 0
+
+    def started(self, job: JobRecord, rates: Iterable[RateKey], now: int, steps: int) -> None:
+        """See that a job started no sooner than its rates allow. `steps`: how often the clock was set so far.
+
+        In any stretch of time there start no more than its length has intervals, and the burst and one besides.
+        """
+        if steps != self._steps:
+            # What lies before and after such a step has no distance in time.
+            self._starts.clear()
+            self._steps = steps
+        for rate in rates:
+            place, gap = (job.queue, rate.name), rate.interval
+            starts = self._starts.setdefault(place, [])
+            starts.append(now)
+            for count, first in enumerate(reversed(starts), 1):
+                fits = count <= rate.burst or (count - 1 - rate.burst) * gap < now - first
+                self._require(fits, "I6", f"{job.ref} is number {count} under {rate} in {now - first} microseconds")
+            until = min(self._taken.get(place, 0), now + gap * (rate.burst + 1))
+            self._taken[place] = max(until, now) + gap
+
+    def open(self, queue: str, rate: RateKey, now: int) -> bool:
+        """Say whether a rate lets a job start now, for all that has started."""
+        until = min(self._taken.get((queue, rate.name), 0), now + rate.interval * (rate.burst + 1))
+        return until - rate.interval * rate.burst < now
+
+    def swept(self, now: int) -> None:
+        """Forget the time that has gone by, as a sweep does."""
+        self._taken = {place: until for place, until in self._taken.items() if until > now}
+
+    def kept_waiting(
+        self, job: JobRecord, rates: Iterable[RateKey], records: Mapping[Ref, JobRecord], now: int
+    ) -> bool:
+        """Say whether a job is parked under a rate that is open, and nobody stands in line who might be in its way."""
+        rate = next((rate for rate in rates if RATE + rate.name == job.parked_under), None)
+        if rate is None or not self.open(job.queue, rate, now):
+            return False
+        return not any(
+            other.queue == job.queue and other.state is State.WAITING and other.parked_under is None
+            for other in records.values()
+        )

@@ -1,0 +1,61 @@
+"""What the witness of a simulated world knows of each job, and how it tells of one."""
+
+from dataclasses import dataclass, field
+
+from holdfast.core.job import JobRecord, Ref
+
+
+@dataclass(eq=False)
+class Run:
+    """A run as the witness saw it: when it was claimed, last heard of, last gave a sign (virtual seconds)."""
+
+    number: int
+    fence: int
+    owner: str
+    claimed: float
+    heard: float
+    signed: float
+    taken: int | None = None
+    """The fence under which a reaper holds it, if one does."""
+
+    reason: str = ""
+    holders: list[str] = field(default_factory=list[str])
+
+
+@dataclass(eq=False)
+class Story:
+    """What the witness knows of one job."""
+
+    ref: Ref
+    fence: int = 0
+    run: Run | None = None
+    runs: dict[int, Run] = field(default_factory=dict[int, Run])
+    accepted: list[int] = field(default_factory=list[int])
+    ends: int = 0
+    starts: int = 0
+    cancels: int = 0
+    deleted: bool = False
+    recovered: int = 0
+    """The number of the run that was put back for a stall, if its latest was."""
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """A job taken from a lost holder: how long that took, and how long it may take."""
+
+    ref: Ref
+    reason: str
+    seconds: float
+    bound: float
+    clear: bool
+    """Whether nothing else was wrong meanwhile; only then the bound holds."""
+
+
+def shown(job: JobRecord | None) -> str:
+    """Say where a job stands."""
+    if job is None:
+        return "no such job"
+    return (
+        f"{job.ref.id} {job.state} fence {job.fence} owner {job.owner} starts {job.starts} failures {job.failures} "
+        f"stalls {job.stalls} releases {job.releases} lease {job.lease_until} suspect {job.suspect_until}"
+    )
