@@ -5,6 +5,7 @@ Each line that must be an error carries an ignore; both checkers are told to com
 
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, assert_type
 
@@ -12,20 +13,28 @@ from holdfast import (
     TTL,
     All,
     AutoRedrive,
+    Batch,
+    Collect,
+    Debounce,
     Holdfast,
     Inject,
     Job,
     JobContext,
     JobStalled,
     Proceed,
+    Rate,
     Retry,
     Router,
     RunCall,
     Schedule,
     Stall,
     TaskOptions,
+    Throttle,
+    Unique,
     current_job,
 )
+from holdfast.collecting import AsyncCollectTask
+from holdfast.storage.protocol import Made
 
 app = Holdfast("memory://")
 
@@ -277,6 +286,95 @@ async def too_few(call: RunCall) -> None: ...
 
 living.task(middleware=[1])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]
 Holdfast("memory://", lifespan=around)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+@dataclass
+class Doc:
+    name: str
+
+
+@app.task(collect=Collect("{item.name}", delay="1s", max_size=100, max_wait="10s"), name="index", timeout="5m")
+async def index(docs: list[Doc], db: str = Inject(str)) -> int:
+    return len(docs)
+
+
+@router.task(collect=Collect(key=str))
+def store(numbers: list[int]) -> str:
+    return ""
+
+
+@index.on_cancel
+async def unindex(docs: list[Doc]) -> None: ...
+
+
+@index.on_cancel  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+async def unindex_one(doc: Doc) -> None: ...
+
+
+@app.task(collect=Collect())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+async def takes_one(doc: Doc) -> int:
+    return 0
+
+
+@app.task(collect="1s")  # type: ignore[call-overload,untyped-decorator]  # pyright: ignore[reportCallIssue, reportArgumentType, reportUntypedFunctionDecorator]
+async def misled(docs: list[Doc]) -> None: ...
+
+
+def weight(account_id: int) -> int:
+    return account_id
+
+
+@app.task(
+    unique=Unique("account:{account_id}", scope="5m"),
+    throw_on_duplicate=True,
+    throttle=Throttle(max=10, window="1m", on_limit="skip"),
+    rate=["10/s", Rate(100, per="1m", key=account, burst=5)],
+    fair_key="account:{account_id}",
+    fair_weight=weight,
+    strict=True,
+)
+async def report(account_id: int) -> float:
+    return 0.0
+
+
+@app.task(debounce=Debounce(account, delay="5s", max_wait="1m"), lifo=True, unique=False, rate="10/s")
+async def save(account_id: int) -> None: ...
+
+
+app.task(throttle=Throttle(max=10))  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+app.task(unique=5)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
+app.task(rate=10)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
+
+
+async def gathering() -> None:
+    assert_type(index, AsyncCollectTask[Doc, int])
+    job = await index.enqueue(Doc("a"))
+    assert_type(job, Job[int])
+    assert_type(job.made, Made)
+    assert_type(index.enqueue_sync(Doc("a")).result_sync(), int)
+    assert_type(await index.enqueue_and_wait(Doc("a")), int)
+    assert_type(await index.options(priority=5, fair_key="a", fair_weight=3).enqueue(Doc("a")), Job[int])
+    assert_type(await app.enqueue_many([index.call(Doc("a"))]), list[Job[int]])
+    assert_type(await index.gathered("a"), Batch[Doc] | None)
+    assert_type(await index([Doc("a")], db="x"), int)
+    assert_type(await store.enqueue(7), Job[str])
+    assert_type(store([7]), str)
+    await index.enqueue([Doc("a")])  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await index.enqueue("a")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await index.enqueue()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    await index.enqueue_and_wait([Doc("a")])  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    index.enqueue_sync(7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    index.call([Doc("a")])  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await index.options(lifo=False).enqueue([])  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await index(Doc("a"))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    assert_type(await report.options(unique="k", throw_on_duplicate=False, lifo=False).enqueue(7), Job[float])
+    assert_type(await report.options(unique=Unique(scope="queued")).enqueue(7), Job[float])
+    report.options(unique=account)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    report.options(fair_weight=weight)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await report.set_rate("100/s")
+    await report.set_rate(None, by="ops")
+    await app.queue("default").set_rate(Rate(5))
+    await report.set_rate(5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 async def right() -> None:

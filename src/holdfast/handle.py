@@ -66,7 +66,7 @@ class Job(Generic[R_co]):
     ) -> None:
         self._ref = ref
         self._access = access
-        self.made = made
+        self.made: Made = made
         """What the enqueue did: it "created" this job; or the job was there, and it is a "duplicate", took the place of
         the call before ("replaced"), or was "gathered" with others; or it was "throttled", and this is the key's latest
         job, whose result is not to be had by this handle."""

@@ -1,0 +1,281 @@
+"""Calls that come too often, as a user sees it: the last one counts, or no more than so many do."""
+
+import asyncio
+import pickle
+from typing import Any, Unpack
+
+import pytest
+
+from holdfast import (
+    Debounce,
+    Holdfast,
+    JobDebounced,
+    JobThrottled,
+    State,
+    TaskOptions,
+    Throttle,
+    ThrottledError,
+    Unique,
+    UsageError,
+)
+from holdfast.options import TaskSettings
+from tests.flow.conftest import FAST, Play, Stage
+
+
+def saving(app: Holdfast, ran: list[tuple[str, int]], **options: Unpack[TaskSettings]) -> Any:
+    @app.task(name="save", **options)
+    async def save(doc: str, version: int = 0) -> int:
+        ran.append((doc, version))
+        return version
+
+    return save
+
+
+def test_of_many_calls_in_a_row_the_last_one_runs_once_it_is_quiet(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        ran: list[tuple[str, int]] = []
+        app = stage.app(timing=FAST)
+        save = saving(app, ran, debounce=Debounce("{doc}", delay="5s"))
+        await stage.start(app.worker())
+        jobs: list[Any] = []
+        for version in range(4):
+            jobs.append(await save.enqueue("a", version))
+            await asyncio.sleep(2)
+        other = await save.enqueue("b", 9)
+        results = [await job.result() for job in jobs]
+
+        assert [job.made for job in jobs] == ["created", *["replaced"] * 3]
+        assert {job.id for job in jobs} == {jobs[0].id}
+        assert results == [3] * 4
+        assert 11 <= stage.now < 12
+        assert await other.result() == 9
+        assert ran == [("a", 3), ("b", 9)]
+
+    play(scenario)
+
+
+def test_who_never_pauses_is_heard_after_max_wait(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        ran: list[tuple[str, int]] = []
+        app = stage.app(timing=FAST)
+        save = saving(app, ran, debounce=Debounce(delay="5s", max_wait="20s"))
+        await stage.start(app.worker())
+        for version in range(40):
+            await save.enqueue("a", version)
+            await asyncio.sleep(1)
+
+        # Those made at 0 and at 20 s: the call that came just as the first was due began the second.
+        assert [version for _, version in ran] in ([19], [20])
+
+    play(scenario)
+
+
+def test_a_call_takes_the_place_of_one_that_has_not_started_and_of_no_other(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(timing=FAST)
+
+        @app.task(name="slow", debounce=Debounce(delay="1s"))
+        async def slow(number: int) -> int:
+            await asyncio.sleep(10)
+            return number
+
+        first = await slow.enqueue(1)
+        await stage.start(app.worker())
+        await asyncio.sleep(2)
+        second, third = await slow.enqueue(2), await slow.enqueue(3)
+
+        assert (second.made, third.made, third.id) == ("created", "replaced", second.id)
+        assert (await first.result(), await second.result()) == (1, 3)
+
+    play(scenario)
+
+
+def test_the_later_call_brings_all_its_options_along(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+        save = saving(app, [], debounce=Debounce(delay="5s"))
+        job = await save.enqueue("a")
+        await save.options(priority=7, tags=["late"]).enqueue("a", 1)
+        told = (await job.info()).job
+
+        assert (told.state, told.priority, told.tags) == (State.DELAYED, 7, ("late",))
+
+    play(scenario)
+
+
+def test_keys_of_two_tasks_never_meet_however_they_are_called(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+        made: list[Any] = []
+        for name, key in (("mail", "user:7"), ("mail:user", "7"), ("mail%3Auser", "7"), ("push", "user:7")):
+
+            @app.task(name=name, debounce=Debounce(key, delay="5s"), queue="shared")
+            async def handler() -> None: ...
+
+            made.append(await handler.enqueue())
+
+        assert [job.made for job in made] == ["created"] * 4
+
+    play(scenario)
+
+
+def test_who_asks_for_it_hears_of_what_was_debounced_and_throttled(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(timing=FAST)
+        save = saving(app, [], debounce=Debounce("{doc}", delay="5s"))
+
+        @app.task(name="ring", throttle=Throttle(max=1, window="1m", on_limit="skip"))
+        async def ring() -> None: ...
+
+        debounced: list[JobDebounced] = []
+        throttled: list[JobThrottled] = []
+        app.on(JobDebounced)(debounced.append)
+        app.on(JobThrottled)(throttled.append)
+        await app.queue("default").record(JobDebounced, JobThrottled)
+        await stage.start(app.worker())
+        first = await save.enqueue("a")
+        second = save.call("a", 1)
+        await app.enqueue_many([second])
+        await ring.enqueue()
+        await asyncio.sleep(6)
+        await ring.enqueue()
+        await asyncio.sleep(1)
+
+        assert [(event.id, event.key, event.replaced_by) for event in debounced] == [
+            (first.id, "save:a", second.job.id),
+        ]
+        assert [(event.key, round(event.retry_in)) for event in throttled] == [("ring:", 54)]
+
+    play(scenario)
+
+
+def test_no_more_than_so_many_in_a_window_and_the_caller_is_told(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        ran: list[tuple[str, int]] = []
+        app = stage.app(timing=FAST)
+        save = saving(app, ran, throttle=Throttle("{doc}", max=2, window="1m"))
+        await stage.start(app.worker())
+        first, _ = await save.enqueue("a", 1), await save.enqueue("a", 2)
+        await first.result()
+        await asyncio.sleep(20)
+        with pytest.raises(ThrottledError, match="the throttle of 'save:a' is full; call again in") as raised:
+            await save.enqueue("a", 3)
+        with pytest.raises(ThrottledError):
+            await save.enqueue_and_wait("a", 4)
+        other = await save.enqueue("b", 5)
+        await asyncio.sleep(raised.value.retry_in)
+        again = await save.enqueue("a", 6)
+        await again.result()
+
+        assert other.created
+        assert again.created
+        assert 39 < raised.value.retry_in <= 40
+        assert sorted(ran) == [("a", 1), ("a", 2), ("a", 6), ("b", 5)]
+
+        copied = pickle.loads(pickle.dumps(raised.value))
+        assert (str(copied), copied.key, copied.retry_in) == (str(raised.value), "save:a", raised.value.retry_in)
+
+    play(scenario)
+
+
+def test_what_is_skipped_says_so_by_its_handle(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+        save = saving(app, [], throttle=Throttle(max=1, window="1m", on_limit="skip"))
+        latest, skipped = await save.enqueue("a", 1), await save.enqueue("a", 2)
+        with pytest.raises(ThrottledError):
+            await skipped.result()
+        with pytest.raises(ThrottledError):
+            await save.enqueue_and_wait("a", 3)
+
+        assert (skipped.made, skipped.created, skipped.id) == ("throttled", False, latest.id)
+        assert (latest.refusal, skipped.refusal.key) == (None, "save:")
+        assert await skipped.state() is State.WAITING
+
+    play(scenario)
+
+
+def test_many_calls_are_told_one_by_one_and_none_raises(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+        save = saving(app, [], throttle=Throttle(max=2, window="1m"), throw_on_duplicate=True)
+        jobs = await app.enqueue_many(save.call("a", version) for version in range(4))
+
+        assert [job.made for job in jobs] == ["created", "created", "throttled", "throttled"]
+        with pytest.raises(ThrottledError):
+            await jobs[3].result()
+
+    play(scenario)
+
+
+def test_a_duplicate_uses_up_nothing_of_a_throttle(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        save = saving(stage.app(), [], unique=Unique("{doc}"), throttle=Throttle(max=2, window="1m", on_limit="skip"))
+        jobs = [await save.enqueue(doc) for doc in "aaabc"]
+
+        assert [job.made for job in jobs] == ["created", "duplicate", "duplicate", "created", "throttled"]
+
+    play(scenario)
+
+
+def _nobody(doc: str, version: int = 0) -> None: ...
+
+
+def test_a_call_without_a_key_goes_its_own_way(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        free = saving(stage.app(), [], throttle=Throttle(_nobody, max=1, window="1m"))
+        quick = saving(stage.app(), [], debounce=Debounce(_nobody, delay="1h"))
+        jobs = [await task.enqueue("a") for task in (free, free, quick, quick)]
+
+        assert [job.made for job in jobs] == ["created"] * 4
+        assert [await job.state() for job in jobs] == [State.WAITING] * 4
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"unique": True, "debounce": Debounce(delay=1)}, "unique and debounce contradict each other"),
+        (
+            {"debounce": Debounce(delay=1), "throttle": Throttle(max=1, window=1)},
+            "throttle and debounce contradict each other",
+        ),
+        ({"debounce": Debounce("{dc}", delay=1)}, r"debounce = '\{dc\}' names 'dc', which task 'save' does not take"),
+        ({"throttle": Throttle("{dc}", max=1, window=1)}, r"throttle = '\{dc\}' names 'dc'"),
+        ({"debounce": "5s"}, "debounce = '5s' must be a Debounce; write debounce=Debounce"),
+        ({"debounce": Debounce(delay="1h"), "ttl": "1h"}, "delay = 1h is not under the ttl of 1h"),
+    ],
+)
+def test_what_contradicts_is_refused_when_the_task_is_defined(options: Any, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        saving(Holdfast("memory://"), [], **options)
+
+
+def test_what_contradicts_is_refused_wherever_it_comes_together() -> None:
+    save = saving(Holdfast("memory://"), [], debounce=Debounce(delay=1))
+
+    for options in ({"delay": 0}, {"run_at": None}, {"unique": True}, {"ttl": "1s"}):
+        with pytest.raises(UsageError, match=r"contradict|ttl"):
+            save.options(**options)
+    with pytest.raises(UsageError, match="unique and debounce contradict"):
+        TaskOptions(unique="k", debounce=Debounce(delay=1))
+    app = Holdfast("memory://", defaults=TaskOptions(unique=True))
+    with pytest.raises(UsageError, match="unique and debounce contradict"):
+        saving(app, [], debounce=Debounce(delay=1))
+    assert saving(app, [], unique=False, debounce=Debounce(delay=1)).call("a").job.merge.delay == 1_000_000
+    assert save.options(unique=False).call("a").job.merge.key == "save:"
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: Debounce(delay=0), "Debounce.delay = 0 must be longer than nothing"),
+        (lambda: Debounce(delay="5s", max_wait="1s"), "Debounce.max_wait = 1s is under its delay of 5s"),
+        (lambda: Debounce(delay="5s", max_wait="soon"), "Debounce.max_wait = 'soon' is no duration"),
+        (lambda: Debounce("", delay="5s"), "debounce = ''"),
+    ],
+)
+def test_a_policy_that_cannot_be_is_refused_when_it_is_made(make: Any, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        make()
