@@ -289,7 +289,7 @@ class Holdfast:
             UsageError: an option has no valid value, the arguments do not fit the function, or the name is taken.
         """
         return self._scheduling(
-            options, name, args, kwargs, cron=pattern, tz=tz, missed=missed, overlap=overlap, grace=self._graced(grace)
+            options, name, args, kwargs, cron=pattern, tz=tz, missed=missed, overlap=overlap, grace=grace
         )
 
     def every(
@@ -312,11 +312,8 @@ class Holdfast:
             UsageError: an option has no valid value, the arguments do not fit the function, or the name is taken.
         """
         return self._scheduling(
-            options, name, args, kwargs, every=interval, missed=missed, overlap=overlap, grace=self._graced(grace)
+            options, name, args, kwargs, every=interval, missed=missed, overlap=overlap, grace=grace
         )
-
-    def _graced(self, grace: Duration | None) -> Duration:
-        return grace_of(self.timing) if grace is None else grace
 
     def _scheduling(
         self,
@@ -336,23 +333,35 @@ class Holdfast:
                 raise UsageError(f"{function!r} has its options already; give {next(iter(options))} to @app.task")
             else:
                 task = cast("Task[..., Any]", function)
-            if task not in (self.tasks.get(task.name), self.declared.get(task.name)):
-                raise UsageError(f"{task!r} is no task of this app; include its router first")
-            call = task.call(*given, **(kwargs or {}))
-            made = schedule_of(task.name if name is None else name, call.job, **when)
-            if made.name in self._schedules:
-                raise UsageError(f"schedule {made.name!r} is defined twice; give one of them another name=")
-            self._schedules[made.name] = made
+            self.schedule(task, task.name if name is None else name, given, kwargs or {}, when)
             return task
 
         return declare
+
+    def schedule(
+        self,
+        task: Task[..., Any],
+        name: str,
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+        when: Mapping[str, Any],
+    ) -> None:
+        """Put a task on a schedule; what `cron` and `every` of the app and of its routers come down to."""
+        if task not in (self.tasks.get(task.name), self.declared.get(task.name)):
+            raise UsageError(f"{task!r} is no task of this app; include its router first")
+        call = task.call(*args, **kwargs)
+        grace = grace_of(self.timing) if when["grace"] is None else when["grace"]
+        made = schedule_of(name, call.job, **{**when, "grace": grace})
+        if made.name in self._schedules:
+            raise UsageError(f"schedule {made.name!r} is defined twice; give one of them another name=")
+        self._schedules[made.name] = made
 
     def include(self, router: Router) -> None:
         """Take in a router: its tasks and event handlers, those it gets later, and all routers that it includes.
 
         Raises:
             UsageError: it is none, or is included somewhere already; or one of its tasks has a name that is taken, or
-                options that do not fit it. Then nothing of it is taken in.
+                options that do not fit it, and then nothing of it is taken in; or one of its schedules cannot be made.
         """
         routing(router).join(self._place)
 

@@ -1,18 +1,23 @@
-"""A router: the tasks and event handlers of one part of a large app, written without the app and taken in by it."""
+"""A router: the tasks of one part of a large app and what goes with them, written without the app, taken in by it."""
 
-from collections.abc import Callable, Container, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Container, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ParamSpec, Protocol, TypeVar, Unpack, overload
+from typing import Any, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
 from holdfast.collecting import CollectDecorator, collecting
-from holdfast.core.check import named, no_others, of_kind
+from holdfast.core.check import named, no_others, of_kind, several
+from holdfast.core.duration import Duration
 from holdfast.core.events import Event
+from holdfast.core.schedule import Overlap
 from holdfast.errors import UsageError
 from holdfast.functions import is_async, name_of, runnable
 from holdfast.hearing import registering
+from holdfast.middleware import Middleware, layer
 from holdfast.migration import Versions, versions
-from holdfast.options import Collect, TaskOptions, TaskSettings
+from holdfast.options import Collect, TaskOptions, TaskSettings, Timing
 from holdfast.options.merges import collected
+from holdfast.options.schedules import MissedTicks, grace_of
+from holdfast.schedules import ScheduleDecorator, schedule_of
 from holdfast.task import (
     AsyncTask,
     DeclareDecorator,
@@ -28,6 +33,7 @@ from holdfast.task import (
 P = ParamSpec("P")
 R = TypeVar("R")
 E = TypeVar("E", bound=Event)
+M = TypeVar("M", bound=Middleware)
 
 
 class Home(Registry, Protocol):
@@ -35,6 +41,17 @@ class Home(Registry, Protocol):
 
     def admit(self, arrivals: "Sequence[Arrival]") -> None:
         """Make these tasks of the app, all of them or none."""
+        ...
+
+    def schedule(
+        self,
+        task: Task[..., Any],
+        name: str,
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+        when: Mapping[str, Any],
+    ) -> None:
+        """Put a task on a schedule."""
         ...
 
 
@@ -45,6 +62,7 @@ class Place:
     app: Home
     defaults: TaskOptions
     prefix: str = ""
+    around: tuple[Sequence[Middleware], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -144,7 +162,7 @@ def standings(
         if name in tasks or name in declared or name in names:
             raise UsageError(f"task {name!r} is defined twice; give one of them another name=")
         names.add(name)
-        made[one.task] = one.task.placed(place.app, name, one.settings.over(place.defaults))
+        made[one.task] = one.task.placed(place.app, name, one.settings.over(place.defaults), place.around)
     for one, place in arrivals:
         if one.implements is None:
             continue
@@ -154,12 +172,12 @@ def standings(
         if said.name in tasks or said.name in running:
             raise UsageError(f"task {said.name!r} is implemented twice; leave one of them")
         running.add(said.name)
-        made[one.task] = one.task.placed(place.app, said.name, said.settings)
+        made[one.task] = one.task.placed(place.app, said.name, said.settings, place.around)
     return list(made.items())
 
 
 class Router:
-    """Tasks and event handlers of one part of an app, to be included in it: `app.include(router)`.
+    """One part of an app, tasks and what goes with them, to be included in it: `app.include(router)`.
 
     `prefix` stands before the name of each task; under one, a task that is given no name is called after its function
     alone. `defaults`: options for all its tasks. Routers may include routers: prefixes are joined, the outermost first,
@@ -178,7 +196,9 @@ class Router:
         of_kind(self.defaults, TaskOptions, field="defaults", remedy='write defaults=TaskOptions(queue="billing")')
         self._members: list[Member] = []
         self._routers: list[Router] = []
-        self._unheard: list[Callable[[Registry], None]] = []
+        self._middleware: list[Middleware] = []
+        self._waiting: list[Callable[[Place], None]] = []
+        """What can be done once there is an app."""
         self._included = False
         self._inside: Place | None = None
         """Where its tasks are, once there is an app."""
@@ -272,6 +292,63 @@ class Router:
 
         return make
 
+    def cron(
+        self,
+        pattern: str,
+        *,
+        tz: str = "UTC",
+        missed: MissedTicks = "latest",
+        overlap: Overlap = "skip",
+        grace: Duration | None = None,
+        name: str | None = None,
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+        **options: Unpack[TaskSettings],
+    ) -> ScheduleDecorator:
+        """Enqueue a task by the clocks of a zone, as `app.cron` does. The prefix stands before `name`, too.
+
+        Raises:
+            UsageError: an option has no valid value, the arguments do not fit the function, or it is a task of another
+                router; if an app includes this router already, also: the name is taken.
+        """
+        return self._scheduling(
+            options, name, args, kwargs, cron=pattern, tz=tz, missed=missed, overlap=overlap, grace=grace
+        )
+
+    def every(
+        self,
+        interval: Duration,
+        *,
+        missed: MissedTicks = "latest",
+        overlap: Overlap = "skip",
+        grace: Duration | None = None,
+        name: str | None = None,
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+        **options: Unpack[TaskSettings],
+    ) -> ScheduleDecorator:
+        """Enqueue a task at each whole number of intervals since 1970, as `app.every` does. All else is as with `cron`.
+
+        Raises:
+            UsageError: see `cron`.
+        """
+        return self._scheduling(
+            options, name, args, kwargs, every=interval, missed=missed, overlap=overlap, grace=grace
+        )
+
+    def middleware(self, middleware: M) -> M:
+        """Wrap a coroutine function around every run of this router's tasks, as `app.middleware` does for all.
+
+        It stands within the app's and that of the routers around this one, and around what the task's options say. A
+        worker that has run a task of it before does not have it around that.
+
+        Raises:
+            UsageError: it is no coroutine function of two arguments.
+        """
+        layer(middleware)
+        self._middleware.append(middleware)
+        return middleware
+
     def on(self, kind: type[E], *, scope: str = "once") -> Callable[[Callable[[E], object]], Callable[[E], object]]:
         """Register a handler for an event, as `app.on` does: for those of the whole app, once that includes this.
 
@@ -280,10 +357,7 @@ class Router:
         """
 
         def take(handler: Callable[[E], object]) -> None:
-            if self._inside is None:
-                self._unheard.append(lambda app: app.hear(kind, handler, scope=scope))
-            else:
-                self._inside.app.hear(kind, handler, scope=scope)
+            self._once_inside(lambda inside: inside.app.hear(kind, handler, scope=scope))
 
         return registering(kind, scope=scope, of=Event, take=take)
 
@@ -303,11 +377,11 @@ class Router:
         self._routers.append(router)
 
     def join(self, place: Place) -> None:
-        """Become a part of an app; what `include` comes down to. If it raises, nothing of it has.
+        """Become a part of an app; what `include` comes down to.
 
         Raises:
             UsageError: it is included somewhere already; or one of its tasks has a name that is taken, or options that
-                do not fit it.
+                do not fit it, and then nothing of it is taken in; or one of its schedules cannot be made.
         """
         self._make_sure_that_it_is_free()
         place.app.admit(list(self._arrivals(place)))
@@ -335,6 +409,41 @@ class Router:
         self._members.append(one)
         return one.task
 
+    def _scheduling(
+        self,
+        options: TaskSettings,
+        name: str | None,
+        args: Sequence[object],
+        kwargs: Mapping[str, object] | None,
+        **when: Any,
+    ) -> ScheduleDecorator:
+        no_others(options, ("name", "args", "kwargs", *when, *TaskSettings.__annotations__))
+        given, settings = several(args, field="args"), TaskOptions(**options)
+        said = None if name is None else named(name, field="name")
+
+        def declare(function: Any) -> Any:
+            if not isinstance(function, Task):
+                task = self._taken(Definition(None, settings, Versions(), self.prefix).member(function))
+            elif options:
+                raise UsageError(f"{function!r} has its options already; give {next(iter(options))} to @router.task")
+            else:
+                task = cast("Task[..., Any]", function)
+            if not any(one.task is task for one in self._members):
+                raise UsageError(f"{task!r} is no task of {self!r}; let its own router schedule it")
+            # What can be wrong with it is told here, as far as it can be without an app.
+            grace = grace_of(Timing()) if when["grace"] is None else when["grace"]
+            schedule_of(said or task.name, task.tailored({})[1], **{**when, "grace": grace})
+            _fits(task, given, kwargs or {})
+
+            def put(inside: Place) -> None:
+                full = task.name if said is None else inside.prefix + said
+                inside.app.schedule(task, full, given, kwargs or {}, when)
+
+            self._once_inside(put)
+            return task
+
+        return declare
+
     def _make_sure_that_it_is_free(self) -> None:
         if self._included:
             raise UsageError(
@@ -350,14 +459,21 @@ class Router:
 
     def _settle(self, place: Place) -> None:
         self._inside = self._within(place)
-        for hear in self._unheard:
-            hear(place.app)
-        self._unheard.clear()
+        for do in self._waiting:
+            do(self._inside)
+        self._waiting.clear()
         for router in self._routers:
             router._settle(self._inside)
 
     def _within(self, place: Place) -> Place:
-        return Place(place.app, self.defaults.over(place.defaults), place.prefix + self.prefix)
+        around = (*place.around, self._middleware)
+        return Place(place.app, self.defaults.over(place.defaults), place.prefix + self.prefix, around)
+
+    def _once_inside(self, do: Callable[[Place], None]) -> None:
+        if self._inside is None:
+            self._waiting.append(do)
+        else:
+            do(self._inside)
 
 
 def routing(router: object) -> Router:
@@ -367,6 +483,13 @@ def routing(router: object) -> Router:
         UsageError: it is none.
     """
     return of_kind(router, Router, field="router", remedy='write router = Router(prefix="billing.")')
+
+
+def _fits(task: Task[..., Any], args: Sequence[object], kwargs: Mapping[str, object]) -> None:
+    try:
+        task.signature.arguments(tuple(args), dict(kwargs))
+    except TypeError as error:
+        raise UsageError(f"task {task.name!r}: {error}; its signature is {task.signature.as_called}") from None
 
 
 def _untaken(function: object) -> Callable[..., Any]:

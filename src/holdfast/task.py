@@ -1,7 +1,7 @@
 """A task: a function with a name, a queue and a policy, and the ways to enqueue a call of it."""
 
 import functools
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Generic, NoReturn, ParamSpec, Protocol, TypeVar, Unpack, overload
@@ -20,6 +20,7 @@ from holdfast.functions import is_async, same_call
 from holdfast.handle import Access, Job
 from holdfast.hearing import registering
 from holdfast.injection import Needs, needs
+from holdfast.middleware import Middleware
 from holdfast.migration import Migration, Migrations, Versions
 from holdfast.options import CallOptions, Collect, Rate, Retry, TaskOptions, Timing
 from holdfast.options.keys import Arguments
@@ -103,6 +104,8 @@ class Standing:
     settings: TaskOptions
     template: NewJob
     fitting: Fitting
+    around: tuple[Sequence[Middleware], ...] = ()
+    """The middleware of its routers, the outermost first."""
 
 
 class Call(Generic[R_co]):
@@ -228,7 +231,15 @@ class Task(Generic[P, R]):
             )
         return self._standing
 
-    def placed(self, app: Registry, name: str, settings: TaskOptions) -> Standing:
+    @property
+    def middleware(self) -> tuple[Middleware, ...]:
+        """What is wrapped around its runs, within the app's own: that of its routers, then what its options say."""
+        around = () if self._standing is None else self._standing.around
+        return (*(one for layers in around for one in layers), *(self.settings.middleware or ()))
+
+    def placed(
+        self, app: Registry, name: str, settings: TaskOptions, around: tuple[Sequence[Middleware], ...] = ()
+    ) -> Standing:
         """Return what it would have from an app, under this name and with these options; changes nothing.
 
         Raises:
@@ -240,6 +251,7 @@ class Task(Generic[P, R]):
             settings,
             template(name, settings, app.timing, version=self.migrations.version),
             self._fitting(settings, name),
+            around,
         )
 
     def stand(self, standing: Standing) -> None:

@@ -1,10 +1,11 @@
 """Routers: the parts of a large app, written without it and taken in by it."""
 
+import asyncio
 from typing import Any
 
 import pytest
 
-from holdfast import Holdfast, JobCompleted, Router, Stall, TaskOptions, UsageError, current_job
+from holdfast import Holdfast, JobCompleted, Proceed, Router, RunCall, Stall, TaskOptions, UsageError, current_job
 from tests.flow.conftest import Play, Stage
 
 Loose: Any = Router
@@ -250,3 +251,134 @@ def test_a_name_that_is_too_long_with_its_prefixes_is_refused_when_they_are_know
 
     with pytest.raises(UsageError, match="1,024"):
         Holdfast("memory://").include(outer)
+
+
+def test_a_routers_schedules_are_the_apps_with_the_prefix_before_their_names(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app, outer, router, runs = stage.app(), Router(prefix="shop."), Router(prefix="mail."), list[str]()
+
+        @router.every("30s", args=["often"])
+        @router.cron("0 4 * * *", name="nightly", tz="Europe/Vienna", kwargs={"what": "night"})
+        @router.task(name="send")
+        async def send(what: str) -> None:
+            runs.append(what)
+
+        outer.include(router)
+        app.include(outer)
+
+        @router.every("1m", name="late", queue="slow", overlap="allow")
+        async def tidy() -> None:
+            runs.append("tidy")
+
+        await stage.start(app.worker())
+        await asyncio.sleep(65)
+        schedules = {schedule.name: schedule for schedule in (await stage.storage.survey()).schedules}
+
+        assert sorted(schedules) == ["shop.mail.late", "shop.mail.nightly", "shop.mail.send"]
+        assert schedules["shop.mail.nightly"].tz == "Europe/Vienna"
+        assert (schedules["shop.mail.late"].job.task, schedules["shop.mail.late"].job.queue) == (
+            "shop.mail.tidy",
+            "slow",
+        )
+        assert set(runs) == {"often", "tidy"}
+
+    play(scenario)
+
+
+def test_middleware_of_routers_stands_between_the_apps_and_the_tasks(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app, outer, inner, seen = stage.app(), Router(), Router(), list[str]()
+
+        def named(name: str) -> Any:
+            async def layer(call: RunCall, proceed: Proceed) -> Any:
+                seen.append(name)
+                return await proceed()
+
+            return layer
+
+        @inner.task(name="deep", middleware=[named("task")])
+        async def deep() -> None:
+            seen.append("handler")
+
+        @outer.task(name="flat")
+        async def flat() -> None:
+            seen.append("handler")
+
+        inner.middleware(named("inner"))
+        outer.include(inner)
+        app.include(outer)
+        app.middleware(named("app"))
+        outer.middleware(named("outer"))
+        await stage.start(app.worker())
+        await deep.enqueue_and_wait()
+        assert seen == ["app", "outer", "inner", "task", "handler"]
+        seen.clear()
+        await flat.enqueue_and_wait()
+        assert seen == ["app", "outer", "handler"]
+
+    play(scenario)
+
+
+def test_what_implements_a_declaration_has_the_middleware_of_where_it_is(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app, contract, handlers, seen = stage.app(), Router(), Router(), list[str]()
+
+        @handlers.middleware
+        async def layer(call: RunCall, proceed: Proceed) -> Any:
+            seen.append(call.task)
+            return await proceed()
+
+        @contract.middleware
+        async def other(call: RunCall, proceed: Proceed) -> Any:
+            raise AssertionError("it has no handler here")
+
+        @contract.declare(name="send")
+        async def send() -> None: ...
+
+        @handlers.implement(send)
+        async def deliver() -> None: ...
+
+        app.include(contract)
+        app.include(handlers)
+        await stage.start(app.worker())
+        await send.enqueue_and_wait()
+
+        assert seen == ["send"]
+
+    play(scenario)
+
+
+def takes_one(number: int) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("made", "told"),
+    [
+        (lambda: Loose().cron("61 * * * *")(takes_one), "61"),
+        (lambda: Loose().every("-1s")(takes_one), "every"),
+        (lambda: Loose().every("1s", ttt=1), "option 'ttt' is unknown"),
+        (lambda: Loose().every("1s", name="")(takes_one), "name"),
+        (lambda: Loose().every("1s", args=5)(takes_one), "args = 5 must be several"),
+        (lambda: Loose().every("1s")(takes_one), "missing a required argument: 'number'"),
+        (lambda: Loose().every("1s", args=[1], grace=-1)(takes_one), "grace"),
+        (lambda: Loose().every("1s", args=[1])(Loose().task(takes_one)), "no task of <router ''>"),
+        (lambda: Loose().every("1s", queue="a")(Loose().task(takes_one)), "has its options already"),
+        (lambda: Loose().middleware(takes_one), "must be a coroutine function"),
+    ],
+)
+def test_bad_schedules_and_middleware_of_a_router_are_refused_where_they_are_said(made: Any, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        made()
+
+
+def test_a_schedule_whose_name_is_taken_is_told_when_its_router_is_included() -> None:
+    app, router = Holdfast("memory://"), Router()
+
+    @app.every("1s", name="often")
+    async def own() -> None: ...
+
+    @router.every("1s", name="often")
+    async def other() -> None: ...
+
+    with pytest.raises(UsageError, match="schedule 'often' is defined twice"):
+        app.include(router)

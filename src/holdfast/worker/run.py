@@ -143,7 +143,7 @@ class Runner:
     async def _through(self, task: Task[..., Any], call: RunCall, held: Held) -> Any:
         """Go through the middleware to the handler."""
         if task.name not in self._onions:
-            self._onions[task.name] = onion((*self._middleware, *(task.settings.middleware or ())))
+            self._onions[task.name] = onion((*self._middleware, *task.middleware))
 
         async def hand_over(call: RunCall) -> Any:
             needed = self._needed(task.function, task.needs)
