@@ -106,6 +106,20 @@ def test_what_several_processes_cannot_load_is_said_once(terminal: Terminal) -> 
     assert "there is no module 'nowhere'" in one_line(done.stderr)
 
 
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_worker_without_a_migration_that_it_needs_says_so_once(terminal: Terminal, processes: str) -> None:
+    terminal.write(
+        "gap.py",
+        "from holdfast import Holdfast\n"
+        "app = Holdfast('sqlite:///jobs.db')\n"
+        "app.task(name='pay', version=2)(lambda cents: None)\n",
+    )
+    done = terminal.ended("worker", "gap:app", "--processes", processes)
+
+    assert done.returncode == 2
+    assert "task 'pay' has version 2 and no migration from version 1" in one_line(done.stderr)
+
+
 @pytest.mark.parametrize(
     "args", [("info",), ("jobs", "list"), ("jobs", "show", "x"), ("jobs", "redrive", "x"), ("jobs", "cancel", "x")]
 )
