@@ -40,8 +40,8 @@ def remember(step: Step, new: NewJob, offset: int) -> Receipt:
     """Remember a call, the `offset`-th of several, once."""
     # What comes to no other job and stands under no window is known or not by the statement that puts it down, unless
     # that takes a place in virtual time first.
-    plain = new.fair_key is None and step.line(new.queue).fairness is None
-    if plain and new.merge is None and new.throttle is None and _create(step, new, None, offset):
+    plain = new.merge is None and new.throttle is None and not _is_fair(step, new)
+    if plain and _create(step, new, None, offset):
         return Receipt("created", new.ref)
     known = find_job(step, new.ref)
     if known is None and (answering := taken_in(step, new.ref)) is not None:
@@ -224,4 +224,11 @@ def _score(step: Step, job: NewJob | JobRecord, run_at: int, offset: int) -> int
     """Return the score of a job that comes into line, or waits until it is due."""
     # The jobs of one call are a microsecond apart, so that they stay in the order they were given.
     at = max(run_at, step.now) + offset
-    return place(at, boost=job.boost, lifo=job.lifo) if run_at > step.now else line.score(step, job, at)
+    if run_at > step.now or not _is_fair(step, job):
+        return place(at, boost=job.boost, lifo=job.lifo)
+    return line.score(step, job, at)
+
+
+def _is_fair(step: Step, job: NewJob | JobRecord) -> bool:
+    """Say whether a job may get a virtual instant when it comes into line."""
+    return job.fair_key is not None or step.line(job.queue).fairness is not None

@@ -2,16 +2,19 @@
 -- but for those that are held for a time: these are rows of `window`.
 
 -- name: remember
--- Parameters: the columns as listed. Changes one row, or none where the queue knows the id, be it a job's own or that of a
--- call which a job has taken in.
+-- Parameters: the columns as listed. Changes one row, or none where the queue knows the id: a job's own, or that of a call
+-- which a job has taken in, and which stands for that job's. (In VALUES, and not in a SELECT with a WHERE, the look for it
+-- costs next to nothing.)
 INSERT INTO job (
     queue, id, task, state, headers, tags, score, priority, boost, lifo, fair_key, weight, run_at, ttl, expires_at,
     timeout, deadline, heartbeat_timeout, keys, rates, merge_key, merge, gathered, lease, max_stalls, start_grace,
     renewed, pinned, policy, created, schedule, tick, parent, payload
 )
-SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22, ?23, ?24,
-       ?25, ?26, ?27, ?28, ?29, ?30, ?31, ?32, ?33, ?34
- WHERE NOT EXISTS (SELECT 1 FROM call WHERE call.queue = ?1 AND call.id = ?2)
+VALUES (
+    ?1, coalesce((SELECT job FROM call WHERE queue = ?1 AND id = ?2), ?2),
+    ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22, ?23, ?24, ?25, ?26,
+    ?27, ?28, ?29, ?30, ?31, ?32, ?33, ?34
+)
 ON CONFLICT (queue, id) DO NOTHING;
 
 -- name: go_on
