@@ -1,0 +1,68 @@
+"""Rates: so many starts a second across two workers, a limit for each host, and one set while jobs run.
+
+Run it: python examples/rates.py
+"""
+
+import asyncio
+from collections import Counter
+
+from holdfast import Holdfast, Job, Rate, State
+
+app = Holdfast("memory://")
+fetched: Counter[str] = Counter()
+
+
+@app.task(queue="api", rate="20/s")
+async def call(number: int) -> None: ...
+
+
+@app.task(queue="crawl", rate=Rate(5, per="1s", key="{host}"))
+async def fetch(host: str) -> None:
+    fetched[host] += 1
+
+
+@app.task(queue="mail")
+async def send(number: int) -> None: ...
+
+
+async def began(job: Job[None]) -> float:
+    """Return when a job started, in seconds on the storage's clock."""
+    await job.result()
+    return ((await job.info()).job.started or 0) / 1_000_000
+
+
+def most_within_a_second(instants: list[float]) -> int:
+    return max(sum(at <= other < at + 1 for other in instants) for at in instants)
+
+
+async def main() -> None:
+    # Two workers of one app: the rate is the storage's, taken with each claim.
+    async with app, app.worker(), app.worker():
+        jobs = await app.enqueue_many(call.call(number) for number in range(40))
+        instants = sorted([await began(job) for job in jobs])
+        busiest = most_within_a_second(instants)
+        print(f"40 calls began within {instants[-1] - instants[0]:.1f} s, {busiest} in the busiest second")
+        # A burst of one: in each second no more than its 20, and one besides.
+        assert busiest <= 21
+        assert instants[-1] - instants[0] >= 1.8
+
+        both = await app.enqueue_many(fetch.call(host) for host in ["slow.example"] * 6 + ["other.example"])
+        await both[-1].result()
+        print(f"another host did not wait: {fetched['slow.example']} of the first one's 6 had begun by then")
+        assert fetched["slow.example"] < 6
+        for job in both:
+            await job.result()
+
+        # At run time, for all jobs of a queue or of a task, and off again.
+        await app.queue("mail").set_rate("2/s")
+        jobs = await app.enqueue_many(send.call(number) for number in range(200))
+        await asyncio.sleep(1)
+        waiting = (await app.storage.survey(["mail"])).queues[0].counts[State.WAITING]
+        print(f"a second after the limit was set, {waiting} of 200 mails wait")
+        assert waiting >= 190
+        await app.queue("mail").set_rate(None)
+        await jobs[-1].result(timeout="10s")
+        print("and none do without it")
+
+
+asyncio.run(main())

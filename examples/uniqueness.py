@@ -1,0 +1,71 @@
+"""One job for many calls: unique, debounced and throttled ones, and what their callers are told.
+
+Run it: python examples/uniqueness.py
+"""
+
+import asyncio
+
+from holdfast import Debounce, DuplicateJobError, Holdfast, Throttle, ThrottledError, Unique
+
+app = Holdfast("memory://")
+saved: list[str] = []
+
+
+@app.task(unique="report:{customer}")
+async def report(customer: int) -> str:
+    return f"the report of {customer}"
+
+
+@app.task(unique=Unique(scope="1h"))
+async def remind(user: str, about: str = "") -> None: ...
+
+
+@app.task(debounce=Debounce("{doc}", delay="300ms", max_wait="2s"))
+async def save(doc: str, text: str) -> str:
+    saved.append(text)
+    return text
+
+
+@app.task(throttle=Throttle("{user}", max=2, window="1m"))
+async def text_message(user: str) -> None: ...
+
+
+async def main() -> None:
+    async with app, app.worker():
+        # Before anybody has run it, a second call comes to the job of the first.
+        first, second = await app.enqueue_many([report.call(7), report.call(7)])
+        print(f"{first.made}, then {second.made}: both wait for {await second.result()!r}")
+        assert (first.made, second.made, second.id) == ("created", "duplicate", first.id)
+        # Its key is free once it is over.
+        assert (await report.enqueue(7)).created
+
+        # Without a key, equal arguments are the same call; this one is held for an hour, whatever becomes of its job.
+        reminder = await remind.enqueue("ann", about="tea")
+        await reminder.result()
+        try:
+            await remind.options(throw_on_duplicate=True).enqueue("ann", about="tea")
+        except DuplicateJobError as error:
+            known = error.job_id
+        else:
+            raise AssertionError("a duplicate was enqueued")
+        print("told of a duplicate by an error")
+        assert known == reminder.id
+
+        # Each keystroke is a call; the last one counts, and all callers get its result.
+        jobs = [await save.enqueue("notes", "tea and cake"[:length]) for length in range(1, 13)]
+        assert {await job.result() for job in jobs} == {"tea and cake"}
+        print(f"{len(jobs)} keystrokes were saved {len(saved)} time")
+        assert saved == ["tea and cake"]
+
+        for _ in range(2):
+            await text_message.enqueue("ann")
+        try:
+            await text_message.enqueue("ann")
+        except ThrottledError as error:
+            print(f"a third message may be sent in {error.retry_in:.0f} s")
+        else:
+            raise AssertionError("a third message was enqueued")
+        assert (await text_message.enqueue("bob")).created
+
+
+asyncio.run(main())
