@@ -96,6 +96,25 @@ def test_queues_and_tasks_are_paused_and_resumed_by_name(there: Terminal) -> Non
     assert there.run("queues", "resume", "elsewhere", "--quiet").stdout == ""
 
 
+def test_rates_are_set_and_taken_off_by_name(there: Terminal) -> None:
+    there.enqueue("add", 1, 2)
+
+    assert there.run("queues", "rate", "100/s", "default", "--task", "add").stdout == (
+        "queue default starts 1/10ms\ntask add starts 1/10ms\n"
+    )
+    assert there.read("queues", "list")[0]["rate"] == {"every": 0.01, "burst": 1}
+    assert there.read("queues", "rate", "none", "default") == [{"kind": "queue", "name": "default", "rate": None}]
+    assert there.run("queues", "rate", "none", "--task", "add").stdout == "task add has no limit\n"
+    assert there.read("queues", "list")[0]["rate"] is None
+
+
+def test_a_rate_that_cannot_be_set_is_a_mistake(there: Terminal) -> None:
+    there.enqueue("add", 1, 2)
+
+    assert "RATE = 'often' is no rate" in there.refused("queues", "rate", "often", "default")
+    assert "name what to limit" in there.refused("queues", "rate", "1/s")
+
+
 def test_who_paused_a_queue_stands_in_the_log(there: Terminal) -> None:
     there.enqueue("add", 1, 2)
     there.run("queues", "pause", "default")

@@ -1,4 +1,4 @@
-"""`holdfast queues`: what waits in them, what is set for them, and pausing them."""
+"""`holdfast queues`: what waits in them, what is set for them, pausing them, and how often their jobs start."""
 
 import asyncio
 from datetime import timedelta
@@ -17,18 +17,22 @@ from holdfast.cli.views import (
     QueueSettingsView,
     QueueStatsView,
     QueueView,
+    RatedView,
     RateView,
     SpreadView,
     StallView,
     queue_settings_view,
     queue_stats_view,
+    rate_view,
 )
 from holdfast.clock import SECOND
 from holdfast.core.duration import micros, spoken
 from holdfast.core.job import FOREVER, JobRecord
 from holdfast.core.lifecycle import TERMINAL
 from holdfast.errors import UsageError
-from holdfast.storage.protocol import Query, QueueSurvey, Settings, Target
+from holdfast.options import Rate
+from holdfast.options.rate import rate_key, rating
+from holdfast.storage.protocol import QUEUE_RATE, TASK_RATE, Query, QueueSurvey, Settings, Target
 
 PAGE = 200
 """How many records one look at what has ended holds at a time."""
@@ -38,7 +42,7 @@ PAGE = 200
 @storage
 @click.pass_context
 def queues(ctx: click.Context) -> None:
-    """List, pause and resume queues, and show how they do."""
+    """List, pause and resume queues, set their rates, and show how they do."""
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
 
@@ -166,11 +170,54 @@ def resume(session: Session, names: tuple[str, ...], tasks: tuple[str, ...]) -> 
     return _set(session, names, tasks, paused=False)
 
 
-def _set(session: Session, names: tuple[str, ...], tasks: tuple[str, ...], *, paused: bool) -> int:
+@queues.command("rate")
+@storage
+@click.argument("limit", metavar="RATE")
+@click.argument("names", nargs=-1, type=naming("QUEUE"), metavar="[QUEUE...]")
+@click.option(
+    "--task",
+    "tasks",
+    multiple=True,
+    type=naming("--task"),
+    metavar="TASK",
+    help="A task, in whatever queue its jobs are.",
+)
+@click.pass_obj
+def set_rate(session: Session, limit: str, names: tuple[str, ...], tasks: tuple[str, ...]) -> int:
+    """Let jobs of these queues or tasks start no more often than that: 100/s, 5/30s, or none for no limit.
+
+    Of a task this is in the place of its own rate, and of what an earlier call has set.
+    """
+    told = None if limit == "none" else rating(limit, field="RATE")
+    seen = asyncio.run(_rated(session, _targets(names, tasks, "limit"), told))
+    if not as_json(session, seen) and not session.quiet:
+        for one in seen:
+            said = "has no limit" if one.rate is None else f"starts {_rate(one.rate)}"
+            click.echo(printable(f"{one.kind} {one.name} {said}"))
+    return OK
+
+
+async def _rated(session: Session, targets: list[Target], rate: Rate | None) -> list[RatedView]:
+    by = who()
+    async with accessed(session) as access:
+        seen: list[RatedView] = []
+        for target in targets:
+            told = rate_key(rate, QUEUE_RATE if target.kind == "queue" else TASK_RATE + target.name)
+            settings = await access.storage.tune(target, Settings(rate=told), by=by)
+            seen.append(RatedView(kind=target.kind, name=target.name, rate=rate_view(settings.rate)))
+        return seen
+
+
+def _targets(names: tuple[str, ...], tasks: tuple[str, ...], verb: str) -> list[Target]:
     targets = [Target("queue", name) for name in dict.fromkeys(names)]
     targets += [Target("task", name) for name in dict.fromkeys(tasks)]
     if not targets:
-        raise UsageError(f"name what to {'pause' if paused else 'resume'}: one or more queues, or --task TASK")
+        raise UsageError(f"name what to {verb}: one or more queues, or --task TASK")
+    return targets
+
+
+def _set(session: Session, names: tuple[str, ...], tasks: tuple[str, ...], *, paused: bool) -> int:
+    targets = _targets(names, tasks, "pause" if paused else "resume")
     seen = asyncio.run(_tuned(session, targets, paused=paused))
     if not as_json(session, seen) and not session.quiet:
         for one in seen:

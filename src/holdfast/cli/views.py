@@ -16,7 +16,7 @@ from holdfast.clock import SECOND
 from holdfast.core.backlog import Backlog, Thresholds
 from holdfast.core.duration import moment
 from holdfast.core.frames import unframed
-from holdfast.core.job import JobRecord, LogLine, Ref, RunRecord
+from holdfast.core.job import JobRecord, LogLine, RateKey, Ref, RunRecord
 from holdfast.core.lifecycle import TERMINAL, State
 from holdfast.core.retention import Retention
 from holdfast.core.schedule import Schedule
@@ -265,6 +265,14 @@ class PausedView(Struct, frozen=True, kw_only=True):
     paused: bool
 
 
+class RatedView(Struct, frozen=True, kw_only=True):
+    """A queue or a task whose rate somebody has set; None: it has no limit."""
+
+    kind: str
+    name: str
+    rate: RateView | None
+
+
 class ScheduleView(Struct, frozen=True, kw_only=True):
     """A schedule: `cron` in the zone `tz`, or `every` so many seconds. `last_tick`: None before its first job."""
 
@@ -411,6 +419,12 @@ def queue_view(queue: QueueSurvey) -> QueueView:
     return QueueView(**_at_a_glance(queue))
 
 
+def rate_view(rate: RateKey | None) -> RateView | None:
+    """Return a rate as it is shown."""
+    # An interval of 0 is no limit.
+    return None if rate is None or not rate.interval else RateView(every=rate.interval / SECOND, burst=rate.burst)
+
+
 def queue_settings_view(queue: QueueSurvey) -> QueueSettingsView:
     """Return a queue as it is shown with its settings; for how long it keeps jobs is told in full."""
     settings = queue.settings
@@ -431,10 +445,7 @@ def queue_settings_view(queue: QueueSurvey) -> QueueSettingsView:
             start_grace=_seconds(stall.start_grace),
             renewed=stall.renewed,
         ),
-        # An interval of 0 is no limit.
-        rate=RateView(every=rate.interval / SECOND, burst=rate.burst)
-        if (rate := settings.rate) is not None and rate.interval
-        else None,
+        rate=rate_view(settings.rate),
         record=settings.record or (),
     )
 
