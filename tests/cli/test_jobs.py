@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from holdfast import JsonCodec
+from holdfast import Collect, JsonCodec
 from tests.cli.terminal import Terminal
 
 
@@ -136,6 +136,36 @@ def test_what_cannot_be_cancelled_or_redriven_any_more_is_exit_code_1(there: Ter
     assert "is completed; only failed, cancelled or expired jobs are redriven" in redriven.stderr
     assert "is completed already" in cancelled.stderr
     assert there.read("jobs", "cancel", done, code=1)[0]["verdict"] == "refused"
+
+
+def test_who_holds_the_key_of_what_is_redriven_is_named(there: Terminal) -> None:
+    first = there.enqueue("bad", 1, unique="k", work=True)
+    second = there.enqueue("bad", 2, unique="k")
+
+    refused = there.run("jobs", "redrive", first)
+    assert (refused.exit_code, refused.stderr) == (
+        1,
+        f"job {first} of queue default is not redriven: job {second} holds its unique key\n",
+    )
+    (told,) = there.read("jobs", "redrive", first, code=1)
+    assert (told["verdict"], told["was"], told["holder"]) == ("refused", "failed", second)
+    all_of_them = there.run("dead", "redrive", "--yes")
+    assert all_of_them.stdout == "0 dead letters were put back in line\n"
+    assert all_of_them.stderr == f"job {first} of queue default stays: job {second} holds its unique key\n"
+    report = there.read("dead", "redrive", "--yes")
+    assert report["held"] == [{"queue": "default", "id": first, "holder": second}]
+
+
+def test_what_a_job_has_gathered_is_shown_call_by_call(there: Terminal) -> None:
+    app = there.app()
+
+    @app.task(name="index", collect=Collect())
+    async def index(numbers: list[int]) -> None: ...
+
+    job = there.enqueue("index", 1, app=app)
+    there.enqueue("index", 2, app=app)
+
+    assert there.read("jobs", "show", job)["arguments"] == [{"numbers": [1]}, {"numbers": [2]}]
 
 
 def test_one_unknown_id_touches_none_of_the_others(there: Terminal) -> None:
