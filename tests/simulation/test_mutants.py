@@ -47,7 +47,7 @@ def test_there_are_more_than_a_few_and_each_says_what_it_does() -> None:
         ("cron_without_compare", "I12"),
         ("unique_freed_by_another", "I13"),
         ("collect_drops_the_last", "I13"),
-        ("rate_taken_by_an_empty_poll", "I16"),
+        ("rate_taken_by_an_empty_poll", "I6"),
         ("fair_by_the_clock", "I14"),
     ],
 )

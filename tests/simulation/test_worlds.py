@@ -94,6 +94,15 @@ def test_calls_are_told_everything_that_a_call_can_be_told() -> None:
     assert set(told) == set(get_args(Made))
 
 
+def test_what_is_gathered_comes_to_a_handler() -> None:
+    gathered: list[int] = []
+    for seed in range(OFTEN):
+        entries = World(seed, SCENARIOS["merging"], name="merging").run().stage.journal.entries
+        gathered += [len(entry.items) for entry in entries if entry.items is not None]
+
+    assert max(gathered) > 2
+
+
 @pytest.mark.parametrize("scenario", ["schedules", "all tick"])
 def test_ticks_are_dealt_with_though_many_come_with_the_same(scenario: str) -> None:
     ticks: Counter[str] = Counter()

@@ -36,7 +36,7 @@ class Calls:
         self._takers: dict[Ref, Ref] = {}
         """Which job took in a call."""
         self._due: dict[Ref, int] = {}
-        """Before which instant a job that is put off by calls must not start."""
+        """Before which instant a job that is put off by calls must not come into line."""
         self._spans: dict[tuple[str, str], Span] = {}
         self._holding = False
         """Whether there ever was a unique key."""
@@ -152,12 +152,10 @@ class Calls:
         span.until = min(span.until, now + length)
         return span
 
-    def claimed(self, job: JobRecord, now: int) -> None:
-        """See that a job starts no sooner than its latest call allows, with the arguments that were acknowledged."""
+    def claimed(self, job: JobRecord) -> None:
+        """Note what a run is to be given."""
         if isinstance(job.merge, CollectKey):
             self.given[job.ref, job.fence] = tuple(self._contents[job.ref])
-        due = self._due.pop(job.ref, now)
-        self._require(due <= now, "I13", f"{job.ref} started at {now}, and was to wait for other calls until {due}")
 
     def redriven(self, ref: Ref) -> None:
         """Note that somebody put a job back in line, to start when that says."""
@@ -180,8 +178,8 @@ class Calls:
         """Forget the windows that are over, as a sweep does."""
         self._spans = {place: span for place, span in self._spans.items() if span.until > now}
 
-    def hold(self, records: Mapping[Ref, JobRecord], changed: list[Ref], gone: list[Ref]) -> None:
-        """See that each job has the arguments of all its calls, once, and that no key is held twice."""
+    def hold(self, records: Mapping[Ref, JobRecord], changed: list[Ref], gone: list[Ref], now: int) -> None:
+        """See that each job has the arguments of all its calls, once, and has waited for them; no key is held twice."""
         for ref in gone:
             self._contents.pop(ref, None)
             self._due.pop(ref, None)
@@ -195,6 +193,12 @@ class Calls:
                 self._require(fits, "I13", f"{ref} took in {len(contents)} calls, and says {job.gathered}: {job.merge}")
             else:
                 right = b"".join(contents)
+            if job.state in (State.WAITING, State.ACTIVE):
+                # Who is in line once stays there, be the clock set back or not.
+                due = self._due.pop(ref, now)
+                self._require(
+                    due <= now, "I13", f"{ref} came into line at {now}, and was to wait for calls until {due}"
+                )
             self._require(job.payload == right, "I13", f"{ref} has {job.payload!r}, and was called with {right!r}")
         if not self._holding:
             return

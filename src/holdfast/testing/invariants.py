@@ -213,7 +213,7 @@ class Witness:
             for ref in gone:
                 self._require(self.stories[ref].deleted, "I8", f"{ref} has vanished, and nobody deleted it")
             self._indexed(records)
-            self.calls.hold(records, changed, gone)
+            self.calls.hold(records, changed, gone, self._clock.now())
             self.sharing.stand(before, records, [*changed, *gone])
         return answer
 
@@ -366,7 +366,7 @@ class Witness:
         story.starts += 1
         story.run = Run(job.starts, job.fence, owner.id, now, now, now, holders=[owner.id])
         story.runs[job.fence] = story.run
-        self.calls.claimed(job, at)
+        self.calls.claimed(job)
         self.pacing.started(job, self._rates(job, queue=True), at, len(self._weather.steps))
         self._note("claimed", job.id, job.starts, owner.name)
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from holdfast.core.job import JobRecord, RateKey, Ref
 from holdfast.core.lifecycle import State
+from holdfast.core.rate import opens_at, taken
 from holdfast.storage.protocol import RATE
 from holdfast.testing.calls import Require
 
@@ -34,13 +35,11 @@ class Pacing:
             for count, first in enumerate(reversed(starts), 1):
                 fits = count <= rate.burst or (count - 1 - rate.burst) * gap < now - first
                 self._require(fits, "I6", f"{job.ref} is number {count} under {rate} in {now - first} microseconds")
-            until = min(self._taken.get(place, 0), now + gap * (rate.burst + 1))
-            self._taken[place] = max(until, now) + gap
+            self._taken[place] = taken(self._taken.get(place, 0), rate, now)
 
     def open(self, queue: str, rate: RateKey, now: int) -> bool:
         """Say whether a rate lets a job start now, for all that has started."""
-        until = min(self._taken.get((queue, rate.name), 0), now + rate.interval * (rate.burst + 1))
-        return until - rate.interval * rate.burst < now
+        return opens_at(self._taken.get((queue, rate.name), 0), rate, now) <= now
 
     def swept(self, now: int) -> None:
         """Forget the time that has gone by, as a sweep does."""

@@ -16,7 +16,7 @@ from holdfast.testing.net import LONGEST_ECHO, LONGEST_PATIENCE, SimNet, SimServ
 from holdfast.testing.plan import Plan
 from holdfast.testing.simloop import Node, SimClock, SimLoop
 from holdfast.testing.weather import EVERYWHERE, Weather
-from holdfast.testing.workload import OVERRUNS, Journal, define
+from holdfast.testing.workload import BATCH, OVERRUNS, Journal, define
 
 SLACK = 0.05
 MESSAGES = 10
@@ -75,7 +75,8 @@ class Stage:
         self.app = self.holdfast(SimNet(self.server), "app")
         define(self.app, self.journal, Random(f"work {seed}"), self._here)
         for name in list(self.app.tasks):
-            if plan.tasks and name not in plan.tasks:
+            wanted = "collect" in plan.features if name == BATCH else not plan.tasks or name in plan.tasks
+            if not wanted:
                 del self.app.tasks[name]
 
     def holdfast(self, net: SimNet, name: str) -> Holdfast:

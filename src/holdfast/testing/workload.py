@@ -15,7 +15,7 @@ from holdfast.context import current_job
 from holdfast.control import Reject, Snooze
 from holdfast.core.job import CollectKey, DebounceKey, MergeKey, NewJob, RateKey, Ref, ThrottleKey, UniqueKey
 from holdfast.core.schedule import Missed, Schedule
-from holdfast.options import TTL, AutoRedrive, CallOptions, Retry, Stall
+from holdfast.options import TTL, AutoRedrive, CallOptions, Collect, Retry, Stall
 from holdfast.task import Call
 
 OTHER = "other"
@@ -23,6 +23,9 @@ OTHER = "other"
 
 OVERRUNS = frozenset({"stubborn"})
 """Tasks whose handlers go on beyond their limits for a while."""
+
+BATCH = "batch"
+"""The task whose handler takes what many calls have brought."""
 
 LONGEST_RUN = 40.0
 """No handler takes longer than so many seconds, its own limits included."""
@@ -192,10 +195,20 @@ def define(app: Holdfast, journal: Journal, rng: Random, here: Callable[[], str]
         if current_job().run == 1:
             raise Snooze(2)
 
+    @app.task(name=BATCH, retry=few, collect=Collect(delay="4s", max_size=3))
+    async def batch(items: list[int]) -> None:
+        entry = journal.begin(here(), items)
+        try:
+            await asyncio.sleep(rng.random())
+            if current_job().attempt == 1 and len(items) % 2:
+                raise Misfortune("once, with all of them")
+        finally:
+            journal.end(entry)
+
 
 def drawn(app: Holdfast, rng: Random, number: int, *, plain: bool = False) -> Call[object]:
     """Return a call of any task, with options drawn from the dice; a plain one has none."""
-    task = app.tasks[rng.choice(list(app.tasks))]
+    task = app.tasks[rng.choice([name for name in app.tasks if name != BATCH])]
     options = CallOptions(id=f"{number:02d}")
     if plain:
         return task.options(**options).call(number)
@@ -216,13 +229,15 @@ def drawn(app: Holdfast, rng: Random, number: int, *, plain: bool = False) -> Ca
     return task.options(**options).call(number)
 
 
-def featured(call: Call[Any], features: Sequence[str], rng: Random) -> Call[Any]:
-    """Return a call that asks for some of the features as well."""
+def featured(app: Holdfast, call: Call[Any], features: Sequence[str], number: int, rng: Random) -> Call[Any]:
+    """Return a call that asks for some of the features as well; one that is gathered is of the task that takes many."""
     asked = [feature for feature in features if feature in MERGING]
     if asked and rng.random() < 0.7:
         key = rng.choice(MERGING[rng.choice(asked)])
+        if isinstance(key, CollectKey):
+            call = Call(app.tasks[BATCH], structs.replace(app.tasks[BATCH].call(number).job, id=call.job.id))
         call = Call(call.task, structs.replace(call.job, merge=key))
-        if not isinstance(key, UniqueKey):
+        if isinstance(key, DebounceKey):
             # When it starts is for its key to say.
             call = Call(call.task, structs.replace(call.job, delay=0))
     return Call(call.task, _ordered(call.job, features, rng))

@@ -184,7 +184,7 @@ class World:
             await asyncio.sleep(rng.expovariate(len(own) / (self.plan.span * 0.6)))
             call = drawn(self.stage.app, rng, job_number, plain=self.plan.plain)
             if self.plan.features:
-                call = featured(call, self.plan.features, newer)
+                call = featured(self.stage.app, call, self.plan.features, job_number, newer)
             job = await self._submitted(app, call, rng)
             made.append(call)
             if rng.random() < 0.15 and job.created and not isinstance(call.job.merge, DebounceKey | CollectKey):

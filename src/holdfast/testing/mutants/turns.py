@@ -11,7 +11,7 @@ from holdfast.core.lifecycle import State
 from holdfast.core.order import place
 from holdfast.core.schedule import Schedule
 from holdfast.storage.model import Model
-from holdfast.storage.protocol import RATE, Change, Order, PauseSchedule, Planned, Receipt, Tick
+from holdfast.storage.protocol import RATE, Change, Order, PauseSchedule, Planned, Tick
 from holdfast.storage.shelf import Index
 from holdfast.storage.timetable import Became
 from holdfast.testing.mutants.register import mutant
@@ -224,10 +224,12 @@ class FairWithoutWeights(Model):
 
 @mutant("order")
 class NewestLast(Model):
-    """Newest first is not listened to."""
+    """Newest first is not listened to: such a job comes last into line, as all others do."""
 
-    def _remember(self, new: NewJob, now: int, offset: int) -> Receipt:
-        return super()._remember(structs.replace(new, lifo=False), now, offset)
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        score = self._shelf.score
+        self._shelf.score = lambda job, at: score(structs.replace(job, lifo=False), at)  # type: ignore[method-assign]
 
 
 @mutant("order")
