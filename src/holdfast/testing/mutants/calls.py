@@ -9,6 +9,7 @@ from holdfast.core.frames import framed
 from holdfast.core.job import CollectKey, DebounceKey, JobRecord, MergeKey, NewJob, Ref, UniqueKey
 from holdfast.core.lifecycle import TERMINAL, State
 from holdfast.core.merge import may_be_come_to, merge_name
+from holdfast.core.transition import lapsed
 from holdfast.storage.model import Model
 from holdfast.storage.protocol import Receipt
 from holdfast.testing.mutants.register import mutant
@@ -75,6 +76,17 @@ class RedriveOfTheSecond(Model):
 
     def _holder(self, job: JobRecord, now: int) -> Ref | None:
         return None
+
+
+@mutant("merging")
+class ExpiredUnderItsRun(Model):
+    """A call that comes to a running job finds it too old to start, and expires it."""
+
+    def _living(self, queue: str, key: MergeKey, now: int) -> Ref | None:
+        there = self._shelf.come_to(queue, key)
+        if there is not None and there.state is State.ACTIVE and lapsed(there, now):
+            self._expire(there, now)
+        return super()._living(queue, key, now)
 
 
 # ── debounce and collect ──────────────────────────────────────────────────────────────────────────────────────────────
