@@ -102,7 +102,7 @@ class CollectConformance(Conformance):
         assert (await claim_one(storage)).job.gathered == 4
 
     @pytest.mark.fault("W-T22")
-    async def test_a_steady_stream_puts_a_job_off_no_longer_than_it_may(
+    async def test_a_steady_stream_is_gathered_no_longer_than_it_may_be(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         began, key = clock.now(), CollectKey("mails", 10 * SECOND, 1000, 25 * SECOND)
@@ -128,7 +128,7 @@ class CollectConformance(Conformance):
         assert [lease.job.gathered for lease in await claim(storage)] == [1, 1]
 
     @pytest.mark.fault("W-T21")
-    async def test_each_call_is_answered_for_by_the_job_that_took_it_in(
+    async def test_each_gathered_call_is_answered_for_by_its_job(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         await storage.enqueue(calls(3))
