@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.core.job import RateKey
-from holdfast.core.rate import free, opens_at, taken
+from holdfast.core.rate import free, opens_at, taken, taken_if_open
 from tests.core.cases import NOW
 
 TENTH = RateKey("mail", 100_000)
@@ -82,3 +82,14 @@ def test_a_rate_that_was_made_faster_goes_by_its_new_pace_at_once() -> None:
     until = taken(taken(0, slow, NOW), slow, NOW + 1)
 
     assert len(began_from(until, fast, [NOW + step * 100_000 for step in range(101)])) in (10, 11, 12)
+
+
+@pytest.mark.parametrize("burst", [1, 3])
+def test_several_starts_take_the_time_of_each(burst: int) -> None:
+    rate = RateKey("mail", 100_000, burst)
+    until = 0
+    for _ in range(burst):
+        until = taken(until, rate, NOW)
+
+    assert taken(0, rate, NOW, starts=burst) == until
+    assert taken_if_open(opens_at(until, rate, NOW), rate) == until

@@ -13,9 +13,14 @@ def opens_at(taken_until: int, rate: RateKey, now: int) -> int:
     return _sound(taken_until, rate, now) - rate.interval * rate.burst + 1
 
 
-def taken(taken_until: int, rate: RateKey, now: int) -> int:
-    """Return the instant up to which time is taken once a job has started now."""
-    return max(_sound(taken_until, rate, now), now) + rate.interval
+def taken(taken_until: int, rate: RateKey, now: int, *, starts: int = 1) -> int:
+    """Return the instant up to which time is taken once a job, or so many, have started now."""
+    return max(_sound(taken_until, rate, now), now) + rate.interval * starts
+
+
+def taken_if_open(at: int, rate: RateKey) -> int:
+    """Return the instant up to which time is taken of a rate that lets the next job start at an instant."""
+    return at + rate.interval * rate.burst - 1
 
 
 def free(taken_until: int, rate: RateKey, now: int) -> int:

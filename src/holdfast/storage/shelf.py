@@ -17,7 +17,7 @@ from holdfast.core.job import JobRecord, MergeKey, RateKey, Ref
 from holdfast.core.lifecycle import TERMINAL, State
 from holdfast.core.merge import may_be_come_to, merge_name
 from holdfast.core.order import Fairness, came_at, place
-from holdfast.core.rate import free, opens_at, taken
+from holdfast.core.rate import free, opens_at, taken, taken_if_open
 from holdfast.storage.protocol import LOOK_LIMIT, PASSED_LIMIT, PAUSED, PROMOTE_LIMIT, RATE, TASK_RATE
 
 G = TypeVar("G")
@@ -201,9 +201,9 @@ class Shelf:
             self._note_opening(job.queue, under, now)
 
     def open_up(self, queue: str, now: int) -> None:
-        """Let back in line whom the rates of a queue allow to start by now."""
+        """Let back in line whom the rates of a queue allow to start by now, no faster than they might have started."""
         for name in [name for name, at in self.lines[queue].opening.items() if at <= now]:
-            self.unpark(queue, name, now)
+            self._open(queue, name, now)
 
     def note_openings(self, queue: str, now: int) -> None:
         """Note when the rates of a queue that have just been taken of let the next of their parked jobs start."""
@@ -223,8 +223,8 @@ class Shelf:
             return
         name = f"{RATE}{TASK_RATE}{task}"
         for queue in [queue for queue, line in self.lines.items() if name in line.parked]:
-            self.unpark(queue, name, now)
-            self._note_opening(queue, name, now)
+            self.lines[queue].opening.pop(name, None)
+            self._open(queue, name, now)
 
     def come_to(self, queue: str, key: MergeKey) -> JobRecord | None:
         """Return the job that a call with this key comes to: the eldest that may be."""
@@ -245,12 +245,12 @@ class Shelf:
             if line.fairness is not None:
                 line.fairness.forget()
 
-    def unpark(self, queue: str, name: str, now: int) -> int:
+    def unpark(self, queue: str, name: str, now: int, *, room: int | None = None) -> int:
         """Let as many jobs back in line as have room under a key or a rate; return how many that were."""
         parked = self.lines[queue].parked.get(name)
         if parked is None:
             return 0
-        let_in = parked.first(min(self._room(queue, name, parked, now), PROMOTE_LIMIT))
+        let_in = parked.first(min(self._room(queue, name, parked, now) if room is None else room, PROMOTE_LIMIT))
         for ref in let_in:
             job = self.jobs[ref]
             self.replace(job, structs.replace(job, parked_under=None))
@@ -309,14 +309,36 @@ class Shelf:
         first = self.jobs[parked.first(1)[0]]
         return next((rate for rate in self.rates(first) if RATE + rate.name == name), None)
 
-    def _note_opening(self, queue: str, name: str, now: int) -> None:
+    def _open(self, queue: str, name: str, now: int) -> None:
+        """Let in whom a rate allows to start, and note when the next may be let in: when all these might have started.
+
+        In the place of who leaves the line without starting another is let in at once.
+        """
+        line = self.lines[queue]
+        parked = line.parked.get(name)
+        rate = None if parked is None else self._rate(queue, name, parked)
+        if rate is None:
+            self.unpark(queue, name, now)
+            self._note_opening(queue, name, now)
+            return
+        until = self.taken.get((queue, rate.name), 0)
+        if name in line.opening:
+            until = max(until, taken_if_open(line.opening[name], rate))
+        let_in = self.unpark(queue, name, now, room=free(until, rate, now))
+        self._note_opening(queue, name, now, until=taken(until, rate, now, starts=let_in))
+
+    def _note_opening(self, queue: str, name: str, now: int, *, until: int | None = None) -> None:
+        """Note when a rate lets the first of those start who are parked under it; `until`: with those let in before."""
         line = self.lines[queue]
         parked = line.parked.get(name)
         if parked is None:
             line.opening.pop(name, None)
             return
         rate = self._rate(queue, name, parked)
-        line.opening[name] = now if rate is None else self.opens_at(queue, rate, now)
+        if rate is None:
+            line.opening[name] = now
+        else:
+            line.opening[name] = opens_at(self.taken.get((queue, rate.name), 0) if until is None else until, rate, now)
 
     def _let_in(self, before: JobRecord, after: JobRecord | None) -> None:
         """Note the keys of a job that has left a slot, or its place in line for one that may be free; so with rates."""

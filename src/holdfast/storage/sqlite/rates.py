@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from holdfast.core import rate as rule
 from holdfast.core.job import JobRecord, NewJob, RateKey
-from holdfast.storage.protocol import RATE, SCAN_LIMIT, TASK_RATE, queue_topic
+from holdfast.storage.protocol import PROMOTE_LIMIT, RATE, SCAN_LIMIT, TASK_RATE, queue_topic
 from holdfast.storage.sqlite import rows
 from holdfast.storage.sqlite.queries import query
 from holdfast.storage.sqlite.settings import setting
@@ -70,17 +70,39 @@ def opened(step: Step, queue: str) -> list[str]:
     return [RATE + name for (name,) in step.all(_OPEN, (queue, step.now))]
 
 
-def note_opening(step: Step, queue: str, under: str) -> None:
-    """Note when a rate lets the first of those start who are parked under it, or that there is nobody any more."""
+def starts(step: Step, queue: str, under: str) -> tuple[int, int | None]:
+    """Return how many of those parked under a rate are to be let in now, and up to when its time is taken by them.
+
+    Those let in before are taken to have started, though they may stand in line: in the place of who leaves that
+    without starting another is let in at once.
+    """
     found, rate = _first(step, queue, under)
-    known = step.rate(queue, under.removeprefix(RATE))
+    if rate is None:
+        return (SCAN_LIMIT if found else 0), None
+    known = step.rate(queue, rate.name)
+    until = known.taken if known.opens is None else max(known.taken, rule.taken_if_open(known.opens, rate))
+    room = min(rule.free(until, rate, step.now), PROMOTE_LIMIT)
+    return room, rule.taken(until, rate, step.now, starts=room)
+
+
+def note_opening(step: Step, queue: str, under: str, *, until: int | None = None) -> None:
+    """Note when a rate lets the first of those start who are parked under it, or that there is nobody any more.
+
+    `until`: up to when its time is taken with those that were let in before.
+    """
+    found, rate = _first(step, queue, under)
     opens: int | None = None
     if found:
-        opens = step.now if rate is None else rule.opens_at(step.rate(queue, rate.name).taken, rate, step.now)
-    if opens != known.opens:
-        known.opens = opens
-        step.run(_NOTE_OPENING, (queue, under.removeprefix(RATE), opens))
-        step.line(queue).opening = True
+        opens = step.now
+    if rate is not None:
+        taken = step.rate(queue, rate.name).taken if until is None else until
+        opens = rule.opens_at(taken, rate, step.now)
+    _note(step, queue, under, opens)
+
+
+def forget_opening(step: Step, queue: str, under: str) -> None:
+    """Forget when a rate opens: it has changed."""
+    _note(step, queue, under, None)
 
 
 def note_openings(step: Step, queue: str) -> None:
@@ -112,6 +134,14 @@ def names(step: Step, job: NewJob | JobRecord) -> Iterable[str]:
 def of_task(task: str) -> str:
     """Return what jobs are parked under by the rate of their task."""
     return RATE + TASK_RATE + task
+
+
+def _note(step: Step, queue: str, under: str, opens: int | None) -> None:
+    known = step.rate(queue, under.removeprefix(RATE))
+    if opens != known.opens:
+        known.opens = opens
+        step.run(_NOTE_OPENING, (queue, under.removeprefix(RATE), opens))
+        step.line(queue).opening = True
 
 
 def _of(step: Step, task: str, rates: Iterable[RateKey]) -> list[RateKey]:

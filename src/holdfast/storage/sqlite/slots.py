@@ -80,9 +80,16 @@ def offer_place(step: Step, job: JobRecord) -> None:
 
 
 def open_up(step: Step, queue: str) -> None:
-    """Let back in line whom the rates of a queue allow to start by now."""
+    """Let back in line whom the rates of a queue allow to start by now, no faster than they might have started."""
     for under in rates.opened(step, queue):
-        unpark(step, queue, under)
+        let_start(step, queue, under)
+
+
+def let_start(step: Step, queue: str, under: str) -> None:
+    """Let back in line whom a rate allows to start by now."""
+    room, until = rates.starts(step, queue, under)
+    unpark(step, queue, under, room=room)
+    rates.note_opening(step, queue, under, until=until)
 
 
 def let_in(step: Step) -> int:
@@ -95,9 +102,9 @@ def let_in(step: Step) -> int:
     return sum(unpark(step, queue, name) for queue, name in places)
 
 
-def unpark(step: Step, queue: str, under: str) -> int:
+def unpark(step: Step, queue: str, under: str, *, room: int | None = None) -> int:
     """Let as many jobs back in line as have room under a key or a rate; return how many that were."""
-    room = min(_room(step, queue, under), PROMOTE_LIMIT)
+    room = min(_room(step, queue, under) if room is None else room, PROMOTE_LIMIT)
     if not room:
         return 0
     unparked = step.run(_UNPARK, (queue, under, room))

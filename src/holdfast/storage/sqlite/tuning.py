@@ -45,6 +45,6 @@ def _retune(step: Step, target: Target) -> None:
     step.write_down()
     under = rates.of_task(target.name)
     for (queue,) in step.all(_QUEUES_WITH, ("waiting",)):
-        slots.unpark(step, queue, under)
-        rates.note_opening(step, queue, under)
+        rates.forget_opening(step, queue, under)
+        slots.let_start(step, queue, under)
         step.knocked.append(queue_topic(queue))

@@ -186,7 +186,42 @@ class RatesConformance(Conformance):
 
         await storage.revise([Cancel(refs[1])])
 
+        assert (await record(storage, refs[2])).parked_under is None
         assert [lease.ref for lease in await claim(storage)] == [refs[2]]
+
+    async def test_no_more_are_let_in_line_than_could_have_started_however_often_claims_find_no_room(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
+        await enqueue(storage, *paced(6, SLOWER))
+        await claim(storage)
+        clock.advance(5)
+        answers = [await order(storage, ALICE, room=0) for _ in range(5)]
+
+        assert {(answer.left, answer.next_due) for answer in answers} == {(True, 1)}
+        assert (await glance(storage)).parked == 4
+
+        clock.advance(0.000_001)
+        for _ in range(3):
+            await order(storage, ALICE, room=0)
+            clock.advance(1)
+
+        assert (await glance(storage)).parked == 3
+
+    async def test_a_closed_queue_is_not_asked_again_because_a_rate_of_its_jobs_is_open(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
+        await enqueue(storage, *paced(6, SLOW))
+        await claim(storage)
+        await storage.tune(Target("queue", QUEUE), Settings(rate=RateKey("queue", 60 * SECOND)))
+        await enqueue(storage, new_job("a", boost=60 * SECOND), new_job("b", boost=60 * SECOND))
+        assert len(await claim(storage)) == 1
+        clock.advance(0.000_001)
+        assert len(await claim(storage)) == 1
+        clock.advance(3)
+        answers = [await order(storage, ALICE, room=5) for _ in range(5)]
+
+        assert all(answer.next_due for answer in answers)
+        assert (await glance(storage)).parked >= 3
 
     async def test_a_sweep_lets_in_whom_time_allows(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, *paced(5, RateKey("r", SECOND, 2)))

@@ -299,7 +299,10 @@ class NobodyUnparked(Model):
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
-        self._shelf.unpark = lambda queue, name, now: 0  # type: ignore[method-assign]
+        self._shelf.unpark = self._nobody  # type: ignore[method-assign]
+
+    def _nobody(self, queue: str, name: str, now: int, *, room: int | None = None) -> int:
+        return 0
 
 
 @mutant("rules")
