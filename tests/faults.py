@@ -19,7 +19,6 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PLACES = (ROOT / "tests", ROOT / "src" / "holdfast" / "testing")
 
-RATES = "rates come with issue 4"
 REDIS = "only on Redis, which comes with issue 5"
 VERSIONS = "which versions are still in use is not asked so far; it comes with a later issue"
 WORKFLOWS = "workflows, and jobs that wait for others, come with a later issue"
@@ -87,7 +86,7 @@ FAULTS: dict[str, Fault] = {
     "W-B5": Fault("jobs are kept for ever, and the first trim stops everything"),
     "W-B6": Fault("a failed child leaves its parent waiting for ever", WORKFLOWS),
     "W-B7": Fault("a schedule makes its next job when the one before starts: the cadence collapses"),
-    "W-B8": Fault("a fixed window lets twice the rate pass at its edge", RATES),
+    "W-B8": Fault("a fixed window lets twice the rate pass at its edge"),
     "W-B9": Fault("a cancel reaches only the workers of its own process"),
     "W-B10": Fault("keys without a hash tag do not work in a cluster", REDIS),
     "W-B11": Fault("delays are reckoned from clients' clocks"),
@@ -105,13 +104,13 @@ FAULTS: dict[str, Fault] = {
     "W-N9": Fault("a draining worker renews nothing"),
     "W-N10": Fault("an expired job leaves no record and no reason, and comes back in a restart"),
     "W-N11": Fault("a busy group at the head stops its whole queue"),
-    "W-N12": Fault("polls that find nothing use the rate up", RATES),
+    "W-N12": Fault("polls that find nothing use the rate up"),
     "W-N13": Fault("what was accepted is lost in a crash"),
     "W-N14": Fault("a timer of more than 24.8 days fires at once, in a busy loop"),
     "W-N15": Fault("all active jobs are scanned every five seconds, three times"),
     "W-N16": Fault("workflows live in one process and are recovered by hand", WORKFLOWS),
     "W-N17": Fault("a worker that claims a job whose earlier run it still holds drops it"),
-    "W-N18": Fault("each process has a rate of its own", RATES),
+    "W-N18": Fault("each process has a rate of its own"),
     "W-N19": Fault("stall counts are not kept, so a job that kills its process restarts for ever"),
     "W-P1": Fault("nothing is renewed, nothing fenced: a job of more than 30 s runs twice, and the last word wins"),
     "W-P2": Fault("jobs are found through a register of workers that itself expires"),

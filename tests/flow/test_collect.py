@@ -39,6 +39,7 @@ def indexing(app: Holdfast, batches: list[list[Doc]], *, collect: Collect | None
     return index
 
 
+@pytest.mark.fault("W-T21")
 def test_calls_gather_until_none_has_come_for_the_delay_and_every_handle_resolves(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         batches: list[list[Doc]] = []

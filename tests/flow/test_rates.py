@@ -26,6 +26,7 @@ def most_within(instants: Sequence[float], length: float) -> int:
     return max(bisect_left(instants, at + length) - place for place, at in enumerate(instants))
 
 
+@pytest.mark.fault("W-B8", "W-N18")
 def test_ten_a_second_across_three_workers_is_ten_in_every_second(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         began: list[tuple[str, float]] = []
@@ -39,6 +40,23 @@ def test_ten_a_second_across_three_workers_is_ten_in_every_second(play: Play) ->
 
         assert most_within(instants, 1.0) <= 11
         assert 594 <= len(instants) <= 606
+
+    play(scenario)
+
+
+@pytest.mark.fault("W-N12")
+def test_workers_that_find_nothing_use_nothing_up(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        began: list[tuple[str, float]] = []
+        app = stage.app(timing=FAST)
+        task = calling(stage, app, began, rate="1/m")
+        for number in range(3):
+            await stage.start(app.worker(), f"w{number}")
+        await asyncio.sleep(300)
+        asked = stage.now
+        await (await task.enqueue("a")).result()
+
+        assert began[0][1] - asked < 0.1
 
     play(scenario)
 

@@ -58,6 +58,7 @@ def test_a_call_whose_key_is_held_gets_the_job_that_holds_it(play: Play) -> None
     play(scenario)
 
 
+@pytest.mark.fault("W-T14")
 def test_the_key_is_free_once_its_job_is_over_and_not_while_that_is_retried(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(timing=FAST)

@@ -128,9 +128,7 @@ class CollectConformance(Conformance):
         assert [lease.job.gathered for lease in await claim(storage)] == [1, 1]
 
     @pytest.mark.fault("W-T21")
-    async def test_each_gathered_call_is_answered_for_by_its_job(
-        self, storage: Storage, clock: ManualClock
-    ) -> None:
+    async def test_each_gathered_call_is_answered_for_by_its_job(self, storage: Storage, clock: ManualClock) -> None:
         await storage.enqueue(calls(3))
         refs = [call.ref for call in calls(3)]
 
