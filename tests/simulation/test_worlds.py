@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.storage.protocol import Made
 from holdfast.testing.plan import FEATURES, SCENARIOS, STEPS
-from holdfast.testing.stories import Recovery
+from holdfast.testing.recoveries import Recovery
 from holdfast.testing.world import World
 
 SEEDS = 40

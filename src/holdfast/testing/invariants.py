@@ -3,7 +3,7 @@
 The witness believes nothing that the storage says of itself: it keeps its own account of each job from what was asked
 and answered, and holds the records, the indexes and the event log against it. What one record says of itself is held
 against `soundness.py`; what became of calls, ticks, rates and tenants has accounts of its own (calls.py, ticking.py,
-pacing.py, sharing.py).
+pacing.py, sharing.py), as has what was taken from lost holders (recoveries.py).
 """
 
 import re
@@ -65,19 +65,17 @@ from holdfast.storage.protocol import (
 )
 from holdfast.testing.calls import Calls
 from holdfast.testing.pacing import Pacing
+from holdfast.testing.recoveries import Recoveries, Recovery
 from holdfast.testing.sharing import Sharing
 from holdfast.testing.soundness import flaw_of_lease, may_be_forgotten, place_of, right_lease_end
-from holdfast.testing.stories import Recovery, Run, Story, shown
+from holdfast.testing.stories import Run, Story, shown
 from holdfast.testing.ticking import Ticking
-from holdfast.testing.weather import EVERYWHERE, Weather
+from holdfast.testing.weather import Weather
 
 T = TypeVar("T")
 
 READING = frozenset({"get", "find", "events", "survey"})
 """Verbs that change nothing and tell nothing."""
-
-PROCESS_DEATH_BOUND = 1.0
-"""Within so many seconds of its death the jobs of a supervised process are claimable."""
 
 ON_CALL: dict[str, type[AnyEvent]] = {
     "enqueued": JobEnqueued,
@@ -137,7 +135,6 @@ class Witness:
         `slack`: the seconds that messages add to a bound.
         """
         self.stories: dict[Ref, Story] = {}
-        self.recoveries: list[Recovery] = []
         self.verdicts: Counter[str] = Counter()
         self.receipts: Counter[str] = Counter()
         self.stalls: list[str] = []
@@ -157,15 +154,17 @@ class Witness:
         self._model = model
         self._clock = clock
         self._weather = weather
-        self._timing = timing
         self._note = note
-        self._overruns = overruns
-        self._died = died
-        self._slack = slack
+        self._recoveries = Recoveries(self._require, weather, timing, overruns=overruns, died=died, slack=slack)
         self._cursor = 0
         self._stalled: set[tuple[Ref, int]] = set()
         self._settings: dict[Target, Settings] = {}
         self._limits: dict[tuple[str, str], int] = {}
+
+    @property
+    def recoveries(self) -> list[Recovery]:
+        """The jobs that were taken from a lost holder, and put back."""
+        return self._recoveries.all
 
     def watched(self, verb: str, args: tuple[Any, ...], step: Callable[[], T]) -> T:
         """Let a step be taken, and hold what it did against all that was known before."""
@@ -339,7 +338,7 @@ class Witness:
             story.ends += 1
             self._require(story.ends == 1, "I2", f"{job.ref}: ended {story.ends} times")
         if by_reaper:
-            self._recovered(job, run)
+            self._recoveries.recovered(job, run, self._clock.uptime())
         self._note("settled", job.id, run.number, *_words(decision, stopped=stopped))
         return Counter((kind, job.ref, job.starts) for kind in _announced(decision, stopped=stopped))
 
@@ -565,7 +564,7 @@ class Witness:
         self._rises(story, job.fence)
         self._require(job.owner == owner.id, "I5", f"{job.ref}: reaped by {owner.id}, given to {job.owner}")
         self._require(was.starts == job.starts, "I7", f"{job.ref}: a reclaim counted a start")
-        self._excused(was, run, stalled.reason)
+        self._recoveries.excused(was, run, stalled.reason, self._clock.uptime())
         run.taken = job.fence
         limit = was.run_until is not None and was.run_until <= self._clock.now()
         run.reason = run.reason or ("overrun" if limit else stalled.reason)
@@ -757,78 +756,6 @@ class Witness:
     def _rises(self, story: Story, fence: int) -> None:
         self._require(fence > story.fence, "I4", f"{story.ref}: fence {fence} was given after {story.fence}")
         story.fence = fence
-
-    # ── stalls and recoveries ─────────────────────────────────────────────────────────────────────────────────────
-
-    def _excused(self, job: JobRecord, run: Run, reason: str) -> None:
-        """Make sure that a run was reaped for a cause: live jobs are not re-run.
-
-        A storage that freezes or whose clock is stepped is no cause, as long as nothing else goes wrong with it.
-        """
-        holder, now = run.holders[-1], self._clock.uptime()
-        lease = job.stall.lease / SECOND
-        near = self._weather.between(run.heard - 1.5 * lease, now)
-        own = [trouble for trouble in near if trouble.where == holder]
-        common = [trouble for trouble in near if trouble.where == EVERYWHERE]
-        limited = job.timeout is not None or job.heartbeat_timeout is not None
-        if reason == "process_died":
-            fine = holder in self._died
-        elif run.taken is not None:
-            # A reaper that is lost, late or stopped before it settles: whatever troubled it or the first holder.
-            fine = bool(common) or any(trouble.where in run.holders for trouble in near)
-        elif reason == "no_progress":
-            fine = job.heartbeat_timeout is not None and now - run.signed >= job.heartbeat_timeout / SECOND
-            fine = fine or bool(common)
-        else:
-            fine = (
-                any(trouble.kind in ("kill", "pause", "cut", "lid") for trouble in own)
-                or any(trouble.kind == "block" and (limited or trouble.until >= run.claimed) for trouble in own)
-                or (bool(common) and any(trouble.kind == "stop" for trouble in own))
-                or any(trouble.kind == "net" for trouble in common)
-                or len(common) > 1
-                or (
-                    job.task in self._overruns and job.timeout is not None and now - run.claimed >= job.timeout / SECOND
-                )
-            )
-        self._require(
-            fine,
-            "I5",
-            f"{job.ref}: run {run.number} of {holder} was reaped ({reason}) though its holder lives; it was last heard "
-            f"{now - run.heard:.1f} s ago; troubles near: {[(t.kind, t.where, t.since, t.until) for t in near]}",
-        )
-
-    def _recovered(self, job: JobRecord, run: Run) -> None:
-        now = self._clock.uptime()
-        since, bound = run.heard, 0.0
-        grace = (self._timing.grace + 2 * self._timing.sweep).total_seconds()
-        match run.reason:
-            case "process_died":
-                since, bound = self._died[run.owner], PROCESS_DEATH_BOUND
-            case "no_progress" if run.owner not in self._died:
-                since, bound = run.signed, (job.heartbeat_timeout or 0) / SECOND + grace
-            case "overrun" if job.timeout is not None:
-                # It was claimed at the storage before its worker heard of it and began to count.
-                since, bound = run.claimed + (job.timeout + job.stall.lease // 4) / SECOND, grace
-            case "lease_expired" | "no_progress":
-                bound = job.stall.lease / SECOND + grace
-            case _:
-                return
-        # For half a lease after time itself was in doubt, the grace is longer.
-        doubt = job.stall.lease / 2 / SECOND + 2 * self._timing.sweep.total_seconds()
-        # Who died or left long before that is missed by nobody: another leads, its jobs are back.
-        long_ago = since - self._timing.recovery_bound.total_seconds()
-        clear = all(
-            trouble.where in run.holders[:1] or (trouble.kind in ("kill", "stop") and trouble.since < long_ago)
-            for trouble in self._weather.between(since - doubt, now)
-        )
-        recovery = Recovery(job.ref, run.reason, now - since, bound + self._slack, clear)
-        self.recoveries.append(recovery)
-        if clear:
-            self._require(
-                recovery.seconds <= recovery.bound,
-                "I16",
-                f"{job.ref}: recovered ({run.reason}) after {recovery.seconds:.3f} s, more than {recovery.bound:.3f} s",
-            )
 
     # ── small things ──────────────────────────────────────────────────────────────────────────────────────────────
 

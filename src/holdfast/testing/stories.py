@@ -39,18 +39,6 @@ class Story:
     """The number of the run that was put back for a stall, if its latest was."""
 
 
-@dataclass(frozen=True)
-class Recovery:
-    """A job taken from a lost holder: how long that took, and how long it may take."""
-
-    ref: Ref
-    reason: str
-    seconds: float
-    bound: float
-    clear: bool
-    """Whether nothing else was wrong meanwhile; only then the bound holds."""
-
-
 def shown(job: JobRecord | None) -> str:
     """Say where a job stands."""
     if job is None:
