@@ -34,7 +34,7 @@ from holdfast import (
     current_job,
 )
 from holdfast.collecting import AsyncCollectTask
-from holdfast.storage.protocol import Made
+from holdfast.core.merge import Made
 
 app = Holdfast("memory://")
 

@@ -13,6 +13,7 @@ from holdfast.core.duration import Duration, duration, micros
 from holdfast.core.events import AnyEvent, JobCompleted, JobExpired
 from holdfast.core.job import JobDetail, JobRecord, Ref
 from holdfast.core.lifecycle import TERMINAL, State
+from holdfast.core.merge import Made
 from holdfast.errors import (
     JobCancelledError,
     JobExpiredError,
@@ -25,7 +26,7 @@ from holdfast.errors import (
 )
 from holdfast.sideloop import PORTAL
 from holdfast.storage.hints import Hints
-from holdfast.storage.protocol import Cancel, Made, Redrive, Reschedule, Retain, Revised, Revision, Storage, job_topic
+from holdfast.storage.protocol import Cancel, Redrive, Reschedule, Retain, Revised, Revision, Storage, job_topic
 from holdfast.waiting import first
 
 R_co = TypeVar("R_co", covariant=True)

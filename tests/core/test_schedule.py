@@ -3,9 +3,13 @@
 import pytest
 from msgspec import structs
 
-from holdfast.core.job import NewJob
+from holdfast.clock import SECOND
+from holdfast.core.duration import moment
+from holdfast.core.events import ScheduleFired, ScheduleMissed, ScheduleSkipped
+from holdfast.core.job import NewJob, Ref
 from holdfast.core.lifecycle import State
-from holdfast.core.schedule import Overlap, Schedule, may_fire, paused_at, put_over
+from holdfast.core.merge import Made
+from holdfast.core.schedule import Fate, Overlap, Schedule, fate_of, may_fire, moved_on, paused_at, put_over
 from tests.core.cases import NOW
 
 JOB = NewJob(queue="mail", id="", task="send", payload=b"[]")
@@ -18,6 +22,7 @@ def test_what_is_put_again_does_what_it_is_told_and_has_got_as_far_as_it_had() -
     told = Schedule(name="nightly", job=structs.replace(JOB, task="ring"), cron="0 4 * * *", overlap="allow", made=7)
     after = put_over(KNOWN, told)
 
+    assert put_over(None, told) == told
     assert (after.job.task, after.overlap) == ("ring", "allow")
     assert (after.made, after.last_tick, after.next_tick, after.paused, after.last_id) == (
         1,
@@ -42,6 +47,7 @@ def test_what_went_by_in_a_pause_is_not_missed() -> None:
     resumed = paused_at(KNOWN, NOW + 60, paused=False, next_tick=NOW + 90)
 
     assert (resumed.paused, resumed.last_tick, resumed.next_tick) == (False, NOW + 60, NOW + 90)
+    assert paused_at(resumed, NOW + 70, paused=False, next_tick=NOW + 99) == resumed
 
 
 @pytest.mark.parametrize(
@@ -61,3 +67,43 @@ def test_a_tick_looks_at_every_unfinished_job_of_the_earlier_ones(
     overlap: Overlap, unfinished: list[State], may: bool
 ) -> None:
     assert may_fire(overlap, iter(unfinished)) is may
+
+
+@pytest.mark.parametrize(
+    ("made", "fate"),
+    [
+        ("created", Ref("mail", "x")),
+        ("replaced", Ref("mail", "x")),
+        ("gathered", Ref("mail", "x")),
+        ("throttled", "throttled"),
+        ("duplicate", "duplicate"),
+    ],
+)
+def test_a_tick_has_its_job_if_its_call_made_one_or_was_taken_in(made: Made, fate: Fate) -> None:
+    assert fate_of(made, Ref("mail", "x")) == fate
+
+
+def test_a_tick_is_told_of_after_those_given_up_with_it() -> None:
+    after, told = moved_on(KNOWN, NOW + 9, NOW + 99, missed=2, fate=Ref("mail", "x"), now=NOW + 9 + SECOND)
+
+    assert after == structs.replace(KNOWN, last_tick=NOW + 9, next_tick=NOW + 99, last_id="x")
+    assert told == [
+        ScheduleMissed(name="nightly", tick=moment(NOW + 9), ticks=2, policy="latest"),
+        ScheduleFired(name="nightly", tick=moment(NOW + 9), late_by=1.0, queue="mail", id="x"),
+    ]
+
+
+def test_a_tick_without_a_job_leaves_the_latest_one() -> None:
+    skipped, told = moved_on(KNOWN, NOW + 9, None, missed=0, fate="throttled", now=NOW + 9)
+    passed, nothing = moved_on(KNOWN, NOW + 9, None, missed=0, fate=None, now=NOW + 9)
+
+    assert skipped == passed == structs.replace(KNOWN, last_tick=NOW + 9, next_tick=None)
+    assert told == [ScheduleSkipped(name="nightly", tick=moment(NOW + 9), reason="throttled")]
+    assert nothing == []
+
+
+@pytest.mark.parametrize(
+    ("paused", "expected", "may"), [(False, NOW, True), (False, NOW - 1, False), (True, NOW, False)]
+)
+def test_a_schedule_goes_on_from_its_last_tick_unless_it_is_paused(paused: bool, expected: int, may: bool) -> None:
+    assert structs.replace(KNOWN, paused=paused).goes_on_from(expected) is may

@@ -11,7 +11,7 @@ from typing import get_args
 
 import pytest
 
-from holdfast.storage.protocol import Made
+from holdfast.core.merge import Made
 from holdfast.testing.plan import FEATURES, SCENARIOS, STEPS
 from holdfast.testing.recoveries import Recovery
 from holdfast.testing.world import World

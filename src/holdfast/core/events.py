@@ -238,7 +238,7 @@ class QueueDrained(Event, frozen=True, kw_only=True):
 
 
 class ScheduleFired(Event, frozen=True, kw_only=True):
-    """A schedule's tick made a job. `late_by` in seconds."""
+    """A schedule's tick made a job, or one that waits took its call in: that job. `late_by` in seconds."""
 
     name: str
     tick: datetime
@@ -248,11 +248,15 @@ class ScheduleFired(Event, frozen=True, kw_only=True):
 
 
 class ScheduleSkipped(Event, frozen=True, kw_only=True):
-    """A schedule's tick made no job: one of an earlier tick is unfinished (`overlap`), or the id is known."""
+    """A schedule's tick made no job.
+
+    `overlap`: one of an earlier tick is unfinished. `duplicate`: one of this id, or of the unique key, is there.
+    `throttled`: the window of its key is full.
+    """
 
     name: str
     tick: datetime
-    reason: Literal["overlap", "duplicate"]
+    reason: Literal["overlap", "duplicate", "throttled"]
 
 
 class ScheduleMissed(Event, frozen=True, kw_only=True):

@@ -4,10 +4,13 @@ Whether a key is held follows from the records of the jobs alone. There is no lo
 behind, or be lost before its time; only a key that is held for a time is a note of its own, which time does away with.
 """
 
-from typing import assert_never
+from typing import Literal, assert_never
 
 from holdfast.core.job import CollectKey, DebounceKey, JobRecord, MergeKey, UniqueKey
 from holdfast.core.lifecycle import TERMINAL, State
+
+Made = Literal["created", "duplicate", "replaced", "gathered", "throttled"]
+"""What became of a call to enqueue."""
 
 
 def merge_name(key: MergeKey) -> str:

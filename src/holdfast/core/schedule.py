@@ -1,15 +1,21 @@
-"""A schedule as it is remembered: what to enqueue at which ticks, and how far it has got."""
+"""A schedule as it is remembered: what to enqueue at which ticks, how far it has got, and what becomes of a tick."""
 
 from collections.abc import Iterable
 from typing import Literal, assert_never
 
 from msgspec import Struct, structs
 
-from holdfast.core.job import NewJob
+from holdfast.core.duration import moment
+from holdfast.core.events import Event, ScheduleFired, ScheduleMissed, ScheduleSkipped
+from holdfast.core.job import NewJob, Ref
 from holdfast.core.lifecycle import State
+from holdfast.core.merge import Made
 
 Missed = Literal["skip", "latest", "all"]
 Overlap = Literal["skip", "queue_one", "allow"]
+
+Fate = Ref | Literal["overlap", "throttled", "duplicate"]
+"""What became of a tick that was to get a job: the job that it made or that took its call in, or why there is none."""
 
 GRACE = 10_000_000
 """By how much a tick may be late before it counts as missed, in microseconds: what a leader's death may take."""
@@ -43,12 +49,18 @@ class Schedule(Struct, frozen=True, kw_only=True):
         """Say whether both have the same ticks."""
         return (self.cron, self.tz, self.every) == (other.cron, other.tz, other.every)
 
+    def goes_on_from(self, expected: int) -> bool:
+        """Say whether it may be moved on by who believes that this was its last tick."""
+        return not self.paused and self.last_tick == expected
 
-def put_over(known: Schedule, told: Schedule) -> Schedule:
-    """Return a schedule that is put again: what it does is as told, how far it has got is as known.
+
+def put_over(known: Schedule | None, told: Schedule) -> Schedule:
+    """Return a schedule that is put, be it again: then what it does is as told, how far it has got is as known.
 
     With other ticks than before it goes on from the instant it is put at: those that it would have had are not missed.
     """
+    if known is None:
+        return told
     same = known.ticks_as(told)
     return Schedule(
         name=told.name,
@@ -70,8 +82,8 @@ def put_over(known: Schedule, told: Schedule) -> Schedule:
 
 def paused_at(known: Schedule, now: int, *, paused: bool, next_tick: int | None) -> Schedule:
     """Return a schedule as it is paused, or goes on: what went by meanwhile is neither fired nor missed."""
-    if paused:
-        return structs.replace(known, paused=True)
+    if paused or not known.paused:
+        return structs.replace(known, paused=paused)
     return structs.replace(known, paused=False, last_tick=max(known.last_tick, now), next_tick=next_tick)
 
 
@@ -86,3 +98,35 @@ def may_fire(overlap: Overlap, unfinished: Iterable[State]) -> bool:
             return True
         case _:
             assert_never(overlap)
+
+
+def fate_of(made: Made, ref: Ref) -> Fate:
+    """Return what became of a tick whose job was enqueued, by what that call was told."""
+    match made:
+        case "created" | "replaced" | "gathered":
+            return ref
+        case "throttled" | "duplicate":
+            return made
+        case _:
+            assert_never(made)
+
+
+def moved_on(
+    known: Schedule, tick: int, next_tick: int | None, *, missed: int, fate: Fate | None, now: int
+) -> tuple[Schedule, list[Event]]:
+    """Return a schedule that has dealt with a tick, and what is told: of those given up with it, then of itself.
+
+    `missed`: how many are given up. `fate`: None where the tick was to get no job.
+    """
+    at = moment(tick)
+    after = structs.replace(known, last_tick=tick, next_tick=next_tick)
+    events: list[Event] = []
+    if missed:
+        events.append(ScheduleMissed(name=known.name, tick=at, ticks=missed, policy=known.missed))
+    if isinstance(fate, Ref):
+        late_by = max(0, now - tick) / 1_000_000
+        events.append(ScheduleFired(name=known.name, tick=at, late_by=late_by, queue=fate.queue, id=fate.id))
+        after = structs.replace(after, last_id=fate.id)
+    elif fate is not None:
+        events.append(ScheduleSkipped(name=known.name, tick=at, reason=fate))
+    return after, events

@@ -15,6 +15,7 @@ from holdfast.core.job import JobDetail, JobRecord, NewJob, Owner, RateKey, Ref,
 from holdfast.core.leadership import Term
 from holdfast.core.lease import Lease
 from holdfast.core.lifecycle import State
+from holdfast.core.merge import Made
 from holdfast.core.retention import Retention
 from holdfast.core.schedule import Schedule
 from holdfast.core.settlement import Settlement
@@ -61,7 +62,6 @@ DUE_LIMIT = 100
 EVENT_LOAN = 5_000_000
 """How long a batch of events is lent to one caller of a named reader, in microseconds."""
 
-Made = Literal["created", "duplicate", "replaced", "gathered", "throttled"]
 SettleVerdict = Literal["done", "duplicate", "lost", "gone"]
 
 
@@ -335,7 +335,7 @@ Change = PutSchedule | PauseSchedule | RemoveSchedule | Tick
 
 
 class Planned(Struct, frozen=True):
-    """What became of a change to a schedule. `ref`: the job that a tick made, if it made one."""
+    """What became of a change to a schedule. `ref`: the job that a tick made or that took its call in, if one did."""
 
     name: str
     verdict: Literal["done", "superseded", "gone"]

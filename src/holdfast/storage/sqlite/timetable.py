@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from holdfast.core.job import NewJob
+from holdfast.core.job import NewJob, Ref
 from holdfast.core.lifecycle import State
-from holdfast.core.schedule import Schedule, may_fire, paused_at, put_over
+from holdfast.core.schedule import Fate, Schedule, fate_of, may_fire, moved_on, paused_at, put_over
 from holdfast.storage.protocol import (
     DUE_LIMIT,
     Change,
@@ -19,7 +19,6 @@ from holdfast.storage.protocol import (
 from holdfast.storage.sqlite import intake, slots
 from holdfast.storage.sqlite.queries import query
 from holdfast.storage.sqlite.step import Step
-from holdfast.storage.timetable import Became, moved_on, told
 
 _KNOWN = query("plan", "known")
 _PUT = query("plan", "put")
@@ -58,12 +57,11 @@ def _change(step: Step, change: Change, offset: int) -> Planned:
     known = None if row is None else _decode(row[0])
     match change:
         case PutSchedule(schedule):
-            _keep(step, schedule if known is None else put_over(known, schedule))
+            _keep(step, put_over(known, schedule))
         case _ if known is None:
             return Planned(change.name, "gone")
         case PauseSchedule(paused=paused, next_tick=next_tick):
-            if paused != known.paused:
-                _keep(step, paused_at(known, step.now, paused=paused, next_tick=next_tick))
+            _keep(step, paused_at(known, step.now, paused=paused, next_tick=next_tick))
         case RemoveSchedule():
             step.run(_REMOVE, (change.name,))
         case Tick():
@@ -72,21 +70,22 @@ def _change(step: Step, change: Change, offset: int) -> Planned:
 
 
 def _move_on(step: Step, known: Schedule, asked: Tick, offset: int) -> Planned:
-    if known.paused or known.last_tick != asked.expected:
+    if not known.goes_on_from(asked.expected):
         return Planned(asked.name, "superseded")
-    became = None if asked.job is None else _fire(step, known, asked.job, offset)
-    for event in told(known, asked, step.now, became):
+    fate = None if asked.job is None else _fire(step, known, asked.job, offset)
+    after, told = moved_on(known, asked.tick, asked.next_tick, missed=asked.missed, fate=fate, now=step.now)
+    _keep(step, after)
+    for event in told:
         step.record(event)
-    made = asked.job.ref if asked.job is not None and became == "fired" else None
-    _keep(step, moved_on(known, asked, None if made is None else made.id))
-    return Planned(asked.name, "done", made)
+    return Planned(asked.name, "done", fate if isinstance(fate, Ref) else None)
 
 
-def _fire(step: Step, known: Schedule, job: NewJob, offset: int) -> Became:
+def _fire(step: Step, known: Schedule, job: NewJob, offset: int) -> Fate:
     unfinished = (State(state) for (state,) in step.all(_UNFINISHED, {"name": known.name}))
     if not may_fire(known.overlap, unfinished):
         return "overlap"
-    return "fired" if intake.remember(step, job, offset).made == "created" else "duplicate"
+    receipt = intake.remember(step, job, offset)
+    return fate_of(receipt.made, receipt.ref)
 
 
 def _keep(step: Step, schedule: Schedule) -> None:

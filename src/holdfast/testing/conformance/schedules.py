@@ -9,7 +9,7 @@ from msgspec import structs
 from holdfast.clock import SECOND
 from holdfast.core.duration import moment
 from holdfast.core.events import ScheduleFired, ScheduleMissed, ScheduleSkipped
-from holdfast.core.job import NewJob, Ref, UniqueKey
+from holdfast.core.job import CollectKey, DebounceKey, MergeKey, NewJob, Ref, ThrottleKey, UniqueKey
 from holdfast.core.lifecycle import State
 from holdfast.core.schedule import Missed, Overlap, Schedule
 from holdfast.storage.protocol import (
@@ -179,7 +179,7 @@ class SchedulesConformance(Conformance):
         assert [event.reason for event in await told_of(storage, ScheduleSkipped)] == ["duplicate"]
         assert (await storage.survey()).schedules[0].last_tick == tick.tick
 
-    async def test_a_tick_whose_job_comes_to_another_is_skipped(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_tick_whose_unique_key_another_holds_is_skipped(self, storage: Storage, clock: ManualClock) -> None:
         known = await put(storage, clock)
         await enqueue(storage, new_job("holder", merge=UniqueKey("k")))
         tick = tick_of(known)
@@ -189,6 +189,39 @@ class SchedulesConformance(Conformance):
         assert planned == Planned("report", "done")
         assert [event.reason for event in await told_of(storage, ScheduleSkipped)] == ["duplicate"]
         assert list(await states(storage)) == ["holder"]
+
+    @pytest.mark.parametrize(
+        "key", [DebounceKey("k", 90 * SECOND), CollectKey("k", 90 * SECOND, 10)], ids=lambda key: type(key).__name__
+    )
+    async def test_a_tick_whose_call_a_waiting_job_takes_in_has_that_job(
+        self, storage: Storage, clock: ManualClock, key: MergeKey
+    ) -> None:
+        known = await put(storage, clock, overlap="allow")
+        await enqueue(storage, new_job("waiting", merge=key))
+        tick = tick_of(known)
+        assert tick.job is not None
+        clock.advance(60)
+        (planned,) = await storage.plan([structs.replace(tick, job=structs.replace(tick.job, merge=key))])
+        (fired,) = await told_of(storage, ScheduleFired)
+
+        assert planned == Planned("report", "done", Ref(QUEUE, "waiting"))
+        assert (fired.tick, fired.queue, fired.id) == (moment(tick.tick), QUEUE, "waiting")
+        assert (await storage.survey()).schedules[0].last_id == "waiting"
+        assert await told_of(storage, ScheduleSkipped) == []
+        assert list(await states(storage)) == ["waiting"]
+
+    async def test_a_tick_that_finds_its_window_full_is_skipped(self, storage: Storage, clock: ManualClock) -> None:
+        known = await put(storage, clock, overlap="allow")
+        throttle = ThrottleKey("k", most=1, window=600 * SECOND)
+        await enqueue(storage, new_job("first", throttle=throttle))
+        tick = tick_of(known)
+        assert tick.job is not None
+        (planned,) = await storage.plan([structs.replace(tick, job=structs.replace(tick.job, throttle=throttle))])
+
+        assert planned == Planned("report", "done")
+        assert [event.reason for event in await told_of(storage, ScheduleSkipped)] == ["throttled"]
+        assert (await storage.survey()).schedules[0].last_id is None
+        assert list(await states(storage)) == ["first"]
 
     async def test_a_tick_without_a_job_tells_of_those_given_up(self, storage: Storage, clock: ManualClock) -> None:
         known = await put(storage, clock, missed="skip")

@@ -9,11 +9,10 @@ from holdfast.core.job import JobRecord, NewJob, Owner, RateKey
 from holdfast.core.lease import Lease
 from holdfast.core.lifecycle import State
 from holdfast.core.order import place
-from holdfast.core.schedule import Schedule
+from holdfast.core.schedule import Fate, Schedule
 from holdfast.storage.model import Model
 from holdfast.storage.protocol import RATE, Change, Order, PauseSchedule, Planned, Tick
 from holdfast.storage.shelf import Index
-from holdfast.storage.timetable import Became
 from holdfast.testing.mutants.register import mutant
 
 # ── schedules ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -51,9 +50,9 @@ class TickInTwoSteps(Model):
         self.enqueue(owed)
         return super().plan(changes)
 
-    def _fire(self, known: Schedule, job: NewJob, now: int, offset: int) -> Became:
+    def _fire(self, known: Schedule, job: NewJob, now: int, offset: int) -> Fate:
         self._owed.append(job)
-        return "fired"
+        return job.ref
 
 
 @mutant("schedules")
