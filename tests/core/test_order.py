@@ -98,6 +98,16 @@ def test_a_priority_that_comes_late_begins_where_the_line_has_got_to() -> None:
     assert served(line, jobs, 160).count("a") >= 45
 
 
+@pytest.mark.parametrize("boost", [-500 * STRICT, -5 * STEP, 5 * STEP])
+def test_a_priority_moves_the_line_on_by_its_jobs_alone(boost: int) -> None:
+    line, jobs = Fairness(NOW), list[tuple[int, str, int]]()
+    for generation in range(100):
+        come(line, jobs, f"tenant-{generation}", 1, boost=boost)
+        served(line, jobs, 1)
+
+    assert NOW <= line.front <= line.start(boost) == NOW + 100 * FAIR_SHARE
+
+
 def test_tags_that_the_line_has_passed_say_nothing_and_are_forgotten() -> None:
     line, jobs = Fairness(NOW), list[tuple[int, str, int]]()
     come(line, jobs, "a", 1)

@@ -37,8 +37,9 @@ def share(weight: int) -> int:
 class Fairness(Struct):
     """How far a busy line has got in virtual time.
 
-    `front`: what the best score given out was. `reached`: of each priority, the virtual instant of the latest job given
-    out. `tags`: of each priority and tenant, that of its last job in line.
+    `front`: what the best score given out was, of a priority below 0 without what that puts a job back. `reached`: of
+    each priority, the virtual instant of the latest job given out. `tags`: of each priority and tenant, that of its
+    last job in line.
     """
 
     front: int
@@ -57,7 +58,8 @@ class Fairness(Struct):
 
     def given_out(self, score: int, boost: int) -> None:
         """Note that a job was given out."""
-        self.front = max(self.front, score)
+        # Not to where a low priority stands back: its next job would stand back from there again.
+        self.front = max(self.front, score + min(boost, 0))
         self.reached[boost] = max(self.reached.get(boost, score + boost), score + boost)
 
     def forget(self) -> None:

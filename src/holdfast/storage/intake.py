@@ -133,7 +133,7 @@ class Intake(Books):
         later = structs.replace(after, state=State.DELAYED, parked_under=None, run_at=run_at)
         later = structs.replace(later, score=place(run_at + offset, boost=later.boost, lifo=later.lifo))
         if run_at <= now:
-            later = structs.replace(later, state=State.WAITING, score=self._shelf.score(later, run_at + offset))
+            later = structs.replace(later, state=State.WAITING, score=self._shelf.score(later, run_at + offset, now))
         self._replace(into, later)
         self.knocked += [queue_topic(later.queue), job_topic(later.ref)]
         return calls
@@ -175,7 +175,7 @@ class Intake(Books):
 
     def _put(self, job: JobRecord, now: int, offset: int) -> None:
         if job.state is State.WAITING:
-            job = structs.replace(job, score=self._shelf.score(job, max(job.run_at, now) + offset))
+            job = structs.replace(job, score=self._shelf.score(job, max(job.run_at, now) + offset, now))
         self._runs[job.ref] = []
         self._log[job.ref] = []
         self._shelf.add(job, now)

@@ -197,7 +197,14 @@ class Model(Timetable):
             case PutBack(after=0, error=error, reason=reason):
                 self._replace(
                     job,
-                    structs.replace(freed, state=State.WAITING, run_at=now, error=error or job.error, reason=reason),
+                    structs.replace(
+                        freed,
+                        state=State.WAITING,
+                        run_at=now,
+                        score=self._shelf.score_again(job, now),
+                        error=error or job.error,
+                        reason=reason,
+                    ),
                 )
                 self.knocked.append(queue_topic(job.queue))
             case PutBack(after=after, error=error, reason=reason):
@@ -249,7 +256,7 @@ class Model(Timetable):
         if lapsed(job, now):
             self._expire(job, now)
         else:
-            self._replace(job, self._shelf.promoted(job))
+            self._replace(job, self._shelf.promoted(job, now))
 
     def _start(self, job: JobRecord, owner: Owner, now: int) -> Lease:
         started = claimed(job, owner.id, now, self._setting("queue", job.queue).stall)
@@ -576,7 +583,7 @@ class Model(Timetable):
     def _redrive(self, job: JobRecord, now: int, *, delay: int = 0, by: str | None, by_rule: bool = False) -> None:
         again = redriven(job, now, delay=delay, by_rule=by_rule)
         if again.state is State.WAITING:
-            again = structs.replace(again, score=self._shelf.score(again, again.run_at))
+            again = structs.replace(again, score=self._shelf.score(again, again.run_at, now))
         self._replace(job, again)
         self._record(JobRedriven(queue=job.queue, id=job.id, task=job.task, run=job.starts, by=by, was=job.state), now)
         self.knocked += [queue_topic(job.queue), job_topic(job.ref)]
@@ -601,7 +608,7 @@ class Model(Timetable):
             score=place(came, boost=boost, lifo=job.lifo),
         )
         if asked.delay is not None and not later:
-            after = structs.replace(after, score=self._shelf.score(after, came))
+            after = structs.replace(after, score=self._shelf.score(after, came, now))
         self._replace(job, after)
         self._tell(rescheduled(after, asked.by), now)
         self.knocked.append(queue_topic(job.queue))

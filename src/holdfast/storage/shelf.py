@@ -144,23 +144,33 @@ class Shelf:
         del self.jobs[job.ref], self.order[job.ref]
         self._let_in(job, None)
 
-    def score(self, job: JobRecord, at: int) -> int:
-        """Return the score of a job that comes into its queue's line at an instant."""
+    def score(self, job: JobRecord, at: int, now: int) -> int:
+        """Return the score of a job that comes into its queue's line, as if at an instant."""
         line = self.lines[job.queue]
         if not len(line.ready) and not line.parked:
             line.fairness = None
         if job.lifo:
             return place(at, boost=job.boost, lifo=True)
         if job.fair_key is not None and line.fairness is None:
-            line.fairness = Fairness(at)
+            # Who comes in late makes nobody begin in the past.
+            line.fairness = Fairness(max(at, now))
         if line.fairness is not None:
             at = line.fairness.tag(job.fair_key or "", boost=job.boost, weight=job.weight)
         return place(at, boost=job.boost)
 
-    def promoted(self, job: JobRecord) -> JobRecord:
+    def score_again(self, job: JobRecord, now: int) -> int:
+        """Return the score of a job that comes back at once: where it stood, or where the line has got to before that.
+
+        The line may have forgotten how far it had got, or the clock may have been set back.
+        """
+        fairness = self.lines[job.queue].fairness
+        reached = now if fairness is None else fairness.start(job.boost)
+        return job.score if job.lifo else min(job.score, place(reached, boost=job.boost))
+
+    def promoted(self, job: JobRecord, now: int) -> JobRecord:
         """Return a delayed job as it comes into line."""
         at = came_at(job.score, boost=job.boost, lifo=job.lifo)
-        return structs.replace(job, state=State.WAITING, score=self.score(job, at))
+        return structs.replace(job, state=State.WAITING, score=self.score(job, at, now))
 
     def full(self, job: JobRecord, now: int) -> str | None:
         """Return what a job must be parked under before it may start, None where all its keys and rates have room."""

@@ -18,14 +18,15 @@ _FORGET = tuple(query("line", name) for name in ("forget_front", "forget_reached
 
 
 def score(step: Step, job: NewJob | JobRecord, at: int) -> int:
-    """Return the score of a job that comes into its queue's line at an instant; it must do so next."""
+    """Return the score of a job that comes into its queue's line, as if at an instant; it must do so next."""
     line = step.line(job.queue)
     fair = is_fair(step, job.queue)
     line.waits = True
     if job.lifo:
         return place(at, boost=job.boost, lifo=True)
     if job.fair_key is not None and not fair:
-        line.fairness, line.written = Fairness(at), None
+        # Who comes in late makes nobody begin in the past.
+        line.fairness, line.written = Fairness(max(at, step.now)), None
     if line.fairness is not None:
         at = _tag(step, job, line, line.fairness)
     return place(at, boost=job.boost)
@@ -40,6 +41,13 @@ def is_fair(step: Step, queue: str) -> bool:
                 step.run(statement, (queue,))
         line.fairness = None
     return line.fairness is not None
+
+
+def reached(step: Step, queue: str, boost: int) -> int:
+    """Return which instant a line has got to for jobs of a priority."""
+    line = step.line(queue)
+    _look_up_reached(step, queue, line, boost)
+    return step.now if line.fairness is None else line.fairness.start(boost)
 
 
 def given_out(step: Step, queue: str, jobs: Iterable[JobRecord]) -> None:

@@ -9,7 +9,7 @@ from holdfast.core.lifecycle import State
 from holdfast.core.settlement import Settlement, when_cancelling
 from holdfast.core.transition import refused
 from holdfast.storage.protocol import Verdict, job_topic, queue_topic
-from holdfast.storage.sqlite import rows, slots
+from holdfast.storage.sqlite import line, rows, slots
 from holdfast.storage.sqlite.moving import find_job, tell_if_drained
 from holdfast.storage.sqlite.queries import query
 from holdfast.storage.sqlite.rows import Row
@@ -65,12 +65,12 @@ def _settle(step: Step, owner: Owner, asked: Settlement, page: _Page) -> Verdict
     row = step.one(_STANDING, (asked.ref.queue, asked.ref.id))
     if row is None:
         return Verdict(asked.ref, asked.fence, "gone")
-    seq, state, fence, holder, run, cancel_at, named = row
+    seq, state, fence, holder, run, cancel_at, named, boost = row
     if state != "active" or fence != asked.fence or holder != owner.id:
         return _refused(step, owner, asked)
     if cancel_at is not None:
         asked = _heeding_the_cancel(step, asked)
-    _note(step, owner, asked, seq, page)
+    _note(step, owner, asked, seq, boost, page)
     if named is not None:
         _leave(step, asked, rows.keys(named))
     ended = asked.ended
@@ -98,7 +98,7 @@ def _heeding_the_cancel(step: Step, asked: Settlement) -> Settlement:
     return asked if found is None else when_cancelling(asked, found[1])
 
 
-def _note(step: Step, owner: Owner, asked: Settlement, seq: int, page: _Page) -> None:
+def _note(step: Step, owner: Owner, asked: Settlement, seq: int, boost: int, page: _Page) -> None:
     ref, charge = asked.ref, asked.decision.charge
     failures, stalls, releases = charge == "failures", charge == "stalls", charge == "releases"
     match asked.decision:
@@ -132,6 +132,7 @@ def _note(step: Step, owner: Owner, asked: Settlement, seq: int, page: _Page) ->
                 {
                     "after": after,
                     "now": step.now,
+                    "reached": step.now if after else line.reached(step, ref.queue, boost),
                     "error": rows.error_text(error),
                     "reason": reason,
                     "failures": failures,

@@ -110,6 +110,25 @@ class OrderConformance(Conformance):
 
         assert await names(storage) == ["first", "second"]
 
+    async def test_what_is_put_back_at_once_is_the_newest_no_more(self, storage: Storage, clock: ManualClock) -> None:
+        lease = await start(storage, new_job("first", lifo=True))
+        clock.advance(1)
+        await enqueue(storage, new_job("second", lifo=True), new_job("plain"))
+        await settle(storage, ALICE, lease, Interrupted("shutdown"))
+
+        assert await names(storage) == ["second", "first", "plain"]
+
+    async def test_what_is_put_back_after_the_clock_was_set_back_is_as_old_as_that_allows(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
+        lease = await start(storage, new_job("first"))
+        clock.step_wall(-3600)
+        await settle(storage, ALICE, lease, Interrupted("shutdown"))
+        clock.advance(1)
+        await enqueue(storage, new_job("second"))
+
+        assert await names(storage) == ["first", "second"]
+
 
 class FairnessConformance(Conformance):
     """Tenants take turns, by their weights, whoever came first and however many jobs anybody has."""
@@ -263,6 +282,48 @@ class FairnessConformance(Conformance):
         await settle(storage, ALICE, lease, Interrupted("shutdown"))
 
         assert await names(storage, room=3) == ["a-0", "b-0", "a-1"]
+
+    async def test_what_runs_again_in_a_line_that_has_forgotten_it_stands_before_who_comes_later(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
+        await enqueue(storage, *of("a", 30))
+        last = (await claim(storage))[-1]
+        clock.advance(1)
+        await start(storage, new_job("plain"))
+        await enqueue(storage, new_job("before"))
+        clock.advance(1)
+        await settle(storage, ALICE, last, Interrupted("shutdown"))
+        clock.advance(1)
+        await enqueue(storage, new_job("later"))
+
+        assert await names(storage) == ["before", "a-29", "later"]
+
+    async def test_what_runs_again_in_the_next_busy_time_stands_where_that_has_got_to(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
+        await enqueue(storage, *of("a", 30))
+        last = (await claim(storage))[-1]
+        clock.advance(1)
+        await enqueue(storage, *of("b", 4))
+        assert await names(storage, room=2) == ["b-0", "b-1"]
+        await settle(storage, ALICE, last, Interrupted("shutdown"))
+        await enqueue(storage, *of("c", 1))
+
+        assert await names(storage) == ["a-29", "b-2", "c-0", "b-3"]
+
+    async def test_a_line_made_fair_by_one_long_due_leaves_the_others_their_places(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
+        await enqueue(storage, new_job("late", fair_key="a", delay=SECOND))
+        clock.advance(3600)
+        await enqueue(storage, *(new_job(f"old-{number}") for number in range(4)))
+        first = await names(storage, room=1)
+        clock.advance(1)
+        await enqueue(storage, *(new_job(f"young-{number}") for number in range(4)))
+
+        assert [name.partition("-")[0] for name in first + await names(storage)] == ["old"] * 4 + ["late"] + [
+            "young"
+        ] * 4
 
     async def test_the_newest_come_before_all_turns_and_count_in_none(self, storage: Storage) -> None:
         await enqueue(storage, *of("a", 2), *of("b", 2), new_job("newest", fair_key="a", lifo=True))

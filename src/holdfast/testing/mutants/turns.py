@@ -192,12 +192,12 @@ class FairByTheClock(Model):
         super().__init__(clock)
         score = self._shelf.score
 
-        def by_the_clock(job: JobRecord, at: int) -> int:
+        def by_the_clock(job: JobRecord, at: int, now: int) -> int:
             fairness = self._lines[job.queue].fairness
             if fairness is not None:
                 fairness.front = at
                 fairness.reached.clear()
-            return score(job, at)
+            return score(job, at, now)
 
         self._shelf.score = by_the_clock  # type: ignore[method-assign]
 
@@ -208,7 +208,7 @@ class FairToNobody(Model):
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
-        self._shelf.score = lambda job, at: place(at, boost=job.boost, lifo=job.lifo)  # type: ignore[method-assign]
+        self._shelf.score = lambda job, at, now: place(at, boost=job.boost, lifo=job.lifo)  # type: ignore[method-assign]
 
 
 @mutant("tenants")
@@ -218,7 +218,7 @@ class FairWithoutWeights(Model):
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
         score = self._shelf.score
-        self._shelf.score = lambda job, at: score(structs.replace(job, weight=1), at)  # type: ignore[method-assign]
+        self._shelf.score = lambda job, at, now: score(structs.replace(job, weight=1), at, now)  # type: ignore[method-assign]
 
 
 @mutant("order")
@@ -228,7 +228,7 @@ class NewestLast(Model):
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
         score = self._shelf.score
-        self._shelf.score = lambda job, at: score(structs.replace(job, lifo=False), at)  # type: ignore[method-assign]
+        self._shelf.score = lambda job, at, now: score(structs.replace(job, lifo=False), at, now)  # type: ignore[method-assign]
 
 
 @mutant("order")
@@ -238,6 +238,6 @@ class NewestFirstUntilItIsDue(Model):
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
         promoted = self._shelf.promoted
-        self._shelf.promoted = lambda job: structs.replace(  # type: ignore[method-assign]
-            promoted(job), score=job.run_at - job.boost if job.lifo else promoted(job).score
+        self._shelf.promoted = lambda job, now: structs.replace(  # type: ignore[method-assign]
+            promoted(job, now), score=job.run_at - job.boost if job.lifo else promoted(job, now).score
         )

@@ -2,7 +2,7 @@
 
 -- name: standing
 -- Parameters: queue, id.
-SELECT seq, state, fence, owner, starts, cancel_at, keys FROM job WHERE queue = ? AND id = ?;
+SELECT seq, state, fence, owner, starts, cancel_at, keys, boost FROM job WHERE queue = ? AND id = ?;
 
 -- name: finish
 -- Parameters: state, now, kept_until, redrive_at, result, error, reason, failures, stalls, releases, seq, fence, owner.
@@ -30,11 +30,16 @@ UPDATE job
    AND owner = ?;
 
 -- name: put_back
--- A job that runs again at once keeps its score; one that was asked to stop is not put back.
+-- A job that runs again at once keeps its score, but stands no further back than where the line has got to (`reached`);
+-- one that was asked to stop is not put back.
 UPDATE job
    SET state = iif(:after = 0, 'waiting', 'delayed'),
        run_at = :now + :after,
-       score = iif(:after = 0, score, iif(lifo, -1, 1) * (:now + :after) - boost),
+       score = CASE
+               WHEN :after > 0 THEN iif(lifo, -1, 1) * (:now + :after) - boost
+               WHEN lifo THEN score
+               ELSE min(score, :reached - boost)
+               END,
        error = coalesce(:error, error),
        reason = :reason,
        failures = failures + :failures,
