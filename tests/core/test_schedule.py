@@ -9,9 +9,10 @@ from holdfast.core.events import ScheduleFired, ScheduleMissed, ScheduleSkipped
 from holdfast.core.job import NewJob, Ref
 from holdfast.core.lifecycle import State
 from holdfast.core.merge import Made
-from holdfast.core.schedule import Fate, Overlap, Schedule, fate_of, may_fire, moved_on, paused_at, put_over
+from holdfast.core.schedule import AHEAD, Fate, Overlap, Schedule, fate_of, may_fire, moved_on, paused_at, put_over
 from tests.core.cases import NOW
 
+DAY = 86_400 * SECOND
 JOB = NewJob(queue="mail", id="", task="send", payload=b"[]")
 KNOWN = Schedule(
     name="nightly", job=JOB, cron="0 4 * * *", made=1, last_tick=NOW, next_tick=NOW + 9, paused=True, last_id="cron:x"
@@ -20,9 +21,9 @@ KNOWN = Schedule(
 
 def test_what_is_put_again_does_what_it_is_told_and_has_got_as_far_as_it_had() -> None:
     told = Schedule(name="nightly", job=structs.replace(JOB, task="ring"), cron="0 4 * * *", overlap="allow", made=7)
-    after = put_over(KNOWN, told)
+    after = put_over(KNOWN, told, NOW)
 
-    assert put_over(None, told) == told
+    assert put_over(None, told, NOW) == told
     assert (after.job.task, after.overlap) == ("ring", "allow")
     assert (after.made, after.last_tick, after.next_tick, after.paused, after.last_id) == (
         1,
@@ -36,10 +37,30 @@ def test_what_is_put_again_does_what_it_is_told_and_has_got_as_far_as_it_had() -
 @pytest.mark.parametrize("other", [{"cron": "0 5 * * *"}, {"tz": "Europe/Vienna"}, {"cron": None, "every": 30}])
 def test_other_ticks_hold_from_when_they_are_put(other: dict[str, object]) -> None:
     told = structs.replace(KNOWN, last_tick=NOW + 5, next_tick=NOW + 50, **other)
-    after = put_over(KNOWN, told)
+    after = put_over(KNOWN, told, NOW + 5)
 
     assert (after.last_tick, after.next_tick) == (NOW + 5, NOW + 50)
-    assert put_over(structs.replace(KNOWN, last_tick=NOW + 7), told).last_tick == NOW + 7
+    assert put_over(structs.replace(KNOWN, last_tick=NOW + 7), told, NOW + 5).last_tick == NOW + 7
+
+
+@pytest.mark.parametrize("other", [{}, {"cron": "0 5 * * *"}])
+def test_what_is_put_after_the_clock_was_set_back_goes_on_from_then(other: dict[str, object]) -> None:
+    far = structs.replace(KNOWN, last_tick=NOW + DAY, next_tick=NOW + DAY + 9, paused=False)
+    told = structs.replace(KNOWN, last_tick=NOW, next_tick=NOW + 9, **other)
+    after = put_over(far, told, NOW)
+
+    assert (after.last_tick, after.next_tick, after.last_id) == (NOW, NOW + 9, "cron:x")
+
+
+def test_what_is_resumed_after_the_clock_was_set_back_goes_on_from_then() -> None:
+    far = structs.replace(KNOWN, last_tick=NOW + DAY)
+
+    assert paused_at(far, NOW, paused=False, next_tick=NOW + 9).last_tick == NOW
+
+
+@pytest.mark.parametrize(("now", "ahead"), [(NOW, False), (NOW - AHEAD, False), (NOW - AHEAD - 1, True)])
+def test_a_schedule_is_ahead_of_a_clock_that_was_set_back_by_more_than_a_moment(now: int, ahead: bool) -> None:
+    assert KNOWN.is_ahead(now) is ahead
 
 
 def test_what_went_by_in_a_pause_is_not_missed() -> None:

@@ -371,6 +371,64 @@ def test_many_missed_ticks_are_made_up_for_in_steps_that_leave_room_for_all_else
     play(scenario)
 
 
+# ── clocks that are set ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("pause", [False, True])
+def test_a_clock_that_was_set_forward_and_back_stops_no_schedule(play: Play, pause: bool) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = scheduled(stage, lambda app: app.every("1m", name="often", overlap="allow"))
+        async with sweeping(app):
+            await asyncio.sleep(61)
+            stage.clock.step(30 * 86_400)
+            await asyncio.sleep(2)
+            stage.clock.step(-30 * 86_400)
+            if pause:
+                await app.schedules.pause("often")
+                await app.schedules.resume("often")
+            await asyncio.sleep(300)
+        missed = await stage.told(ScheduleMissed)
+
+        # The latest of those that were missed by the clock that was wrong is far ahead.
+        assert await ticks_of(stage, "often") == [*map(after, range(60, 361, 60)), after(30 * 86_400 + 60)]
+        assert [event.ticks for event in missed] == [30 * 24 * 60 - 1]
+        assert await stage.told(ScheduleSkipped) == []
+
+    play(scenario)
+
+
+def test_ticks_that_a_clock_shows_again_make_no_second_job(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = scheduled(stage, lambda app: app.every("1m", name="often", overlap="allow"))
+        async with sweeping(app):
+            await asyncio.sleep(301)
+            stage.clock.step(-120)
+            await asyncio.sleep(180)
+        skipped = await stage.told(ScheduleSkipped)
+
+        assert await ticks_of(stage, "often") == [*map(after, range(60, 361, 60))]
+        assert [(event.tick, event.reason) for event in skipped] == [
+            (after(240), "duplicate"),
+            (after(300), "duplicate"),
+        ]
+
+    play(scenario)
+
+
+def test_a_clock_that_is_set_back_by_a_moment_shows_no_tick_again(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = scheduled(stage, lambda app: app.every("1m", name="often", overlap="allow"))
+        async with sweeping(app):
+            await asyncio.sleep(121)
+            stage.clock.step(-5)
+            await asyncio.sleep(65)
+
+        assert await ticks_of(stage, "often") == [after(60), after(120), after(180)]
+        assert await stage.told(ScheduleSkipped, ScheduleMissed) == []
+
+    play(scenario)
+
+
 # ── deaths ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -20,6 +20,9 @@ Fate = Ref | Literal["overlap", "throttled", "duplicate"]
 GRACE = 10_000_000
 """By how much a tick may be late before it counts as missed, in microseconds: what a leader's death may take."""
 
+AHEAD = 10_000_000
+"""By how much a schedule may have got further than the clock before that counts as set back, in microseconds."""
+
 
 class Schedule(Struct, frozen=True, kw_only=True):
     """A schedule. It says when by `cron` in the zone `tz`, or by `every` so many microseconds counted from 1970.
@@ -53,15 +56,22 @@ class Schedule(Struct, frozen=True, kw_only=True):
         """Say whether it may be moved on by who believes that this was its last tick."""
         return not self.paused and self.last_tick == expected
 
+    def is_ahead(self, now: int) -> bool:
+        """Say whether it has got further than the clock, which was set back since: its next tick would be far off."""
+        return self.last_tick > now + AHEAD
 
-def put_over(known: Schedule | None, told: Schedule) -> Schedule:
+
+def put_over(known: Schedule | None, told: Schedule, now: int) -> Schedule:
     """Return a schedule that is put, be it again: then what it does is as told, how far it has got is as known.
 
     With other ticks than before it goes on from the instant it is put at: those that it would have had are not missed.
+    So it does where the clock was set back.
     """
     if known is None:
         return told
-    same = known.ticks_as(told)
+    set_back = known.is_ahead(now)
+    same = known.ticks_as(told) and not set_back
+    last_tick = told.last_tick if set_back else max(told.last_tick, known.last_tick)
     return Schedule(
         name=told.name,
         job=told.job,
@@ -74,7 +84,7 @@ def put_over(known: Schedule | None, told: Schedule) -> Schedule:
         grace=told.grace,
         paused=known.paused,
         made=known.made,
-        last_tick=known.last_tick if same else max(told.last_tick, known.last_tick),
+        last_tick=known.last_tick if same else last_tick,
         next_tick=known.next_tick if same else told.next_tick,
         last_id=known.last_id,
     )
@@ -84,7 +94,8 @@ def paused_at(known: Schedule, now: int, *, paused: bool, next_tick: int | None)
     """Return a schedule as it is paused, or goes on: what went by meanwhile is neither fired nor missed."""
     if paused or not known.paused:
         return structs.replace(known, paused=paused)
-    return structs.replace(known, paused=False, last_tick=max(known.last_tick, now), next_tick=next_tick)
+    last_tick = now if known.is_ahead(now) else max(known.last_tick, now)
+    return structs.replace(known, paused=False, last_tick=last_tick, next_tick=next_tick)
 
 
 def may_fire(overlap: Overlap, unfinished: Iterable[State]) -> bool:

@@ -65,6 +65,9 @@ def moves(schedule: Schedule, now: int) -> tuple[list[Tick], bool]:
     """
     rhythm = rhythm_of(schedule)
     last = schedule.last_tick
+    if schedule.is_ahead(now):
+        # The clock was set back. What comes again has its job by its id, as long as that is remembered.
+        return [Tick(schedule.name, last, now, rhythm.next_after(now))], False
     after = last if schedule.next_tick is None else max(last, schedule.next_tick - 1)
     told = turn(rhythm, after=after, now=now, grace=schedule.grace, missed=schedule.missed, most=schedule.most)
     ticks = list[Tick]()
@@ -77,7 +80,7 @@ def moves(schedule: Schedule, now: int) -> tuple[list[Tick], bool]:
         last = tick
     if not ticks:
         # What it was due for is no tick any more, as when the rules of its zone have changed.
-        ticks.append(Tick(schedule.name, last, last, rhythm.next_after(now)))
+        ticks.append(Tick(schedule.name, last, last, rhythm.next_after(max(last, now))))
     return ticks, told.more
 
 

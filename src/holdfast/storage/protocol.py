@@ -209,8 +209,9 @@ class Swept(Struct, frozen=True):
     reached, sweep again at once. `did`: how many jobs were suspected, reclaimed, promoted, expired, unparked, redriven,
     trimmed, and how many events were forgotten.
     `troubles`: chores that failed, one line each; the others were done all the same.
-    `due`: schedules with a tick that has come by `now`, the storage's clock, for whoever swept to move on; `next_tick`:
-    microseconds until the next schedule has one, None if none will. All three are for the leader only.
+    `due`: schedules with a tick that has come by `now`, the storage's clock, for whoever swept to move on, and those
+    that have got further than it (`Schedule.is_ahead`); `next_tick`: microseconds until the next schedule has one, None
+    if none will. All three are for the leader only.
     """
 
     terms: tuple[Term, ...] = ()

@@ -35,7 +35,7 @@ class Timetable(Intake):
         known = self._schedules.get(change.name)
         match change:
             case PutSchedule(schedule):
-                self._schedules[change.name] = put_over(known, schedule)
+                self._schedules[change.name] = put_over(known, schedule, now)
             case _ if known is None:
                 return Planned(change.name, "gone")
             case PauseSchedule(paused=paused, next_tick=next_tick):
@@ -63,12 +63,13 @@ class Timetable(Intake):
         return fate_of(receipt.made, receipt.ref)
 
     def _due_schedules(self, now: int) -> tuple[tuple[Schedule, ...], int | None]:
-        """Return the schedules with a tick that has come, the longest due first, and how long until another has one."""
-        ticking = sorted(
-            (schedule.next_tick, schedule.name)
-            for schedule in self._schedules.values()
-            if schedule.next_tick is not None and not schedule.paused
-        )
-        due = [self._schedules[name] for tick, name in ticking if tick <= now][:DUE_LIMIT]
-        ahead = [tick for tick, _ in ticking if tick > now]
-        return tuple(due), ahead[0] - now if ahead else None
+        """Return the schedules that are due, and how long until another has a tick.
+
+        Those with a tick that has come, the longest due first; then those that have got further than the clock.
+        """
+        going = [schedule for schedule in self._schedules.values() if not schedule.paused]
+        ticking = sorted((one.next_tick, one.name) for one in going if one.next_tick is not None)
+        come = [name for tick, name in ticking if tick <= now]
+        come += sorted(one.name for one in going if one.is_ahead(now) and one.name not in come)
+        coming = [tick for tick, _ in ticking if tick > now]
+        return tuple(self._schedules[name] for name in come[:DUE_LIMIT]), coming[0] - now if coming else None

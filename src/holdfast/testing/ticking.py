@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from holdfast.core.events import AnyEvent, ScheduleFired, ScheduleMissed, ScheduleSkipped
 from holdfast.core.job import JobRecord, NewJob, Ref
 from holdfast.core.lifecycle import TERMINAL, State
-from holdfast.core.schedule import Schedule
+from holdfast.core.schedule import AHEAD, Schedule
 from holdfast.storage.protocol import Change, PauseSchedule, Planned, PutSchedule, RemoveSchedule, Tick
 from holdfast.testing.calls import Require
 
@@ -31,12 +31,19 @@ class Course:
     paused: bool = False
     made: dict[int, Ref] = field(default_factory=dict[int, Ref])
     given_up: int = 0
+    set_back: bool = False
+    """Whether it went on from a clock that was set back, so that ticks came again."""
+
     skipped: int = 0
 
     def between(self, after: int, until: int) -> int:
         """Return how many ticks lie after one instant, up to and with another."""
         every = self.schedule.every or 1
         return max(0, until // every - after // every)
+
+    def is_ahead(self, now: int) -> bool:
+        """Say whether the clock was set back by more than a moment since its last tick."""
+        return self.last > now + AHEAD
 
 
 class Ticking:
@@ -74,9 +81,12 @@ class Ticking:
             match change:
                 case PutSchedule(schedule):
                     course.schedule = schedule
+                    if course.is_ahead(now):
+                        course.last, course.set_back = schedule.last_tick, True
                 case PauseSchedule(paused=paused):
                     if course.paused and not paused:
-                        course.last = course.began = max(course.last, now)
+                        course.set_back |= course.is_ahead(now)
+                        course.last = course.began = now if course.is_ahead(now) else max(course.last, now)
                     course.paused = paused
                 case RemoveSchedule():
                     del self.courses[change.name]
@@ -98,9 +108,11 @@ class Ticking:
             return Counter()
         self._require(current, "I12", f"{asked} was dealt with, and the last tick is {course.last}")
         passed = course.between(course.last, asked.tick)
-        self._require(asked.tick >= course.last, "I12", f"{asked} leads back from {course.last}")
+        leads_on = asked.tick >= course.last or (course.is_ahead(asked.tick) and asked.job is None)
+        self._require(leads_on, "I12", f"{asked} leads back from {course.last}")
         counted = asked.missed + (asked.job is not None)
         self._require(passed == counted, "I12", f"{asked} passes over {passed} ticks and deals with {counted}")
+        course.set_back |= asked.tick < course.last
         course.last = asked.tick
         course.given_up += asked.missed
         expected: Told = Counter({(ScheduleMissed, asked.name): bool(asked.missed)})
@@ -115,12 +127,15 @@ class Ticking:
             free = not others
         else:
             free = course.schedule.overlap == "allow" or all(state is State.ACTIVE for state in others.values())
-        # The job of a tick is there already only where the tick was dealt with before; here it never was.
-        self._require(free == (answer.ref is not None), "I12", f"{asked} made {answer.ref} beside {others}")
+        # What the clock shows again after it was set back has its job, unless that is forgotten.
+        again = asked.tick in course.made
+        fired = answer.ref is not None
+        sound = fired == free or (again and not fired)
+        self._require(sound, "I12", f"{asked} made {answer.ref} beside {others}")
         if answer.ref is None:
             course.skipped += 1
             return
-        self._require(asked.tick not in course.made, "I12", f"{asked} has its job: {course.made.get(asked.tick)}")
+        self._require(not again or course.set_back, "I12", f"{asked} has its job: {course.made.get(asked.tick)}")
         right = (answer.ref, job.schedule, job.tick) == (job.ref, asked.name, asked.tick)
         self._require(right, "I12", f"{asked} made {answer.ref} out of {job}")
         course.made[asked.tick] = job.ref

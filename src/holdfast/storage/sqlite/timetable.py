@@ -6,7 +6,7 @@ import msgspec
 
 from holdfast.core.job import NewJob, Ref
 from holdfast.core.lifecycle import State
-from holdfast.core.schedule import Fate, Schedule, fate_of, may_fire, moved_on, paused_at, put_over
+from holdfast.core.schedule import AHEAD, Fate, Schedule, fate_of, may_fire, moved_on, paused_at, put_over
 from holdfast.storage.protocol import (
     DUE_LIMIT,
     Change,
@@ -26,6 +26,7 @@ _REMOVE = query("plan", "remove")
 _UNFINISHED = query("plan", "unfinished")
 _DUE = query("plan", "due")
 _AHEAD = query("plan", "ahead")
+_COMING = query("plan", "coming")
 _SCHEDULES = query("survey", "schedules")
 
 _encode = msgspec.json.Encoder().encode
@@ -40,11 +41,15 @@ def plan(step: Step, changes: Sequence[Change]) -> list[Planned]:
 
 
 def due(step: Step) -> tuple[tuple[Schedule, ...], int | None]:
-    """Return the schedules with a tick that has come, the longest due first, and how long until another has one."""
+    """Return the schedules that are due, and how long until another has a tick.
+
+    Those with a tick that has come, the longest due first; then those that have got further than the clock.
+    """
     come = step.all(_DUE, (step.now, DUE_LIMIT))
-    row = step.one(_AHEAD, (step.now,))
-    ahead = None if row is None or row[0] is None else row[0] - step.now
-    return tuple(_decode(body) for (body,) in come), ahead
+    come += step.all(_AHEAD, {"until": step.now + AHEAD, "now": step.now, "limit": DUE_LIMIT - len(come)})
+    row = step.one(_COMING, (step.now,))
+    coming = None if row is None or row[0] is None else row[0] - step.now
+    return tuple(_decode(body) for (body,) in come), coming
 
 
 def schedules(step: Step) -> tuple[Schedule, ...]:
@@ -57,7 +62,7 @@ def _change(step: Step, change: Change, offset: int) -> Planned:
     known = None if row is None else _decode(row[0])
     match change:
         case PutSchedule(schedule):
-            _keep(step, put_over(known, schedule))
+            _keep(step, put_over(known, schedule, step.now))
         case _ if known is None:
             return Planned(change.name, "gone")
         case PauseSchedule(paused=paused, next_tick=next_tick):

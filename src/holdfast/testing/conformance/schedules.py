@@ -11,7 +11,7 @@ from holdfast.core.duration import moment
 from holdfast.core.events import ScheduleFired, ScheduleMissed, ScheduleSkipped
 from holdfast.core.job import CollectKey, DebounceKey, MergeKey, NewJob, Ref, ThrottleKey, UniqueKey
 from holdfast.core.lifecycle import State
-from holdfast.core.schedule import Missed, Overlap, Schedule
+from holdfast.core.schedule import AHEAD, Missed, Overlap, Schedule
 from holdfast.storage.protocol import (
     DUE_LIMIT,
     PauseSchedule,
@@ -42,6 +42,7 @@ from holdfast.testing.conformance.material import (
 from holdfast.testing.conformance.merging import AT_WORK, IN_LINE, OVER, Stand
 
 EVERY = 60 * SECOND
+DAY = 86_400
 
 
 class SchedulesConformance(Conformance):
@@ -386,6 +387,47 @@ class SchedulesConformance(Conformance):
         (event,) = await told_of(storage, ScheduleFired)
 
         assert event.late_by == 0.0
+
+    async def test_after_the_clock_was_set_back_a_sweep_names_what_has_got_further(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
+        now = clock.now()
+        clock.step_wall(30 * DAY)
+        far = [schedule(clock, name) for name in ("b", "a", "paused")]
+        far.append(structs.replace(schedule(clock, "never"), next_tick=None))
+        await storage.plan([*map(PutSchedule, far), PauseSchedule("paused", paused=True)])
+        clock.step_wall(-30 * DAY)
+        slewed = structs.replace(schedule(clock, "slewed"), last_tick=now + AHEAD)
+        due = structs.replace(schedule(clock, "z"), next_tick=now, last_tick=now - EVERY)
+        both = structs.replace(due, name="y", last_tick=now + AHEAD + 1)
+        await storage.plan([PutSchedule(one) for one in (slewed, due, both)])
+        swept = await storage.sweep(bid())
+
+        assert [found.name for found in swept.due] == ["y", "z", "a", "b", "never"]
+
+        planned = await storage.plan([Tick(found.name, found.last_tick, now, now + EVERY) for found in swept.due])
+        again = await storage.sweep(bid())
+
+        assert {answer.verdict for answer in planned} == {"done"}
+        assert await told(storage) == []
+        assert (again.due, again.next_tick) == ((), EVERY)
+        clock.advance(60)
+        assert len((await storage.sweep(bid())).due) == 6
+
+    @pytest.mark.parametrize("other", [False, True])
+    async def test_what_is_put_or_resumed_after_the_clock_was_set_back_goes_on_from_then(
+        self, storage: Storage, clock: ManualClock, other: bool
+    ) -> None:
+        clock.step_wall(30 * DAY)
+        await storage.plan([PutSchedule(schedule(clock, name)) for name in ("put", "resumed")])
+        await storage.plan([PauseSchedule("resumed", paused=True)])
+        clock.step_wall(-30 * DAY)
+        again = structs.replace(schedule(clock, "put"), every=7 * SECOND if other else EVERY)
+        await storage.plan([PutSchedule(again), PauseSchedule("resumed", False, clock.now() + EVERY)])
+        put, resumed = (await storage.survey()).schedules
+
+        assert (put.last_tick, put.next_tick) == (clock.now(), clock.now() + EVERY)
+        assert (resumed.last_tick, resumed.next_tick) == (clock.now(), clock.now() + EVERY)
 
     async def test_a_job_of_a_tick_is_claimed_like_any_other(self, storage: Storage, clock: ManualClock) -> None:
         known = await put(storage, clock)

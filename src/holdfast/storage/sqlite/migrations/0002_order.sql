@@ -142,6 +142,10 @@ CREATE INDEX job_merge ON job (queue, merge_key, gathered, seq)
 CREATE INDEX job_scheduled ON job (schedule, state)
     WHERE schedule IS NOT NULL AND finished IS NULL;
 
+-- How far the schedules have got: those that are beyond the clock, after it was set back.
+CREATE INDEX schedule_reached ON schedule (last_tick)
+    WHERE paused = 0;
+
 -- The calls that a job has taken in beside its own, by the ids they came with; of a job that collects also its own, and
 -- the arguments of each, in the order of their places. They go with their job.
 CREATE TABLE call (

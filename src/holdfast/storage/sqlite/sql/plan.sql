@@ -42,6 +42,16 @@ SELECT body
  LIMIT ?;
 
 -- name: ahead
+-- Schedules that have got further than the clock, which was set back since. Parameters: until, now, limit.
+SELECT body
+  FROM schedule INDEXED BY schedule_reached
+ WHERE paused = 0
+   AND last_tick > :until
+   AND (next_tick IS NULL OR next_tick > :now)
+ ORDER BY name
+ LIMIT :limit;
+
+-- name: coming
 -- When the next schedule has a tick that is yet to come. Parameters: now.
 SELECT min(next_tick)
   FROM schedule INDEXED BY schedule_due
