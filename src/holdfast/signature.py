@@ -3,15 +3,16 @@
 import hashlib
 import inspect
 from collections.abc import Callable, Container, Iterator
+from datetime import datetime
 from inspect import Parameter
-from types import GenericAlias
+from types import GenericAlias, NoneType
 from typing import Any, Literal, get_type_hints
 
 import msgspec
 from msgspec import inspect as types
 from msgspec import structs
 
-from holdfast.codec import Codec
+from holdfast.codec import Codec, JsonCodec
 from holdfast.core.check import shown
 from holdfast.core.frames import unframed
 from holdfast.errors import PayloadTooLargeError, UsageError
@@ -59,6 +60,9 @@ class Signature:
         )
         self._hints = {name: _known(hints.get(name, Any)) for name, _ in self._kinds}
         self._returns = _known(hints.get("return", Any))
+        # JSON is read in one go; what another codec gives is plain data, to be converted.
+        self._record_of_json = msgspec.json.Decoder(self._record).decode
+        self._result_of_json = msgspec.json.Decoder(self._returns).decode
         if collects:
             self._make_sure_that_it_takes_a_list(hints)
 
@@ -207,10 +211,15 @@ class Signature:
             raise UsageError(
                 f"the result takes {len(data):,} bytes, the limit is {PAYLOAD_LIMIT:,}; return a reference"
             )
-        if self._returns is not Any:
+        if self._returns is Any or (value is None and self._returns is NoneType):
+            return data
+        try:
+            self.result(codec, data)
+        except Exception as error:
             try:
+                data = codec.encode(_as_annotated(value, types.type_info(self._returns)))
                 self.result(codec, data)
-            except Exception as error:
+            except Exception:
                 raise UsageError(
                     f"task {self.task!r}: the result is not what the handler is annotated to return: {error}; "
                     "mend one of them"
@@ -219,6 +228,8 @@ class Signature:
 
     def result(self, codec: Codec, data: bytes) -> Any:
         """Return a result as the annotated type. Any exception means that it cannot be read."""
+        if type(codec) is JsonCodec:
+            return self._result_of_json(data)
         return _converted(codec.decode(data), self._returns)
 
     def taken(self) -> Iterator[tuple[str, Any, bool, Gathers]]:
@@ -249,6 +260,8 @@ class Signature:
         return None
 
     def _read(self, codec: Codec, payload: bytes, upgrade: Callable[[Any], Any] | None = None) -> Any:
+        if upgrade is None and type(codec) is JsonCodec:
+            return self._record_of_json(payload)
         data = codec.decode(payload)
         return _converted(data if upgrade is None else upgrade(data), self._record)
 
@@ -376,6 +389,30 @@ def _has_custom(described: Any) -> bool:
 def _converted(data: Any, kind: Any) -> Any:
     # JSON has texts only for the keys of a dict.
     return msgspec.convert(data, kind, str_keys=True)
+
+
+def _as_annotated(value: Any, described: types.Type) -> Any:
+    """Return a value as the class of its annotation, where it is of a subclass that is encoded otherwise.
+
+    A bool is an int to every type checker, and a datetime a date; in lists, dicts and unions, too.
+    """
+    whole: Any = value
+    match described:
+        case types.IntType() | types.FloatType() if isinstance(value, bool):
+            return int(value)
+        case types.DateType() if isinstance(value, datetime):
+            return value.date()
+        case types.UnionType():
+            fitting = (_as_annotated(value, kind) for kind in described.types)
+            return next((one for one in fitting if one is not value), value)
+        case types.CollectionType() if isinstance(value, list | tuple | set | frozenset):
+            return [_as_annotated(item, described.item_type) for item in whole]
+        case types.TupleType() if isinstance(value, tuple):
+            return [_as_annotated(item, kind) for item, kind in zip(whole, described.item_types, strict=True)]
+        case types.DictType() if isinstance(value, dict):
+            return {name: _as_annotated(item, described.value_type) for name, item in whole.items()}
+        case _:
+            return value
 
 
 def _placed(error: Exception) -> str:

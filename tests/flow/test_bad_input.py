@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,6 +18,7 @@ from holdfast import (
     JobFailedError,
     JobReleased,
     JobStalled,
+    JsonCodec,
     PayloadTooLargeError,
     Retry,
     SchemaMismatchError,
@@ -160,6 +161,61 @@ def test_a_result_that_does_not_fit_its_annotation_fails_the_job_once(play: Play
                 await job.result()
             record = (await job.info()).job
             assert (record.starts, record.reason, record.failures) == (1, "undecodable", 1)
+
+    play(scenario)
+
+
+class Sealed(JsonCodec):
+    """A codec of a user's own."""
+
+    def encode(self, value: Any, /) -> bytes:
+        return super().encode(value)[::-1]
+
+    def decode(self, data: bytes, /) -> Any:
+        return super().decode(data[::-1])
+
+
+@pytest.mark.parametrize("codec", [JsonCodec(), Sealed()])
+def test_a_result_of_a_subclass_comes_back_as_the_class_that_is_annotated(play: Play, codec: JsonCodec) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(codec=codec)
+        noon = datetime(2026, 5, 4, 12, tzinfo=UTC)
+
+        @app.task(name="whole")
+        async def whole() -> int:
+            return True
+
+        @app.task(name="share")
+        async def share() -> float:
+            return True
+
+        @app.task(name="day")
+        async def day() -> date:
+            return noon
+
+        @app.task(name="perhaps")
+        async def perhaps() -> date | None:
+            return noon
+
+        @app.task(name="days")
+        async def days() -> list[date]:
+            return [noon, noon.date()]
+
+        @app.task(name="counted")
+        async def counted() -> dict[str, tuple[int, str]]:
+            return {"all": (True, "a")}
+
+        @app.task(name="strict")
+        async def strict() -> bool:
+            return cast(bool, 1)
+
+        await stage.start(app.worker())
+        told = [await (await task.enqueue()).result() for task in (whole, share, day, perhaps, days, counted)]
+
+        assert told == [1, 1.0, noon.date(), noon.date(), [noon.date()] * 2, {"all": (1, "a")}]
+        assert [type(one) for one in told[:4]] == [int, float, date, date]
+        with pytest.raises(JobFailedError, match="the result is not what the handler is annotated"):
+            await (await strict.enqueue()).result()
 
     play(scenario)
 
