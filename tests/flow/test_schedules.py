@@ -33,7 +33,7 @@ from holdfast.core.duration import instant, moment
 from holdfast.core.job import JobDetail, JobRecord, NewJob
 from holdfast.schedules import ScheduleDecorator
 from holdfast.storage.memory import MemoryStorage
-from holdfast.storage.protocol import Bid, Change, Delete, Planned, PutSchedule, Query, Storage, Swept, Tick
+from holdfast.storage.protocol import DUE_LIMIT, Bid, Change, Delete, Planned, PutSchedule, Query, Storage, Swept, Tick
 from holdfast.testing.simloop import EPOCH, Node, SameLoop, SimClock, SimLoop, simulate
 from tests.flow.conftest import FAST, Play, Stage
 
@@ -661,6 +661,33 @@ def test_a_schedule_that_cannot_be_read_holds_up_nothing_else(play: Play) -> Non
     play(scenario)
 
 
+def test_as_many_unreadable_schedules_as_a_sweep_names_keep_out_no_other(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = scheduled(stage, lambda app: app.every("1s", name="often", overlap="allow"))
+        job = NewJob(queue="default", id="", task="work", payload=b"{}")
+        lost = [
+            Schedule(name=f"lost {n}", job=job, cron="* * * * *", tz="Mars/Olympus", last_tick=EPOCH, next_tick=EPOCH)
+            for n in range(2 * DUE_LIMIT)
+        ]
+        for start in range(0, len(lost), DUE_LIMIT):
+            await stage.storage.plan([PutSchedule(one) for one in lost[start : start + DUE_LIMIT]])
+        reaper, told = Reaper(app), list[ReaperFailed]()
+        reaper.on(ReaperFailed)(told.append)
+        await reaper.start()
+        await asyncio.sleep(130.5)
+        await reaper.stop()
+        known = {schedule.name: schedule for schedule in await app.schedules.list()}
+
+        assert await ticks_of(stage, "often") == [after(number) for number in range(1, 131)]
+        assert all(event.late_by < 0.5 for event in await stage.told(ScheduleFired))
+        # Each of them was looked at again and again, and told of once.
+        assert len(told) == len({event.error for event in told}) == len(lost)
+        assert {known[one.name].last_tick for one in lost} == {EPOCH}
+        assert all((known[one.name].next_tick or 0) > EPOCH + 120 * SECOND for one in lost)
+
+    play(scenario)
+
+
 class Refusing(MemoryStorage):
     """A storage that fails at the ticks of one schedule, and at all that come with them."""
 
@@ -685,6 +712,22 @@ def test_a_schedule_that_the_storage_refuses_holds_up_nothing_else() -> None:
 
         assert await ticks_of(stage, "often") == [after(number) for number in range(1, 4)]
         assert [event.error for event in told] == ["schedule 'bad': ValueError('not this one')"]
+
+    simulate(main)
+
+
+def test_a_reaper_rests_though_the_storage_refuses_more_ticks_than_it_makes_up_for_in_a_step() -> None:
+    async def main(loop: SimLoop) -> None:
+        clock = SimClock(loop)
+        stage = Stage(loop, clock, Refusing(clock=clock))
+        app = scheduled(stage, lambda app: app.every("1s", name="bad", missed="all", overlap="allow"))
+        reaper = Reaper(app)
+        async with sweeping(app):
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(1000)
+        waits = [await reaper.turn() for _ in range(3)]
+
+        assert all(wait > 0.4 for wait in waits)
 
     simulate(main)
 

@@ -49,8 +49,8 @@ class Reaping:
         self._every = timing.sweep.total_seconds()
         term = election.length(timing) if election is not None else timing.leader_ttl
         self._patience = term.total_seconds()
-        self._broken = frozenset[str]()
-        """Schedules that cannot be dealt with, as told before; a sweep finds each of them again."""
+        self._broken = dict[str, str]()
+        """Schedules that could not be dealt with when they were last due, as told; a sweep finds each of them again."""
         self._bid = Bid(
             self.owner,
             term=micros(term) if election is not None else None,
@@ -82,8 +82,10 @@ class Reaping:
                 await settle_stalled(self._storage, self.owner, swept.stalled, self._rng)
             async with asyncio.timeout(self._patience):
                 ticked = await tick_all(self._storage, swept.due, swept.now)
-            self._report([trouble for trouble in ticked.troubles if trouble not in self._broken])
-            self._broken = frozenset(ticked.troubles)
+            self._report([line for name, line in ticked.troubles.items() if self._broken.get(name) != line])
+            for schedule in swept.due:
+                self._broken.pop(schedule.name, None)
+            self._broken.update(ticked.troubles)
         except Exception as error:
             # Whatever it is, the next sweep must come: a reaper that dies recovers nobody.
             expected = isinstance(error, StorageError | TimeoutError)

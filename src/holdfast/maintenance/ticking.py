@@ -16,17 +16,21 @@ from holdfast.core.ticks import rhythm_of, turn
 from holdfast.errors import StorageError
 from holdfast.storage.protocol import DUE_LIMIT, Storage, Tick
 
+PUT_OFF = 60_000_000
+"""For how long a schedule that cannot be read here is not named, where too many are due; in microseconds."""
+
 
 class Ticked(Struct, frozen=True):
     """What became of the schedules that were due.
 
-    `more`: ticks are left, go on at once. `next_tick`: microseconds from the sweep to the next tick of one of them.
-    `troubles`: schedules that could not be dealt with, one line each; the others were.
+    `more`: ticks are left, or schedules that were not named; go on at once. `next_tick`: microseconds from the sweep to
+    the next tick of one that was moved on, never less than none. `troubles`: what became of those that could not be
+    dealt with, by their names; the others were.
     """
 
     more: bool = False
     next_tick: int | None = None
-    troubles: tuple[str, ...] = ()
+    troubles: Mapping[str, str] = {}
 
 
 async def tick_all(storage: Storage, due: Sequence[Schedule], now: int) -> Ticked:
@@ -36,24 +40,29 @@ async def tick_all(storage: Storage, due: Sequence[Schedule], now: int) -> Ticke
         StorageError: the storage cannot be asked; what was not done is due again.
     """
     steps = dict[str, list[Tick]]()
-    troubles = list[str]()
-    more, ahead = False, list[int]()
+    troubles = dict[str, str]()
+    left = set[str]()
+    full = len(due) >= DUE_LIMIT
     for schedule in due:
+        name = schedule.name
         try:
-            ticks, left = moves(schedule, now)
+            steps[name], more = moves(schedule, now)
         except Exception as error:
             # A zone that is unknown here, or a text of a later version: others may read it, and all others go on.
-            troubles.append(_trouble(schedule.name, error))
+            troubles[name] = _trouble(name, error)
+            if full:
+                # Else as many of them as a sweep names would keep out all others for ever.
+                steps[name] = [Tick(name, schedule.last_tick, schedule.last_tick, now + PUT_OFF)]
             continue
-        steps[schedule.name] = ticks
-        more = more or left
-        ahead += [tick.next_tick for tick in ticks[-1:] if tick.next_tick is not None]
-    troubles += await _send(storage, steps)
-    moved = len(steps) > len(troubles)
+        if more:
+            left.add(name)
+    refused = await _send(storage, steps)
+    # What could not be done is due as it was: going on at once because of it would never end.
+    done = [ticks[-1] for name, ticks in steps.items() if name not in refused]
     return Ticked(
-        more=more or (moved and len(due) >= DUE_LIMIT),
-        next_tick=min((tick - now for tick in ahead), default=None),
-        troubles=tuple(troubles),
+        more=bool(left - refused.keys()) or (full and bool(done)),
+        next_tick=min((max(0, tick.next_tick - now) for tick in done if tick.next_tick is not None), default=None),
+        troubles=troubles | refused,
     )
 
 
@@ -95,8 +104,8 @@ def tick_id(name: str, tick: int) -> str:
     return f"cron:{name}:{at:%Y%m%dT%H%M%S}{f'.{at.microsecond:06}' if at.microsecond else ''}Z"
 
 
-async def _send(storage: Storage, steps: Mapping[str, Sequence[Tick]]) -> list[str]:
-    """Plan all steps, in as few trips as may be; return what failed, a line each."""
+async def _send(storage: Storage, steps: Mapping[str, Sequence[Tick]]) -> dict[str, str]:
+    """Plan all steps, in as few trips as may be; return what failed, by the names of the schedules."""
     every = [tick for ticks in steps.values() for tick in ticks]
     try:
         for start in range(0, len(every), DUE_LIMIT):
@@ -106,8 +115,9 @@ async def _send(storage: Storage, steps: Mapping[str, Sequence[Tick]]) -> list[s
     except Exception:
         # One of them cannot be done; alone it holds up no other. What was done is not done again: its last tick is not
         # the expected one any more.
-        return [trouble for name, ticks in steps.items() if (trouble := await _alone(storage, name, ticks)) is not None]
-    return []
+        alone = {name: await _alone(storage, name, ticks) for name, ticks in steps.items()}
+        return {name: trouble for name, trouble in alone.items() if trouble is not None}
+    return {}
 
 
 async def _alone(storage: Storage, name: str, ticks: Sequence[Tick]) -> str | None:
