@@ -3,9 +3,9 @@
 import pytest
 from msgspec import structs
 
-from holdfast.core.job import CollectKey, DebounceKey, MergeKey, UniqueKey
+from holdfast.core.job import CollectKey, DebounceKey, MergeKey, ThrottleKey, UniqueKey
 from holdfast.core.lifecycle import State
-from holdfast.core.merge import due_at, may_be_come_to, merge_name
+from holdfast.core.merge import due_at, may_be_come_to, merge_name, throttle_name
 from tests.core.cases import ACTIVE, NOW
 
 SECOND = 1_000_000
@@ -55,6 +55,13 @@ def test_each_call_puts_the_job_off_but_never_beyond_its_longest_wait(key: Debou
     assert due_at(forever, first=NOW, calls=2, now=NOW + 30 * SECOND) == NOW + 35 * SECOND
 
 
+@pytest.mark.parametrize("key", [DEBOUNCE, COLLECT])
+def test_who_was_called_before_the_clock_was_set_back_waits_as_if_from_now(key: DebounceKey | CollectKey) -> None:
+    assert due_at(key, first=NOW + 3600 * SECOND, calls=2, now=NOW) == NOW + 5 * SECOND
+    short = structs.replace(key, max_wait=2 * SECOND)
+    assert due_at(short, first=NOW + 3600 * SECOND, calls=2, now=NOW) == NOW + 2 * SECOND
+
+
 def test_a_batch_is_due_when_it_is_full() -> None:
     assert due_at(COLLECT, first=NOW, calls=3, now=NOW + 1) == NOW + 1
 
@@ -63,4 +70,5 @@ def test_keys_of_different_kinds_never_meet() -> None:
     names = [merge_name(key) for key in (UNFINISHED, DEBOUNCE, COLLECT)]
 
     assert names == ["unique:k", "debounce:k", "collect:k"]
+    assert throttle_name(ThrottleKey("k", 1, SECOND)) == "throttle:k"
     assert merge_name(QUEUED) == merge_name(TIMED) == "unique:k"

@@ -36,9 +36,11 @@ from holdfast.core.job import (
 )
 from holdfast.core.lease import REAPER_LEASE
 from holdfast.core.lifecycle import State
+from holdfast.core.order import place
 from holdfast.core.transition import (
     begun,
     claimed,
+    collecting,
     enqueued,
     expired,
     expiry,
@@ -49,6 +51,7 @@ from holdfast.core.transition import (
     redriven,
     refused,
     rescheduled,
+    retimed,
     silence,
     stall_reason,
     suspected,
@@ -263,3 +266,50 @@ def test_the_newest_first_stay_so_when_they_are_redriven() -> None:
     first, later = (redriven(structs.replace(ACTIVE, state=State.FAILED, lifo=True), now) for now in (NOW, LATER))
 
     assert later.score < first.score < 0
+
+
+def test_a_job_with_a_new_time_waits_for_that_and_one_with_a_past_time_comes_into_line() -> None:
+    parked = structs.replace(WAITING, parked_under="k", boost=5)
+    later = retimed(parked, LATER, delay=9, priority=None, boost=None)
+    at_once = retimed(later, LATER, delay=0, priority=None, boost=None)
+
+    assert (later.state, later.run_at, later.score) == (State.DELAYED, LATER + 9, place(LATER + 9, boost=5))
+    assert later.parked_under is None
+    assert (at_once.state, at_once.run_at, at_once.score) == (State.WAITING, LATER, place(LATER, boost=5))
+
+
+@pytest.mark.parametrize("state", [State.DELAYED, State.WAITING])
+def test_a_job_with_a_new_priority_stays_where_it_is_whatever_the_clock_says(state: State) -> None:
+    job = structs.replace(WAITING, state=state, run_at=LATER, score=place(LATER, boost=0))
+    raised = retimed(job, NOW, delay=None, priority=2, boost=7)
+
+    assert raised == structs.replace(job, priority=2, boost=7, score=place(LATER, boost=7))
+
+
+GATHER = CollectKey("k", 5 * SECOND, 3, 20 * SECOND)
+BATCH = structs.replace(
+    WAITING, state=State.DELAYED, merge=GATHER, gathered=1, run_at=NOW + 5 * SECOND, score=NOW + 5 * SECOND
+)
+
+
+def test_a_call_puts_off_the_job_that_gathers_it_and_gives_it_its_own_time_to_live() -> None:
+    more = collecting(BATCH, GATHER, NOW + SECOND, ttl=7, offset=2)
+
+    assert (more.state, more.gathered, more.run_at) == (State.DELAYED, 2, NOW + 6 * SECOND)
+    assert (more.score, more.ttl, more.expires_at) == (NOW + 6 * SECOND + 2, 7, NOW + SECOND + 7)
+    assert collecting(more, GATHER, NOW + SECOND, ttl=None, offset=0).expires_at is None
+
+
+def test_what_has_gathered_enough_comes_into_line_and_what_is_there_keeps_its_place() -> None:
+    full = collecting(structs.replace(BATCH, gathered=2), GATHER, NOW + 1, ttl=None, offset=0)
+    in_line = structs.replace(WAITING, merge=GATHER, gathered=1, parked_under="k", run_at=NOW - 1)
+    due = collecting(in_line, GATHER, NOW + 30 * SECOND, ttl=None, offset=0)
+    put_off = collecting(in_line, GATHER, NOW, ttl=None, offset=0)
+
+    assert (full.state, full.run_at, full.score) == (State.WAITING, NOW + 1, NOW + 1)
+    assert due == structs.replace(in_line, gathered=2)
+    assert (put_off.state, put_off.parked_under) == (State.DELAYED, None)
+
+
+def test_a_job_that_gathers_is_no_younger_than_the_clock_allows() -> None:
+    assert collecting(BATCH, GATHER, NOW - LEASE, ttl=None, offset=0).created == NOW - LEASE

@@ -6,8 +6,19 @@ behind, or be lost before its time; only a key that is held for a time is a note
 
 from typing import Literal, assert_never
 
-from holdfast.core.job import CollectKey, DebounceKey, JobRecord, MergeKey, UniqueKey
+from msgspec import Struct
+
+from holdfast.core.job import CollectKey, DebounceKey, JobRecord, MergeKey, Ref, ThrottleKey, UniqueKey
 from holdfast.core.lifecycle import TERMINAL, State
+
+
+class Window(Struct):
+    """A key for a time: until when, how many jobs were made under it, and the latest of them."""
+
+    until: int
+    jobs: int
+    ref: Ref
+
 
 Made = Literal["created", "duplicate", "replaced", "gathered", "throttled"]
 """What became of a call to enqueue."""
@@ -16,6 +27,11 @@ Made = Literal["created", "duplicate", "replaced", "gathered", "throttled"]
 def merge_name(key: MergeKey) -> str:
     """Return the name that a key goes by in its queue: keys of different kinds never meet."""
     return f"{type(key).__struct_config__.tag}:{key.key}"
+
+
+def throttle_name(key: ThrottleKey) -> str:
+    """Return the name that a throttle's window goes by in its queue."""
+    return f"throttle:{key.key}"
 
 
 def may_be_come_to(job: JobRecord, key: MergeKey) -> bool:
@@ -36,11 +52,14 @@ def may_be_come_to(job: JobRecord, key: MergeKey) -> bool:
 
 
 def due_at(key: DebounceKey | CollectKey, *, first: int, calls: int, now: int) -> int:
-    """Return when a job is due that was called for now, the `calls`-th time; `first`: when it first was."""
+    """Return when a job is due that was called for now, the `calls`-th time; `first`: when it first was, by its record.
+
+    One that was first called for later than now was so before the clock was set back, and waits as if from now on.
+    """
     if isinstance(key, CollectKey) and calls >= key.max_size:
         return now
     latest = now + key.delay
-    return latest if key.max_wait is None else max(min(latest, first + key.max_wait), now)
+    return latest if key.max_wait is None else max(min(latest, min(first, now) + key.max_wait), now)
 
 
 def _yet_to_start(job: JobRecord) -> bool:

@@ -34,7 +34,8 @@ from holdfast.core.job import (
 )
 from holdfast.core.lease import REAPER_LEASE, lease_end, next_fence, run_limit
 from holdfast.core.lifecycle import State
-from holdfast.core.order import place
+from holdfast.core.merge import due_at
+from holdfast.core.order import came_at, place
 
 
 def claimed(job: JobRecord, owner: str, now: int, setting: StallSetting | None) -> JobRecord:
@@ -131,6 +132,53 @@ def redriven(job: JobRecord, now: int, *, delay: int = 0, by_rule: bool = False)
         reason=None,
         progress=None,
         progress_note=None,
+    )
+
+
+def retimed(job: JobRecord, now: int, *, delay: int | None, priority: int | None, boost: int | None) -> JobRecord:
+    """Return a job that has not started with a new time or priority; None: as it was.
+
+    With a delay that is over it comes into line anew, and its score is as if nobody stood there.
+    """
+    run_at = job.run_at if delay is None else now + delay
+    # Without a delay it stays where it is: were the clock set back, its old time might lie ahead again.
+    later = job.state is State.DELAYED if delay is None else run_at > now
+    weighs = job.boost if boost is None else boost
+    came = came_at(job.score, boost=job.boost, lifo=job.lifo) if delay is None else max(run_at, now)
+    return structs.replace(
+        job,
+        state=State.DELAYED if later else State.WAITING,
+        parked_under=None if later else job.parked_under,
+        run_at=run_at,
+        priority=job.priority if priority is None else priority,
+        boost=weighs,
+        score=place(came, boost=weighs, lifo=job.lifo),
+    )
+
+
+def collecting(job: JobRecord, key: CollectKey, now: int, *, ttl: int | None, offset: int) -> JobRecord:
+    """Return a job that has taken in one more call, the `offset`-th of several, but for its arguments.
+
+    One that waited until it was due and is so now comes into line; its score is as if nobody stood there.
+    """
+    calls = job.gathered + 1
+    run_at = due_at(key, first=job.created, calls=calls, now=now)
+    after = structs.replace(
+        job,
+        gathered=calls,
+        merge=key,
+        ttl=ttl,
+        expires_at=None if ttl is None else now + ttl,
+        created=min(job.created, now),
+    )
+    if job.state is State.WAITING and run_at <= now:
+        return after
+    return structs.replace(
+        after,
+        state=State.DELAYED if run_at > now else State.WAITING,
+        parked_under=None,
+        run_at=run_at,
+        score=place(run_at + offset, boost=job.boost, lifo=job.lifo),
     )
 
 

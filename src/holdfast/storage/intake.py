@@ -1,7 +1,6 @@
 """How the model takes in a call: as a job of its own, or by one that is there."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from heapq import nsmallest
 
 from msgspec import structs
@@ -9,22 +8,13 @@ from msgspec import structs
 from holdfast.clock import Clock
 from holdfast.core.events import JobThrottled
 from holdfast.core.frames import framed
-from holdfast.core.job import CollectKey, DebounceKey, JobRecord, MergeKey, NewJob, Ref, ThrottleKey, UniqueKey
+from holdfast.core.job import CollectKey, DebounceKey, JobRecord, MergeKey, NewJob, Ref, UniqueKey
 from holdfast.core.lifecycle import State
-from holdfast.core.merge import due_at, merge_name
+from holdfast.core.merge import Window, due_at, merge_name, throttle_name
 from holdfast.core.order import place
-from holdfast.core.transition import enqueued, lapsed, merged
+from holdfast.core.transition import collecting, enqueued, lapsed, merged
 from holdfast.storage.books import Books
 from holdfast.storage.protocol import WINDOW_LIMIT, Receipt, job_topic, queue_topic
-
-
-@dataclass
-class Window:
-    """A key for a time: until when, how many jobs were made under it, and the latest of them."""
-
-    until: int
-    jobs: int
-    ref: Ref
 
 
 class Intake(Books):
@@ -107,7 +97,7 @@ class Intake(Books):
         job = structs.replace(
             _wished(new, due_at(key, first=old.created, calls=1, now=now), now, offset),
             id=old.id,
-            created=old.created,
+            created=min(old.created, now),
             fence=old.fence,
             settled_fence=old.settled_fence,
         )
@@ -117,26 +107,14 @@ class Intake(Books):
     def _gather(self, new: NewJob, into: JobRecord, key: CollectKey, now: int, offset: int) -> int:
         """Add a call to those that a job has gathered; return how many they are."""
         self._answer_for(new.ref, into.ref)
-        calls = into.gathered + 1
-        run_at = due_at(key, first=into.created, calls=calls, now=now)
-        after = structs.replace(
-            into,
-            payload=into.payload + framed(new.payload),
-            gathered=calls,
-            merge=key,
-            ttl=new.ttl,
-            expires_at=None if new.ttl is None else now + new.ttl,
-        )
-        if into.state is State.WAITING and run_at <= now:
-            self._replace(into, after)
-            return calls
-        later = structs.replace(after, state=State.DELAYED, parked_under=None, run_at=run_at)
-        later = structs.replace(later, score=place(run_at + offset, boost=later.boost, lifo=later.lifo))
-        if run_at <= now:
-            later = structs.replace(later, state=State.WAITING, score=self._shelf.score(later, run_at + offset, now))
-        self._replace(into, later)
-        self.knocked += [queue_topic(later.queue), job_topic(later.ref)]
-        return calls
+        after = collecting(into, key, now, ttl=new.ttl, offset=offset)
+        after = structs.replace(after, payload=into.payload + framed(new.payload))
+        if into.state is State.DELAYED and after.state is State.WAITING:
+            after = structs.replace(after, score=self._shelf.score(after, now + offset, now))
+        self._replace(into, after)
+        if State.DELAYED in (into.state, after.state):
+            self.knocked += [queue_topic(into.queue), job_topic(into.ref)]
+        return after.gathered
 
     def _answer_for(self, call: Ref, job: Ref) -> None:
         self._taken_in[call] = job
@@ -198,11 +176,6 @@ class Intake(Books):
         over = [(window.until, held) for held, window in self._windows.items() if window.until <= now]
         for _, held in nsmallest(WINDOW_LIMIT, over):
             del self._windows[held]
-
-
-def throttle_name(key: ThrottleKey) -> str:
-    """Return the name that a throttle's window goes by in its queue."""
-    return f"throttle:{key.key}"
 
 
 def _wished(new: NewJob, run_at: int, now: int, offset: int) -> JobRecord:

@@ -32,7 +32,7 @@ from holdfast.core.lease import (
 )
 from holdfast.core.lifecycle import REDRIVABLE, TERMINAL, State
 from holdfast.core.merge import merge_name
-from holdfast.core.order import came_at, place
+from holdfast.core.order import place
 from holdfast.core.retention import Retention
 from holdfast.core.settlement import Settlement, when_cancelling
 from holdfast.core.transition import (
@@ -44,6 +44,7 @@ from holdfast.core.transition import (
     redriven,
     refused,
     rescheduled,
+    retimed,
     silence,
     stall_reason,
     suspected,
@@ -593,22 +594,9 @@ class Model(Timetable):
         return self._living(job.queue, job.merge, now) if isinstance(job.merge, UniqueKey) else None
 
     def _reschedule(self, job: JobRecord, asked: Reschedule, now: int) -> None:
-        run_at = job.run_at if asked.delay is None else now + asked.delay
-        # Without a delay it stays where it is: were the clock set back, its old time might lie ahead again.
-        later = job.state is State.DELAYED if asked.delay is None else run_at > now
-        boost = job.boost if asked.boost is None else asked.boost
-        came = came_at(job.score, boost=job.boost, lifo=job.lifo) if asked.delay is None else max(run_at, now)
-        after = structs.replace(
-            job,
-            state=State.DELAYED if later else State.WAITING,
-            parked_under=None if later else job.parked_under,
-            run_at=run_at,
-            priority=job.priority if asked.priority is None else asked.priority,
-            boost=boost,
-            score=place(came, boost=boost, lifo=job.lifo),
-        )
-        if asked.delay is not None and not later:
-            after = structs.replace(after, score=self._shelf.score(after, came, now))
+        after = retimed(job, now, delay=asked.delay, priority=asked.priority, boost=asked.boost)
+        if asked.delay is not None and after.state is State.WAITING:
+            after = structs.replace(after, score=self._shelf.score(after, now, now))
         self._replace(job, after)
         self._tell(rescheduled(after, asked.by), now)
         self.knocked.append(queue_topic(job.queue))

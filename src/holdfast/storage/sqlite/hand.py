@@ -2,13 +2,10 @@
 
 from collections.abc import Sequence
 
-from msgspec import structs
-
 from holdfast.core.events import JobCancelled, JobDeleted, JobRedriven
 from holdfast.core.job import JobRecord
 from holdfast.core.lifecycle import REDRIVABLE, TERMINAL, State
-from holdfast.core.order import came_at, place
-from holdfast.core.transition import redriven, rescheduled
+from holdfast.core.transition import redriven, rescheduled, retimed
 from holdfast.storage.protocol import (
     Cancel,
     Delete,
@@ -23,7 +20,7 @@ from holdfast.storage.protocol import (
 )
 from holdfast.storage.sqlite import line, slots
 from holdfast.storage.sqlite.intake import free_window, holder
-from holdfast.storage.sqlite.moving import drop, find_job, moved, past, tell_if_drained, the_job
+from holdfast.storage.sqlite.moving import drop, find_job, moved, past, tell_if_drained
 from holdfast.storage.sqlite.queries import query
 from holdfast.storage.sqlite.settings import recorded
 from holdfast.storage.sqlite.step import Step
@@ -120,20 +117,11 @@ def _cancel(step: Step, seq: int, job: JobRecord, asked: Cancel) -> None:
 
 
 def _reschedule(step: Step, seq: int, job: JobRecord, asked: Reschedule) -> None:
-    run_at = job.run_at if asked.delay is None else step.now + asked.delay
-    boost = job.boost if asked.boost is None else asked.boost
-    came = came_at(job.score, boost=job.boost, lifo=job.lifo) if asked.delay is None else max(run_at, step.now)
-    # Without a delay it stays where it is: were the clock set back, its old time might lie ahead again.
-    later = job.state is State.DELAYED if asked.delay is None else run_at > step.now
-    state = State.DELAYED if later else State.WAITING
-    priority = job.priority if asked.priority is None else asked.priority
-    parked_under = job.parked_under if state is State.WAITING else None
-    if asked.delay is None or later:
-        score = place(came, boost=boost, lifo=job.lifo)
-    else:
-        score = line.score(step, structs.replace(job, boost=boost), came)
-    step.run(_RESCHEDULE, (state, parked_under, run_at, priority, boost, score, seq))
-    moved(step, job, state)
+    after = retimed(job, step.now, delay=asked.delay, priority=asked.priority, boost=asked.boost)
+    in_line = asked.delay is not None and after.state is State.WAITING
+    score = line.score(step, after, step.now) if in_line else after.score
+    step.run(_RESCHEDULE, (after.state, after.parked_under, after.run_at, after.priority, after.boost, score, seq))
+    moved(step, job, after.state)
     if recorded(step, job.queue, "rescheduled"):
-        step.record(rescheduled(the_job(step, seq), asked.by))
+        step.record(rescheduled(after, asked.by))
     step.knocked.append(queue_topic(job.queue))

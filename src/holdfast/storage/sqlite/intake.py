@@ -6,10 +6,9 @@ from holdfast.core.events import JobThrottled, OnRequest
 from holdfast.core.frames import framed
 from holdfast.core.job import CollectKey, DebounceKey, JobRecord, MergeKey, NewJob, Ref, UniqueKey
 from holdfast.core.lifecycle import State
-from holdfast.core.merge import due_at, merge_name
+from holdfast.core.merge import Window, due_at, merge_name, throttle_name
 from holdfast.core.order import place
-from holdfast.core.transition import enqueued, merged
-from holdfast.storage.intake import Window, throttle_name
+from holdfast.core.transition import collecting, enqueued, merged
 from holdfast.storage.protocol import Receipt, job_topic, queue_topic
 from holdfast.storage.sqlite import line, rows, slots
 from holdfast.storage.sqlite.moving import drop, expire, find_job, moved, past, taken_in, the_job
@@ -137,28 +136,33 @@ def _take_the_place(step: Step, new: NewJob, into: Ref, key: DebounceKey, offset
     moved(step, old, None)
     _put(step, structs.replace(new, id=into.id), due_at(key, first=old.created, calls=1, now=step.now), offset)
     step.run(_GO_ON, (old.fence, old.settled_fence, into.queue, into.id))
-    step.run(_STAY, (old.created, into.queue, into.id))
+    step.run(_STAY, (min(old.created, step.now), into.queue, into.id))
 
 
 def _gather(step: Step, new: NewJob, into: Ref, key: CollectKey, offset: int) -> int:
     """Add a call to those that a job has gathered; return how many they are."""
     seq, job = _there(step, into)
-    now, calls = step.now, job.gathered + 1
-    run_at = due_at(key, first=job.created, calls=calls, now=now)
-    in_line = job.state is State.WAITING and run_at <= now
-    state, parked_under, score = job.state, job.parked_under, job.score
-    if in_line:
-        run_at = job.run_at
-    else:
-        state, parked_under = State.DELAYED if run_at > now else State.WAITING, None
-        score = _score(step, job, run_at, offset)
-    expires_at = None if new.ttl is None else now + new.ttl
+    after = collecting(job, key, step.now, ttl=new.ttl, offset=offset)
     step.run(_TAKE_IN, (into.queue, new.id, into.id, job.gathered, framed(new.payload)))
-    step.run(_GATHER, (state, parked_under, run_at, score, calls, rows.text(key), new.ttl, expires_at, seq))
-    if not in_line:
-        moved(step, job, state)
+    step.run(
+        _GATHER,
+        (
+            after.state,
+            after.parked_under,
+            after.run_at,
+            after.score if after.state is job.state else _score(step, after, after.run_at, offset),
+            after.gathered,
+            rows.text(after.merge),
+            after.ttl,
+            after.expires_at,
+            after.created,
+            seq,
+        ),
+    )
+    if State.DELAYED in (job.state, after.state):
+        moved(step, job, after.state)
         step.knocked += [queue_topic(into.queue), job_topic(into)]
-    return calls
+    return after.gathered
 
 
 def _there(step: Step, ref: Ref) -> tuple[int, JobRecord]:

@@ -5,7 +5,7 @@ import pytest
 from holdfast.clock import SECOND
 from holdfast.core.events import JobCollected, JobExpired
 from holdfast.core.frames import unframed
-from holdfast.core.job import CollectKey, Key, NewJob, Policy, Ref
+from holdfast.core.job import CollectKey, DebounceKey, Key, NewJob, Policy, Ref
 from holdfast.core.lifecycle import State
 from holdfast.core.outcome import Interrupted, Rejected
 from holdfast.storage.protocol import (
@@ -113,6 +113,22 @@ class CollectConformance(Conformance):
             clock.advance(1)
 
         assert started == [(25 * SECOND, 26)]
+
+    @pytest.mark.parametrize(
+        "key", [CollectKey("mails", 2 * SECOND, 1000, 10 * SECOND), DebounceKey("mails", 2 * SECOND, 10 * SECOND)]
+    )
+    async def test_a_clock_set_back_makes_no_stream_wait_longer_than_it_may(
+        self, storage: Storage, clock: ManualClock, key: CollectKey | DebounceKey
+    ) -> None:
+        await enqueue(storage, new_job("call-0", merge=key))
+        clock.step_wall(-3600)
+        began, started = clock.now(), list[int]()
+        for number in range(1, 12):
+            await storage.enqueue([new_job(f"call-{number}", merge=key)])
+            started += [clock.now() - began for _ in await claim(storage)]
+            clock.advance(1)
+
+        assert started == [10 * SECOND]
 
     async def test_as_many_as_there_may_be_start_at_once(self, storage: Storage) -> None:
         receipts = await storage.enqueue(calls(7, FEW))

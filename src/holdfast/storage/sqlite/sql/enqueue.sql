@@ -76,7 +76,8 @@ UPDATE job
        gathered = ?,
        merge = ?,
        ttl = ?,
-       expires_at = ?
+       expires_at = ?,
+       created = ?
  WHERE seq = ?;
 
 -- name: give_up
