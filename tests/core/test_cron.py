@@ -397,7 +397,7 @@ def test_the_newest_of_many_years_are_found_without_going_through_them() -> None
     assert Every(SECOND).newest(0, now, 2) == (now - SECOND, now)
     assert Every(SECOND).count(0, now) == now // SECOND
     assert Every(SECOND).count(now, 0) == 0
-    assert Cron.parse("* * * * *").count(0, now) == 10_000
+    assert Cron.parse("* * * * *").count(0, now) == 1_000
     assert Cron.parse("0 0 1 1 *").newest(0, now, 2) == (at("2025-01-01"), at("2026-01-01"))
 
 

@@ -28,8 +28,11 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 YEARS = 50
 """How far ahead a tick is looked for; the 29th of February falls on a given weekday every 40 years at the least."""
 
-COUNTED = 10_000
-"""How many ticks of a cron text are counted; that many stands for as many or more."""
+COUNTED = 1_000
+"""How many ticks of a cron text are counted; that many stands for as many or more.
+
+Each must be looked for, which takes some 30 us, and whoever sweeps is often a worker with handlers on the same loop.
+"""
 
 
 class Cron(Struct, frozen=True):
@@ -105,7 +108,7 @@ class Cron(Struct, frozen=True):
         return _newest(self, after, until, limit)
 
     def count(self, after: int, until: int) -> int:
-        """Return how many ticks lie after one instant, up to and with another; 10,000 if there are more."""
+        """Return how many ticks lie after one instant, up to and with another; 1,000 if there are more."""
         return len(_between(self, after, until, COUNTED))
 
     def __str__(self) -> str:
@@ -254,13 +257,14 @@ def _between(rhythm: Rhythm, after: int, until: int, limit: int) -> tuple[int, .
 
 def _newest(rhythm: Rhythm, after: int, until: int, limit: int) -> tuple[int, ...]:
     """Look back twice as far each time, so that neither a long wait nor a short beat makes it long."""
-    back = _SECOND
+    back, end = _SECOND, until
+    ticks = tuple[int, ...]()
     while True:
         start = max(after, until - back)
-        ticks = _between(rhythm, start, until, back // _SECOND)
+        ticks = _between(rhythm, start, end, back // _SECOND) + ticks
         if len(ticks) >= limit or start == after:
             return ticks[max(0, len(ticks) - limit) :]
-        back *= 2
+        back, end = 2 * back, start
 
 
 class _Field(Struct, frozen=True):

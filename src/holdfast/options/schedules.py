@@ -12,7 +12,7 @@ from holdfast.errors import UsageError
 from holdfast.options.merging import fill
 from holdfast.options.timing import Timing
 
-MADE_UP = 10_000
+MADE_UP = 1_000
 """How many missed ticks may be asked to be made up for by number."""
 
 
@@ -29,7 +29,7 @@ class All:
         """Take how many.
 
         Raises:
-            UsageError: it is no whole number from 1 to 10,000.
+            UsageError: it is no whole number from 1 to 1,000.
         """
         fill(self, max=None if max is None else whole(max, field="All.max", least=1, most=MADE_UP))
 
