@@ -34,7 +34,7 @@ from holdfast.errors import JobError, StorageError
 from holdfast.handle import Job
 from holdfast.maintenance.reaper import Reaper
 from holdfast.storage.model import Model
-from holdfast.storage.protocol import QUEUE_RATE, PauseSchedule, PutSchedule, Settings, Target
+from holdfast.storage.protocol import QUEUE_RATE, TASK_RATE, PauseSchedule, PutSchedule, Settings, Target
 from holdfast.task import Call
 from holdfast.testing.invariants import Violation
 from holdfast.testing.net import LONGEST_DELAY, SimNet
@@ -134,7 +134,7 @@ class World:
         self._check_hearing()
 
     async def _prepare(self) -> None:
-        """Tell the storage what this world has beside its jobs: schedules, a queue's rate, what is recorded."""
+        """Tell the storage what this world has beside its jobs: schedules, rates, what is recorded."""
         dice, stage, net = Random(f"prepare {self.seed}"), self.stage, SimNet(self.stage.server)
         if self.plan.schedules:
             now = stage.clock.now()
@@ -147,6 +147,9 @@ class World:
         if "rates" in self.plan.features and dice.random() < 0.5:
             rate = RateKey(QUEUE_RATE, SECOND // 2, 2)
             await self._insist(lambda: net.tune(Target("queue", OTHER), Settings(rate=rate)))
+        if "rates" in self.plan.features and dice.random() < 0.5:
+            limited = RateKey(f"{TASK_RATE}quick", 3 * SECOND // 2, 2)
+            await self._insist(lambda: net.tune(Target("task", "quick"), Settings(rate=limited)))
 
     async def _end_schedules(self) -> None:
         """See that no tick is left behind once all is well, and let no more of them come."""
