@@ -388,9 +388,11 @@ class Witness:
             due = self._clock.now() + decision.after
             self._require(after.run_at == due, "I14", f"{job.ref}: put back until {due}, due at {after.run_at}")
         else:
-            self._require(
-                after.score == job.score, "I14", f"{job.ref}: put back from {job.score} to {after.score} in the line"
-            )
+            # No further than where the line has got to, which may have been forgotten, or the clock set back.
+            right = job.score if job.lifo else min(job.score, place(self._clock.now(), boost=job.boost))
+            shared = self.sharing.counts(job.queue) and not job.lifo and after.score <= job.score
+            fine = shared or after.score == right
+            self._require(fine, "I14", f"{job.ref}: put back from {job.score} to {after.score} in the line")
 
     def _ordered(self, leases: Sequence[Lease], order: Order | None) -> None:
         """See that nothing was given that was not ordered, and no right to more than may have it."""

@@ -53,7 +53,8 @@ class Sharing:
             if job.fair_key is None or job.lifo:
                 continue
             lane = _lane(job)
-            again, self._scores[job.ref] = self._scores.get(job.ref) == job.score, job.score
+            # Who is put back at once stands no further than before, who comes in again does.
+            again, self._scores[job.ref] = job.score <= self._scores.get(job.ref, -inf), job.score
             for (other, tenant), wait in list(self._waits.items()):
                 if other != lane:
                     continue

@@ -30,6 +30,10 @@ class Course:
     last: int
     paused: bool = False
     made: dict[int, Ref] = field(default_factory=dict[int, Ref])
+    again: dict[int, Ref] = field(default_factory=dict[int, Ref])
+    """What was made of ticks that come again, the clock having been set back."""
+
+    fired: int = 0
     given_up: int = 0
     set_back: bool = False
     """Whether it went on from a clock that was set back, so that ticks came again."""
@@ -91,14 +95,14 @@ class Ticking:
                 case RemoveSchedule():
                     del self.courses[change.name]
                 case Tick():
-                    expected.update(self._ticked(course, change, answer, living))
+                    expected.update(self._ticked(course, change, answer, living, now))
                     if answer.ref is not None and change.job is not None:
                         made[number] = change.job
         heard: Told = Counter((type(event), event.name) for event in told if isinstance(event, OF_SCHEDULES))
         self._require(heard == expected, "I12", f"{heard - expected} told, {expected - heard} kept back: {changes}")
         return made
 
-    def _ticked(self, course: Course, asked: Tick, answer: Planned, living: dict[Ref, Standing]) -> Told:
+    def _ticked(self, course: Course, asked: Tick, answer: Planned, living: dict[Ref, Standing], now: int) -> Told:
         """Take in what became of a tick; return the events that must tell of it."""
         current = asked.expected == course.last and not course.paused
         if answer.verdict == "superseded":
@@ -139,6 +143,7 @@ class Ticking:
         right = (answer.ref, job.schedule, job.tick) == (job.ref, asked.name, asked.tick)
         self._require(right, "I12", f"{asked} made {answer.ref} out of {job}")
         course.made[asked.tick] = job.ref
+        course.fired += 1
         living[job.ref] = job.schedule, State.WAITING
 
     def made(self, job: NewJob) -> None:
@@ -152,7 +157,7 @@ class Ticking:
         courses = self.courses.values()
         return +Counter(
             {
-                "fired": sum(len(course.made) for course in courses),
+                "fired": sum(course.fired for course in courses),
                 "skipped": sum(course.skipped for course in courses),
                 "given up": sum(course.given_up for course in courses),
                 "superseded": self.superseded,
