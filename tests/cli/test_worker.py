@@ -1,12 +1,16 @@
 """`holdfast worker`: real processes, real signals."""
 
+import asyncio
 import json
 import signal
 from datetime import timedelta
 
 import pytest
+from msgspec import structs
 
+from holdfast import Schedule
 from holdfast.cli.worker import Crew, worker
+from holdfast.storage.protocol import PutSchedule
 from tests.cli.terminal import TASKS, Terminal
 
 
@@ -69,6 +73,39 @@ def test_a_storage_that_cannot_be_opened_is_one_line_and_exit_code_1(tasks: Term
     assert done.returncode == 1
     assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1
+
+
+SCHEDULED = """
+from holdfast import Holdfast
+
+app = Holdfast()
+
+@app.every("365d", name="report")
+@app.task(name="add")
+def add(a: int = 1, b: int = 2) -> int:
+    return a + b
+"""
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("options", [[], ["--no-reaper"]], ids=["reaper", "no reaper"])
+def test_what_its_code_schedules_otherwise_by_now_has_no_ticks_of_before(tasks: Terminal, options: list[str]) -> None:
+    tasks.write("scheduled.py", SCHEDULED)
+    app = tasks.app()
+
+    async def prepare() -> None:
+        async with app:
+            storage = await app.opened()
+            job = structs.replace(app.find_task("add").call(1, 2).job, id="")
+            often = Schedule(name="report", job=job, every=60_000_000, last_tick=1, next_tick=60_000_000)
+            await storage.plan([PutSchedule(often)])
+
+    asyncio.run(prepare())
+    done = tasks.ended("worker", "scheduled:app", "--burst", *options)
+
+    assert done.returncode == 0
+    assert [one["every"] for one in tasks.read("schedules", "list")] == [365 * 86_400.0]
+    assert tasks.read("jobs", "list")["jobs"] == []
 
 
 LIVING = """

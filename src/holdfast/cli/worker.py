@@ -22,6 +22,7 @@ from holdfast.cli.session import Session, length, output
 from holdfast.errors import UsageError
 from holdfast.health.server import Server
 from holdfast.maintenance.reaper import Reaper
+from holdfast.schedules import put_all
 from holdfast.worker.child import Child
 from holdfast.worker.orders import SIGNALS
 from holdfast.worker.worker import DRAIN, Worker
@@ -192,6 +193,8 @@ async def _work(app: Holdfast, made: Worker, crew: Crew, server: Server | None, 
 
 async def _sweep_once(app: Holdfast) -> None:
     """Recover what died before this worker came: a restart after a crash takes its own jobs up again at once."""
+    # A schedule has the ticks that the code gives it now, not those that it had before.
+    await put_all(await app.opened(), app.equipment().schedules.values())
     reaper = Reaper(app, election=None)
     while await reaper.turn() == 0:
         # As long as it says that there is more.
