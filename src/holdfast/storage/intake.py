@@ -1,6 +1,6 @@
 """How the model takes in a call: as a job of its own, or by one that is there."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from heapq import nsmallest
 
 from msgspec import structs
@@ -25,6 +25,8 @@ class Intake(Books):
         self._taken_in: dict[Ref, Ref] = {}
         """Which job took in a call: what an id answers for that is no job's own."""
         self._calls: dict[Ref, list[Ref]] = {}
+        self._gathered: dict[Ref, list[bytes]] = {}
+        """What each job has gathered since it was last looked at: joined then, not with each call."""
         self._windows: dict[tuple[str, str], Window] = {}
 
     def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
@@ -108,13 +110,29 @@ class Intake(Books):
         """Add a call to those that a job has gathered; return how many they are."""
         self._answer_for(new.ref, into.ref)
         after = collecting(into, key, now, ttl=new.ttl, offset=offset)
-        after = structs.replace(after, payload=into.payload + framed(new.payload))
+        self._gathered.setdefault(into.ref, []).append(framed(new.payload))
         if into.state is State.DELAYED and after.state is State.WAITING:
             after = structs.replace(after, score=self._shelf.score(after, now + offset, now))
         self._replace(into, after)
         if State.DELAYED in (into.state, after.state):
             self.knocked += [queue_topic(into.queue), job_topic(into.ref)]
         return after.gathered
+
+    @property
+    def records(self) -> Mapping[Ref, JobRecord]:
+        """Every job there is, with all that it has gathered."""
+        for ref in list(self._gathered):
+            self._whole(ref)
+        return self._jobs
+
+    def _whole(self, ref: Ref) -> JobRecord:
+        """Return the record of a job with all that it has gathered."""
+        gathered = self._gathered.pop(ref, None)
+        if gathered is not None:
+            job = self._jobs[ref]
+            # Where it stands does not depend on that.
+            self._jobs[ref] = structs.replace(job, payload=b"".join((job.payload, *gathered)))
+        return self._jobs[ref]
 
     def _answer_for(self, call: Ref, job: Ref) -> None:
         self._taken_in[call] = job
@@ -161,6 +179,7 @@ class Intake(Books):
 
     def _drop(self, job: JobRecord) -> None:
         super()._drop(job)
+        self._gathered.pop(job.ref, None)
         for call in self._calls.pop(job.ref, ()):
             del self._taken_in[call]
 

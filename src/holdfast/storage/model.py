@@ -243,7 +243,7 @@ class Model(Timetable):
                 elif (full := self._shelf.full(job, now)) is not None:
                     self._shelf.park(job, full, now)
                 else:
-                    leases.append(self._start(job, owner, now))
+                    leases.append(self._start(self._whole(job.ref), owner, now))
                 self._shelf.let_in(now)
             self._shelf.note_openings(queue, now)
         return leases
@@ -641,7 +641,7 @@ class Model(Timetable):
             ref = self._taken_in.get(ref, ref)
             job = self._jobs.get(ref)
             gone = job is None or self._past(job, now)
-            found.append(None if gone else JobDetail(self._jobs[ref], tuple(self._runs[ref]), tuple(self._log[ref])))
+            found.append(None if gone else JobDetail(self._whole(ref), tuple(self._runs[ref]), tuple(self._log[ref])))
         return found
 
     def find(self, query: Query) -> Page:
@@ -656,7 +656,9 @@ class Model(Timetable):
             and _asked_for(self._jobs[ref], query)
         ][: query.limit + 1]
         shown = found[: query.limit]
-        return Page(tuple(job for _, job in shown), str(shown[-1][0]) if len(found) > len(shown) else None)
+        return Page(
+            tuple(self._whole(job.ref) for _, job in shown), str(shown[-1][0]) if len(found) > len(shown) else None
+        )
 
     def survey(self, queues: Sequence[str] = ()) -> Survey:
         """Return counts and workers at a glance."""

@@ -86,6 +86,9 @@ class Sharing:
             was, job = before.get(ref), records.get(ref)
             if was is not None and was.fair_key is not None and _has_left(was, job):
                 self._left_out.add((was.queue, was.fair_key))
+            if was is not None and was.state is State.ACTIVE and job is not None and job.state is State.WAITING:
+                # Put back at once, and perhaps further ahead than it stood: in a line that has begun anew.
+                self._scores[ref] = job.score
         waiting: dict[tuple[Lane, str], set[Ref]] = {}
         weights: dict[tuple[Lane, str], int] = {}
         for job in fair:

@@ -133,8 +133,7 @@ class CollectDropsTheLast(Model):
     def _gather(self, new: NewJob, into: JobRecord, key: CollectKey, now: int, offset: int) -> int:
         calls = super()._gather(new, into, key, now, offset)
         if calls == key.max_size:
-            full = self._jobs[into.ref]
-            self._replace(full, structs.replace(full, payload=into.payload))
+            self._gathered[into.ref].pop()
         return calls
 
 
