@@ -350,7 +350,7 @@ class Task(Generic[P, R]):
     async def set_rate(self, rate: Rate | str | None, *, by: str | None = None) -> None:
         """Let so many of its jobs start in a time, in each queue, whatever the code says: "10/s", None for no limit.
 
-        This is in the place of the fastest of its rates that have no key.
+        This is in the place of all its rates that have no key.
 
         Raises:
             UsageError: it is no rate, or one with a key.

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.core.job import RateKey
-from holdfast.core.rate import free, opens_at, taken, taken_if_open
+from holdfast.core.rate import Taken, free, heeded, is_of_task, opens_at, retuned, taken, taken_if_open
 from tests.core.cases import NOW
 
 TENTH = RateKey("mail", 100_000)
@@ -13,10 +13,10 @@ TENTH = RateKey("mail", 100_000)
 
 def starts(rate: RateKey, looks: list[int]) -> list[int]:
     """Start as many as may, whenever somebody looks."""
-    return began_from(0, rate, looks)
+    return began_from(Taken(), rate, looks)
 
 
-def began_from(until: int, rate: RateKey, looks: list[int]) -> list[int]:
+def began_from(until: Taken, rate: RateKey, looks: list[int]) -> list[int]:
     """Do so where time is taken already."""
     began = list[int]()
     for now in looks:
@@ -29,9 +29,9 @@ def began_from(until: int, rate: RateKey, looks: list[int]) -> list[int]:
 
 
 def test_an_unused_rate_lets_one_start_and_the_next_at_once_or_an_interval_later() -> None:
-    assert free(0, TENTH, NOW) == 1
-    assert free(taken(0, TENTH, NOW), TENTH, NOW) == 0
-    assert opens_at(taken(0, TENTH, NOW), TENTH, NOW) == NOW + 1
+    assert free(Taken(), TENTH, NOW) == 1
+    assert free(taken(Taken(), TENTH, NOW), TENTH, NOW) == 0
+    assert opens_at(taken(Taken(), TENTH, NOW), TENTH, NOW) == NOW + 1
 
 
 def test_ten_a_second_are_six_hundred_a_minute_though_each_look_is_late() -> None:
@@ -63,14 +63,14 @@ def test_no_stretch_of_time_holds_more_than_its_intervals_and_the_burst_and_one(
 
 @pytest.mark.parametrize("back", [1_000_000, 3_600_000_000])
 def test_a_clock_that_was_set_back_closes_a_rate_for_no_longer_than_its_own_length(back: int) -> None:
-    until = taken(taken(0, TENTH, NOW), TENTH, NOW + 1)
+    until = taken(taken(Taken(), TENTH, NOW), TENTH, NOW + 1)
 
     assert opens_at(until, TENTH, NOW - back) <= NOW - back + 2 * TENTH.interval
 
 
 @pytest.mark.parametrize("back", [1_000_000, 3_600_000_000])
 def test_a_clock_that_was_set_back_stops_a_rate_at_none_of_the_looks_that_follow(back: int) -> None:
-    until = taken(taken(0, TENTH, NOW), TENTH, NOW + 1)
+    until = taken(taken(Taken(), TENTH, NOW), TENTH, NOW + 1)
     looks = [NOW - back + step * 10_000 for step in range(51)]
 
     assert any(free(until, TENTH, now) for now in looks[:21])
@@ -79,17 +79,47 @@ def test_a_clock_that_was_set_back_stops_a_rate_at_none_of_the_looks_that_follow
 
 def test_a_rate_that_was_made_faster_goes_by_its_new_pace_at_once() -> None:
     slow, fast = RateKey("mail", 60_000_000), RateKey("mail", 1_000_000)
-    until = taken(taken(0, slow, NOW), slow, NOW + 1)
+    until = retuned(taken(taken(Taken(), slow, NOW), slow, NOW + 1), fast, NOW + 1)
 
     assert len(began_from(until, fast, [NOW + step * 100_000 for step in range(101)])) in (10, 11, 12)
+
+
+def test_a_rate_that_was_made_slower_forgets_nothing() -> None:
+    until = taken(Taken(), TENTH, NOW)
+
+    assert retuned(until, RateKey("mail", 60_000_000), NOW) == until
+
+
+@pytest.mark.parametrize("fast", [TENTH, RateKey("mail", 100_000, 5), RateKey("mail", 30_000_000)])
+def test_who_brings_a_faster_rate_of_the_same_name_heeds_what_a_slower_one_has_taken(fast: RateKey) -> None:
+    slow = RateKey("mail", 60_000_000)
+    until, began = Taken(), list[int]()
+    for now in range(NOW, NOW + 600_000_000, 10_000):
+        for rate in (fast, slow):
+            if opens_at(until, rate, now) <= now:
+                until = taken(until, rate, now)
+                began += [now] if rate is slow else []
+
+    assert 0 < len(began) <= 11
+
+
+def test_what_a_task_is_told_replaces_every_rate_that_is_its_own() -> None:
+    own = (RateKey("task:a:b", 1), RateKey("task/600000:a:b", 2))
+    others = (RateKey("task:b", 3), RateKey("key:a:b", 4), RateKey("key/5:a:b", 5), RateKey("tasks:a:b", 6))
+    told = RateKey("task:a:b", 7)
+
+    assert heeded((*own, *others, RateKey("free", 0)), None, "a:b") == [*own, *others]
+    assert heeded((*own, *others), told, "a:b") == [told, *others]
+    assert heeded((*own, *others), RateKey("task:a:b", 0), "a:b") == list(others)
+    assert [is_of_task(rate.name, "a:b") for rate in (*own, *others)] == [True, True, False, False, False, False]
 
 
 @pytest.mark.parametrize("burst", [1, 3])
 def test_several_starts_take_the_time_of_each(burst: int) -> None:
     rate = RateKey("mail", 100_000, burst)
-    until = 0
+    until = Taken()
     for _ in range(burst):
         until = taken(until, rate, NOW)
 
-    assert taken(0, rate, NOW, starts=burst) == until
+    assert taken(Taken(), rate, NOW, starts=burst) == until
     assert taken_if_open(opens_at(until, rate, NOW), rate) == until

@@ -58,6 +58,7 @@ from holdfast.storage.protocol import (
     LOG_LINES_KEPT,
     PAUSED,
     PROMOTE_LIMIT,
+    RATE,
     RUNS_KEPT,
     SCAN_LIMIT,
     SWEEP_LIMIT,
@@ -140,11 +141,13 @@ class Model(Timetable):
     def _glance(self, queue: str, now: int) -> tuple[bool, int | None]:
         """Return whether a queue has a job that could be claimed, and when time alone gives it another."""
         line = self._lines[queue]
-        dues = [at for name, at in line.opening.items() if name in line.parked]
-        if line.delayed.head is not None:
-            dues.append(line.delayed.head)
+        opens_at = self._queue_opens_at(queue, now)
+        dues = [] if line.delayed.head is None else [line.delayed.head]
+        if line.opening:
+            # Nobody is let in line by a rate of his own before the queue's own lets him start.
+            dues.append(max(min(line.opening.values()), opens_at))
         ready = bool(len(line.ready))
-        if ready and (opens_at := self._queue_opens_at(queue, now)) > now:
+        if ready and opens_at > now:
             ready = False
             dues.append(opens_at)
         return ready, min(dues, default=None)
@@ -233,7 +236,8 @@ class Model(Timetable):
             line = self._lines[queue]
             for ref in line.delayed.first(PROMOTE_LIMIT, until=now):
                 self._promote(self._jobs[ref], now)
-            self._shelf.open_up(queue, now)
+            if self._queue_opens_at(queue, now) <= now:
+                self._shelf.open_up(queue, now)
             self._shelf.let_in(now)
             while len(leases) < room and looks and len(line.ready) and self._queue_opens_at(queue, now) <= now:
                 looks -= 1
@@ -245,7 +249,6 @@ class Model(Timetable):
                 else:
                     leases.append(self._start(self._whole(job.ref), owner, now))
                 self._shelf.let_in(now)
-            self._shelf.note_openings(queue, now)
         return leases
 
     def _queue_opens_at(self, queue: str, now: int) -> int:
@@ -461,7 +464,13 @@ class Model(Timetable):
         return promoted
 
     def _unpark(self, now: int) -> int:
-        return sum(self._shelf.unpark(queue, name, now) for queue, name in self._shelf.parked())
+        unparked = 0
+        for queue, name in self._shelf.parked():
+            if not name.startswith(RATE):
+                unparked += self._shelf.unpark(queue, name, now)
+            elif self._queue_opens_at(queue, now) <= now:
+                unparked += self._shelf.open_anew(queue, name, now)
+        return unparked
 
     def _redrive_due(self, now: int) -> int:
         due = self._shelf.redrives.first(SWEEP_LIMIT, until=now)
@@ -616,8 +625,9 @@ class Model(Timetable):
         if target.kind == "task" and before.paused and not after.paused:
             for queue in list(self._lines):
                 self._shelf.unpark(queue, PAUSED + target.name, now)
-        if before.rate != after.rate:
-            self._shelf.retune(target.name if target.kind == "task" else None, now)
+        if after.rate is not None and before.rate != after.rate:
+            retune = self._shelf.retune_task if target.kind == "task" else self._shelf.retune_queue
+            retune(target.name, after.rate, now)
             self.knocked += [queue_topic(queue) for queue in self._lines]
         return after
 

@@ -17,8 +17,8 @@ from holdfast.core.job import JobRecord, MergeKey, RateKey, Ref
 from holdfast.core.lifecycle import TERMINAL, State
 from holdfast.core.merge import may_be_come_to, merge_name
 from holdfast.core.order import Fairness, came_at, place
-from holdfast.core.rate import free, opens_at, taken, taken_if_open
-from holdfast.storage.protocol import LOOK_LIMIT, PASSED_LIMIT, PAUSED, PROMOTE_LIMIT, RATE, TASK_RATE
+from holdfast.core.rate import Taken, free, heeded, is_of_task, opens_at, retuned, taken, taken_if_open
+from holdfast.storage.protocol import LOOK_LIMIT, PASSED_LIMIT, PAUSED, PROMOTE_LIMIT, RATE
 
 G = TypeVar("G")
 
@@ -109,8 +109,8 @@ class Shelf:
         self.kept = Index()
         self.redrives = Index()
         self.slots: dict[tuple[str, str], Slots] = {}
-        self.taken: dict[tuple[str, str], int] = {}
-        """Up to which instant the time of each rate of a queue is taken."""
+        self.taken: dict[tuple[str, str], Taken] = {}
+        """How far the time of each rate of a queue is taken."""
         self._paused = paused
         self._task_rate = task_rate
         self._knock = knock
@@ -183,20 +183,17 @@ class Shelf:
         return full
 
     def rates(self, job: JobRecord) -> list[RateKey]:
-        """Return the rates that a job's start takes time of: its own, its task's setting in the place of the task's."""
-        told = self._task_rate(job.task)
-        if told is None:
-            return [rate for rate in job.rates if rate.interval]
-        return [rate for rate in (told, *job.rates) if rate.interval and (rate is told or rate.name != told.name)]
+        """Return the rates that a job's start takes time of: its own, those of its task replaced by its setting."""
+        return heeded(job.rates, self._task_rate(job.task), job.task)
 
     def opens_at(self, queue: str, rate: RateKey, now: int) -> int:
         """Return when a rate of a queue lets the next job start."""
-        return opens_at(self.taken.get((queue, rate.name), 0), rate, now)
+        return opens_at(self._taken(queue, rate), rate, now)
 
     def take_time(self, queue: str, rates: Iterable[RateKey], now: int) -> None:
         """Take the time of a start."""
         for rate in rates:
-            self.taken[queue, rate.name] = taken(self.taken.get((queue, rate.name), 0), rate, now)
+            self.taken[queue, rate.name] = taken(self._taken(queue, rate), rate, now)
 
     def given_out(self, job: JobRecord) -> None:
         """Note how far a line has got in virtual time, where it counts in that."""
@@ -211,30 +208,41 @@ class Shelf:
             self._note_opening(job.queue, under, now)
 
     def open_up(self, queue: str, now: int) -> None:
-        """Let back in line whom the rates of a queue allow to start by now, no faster than they might have started."""
-        for name in [name for name, at in self.lines[queue].opening.items() if at <= now]:
-            self._open(queue, name, now)
+        """Let back in line whom the rates of a queue allow to start by now, no faster than they might have started.
 
-    def note_openings(self, queue: str, now: int) -> None:
-        """Note when the rates of a queue that have just been taken of let the next of their parked jobs start."""
-        for name in [name for name, at in self.lines[queue].opening.items() if at <= now]:
-            self._note_opening(queue, name, now)
+        So many at a time, and first of those rates that have been open for the longest.
+        """
+        opened = nsmallest(PROMOTE_LIMIT, [(at, name) for name, at in self.lines[queue].opening.items() if at <= now])
+        left = PROMOTE_LIMIT
+        for _, name in opened:
+            if not left:
+                break
+            left -= self._open(queue, name, now, limit=left)
+
+    def open_anew(self, queue: str, name: str, now: int) -> int:
+        """Let in whom a rate allows to start, whoever was let in before; return how many that were."""
+        self.lines[queue].opening.pop(name, None)
+        return self._open(queue, name, now)
 
     def look_anew(self, now: int) -> None:
         """Let the next claim look at all who wait for a rate: when it opens was told before the clock was set back."""
         for queue, line in self.lines.items():
             if any(at > now for at in line.opening.values()):
-                line.opening = {name: min(at, now) for name, at in line.opening.items()}
+                line.opening = {name: 0 if at > now else at for name, at in line.opening.items()}
                 self._knock(queue)
 
-    def retune(self, task: str | None, now: int) -> None:
-        """Look anew at who waits for the rate of a task, which has changed."""
-        if task is None:
-            return
-        name = f"{RATE}{TASK_RATE}{task}"
-        for queue in [queue for queue, line in self.lines.items() if name in line.parked]:
-            self.lines[queue].opening.pop(name, None)
-            self._open(queue, name, now)
+    def retune_queue(self, queue: str, rate: RateKey, now: int) -> None:
+        """Go by the new pace of a queue's rate."""
+        if (queue, rate.name) in self.taken:
+            self.taken[queue, rate.name] = retuned(self.taken[queue, rate.name], rate, now)
+
+    def retune_task(self, task: str, rate: RateKey, now: int) -> None:
+        """Go by the new pace of a task's rate, and look anew at who waits for any that is its own."""
+        for queue, line in self.lines.items():
+            self.retune_queue(queue, rate, now)
+            own = (RATE + rate for rate in _rates(line.parked) if is_of_task(rate, task))
+            for name in list(own):
+                self.open_anew(queue, name, now)
 
     def come_to(self, queue: str, key: MergeKey) -> JobRecord | None:
         """Return the job that a call with this key comes to: the eldest that may be."""
@@ -248,7 +256,7 @@ class Shelf:
 
     def forget_passed(self, now: int) -> None:
         """Forget what says no more than nothing: time that has gone by, tags that their lines have passed."""
-        passed = [(until, of) for of, until in self.taken.items() if until <= now]
+        passed = [(taken.until, of) for of, taken in self.taken.items() if taken.until <= now]
         for _, of in nsmallest(PASSED_LIMIT, passed):
             del self.taken[of]
         for line in self.lines.values():
@@ -310,7 +318,7 @@ class Shelf:
             return 0 if self._paused(name.removeprefix(PAUSED)) else PROMOTE_LIMIT
         if name.startswith(RATE):
             rate = self._rate(queue, name, parked)
-            return PROMOTE_LIMIT if rate is None else free(self.taken.get((queue, rate.name), 0), rate, now)
+            return PROMOTE_LIMIT if rate is None else free(self._taken(queue, rate), rate, now)
         slots = self.slots.get((queue, name))
         return 0 if slots is None else slots.free
 
@@ -319,7 +327,7 @@ class Shelf:
         first = self.jobs[parked.first(1)[0]]
         return next((rate for rate in self.rates(first) if RATE + rate.name == name), None)
 
-    def _open(self, queue: str, name: str, now: int) -> None:
+    def _open(self, queue: str, name: str, now: int, *, limit: int = PROMOTE_LIMIT) -> int:
         """Let in whom a rate allows to start, and note when the next may be let in: when all these might have started.
 
         In the place of who leaves the line without starting another is let in at once.
@@ -328,17 +336,18 @@ class Shelf:
         parked = line.parked.get(name)
         rate = None if parked is None else self._rate(queue, name, parked)
         if rate is None:
-            self.unpark(queue, name, now)
+            let_in = self.unpark(queue, name, now, room=limit)
             self._note_opening(queue, name, now)
-            return
-        until = self.taken.get((queue, rate.name), 0)
+            return let_in
+        so_far = self._taken(queue, rate)
         if name in line.opening:
-            until = max(until, taken_if_open(line.opening[name], rate))
-        let_in = self.unpark(queue, name, now, room=free(until, rate, now))
-        self._note_opening(queue, name, now, until=taken(until, rate, now, starts=let_in))
+            so_far = max(so_far, taken_if_open(line.opening[name], rate))
+        let_in = self.unpark(queue, name, now, room=min(free(so_far, rate, now), limit))
+        self._note_opening(queue, name, now, so_far=taken(so_far, rate, now, starts=let_in))
+        return let_in
 
-    def _note_opening(self, queue: str, name: str, now: int, *, until: int | None = None) -> None:
-        """Note when a rate lets the first of those start who are parked under it; `until`: with those let in before."""
+    def _note_opening(self, queue: str, name: str, now: int, *, so_far: Taken | None = None) -> None:
+        """Note when a rate lets the first of those start who are parked under it; `so_far`: with those let in."""
         line = self.lines[queue]
         parked = line.parked.get(name)
         if parked is None:
@@ -348,10 +357,19 @@ class Shelf:
         if rate is None:
             line.opening[name] = now
         else:
-            line.opening[name] = opens_at(self.taken.get((queue, rate.name), 0) if until is None else until, rate, now)
+            line.opening[name] = opens_at(self._taken(queue, rate) if so_far is None else so_far, rate, now)
+
+    def _taken(self, queue: str, rate: RateKey) -> Taken:
+        return self.taken.get((queue, rate.name), Taken())
 
     def _let_in(self, before: JobRecord, after: JobRecord | None) -> None:
-        """Note the keys of a job that has left a slot, or its place in line for one that may be free; so with rates."""
+        """Note the keys of a job that has left a slot, or its place in line for one that may be free; so with rates.
+
+        When the last one that was parked under a rate is gone, nobody asks any more when that opens.
+        """
+        line = self.lines[before.queue]
+        if before.parked_under is not None and before.parked_under not in line.parked:
+            line.opening.pop(before.parked_under, None)
         left_the_line = _left_the_line(before, after)
         if _left_a_slot(before, after) or left_the_line:
             self._freed.update(dict.fromkeys((before.queue, key.name) for key in before.keys))
@@ -426,6 +444,11 @@ def _group(groups: dict[G, dict[Ref, None]], name: G, ref: Ref, *, inside: bool)
         groups[name].pop(ref, None)
         if not groups[name]:
             del groups[name]
+
+
+def _rates(names: Iterable[str]) -> list[str]:
+    """Return the rates among the names that jobs are parked under."""
+    return [name.removeprefix(RATE) for name in names if name.startswith(RATE)]
 
 
 def _unfinished(job: JobRecord | None) -> bool:

@@ -37,6 +37,7 @@ from holdfast.core.job import JobRecord, NewJob, Owner, RateKey, Ref, UniqueKey
 from holdfast.core.lease import Lease, longest_lease
 from holdfast.core.lifecycle import REDRIVABLE, TERMINAL, TRANSITIONS, State
 from holdfast.core.order import place
+from holdfast.core.rate import is_of_task
 from holdfast.core.retention import Retention
 from holdfast.core.settlement import Settlement
 from holdfast.core.transition import lapsed
@@ -425,9 +426,8 @@ class Witness:
         for job in self._model.records.values():
             if job.queue not in order.queues or job.state is not State.WAITING or job.parked_under is not None:
                 continue
-            setting = self._setting("queue", job.queue)
-            closed = setting.rate is not None and not self.pacing.open(job.queue, setting.rate, now)
-            self._require(bool(setting.paused) or closed, "I14", f"{job.ref} was left in line, and there was room")
+            held = bool(self._setting("queue", job.queue).paused) or self._closed(job.queue, now)
+            self._require(held, "I14", f"{job.ref} was left in line, and there was room")
 
     def _renewed(self, beat: Beat, answer: Pulse, before: Mapping[Ref, JobRecord], changed: Sequence[Ref]) -> None:
         now = self._clock.uptime()
@@ -541,7 +541,10 @@ class Witness:
         if name == PAUSED + job.task:
             return not self._setting("task", job.task).paused
         if name.startswith(RATE):
-            return self.pacing.kept_waiting(job, self._rates(job), self._model.records, self._clock.now())
+            now = self._clock.now()
+            waits = self.pacing.kept_waiting(job, self._rates(job), self._model.records, now)
+            # Nobody is let in line by a rate of his own before the queue's own lets him start.
+            return waits and not self._closed(job.queue, now)
         active = 0
         for other in self._model.records.values():
             if other.queue != job.queue or name not in [key.name for key in other.keys]:
@@ -764,10 +767,15 @@ class Witness:
     def _setting(self, kind: Literal["queue", "task"], name: str) -> Settings:
         return self._settings.get(Target(kind, name), Settings())
 
+    def _closed(self, queue: str, now: int) -> bool:
+        """Say whether a queue's own rate lets nobody start now."""
+        rate = self._setting("queue", queue).rate
+        return rate is not None and not self.pacing.open(queue, rate, now)
+
     def _rates(self, job: JobRecord, *, queue: bool = False) -> list[RateKey]:
         """Return the rates that a job's start takes time of, its queue's own among them if that is asked for."""
         told = self._setting("task", job.task).rate
-        rates = [rate for rate in job.rates if told is None or rate.name != told.name]
+        rates = [rate for rate in job.rates if told is None or not is_of_task(rate.name, job.task)]
         if told is not None:
             rates.append(told)
         own = self._setting("queue", job.queue).rate

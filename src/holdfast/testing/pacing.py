@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from holdfast.core.job import JobRecord, RateKey, Ref
 from holdfast.core.lifecycle import State
-from holdfast.core.rate import opens_at, taken
+from holdfast.core.rate import Taken, opens_at, taken
 from holdfast.storage.protocol import RATE
 from holdfast.testing.calls import Require
 
@@ -15,8 +15,8 @@ class Pacing:
     def __init__(self, require: Require) -> None:
         self._require = require
         self._starts: dict[tuple[str, str], list[int]] = {}
-        self._taken: dict[tuple[str, str], int] = {}
-        """Up to which instant the time of each rate is taken by what started."""
+        self._taken: dict[tuple[str, str], Taken] = {}
+        """How far the time of each rate is taken by what started."""
         self._steps = 0
 
     def started(self, job: JobRecord, rates: Iterable[RateKey], now: int, steps: int) -> None:
@@ -35,15 +35,15 @@ class Pacing:
             for count, first in enumerate(reversed(starts), 1):
                 fits = count <= rate.burst or (count - 1 - rate.burst) * gap < now - first
                 self._require(fits, "I6", f"{job.ref} is number {count} under {rate} in {now - first} microseconds")
-            self._taken[place] = taken(self._taken.get(place, 0), rate, now)
+            self._taken[place] = taken(self._taken.get(place, Taken()), rate, now)
 
     def open(self, queue: str, rate: RateKey, now: int) -> bool:
         """Say whether a rate lets a job start now, for all that has started."""
-        return opens_at(self._taken.get((queue, rate.name), 0), rate, now) <= now
+        return opens_at(self._taken.get((queue, rate.name), Taken()), rate, now) <= now
 
     def swept(self, now: int) -> None:
         """Forget the time that has gone by, as a sweep does."""
-        self._taken = {place: until for place, until in self._taken.items() if until > now}
+        self._taken = {place: taken for place, taken in self._taken.items() if taken.until > now}
 
     def kept_waiting(
         self, job: JobRecord, rates: Iterable[RateKey], records: Mapping[Ref, JobRecord], now: int

@@ -12,13 +12,14 @@ from holdfast.storage.protocol import (
     PASSED_LIMIT,
     PAUSED,
     PROMOTE_LIMIT,
+    RATE,
     SWEEP_LIMIT,
     TRIM_LIMIT,
     WINDOW_LIMIT,
     WORKER_KEPT,
     queue_topic,
 )
-from holdfast.storage.sqlite import slots
+from holdfast.storage.sqlite import rates, slots
 from holdfast.storage.sqlite.claiming import promote
 from holdfast.storage.sqlite.hand import redrive
 from holdfast.storage.sqlite.intake import holder
@@ -119,7 +120,7 @@ def unpark(step: Step) -> int:
         behind = {"queue": queue, "after": after if queue == at else "", "paused": PAUSED, "limit": looks}
         names = [name for (name,) in step.all(_PARKED_UNDER, behind)]
         looks -= len(names)
-        unparked += sum(slots.unpark(step, queue, name) for name in names)
+        unparked += sum(_look_at(step, queue, name) for name in names)
         if names:
             last = queue, names[-1]
     if not looks:
@@ -127,6 +128,12 @@ def unpark(step: Step) -> int:
     elif at:
         step.run(_LOOK_ON, (_encode(("", "")).decode(),))
     return unparked
+
+
+def _look_at(step: Step, queue: str, under: str) -> int:
+    if not under.startswith(RATE):
+        return slots.unpark(step, queue, under)
+    return slots.open_anew(step, queue, under) if rates.opens_at(step, queue) <= step.now else 0
 
 
 def redrive_due(step: Step) -> int:
@@ -182,7 +189,7 @@ def forget_tags(step: Step) -> None:
 def forget_rates(step: Step) -> None:
     """Forget the time that has gone by since it was taken."""
     step.run(_FORGET_TIME, (step.now, PASSED_LIMIT))
-    step.run(_FORGET_RATES)
+    step.run(_FORGET_RATES, (PASSED_LIMIT,))
     step.forget_rates()
 
 

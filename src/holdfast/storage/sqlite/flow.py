@@ -8,7 +8,6 @@ from holdfast.core.settlement import Settlement
 from holdfast.storage.protocol import (
     CLAIM_LIMIT,
     PROMOTE_LIMIT,
-    RATE,
     Exchanged,
     Order,
     Receipt,
@@ -40,9 +39,9 @@ def exchange(step: Step, owner: Owner, settlements: Sequence[Settlement], order:
     open_queues = [queue for queue in order.queues if not setting(step, "queue", queue).paused]
     for queue in open_queues:
         promote(step, queue, PROMOTE_LIMIT)
-        slots.open_up(step, queue)
+        if rates.opens_at(step, queue) <= step.now:
+            slots.open_up(step, queue)
         claim.take_from(queue)
-        rates.note_openings(step, queue)
     return _answer(verdicts, tuple(claim.leases), [_glance(step, queue) for queue in open_queues], step.now)
 
 
@@ -65,13 +64,19 @@ def nothing_to_exchange(step: Step, order: Order | None) -> Exchanged | None:
 
 def _glance(step: Step, queue: str) -> tuple[int, int | None]:
     """Return whether a queue has a job that could be claimed, and when time alone gives it another."""
-    seen = step.one(_GLANCE, {"queue": queue, "rate": RATE})
+    seen = step.one(_GLANCE, {"queue": queue})
     if seen is None:
         raise AssertionError("a glance tells even of what is not there")
-    ready, *dues = seen
-    if ready and (opens_at := rates.opens_at(step, queue)) > step.now:
-        ready, dues = 0, [*dues, opens_at]
-    return ready, min((due for due in dues if due is not None), default=None)
+    ready, falls_due, opening = seen
+    opens_at = rates.opens_at(step, queue) if ready or opening is not None else step.now
+    dues = [] if falls_due is None else [falls_due]
+    if opening is not None:
+        # Nobody is let in line by a rate of his own before the queue's own lets him start.
+        dues.append(max(opening, opens_at))
+    if ready and opens_at > step.now:
+        ready = 0
+        dues.append(opens_at)
+    return ready, min(dues, default=None)
 
 
 def _answer(

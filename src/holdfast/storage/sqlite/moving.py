@@ -6,8 +6,8 @@ from holdfast.core.events import QueueDrained
 from holdfast.core.job import CollectKey, DebounceKey, JobRecord, Ref
 from holdfast.core.lifecycle import TERMINAL, State
 from holdfast.core.transition import expired, expiry
-from holdfast.storage.protocol import job_topic
-from holdfast.storage.sqlite import rows, slots
+from holdfast.storage.protocol import RATE, job_topic
+from holdfast.storage.sqlite import rates, rows, slots
 from holdfast.storage.sqlite.queries import query
 from holdfast.storage.sqlite.rows import Row
 from holdfast.storage.sqlite.settings import recorded
@@ -61,6 +61,8 @@ def moved(step: Step, job: JobRecord, to: State | None) -> None:
     step.moved(job.queue, left=job.state, to=to)
     if job.parked_under is not None and to is not State.WAITING:
         step.moved(job.queue, left="parked")
+        if job.parked_under.startswith(RATE):
+            rates.forget_opening(step, job.queue, job.parked_under)
     if job.kept_until is not None and job.state is State.COMPLETED:
         step.moved(job.queue, left="kept")
     if job.redrive_at is not None and job.state is State.FAILED:

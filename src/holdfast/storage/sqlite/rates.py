@@ -9,7 +9,8 @@ from collections.abc import Iterable
 
 from holdfast.core import rate as rule
 from holdfast.core.job import JobRecord, NewJob, RateKey
-from holdfast.storage.protocol import PROMOTE_LIMIT, RATE, SCAN_LIMIT, TASK_RATE, queue_topic
+from holdfast.core.rate import Taken
+from holdfast.storage.protocol import PROMOTE_LIMIT, RATE, SCAN_LIMIT, queue_topic
 from holdfast.storage.sqlite import rows
 from holdfast.storage.sqlite.queries import query
 from holdfast.storage.sqlite.settings import setting
@@ -20,10 +21,15 @@ _OPENING_AHEAD = query("rates", "opening_ahead")
 _LOOK_ANEW = query("rates", "look_anew")
 _OPEN = query("rates", "open")
 _FIRST = query("rates", "first")
+_OF_TASKS = query("rates", "of_tasks")
+_RETUNED = query("rates", "retuned")
+
+_OF_TASKS_BETWEEN = (("task:", "task;"), ("task/", "task0"))
+"""Where the names lie that begin with "task:" or "task/"."""
 
 
 def of(step: Step, job: NewJob | JobRecord) -> list[RateKey]:
-    """Return the rates that a job's start takes time of: its own, its task's setting in the place of the task's."""
+    """Return the rates that a job's start takes time of: its own, those of its task replaced by its setting."""
     return _of(step, job.task, job.rates)
 
 
@@ -67,48 +73,60 @@ def opened(step: Step, queue: str) -> list[str]:
     """Return what those are parked under whose rates let somebody start by now."""
     if not step.line(queue).opening:
         return []
-    return [RATE + name for (name,) in step.all(_OPEN, (queue, step.now))]
+    return [RATE + name for (name,) in step.all(_OPEN, (queue, step.now, PROMOTE_LIMIT))]
 
 
-def starts(step: Step, queue: str, under: str) -> tuple[int, int | None]:
-    """Return how many of those parked under a rate are to be let in now, and up to when its time is taken by them.
+def starts(step: Step, queue: str, under: str, limit: int, *, anew: bool) -> tuple[int, Taken | None]:
+    """Return how many of those parked under a rate are to be let in now, and how far its time is taken by them.
 
-    Those let in before are taken to have started, though they may stand in line: in the place of who leaves that
-    without starting another is let in at once.
+    Those let in before are taken to have started, though they may stand in line (`anew`: none of them does any more):
+    in the place of who leaves that without starting another is let in at once.
     """
     found, rate = _first(step, queue, under)
     if rate is None:
-        return (SCAN_LIMIT if found else 0), None
+        return (limit if found else 0), None
     known = step.rate(queue, rate.name)
-    until = known.taken if known.opens is None else max(known.taken, rule.taken_if_open(known.opens, rate))
-    room = min(rule.free(until, rate, step.now), PROMOTE_LIMIT)
-    return room, rule.taken(until, rate, step.now, starts=room)
+    so_far = known.taken if anew or known.opens is None else max(known.taken, rule.taken_if_open(known.opens, rate))
+    room = min(rule.free(so_far, rate, step.now), limit)
+    return room, rule.taken(so_far, rate, step.now, starts=room)
 
 
-def note_opening(step: Step, queue: str, under: str, *, until: int | None = None) -> None:
+def note_opening(step: Step, queue: str, under: str, *, so_far: Taken | None = None) -> None:
     """Note when a rate lets the first of those start who are parked under it, or that there is nobody any more.
 
-    `until`: up to when its time is taken with those that were let in before.
+    `so_far`: how far its time is taken with those that were let in.
     """
     found, rate = _first(step, queue, under)
     opens: int | None = None
     if found:
         opens = step.now
     if rate is not None:
-        taken = step.rate(queue, rate.name).taken if until is None else until
-        opens = rule.opens_at(taken, rate, step.now)
+        opens = rule.opens_at(step.rate(queue, rate.name).taken if so_far is None else so_far, rate, step.now)
     _note(step, queue, under, opens)
 
 
 def forget_opening(step: Step, queue: str, under: str) -> None:
-    """Forget when a rate opens: it has changed."""
-    _note(step, queue, under, None)
+    """Forget when a rate opens, once the last job that was parked under it is gone: nobody asks any more."""
+    if not _first(step, queue, under)[0]:
+        _note(step, queue, under, None)
 
 
-def note_openings(step: Step, queue: str) -> None:
-    """Note when the rates of a queue that have just been taken of let the next of their parked jobs start."""
-    for under in opened(step, queue):
-        note_opening(step, queue, under)
+def retune(step: Step, rate: RateKey, queues: Iterable[str]) -> None:
+    """Go by the new pace of a rate."""
+    for queue in queues:
+        known = step.rate(queue, rate.name)
+        known.taken = rule.retuned(known.taken, rate, step.now)
+
+
+def queues_of(step: Step, rate: RateKey) -> list[str]:
+    """Return the queues in which time of a rate is taken."""
+    return [queue for (queue,) in step.all(_RETUNED, (rate.name,))]
+
+
+def of_task(step: Step, queue: str, task: str) -> list[str]:
+    """Return what jobs are parked under by the rates that are a task's own."""
+    names = [name for kind in _OF_TASKS_BETWEEN for (name,) in step.all(_OF_TASKS, (queue, *kind))]
+    return [RATE + name for name in names if rule.is_of_task(name, task)]
 
 
 def look_anew(step: Step) -> None:
@@ -116,7 +134,7 @@ def look_anew(step: Step) -> None:
     step.write_down()
     for (queue,) in step.all(_OPENING_AHEAD, (step.now,)):
         step.knocked.append(queue_topic(queue))
-    step.run(_LOOK_ANEW, (step.now, step.now))
+    step.run(_LOOK_ANEW, (step.now,))
     step.forget_rates()
 
 
@@ -131,11 +149,6 @@ def names(step: Step, job: NewJob | JobRecord) -> Iterable[str]:
     return (RATE + rate.name for rate in of(step, job))
 
 
-def of_task(task: str) -> str:
-    """Return what jobs are parked under by the rate of their task."""
-    return RATE + TASK_RATE + task
-
-
 def _note(step: Step, queue: str, under: str, opens: int | None) -> None:
     known = step.rate(queue, under.removeprefix(RATE))
     if opens != known.opens:
@@ -145,10 +158,7 @@ def _note(step: Step, queue: str, under: str, opens: int | None) -> None:
 
 
 def _of(step: Step, task: str, rates: Iterable[RateKey]) -> list[RateKey]:
-    told = setting(step, "task", task).rate
-    if told is None:
-        return [rate for rate in rates if rate.interval]
-    return [rate for rate in (told, *rates) if rate.interval and (rate is told or rate.name != told.name)]
+    return rule.heeded(rates, setting(step, "task", task).rate, task)
 
 
 def _first(step: Step, queue: str, under: str) -> tuple[bool, RateKey | None]:

@@ -80,16 +80,27 @@ def offer_place(step: Step, job: JobRecord) -> None:
 
 
 def open_up(step: Step, queue: str) -> None:
-    """Let back in line whom the rates of a queue allow to start by now, no faster than they might have started."""
+    """Let back in line whom the rates of a queue allow to start by now, no faster than they might have started.
+
+    So many at a time, and first of those rates that have been open for the longest.
+    """
+    left = PROMOTE_LIMIT
     for under in rates.opened(step, queue):
-        let_start(step, queue, under)
+        if not left:
+            break
+        left -= _open(step, queue, under, left)
 
 
-def let_start(step: Step, queue: str, under: str) -> None:
-    """Let back in line whom a rate allows to start by now."""
-    room, until = rates.starts(step, queue, under)
-    unpark(step, queue, under, room=room)
-    rates.note_opening(step, queue, under, until=until)
+def open_anew(step: Step, queue: str, under: str) -> int:
+    """Let in whom a rate allows to start, whoever was let in before; return how many that were."""
+    return _open(step, queue, under, PROMOTE_LIMIT, anew=True)
+
+
+def _open(step: Step, queue: str, under: str, limit: int, *, anew: bool = False) -> int:
+    room, so_far = rates.starts(step, queue, under, limit, anew=anew)
+    unparked = unpark(step, queue, under, room=room)
+    rates.note_opening(step, queue, under, so_far=so_far)
+    return unparked
 
 
 def let_in(step: Step) -> int:
@@ -99,7 +110,14 @@ def let_in(step: Step) -> int:
     """
     places = list(step.freed)
     step.freed.clear()
-    return sum(unpark(step, queue, name) for queue, name in places)
+    return sum(_let_in(step, queue, name) for queue, name in places)
+
+
+def _let_in(step: Step, queue: str, under: str) -> int:
+    unparked = unpark(step, queue, under)
+    if unparked and under.startswith(RATE):
+        rates.forget_opening(step, queue, under)
+    return unparked
 
 
 def unpark(step: Step, queue: str, under: str, *, room: int | None = None) -> int:

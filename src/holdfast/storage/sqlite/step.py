@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from holdfast.core.events import Event, JobEvent, to_log
 from holdfast.core.order import Fairness
+from holdfast.core.rate import Taken
 from holdfast.storage.protocol import EVENTS_TOPIC, Settings
 from holdfast.storage.sqlite.queries import query
 from holdfast.storage.sqlite.rows import Row
@@ -67,14 +68,14 @@ class Line:
 
 @dataclass
 class Rate:
-    """A rate of a queue: up to when its time is taken, and when it lets the first of those parked under it start.
+    """A rate of a queue: how far its time is taken, and when it lets the first of those parked under it start.
 
     `written`: the first of these as it stands in the table.
     """
 
-    taken: int = 0
-    opens: int | None = None
-    written: int = 0
+    taken: Taken
+    opens: int | None
+    written: Taken
 
 
 class Step:
@@ -162,7 +163,8 @@ class Step:
         known = self._rates.get((queue, name))
         if known is None:
             row = self.one(_RATE, (queue, name))
-            taken, opens = (0, None) if row is None else row
+            until, reach, opens = (0, 0, None) if row is None else row
+            taken = Taken(until, reach)
             known = self._rates[queue, name] = Rate(taken, opens, written=taken)
         return known
 
@@ -218,7 +220,7 @@ class Step:
 
         for place, rate in self._rates.items():
             if rate.taken != rate.written:
-                self.run(_TAKE, (*place, rate.taken))
+                self.run(_TAKE, (*place, rate.taken.until, rate.taken.reach))
                 rate.written = rate.taken
 
     def _write_line(self, queue: str, now: Fairness, then: Fairness | None) -> None:

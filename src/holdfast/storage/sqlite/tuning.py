@@ -3,6 +3,7 @@
 import msgspec
 
 from holdfast.core.events import QueuePaused, QueueResumed
+from holdfast.core.job import RateKey
 from holdfast.storage.protocol import PAUSED, Settings, Target, queue_topic
 from holdfast.storage.sqlite import rates, slots
 from holdfast.storage.sqlite.queries import query
@@ -32,19 +33,20 @@ def tune(step: Step, target: Target, settings: Settings, by: str | None) -> Sett
         step.write_down()
         for (queue,) in step.all(_QUEUES_WITH, ("parked",)):
             slots.unpark(step, queue, PAUSED + target.name)
-    if before.rate != after.rate:
-        _retune(step, target)
+    if after.rate is not None and before.rate != after.rate:
+        _retune(step, target, after.rate)
     return after
 
 
-def _retune(step: Step, target: Target) -> None:
-    """Look anew at who waits for a rate that has changed."""
+def _retune(step: Step, target: Target, rate: RateKey) -> None:
+    """Go by the new pace of a rate, and look anew at who waits for it."""
     if target.kind == "queue":
+        rates.retune(step, rate, [target.name])
         step.knocked.append(queue_topic(target.name))
         return
     step.write_down()
-    under = rates.of_task(target.name)
+    rates.retune(step, rate, rates.queues_of(step, rate))
     for (queue,) in step.all(_QUEUES_WITH, ("waiting",)):
-        rates.forget_opening(step, queue, under)
-        slots.let_start(step, queue, under)
+        for under in rates.of_task(step, queue, target.name):
+            slots.open_anew(step, queue, under)
         step.knocked.append(queue_topic(queue))

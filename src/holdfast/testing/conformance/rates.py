@@ -9,7 +9,17 @@ from holdfast.clock import SECOND
 from holdfast.core.job import Key, NewJob, Owner, RateKey, Ref
 from holdfast.core.lifecycle import State
 from holdfast.core.outcome import Interrupted, Returned
-from holdfast.storage.protocol import SCAN_LIMIT, Cancel, Settings, Storage, Target, queue_topic
+from holdfast.storage.protocol import (
+    PROMOTE_LIMIT,
+    SCAN_LIMIT,
+    Cancel,
+    Delete,
+    Reschedule,
+    Settings,
+    Storage,
+    Target,
+    queue_topic,
+)
 from holdfast.testing.clock import ManualClock
 from holdfast.testing.conformance.material import (
     ALICE,
@@ -278,6 +288,91 @@ class RatesConformance(Conformance):
         clock.advance(1)
 
         assert [lease.ref.id for lease in await claim(storage)] == ["d"]
+
+    @pytest.mark.parametrize("look", ["claims", "sweeps"])
+    async def test_nobody_is_let_in_by_his_own_rate_while_that_of_his_queue_is_closed(
+        self, storage: Storage, clock: ManualClock, look: str
+    ) -> None:
+        await enqueue(storage, *paced(5, RateKey("r", SECOND, 2)))
+        await claim(storage)
+        await storage.tune(Target("queue", QUEUE), Settings(rate=RateKey("queue", 60 * SECOND)))
+        await start(storage, new_job("a", boost=SECOND))
+        clock.advance(0.000_001)
+        await start(storage, new_job("b", boost=SECOND))
+        clock.advance(20)
+        for _ in range(5):
+            answer = await order(storage, ALICE, room=10)
+            assert (answer.leases, answer.left, answer.next_due) == ((), False, 40 * SECOND)
+            if look == "sweeps":
+                await sweep_all(storage)
+
+        # One was let in while the queue was open.
+        assert (await glance(storage)).parked == 2
+
+        clock.advance(40)
+
+        assert [lease.ref.id for lease in await claim(storage)] == ["job-2"]
+
+    async def test_a_claim_lets_so_many_in_by_their_rates_and_the_next_goes_on(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
+        tenants = PROMOTE_LIMIT + 20
+        for of in ("first", "second", "third"):
+            await enqueue(
+                storage,
+                *(new_job(f"{of}-{n:03}", rates=(RateKey(f"key:{n:03}", 60 * SECOND),)) for n in range(tenants)),
+            )
+        while (await order(storage, ALICE, room=128)).left:
+            pass
+        clock.advance(0.000_001)
+        for _ in range(2):
+            await claim(storage)
+        assert (await glance(storage)).parked == tenants
+        clock.advance(60)
+        seen: list[tuple[bool, int | None, int]] = []
+        for _ in range(3):
+            answer = await order(storage, ALICE, room=0)
+            seen.append((answer.left, answer.next_due, (await glance(storage)).parked))
+
+        assert seen == [(True, 0, 20), (True, None, 0), (True, None, 0)]
+
+    async def test_when_the_last_one_that_waits_for_a_rate_is_gone_nobody_asks_when_it_opens(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
+        refs = await enqueue(storage, *paced(4, SLOW))
+        await claim(storage)
+        await storage.revise([Cancel(refs[1]), Reschedule(refs[2], delay=60 * SECOND)])
+
+        assert (await order(storage, ALICE, room=1)).next_due == 1
+
+        await storage.revise([Delete(refs[3])])
+
+        assert (await order(storage, ALICE, room=1)).next_due == 60 * SECOND
+
+    @pytest.mark.parametrize("fast", [TENTH, RateKey("slower", 100 * MS, 5)])
+    async def test_who_brings_a_faster_rate_of_a_name_leaves_those_of_a_slower_one_at_their_pace(
+        self, storage: Storage, clock: ManualClock, fast: RateKey
+    ) -> None:
+        fast = RateKey(SLOWER.name, fast.interval, fast.burst)
+        await enqueue(storage, *paced(20, SLOWER, prefix="slow"), *paced(20, fast, prefix="fast"))
+        started = [name for _, name in await run(storage, clock, 20)]
+
+        assert sum(name.startswith("slow") for name in started) in (5, 6)
+
+    async def test_a_task_that_is_told_a_rate_goes_by_no_other_of_its_own(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
+        brought = (RateKey("task:add", SECOND), RateKey("task/60000000:add", 60 * SECOND))
+        await enqueue(storage, *paced(6, *brought), *paced(2, SLOWER, prefix="other"))
+        for _ in range(3):
+            await claim(storage)
+            clock.advance(1)
+        assert (await record(storage, Ref(QUEUE, "job-2"))).parked_under == "rate:task/60000000:add"
+        hints = storage.notices([queue_topic(QUEUE)])
+        await woken_by(hints, lambda: storage.tune(Target("task", "add"), Settings(rate=RateKey("task:add", 0))))
+        hints.close()
+
+        assert [lease.ref.id for lease in await claim(storage)] == [f"job-{number}" for number in (2, 3, 4, 5)]
 
     async def test_a_queue_whose_rate_is_closed_still_lets_its_delayed_jobs_fall_due(
         self, storage: Storage, clock: ManualClock

@@ -173,11 +173,13 @@ CREATE TABLE window (
 
 CREATE INDEX window_over ON window (until);
 
--- Up to which instant the time of each rate is taken; opens_at: when it lets the next of those parked under it start.
+-- Up to which instant the time of each rate is taken, and how far ahead (in microseconds) whoever took last could take
+-- any; opens_at: when it lets the next of those parked under it start.
 CREATE TABLE rate (
     queue TEXT NOT NULL,
     name TEXT NOT NULL,
     taken_until INTEGER NOT NULL,
+    reach INTEGER NOT NULL DEFAULT 0,
     opens_at INTEGER,
     PRIMARY KEY (queue, name)
 ) STRICT, WITHOUT ROWID;

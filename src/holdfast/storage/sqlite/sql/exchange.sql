@@ -163,7 +163,7 @@ DELETE FROM run WHERE seq = ? AND number <= ?;
 
 -- name: glance
 -- Returns whether a job of the queue is ready, when the next delayed one falls due, and when the first rate opens that
--- anybody is parked under. Parameters: queue, what the name begins with under which jobs are parked for a rate.
+-- anybody is parked under. Parameters: queue.
 SELECT EXISTS (
               SELECT 1
                 FROM job INDEXED BY job_ready
@@ -172,16 +172,4 @@ SELECT EXISTS (
                  AND parked_under IS NULL
        ),
        (SELECT min(run_at) FROM job WHERE queue = :queue AND state = 'delayed'),
-       (SELECT opens_at
-          FROM rate INDEXED BY rate_opening
-         WHERE queue = :queue
-           AND opens_at IS NOT NULL
-           AND EXISTS (
-               SELECT 1
-                 FROM job INDEXED BY job_parked
-                WHERE job.queue = :queue
-                  AND state = 'waiting'
-                  AND parked_under = :rate || rate.name
-           )
-         ORDER BY opens_at
-         LIMIT 1);
+       (SELECT min(opens_at) FROM rate INDEXED BY rate_opening WHERE queue = :queue AND opens_at IS NOT NULL);

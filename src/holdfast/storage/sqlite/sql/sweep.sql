@@ -47,8 +47,11 @@ UPDATE rate
  );
 
 -- name: forget_rates
--- Those of which no time is taken, and that nobody is parked under.
-DELETE FROM rate INDEXED BY rate_idle WHERE opens_at IS NULL AND taken_until = 0;
+-- Those of which no time is taken, and that nobody is parked under. Parameters: limit.
+DELETE FROM rate
+ WHERE (queue, name) IN (
+       SELECT queue, name FROM rate INDEXED BY rate_idle WHERE opens_at IS NULL AND taken_until = 0 LIMIT ?
+ );
 
 -- name: forget_tags
 -- Virtual instants of tenants that their lines have passed. Parameters: limit.
