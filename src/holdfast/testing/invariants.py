@@ -489,6 +489,7 @@ class Witness:
         if answer.retry_in is None:
             self.calls.swept(now)
             self.pacing.swept(now)
+            self.ticking.swept(answer.due, now)
         if answer.retry_in is None and not answer.more:
             self._all_swept(before, now, bid.grace)
 

@@ -223,6 +223,9 @@ SCENARIOS: dict[str, Plan] = {
         fast=True,
         span=60.0,
     ),
+    "clock and schedules": Plan(
+        workers=3, jobs=8, schedules=4, lone_reaper=True, faults={"step": 8.0}, fast=True, span=60.0
+    ),
     "hearing": Plan(workers=4, jobs=16, tasks=("silent", "quick"), hearing=True, span=60.0),
 }
 """Set pieces: one thing goes wrong, or a few that belong together."""

@@ -146,6 +146,15 @@ class Ticking:
         course.fired += 1
         living[job.ref] = job.schedule, State.WAITING
 
+    def swept(self, due: Sequence[Schedule], now: int) -> None:
+        """See that a sweep names whom a tick has come for, and who is ahead of a clock that was set back."""
+        named = {schedule.name for schedule in due}
+        for name, course in self.courses.items():
+            left = not course.paused and (course.between(course.last, now) > 0 or course.is_ahead(now))
+            self._require(
+                name in named or not left, "I12", f"{name} stands at {course.last}, and no sweep says so: {now}"
+            )
+
     def made(self, job: NewJob) -> None:
         """See that the job of a tick is made by nothing but its tick."""
         course = self.courses.get(job.schedule or "")

@@ -88,6 +88,15 @@ class OverlapOfTheActive(Model):
         ]
 
 
+@mutant("clock and schedules")
+class ScheduleWaitsForTheClock(Model):
+    """A schedule stands still after the clock was set back, until that comes to where it was."""
+
+    def _due_schedules(self, now: int) -> tuple[tuple[Schedule, ...], int | None]:
+        due, coming = super()._due_schedules(now)
+        return tuple(schedule for schedule in due if not schedule.is_ahead(now)), coming
+
+
 # ── rates ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
