@@ -3,11 +3,13 @@
 Each line that must be an error carries an ignore; both checkers are told to complain about an ignore without need.
 """
 
+import sqlite3
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, assert_type
+from io import StringIO
+from typing import Any, TextIO, assert_type
 
 from holdfast import (
     TTL,
@@ -227,6 +229,42 @@ async def async_managed_db(db: DB = Inject(plain_db)) -> AsyncGenerator[DB]:
     yield db
 
 
+def opened_file() -> TextIO:
+    return StringIO()
+
+
+async def coroutine_file() -> TextIO:
+    return StringIO()
+
+
+def generator_file() -> Generator[TextIO]:
+    yield StringIO()
+
+
+def cursor() -> sqlite3.Cursor:
+    return sqlite3.connect(":memory:").cursor()
+
+
+class Stream:
+    """Of no kind but its own, and yet an async iterator."""
+
+    def __aiter__(self) -> "Stream":
+        return self
+
+    async def __anext__(self) -> bytes:
+        return b""
+
+    async def aclose(self) -> None: ...
+
+
+async def stream() -> Stream:
+    return Stream()
+
+
+def plain_stream() -> Stream:
+    return Stream()
+
+
 assert_type(Inject(plain_db), DB)
 assert_type(Inject(coroutine_db), DB)
 assert_type(Inject(generator_db), DB)
@@ -236,6 +274,12 @@ assert_type(Inject(async_iterator_db), DB)
 assert_type(Inject(managed_db), DB)
 assert_type(Inject(async_managed_db), DB)
 assert_type(Inject(DB), DB)
+assert_type(Inject(opened_file), TextIO)
+assert_type(Inject(cursor), sqlite3.Cursor)
+assert_type(Inject(coroutine_file), TextIO)
+assert_type(Inject(generator_file), TextIO)
+assert_type(Inject(stream), Stream)
+assert_type(Inject(plain_stream), Stream)
 assert_type(Inject(current_job), JobContext)
 
 
@@ -278,6 +322,14 @@ async def composed() -> None:
 
 @living.task
 async def mistaken(db: str = Inject(plain_db)) -> None: ...  # type: ignore[assignment]  # pyright: ignore[reportArgumentType]
+
+
+@living.task
+async def read(file: TextIO = Inject(opened_file), stream: Stream = Inject(plain_stream)) -> None: ...
+
+
+@living.task
+async def misread(chunk: bytes = Inject(plain_stream)) -> None: ...  # type: ignore[assignment]  # pyright: ignore[reportArgumentType]
 
 
 @living.middleware  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]

@@ -8,11 +8,20 @@
 """
 
 import inspect
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+)
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from inspect import Parameter
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, overload
 
 from holdfast.core.check import shown
 from holdfast.errors import UsageError
@@ -25,6 +34,25 @@ if TYPE_CHECKING:
     )
 
 T = TypeVar("T")
+
+
+class Closes(Protocol):
+    """What can be closed."""
+
+    def close(self) -> object:
+        """Close it."""
+        ...
+
+
+class AsyncCloses(Protocol):
+    """What can be closed on a loop."""
+
+    def aclose(self) -> object:
+        """Close it."""
+        ...
+
+
+C = TypeVar("C", bound=Closes | AsyncCloses)
 
 Provider = Callable[..., Any]
 
@@ -42,16 +70,31 @@ class Injected:
         return f"Inject({_name(self.provider)})"
 
 
+# A function that is annotated with `Iterator[T]` may be a generator or return what iterates, which looks the same from
+# outside. What can be closed and is no generator is taken for the latter: a file, a cursor, a stream.
 @overload
 def Inject(provider: "Callable[..., _AsyncGeneratorContextManager[T]]", /) -> T: ...
 @overload
 def Inject(provider: "Callable[..., _GeneratorContextManager[T]]", /) -> T: ...
 @overload
+def Inject(  # type: ignore[overload-overlap]  # a generator can be closed, too; the first match wins
+    provider: Callable[..., AsyncGenerator[T, Any]],  # pyright: ignore[reportOverlappingOverload]
+    /,
+) -> T: ...
+@overload
+def Inject(  # type: ignore[overload-overlap]
+    provider: Callable[..., Generator[T, Any, Any]], /
+) -> T: ...
+@overload
+def Inject(  # type: ignore[overload-overlap]
+    provider: Callable[..., Coroutine[Any, Any, T]], /
+) -> T: ...
+@overload
+def Inject(provider: Callable[..., C], /) -> C: ...
+@overload
 def Inject(provider: Callable[..., AsyncIterator[T]], /) -> T: ...
 @overload
 def Inject(provider: Callable[..., Iterator[T]], /) -> T: ...
-@overload
-def Inject(provider: Callable[..., Coroutine[Any, Any, T]], /) -> T: ...
 @overload
 def Inject(provider: Callable[..., T], /) -> T: ...
 def Inject(provider: Provider, /) -> Any:
