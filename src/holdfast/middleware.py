@@ -71,19 +71,15 @@ def layers(given: object) -> tuple[Middleware, ...]:
     return tuple(layer(one) for one in several(given, field="middleware"))
 
 
-def onion(middleware: Iterable[Middleware]) -> Onion:
-    """Return middleware wrapped around each other, the first outermost."""
-    inner: Onion = _bare
+def onion(middleware: Iterable[Middleware]) -> Onion | None:
+    """Return middleware wrapped around each other, the first outermost, or None if there is none."""
+    whole: Onion | None = None
     for one in reversed(tuple(middleware)):
-        inner = _around(one, inner)
-    return inner
+        whole = _around(one, whole)
+    return whole
 
 
-async def _bare(call: RunCall, heart: Heart) -> Any:
-    return await heart(call)
-
-
-def _around(middleware: Middleware, inner: Onion) -> Onion:
+def _around(middleware: Middleware, inner: Onion | None) -> Onion:
     async def wrapped(call: RunCall, heart: Heart) -> Any:
         went_on = False
 
@@ -93,7 +89,7 @@ def _around(middleware: Middleware, inner: Onion) -> Onion:
                 name = getattr(middleware, "__qualname__", None) or shown(middleware)
                 raise UsageError(f"middleware {name} has gone on twice; to run a job again, raise RetryLater or Snooze")
             went_on = True
-            return await inner(call, heart)
+            return await (heart(call) if inner is None else inner(call, heart))
 
         return await middleware(call, proceed)
 

@@ -692,7 +692,7 @@ async def test_what_a_thread_opens_while_its_run_is_stopped_is_closed_all_the_sa
     app = Holdfast("memory://", timing=Timing.fast())
     opening, go, closed = asyncio.Event(), threading.Event(), threading.Event()
     loop = asyncio.get_running_loop()
-    calls: list[int] = []
+    calls: list[str] = []
 
     def slow() -> Generator[str]:
         loop.call_soon_threadsafe(opening.set)
@@ -704,7 +704,11 @@ async def test_what_a_thread_opens_while_its_run_is_stopped_is_closed_all_the_sa
 
     @app.task
     async def task(slow: str = Inject(slow)) -> None:
-        calls.append(1)
+        calls.append("handler")
+
+    @task.on_cancel
+    async def tidy(*_: Any, **__: Any) -> None:
+        calls.append("hook")
 
     async with app, app.worker():
         job = await task.enqueue()
@@ -718,6 +722,65 @@ async def test_what_a_thread_opens_while_its_run_is_stopped_is_closed_all_the_sa
         assert await asyncio.to_thread(closed.wait, 10)
 
     assert calls == []
+
+
+async def test_no_hook_tidies_up_while_a_thread_still_closes() -> None:
+    app = Holdfast("memory://", timing=Timing.fast())
+    committing, go, closed = asyncio.Event(), threading.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+    calls: list[str] = []
+
+    def transaction() -> Generator[str]:
+        yield "open"
+        loop.call_soon_threadsafe(committing.set)
+        go.wait(30)
+        closed.set()
+
+    @app.task
+    async def task(transaction: str = Inject(transaction)) -> None:
+        calls.append("handler")
+
+    @task.on_cancel
+    async def tidy(*_: Any, **__: Any) -> None:
+        calls.append("hook")
+
+    async with app, app.worker():
+        job = await task.enqueue()
+        async with asyncio.timeout(10):
+            await committing.wait()
+        await job.cancel()
+        with pytest.raises(JobCancelledError):
+            await job.result(timeout=10)
+        assert not closed.is_set()
+        go.set()
+        assert await asyncio.to_thread(closed.wait, 10)
+
+    assert calls == ["handler"]
+
+
+async def test_what_providers_of_either_sort_set_in_the_context_reaches_a_plain_handler() -> None:
+    app = Holdfast("memory://")
+    first, second = ContextVar("first", default="unset"), ContextVar("second", default="unset")
+
+    def plain() -> Generator[None]:
+        token = first.set("plain")
+        yield
+        first.reset(token)
+
+    async def coroutine(plain: None = Inject(plain)) -> AsyncGenerator[None]:
+        token = second.set("coroutine")
+        yield
+        second.reset(token)
+
+    def after(coroutine: None = Inject(coroutine)) -> str:
+        return f"{first.get()} {second.get()}"
+
+    @app.task
+    def handler(after: str = Inject(after)) -> list[str]:
+        return [after, first.get(), second.get()]
+
+    async with app, app.worker():
+        assert await (await handler.enqueue()).result(timeout=10) == ["plain coroutine", "plain", "coroutine"]
 
 
 # ── what callers see ──────────────────────────────────────────────────────────────────────────────────────────────

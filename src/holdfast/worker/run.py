@@ -10,7 +10,7 @@ import asyncio
 import functools
 import logging
 import traceback
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
 from holdfast.clock import Clock
@@ -38,7 +38,7 @@ from holdfast.middleware import Middleware, Onion, RunCall, onion
 from holdfast.task import Task
 from holdfast.worker.held import Held
 from holdfast.worker.provision import Provision
-from holdfast.worker.threads import Threads, wrapped
+from holdfast.worker.threads import Lane, Threads, wrapped
 
 UNKNOWN_DELAY = 10_000_000
 """How long a job of an unknown task or a newer version is put back for, in microseconds: others may know it."""
@@ -76,7 +76,7 @@ class Runner:
         self._middleware = middleware
         self._replaced = replaced
         self._state = state
-        self._onions: dict[str, Onion] = {}
+        self._onions: dict[str, Onion | None] = {}
         self._left: set[asyncio.Task[None]] = set()
 
     async def run(self, held: Held) -> Outcome:
@@ -98,7 +98,7 @@ class Runner:
         entered(held.context)
         began = self._clock.uptime()
         try:
-            value = await self._call(task, RunCall(held.context, args, kwargs), held)
+            value = await self._call(task, held.context, args, kwargs, held)
         except _TimeIsOver:
             if not held.stops_for("cancelled"):
                 return TimedOut(RecordedError("TimeoutError", f"the run passed its timeout of {_seconds(job.timeout)}"))
@@ -125,52 +125,69 @@ class Runner:
         while self._left:
             await asyncio.wait(self._left)
 
-    async def _call(self, task: Task[..., Any], call: RunCall, held: Held) -> Any:
+    async def _call(
+        self, task: Task[..., Any], context: JobContext, args: tuple[Any, ...], kwargs: dict[str, Any], held: Held
+    ) -> Any:
         timeout = held.lease.job.timeout
         if timeout is None:
-            return await self._through(task, call, held)
+            return await self._way(task, context, args, kwargs, held)
         limit = asyncio.timeout(timeout / 1_000_000)
         try:
             async with limit:
-                return await self._through(task, call, held)
+                return await self._way(task, context, args, kwargs, held)
         except TimeoutError:
             # The handler may raise a TimeoutError of its own; only ours is the run's.
             if not limit.expired():
                 raise
-        call.job.stop("the run passed its timeout")
+        context.stop("the run passed its timeout")
         raise _TimeIsOver
 
-    async def _through(self, task: Task[..., Any], call: RunCall, held: Held) -> Any:
-        """Go through the middleware to the handler."""
+    def _way(
+        self, task: Task[..., Any], context: JobContext, args: tuple[Any, ...], kwargs: dict[str, Any], held: Held
+    ) -> Awaitable[Any]:
+        """Return the way to the handler, to be awaited: through the middleware, if there is any."""
         if task.name not in self._onions:
             self._onions[task.name] = onion((*self._middleware, *task.middleware))
+        around = self._onions[task.name]
+        if around is None:
+            return self._handed_over(task, args, kwargs, held)
 
-        async def hand_over(call: RunCall) -> Any:
-            needed = self._needed(task.function, task.needs)
-            if task.is_async and not needed.takes:
-                return await task.function(*call.args, **call.kwargs)
-            return await self._provided(task.function, needed, call.args, call.kwargs, held)
+        def heart(call: RunCall) -> Awaitable[Any]:
+            return self._handed_over(task, call.args, call.kwargs, held)
 
-        return await self._onions[task.name](call, hand_over)
+        return around(RunCall(context, args, kwargs), heart)
 
-    def _needed(self, function: Callable[..., Any], usual: Needs) -> Needs:
-        return needs(function, self._replaced) if self._replaced and usual.takes else usual
+    def _handed_over(
+        self, task: Task[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], held: Held
+    ) -> Awaitable[Any]:
+        if task.needs.takes:
+            return self._provided(task.function, task.needs, args, kwargs, held)
+        if task.is_async:
+            return task.function(*args, **kwargs)  # type: ignore[no-any-return]  # that is what it is to be async
+        return self._alone(functools.partial(task.function, *args, **kwargs), held)
 
     async def _provided(
-        self, function: Callable[..., Any], needed: Needs, args: tuple[Any, ...], kwargs: dict[str, Any], held: Held
+        self, function: Callable[..., Any], usual: Needs, args: tuple[Any, ...], kwargs: dict[str, Any], held: Held
     ) -> Any:
         """Call a function, on the loop or in a thread, with its arguments and what is injected."""
+        needed = needs(function, self._replaced) if self._replaced else usual
         lane = self._threads.lane()
         complain = functools.partial(self._complain, held)
-        async with Provision(needed, lane, complain=complain, leave=self._leave) as given:
-            called = functools.partial(function, *args, **{**given, **kwargs})
-            if is_async(function):
-                return await called()
-            held.threading = True
-            try:
-                return await lane.run(called)
-            finally:
-                held.threading = lane.busy
+        try:
+            async with Provision(needed, lane, complain=complain, leave=self._leave) as given:
+                called = functools.partial(function, *args, **{**given, **kwargs})
+                return await (called() if is_async(function) else _in(lane, called, held))
+        finally:
+            # Also a provider may be left at work.
+            held.threading = lane.busy
+
+    async def _alone(self, called: Callable[[], Any], held: Held) -> Any:
+        """Call a plain function that is given nothing."""
+        lane = self._threads.lane()
+        try:
+            return await _in(lane, called, held)
+        finally:
+            lane.close()
 
     def _leave(self, closing: Coroutine[Any, Any, None]) -> None:
         left = asyncio.create_task(closing)
@@ -206,7 +223,7 @@ class Runner:
         job = held.lease.job
         args, kwargs = task.decode(self._codec, job)
         try:
-            await self._provided(hook, self._needed(hook, task.hook_needs), args, kwargs, held)
+            await self._provided(hook, task.hook_needs, args, kwargs, held)
         except (SystemExit, KeyboardInterrupt) as error:
             # Out of a task these would end the loop.
             raise wrapped(error) from error
@@ -219,6 +236,14 @@ class Runner:
         told = {} if error is None else {"traceback": recorded(error).traceback or ""}
         if held.context is not None:
             held.context.log.error(f"{who} {how}", **told)
+
+
+async def _in(lane: Lane, called: Callable[[], Any], held: Held) -> Any:
+    held.threading = True
+    try:
+        return await lane.run(called)
+    finally:
+        held.threading = lane.busy
 
 
 async def _cut_off(hooked: "asyncio.Task[None]") -> None:

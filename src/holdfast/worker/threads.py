@@ -10,6 +10,8 @@ from typing import Any
 Work = Callable[[], None]
 Inbox = queue.SimpleQueue[Work | None]
 
+_UNSET = object()
+
 
 class Threads:
     """Runs plain functions in threads of its own.
@@ -66,9 +68,10 @@ class Lane:
     def __init__(self, threads: Threads) -> None:
         self._threads = threads
         self._inbox: Inbox | None = None
-        self._context = contextvars.Context()
+        self._context = self._seen = contextvars.Context()
+        """The context that it all happens in, and that of the last caller."""
         self._at_work = 0
-        self._idle = asyncio.Event()
+        self._idle: asyncio.Event | None = None
 
     @property
     def busy(self) -> bool:
@@ -76,16 +79,22 @@ class Lane:
         return self._at_work > 0
 
     async def run(self, function: Callable[[], Any]) -> Any:
-        """Call the function, in the context of the first caller. Cancelling the wait leaves the thread to itself."""
+        """Call the function. Cancelling the wait leaves the thread to itself.
+
+        Its context is that of the first caller, with what has been set since, by those called here or by the callers.
+        """
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Any] = loop.create_future()
+        now, news = contextvars.copy_context(), list[tuple[contextvars.ContextVar[Any], Any]]()
         if self._inbox is None:
-            self._inbox, self._context = self._threads.take(), contextvars.copy_context()
-        context = self._context
+            self._inbox, self._context = self._threads.take(), now.copy()
+        else:
+            news = [(one, told) for one, told in now.items() if self._seen.get(one, _UNSET) is not told]
+        self._seen, context = now, self._context
 
         def settle(value: Any, error: BaseException | None) -> None:
             self._at_work -= 1
-            if not self._at_work:
+            if self._idle is not None and not self._at_work:
                 self._idle.set()
             if done.done():
                 return
@@ -97,6 +106,8 @@ class Lane:
         def work() -> None:
             value, failure = None, None
             try:
+                for variable, told in news:
+                    context.run(variable.set, told)
                 value = context.run(function)
             except BaseException as error:
                 # A future cannot carry StopIteration, and SystemExit must not end the loop.
@@ -107,13 +118,13 @@ class Lane:
                 loop.call_soon_threadsafe(settle, value, failure)
 
         self._at_work += 1
-        self._idle.clear()
         self._inbox.put(work)
         return await done
 
     async def idle(self) -> None:
         """Wait until nothing is at work."""
         if self.busy:
+            self._idle = asyncio.Event()
             await self._idle.wait()
 
     def close(self) -> None:
