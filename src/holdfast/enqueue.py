@@ -31,6 +31,11 @@ STEP = 60_000_000
 TAGS = 100
 """How many tags a job may have."""
 
+FITTED = frozenset(
+    ("concurrency_key", "concurrency_limit", "fair_key", "fair_weight", "unique", "lifo", "throw_on_duplicate")
+)
+"""The options of a call that are laid over its task's, for its arguments have a say in what they give."""
+
 STRICT_STEP = 10_000_000_000_000
 """One step of a strict task's priority: some four months, so that no waiting makes up for it."""
 
@@ -69,6 +74,8 @@ def laid_over(options: CallOptions, settings: TaskOptions) -> TaskOptions:
     Raises:
         UsageError: an option has no valid value, or two contradict each other.
     """
+    if FITTED.isdisjoint(options):
+        return settings
     said = dict[str, object]()
     for field in (CONCURRENCY, "fair_key"):
         if field in options:
@@ -83,7 +90,7 @@ def laid_over(options: CallOptions, settings: TaskOptions) -> TaskOptions:
         said["lifo"] = options["lifo"]
     if "throw_on_duplicate" in options:
         said["throw_on_duplicate"] = options["throw_on_duplicate"]
-    return TaskOptions(**said).over(settings) if said else settings  # type: ignore[arg-type]  # it refuses bad ones
+    return TaskOptions(**said).over(settings)  # type: ignore[arg-type]  # it refuses bad ones
 
 
 def at_peace(settings: TaskOptions, options: CallOptions, collect: Collect | None) -> None:
@@ -93,6 +100,15 @@ def at_peace(settings: TaskOptions, options: CallOptions, collect: Collect | Non
         UsageError: two of them do.
     """
     agreeing(settings, collects=collect is not None)
+    in_time(settings, options, collect)
+
+
+def in_time(settings: TaskOptions, options: CallOptions, collect: Collect | None) -> None:
+    """Make sure that no call says when its job starts where that is for its delay to say, or lets it expire before.
+
+    Raises:
+        UsageError: it does.
+    """
     merging = collect or settings.debounce
     if merging is None:
         return

@@ -47,6 +47,8 @@ class Fitting:
         self._merge = keying(merge.key if merge else None, _field(options, collect))
         self._throttled = keying(options.throttle.key if options.throttle else None, "throttle")
         self._rates = [(rate, name, keying(rate.key, "rate")) for rate, name in _named(options.rate or (), task)]
+        self.plain = not (self._concurrency or self._fair or self._rates or merge or self._throttle)
+        """Whether there is nothing in which one call's job differs from another's."""
         self.throws = bool(options.throw_on_duplicate)
         """Whether a call that makes no job because one is there is to be told so by an error."""
         self.skips = options.throttle is not None and options.throttle.on_limit == "skip"

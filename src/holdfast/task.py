@@ -13,7 +13,7 @@ from holdfast.core.check import named
 from holdfast.core.duration import duration
 from holdfast.core.events import Event, JobEvent
 from holdfast.core.job import JobRecord, NewJob, Ref
-from holdfast.enqueue import at_peace, laid_over, tailored, template
+from holdfast.enqueue import at_peace, in_time, laid_over, tailored, template
 from holdfast.errors import DuplicateJobError, UsageError
 from holdfast.fitting import Fitting
 from holdfast.functions import is_async, same_call
@@ -166,9 +166,10 @@ class Bound(Generic[P, R]):
         app, signature = standing.app, self._task.signature
         payload = app.encode(signature, args, kwargs)
         job = structs.replace(self._template, id=self._template.id or app.new_id(), payload=payload)
-        given = Arguments(args, kwargs, lambda: signature.arguments(args, kwargs))
         fitting = self._fitting
-        job = fitting.fit(job, given, lambda: app.digest(signature, payload))
+        if not fitting.plain:
+            given = Arguments(args, kwargs, lambda: signature.arguments(args, kwargs))
+            job = fitting.fit(job, given, lambda: app.digest(signature, payload))
         return Call(self._task, job, throws=fitting.throws, skips=fitting.skips)
 
 
@@ -279,7 +280,7 @@ class Task(Generic[P, R]):
         if self._standing is None or settings is not self.settings:
             fitting = self._fitting(settings, self.name, options)
         else:
-            at_peace(settings, options, self.collect)
+            in_time(settings, options, self.collect)
             fitting = self._standing.fitting
         return self._standing, tailored(common, options, settings, timing), fitting
 
@@ -393,8 +394,9 @@ class Task(Generic[P, R]):
         job ends as cancelled all the same.
 
         At most once a run, and not for certain: it is missed if the worker dies or loses the lease, for then the reaper
-        ends the job; if the handler is a thread that goes on beyond its timeout; and if the worker heard of the cancel
-        too late. A job cancelled before its handler began, or one that was completed in spite of it, calls nothing.
+        ends the job; if the handler, or what it is given, is a thread that goes on after the run has been stopped; and
+        if the worker heard of the cancel too late. A job cancelled before its handler began, or one that was completed
+        in spite of it, calls nothing.
 
         Raises:
             UsageError: it cannot be called, or not with the handler's arguments; or the task has a hook already.
