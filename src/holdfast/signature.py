@@ -2,11 +2,11 @@
 
 import hashlib
 import inspect
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
 from datetime import datetime
 from inspect import Parameter
 from types import GenericAlias, NoneType
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, cast, get_type_hints
 
 import msgspec
 from msgspec import inspect as types
@@ -109,6 +109,9 @@ class Signature:
         """Return what says of encoded arguments which they are: the same for equal ones, defaults among them.
 
         It is made of what a worker would read, for two encodings of one value need not be the same.
+
+        Raises:
+            UsageError: there is something among them that cannot be told apart from others.
         """
         read = self._read(codec, payload)
         told: dict[str, Any] = {}
@@ -118,7 +121,14 @@ class Signature:
                 value = self._default(field)
             if value is not msgspec.UNSET:
                 told[field.name] = value
-        return hashlib.blake2b(_ORDERED.encode(told), digest_size=16).hexdigest()
+        try:
+            plain = _encoded(_ordered(told))
+        except Exception as error:
+            raise UsageError(
+                f"task {self.task!r} is unique by its arguments, and these cannot be told apart: {error}; "
+                'name what counts of them: unique="report:{customer}", or Unique(key=...)'
+            ) from error
+        return hashlib.blake2b(plain, digest_size=16).hexdigest()
 
     def encode(self, codec: Codec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         """Return a call's arguments as bytes, having made sure that a worker can read them back.
@@ -384,6 +394,23 @@ def _has_custom(described: Any) -> bool:
         return any(_has_custom(inner) for inner in nested)
     inners: Any = described
     return isinstance(described, tuple) and any(_has_custom(inner) for inner in inners)
+
+
+def _ordered(value: Any) -> Any:
+    """Return a value whose sets are lists in the order of their encoded items, which need not compare themselves."""
+    match value:
+        case set() | frozenset():
+            return sorted(map(_ordered, cast("set[Any]", value)), key=_encoded)
+        case list() | tuple():
+            return [_ordered(one) for one in cast("list[Any]", value)]
+        case dict():
+            return {key: _ordered(one) for key, one in cast("Mapping[Any, Any]", value).items()}
+        case _:
+            return value
+
+
+def _encoded(value: Any) -> bytes:
+    return _ORDERED.encode(msgspec.to_builtins(value, str_keys=True, order="deterministic"))
 
 
 def _converted(data: Any, kind: Any) -> Any:

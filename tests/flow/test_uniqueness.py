@@ -2,7 +2,9 @@
 
 import asyncio
 import pickle
+from dataclasses import dataclass
 from typing import Any, Unpack, cast
+from uuid import UUID
 
 import msgspec
 import pytest
@@ -22,6 +24,15 @@ from holdfast import (
 from holdfast.core.job import UniqueKey
 from holdfast.options import TaskSettings
 from tests.flow.conftest import FAST, Play, Stage
+
+
+@dataclass(frozen=True)
+class Tenant:
+    number: int
+
+
+class Foreign:
+    """A class that msgspec does not know."""
 
 
 def sending(app: Holdfast, ran: list[Any] | None = None, **options: Unpack[TaskSettings]) -> Any:
@@ -181,6 +192,70 @@ def test_what_cannot_be_encoded_as_a_default_is_left_out_of_what_tells_calls_apa
         assert (await odd.enqueue(2)).created
 
     play(scenario)
+
+
+async def numbered(what: dict[int, str]) -> None: ...
+
+
+async def named(what: dict[UUID, str]) -> None: ...
+
+
+async def mixed(what: set[int | str]) -> None: ...
+
+
+async def nested(what: list[frozenset[frozenset[int]]]) -> None: ...
+
+
+async def tenants(what: set[Tenant]) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("handler", "one", "same", "other"),
+    [
+        (numbered, {1: "a", 10: "b"}, {10: "b", 1: "a"}, {1: "a", 10: "c"}),
+        (named, {UUID(int=1): "a"}, {UUID(int=1): "a"}, {UUID(int=2): "a"}),
+        (mixed, {1, "a", 2, "b"}, {"b", 2, "a", 1}, {1, "a", "2", "b"}),
+        (nested, [{frozenset([n]) for n in range(9)}], [{frozenset([8 - n]) for n in range(9)}], []),
+        (tenants, {Tenant(n) for n in range(9)}, {Tenant(8 - n) for n in range(9)}, {Tenant(1)}),
+    ],
+)
+def test_arguments_whose_parts_have_no_order_of_their_own_are_told_apart(
+    handler: Any, one: Any, same: Any, other: Any
+) -> None:
+    def key(given: Any) -> str:
+        make: Any = Holdfast("memory://").task(name="sort", unique=True)
+        return cast(str, make(handler).call(given).job.merge.key)
+
+    keys = [key(given) for given in (one, same, other)]
+
+    assert keys[0] == keys[1] != keys[2]
+
+
+class Pickled:
+    """A codec that takes whatever there is, as some have."""
+
+    def encode(self, value: Any, /) -> bytes:
+        return pickle.dumps(value)
+
+    def decode(self, data: bytes, /) -> Any:
+        return pickle.loads(data)
+
+
+def test_with_a_codec_of_ones_own_what_cannot_be_told_apart_is_refused_with_the_remedy() -> None:
+    app = Holdfast("memory://", codec=Pickled())
+
+    @app.task(name="take", unique=True)
+    async def take(thing: Any) -> None: ...
+
+    keys = [cast(UniqueKey, take.call(thing).job.merge).key for thing in ({1, "a"}, {"a", 1}, {1: 1, "a": 2}, (1, 2))]
+
+    assert keys[0] == keys[1]
+    assert len({*keys}) == 3
+    for thing in (Foreign(), {(1, 2): 3}):
+        with pytest.raises(UsageError, match=r"'take' is unique by its arguments, and .*Unique\(key=") as raised:
+            take.call(thing)
+        assert isinstance(raised.value.__cause__, TypeError)
+    assert take.options(unique="one").call(Foreign()).job.merge == UniqueKey("one")
 
 
 def test_a_function_that_gives_no_key_makes_a_call_that_nothing_holds_up(play: Play) -> None:
