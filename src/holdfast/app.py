@@ -13,18 +13,19 @@ from random import Random
 from typing import Any, ParamSpec, Self, TypeVar, Unpack, cast, get_args, overload
 
 from holdfast.bus import Hearers
-from holdfast.clock import SECOND, Clock, SystemClock, entropy
+from holdfast.clock import Clock, SystemClock, entropy
 from holdfast.codec import Codec, JsonCodec
 from holdfast.collecting import CollectDecorator
 from holdfast.compatibility import snapshot
 from holdfast.core.check import flag, named, no_others, of_kind, remark, several, shown, whole
 from holdfast.core.duration import Duration
 from holdfast.core.events import Event, OnRequest, event_name
-from holdfast.core.job import Ref
+from holdfast.core.job import NewJob, Ref
 from holdfast.core.schedule import Overlap, Schedule
 from holdfast.dead import DeadLetters
 from holdfast.equipment import Equipment
-from holdfast.errors import ResultTimeoutError, StorageError, ThrottledError, UnknownTaskError, UsageError
+from holdfast.errors import ResultTimeoutError, StorageError, UnknownTaskError, UsageError
+from holdfast.fitting import refusal
 from holdfast.functions import is_async, yields
 from holdfast.handle import Access, Job
 from holdfast.health.asgi import DegradedIs, HealthApp
@@ -475,13 +476,15 @@ class Holdfast:
             receipts = await storage.enqueue([call.job for call in calls])
         except StorageError as error:
             raise _with_ids(error, calls) from error.__cause__
-        return [self._answered(call, receipt) for call, receipt in zip(calls, receipts, strict=True)]
-
-    def _answered(self, call: Call[Any], receipt: Receipt) -> Job[Any]:
-        refusal = None
-        if receipt.made == "throttled" and call.job.throttle is not None:
-            refusal = ThrottledError(call.job.throttle.key, (receipt.retry_in or 0) / SECOND)
-        return Job(receipt.ref, self.access(call.task.signature), made=receipt.made, refusal=refusal)
+        return [
+            Job(
+                receipt.ref,
+                self.access(call.task.signature),
+                made=receipt.made,
+                refusal=refusal(receipt, call.job, skipped=call.skips),
+            )
+            for call, receipt in zip(calls, receipts, strict=True)
+        ]
 
     async def submit_and_wait(self, call: Call[R], wait: timedelta) -> R:
         """Enqueue a call and wait for its result; what every `enqueue_and_wait` comes down to."""
@@ -519,7 +522,7 @@ class Holdfast:
     @property
     def schedules(self) -> Schedules:
         """The schedules in the storage: to list, put, pause, trigger and remove."""
-        return Schedules(self.opened, new_id=self.new_id, handle=self._handle, grace=grace_of(self.timing))
+        return Schedules(self.opened, new_id=self.new_id, handle=self._triggered, grace=grace_of(self.timing))
 
     def new_id(self) -> str:
         """Return a fresh job id, a UUID of version 7."""
@@ -548,9 +551,10 @@ class Holdfast:
             return Access(self.opened, codec.decode, rng=self._rng, logger=self.logger)
         return Access(self.opened, lambda data: signature.result(codec, data), rng=self._rng, logger=self.logger)
 
-    def _handle(self, ref: Ref, task: str) -> Job[Any]:
-        known = self.tasks.get(task)
-        return Job(ref, self.access(None if known is None else known.signature))
+    def _triggered(self, receipt: Receipt, job: NewJob) -> Job[Any]:
+        known = {**self.declared, **self.tasks}.get(job.task)
+        access = self.access(None if known is None else known.signature)
+        return Job(receipt.ref, access, made=receipt.made, refusal=refusal(receipt, job, skipped=True))
 
     # ── queues, workers, reapers ──────────────────────────────────────────────────────────────────────────────────
 

@@ -24,6 +24,9 @@ HoldfastError
 What a handler raises to steer its job (`RetryLater`, `Snooze`, `Reject`, `Cancel`) is no error and lives in `control`.
 """
 
+import functools
+from collections.abc import Callable
+
 
 class HoldfastError(Exception):
     """The root of everything Holdfast raises on purpose."""
@@ -77,18 +80,24 @@ class DuplicateJobError(UsageError):
 
 
 class ThrottledError(UsageError):
-    """A call made no job, for its key has had all that its window allows; after `retry_in` seconds there is room."""
+    """A call made no job, for its key has had all that its window allows; after `retry_in` seconds there is room.
 
-    def __init__(self, key: str, retry_in: float) -> None:
+    `key` is what the template or the function made of the arguments, None where all calls of the task share a window.
+    """
+
+    def __init__(self, task: str, key: str | None, retry_in: float, *, skipped: bool = False) -> None:
+        of = "" if key is None else f" of {key!r}"
+        remedy = "" if skipped else ', or let it skip such calls with Throttle(on_limit="skip")'
         super().__init__(
-            f"the throttle of {key!r} is full; call again in {retry_in:g} s, or let it skip such calls with "
-            'Throttle(on_limit="skip")'
+            f"task {task!r}: the throttle{of} is full, so this call made no job; call again in {retry_in:g} s{remedy}"
         )
+        self.task = task
         self.key = key
         self.retry_in = retry_in
+        self.skipped = skipped
 
-    def __reduce__(self) -> tuple[type["ThrottledError"], tuple[str, float]]:
-        return type(self), (self.key, self.retry_in)
+    def __reduce__(self) -> tuple[Callable[..., "ThrottledError"], tuple[str, str | None, float]]:
+        return functools.partial(type(self), skipped=self.skipped), (self.task, self.key, self.retry_in)
 
 
 class StorageError(HoldfastError):

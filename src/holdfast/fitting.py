@@ -5,11 +5,14 @@ from datetime import timedelta
 
 from msgspec import structs
 
+from holdfast.clock import SECOND
 from holdfast.core.duration import micros
 from holdfast.core.job import CollectKey, DebounceKey, Key, MergeKey, NewJob, RateKey, ThrottleKey, UniqueKey
+from holdfast.errors import ThrottledError
 from holdfast.options import Collect, KeyTemplate, Rate, TaskOptions, Throttle
 from holdfast.options.keys import CONCURRENCY, Arguments, Keying, made_of
 from holdfast.options.tasks import weighed
+from holdfast.storage.protocol import Receipt
 
 
 class Fitting:
@@ -110,6 +113,14 @@ def collect_key(task: str, collect: Collect, key: str | None, version: int) -> C
 def of_task(task: str, key: str | None) -> str:
     """Return a key that is a task's own; no other task's can be the same, whatever both are called."""
     return f"{_escaped(task)}:{key or ''}"
+
+
+def refusal(receipt: Receipt, job: NewJob, *, skipped: bool) -> ThrottledError | None:
+    """Return the error that tells whose call was throttled so; `skipped`: where it is not raised."""
+    if receipt.made != "throttled" or job.throttle is None:
+        return None
+    key = job.throttle.key.removeprefix(of_task(job.task, None))
+    return ThrottledError(job.task, key or None, (receipt.retry_in or 0) / SECOND, skipped=skipped)
 
 
 def _escaped(task: str) -> str:

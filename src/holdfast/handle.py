@@ -69,10 +69,10 @@ class Job(Generic[R_co]):
         self._access = access
         self.made: Made = made
         """What the enqueue did: it "created" this job; or the job was there, and it is a "duplicate", took the place of
-        the call before ("replaced"), or was "gathered" with others; or it was "throttled", and this is the key's latest
-        job, whose result is not to be had by this handle."""
+        the call before ("replaced"), or was "gathered" with others; or it was "throttled", and this is the name of the
+        key's latest job, which is not to be had by this handle."""
         self.refusal = refusal
-        """The error that says so, where it was throttled."""
+        """The error that says so, where it was throttled: what every question and request raises."""
 
     @property
     def created(self) -> bool:
@@ -102,6 +102,7 @@ class Job(Generic[R_co]):
 
         Raises:
             JobNotFoundError: the storage knows no such job.
+            ThrottledError: this call made no job.
             StorageError: the storage cannot be asked.
         """
         return (await self.info()).job.state
@@ -111,9 +112,10 @@ class Job(Generic[R_co]):
 
         Raises:
             JobNotFoundError: the storage knows no such job.
+            ThrottledError: this call made no job.
             StorageError: the storage cannot be asked.
         """
-        storage = await self._access.storage()
+        storage = await self._opened()
         return self._found((await storage.get([self._ref]))[0])
 
     async def result(self, *, timeout: Duration | None = None) -> R_co:
@@ -131,8 +133,6 @@ class Job(Generic[R_co]):
                 duration.
         """
         limit = None if timeout is None else duration(timeout, field="timeout", zero=True).total_seconds()
-        if self.refusal is not None:
-            raise self.refusal
         try:
             async with asyncio.timeout(limit):
                 return await self._awaited()
@@ -147,9 +147,10 @@ class Job(Generic[R_co]):
 
         Raises:
             JobNotFoundError: the storage knows no such job, nor anything that happened to one.
+            ThrottledError: this call made no job.
             StorageError: the storage cannot be asked; begin again, and the story begins again.
         """
-        storage = await self._access.storage()
+        storage = await self._opened()
         hints = self._access.hints(storage, self._ref)
         cursor, told = None, False
         try:
@@ -180,6 +181,7 @@ class Job(Generic[R_co]):
         Raises:
             UsageError: `reason` or `by` is no text.
             JobNotFoundError: the storage knows no such job.
+            ThrottledError: this call made no job.
             StorageError: the storage cannot be asked.
         """
         cancel = Cancel(self._ref, remark(reason, field="reason"), remark(by, field="by"))
@@ -192,6 +194,7 @@ class Job(Generic[R_co]):
             UsageError: it is in none of these states, or another unfinished job holds its unique key, or `by` is no
                 text.
             JobNotFoundError: the storage knows no such job.
+            ThrottledError: this call made no job.
             StorageError: the storage cannot be asked.
         """
         revised = await self._revise(Redrive(self._ref, remark(by, field="by")))
@@ -211,6 +214,7 @@ class Job(Generic[R_co]):
         Raises:
             UsageError: it is running or over, or `delay` is no duration, or `by` no text.
             JobNotFoundError: the storage knows no such job.
+            ThrottledError: this call made no job.
             StorageError: the storage cannot be asked.
         """
         later = micros(duration(delay, field="delay", zero=True))
@@ -224,6 +228,7 @@ class Job(Generic[R_co]):
         Raises:
             UsageError: it is not completed, or `ttl` is no duration.
             JobNotFoundError: the storage knows no such job.
+            ThrottledError: this call made no job.
             StorageError: the storage cannot be asked.
         """
         revised = await self._revise(Retain(self._ref, micros(duration(ttl, field="ttl"))))
@@ -259,7 +264,7 @@ class Job(Generic[R_co]):
         PORTAL.call(self.retain(ttl), verb="retain")
 
     async def _awaited(self) -> R_co:
-        storage = await self._access.storage()
+        storage = await self._opened()
         hints = self._access.hints(storage, self._ref)
         try:
             while True:
@@ -308,11 +313,17 @@ class Job(Generic[R_co]):
         return self._unknown()
 
     async def _revise(self, revision: Revision) -> Revised:
-        storage = await self._access.storage()
+        storage = await self._opened()
         revised = (await storage.revise([revision]))[0]
         if revised.verdict == "gone":
             raise self._unknown()
         return revised
+
+    async def _opened(self) -> Storage:
+        """Return the storage, for what is asked of it about this job: a call that made none has no say in another's."""
+        if self.refusal is not None:
+            raise self.refusal
+        return await self._access.storage()
 
     def _found(self, detail: JobDetail | None) -> JobDetail:
         if detail is None:

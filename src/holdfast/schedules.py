@@ -9,14 +9,14 @@ from msgspec import structs
 from holdfast.core.check import named, of_kind, shown, whole
 from holdfast.core.cron import Cron, Every
 from holdfast.core.duration import Duration, moment
-from holdfast.core.job import NewJob, Ref
+from holdfast.core.job import NewJob
 from holdfast.core.schedule import Overlap, Schedule
 from holdfast.core.ticks import begun, rhythm_of
 from holdfast.errors import UnknownScheduleError, UsageError
 from holdfast.handle import Job
 from holdfast.options.schedules import MissedTicks, catching_up, graceful, overlapping
 from holdfast.sideloop import PORTAL
-from holdfast.storage.protocol import DUE_LIMIT, PauseSchedule, PutSchedule, RemoveSchedule, Storage
+from holdfast.storage.protocol import DUE_LIMIT, PauseSchedule, PutSchedule, Receipt, RemoveSchedule, Storage
 from holdfast.task import AsyncTask, Call, PlainTask, Task
 
 P = ParamSpec("P")
@@ -129,16 +129,17 @@ async def remove(storage: Storage, name: object) -> None:
     await _change(storage, RemoveSchedule((await look_up(storage, name))[0].name))
 
 
-async def trigger(storage: Storage, name: object, job_id: str) -> tuple[Ref, Schedule]:
-    """Enqueue what a schedule enqueues, now and beside its ticks; return the job that lives, and the schedule.
+async def trigger(storage: Storage, name: object, job_id: str) -> tuple[Receipt, NewJob]:
+    """Enqueue what a schedule enqueues, now and beside its ticks; return what became of it, and the call.
 
     Raises:
         UnknownScheduleError: there is none of that name.
         StorageError: the job may have been remembered or not.
     """
     schedule, _ = await look_up(storage, name)
-    (receipt,) = await storage.enqueue([structs.replace(schedule.job, id=job_id, schedule=schedule.name)])
-    return receipt.ref, schedule
+    call = structs.replace(schedule.job, id=job_id, schedule=schedule.name)
+    (receipt,) = await storage.enqueue([call])
+    return receipt, call
 
 
 async def coming(storage: Storage, name: object, count: int) -> tuple[datetime, ...]:
@@ -183,10 +184,10 @@ class Schedules:
         storage: Callable[[], Awaitable[Storage]],
         *,
         new_id: Callable[[], str],
-        handle: Callable[[Ref, str], Job[Any]],
+        handle: Callable[[Receipt, NewJob], Job[Any]],
         grace: timedelta,
     ) -> None:
-        """Take the way to the storage, what makes ids and handles of jobs of a task, and the grace that is built in."""
+        """Take the way to the storage, what makes ids, and handles of what was enqueued, and the grace that is built in."""
         self._storage = storage
         self._new_id = new_id
         self._handle = handle
@@ -307,14 +308,14 @@ class Schedules:
     async def trigger(self, name: str) -> Job[Any]:
         """Enqueue what a schedule enqueues now, also of one that is paused; its ticks come as they would have.
 
-        The job has an id of its own and no `scheduled_for`. While it is unfinished, `overlap` counts it.
+        The job has an id of its own and no `scheduled_for`. While it is unfinished, `overlap` counts it. Where the task's
+        options let no job be made, `made` of the handle says so; nothing is raised for that.
 
         Raises:
             UnknownScheduleError: there is none of that name.
             StorageError: the job may have been remembered or not.
         """
-        ref, schedule = await trigger(await self._storage(), name, self._new_id())
-        return self._handle(ref, schedule.job.task)
+        return self._handle(*await trigger(await self._storage(), name, self._new_id()))
 
     async def remove(self, name: str) -> None:
         """Forget a schedule; the jobs it has made stay. One that code declares comes back when a worker starts.

@@ -115,7 +115,8 @@ class Call(Generic[R_co]):
         self.task = task
         self.job = job
         self._throws = throws
-        self._skips = skips
+        self.skips = skips
+        """Whether it is not to be told by an error that it was throttled."""
 
     def heeded(self, job: Job[T]) -> Job[T]:
         """Return the handle that this call got, where its caller did not ask to be told by an error.
@@ -124,7 +125,7 @@ class Call(Generic[R_co]):
             ThrottledError: it made no job, and is not one to be skipped.
             DuplicateJobError: it made no job, for one is there, and `throw_on_duplicate` is set.
         """
-        if job.refusal is not None and not self._skips:
+        if job.refusal is not None and not self.skips:
             raise job.refusal
         if job.made == "duplicate" and self._throws:
             raise DuplicateJobError(self.task.name, job.queue, job.id)

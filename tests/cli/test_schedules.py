@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import All
+from holdfast import All, Throttle
 from holdfast.maintenance.ticking import moves
 from tests.cli.terminal import Terminal
 
@@ -81,6 +81,35 @@ def test_a_trigger_makes_a_job_now(some: Terminal) -> None:
     assert "schedule often: job " in some.run("schedules", "trigger", "often").stdout
     quiet = some.run("schedules", "trigger", "often", "--quiet").stdout.strip()
     assert quiet in {job["id"] for job in some.read("jobs", "list")["jobs"]}
+
+
+def test_a_trigger_that_makes_no_job_says_so(there: Terminal) -> None:
+    app = there.app()
+
+    @app.task(name="one", unique="one")
+    def one() -> None: ...
+
+    @app.task(name="few", throttle=Throttle(max=1, window="1h"))
+    def few() -> None: ...
+
+    async def prepare() -> None:
+        async with app:
+            await app.schedules.put("one", one.call(), every="1h")
+            await app.schedules.put("few", few.call(), every="1h")
+
+    asyncio.run(prepare())
+    made = there.read("schedules", "trigger", "one", "few")
+    assert [(ref["made"], ref["retry_in"]) for ref in made] == [("created", None)] * 2
+
+    again = there.read("schedules", "trigger", "one", "few", code=1)
+    assert [(ref["id"], ref["made"]) for ref in again] == [(made[0]["id"], "duplicate"), (made[1]["id"], "throttled")]
+    assert 3000 < again[1]["retry_in"] <= 3600
+    told = there.run("schedules", "trigger", "one", "few", "--quiet")
+    assert (told.exit_code, told.stdout) == (1, "")
+    first, second = told.stderr.splitlines()
+    assert first == f"schedule one: no job, for job {made[0]['id']} in queue default is there already"
+    assert second.startswith("schedule few: throttled, there is room in 3")
+    assert len(there.read("jobs", "list")["jobs"]) == 2
 
 
 def test_the_next_ticks_are_told_in_utc_and_by_the_clocks_of_the_zone(some: Terminal) -> None:

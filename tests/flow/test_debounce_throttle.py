@@ -159,7 +159,7 @@ def test_no_more_than_so_many_in_a_window_and_the_caller_is_told(play: Play) -> 
         first, _ = await save.enqueue("a", 1), await save.enqueue("a", 2)
         await first.result()
         await asyncio.sleep(20)
-        with pytest.raises(ThrottledError, match="the throttle of 'save:a' is full; call again in") as raised:
+        with pytest.raises(ThrottledError, match="task 'save': the throttle of 'a' is full, .* call again in") as raised:
             await save.enqueue("a", 3)
         with pytest.raises(ThrottledError):
             await save.enqueue_and_wait("a", 4)
@@ -174,7 +174,8 @@ def test_no_more_than_so_many_in_a_window_and_the_caller_is_told(play: Play) -> 
         assert sorted(ran) == [("a", 1), ("a", 2), ("a", 6), ("b", 5)]
 
         copied = pickle.loads(pickle.dumps(raised.value))
-        assert (str(copied), copied.key, copied.retry_in) == (str(raised.value), "save:a", raised.value.retry_in)
+        assert (str(copied), copied.key, copied.retry_in) == (str(raised.value), "a", raised.value.retry_in)
+        assert str(copied).endswith('or let it skip such calls with Throttle(on_limit="skip")')
 
     play(scenario)
 
@@ -190,8 +191,32 @@ def test_what_is_skipped_says_so_by_its_handle(play: Play) -> None:
             await save.enqueue_and_wait("a", 3)
 
         assert (skipped.made, skipped.created, skipped.id) == ("throttled", False, latest.id)
-        assert (latest.refusal, skipped.refusal.key) == (None, "save:")
-        assert await skipped.state() is State.WAITING
+        assert (latest.refusal, skipped.refusal.task, skipped.refusal.key) == (None, "save", None)
+        assert str(skipped.refusal) == str(pickle.loads(pickle.dumps(skipped.refusal)))
+        assert str(skipped.refusal).startswith("task 'save': the throttle is full, so this call made no job; call again")
+        assert "on_limit" not in str(skipped.refusal)
+
+    play(scenario)
+
+
+def test_a_handle_that_was_throttled_does_nothing_to_the_job_of_somebody_else(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(timing=FAST)
+        save = saving(app, [], throttle=Throttle(max=1, window="1h", on_limit="skip"))
+        latest, skipped = await save.enqueue("a", 1), await save.enqueue("a", 2)
+        for asked in (
+            *(skipped.state, skipped.info, skipped.cancel, skipped.redrive),
+            *(lambda: skipped.reschedule("1h"), lambda: skipped.retain("1h"), lambda: anext(skipped.events())),
+        ):
+            with pytest.raises(ThrottledError) as raised:
+                await asked()
+            assert raised.value is skipped.refusal
+        before = await latest.state()
+        await stage.start(app.worker())
+
+        assert before is State.WAITING
+        assert await latest.result() == 1
+        assert await app.job(skipped.id, save).state() is State.COMPLETED
 
     play(scenario)
 

@@ -22,6 +22,8 @@ from holdfast import (
     ScheduleMissed,
     ScheduleSkipped,
     State,
+    Throttle,
+    ThrottledError,
     Timing,
     UnknownScheduleError,
     UsageError,
@@ -874,6 +876,31 @@ def test_a_trigger_makes_a_job_now_and_keeps_the_cadence(play: Play) -> None:
         jobs = await jobs_of(stage.storage, "often")
         assert [job.tick for job in jobs] == [None, None, EPOCH + 10 * SECOND]
         assert by_hand.id in {job.id for job in jobs[:2]}
+
+    play(scenario)
+
+
+def test_who_triggers_is_told_what_became_of_the_call(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(timing=FAST)
+
+        @app.every("1h", name="one")
+        @app.task(name="unique", unique="one")
+        async def unique() -> None: ...
+
+        @app.every("1h", name="few")
+        @app.task(name="throttled", throttle=Throttle(max=1, window="1m"))
+        async def throttled() -> None: ...
+
+        held, latest = await unique.enqueue(), await throttled.enqueue()
+        async with app.worker(queues=["elsewhere"]):
+            one, few = [await app.schedules.trigger(name) for name in ("one", "few")]
+
+        assert (one.made, one.id, one.refusal) == ("duplicate", held.id, None)
+        assert (few.made, few.id, few.created) == ("throttled", latest.id, False)
+        with pytest.raises(ThrottledError, match="task 'throttled': the throttle is full"):
+            await few.cancel()
+        assert await latest.state() is State.WAITING
 
     play(scenario)
 

@@ -8,10 +8,10 @@ import click
 
 from holdfast.cli.access import accessed
 from holdfast.cli.consent import consent, consenting
-from holdfast.cli.exits import OK
+from holdfast.cli.exits import FAILURE, OK
 from holdfast.cli.render import as_json, moment_text, printable, table
 from holdfast.cli.session import Session, naming, storage
-from holdfast.cli.views import RefView, ScheduleView, TickView, schedule_view, tick_view
+from holdfast.cli.views import ScheduleView, TickView, TriggeredView, schedule_view, tick_view, triggered_view
 from holdfast.clock import SECOND, SystemClock, entropy
 from holdfast.core.duration import spoken
 from holdfast.ids import JobIds
@@ -113,16 +113,26 @@ def trigger_schedules(session: Session, names: tuple[str, ...]) -> int:
     """Enqueue what these schedules enqueue now, paused or not; their ticks come as they would have."""
     ids = JobIds(SystemClock(), entropy())
 
-    async def make(storage: Storage, name: str) -> tuple[str, RefView]:
-        ref, _ = await trigger(storage, name, ids.make())
-        return name, RefView(queue=ref.queue, id=ref.id)
+    async def make(storage: Storage, name: str) -> tuple[str, TriggeredView]:
+        receipt, _ = await trigger(storage, name, ids.make())
+        return name, triggered_view(receipt)
 
-    made = asyncio.run(_each(session, names, make))
-    if as_json(session, [ref for _, ref in made]):
-        return OK
-    for name, ref in made:
-        click.echo(printable(ref.id if session.quiet else f"schedule {name}: job {ref.id} in queue {ref.queue}"))
-    return OK
+    seen = asyncio.run(_each(session, names, make))
+    if not as_json(session, [one for _, one in seen]):
+        for name, one in seen:
+            taken = one.made not in _NOT_MADE
+            if taken and session.quiet:
+                click.echo(printable(one.id))
+            else:
+                said = _NOT_MADE.get(one.made, "job {0.id} in queue {0.queue}").format(one)
+                click.echo(printable(f"schedule {name}: {said}"), err=not taken)
+    return FAILURE if any(one.made in _NOT_MADE for _, one in seen) else OK
+
+
+_NOT_MADE = {
+    "duplicate": "no job, for job {0.id} in queue {0.queue} is there already",
+    "throttled": "throttled, there is room in {0.retry_in:g} s",
+}
 
 
 @schedules.command("next")

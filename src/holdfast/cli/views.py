@@ -18,12 +18,13 @@ from holdfast.core.duration import moment
 from holdfast.core.frames import unframed
 from holdfast.core.job import JobRecord, LogLine, RateKey, Ref, RunRecord
 from holdfast.core.lifecycle import TERMINAL, State
+from holdfast.core.merge import Made
 from holdfast.core.retention import Retention
 from holdfast.core.schedule import Schedule
 from holdfast.dead import DeadGroups, DeadLetter, DeadReport
 from holdfast.health.judge import WorkerHealth, judged
 from holdfast.options import Timing
-from holdfast.storage.protocol import QueueSurvey, Survey
+from holdfast.storage.protocol import QueueSurvey, Receipt, Survey
 
 Decode = Callable[[bytes], Any]
 
@@ -188,6 +189,19 @@ class RefView(Struct, frozen=True, kw_only=True):
 
     queue: str
     id: str
+
+
+class TriggeredView(Struct, frozen=True, kw_only=True):
+    """What became of a call that was enqueued by hand, and the job that answers for it, or kept it out.
+
+    `made`: "created", "replaced" or "gathered"; or no job was made, and it is a "duplicate", or "throttled" for
+    `retry_in` seconds more.
+    """
+
+    queue: str
+    id: str
+    made: Made
+    retry_in: float | None
 
 
 class HeldView(Struct, frozen=True, kw_only=True):
@@ -377,6 +391,12 @@ def schedule_view(schedule: Schedule, decode: Decode) -> ScheduleView:
         next_tick=None if schedule.next_tick is None else moment(schedule.next_tick),
         last_id=schedule.last_id,
     )
+
+
+def triggered_view(receipt: Receipt) -> TriggeredView:
+    """Return a receipt as it is shown."""
+    wait = None if receipt.retry_in is None else receipt.retry_in / SECOND
+    return TriggeredView(queue=receipt.ref.queue, id=receipt.ref.id, made=receipt.made, retry_in=wait)
 
 
 def tick_view(tick: datetime, schedule: Schedule) -> TickView:
