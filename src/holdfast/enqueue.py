@@ -116,10 +116,6 @@ def in_time(settings: TaskOptions, options: CallOptions, collect: Collect | None
     for other in ("delay", "run_at"):
         if other in options:
             raise UsageError(f"{other} and {word} contradict each other: that says when a job starts; give one of them")
-    if collect is not None and "id" in options:
-        raise UsageError(
-            "id and collect contradict each other: the job has the id of the first call that it gathers; leave it out"
-        )
     ttl = living(options["ttl"]).max if "ttl" in options else None
     if ttl is None and settings.ttl is not None:
         ttl = settings.ttl.max

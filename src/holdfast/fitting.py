@@ -34,7 +34,9 @@ class Fitting:
         known = tuple(parameters)
 
         def keying(given: KeyTemplate | None, field: str) -> Keying | None:
-            return None if given is None else Keying(given, known, field=field, task=task)
+            if given is None:
+                return None
+            return Keying(given, known, field=field, task=task, collects=collect is not None)
 
         self._task = task
         self._limit = options.concurrency_limit or 1

@@ -187,7 +187,7 @@ class Schedules:
         handle: Callable[[Receipt, NewJob], Job[Any]],
         grace: timedelta,
     ) -> None:
-        """Take the way to the storage, what makes ids, and handles of what was enqueued, and the grace that is built in."""
+        """Take the way to the storage, what makes ids and handles of what was enqueued, and the built-in grace."""
         self._storage = storage
         self._new_id = new_id
         self._handle = handle
@@ -308,8 +308,8 @@ class Schedules:
     async def trigger(self, name: str) -> Job[Any]:
         """Enqueue what a schedule enqueues now, also of one that is paused; its ticks come as they would have.
 
-        The job has an id of its own and no `scheduled_for`. While it is unfinished, `overlap` counts it. Where the task's
-        options let no job be made, `made` of the handle says so; nothing is raised for that.
+        The job has an id of its own and no `scheduled_for`. While it is unfinished, `overlap` counts it. Where the
+        task's options let no job be made, `made` of the handle says so; nothing is raised for that.
 
         Raises:
             UnknownScheduleError: there is none of that name.

@@ -316,6 +316,26 @@ def test_the_same_call_made_again_after_a_lost_reply_is_taken_in_once(play: Play
     play(scenario)
 
 
+def test_a_call_with_an_id_of_its_own_brings_one_item_however_often_it_is_made(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        batches: list[list[Doc]] = []
+        app = stage.app(timing=FAST)
+        index = indexing(app, batches)
+        jobs: list[Any] = []
+        for number in (1, 2, 2, 1):
+            jobs.append(await index.options(id=f"item {number}").enqueue(Doc("a", number)))
+        await stage.start(app.worker())
+        await jobs[0].result()
+        late = await index.options(id="item 2").enqueue(Doc("a", 2))
+
+        assert [(job.made, job.id) for job in [*jobs, late]] == [
+            *(("created", "item 1"), ("gathered", "item 1"), *[("duplicate", "item 1")] * 3),
+        ]
+        assert batches == [[Doc("a", 1), Doc("a", 2)]]
+
+    play(scenario)
+
+
 def test_who_asks_for_it_hears_of_what_is_gathered(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(timing=FAST)
@@ -388,7 +408,6 @@ ATTEMPTS: list[tuple[Attempt, str]] = [
     (lambda index: index.call(), r"missing a required argument: 'item'; its signature is \(item\)"),
     (lambda index: index.call(Doc("a"), Doc("b")), "too many positional arguments"),
     (lambda index: index.call(object()), "argument 'docs' cannot be encoded"),
-    (lambda index: index.options(id="own"), "id and collect contradict each other"),
     (lambda index: index.options(delay=1), "delay and collect contradict each other"),
     (lambda index: index.options(unique=True), "unique and collect contradict each other"),
     (lambda index: index.options(ttl="1s"), "delay = 1s is not under the ttl of 1s"),
@@ -406,7 +425,11 @@ def test_a_call_that_does_not_fit_is_refused(call: Attempt, told: str) -> None:
     [
         ({"unique": Unique()}, "unique and collect contradict each other"),
         ({"ttl": "1s"}, "delay = 1s is not under the ttl"),
-        ({"collect": Collect("{docs}")}, r"collect = '\{docs\}' names 'docs', .* it takes item"),
+        (
+            {"collect": Collect("{docs.tenant}")},
+            r"collect = '\{docs.tenant\}' names 'docs', .* of the item that a call brings; write \{item\}, or",
+        ),
+        ({"concurrency_key": "{docs}"}, r"concurrency_key = '\{docs\}' names 'docs', .* the item that a call brings"),
         ({"collect": "1s"}, "collect = '1s' must be a Collect; write collect=Collect"),
     ],
 )

@@ -159,7 +159,9 @@ def test_no_more_than_so_many_in_a_window_and_the_caller_is_told(play: Play) -> 
         first, _ = await save.enqueue("a", 1), await save.enqueue("a", 2)
         await first.result()
         await asyncio.sleep(20)
-        with pytest.raises(ThrottledError, match="task 'save': the throttle of 'a' is full, .* call again in") as raised:
+        with pytest.raises(
+            ThrottledError, match=r"task 'save': the throttle of 'a' is full, .* call again in"
+        ) as raised:
             await save.enqueue("a", 3)
         with pytest.raises(ThrottledError):
             await save.enqueue_and_wait("a", 4)
@@ -193,7 +195,9 @@ def test_what_is_skipped_says_so_by_its_handle(play: Play) -> None:
         assert (skipped.made, skipped.created, skipped.id) == ("throttled", False, latest.id)
         assert (latest.refusal, skipped.refusal.task, skipped.refusal.key) == (None, "save", None)
         assert str(skipped.refusal) == str(pickle.loads(pickle.dumps(skipped.refusal)))
-        assert str(skipped.refusal).startswith("task 'save': the throttle is full, so this call made no job; call again")
+        assert str(skipped.refusal).startswith(
+            "task 'save': the throttle is full, so this call made no job; call again"
+        )
         assert "on_limit" not in str(skipped.refusal)
 
     play(scenario)

@@ -75,11 +75,13 @@ class Keying:
         UsageError: the template names what the task does not take, or is none.
     """
 
-    def __init__(self, given: KeyTemplate, parameters: Iterable[str], *, field: str, task: str) -> None:
+    def __init__(
+        self, given: KeyTemplate, parameters: Iterable[str], *, field: str, task: str, collects: bool = False
+    ) -> None:
         self._given = given
         self._field = field
         if isinstance(given, str):
-            _fillable(given, tuple(parameters), field=field, task=task)
+            _fillable(given, tuple(parameters), field=field, task=task, collects=collects)
 
     def key(self, call: Arguments) -> str | None:
         """Return the key of a call, None for none.
@@ -104,7 +106,7 @@ def made_of(given: str | Callable[..., Any], call: Arguments, *, field: str) -> 
         raise UsageError(f"{field} {told!r} fails on these arguments: {shown(error)}; mend it") from error
 
 
-def _fillable(given: str, known: tuple[str, ...], *, field: str, task: str) -> None:
+def _fillable(given: str, known: tuple[str, ...], *, field: str, task: str, collects: bool) -> None:
     try:
         asked = [name for _, name, _, _ in Formatter().parse(given) if name is not None]
         sizes = [spec for _, _, spec, _ in Formatter().parse(given) if spec and "{" in spec]
@@ -116,6 +118,12 @@ def _fillable(given: str, known: tuple[str, ...], *, field: str, task: str) -> N
         )
     for name in asked:
         first = name.split(".")[0].split("[")[0]
+        if first not in known and collects:
+            # The handler's own parameter is what one thinks of first.
+            raise UsageError(
+                f"{field} = {shown(given)} names {first!r}, and keys of task {task!r}, which collects, are made of the "
+                f"item that a call brings; write {{{known[0]}}}, or {{{known[0]}.tenant}}"
+            )
         if first not in known:
             raise UsageError(
                 f"{field} = {shown(given)} names {first!r}, which task {task!r} does not take; "
