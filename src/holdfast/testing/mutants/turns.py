@@ -176,10 +176,12 @@ class RateNeverOpens(Model):
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
-        room = self._shelf._room  # pyright: ignore[reportPrivateUsage]
-        self._shelf._room = (  # type: ignore[method-assign]
-            lambda queue, name, parked, now: 0 if name.startswith(RATE) else room(queue, name, parked, now)
-        )
+        unpark = self._shelf.unpark
+
+        def never(queue: str, name: str, now: int, *, room: int | None = None) -> int:
+            return 0 if name.startswith(RATE) else unpark(queue, name, now, room=room)
+
+        self._shelf.unpark = never  # type: ignore[method-assign]
 
 
 @mutant("order")
