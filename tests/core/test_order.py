@@ -108,6 +108,15 @@ def test_a_priority_moves_the_line_on_by_its_jobs_alone(boost: int) -> None:
     assert NOW <= line.front <= line.start(boost) == NOW + 100 * FAIR_SHARE
 
 
+def test_a_tenant_with_nobody_in_line_begins_where_the_line_has_got_to() -> None:
+    line, jobs = Fairness(NOW), list[tuple[int, str, int]]()
+    come(line, jobs, "a", 30)
+
+    assert line.tag("a", boost=0) == NOW + 31 * FAIR_SHARE
+    assert line.tag("a", boost=0, waits=False) == NOW + FAIR_SHARE
+    assert line.tag("a", boost=0) == NOW + 2 * FAIR_SHARE
+
+
 def test_tags_that_the_line_has_passed_say_nothing_and_are_forgotten() -> None:
     line, jobs = Fairness(NOW), list[tuple[int, str, int]]()
     come(line, jobs, "a", 1)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from holdfast.clock import SECOND
-from holdfast.core.job import NewJob, RateKey
-from holdfast.storage.protocol import Bid, Order, Settings, Target
-from holdfast.storage.sqlite import SQLiteStorage, flow, line
+from holdfast.core.job import NewJob, RateKey, Ref
+from holdfast.storage.protocol import Bid, Delete, Order, Settings, Target
+from holdfast.storage.sqlite import SQLiteStorage, chores, flow, line
 from holdfast.storage.sqlite.step import Step
 from holdfast.testing import ManualClock
 from tests.storage.worlds import job, owner
@@ -124,6 +124,24 @@ async def test_a_sweep_forgets_tenants_whom_the_line_has_passed(path: Path, cloc
     await storage.close()
 
     assert left == 1
+
+
+async def test_sweeps_forget_the_lines_that_have_nothing_to_do(
+    path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chores, "PASSED_LIMIT", 15)
+    storage = SQLiteStorage(path, clock=clock)
+    with bench(path, clock) as fair:
+        fair.enqueue([job(f"a{n}", fair_key=f"tenant-{n}") for n in range(20)])
+        fair.enqueue([job("b", queue="busy", fair_key="a"), job("c", queue="busy", fair_key="a", delay=SECOND)])
+        await storage.revise([Delete(Ref("q", f"a{n}")) for n in range(20)])
+        kept: list[list[int]] = []
+        for _ in range(3):
+            await storage.sweep(Bid(ME, None))
+            kept.append([fair.count(table) for table in ("fair_line", "fair_reached", "fair_tag")])
+    await storage.close()
+
+    assert kept == [[2, 2, 6], [1, 1, 1], [1, 1, 1]]
 
 
 async def test_a_sweep_forgets_rates_whose_time_has_gone_by(path: Path, clock: ManualClock) -> None:

@@ -46,9 +46,12 @@ class Fairness(Struct):
     reached: dict[int, int] = field(default_factory=dict[int, int])
     tags: dict[tuple[int, str], int] = field(default_factory=dict[tuple[int, str], int])
 
-    def tag(self, key: str, *, boost: int, weight: int = 1) -> int:
-        """Return the virtual instant of a tenant's next job, and remember it."""
-        last = self.tags.get((boost, key))
+    def tag(self, key: str, *, boost: int, weight: int = 1, waits: bool = True) -> int:
+        """Return the virtual instant of a tenant's next job, and remember it.
+
+        A tenant that waits with no other has had its turns, or was taken out of line before them: it owes nothing.
+        """
+        last = self.tags.get((boost, key)) if waits else None
         tag = self.tags[boost, key] = next_tag(self.start(boost), last, weight)
         return tag
 

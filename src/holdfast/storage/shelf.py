@@ -71,6 +71,8 @@ class Line:
     parked: dict[str, Index] = field(default_factory=dict[str, Index])
     over: dict[State, Index] = field(default_factory=lambda: {state: Index() for state in sorted(TERMINAL)})
     fairness: Fairness | None = None
+    tenants: dict[tuple[int, str], dict[Ref, None]] = field(default_factory=dict[tuple[int, str], dict[Ref, None]])
+    """Who waits of each priority and tenant, those without a key left out."""
     opening: dict[str, int] = field(default_factory=dict[str, int])
     """When each rate that jobs are parked under lets one start."""
     unfinished: int = 0
@@ -155,7 +157,9 @@ class Shelf:
             # Who comes in late makes nobody begin in the past.
             line.fairness = Fairness(max(at, now))
         if line.fairness is not None:
-            at = line.fairness.tag(job.fair_key or "", boost=job.boost, weight=job.weight)
+            key = job.fair_key or ""
+            waits = job.fair_key is None or (job.boost, key) in line.tenants
+            at = line.fairness.tag(key, boost=job.boost, weight=job.weight, waits=waits)
         return place(at, boost=job.boost)
 
     def score_again(self, job: JobRecord, now: int) -> int:
@@ -260,7 +264,9 @@ class Shelf:
         for _, of in nsmallest(PASSED_LIMIT, passed):
             del self.taken[of]
         for line in self.lines.values():
-            if line.fairness is not None:
+            if not line.unfinished:
+                line.fairness = None
+            elif line.fairness is not None:
                 line.fairness.forget()
 
     def unpark(self, queue: str, name: str, now: int, *, room: int | None = None) -> int:
@@ -422,6 +428,9 @@ class Shelf:
         self.lines[job.queue].unfinished += more
         if job.merge is not None:
             _group(self._merging, (job.queue, merge_name(job.merge)), job.ref, inside=_unfinished(after))
+        for waits, one in ((False, before), (True, after)):
+            if one is not None and one.state is State.WAITING and one.fair_key is not None and not one.lifo:
+                _group(self.lines[one.queue].tenants, (one.boost, one.fair_key), one.ref, inside=waits)
         if job.schedule is not None:
             _group(self._scheduled, job.schedule, job.ref, inside=_unfinished(after))
         for key in job.keys:

@@ -19,7 +19,7 @@ from holdfast.storage.protocol import (
     WORKER_KEPT,
     queue_topic,
 )
-from holdfast.storage.sqlite import rates, slots
+from holdfast.storage.sqlite import line, rates, slots
 from holdfast.storage.sqlite.claiming import promote
 from holdfast.storage.sqlite.hand import redrive
 from holdfast.storage.sqlite.intake import holder
@@ -51,6 +51,8 @@ _BOUNDS = query("events", "bounds")
 _YOUNG = query("sweep", "young")
 _FORGET = query("sweep", "forget")
 _FORGET_TAGS = query("sweep", "forget_tags")
+_IDLE_LINES = query("sweep", "idle_lines")
+_FORGET_IDLE_TAGS = query("sweep", "forget_idle_tags")
 _FORGET_RATES = query("sweep", "forget_rates")
 _FORGET_TIME = query("sweep", "forget_time")
 _FORGET_WINDOWS = query("sweep", "forget_windows")
@@ -182,8 +184,14 @@ def forget_events(step: Step) -> int:
 
 
 def forget_tags(step: Step) -> None:
-    """Forget which places in virtual time tenants have got to, where the line has passed them."""
-    step.run(_FORGET_TAGS, (PASSED_LIMIT,))
+    """Forget which places in virtual time tenants have got to, where the line has passed them, or has nothing to do."""
+    room = PASSED_LIMIT - step.run(_FORGET_TAGS, (PASSED_LIMIT,))
+    for (queue,) in step.all(_IDLE_LINES, (room,)):
+        room -= step.run(_FORGET_IDLE_TAGS, (queue, room))
+        if room <= 0:
+            return
+        line.forget(step, queue)
+        room -= 1
 
 
 def forget_rates(step: Step) -> None:

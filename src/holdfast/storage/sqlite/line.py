@@ -12,6 +12,7 @@ from holdfast.storage.sqlite.queries import query
 from holdfast.storage.sqlite.step import Line, Step
 
 _WAITS = query("line", "waits")
+_TENANT_WAITS = query("line", "tenant_waits")
 _REACHED = query("line", "reached")
 _TAG = query("line", "tag")
 _FORGET = tuple(query("line", name) for name in ("forget_front", "forget_reached", "forget_tags"))
@@ -37,10 +38,15 @@ def is_fair(step: Step, queue: str) -> bool:
     line = step.line(queue)
     if line.fairness is not None and not _anybody_waits(step, queue, line):
         if line.written is not None:
-            for statement in _FORGET:
-                step.run(statement, (queue,))
+            forget(step, queue)
         line.fairness = None
     return line.fairness is not None
+
+
+def forget(step: Step, queue: str) -> None:
+    """Forget how far a line has got in virtual time."""
+    for statement in _FORGET:
+        step.run(statement, (queue,))
 
 
 def reached(step: Step, queue: str, boost: int) -> int:
@@ -67,7 +73,9 @@ def _tag(step: Step, job: NewJob | JobRecord, line: Line, fairness: Fairness) ->
     _look_up_tag(step, job.queue, line, (job.boost, key))
     # Which priorities there are is told by how far each has got; it has got as far as the line.
     fairness.reached.setdefault(job.boost, fairness.front)
-    return fairness.tag(key, boost=job.boost, weight=job.weight)
+    waits = job.fair_key is None or _tenant_waits(step, job.queue, line, (job.boost, key))
+    line.tenants.add((job.boost, key))
+    return fairness.tag(key, boost=job.boost, weight=job.weight, waits=waits)
 
 
 def _look_up_reached(step: Step, queue: str, line: Line, boost: int) -> None:
@@ -84,6 +92,10 @@ def _look_up_tag(step: Step, queue: str, line: Line, lane: tuple[int, str]) -> N
     row = step.one(_TAG, (queue, *lane))
     if row is not None:
         line.fairness.tags[lane] = line.written.tags[lane] = row[0]
+
+
+def _tenant_waits(step: Step, queue: str, line: Line, lane: tuple[int, str]) -> bool:
+    return lane in line.tenants or step.one(_TENANT_WAITS, (queue, *lane)) == (1,)
 
 
 def _anybody_waits(step: Step, queue: str, line: Line) -> bool:

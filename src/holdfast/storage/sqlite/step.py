@@ -4,7 +4,7 @@ import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from holdfast.core.events import Event, JobEvent, to_log
@@ -56,13 +56,15 @@ class Slots:
 class Line:
     """A queue's line: how far it has got in virtual time, as far as that was looked up; None where it is not fair.
 
-    `opening`: a rate of the queue says when it opens. `waits`: it is known that somebody waits. `written`: what stands
-    in the tables of all this, None where they are to be written anew.
+    `opening`: a rate of the queue says when it opens. `waits`: it is known that somebody waits. `tenants`: of which
+    priorities and tenants that is known. `written`: what stands in the tables of all this, None where they are to be
+    written anew.
     """
 
     fairness: Fairness | None
     opening: bool
     waits: bool = False
+    tenants: set[tuple[int, str]] = field(default_factory=set[tuple[int, str]])
     written: Fairness | None = None
 
 
@@ -129,6 +131,7 @@ class Step:
             self._counts[queue, left] -= jobs
             if left == "waiting" and queue in self._lines:
                 self._lines[queue].waits = False
+                self._lines[queue].tenants.clear()
         if to is not None:
             self._counts[queue, to] += jobs
 

@@ -1,7 +1,7 @@
 """What the line promises: who has waited longest comes first, priorities move ahead, tenants take turns."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -9,7 +9,7 @@ from holdfast.clock import SECOND
 from holdfast.core.job import Key, NewJob, RateKey, Ref
 from holdfast.core.lifecycle import State
 from holdfast.core.outcome import Interrupted, Rejected, Returned
-from holdfast.storage.protocol import Delete, Redrive, Reschedule, Settings, Storage, Target
+from holdfast.storage.protocol import Cancel, Delete, Redrive, Reschedule, Revision, Settings, Storage, Target
 from holdfast.testing.clock import ManualClock
 from holdfast.testing.conformance.material import (
     ALICE,
@@ -219,6 +219,26 @@ class FairnessConformance(Conformance):
         await enqueue(storage, *of("b", 2), *of("a", 2))
 
         assert await names(storage) == ["a-0", "b-0", "a-1", "b-1"]
+
+    @pytest.mark.parametrize("revision", [Cancel, Delete, lambda ref: Reschedule(ref, delay=3600 * SECOND)])
+    async def test_a_tenant_whose_jobs_were_taken_away_owes_nothing_in_a_line_that_stays_busy(
+        self, storage: Storage, revision: Callable[[Ref], Revision]
+    ) -> None:
+        refs = await enqueue(storage, *of("a", 30))
+        await enqueue(storage, *of("b", 4))
+        assert await names(storage, room=2) == ["a-00", "b-0"]
+        await storage.revise([revision(ref) for ref in refs[1:]])
+        await enqueue(storage, *(new_job(f"a-new-{number}", fair_key="a") for number in range(2)))
+
+        assert await names(storage) == ["a-new-0", "b-1", "a-new-1", "b-2", "b-3"]
+
+    async def test_a_tenant_that_still_waits_stays_behind_what_it_had_in_line(self, storage: Storage) -> None:
+        refs = await enqueue(storage, *of("a", 6))
+        await enqueue(storage, *of("b", 6))
+        await storage.revise([Delete(ref) for ref in refs[1:4]])
+        await enqueue(storage, new_job("a-new", fair_key="a"))
+
+        assert await names(storage) == ["a-0", "b-0", "b-1", "b-2", "b-3", "a-4", "b-4", "a-5", "b-5", "a-new"]
 
     async def test_who_is_parked_still_waits_and_keeps_the_line_busy(
         self, storage: Storage, clock: ManualClock

@@ -100,6 +100,10 @@ CREATE INDEX job_parked ON job (queue, parked_under, score, id)
 CREATE INDEX job_delayed ON job (queue, run_at, id)
     WHERE state = 'delayed';
 
+-- Whom tenants wait with.
+CREATE INDEX job_tenant ON job (queue, boost, fair_key)
+    WHERE fair_key IS NOT NULL AND state = 'waiting' AND lifo = 0;
+
 -- Who has waited longest, whatever the scores say.
 CREATE INDEX job_waiting ON job (queue, run_at)
     WHERE state = 'waiting';

@@ -15,6 +15,19 @@ SELECT EXISTS (
                  AND state = 'waiting'
        );
 
+-- name: tenant_waits
+-- The same of a tenant, in a priority. Parameters: queue, boost, key.
+SELECT EXISTS (
+              SELECT 1
+                FROM job INDEXED BY job_tenant
+               WHERE fair_key IS NOT NULL
+                 AND queue = ?
+                 AND boost = ?
+                 AND fair_key = ?
+                 AND state = 'waiting'
+                 AND lifo = 0
+       );
+
 -- name: reached
 -- Parameters: queue, boost.
 SELECT at FROM fair_reached WHERE queue = ? AND boost = ?;

@@ -67,6 +67,24 @@ DELETE FROM fair_tag
         LIMIT ?
  );
 
+-- name: idle_lines
+-- Lines that are fair, though their queues have nothing unfinished. Parameters: limit.
+SELECT queue
+  FROM fair_line
+ WHERE NOT EXISTS (
+       SELECT 1
+         FROM tally
+        WHERE tally.queue = fair_line.queue
+          AND state IN ('delayed', 'waiting', 'active')
+          AND jobs > 0
+ )
+ LIMIT ?;
+
+-- name: forget_idle_tags
+-- Parameters: queue, limit.
+DELETE FROM fair_tag
+ WHERE (queue, boost, key) IN (SELECT queue, boost, key FROM fair_tag WHERE queue = ? LIMIT ?);
+
 -- name: overdue
 -- Parameters: now, limit.
 SELECT *
