@@ -578,7 +578,8 @@ class Holdfast:
 
         `queues`: all that the app's tasks go to unless given. `concurrency`: how many jobs run at once. `reaper`:
         whether it also recovers what others left behind. `drain`: how long a stop lets runs go on. `burst`: end when
-        nothing is left to do now. `incarnation`: the owner id, where a supervisor has chosen it.
+        nothing is left to do now; it waits for no delay, retry or rate. `incarnation`: the owner id, where a supervisor
+        has chosen it.
 
         Raises:
             UsageError: an option has no valid value, or a task lacks a migration from an older version.

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Literal
 
@@ -22,7 +23,7 @@ from holdfast.core.job import Owner, Ref
 from holdfast.core.leadership import Term
 from holdfast.core.settlement import Settlement
 from holdfast.storage.memory import MemoryStorage
-from holdfast.storage.protocol import Beat, Bid, EventPage, Exchanged, Order, Pulse, Reader, Swept
+from holdfast.storage.protocol import PROMOTE_LIMIT, Beat, Bid, EventPage, Exchanged, Order, Pulse, Reader, Swept
 from holdfast.testing.simloop import SimClock, SimLoop, simulate
 from tests.flow.conftest import FAST, Play, Stage
 
@@ -262,6 +263,48 @@ def test_a_burst_ends_when_nothing_is_left_to_do_now(play: Play) -> None:
         assert [await job.result() for job in jobs] == list(range(25))
         assert await later.state() is State.DELAYED
         assert stage.now < 10
+
+    play(scenario)
+
+
+def test_a_burst_waits_for_no_rate(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+
+        @app.task(rate="1/m")
+        async def paced() -> None:
+            pass
+
+        @app.task(queue="slow")
+        async def free() -> None:
+            pass
+
+        await app.queue("slow").set_rate("1/h")
+        jobs = [await task.enqueue() for task in (paced, free) for _ in range(5)]
+        node = await stage.start(worker := app.worker(burst=True))
+        await stage.loop.start(node, worker.wait())
+
+        assert stage.now < 10
+        assert Counter([await job.state() for job in jobs]) == {State.COMPLETED: 2, State.WAITING: 8}
+
+    play(scenario)
+
+
+def test_a_burst_goes_on_where_a_claim_could_not_look_at_all_that_is_due(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+
+        @app.task
+        async def late() -> None:
+            pass
+
+        await app.enqueue_many(late.options(delay="1s", ttl="2s").call() for _ in range(PROMOTE_LIMIT + 1))
+        last = await late.options(delay="1s").enqueue()
+        await asyncio.sleep(5)
+        node = await stage.start(worker := app.worker(burst=True, reaper=False))
+        await stage.loop.start(node, worker.wait())
+
+        assert await last.state() is State.COMPLETED
 
     play(scenario)
 

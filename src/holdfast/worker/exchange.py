@@ -82,7 +82,7 @@ class ExchangeLoop:
         self.turned_at = clock.uptime()
         self.released = 0
         self.empty = False
-        """Whether the last claim left nothing ready behind; what a burst waits for."""
+        """Whether the last claim found nothing to start, and the next one would not either; what a burst waits for."""
 
     @property
     def running(self) -> int:
@@ -151,7 +151,7 @@ class ExchangeLoop:
             self._take(lease, asked_at)
         # Each queue is the first in its turn, so that a full one cannot keep the others waiting.
         self._queues = self._queues[1:] + self._queues[:1]
-        self.empty = room > 0 and not answer.leases and not answer.left
+        self.empty = room > 0 and not answer.leases and not answer.left and answer.next_due != 0
         self._idle.set()
         if self._unsettled or (answer.left and self._room()):
             return 0.0
