@@ -30,7 +30,7 @@ from holdfast.core.duration import micros
 from holdfast.core.events import OnRequest
 from holdfast.core.job import CollectKey, DebounceKey, RateKey, Ref
 from holdfast.core.lifecycle import TERMINAL
-from holdfast.errors import JobError, StorageError
+from holdfast.errors import JobError, StorageError, ThrottledError
 from holdfast.handle import Job
 from holdfast.maintenance.reaper import Reaper
 from holdfast.storage.model import Model
@@ -194,7 +194,8 @@ class World:
                 self.stage.spawn(node, self._await(job, job_number))
             if rng.random() < 0.1 and not self.plan.plain:
                 await asyncio.sleep(rng.random() * 5)
-                with contextlib.suppress(StorageError, JobError):
+                # A call that was throttled has no job to cancel, and says so.
+                with contextlib.suppress(StorageError, JobError, ThrottledError):
                     await job.cancel("a client's whim")
             if newer.random() < self.plan.repeats:
                 await self._submitted(app, newer.choice(made), newer)
