@@ -299,7 +299,7 @@ def test_a_burst_goes_on_where_a_claim_could_not_look_at_all_that_is_due(play: P
             pass
 
         await app.enqueue_many(late.options(delay="1s", ttl="2s").call() for _ in range(PROMOTE_LIMIT + 1))
-        last = await late.options(delay="1s").enqueue()
+        last = await late.options(delay="2s").enqueue()
         await asyncio.sleep(5)
         node = await stage.start(worker := app.worker(burst=True, reaper=False))
         await stage.loop.start(node, worker.wait())
