@@ -158,6 +158,53 @@ async def test_a_sweep_forgets_rates_whose_time_has_gone_by(path: Path, clock: M
     assert (kept, left) == (20, 0)
 
 
+async def test_sweeps_forget_rates_so_many_at_a_time_and_those_too_that_nobody_waits_for_any_more(
+    path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chores, "PASSED_LIMIT", 7)
+    storage = SQLiteStorage(path, clock=clock)
+    kept: list[int] = []
+    with bench(path, clock) as paced:
+        for of in ("first", "second", "third"):
+            paced.enqueue([job(f"{of}{n}", rates=(RateKey(f"r{n}", SECOND),)) for n in range(10)])
+        paced.claim(20)
+        clock.advance(0.000_001)
+        paced.claim(20)
+        parked = paced.count("rate WHERE opens_at IS NOT NULL")
+        await storage.revise([Delete(Ref("q", f"third{n}")) for n in range(10)])
+        left = paced.count("rate WHERE opens_at IS NOT NULL")
+        clock.advance(5)
+        for _ in range(2):
+            await storage.sweep(Bid(ME, None))
+            kept.append(paced.count("rate"))
+    await storage.close()
+
+    assert (parked, left, kept) == (10, 0, [3, 0])
+
+
+def test_a_claim_costs_no_more_when_ten_times_as_many_rates_have_opened(path: Path, clock: ManualClock) -> None:
+    with bench(path, clock) as paced:
+
+        def cost(tenants: int) -> int:
+            for of in range(3):
+                paced.enqueue(
+                    [
+                        job(f"{of}-{tenants}-{n}", rates=(RateKey(f"{tenants}-{n}", 60 * SECOND),))
+                        for n in range(tenants)
+                    ]
+                )
+            for _ in range(2):
+                while paced.claim(128) > 20:
+                    pass
+                clock.advance(0.000_001)
+            clock.advance(60)
+            return paced.claim(10)
+
+        few, many = cost(200), cost(2000)
+
+    assert many <= few
+
+
 @pytest.mark.fault("W-N12")
 async def test_a_claim_before_a_rate_opens_writes_nothing(path: Path, clock: ManualClock) -> None:
     storage = SQLiteStorage(path, clock=clock)
