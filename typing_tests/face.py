@@ -119,7 +119,7 @@ async def deliver(to: str, *, copies: int = 1) -> bytes:
     return b""
 
 
-@router.implement(forget)
+@router.implement(forget, middleware=[])
 def forgotten(account_id: int, hurry: bool = False) -> None: ...
 
 

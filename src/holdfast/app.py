@@ -54,14 +54,17 @@ from holdfast.router import (
     Definition,
     Member,
     Place,
+    Plan,
+    Planned,
     Router,
     contract,
     definition,
     implementation,
     routing,
     standings,
+    timetable,
 )
-from holdfast.schedules import ScheduleDecorator, Schedules, schedule_of
+from holdfast.schedules import ScheduleDecorator, Schedules
 from holdfast.sideloop import PORTAL, Side, SideLoop
 from holdfast.signature import Signature
 from holdfast.storage.locate import locate, read
@@ -247,17 +250,22 @@ class Holdfast:
 
         return make if function is None else make(function)
 
-    def implement(self, declared: DeclaredTask[P, R]) -> ImplementDecorator[P, R]:
+    def implement(
+        self, declared: DeclaredTask[P, R], *, middleware: Sequence[Middleware] | None = None
+    ) -> ImplementDecorator[P, R]:
         """Make a function the handler of a declared task, under its name and with its options and its version.
+
+        `middleware`: what is wrapped around each run, in the place of any that the declaration has.
 
         Raises:
             UsageError: that is no declared task; from the decorator: it is not declared in this app, or implemented
                 already; it is no such function, or one that does not take and return what is declared.
         """
         contract(declared)
+        own = TaskOptions(middleware=middleware)
 
         def make(function: object) -> Any:
-            return self._taken(implementation(function, declared))
+            return self._taken(implementation(function, declared, own))
 
         return make
 
@@ -328,52 +336,39 @@ class Holdfast:
         given, settings = several(args, field="args"), TaskOptions(**options)
 
         def declare(function: Any) -> Any:
+            arrivals: list[Arrival] = []
             if not isinstance(function, Task):
-                task = self._taken(Definition(None, settings, Versions()).member(function))
+                member = Definition(None, settings, Versions()).member(function)
+                arrivals, task = [(member, self._place)], member.task
             elif options:
                 raise UsageError(f"{function!r} has its options already; give {next(iter(options))} to @app.task")
             else:
                 task = cast("Task[..., Any]", function)
-            self.schedule(task, task.name if name is None else name, given, kwargs or {}, when)
+            self.admit(arrivals, [(Plan(task, name, given, kwargs or {}, when), self._place)])
             return task
 
         return declare
-
-    def schedule(
-        self,
-        task: Task[..., Any],
-        name: str,
-        args: Sequence[object],
-        kwargs: Mapping[str, object],
-        when: Mapping[str, Any],
-    ) -> None:
-        """Put a task on a schedule; what `cron` and `every` of the app and of its routers come down to."""
-        if task not in (self.tasks.get(task.name), self.declared.get(task.name)):
-            raise UsageError(f"{task!r} is no task of this app; include its router first")
-        call = task.call(*args, **kwargs)
-        grace = grace_of(self.timing) if when["grace"] is None else when["grace"]
-        made = schedule_of(name, call.job, **{**when, "grace": grace})
-        if made.name in self._schedules:
-            raise UsageError(f"schedule {made.name!r} is defined twice; give one of them another name=")
-        self._schedules[made.name] = made
 
     def include(self, router: Router) -> None:
         """Take in a router: its tasks and event handlers, those it gets later, and all routers that it includes.
 
         Raises:
             UsageError: it is none, or is included somewhere already; or one of its tasks has a name that is taken, or
-                options that do not fit it, and then nothing of it is taken in; or one of its schedules cannot be made.
+                options that do not fit it, or one of its schedules cannot be made. Then nothing of it is taken in.
         """
         routing(router).join(self._place)
 
-    def admit(self, arrivals: Sequence[Arrival]) -> None:
-        """Make these tasks of this app, all of them or none; what `task` and `include` come down to."""
-        for task, standing in standings(arrivals, tasks=self.tasks, declared=self.declared):
+    def admit(self, arrivals: Sequence[Arrival], plans: Sequence[Planned] = ()) -> None:
+        """Make these tasks and schedules this app's, all of them or none; what all that declares them comes down to."""
+        admitted = standings(arrivals, tasks=self.tasks, declared=self.declared)
+        schedules = timetable(plans, admitted, known=self._schedules)
+        for task, standing in admitted.items():
             task.stand(standing)
             if isinstance(task, DeclaredTask):
                 self.declared[task.name] = task
             else:
                 self.tasks[task.name] = task
+        self._schedules.update(schedules)
 
     def _taken(self, one: Member) -> Task[..., Any]:
         self.admit([(one, self._place)])

@@ -8,7 +8,7 @@ from holdfast.collecting import CollectDecorator, collecting
 from holdfast.core.check import named, no_others, of_kind, several
 from holdfast.core.duration import Duration
 from holdfast.core.events import Event
-from holdfast.core.schedule import Overlap
+from holdfast.core.schedule import Overlap, Schedule
 from holdfast.errors import UsageError
 from holdfast.functions import is_async, name_of, runnable
 from holdfast.hearing import registering
@@ -28,6 +28,7 @@ from holdfast.task import (
     Standing,
     Task,
     TaskDecorator,
+    job_of,
 )
 
 P = ParamSpec("P")
@@ -39,19 +40,8 @@ M = TypeVar("M", bound=Middleware)
 class Home(Registry, Protocol):
     """What a router needs of its app."""
 
-    def admit(self, arrivals: "Sequence[Arrival]") -> None:
-        """Make these tasks of the app, all of them or none."""
-        ...
-
-    def schedule(
-        self,
-        task: Task[..., Any],
-        name: str,
-        args: Sequence[object],
-        kwargs: Mapping[str, object],
-        when: Mapping[str, Any],
-    ) -> None:
-        """Put a task on a schedule."""
+    def admit(self, arrivals: "Sequence[Arrival]", plans: "Sequence[Planned]" = ()) -> None:
+        """Make these tasks and schedules the app's, all of them or none."""
         ...
 
 
@@ -67,7 +57,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Member:
-    """A task as it was defined: with a name, or without, and its own options; or with those of a declared one."""
+    """A task as it was defined: with a name, or without, and its own options, over those of a declared one perhaps."""
 
     task: Task[..., Any]
     given: str | None
@@ -75,7 +65,19 @@ class Member:
     implements: DeclaredTask[..., Any] | None = None
 
 
+@dataclass(frozen=True)
+class Plan:
+    """A schedule as it was declared: which call it makes, and when; with a name, or without."""
+
+    task: Task[..., Any]
+    given: str | None
+    args: Sequence[object]
+    kwargs: Mapping[str, object]
+    when: Mapping[str, Any]
+
+
 Arrival = tuple[Member, Place]
+Planned = tuple[Plan, Place]
 
 
 @dataclass(frozen=True)
@@ -119,18 +121,18 @@ def definition(
     )
 
 
-def implementation(function: object, declared: DeclaredTask[..., Any]) -> Member:
-    """Return a function as the task that another declares.
+def implementation(function: object, declared: DeclaredTask[..., Any], own: TaskOptions) -> Member:
+    """Return a function as the task that another declares, with options of its own laid over those declared.
 
     Raises:
         UsageError: it is no such function, or does not take and return what is declared.
     """
     runs = _untaken(function)
     known = Versions(declared.migrations.version, declared.migrations.since)
-    task = _kind(runs)(runs, declared.name, declared.settings, known)
+    task = _kind(runs)(runs, declared.name, own.over(declared.settings), known)
     if (wrong := task.signature.breach(declared.signature)) is not None:
         raise UsageError(f"{name_of(runs)} implements task {declared.name!r}, but {wrong}; let it be as declared")
-    return Member(task, None, declared.settings, declared)
+    return Member(task, None, own, declared)
 
 
 def contract(declared: object) -> None:
@@ -144,7 +146,7 @@ def contract(declared: object) -> None:
 
 def standings(
     arrivals: Sequence[Arrival], *, tasks: Container[str], declared: Container[str]
-) -> list[tuple[Task[..., Any], Standing]]:
+) -> dict[Task[..., Any], Standing]:
     """Return what each of these will be in its place, beside the tasks that the app has and those it declares.
 
     Raises:
@@ -172,8 +174,32 @@ def standings(
         if said.name in tasks or said.name in running:
             raise UsageError(f"task {said.name!r} is implemented twice; leave one of them")
         running.add(said.name)
-        made[one.task] = one.task.placed(place.app, said.name, said.settings, place.around)
-    return list(made.items())
+        made[one.task] = one.task.placed(place.app, said.name, one.settings.over(said.settings), place.around)
+    return made
+
+
+def timetable(
+    plans: Sequence[Planned], standings: Mapping[Task[..., Any], Standing], *, known: Container[str]
+) -> dict[str, Schedule]:
+    """Return the schedules that these will be, beside those that the app has, and with the tasks that it will have.
+
+    Raises:
+        UsageError: a name is taken, or none that a schedule can have; or a task cannot be called so.
+        PayloadTooLargeError: the arguments take more than 1 MiB.
+    """
+    made: dict[str, Schedule] = {}
+    for plan, place in plans:
+        if plan.task not in standings and not plan.task.stands_in(place.app):
+            raise UsageError(f"{plan.task!r} is no task of this app; include its router first")
+        said = standings.get(plan.task) or plan.task.standing
+        job = job_of(said.app, plan.task.signature, said.template, said.fitting, tuple(plan.args), dict(plan.kwargs))
+        grace = grace_of(said.app.timing) if plan.when["grace"] is None else plan.when["grace"]
+        name = said.name if plan.given is None else place.prefix + plan.given
+        schedule = schedule_of(name, job, **{**plan.when, "grace": grace})
+        if schedule.name in known or schedule.name in made:
+            raise UsageError(f"schedule {schedule.name!r} is defined twice; give one of them another name=")
+        made[schedule.name] = schedule
+    return made
 
 
 class Router:
@@ -195,6 +221,7 @@ class Router:
         self.defaults = TaskOptions() if defaults is None else defaults
         of_kind(self.defaults, TaskOptions, field="defaults", remedy='write defaults=TaskOptions(queue="billing")')
         self._members: list[Member] = []
+        self._plans: list[Plan] = []
         self._routers: list[Router] = []
         self._middleware: list[Middleware] = []
         self._waiting: list[Callable[[Place], None]] = []
@@ -278,7 +305,9 @@ class Router:
 
         return make if function is None else make(function)
 
-    def implement(self, declared: DeclaredTask[P, R]) -> ImplementDecorator[P, R]:
+    def implement(
+        self, declared: DeclaredTask[P, R], *, middleware: Sequence[Middleware] | None = None
+    ) -> ImplementDecorator[P, R]:
         """Make a function the handler of a declared task, as `app.implement` does.
 
         Raises:
@@ -286,9 +315,10 @@ class Router:
                 return what is declared; if an app includes this router already, also: see `app.implement`.
         """
         contract(declared)
+        own = TaskOptions(middleware=middleware)
 
         def make(function: object) -> Any:
-            return self._taken(implementation(function, declared))
+            return self._taken(implementation(function, declared, own))
 
         return make
 
@@ -381,10 +411,10 @@ class Router:
 
         Raises:
             UsageError: it is included somewhere already; or one of its tasks has a name that is taken, or options that
-                do not fit it, and then nothing of it is taken in; or one of its schedules cannot be made.
+                do not fit it, or one of its schedules cannot be made. Then nothing of it is taken in.
         """
         self._make_sure_that_it_is_free()
-        place.app.admit(list(self._arrivals(place)))
+        place.app.admit(list(self._arrivals(place)), list(self._planned(place)))
         self.claim()
         self._settle(place)
 
@@ -434,12 +464,10 @@ class Router:
             grace = grace_of(Timing()) if when["grace"] is None else when["grace"]
             schedule_of(said or task.name, task.tailored({})[1], **{**when, "grace": grace})
             _fits(task, given, kwargs or {})
-
-            def put(inside: Place) -> None:
-                full = task.name if said is None else inside.prefix + said
-                inside.app.schedule(task, full, given, kwargs or {}, when)
-
-            self._once_inside(put)
+            plan = Plan(task, said, given, kwargs or {}, when)
+            if self._inside is not None:
+                self._inside.app.admit([], [(plan, self._inside)])
+            self._plans.append(plan)
             return task
 
         return declare
@@ -456,6 +484,12 @@ class Router:
         yield from ((one, inside) for one in self._members)
         for router in self._routers:
             yield from router._arrivals(inside)
+
+    def _planned(self, place: Place) -> Iterator[Planned]:
+        inside = self._within(place)
+        yield from ((one, inside) for one in self._plans)
+        for router in self._routers:
+            yield from router._planned(inside)
 
     def _settle(self, place: Place) -> None:
         self._inside = self._within(place)

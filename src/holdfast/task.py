@@ -164,14 +164,25 @@ class Bound(Generic[P, R]):
         if self._standing is not standing:
             # Made while the task had no app yet, which has options of its own.
             self._standing, self._template, self._fitting = self._task.tailored(self._options)
-        app, signature = standing.app, self._task.signature
-        payload = app.encode(signature, args, kwargs)
-        job = structs.replace(self._template, id=self._template.id or app.new_id(), payload=payload)
         fitting = self._fitting
-        if not fitting.plain:
-            given = Arguments(args, kwargs, lambda: signature.arguments(args, kwargs))
-            job = fitting.fit(job, given, lambda: app.digest(signature, payload))
+        job = job_of(standing.app, self._task.signature, self._template, fitting, args, kwargs)
         return Call(self._task, job, throws=fitting.throws, skips=fitting.skips)
+
+
+def job_of(
+    app: Registry, signature: Signature, common: NewJob, fitting: Fitting, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> NewJob:
+    """Return the job of a call, made of what it has in common with others.
+
+    Raises:
+        UsageError, PayloadTooLargeError: see `Task.enqueue`.
+    """
+    payload = app.encode(signature, args, kwargs)
+    job = structs.replace(common, id=common.id or app.new_id(), payload=payload)
+    if fitting.plain:
+        return job
+    given = Arguments(args, kwargs, lambda: signature.arguments(args, kwargs))
+    return fitting.fit(job, given, lambda: app.digest(signature, payload))
 
 
 class Task(Generic[P, R]):
@@ -232,6 +243,10 @@ class Task(Generic[P, R]):
                 "in the module that makes the app for example, and import that one first"
             )
         return self._standing
+
+    def stands_in(self, app: Registry) -> bool:
+        """Say whether it is a task of this app."""
+        return self._standing is not None and self._standing.app is app
 
     @property
     def middleware(self) -> tuple[Middleware, ...]:

@@ -335,15 +335,27 @@ def test_what_implements_a_declaration_has_the_middleware_of_where_it_is(play: P
         @contract.declare(name="send")
         async def send() -> None: ...
 
-        @handlers.implement(send)
+        async def own(call: RunCall, proceed: Proceed) -> Any:
+            seen.append("own")
+            return await proceed()
+
+        @contract.declare(name="sort")
+        async def sort() -> None: ...
+
+        @handlers.implement(send, middleware=[own])
         async def deliver() -> None: ...
 
         app.include(contract)
         app.include(handlers)
+
+        @app.implement(sort, middleware=[own, own])
+        async def sorts() -> None: ...
+
         await stage.start(app.worker())
         await send.enqueue_and_wait()
+        await sort.enqueue_and_wait()
 
-        assert seen == ["send"]
+        assert seen == ["send", "own", "own", "own"]
 
     play(scenario)
 
@@ -371,14 +383,54 @@ def test_bad_schedules_and_middleware_of_a_router_are_refused_where_they_are_sai
         made()
 
 
-def test_a_schedule_whose_name_is_taken_is_told_when_its_router_is_included() -> None:
-    app, router = Holdfast("memory://"), Router()
+def test_a_schedule_that_cannot_be_made_keeps_its_whole_router_out() -> None:
+    app, outer, router, second = Holdfast("memory://"), Router(), Router(prefix="p."), Router()
 
-    @app.every("1s", name="often")
+    @app.every("1s", name="p.often")
     async def own() -> None: ...
 
-    @router.every("1s", name="often")
+    @second.task(name="b")
     async def other() -> None: ...
 
-    with pytest.raises(UsageError, match="schedule 'often' is defined twice"):
+    @router.every("1s", name="seldom")
+    @router.every("1s", name="often")
+    @router.task(name="a")
+    async def task() -> None: ...
+
+    outer.include(second)
+    outer.include(router)
+    before = dict(app.tasks)
+    for _ in range(2):
+        with pytest.raises(UsageError, match=r"schedule 'p\.often' is defined twice"):
+            app.include(outer)
+    assert app.tasks == before
+    with pytest.raises(UsageError, match="no app includes"):
+        other.call()
+
+    free = Holdfast("memory://")
+    free.include(outer)
+    assert sorted(free.tasks) == ["b", "p.a"]
+    assert sorted(free.equipment().schedules) == ["p.often", "p.seldom"]
+
+
+def test_arguments_that_only_the_app_can_refuse_keep_the_router_out_too() -> None:
+    app, router = Holdfast("memory://"), Router()
+
+    @router.every("1s", args=["many"])
+    @router.task(name="count")
+    async def count(number: int) -> None: ...
+
+    with pytest.raises(UsageError, match="'number': Expected `int`"):
         app.include(router)
+
+    assert (app.tasks, dict(app.equipment().schedules)) == ({}, {})
+
+
+def test_a_function_whose_schedule_cannot_be_made_is_no_task_of_the_app() -> None:
+    app = Holdfast("memory://")
+    cron: Any = app.cron("0 4 * * *", args=[1, 2])
+
+    with pytest.raises(UsageError, match="too many positional arguments"):
+        cron(takes_one)
+
+    assert app.tasks == {}
