@@ -138,6 +138,10 @@ class Intake(Books):
         self._taken_in[call] = job
         self._calls.setdefault(job, []).append(call)
 
+    def _answers_for(self, job: Ref) -> int:
+        """Return how many calls a job answers for, its own among them: all are forgotten with it."""
+        return 1 + len(self._calls.get(job, ()))
+
     def _throttled(self, new: NewJob, now: int) -> Receipt | None:
         """Count a job against the window of its key, or return what a call is told that finds it full."""
         asked = new.throttle

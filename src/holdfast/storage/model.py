@@ -445,11 +445,15 @@ class Model(Timetable):
         return len(out) + len(ahead)
 
     def _expire_aged(self, now: int) -> int:
-        aged = self._shelf.aging.first(EXPIRE_LIMIT, until=now)
-        for ref in aged:
+        expired = 0
+        for ref in self._shelf.aging.first(EXPIRE_LIMIT, until=now):
+            if expired >= EXPIRE_LIMIT:
+                break
+            answers_for = self._answers_for(ref)
             self._expire(self._jobs[ref], now)
+            expired += 1 if ref in self._jobs else answers_for
         self._shelf.let_in(now)
-        return len(aged)
+        return expired
 
     def _promote_due(self, now: int) -> int:
         promoted = 0
@@ -497,9 +501,13 @@ class Model(Timetable):
                 # Both are the longest ended, so the longer list holds the shorter.
                 aged, worn = over.first(room, until=now - keep.age), over.first(min(surplus - len(ahead), room))
                 gone += aged if len(aged) > len(worn) else worn
+        trimmed = 0
         for ref in gone:
+            if trimmed >= TRIM_LIMIT:
+                break
+            trimmed += self._answers_for(ref)
             self._drop(self._jobs[ref])
-        return len(gone)
+        return trimmed
 
     def _forget_workers(self, now: int) -> None:
         self._workers = {owner: seen for owner, seen in self._workers.items() if seen.at > now - WORKER_KEPT}

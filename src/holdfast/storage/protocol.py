@@ -207,7 +207,7 @@ class Swept(Struct, frozen=True):
 
     `retry_in`: microseconds until the reigning term ends, None for a leader or without election. `more`: a limit was
     reached, sweep again at once. `did`: how many jobs were suspected, reclaimed, promoted, expired, unparked, redriven,
-    trimmed, and how many events were forgotten.
+    trimmed, and how many events were forgotten. A job that is forgotten counts as many as the calls it answers for.
     `troubles`: chores that failed, one line each; the others were done all the same.
     `due`: schedules with a tick that has come by `now`, the storage's clock, for whoever swept to move on, and those
     that have got further than it (`Schedule.is_ahead`); `next_tick`: microseconds until the next schedule has one, None

@@ -88,12 +88,14 @@ def suspect(step: Step, grace: int, resumed_at: int | None) -> int:
 
 def expire_aged(step: Step) -> int:
     """End the jobs that are too old to start."""
-    aged = step.all(_AGED, (step.now, EXPIRE_LIMIT))
-    for (seq,) in aged:
+    expired = 0
+    for (seq,) in step.all(_AGED, (step.now, EXPIRE_LIMIT)):
+        if expired >= EXPIRE_LIMIT:
+            break
         # Read only now: the end of one may have let the next back in line.
-        expire(step, seq, the_job(step, seq))
+        expired += expire(step, seq, the_job(step, seq))
     slots.let_in(step)
-    return len(aged)
+    return expired
 
 
 def promote_due(step: Step) -> int:
@@ -164,9 +166,12 @@ def trim(step: Step) -> int:
             jobs = counted.get(state, 0) - counted.get(_SPARED.get(state, ""), 0)
             if jobs > 0:
                 gone += _worn(step, queue, state, kept.of(state), jobs, TRIM_LIMIT - len(gone))
+    trimmed = 0
     for (seq,) in gone:
-        drop(step, seq, the_job(step, seq))
-    return len(gone)
+        if trimmed >= TRIM_LIMIT:
+            break
+        trimmed += drop(step, seq, the_job(step, seq))
+    return trimmed
 
 
 def forget_events(step: Step) -> int:

@@ -73,19 +73,26 @@ def moved(step: Step, job: JobRecord, to: State | None) -> None:
         slots.offer_place(step, job)
 
 
-def drop(step: Step, seq: int, job: JobRecord) -> None:
-    """Forget a job that is not active, with its runs, its log and the calls that it has taken in."""
+def drop(step: Step, seq: int, job: JobRecord) -> int:
+    """Forget a job that is not active, with its runs, its log and the calls that it has taken in.
+
+    Returns how many calls it answered for, its own among them.
+    """
+    calls = 1
     for statement in _DELETE:
         step.run(statement, (seq,))
     if isinstance(job.merge, DebounceKey | CollectKey):
-        step.run(_DELETE_CALLS, (job.queue, job.id))
+        # Of one that collects, its own is among them.
+        calls += step.run(_DELETE_CALLS, (job.queue, job.id)) - bool(job.gathered)
     moved(step, job, None)
+    return calls
 
 
-def expire(step: Step, seq: int, job: JobRecord) -> None:
-    """End a job that is too old to start, or forget it at once."""
+def expire(step: Step, seq: int, job: JobRecord) -> int:
+    """End a job that is too old to start, or forget it at once; return 1, or how many calls went with it."""
+    calls = 1
     if job.policy.on_expire == "discard":
-        drop(step, seq, job)
+        calls = drop(step, seq, job)
         step.moved(job.queue, to="discarded")
     else:
         error = rows.error_text(expired(job, step.now).error)
@@ -94,6 +101,7 @@ def expire(step: Step, seq: int, job: JobRecord) -> None:
     step.record(expiry(job, step.now))
     tell_if_drained(step, job.queue)
     step.knocked.append(job_topic(job.ref))
+    return calls
 
 
 def tell_if_drained(step: Step, queue: str) -> None:

@@ -8,6 +8,7 @@ from holdfast.core.frames import unframed
 from holdfast.core.job import CollectKey, DebounceKey, Key, NewJob, Policy, Ref
 from holdfast.core.lifecycle import State
 from holdfast.core.outcome import Interrupted, Rejected
+from holdfast.core.retention import Keep, Retention
 from holdfast.storage.protocol import (
     Cancel,
     Delete,
@@ -28,6 +29,7 @@ from holdfast.testing.conformance.material import (
     RAISED,
     REAPER,
     Conformance,
+    bid,
     claim,
     claim_one,
     counted,
@@ -338,6 +340,22 @@ class CollectConformance(Conformance):
         assert parked.parked_under is not None
         assert (job.state, job.parked_under) == (State.DELAYED, None)
         assert await counted(storage) == {State.DELAYED: 1}
+
+    @pytest.mark.parametrize("kept", [True, False])
+    async def test_a_sweep_forgets_jobs_by_how_many_calls_they_answer_for(
+        self, storage: Storage, clock: ManualClock, kept: bool
+    ) -> None:
+        key, policy = CollectKey("mails", 10 * SECOND, 400), Policy(on_expire="fail" if kept else "discard")
+        await storage.enqueue(calls(1200, key, ttl=SECOND, policy=policy)[:1000])
+        await storage.enqueue(calls(1200, key, ttl=SECOND, policy=policy)[1000:])
+        clock.advance(1)
+        await storage.tune(Target("queue", QUEUE), Settings(retention=Retention(expired=Keep(0))))
+        swept = [await storage.sweep(bid()) for _ in range(4)]
+        did = [turn.did["trimmed" if kept else "expired"] for turn in swept]
+
+        assert did == ([800, 400, 0, 0] if kept else [400, 400, 400, 0])
+        assert [turn.more for turn in swept] == [True, not kept, not kept, False]
+        assert await storage.get([call.ref for call in calls(1200)]) == [None] * 1200
 
     async def test_an_operator_may_let_it_start_early(self, storage: Storage) -> None:
         await storage.enqueue(calls(2))
