@@ -11,7 +11,7 @@ from holdfast.core.job import Owner
 from holdfast.storage.protocol import Beat, WorkerInfo
 from tests.cli.terminal import Terminal
 
-KEYS = {"url", "now", "queues", "paused_tasks", "workers", "leaders", "swept_ago", "complaints"}
+KEYS = {"url", "now", "queues", "paused_tasks", "task_rates", "workers", "leaders", "swept_ago", "complaints"}
 
 
 def test_it_works_with_zero_workers(there: Terminal) -> None:

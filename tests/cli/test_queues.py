@@ -51,7 +51,7 @@ def test_a_list_tells_how_each_queue_stands_and_what_is_set_for_it(there: Termin
     assert settings.split() == ["queue", "kept", "stall", "rate", "recorded"]
     assert [part.strip() for part in mine.split("  ") if part] == [
         *("default", "completed:1h/10000 failed:90d/500 cancelled:7d expired:7d", "interval=30s max_count=3"),
-        *("1/10ms burst=5", "-"),
+        *("100/s burst=5", "-"),
     ]
     assert "failed:30d" in theirs
     assert there.run("queues", "list", "--quiet").stdout.split() == ["default", "elsewhere"]
@@ -100,7 +100,7 @@ def test_rates_are_set_and_taken_off_by_name(there: Terminal) -> None:
     there.enqueue("add", 1, 2)
 
     assert there.run("queues", "rate", "100/s", "default", "--task", "add").stdout == (
-        "queue default starts 1/10ms\ntask add starts 1/10ms\n"
+        "queue default starts 100/s\ntask add starts 100/s\n"
     )
     assert there.read("queues", "list")[0]["rate"] == {"every": 0.01, "burst": 1}
     assert there.read("queues", "rate", "none", "default") == [{"kind": "queue", "name": "default", "rate": None}]
@@ -108,10 +108,35 @@ def test_rates_are_set_and_taken_off_by_name(there: Terminal) -> None:
     assert there.read("queues", "list")[0]["rate"] is None
 
 
+def test_a_rate_is_told_as_one_writes_it(there: Terminal) -> None:
+    there.enqueue("add", 1, 2)
+    for given, told in (
+        *(("7/s", "7/s"), ("1/s", "1/s"), ("2/ms", "2000/s"), ("5/30s", "10/m"), ("7/m", "7/m"), ("1/7s", "1/7s")),
+        *(("11/h", "11/h"), ("3/2d", "1/16h"), ("3/d", "3/d"), ("999/s", "999/s"), ("1/2.5s", "24/m")),
+    ):
+        assert there.run("queues", "rate", given, "default").stdout == f"queue default starts {told}\n"
+
+
+def test_a_list_tells_what_is_set_for_tasks(there: Terminal) -> None:
+    there.enqueue("add", 1, 2)
+    there.run("queues", "rate", "7/s", "--task", "send", "--task", "add")
+    there.run("queues", "rate", "none", "--task", "send")
+    there.run("queues", "pause", "--task", "add", "--task", "bad")
+    title, *tasks = there.run("queues", "list").stdout.splitlines()[-5:]
+
+    assert title == "set for a task, in whatever queue:"
+    assert [[part.strip() for part in line.split("  ") if part] for line in tasks] == [
+        *(["task", "rate", "state"], ["add", "7/s", "paused"], ["bad", "-", "paused"], ["send", "no limit", "open"]),
+    ]
+    assert there.read("info")["task_rates"] == {"add": {"every": 0.142858, "burst": 1}, "send": None}
+
+
 def test_a_rate_that_cannot_be_set_is_a_mistake(there: Terminal) -> None:
     there.enqueue("add", 1, 2)
 
-    assert "RATE = 'often' is no rate" in there.refused("queues", "rate", "often", "default")
+    assert "RATE = 'often' is no rate; write 10/s, 100/m or 5/30s, or none" in there.refused(
+        "queues", "rate", "often", "default"
+    )
     assert "name what to limit" in there.refused("queues", "rate", "1/s")
 
 

@@ -24,15 +24,16 @@ from holdfast.cli.views import (
     queue_settings_view,
     queue_stats_view,
     rate_view,
+    task_rates_view,
 )
 from holdfast.clock import SECOND
-from holdfast.core.duration import micros, spoken
+from holdfast.core.duration import duration, micros, spoken
 from holdfast.core.job import FOREVER, JobRecord
 from holdfast.core.lifecycle import TERMINAL
 from holdfast.errors import UsageError
 from holdfast.options import Rate
 from holdfast.options.rate import rate_key, rating
-from holdfast.storage.protocol import QUEUE_RATE, TASK_RATE, Query, QueueSurvey, Settings, Target
+from holdfast.storage.protocol import QUEUE_RATE, TASK_RATE, Query, QueueSurvey, Settings, Survey, Target
 
 PAGE = 200
 """How many records one look at what has ended holds at a time."""
@@ -51,12 +52,12 @@ def queues(ctx: click.Context) -> None:
 @storage
 @click.pass_obj
 def list_queues(session: Session) -> None:
-    """List the queues: how many jobs stand where, and what is set for all their jobs.
+    """List the queues: how many jobs stand where, what is set for all their jobs, and what for those of a task.
 
     `oldest` is how long the first in line has waited, `parked` how many of the waiting have no slot to go to,
     `discarded` how many ever expired without a record.
     """
-    seen = asyncio.run(_listed(session))
+    seen, tasks = asyncio.run(_listed(session))
     if as_json(session, seen):
         return
     if session.quiet:
@@ -72,12 +73,22 @@ def list_queues(session: Session) -> None:
         title="set for all jobs of a queue",
         whole=("queue",),
     )
+    if tasks:
+        click.echo()
+        table(session, ("task", "rate", "state"), tasks, title="set for a task, in whatever queue", whole=("task",))
 
 
-async def _listed(session: Session) -> list[QueueSettingsView]:
+async def _listed(session: Session) -> tuple[list[QueueSettingsView], list[list[str]]]:
     async with accessed(session) as access:
         survey = await access.storage.survey()
-        return [queue_settings_view(queue) for queue in survey.queues]
+        return [queue_settings_view(queue) for queue in survey.queues], _task_rows(survey)
+
+
+def _task_rows(survey: Survey) -> list[list[str]]:
+    rates = task_rates_view(survey)
+    said = {name: "no limit" if rate is None else _rate(rate) for name, rate in rates.items()}
+    paused = survey.paused_tasks
+    return [[name, said.get(name, "-"), "paused" if name in paused else "open"] for name in sorted({*said, *paused})]
 
 
 _STATES = ("waiting", "delayed", "active", "completed", "failed", "cancelled", "expired")
@@ -129,7 +140,20 @@ def _stall(stall: StallView) -> str:
 
 def _rate(rate: RateView) -> str:
     burst = f" burst={rate.burst}" if rate.burst > 1 else ""
-    return f"1/{_length(rate.every)}{burst}"
+    return f"{_pace(round(rate.every * SECOND))}{burst}"
+
+
+def _pace(interval: int) -> str:
+    """Return so many microseconds between two starts as people write it: so many in a second, a minute, and so on."""
+    for unit, span in _UNITS.items():
+        # An interval that leaves a fraction was rounded up.
+        count = -(-span // interval)
+        if -(-span // count) == interval:
+            return f"{count}/{unit}"
+    return f"1/{spoken(interval)}"
+
+
+_UNITS = {unit: micros(duration(f"1{unit}", field="unit")) for unit in ("s", "m", "h", "d")}
 
 
 def _length(seconds: float) -> str:
@@ -188,7 +212,7 @@ def set_rate(session: Session, limit: str, names: tuple[str, ...], tasks: tuple[
 
     Of a task this is in the place of its own rate, and of what an earlier call has set.
     """
-    told = None if limit == "none" else rating(limit, field="RATE")
+    told = None if limit == "none" else rating(limit, field="RATE", remedy="write 10/s, 100/m or 5/30s, or none")
     seen = asyncio.run(_rated(session, _targets(names, tasks, "limit"), told))
     if not as_json(session, seen) and not session.quiet:
         for one in seen:

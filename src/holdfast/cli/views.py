@@ -341,12 +341,13 @@ class LeaderView(Struct, frozen=True, kw_only=True):
 
 
 class InfoView(Struct, frozen=True, kw_only=True):
-    """A storage at a glance."""
+    """A storage at a glance. `task_rates`: what tasks are set in the place of their own; None is no limit."""
 
     url: str
     now: datetime
     queues: list[QueueView]
     paused_tasks: tuple[str, ...]
+    task_rates: dict[str, RateView | None]
     workers: list[WorkerView]
     leaders: list[LeaderView]
     swept_ago: float | None
@@ -427,6 +428,7 @@ def info_view(survey: Survey, *, url: str, timing: Timing) -> InfoView:
         now=moment(survey.now),
         queues=[queue_view(queue) for queue in survey.queues],
         paused_tasks=survey.paused_tasks,
+        task_rates=task_rates_view(survey),
         workers=[worker_view(worker) for worker in health.workers],
         leaders=[LeaderView(scope=term.scope, owner=term.owner, epoch=term.epoch) for term in survey.leaders],
         swept_ago=_seconds(survey.swept_ago),
@@ -443,6 +445,11 @@ def rate_view(rate: RateKey | None) -> RateView | None:
     """Return a rate as it is shown."""
     # An interval of 0 is no limit.
     return None if rate is None or not rate.interval else RateView(every=rate.interval / SECOND, burst=rate.burst)
+
+
+def task_rates_view(survey: Survey) -> dict[str, RateView | None]:
+    """Return the rates that tasks are set, by their names; None is no limit."""
+    return {name: rate_view(rate) for name, rate in survey.task_rates.items()}
 
 
 def queue_settings_view(queue: QueueSurvey) -> QueueSettingsView:

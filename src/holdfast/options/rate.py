@@ -69,8 +69,8 @@ Rates = str | Rate | Sequence[str | Rate]
 """One rate, such as "10/s", or several that hold together."""
 
 
-def rating(given: object, *, field: str = "rate") -> Rate:
-    """Return a rate, made of a text such as "10/s" where it is one.
+def rating(given: object, *, field: str = "rate", remedy: str = _REMEDY) -> Rate:
+    """Return a rate, made of a text such as "10/s" where it is one; `remedy` says how to write it there.
 
     Raises:
         UsageError: it is neither.
@@ -81,7 +81,7 @@ def rating(given: object, *, field: str = "rate") -> Rate:
         case str() if read := _TEXT.fullmatch(given.strip()):
             return Rate(int(read[1]), f"{read[2] or 1}{read[3]}")
         case _:
-            raise UsageError(f"{field} = {shown(given)} is no rate; {_REMEDY}")
+            raise UsageError(f"{field} = {shown(given)} is no rate; {remedy}")
 
 
 def ratings(given: object) -> tuple[Rate, ...]:

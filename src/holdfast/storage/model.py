@@ -687,6 +687,7 @@ class Model(Timetable):
         tuned = {target.name for target in self._settings if target.kind == "queue"}
         spoiled = {name for name, line in self._lines.items() if line.discarded}
         names = sorted({*counts, *tuned, *spoiled} if not queues else set(queues))
+        tasks = {target.name: set_ for target, set_ in self._settings.items() if target.kind == "task"}
         return Survey(
             queues=tuple(
                 QueueSurvey(
@@ -699,9 +700,8 @@ class Model(Timetable):
                 )
                 for name in names
             ),
-            paused_tasks=tuple(
-                sorted(target.name for target, set_ in self._settings.items() if target.kind == "task" and set_.paused)
-            ),
+            paused_tasks=tuple(sorted(name for name, task in tasks.items() if task.paused)),
+            task_rates={name: rate for name, task in sorted(tasks.items()) if (rate := task.rate) is not None},
             workers=tuple(
                 WorkerSurvey(
                     owner=seen.beat.owner,

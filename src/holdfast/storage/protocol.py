@@ -446,10 +446,14 @@ class WorkerSurvey(Struct, frozen=True, kw_only=True):
 
 
 class Survey(Struct, frozen=True, kw_only=True):
-    """The whole storage at a glance; `now` is its clock, `swept_ago` the microseconds since a leader last swept."""
+    """The whole storage at a glance; `now` is its clock, `swept_ago` the microseconds since a leader last swept.
+
+    `task_rates`: what tasks are set in the place of their own rates, by their names.
+    """
 
     queues: tuple[QueueSurvey, ...] = ()
     paused_tasks: tuple[str, ...] = ()
+    task_rates: dict[str, RateKey] = {}
     workers: tuple[WorkerSurvey, ...] = ()
     leaders: tuple[Term, ...] = ()
     schedules: tuple[Schedule, ...] = ()

@@ -92,6 +92,7 @@ def survey(step: Step, queues: Sequence[str]) -> Survey:
             for name in names
         ),
         paused_tasks=tuple(sorted(name for name, task in tasks.items() if task.paused)),
+        task_rates={name: rate for name, task in sorted(tasks.items()) if (rate := task.rate) is not None},
         workers=tuple(_worker(row, now) for row in step.all(_WORKERS)),
         schedules=schedules(step),
         leaders=terms,

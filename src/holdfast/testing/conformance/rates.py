@@ -408,6 +408,19 @@ class RatesConformance(Conformance):
 
         assert [lease.ref.id for lease in await claim(storage)] == ["s-0", "add"]
 
+    async def test_the_settings_of_tasks_are_told_by_a_survey(self, storage: Storage) -> None:
+        assert (await storage.survey()).task_rates == {}
+
+        await storage.tune(Target("task", "send"), Settings(rate=RateKey("task:send", SECOND, 2)))
+        await storage.tune(Target("task", "add"), Settings(rate=RateKey("task:add", 0)))
+        await storage.tune(Target("task", "other"), Settings(paused=True))
+        await storage.tune(Target("queue", QUEUE), Settings(rate=RateKey("queue", SECOND)))
+
+        assert list((await storage.survey()).task_rates.items()) == [
+            ("add", RateKey("task:add", 0)),
+            ("send", RateKey("task:send", SECOND, 2)),
+        ]
+
     async def test_a_changed_setting_is_heeded_at_once(self, storage: Storage, clock: ManualClock) -> None:
         await storage.tune(Target("task", "add"), Settings(rate=RateKey("task:add", 3600 * SECOND)))
         await enqueue(storage, *(new_job(f"job-{n}") for n in range(8)))
