@@ -260,11 +260,33 @@ def test_a_stop_during_the_start_lets_it_be_left(play: Play) -> None:
         starting = asyncio.create_task(worker.start())
         await asyncio.sleep(1)
         await worker.stop()
-        await starting
 
+        assert starting.done()
         assert worker.ended
         assert life.notes == ["entered 1", "left 1"]
         assert (life.cut_off, stage.now) == (0, 8)
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(("how", "most"), [({"timeout": "3s"}, 3.2), ({"timeout": "1h", "force": True}, 0.2)])
+def test_one_that_hangs_while_it_is_entered_is_cut_off_by_a_stop(
+    play: Play, how: Any, most: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(stage: Stage) -> None:
+        life = Life(enters=3600)
+        worker = stage.app(lifespan=life).worker()
+        starting = asyncio.create_task(worker.start())
+        await asyncio.sleep(1)
+        began = stage.now
+        await worker.stop(**how)
+
+        assert stage.now - began <= most
+        assert starting.done()
+        assert worker.ended
+        assert life.notes == []
+        assert "took too long to be entered, and was cut off" in caplog.text
+        assert len(asyncio.all_tasks()) == 1
 
     play(scenario)
 

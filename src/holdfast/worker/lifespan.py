@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -35,8 +35,8 @@ class Lifespan:
         """Whether it has been entered, and has not ended."""
         return self._life is not None and not self._life.done()
 
-    async def enter(self) -> None:
-        """Enter it.
+    async def enter(self, given_up: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        """Enter it, unless it is given up before that.
 
         Raises:
             BaseException: what it raised; then it has not been entered.
@@ -44,19 +44,25 @@ class Lifespan:
         if self._lived is None:
             return
         self._life = life = asyncio.create_task(self._live(self._lived), name=f"lifespan of worker {self._worker}")
-        entering = asyncio.create_task(self._entered.wait())
+        waits: list[asyncio.Task[Any]] = [
+            asyncio.create_task(self._entered.wait()),
+            asyncio.create_task(given_up()),
+        ]
         try:
-            await asyncio.wait({life, entering}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({life, *waits}, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             self._life = None
             await _cancelled(life)
             raise
         finally:
-            entering.cancel()
+            for wait in waits:
+                wait.cancel()
         if life.done():
             self._life = None
             self._logger.critical("the worker %s does not start, for its lifespan cannot be entered", self._worker)
             life.result()
+        elif not self._entered.is_set():
+            await self.cut_off()
 
     def end(self) -> None:
         """Let it be left."""
@@ -85,7 +91,8 @@ class Lifespan:
             return
         if not life.done():
             await _cancelled(life)
-            self._logger.error("the lifespan of worker %s took too long to end, and was cut off", self._worker)
+            what = "end" if self._entered.is_set() else "be entered"
+            self._logger.error("the lifespan of worker %s took too long to %s, and was cut off", self._worker, what)
         elif not life.cancelled() and (failure := life.exception()) is not None:
             self._logger.error("the lifespan of worker %s failed while it ended", self._worker, exc_info=failure)
 

@@ -90,6 +90,8 @@ class Worker:
         self._main: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
         self._forced = asyncio.Event()
+        self._unwanted, self._gone = asyncio.Event(), asyncio.Event()
+        """Set when it is stopped while it starts, and when it has then let go."""
         self._until = 0.0
         """When the loop's time comes to this, the storage is told no more."""
         self._drained = 0.0
@@ -163,14 +165,17 @@ class Worker:
             await self._equipment.storage.open()
             await put_all(self._equipment.storage, self._equipment.schedules.values())
             await self._bus.subscribe()
-            await self._lifespan.enter()
+            await self._lifespan.enter(self._given_up)
         except BaseException:
-            if not self.ended:
+            if self.ended:
+                self._gone.set()
+            else:
                 self._state = "new"
             raise
         if self.ended:
             # Somebody stopped it before it had begun.
             await self._leave_lifespan()
+            self._gone.set()
             return
         self._state = "running"
         self._loop, self._context = asyncio.get_running_loop(), contextvars.copy_context()
@@ -208,6 +213,10 @@ class Worker:
             if self._state == "starting":
                 self._state = "ended"
                 self._drained = asyncio.get_running_loop().time() + drain.total_seconds()
+                self._unwanted.set()
+            if self.ended:
+                # What starts gives up by itself, unless the storage keeps it; nobody waits for that.
+                await first(self._gone.wait(), within=drain.total_seconds() + LINGER + TELLING)
             return
         # Whoever gives up waiting must not leave the worker half stopped.
         await asyncio.shield(self._begin_to_end(drain.total_seconds(), "forced" if force else "asked"))
@@ -340,6 +349,11 @@ class Worker:
         await leaving
         self._threads.close()
         self._state = "ended"
+
+    async def _given_up(self) -> None:
+        """Wait until it is stopped while it starts, and has had as long as its runs would have."""
+        await self._unwanted.wait()
+        await first(self._forced.wait(), within=self._drained - asyncio.get_running_loop().time())
 
     async def _leave_lifespan(self) -> None:
         # What waits for a thread that was left to itself may use what the lifespan is about to close.
