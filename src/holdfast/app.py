@@ -653,7 +653,11 @@ class Holdfast:
     # ── the storage ───────────────────────────────────────────────────────────────────────────────────────────────
 
     async def opened(self) -> Storage:
-        """Return the storage, opened."""
+        """Return the storage, opened.
+
+        Raises:
+            StorageError: it cannot be opened, or is none of ours, or of another version.
+        """
         storage = self.storage
         await storage.open()
         return storage
@@ -698,22 +702,34 @@ class Queue:
 
         Raises:
             UsageError: they are no stall options.
+            StorageError: they may have been set or not; setting them again does no harm.
         """
         await self._tune(Settings(stall=stalling(stall).setting()))
 
     async def pause(self, *, by: str | None = None) -> None:
-        """Give out no more jobs; those that run go on."""
+        """Give out no more jobs; those that run go on.
+
+        Raises:
+            UsageError: `by` is no text.
+            StorageError: it may have been set or not; setting it again does no harm.
+        """
         await self._tune(Settings(paused=True), by)
 
     async def resume(self, *, by: str | None = None) -> None:
-        """Give out jobs again."""
+        """Give out jobs again.
+
+        Raises:
+            UsageError: `by` is no text.
+            StorageError: it may have been set or not; setting it again does no harm.
+        """
         await self._tune(Settings(paused=False), by)
 
     async def set_rate(self, rate: Rate | str | None, *, by: str | None = None) -> None:
         """Let so many of its jobs start in a time, whatever tasks they are of: "100/s", a `Rate`, None for no limit.
 
         Raises:
-            UsageError: it is no rate, or one with a key.
+            UsageError: it is no rate, or one with a key; or `by` is no text.
+            StorageError: it may have been set or not; setting it again does no harm.
         """
         await self._tune(Settings(rate=rate_key(rate, QUEUE_RATE)), by)
 
@@ -722,6 +738,7 @@ class Queue:
 
         Raises:
             UsageError: it is no retention.
+            StorageError: it may have been set or not; setting it again does no harm.
         """
         given = of_kind(retention, Retention, field="retention", remedy='write Retention(failed=Keep("90d"))')
         await self._tune(Settings(retention=given.setting()))
@@ -734,6 +751,7 @@ class Queue:
 
         Raises:
             UsageError: one of them is none of these.
+            StorageError: they may have been set or not; setting them again does no harm.
         """
         await self._tune(Settings(record=tuple(_on_request(kind) for kind in kinds)))
 
