@@ -110,7 +110,7 @@ def in_time(settings: TaskOptions, options: CallOptions, collect: Collect | None
         UsageError: it does.
     """
     merging = collect or settings.debounce
-    if merging is None:
+    if not merging:
         return
     word = "debounce" if collect is None else "collect"
     for other in ("delay", "run_at"):

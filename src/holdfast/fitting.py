@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from datetime import timedelta
+from typing import Literal
 
 from msgspec import structs
 
@@ -33,8 +34,8 @@ class Fitting:
     ) -> None:
         known = tuple(parameters)
 
-        def keying(given: KeyTemplate | None, field: str) -> Keying | None:
-            if given is None:
+        def keying(given: KeyTemplate | Literal[False] | None, field: str) -> Keying | None:
+            if not given:
                 return None
             return Keying(given, known, field=field, task=task, collects=collect is not None)
 
@@ -44,10 +45,10 @@ class Fitting:
         self._fair = keying(options.fair_key, "fair_key")
         self._weight = options.fair_weight or 1
         self._unique = options.unique or None
-        self._debounce = options.debounce
+        self._debounce = options.debounce or None
         self._collect = collect
         self._version = version
-        self._throttle = options.throttle
+        self._throttle = options.throttle or None
         merge = self._unique or self._debounce or collect
         self._merge = keying(merge.key if merge else None, _field(options, collect))
         self._throttled = keying(options.throttle.key if options.throttle else None, "throttle")
@@ -56,7 +57,7 @@ class Fitting:
         """Whether there is nothing in which one call's job differs from another's."""
         self.throws = bool(options.throw_on_duplicate)
         """Whether a call that makes no job because one is there is to be told so by an error."""
-        self.skips = options.throttle is not None and options.throttle.on_limit == "skip"
+        self.skips = self._throttle is not None and self._throttle.on_limit == "skip"
         """Whether one that is throttled is not."""
 
     def fit(self, job: NewJob, call: Arguments, digest: Callable[[], str]) -> NewJob:

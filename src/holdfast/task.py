@@ -24,6 +24,7 @@ from holdfast.middleware import Middleware
 from holdfast.migration import Migration, Migrations, Versions
 from holdfast.options import CallOptions, Collect, Rate, Retry, TaskOptions, Timing
 from holdfast.options.keys import Arguments
+from holdfast.options.tasks import tenanted
 from holdfast.sideloop import PORTAL
 from holdfast.signature import Signature
 from holdfast.storage.protocol import Storage
@@ -262,6 +263,7 @@ class Task(Generic[P, R]):
         Raises:
             UsageError: the name is none that a task can have, or the options do not fit its arguments.
         """
+        tenanted(settings, given=self.settings.fair_weight is not None)
         return Standing(
             app,
             named(name, field="name"),
@@ -293,6 +295,9 @@ class Task(Generic[P, R]):
         else:
             common, timing = self._standing.template, self._standing.app.timing
         settings = laid_over(options, self.settings)
+        if self._standing is not None:
+            # Before that its app or its routers may still bring a key.
+            tenanted(settings, given="fair_weight" in options)
         if self._standing is None or settings is not self.settings:
             fitting = self._fitting(settings, self.name, options)
         else:
@@ -357,11 +362,21 @@ class Task(Generic[P, R]):
         return self.signature.decode(codec, job.payload, upgrade)
 
     async def pause(self, *, by: str | None = None) -> None:
-        """Start no more jobs of this task, in any queue; those that run go on, and other tasks' jobs pass."""
+        """Start no more jobs of this task, in any queue; those that run go on, and other tasks' jobs pass.
+
+        Raises:
+            UsageError: the task is of a router that no app includes yet, or `by` is no text.
+            StorageError: it may have been set or not; setting it again does no harm.
+        """
         await self.standing.app.pause_task(self.name, paused=True, by=by)
 
     async def resume(self, *, by: str | None = None) -> None:
-        """Start jobs of this task again, in the order in which they stood."""
+        """Start jobs of this task again, in the order in which they stood.
+
+        Raises:
+            UsageError: the task is of a router that no app includes yet, or `by` is no text.
+            StorageError: it may have been set or not; setting it again does no harm.
+        """
         await self.standing.app.pause_task(self.name, paused=False, by=by)
 
     async def set_rate(self, rate: Rate | str | None, *, by: str | None = None) -> None:
@@ -370,7 +385,9 @@ class Task(Generic[P, R]):
         This is in the place of all its rates that have no key.
 
         Raises:
-            UsageError: it is no rate, or one with a key.
+            UsageError: it is no rate, or one with a key; or the task is of a router that no app includes yet, or `by`
+                is no text.
+            StorageError: it may have been set or not; setting it again does no harm.
         """
         await self.standing.app.rate_task(self.name, rate, by=by)
 

@@ -273,6 +273,11 @@ def test_a_call_without_a_key_goes_its_own_way(play: Play) -> None:
         ),
         ({"debounce": Debounce("{dc}", delay=1)}, r"debounce = '\{dc\}' names 'dc', which task 'save' does not take"),
         ({"throttle": Throttle("{dc}", max=1, window=1)}, r"throttle = '\{dc\}' names 'dc'"),
+        (
+            {"debounce": Debounce(delay=1), "throw_on_duplicate": True},
+            "throw_on_duplicate and debounce contradict each other",
+        ),
+        ({"throttle": True}, "throttle = True must be a Throttle"),
         ({"debounce": "5s"}, "debounce = '5s' must be a Debounce; write debounce=Debounce"),
         ({"debounce": Debounce(delay="1h"), "ttl": "1h"}, "delay = 1h is not under the ttl of 1h"),
     ],
@@ -295,6 +300,29 @@ def test_what_contradicts_is_refused_wherever_it_comes_together() -> None:
         saving(app, [], debounce=Debounce(delay=1))
     assert saving(app, [], unique=False, debounce=Debounce(delay=1)).call("a").job.merge.delay == 1_000_000
     assert save.options(unique=False).call("a").job.merge.key == "save:"
+    with pytest.raises(UsageError, match="throw_on_duplicate and debounce contradict"):
+        save.options(throw_on_duplicate=True)
+
+
+def test_what_an_app_sets_for_all_its_tasks_one_of_them_undoes() -> None:
+    common = TaskOptions(
+        throttle=Throttle(max=1, window="1m"), rate="1/s", fair_key="{doc}", concurrency_key="{doc}", strict=True
+    )
+    app = Holdfast("memory://", defaults=common)
+    with pytest.raises(UsageError, match=r"throttle and debounce contradict .* or undo what is set below by throttle="):
+        saving(app, [], debounce=Debounce(delay=1))
+    with pytest.raises(UsageError, match=r"lifo and fair_key contradict .* by lifo=False or fair_key=False"):
+        saving(app, [], lifo=True)
+
+    @app.task(name="free", throttle=False, rate=False, fair_key=False, concurrency_key=False, strict=False, lifo=True)
+    async def free() -> None: ...
+
+    job = free.call().job
+    assert (job.throttle, job.rates, job.fair_key, job.keys, job.lifo) == (None, (), None, (), True)
+    assert saving(app, []).call("a").job.throttle is not None
+
+    quiet = Holdfast("memory://", defaults=TaskOptions(debounce=Debounce(delay=1)))
+    assert saving(quiet, [], debounce=False, unique=True).options(delay=5).call("a").job.merge.key.startswith("save:")
 
 
 @pytest.mark.parametrize(

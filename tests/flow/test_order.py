@@ -6,7 +6,7 @@ from typing import Any, Unpack
 
 import pytest
 
-from holdfast import Holdfast, TaskOptions, UsageError
+from holdfast import Holdfast, Router, TaskOptions, UsageError
 from holdfast.options import TaskSettings
 from tests.flow.conftest import FAST, Play, Stage
 
@@ -18,8 +18,8 @@ def weight_of(tenant: str, number: int = 0) -> int:
 def nobody(tenant: str, number: int = 0) -> None: ...
 
 
-def listing(app: Holdfast, ran: list[Any], **options: Unpack[TaskSettings]) -> Any:
-    @app.task(name="list", **options)
+def listing(app: Holdfast | Router, ran: list[Any], name: str = "list", **options: Unpack[TaskSettings]) -> Any:
+    @app.task(name=name, **options)
     async def list_(tenant: str, number: int = 0) -> None:
         ran.append((tenant, number))
 
@@ -117,6 +117,8 @@ def test_the_single_high_one_overtakes_ten_thousand_low_ones(play: Play) -> None
     ("options", "told"),
     [
         ({"lifo": True, "fair_key": "{tenant}"}, "lifo and fair_key contradict each other"),
+        ({"lifo": True, "strict": True}, "lifo and strict contradict each other"),
+        ({"fair_weight": 3}, 'fair_weight is that of a fair_key, and there is none; give one, fair_key="tenant'),
         ({"lifo": 1}, "lifo = 1 must be True or False"),
         ({"fair_key": "{tenat}"}, "fair_key = '{tenat}' names 'tenat', which task 'list' does not take"),
         ({"fair_key": 3}, "fair_key = 3 must be a template"),
@@ -141,6 +143,26 @@ def test_an_order_that_cannot_be_is_refused_when_it_comes_together() -> None:
     with pytest.raises(UsageError, match="contradict"):
         listing(Holdfast("memory://", defaults=TaskOptions(fair_key="{tenant}")), [], lifo=True)
     assert newest.options(fair_key="a", lifo=False).call("a").job.fair_key == "a"
+    with pytest.raises(UsageError, match="lifo and strict contradict"):
+        listing(Holdfast("memory://"), [], strict=True).options(lifo=True)
+
+
+def test_a_weight_needs_a_key_wherever_that_comes_from() -> None:
+    plain = listing(Holdfast("memory://"), [])
+    with pytest.raises(UsageError, match="fair_weight is that of a fair_key"):
+        plain.options(fair_weight=3)
+    assert plain.options(fair_weight=3, fair_key="a").call("b").job.weight == 3
+    keyed = Holdfast("memory://", defaults=TaskOptions(fair_key="{tenant}"))
+    heavy = Holdfast("memory://", defaults=TaskOptions(fair_weight=3))
+
+    assert listing(keyed, [], fair_weight=3).call("a").job.weight == 3
+    assert listing(heavy, []).call("a").job.weight == 1
+    assert listing(heavy, [], name="fair", fair_key="{tenant}").call("a").job.weight == 3
+    router = Router(defaults=TaskOptions(fair_key="{tenant}"))
+    late = listing(router, [], name="late", fair_weight=3)
+    bound = late.options(fair_weight=5)
+    heavy.include(router)
+    assert (late.call("a").job.weight, bound.call("a").job.weight) == (3, 5)
 
 
 def test_a_weight_that_cannot_be_is_refused_at_the_call() -> None:

@@ -398,6 +398,8 @@ def test_options_that_cannot_be_are_refused_when_the_task_is_defined(options: di
     ("make", "told"),
     [
         (lambda: Unique(scope="unfinishd"), r"Unique.scope = 'unfinishd' is no duration.*or write \"unfinished\" or"),
+        (lambda: Unique("queued"), r"unique = 'queued' is a scope, .*; write Unique\(scope=\"queued\"\)"),
+        (lambda: TaskOptions(unique="unfinished"), "unique = 'unfinished' is a scope"),
         (lambda: Unique(scope=0), "Unique.scope = 0 must be longer than nothing"),
         (lambda: Unique(cast(Any, _send)), r"unique = .* is a coroutine function"),
         (lambda: Throttle(max=0, window="1m"), "Throttle.max = 0 must be 1 or more"),
@@ -408,6 +410,11 @@ def test_options_that_cannot_be_are_refused_when_the_task_is_defined(options: di
 def test_a_policy_that_cannot_be_is_refused_when_it_is_made(make: Any, told: str) -> None:
     with pytest.raises(UsageError, match=told):
         make()
+
+
+def test_the_calls_own_key_is_no_scope_either() -> None:
+    with pytest.raises(UsageError, match="unique = 'queued' is a scope"):
+        sending(Holdfast("memory://")).options(unique="queued")
 
 
 def test_a_key_that_fails_on_its_arguments_names_its_option() -> None:

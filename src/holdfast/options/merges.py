@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal, get_args
 
-from holdfast.core.check import of_kind, one_of, whole
+from holdfast.core.check import of_kind, one_of, shown, whole
 from holdfast.core.duration import Duration, duration, micros, spoken
 from holdfast.core.job import UniqueScope
 from holdfast.errors import UsageError
@@ -37,7 +37,7 @@ class Unique(Policy):
         """
         fill(
             self,
-            key=None if key is None else templated(key, field="unique"),
+            key=None if key is None else _no_scope(templated(key, field="unique")),
             scope=None if scope is None else _scope(scope),
         )
 
@@ -151,7 +151,8 @@ def uniquely(given: object, *, literal: bool = False) -> Unique | Literal[False]
         case Unique():
             return Unique(outright(given.key, field="unique"), given.scope) if literal else given
         case _:
-            return Unique(outright(given, field="unique") if literal else templated(given, field="unique"))
+            key = _no_scope(templated(given, field="unique"))
+            return Unique(outright(given, field="unique") if literal else key)
 
 
 def debounced(given: object) -> Debounce:
@@ -183,6 +184,14 @@ def collected(given: object) -> Collect:
 
 def _key(given: KeyTemplate | None, field: str) -> KeyTemplate | None:
     return None if given is None else templated(given, field=field)
+
+
+def _no_scope(key: KeyTemplate) -> KeyTemplate:
+    if key in get_args(UniqueScope):
+        raise UsageError(
+            f'unique = {shown(key)} is a scope, and as a key all calls would share it; write Unique(scope="{key}")'
+        )
+    return key
 
 
 def _scope(given: object) -> UniqueScope | timedelta:

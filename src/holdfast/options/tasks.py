@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Literal, TypedDict, cast, get_args
+from typing import Literal, TypedDict, TypeVar, cast, get_args
 
 from holdfast.core.check import flag, named, of_kind, one_of, shown, whole
 from holdfast.core.duration import Duration, duration
@@ -18,6 +18,9 @@ from holdfast.options.merging import Layer, fill, overlay
 from holdfast.options.rate import Rate, Rates, ratings
 from holdfast.options.retry import Retry
 from holdfast.options.stall import Stall, stalling
+
+Given = TypeVar("Given")
+Made = TypeVar("Made")
 
 OnUnreachable = Literal["auto", "stop", "continue"]
 
@@ -43,11 +46,13 @@ class TaskOptions(Layer):
     enqueue with the same id returns the job that is there. `auto_redrive`: a rule that puts dead letters back in line.
     `middleware`: what is wrapped around each run, the first outermost, and all of it within the app's own.
 
+    `strict`: a step of `priority` counts for more than any waiting; at priority 0 there is none to count.
     `fair_key`: the tenant that a job is for, by a template or a function; tenants of a queue take turns, one of
     `fair_weight` 3 with three jobs for every one of a tenant of weight 1. `lifo`: the newest first, and before all that
-    are not. `rate`: how often jobs may start, "10/s", a `Rate`, or several. `unique`: True, a key, or a `Unique`; False
-    undoes what is set below. `throw_on_duplicate`: a call that makes no job because one is there raises
-    `DuplicateJobError`. `debounce`, `throttle`: see these classes.
+    are not. `rate`: how often jobs may start, "10/s", a `Rate`, or several. `unique`: True, a key, or a `Unique`.
+    `throw_on_duplicate`: a call that makes no job because one is there raises `DuplicateJobError`. `debounce`,
+    `throttle`: see these classes. Keys, rates and what merges or refuses calls are undone by False where an app or a
+    router sets them.
     """
 
     queue: str | None
@@ -61,19 +66,19 @@ class TaskOptions(Layer):
     strict: bool | None
     ttl: TTL | None
     singleton: bool | None
-    concurrency_key: KeyTemplate | None
+    concurrency_key: KeyTemplate | Literal[False] | None
     concurrency_limit: int | None
     result_ttl: timedelta | None
     auto_redrive: AutoRedrive | None
     middleware: tuple[Middleware, ...] | None
     lifo: bool | None
-    fair_key: KeyTemplate | None
+    fair_key: KeyTemplate | Literal[False] | None
     fair_weight: FairWeight | None
-    rate: tuple[Rate, ...] | None
+    rate: tuple[Rate, ...] | Literal[False] | None
     unique: Unique | Literal[False] | None
     throw_on_duplicate: bool | None
-    debounce: Debounce | None
-    throttle: Throttle | None
+    debounce: Debounce | Literal[False] | None
+    throttle: Throttle | Literal[False] | None
 
     def __init__(
         self,
@@ -89,19 +94,19 @@ class TaskOptions(Layer):
         strict: bool | None = None,
         ttl: TTL | Duration | None = None,
         singleton: bool | None = None,
-        concurrency_key: KeyTemplate | None = None,
+        concurrency_key: KeyTemplate | Literal[False] | None = None,
         concurrency_limit: int | None = None,
         result_ttl: Duration | None = None,
         auto_redrive: AutoRedrive | None = None,
         middleware: Sequence[Middleware] | None = None,
         lifo: bool | None = None,
-        fair_key: KeyTemplate | None = None,
+        fair_key: KeyTemplate | Literal[False] | None = None,
         fair_weight: FairWeight | None = None,
-        rate: Rates | None = None,
+        rate: Rates | Literal[False] | None = None,
         unique: Unique | KeyTemplate | bool | None = None,
         throw_on_duplicate: bool | None = None,
-        debounce: Debounce | None = None,
-        throttle: Throttle | None = None,
+        debounce: Debounce | Literal[False] | None = None,
+        throttle: Throttle | Literal[False] | None = None,
     ) -> None:
         """Take what differs from the defaults.
 
@@ -125,7 +130,7 @@ class TaskOptions(Layer):
             strict=flag(strict, field="strict"),
             ttl=None if ttl is None else living(ttl),
             singleton=flag(singleton, field="singleton"),
-            concurrency_key=None if concurrency_key is None else templated(concurrency_key, field="concurrency_key"),
+            concurrency_key=_or_undone(concurrency_key, lambda given: templated(given, field="concurrency_key")),
             concurrency_limit=None if concurrency_limit is None else limited(concurrency_limit),
             result_ttl=None if result_ttl is None else duration(result_ttl, field="result_ttl"),
             auto_redrive=None
@@ -133,13 +138,13 @@ class TaskOptions(Layer):
             else of_kind(auto_redrive, AutoRedrive, field="auto_redrive", remedy='write AutoRedrive("1h", times=3)'),
             middleware=None if middleware is None else layers(middleware),
             lifo=flag(lifo, field="lifo"),
-            fair_key=None if fair_key is None else templated(fair_key, field="fair_key"),
+            fair_key=_or_undone(fair_key, lambda given: templated(given, field="fair_key")),
             fair_weight=None if fair_weight is None else _weighing(fair_weight),
-            rate=None if rate is None else ratings(rate),
+            rate=_or_undone(rate, ratings),
             unique=None if unique is None else uniquely(unique),
             throw_on_duplicate=flag(throw_on_duplicate, field="throw_on_duplicate"),
-            debounce=None if debounce is None else debounced(debounce),
-            throttle=None if throttle is None else throttled(throttle),
+            debounce=_or_undone(debounce, debounced),
+            throttle=_or_undone(throttle, throttled),
         )
         agreeing(self)
 
@@ -162,19 +167,19 @@ class TaskSettings(TypedDict, total=False):
     strict: bool
     ttl: TTL | Duration
     singleton: bool
-    concurrency_key: KeyTemplate
+    concurrency_key: KeyTemplate | Literal[False]
     concurrency_limit: int
     result_ttl: Duration
     auto_redrive: AutoRedrive
     middleware: Sequence[Middleware]
     lifo: bool
-    fair_key: KeyTemplate
+    fair_key: KeyTemplate | Literal[False]
     fair_weight: FairWeight
-    rate: Rates
+    rate: Rates | Literal[False]
     unique: Unique | KeyTemplate | bool
     throw_on_duplicate: bool
-    debounce: Debounce
-    throttle: Throttle
+    debounce: Debounce | Literal[False]
+    throttle: Throttle | Literal[False]
 
 
 class CallOptions(TypedDict, total=False):
@@ -240,19 +245,51 @@ def agreeing(options: TaskOptions, *, collects: bool = False) -> None:
     Raises:
         UsageError: two of them do.
     """
-    merges = {"unique": bool(options.unique), "debounce": options.debounce is not None, "collect": collects}
+    merges = {"unique": bool(options.unique), "debounce": bool(options.debounce), "collect": collects}
     given = [name for name, there in merges.items() if there]
     if len(given) > 1:
         raise UsageError(
             f"{given[0]} and {given[1]} contradict each other: each says otherwise what becomes of a call whose key is "
-            "held; give one of them"
+            f"held; give one of them, or undo what is set below by {given[0]}=False"
         )
-    if options.throttle is not None and given and given != ["unique"]:
-        raise UsageError(f"throttle and {given[0]} contradict each other: the calls of a key make one job; give one")
-    if options.lifo and options.fair_key is not None:
+    if given and given != ["unique"]:
+        if options.throttle:
+            raise UsageError(
+                f"throttle and {given[0]} contradict each other: the calls of a key make one job; give one, "
+                "or undo what is set below by throttle=False"
+            )
+        if options.throw_on_duplicate:
+            raise UsageError(
+                f"throw_on_duplicate and {given[0]} contradict each other: a call whose key is held is taken in, and "
+                "no duplicate; leave it out, or undo what is set below by throw_on_duplicate=False"
+            )
+    if options.lifo and options.fair_key:
         raise UsageError(
-            "lifo and fair_key contradict each other: tenants that take turns have an order of their own; give one"
+            "lifo and fair_key contradict each other: tenants that take turns have an order of their own; give one, "
+            "or undo what is set below by lifo=False or fair_key=False"
         )
+    if options.lifo and options.strict:
+        raise UsageError(
+            "lifo and strict contradict each other: what is lifo goes before all that is not, whatever its priority; "
+            "give one, or undo what is set below by lifo=False or strict=False"
+        )
+
+
+def tenanted(settings: TaskOptions, *, given: bool) -> None:
+    """Make sure that where a weight is given there is a tenant who has it.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if given and not settings.fair_key:
+        raise UsageError('fair_weight is that of a fair_key, and there is none; give one, fair_key="tenant:{tenant}"')
+
+
+def _or_undone(given: Given, read: Callable[[Given], Made]) -> Made | Literal[False] | None:
+    """Return an option as it is read; None says nothing of it, and False undoes what is set below."""
+    if given is None:
+        return None
+    return False if given is False else read(given)
 
 
 def _weighing(weight: object) -> FairWeight:
