@@ -5,7 +5,7 @@ that lets back in line is seen to in the same step, by `let_in`. A slot is an ac
 """
 
 from bisect import bisect_left, bisect_right, insort
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from heapq import nsmallest
@@ -118,7 +118,7 @@ class Shelf:
         self._knock = knock
         self._merging: dict[tuple[str, str], dict[Ref, None]] = {}
         self._scheduled: dict[str, dict[Ref, None]] = {}
-        self._freed: dict[tuple[str, str], None] = {}
+        self._freed: Counter[tuple[str, str]] = Counter()
         self._looked_at = ("", "")
         self._made = 0
 
@@ -285,11 +285,15 @@ class Shelf:
     def let_in(self, now: int) -> None:
         """Let others in line under the keys that were left since the last time; whoever moves jobs does so in the end.
 
-        Once for all of them: where many leave one key in a step, each free slot is offered once.
+        Once for all of them: where many leave one key in a step, each free slot is offered once. Under a rate each
+        makes place for one more, for the others that it allows stand in line already.
         """
         while self._freed:
-            (queue, name), _ = self._freed.popitem()
-            self.unpark(queue, name, now)
+            (queue, name), left = self._freed.popitem()
+            parked = self.lines[queue].parked.get(name)
+            if parked is not None:
+                room = self._room(queue, name, parked, now)
+                self.unpark(queue, name, now, room=min(room, left) if name.startswith(RATE) else room)
 
     def parked(self) -> list[tuple[str, str]]:
         """Return queues and keys that jobs are parked under: those of paused tasks, and the next so many of the others.
@@ -378,9 +382,9 @@ class Shelf:
             line.opening.pop(before.parked_under, None)
         left_the_line = _left_the_line(before, after)
         if _left_a_slot(before, after) or left_the_line:
-            self._freed.update(dict.fromkeys((before.queue, key.name) for key in before.keys))
+            self._freed.update((before.queue, key.name) for key in before.keys)
         if left_the_line:
-            self._freed.update(dict.fromkeys((before.queue, RATE + rate.name) for rate in self.rates(before)))
+            self._freed.update((before.queue, RATE + rate.name) for rate in self.rates(before))
 
     def _put(self, before: JobRecord | None, job: JobRecord) -> None:
         self.jobs[job.ref] = job

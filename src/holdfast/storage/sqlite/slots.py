@@ -70,13 +70,13 @@ def park(step: Step, seq: int, job: JobRecord, under: str) -> None:
 
 def offer(step: Step, queue: str, keys: Sequence[Key]) -> None:
     """Note the keys of a job that has left a slot."""
-    step.freed.update(dict.fromkeys((queue, key.name) for key in keys))
+    step.freed.update((queue, key.name) for key in keys)
 
 
 def offer_place(step: Step, job: JobRecord) -> None:
     """Note the keys and rates of a job that has left its place in line, though they may be free."""
     offer(step, job.queue, job.keys)
-    step.freed.update(dict.fromkeys((job.queue, name) for name in rates.names(step, job)))
+    step.freed.update((job.queue, name) for name in rates.names(step, job))
 
 
 def open_up(step: Step, queue: str) -> None:
@@ -106,22 +106,25 @@ def _open(step: Step, queue: str, under: str, limit: int, *, anew: bool = False)
 def let_in(step: Step) -> int:
     """Let others in line under the keys and rates that were left since the last time; return how many that were.
 
-    Whoever moves jobs does so in the end, once for all of them: each free slot is offered once.
+    Whoever moves jobs does so in the end, once for all of them: each free slot is offered once. Under a rate each makes
+    place for one more, for the others that it allows stand in line already.
     """
-    places = list(step.freed)
+    places = list(step.freed.items())
     step.freed.clear()
-    return sum(_let_in(step, queue, name) for queue, name in places)
+    return sum(_let_in(step, queue, name, left) for (queue, name), left in places)
 
 
-def _let_in(step: Step, queue: str, under: str) -> int:
-    unparked = unpark(step, queue, under)
-    if unparked and under.startswith(RATE):
+def _let_in(step: Step, queue: str, under: str, left: int) -> int:
+    if not under.startswith(RATE):
+        return unpark(step, queue, under)
+    unparked = unpark(step, queue, under, room=min(rates.room(step, queue, under), left))
+    if unparked:
         rates.forget_opening(step, queue, under)
     return unparked
 
 
 def unpark(step: Step, queue: str, under: str, *, room: int | None = None) -> int:
-    """Let as many jobs back in line as have room under a key or a rate; return how many that were."""
+    """Let as many jobs back in line as have room under a key, or so many under a rate; return how many that were."""
     room = min(_room(step, queue, under) if room is None else room, PROMOTE_LIMIT)
     if not room:
         return 0
@@ -136,4 +139,4 @@ def _room(step: Step, queue: str, under: str) -> int:
     """Return how many of those parked under a name may be let in."""
     if under.startswith(PAUSED):
         return 0 if setting(step, "task", under.removeprefix(PAUSED)).paused else PROMOTE_LIMIT
-    return rates.room(step, queue, under) if under.startswith(RATE) else step.slots(queue, under).free
+    return step.slots(queue, under).free

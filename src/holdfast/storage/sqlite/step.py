@@ -1,7 +1,7 @@
 """One transaction at work: its statements, and what it leaves behind beside the rows it changed."""
 
 import sqlite3
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -83,7 +83,7 @@ class Rate:
 class Step:
     """The operations of one transaction, one after another; `now` is the instant of the one at work,
     `leading` says that a leader swept among them, `settings` holds those that one of them has looked up or changed,
-    `freed` the queues and keys that jobs have left and nobody has been let in under yet.
+    `freed` the queues and keys that jobs have left and nobody has been let in under yet, and how many left each.
 
     Events, counters, keys, lines and rates are written once for all of them, at the end.
     """
@@ -93,7 +93,7 @@ class Step:
         self.leading = False
         self.knocked: list[str] = []
         self.settings: dict[tuple[str, str], Settings] = {}
-        self.freed: dict[tuple[str, str], None] = {}
+        self.freed: Counter[tuple[str, str]] = Counter()
         self._cursor = connection.cursor()
         self._events: list[tuple[int, str | None, str | None, str]] = []
         self._counts: defaultdict[tuple[str, str], int] = defaultdict(int)

@@ -199,6 +199,26 @@ class RatesConformance(Conformance):
         assert (await record(storage, refs[2])).parked_under is None
         assert [lease.ref for lease in await claim(storage)] == [refs[2]]
 
+    async def test_each_that_is_let_in_and_leaves_the_line_makes_place_for_one(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
+        burst = RateKey("r", SECOND, 10)
+        await enqueue(storage, *paced(11, burst, prefix="early"))
+        for _ in range(2):
+            await claim(storage)
+            clock.advance(0.000_001)
+        refs = await enqueue(storage, *paced(40, burst))
+        await claim(storage)
+        assert (await glance(storage)).parked == 40
+        clock.advance(20)
+        await order(storage, ALICE, room=0)
+        parked = [(await glance(storage)).parked]
+        for gone in ((0,), (1,), (2, 3, 4)):
+            await storage.revise([Cancel(refs[number]) for number in gone])
+            parked.append((await glance(storage)).parked)
+
+        assert parked == [30, 29, 28, 25]
+
     async def test_no_more_are_let_in_line_than_could_have_started_however_often_claims_find_no_room(
         self, storage: Storage, clock: ManualClock
     ) -> None:
