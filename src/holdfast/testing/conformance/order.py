@@ -34,6 +34,10 @@ STRICT = 10**15
 """A boost that no waiting makes up for."""
 
 
+def _put_off(ref: Ref) -> Revision:
+    return Reschedule(ref, delay=3600 * SECOND)
+
+
 class OrderConformance(Conformance):
     """Who has waited longest comes first, and a priority is worth so much waiting; the newest first on request."""
 
@@ -220,7 +224,7 @@ class FairnessConformance(Conformance):
 
         assert await names(storage) == ["a-0", "b-0", "a-1", "b-1"]
 
-    @pytest.mark.parametrize("revision", [Cancel, Delete, lambda ref: Reschedule(ref, delay=3600 * SECOND)])
+    @pytest.mark.parametrize("revision", [Cancel, Delete, _put_off])
     async def test_a_tenant_whose_jobs_were_taken_away_owes_nothing_in_a_line_that_stays_busy(
         self, storage: Storage, revision: Callable[[Ref], Revision]
     ) -> None:
