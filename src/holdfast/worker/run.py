@@ -37,17 +37,12 @@ from holdfast.injection import Needs, Provider, needs
 from holdfast.middleware import Middleware, Onion, RunCall, onion
 from holdfast.task import Task
 from holdfast.worker.held import Held
+from holdfast.worker.on_cancel import CancelHooks
 from holdfast.worker.provision import Provision
-from holdfast.worker.threads import Lane, Threads, wrapped
+from holdfast.worker.threads import Lane, Threads
 
 UNKNOWN_DELAY = 10_000_000
 """How long a job of an unknown task or a newer version is put back for, in microseconds: others may know it."""
-
-HOOK_LIMIT = 30.0
-"""Seconds that an on_cancel hook gets at most where its task has no timeout."""
-
-HOOK_LINGER = 2.0
-"""Seconds that a hook gets to end once it has been cancelled; then it is left to itself."""
 
 TRACEBACK_KEPT = 16_384
 MESSAGE_KEPT = 4_096
@@ -78,6 +73,7 @@ class Runner:
         self._state = state
         self._onions: dict[str, Onion | None] = {}
         self._left: set[asyncio.Task[None]] = set()
+        self._hooks = CancelHooks(codec, clock, call=self._provided, complain=self._complain)
 
     async def run(self, held: Held) -> Outcome:
         """Run one lease to its outcome. Never raises; being cancelled is an outcome too."""
@@ -115,7 +111,7 @@ class Runner:
                 return Unreadable(recorded(error))
         # A thread that was left to itself still runs, and nobody may tidy up after it yet.
         if isinstance(outcome, Cancelled) and not held.threading and task.cancel_hook is not None:
-            await self._tidy_up(task, task.cancel_hook, held, began)
+            await self._hooks.tidy_up(task, task.cancel_hook, held, began)
             if held.stops_for("lost", "unreachable"):
                 return _stopped(held)
         return outcome
@@ -194,40 +190,6 @@ class Runner:
         self._left.add(left)
         left.add_done_callback(self._left.discard)
 
-    async def _tidy_up(self, task: Task[..., Any], hook: Callable[..., Any], held: Held, began: float) -> None:
-        """Call the on_cancel hook, bounded, and note what it raises: the job is cancelled all the same."""
-        job = held.lease.job
-        held.hooking = True
-        held.signs.sign(self._clock.uptime())
-        limit = HOOK_LIMIT
-        if job.timeout is not None:
-            # The lease ends a beat after the timeout, so the hook must not take longer than both of them together.
-            limit = max(job.timeout / 1_000_000 - (self._clock.uptime() - began), held.beat / 2)
-        # In a task of its own: it has nothing of the cancellation that ended the handler, and can be left behind.
-        hooked = asyncio.create_task(self._hook(task, hook, held))
-        try:
-            done, _ = await asyncio.wait({hooked}, timeout=limit)
-            if not done:
-                self._complain(held, "the on_cancel hook", f"passed its limit of {limit:g} s", None)
-                await _cut_off(hooked)
-            elif hooked.cancelled():
-                self._complain(held, "the on_cancel hook", "was cancelled from within", None)
-            elif (error := hooked.exception()) is not None:
-                self._complain(held, "the on_cancel hook", "failed", error)
-        except asyncio.CancelledError:
-            # The run is lost, or its worker ends.
-            await _cut_off(hooked)
-
-    async def _hook(self, task: Task[..., Any], hook: Callable[..., Any], held: Held) -> None:
-        # Decoded anew: the handler may have changed what it was given.
-        job = held.lease.job
-        args, kwargs = task.decode(self._codec, job)
-        try:
-            await self._provided(hook, task.hook_needs, args, kwargs, held)
-        except (SystemExit, KeyboardInterrupt) as error:
-            # Out of a task these would end the loop.
-            raise wrapped(error) from error
-
     def _complain(self, held: Held, who: str, what: str, error: BaseException | None) -> None:
         """Log without what may quote the arguments; the job's own log has all."""
         job = held.lease.job
@@ -244,20 +206,6 @@ async def _in(lane: Lane, called: Callable[[], Any], held: Held) -> Any:
         return await lane.run(called)
     finally:
         held.threading = lane.busy
-
-
-async def _cut_off(hooked: "asyncio.Task[None]") -> None:
-    hooked.cancel()
-    try:
-        await asyncio.wait({hooked}, timeout=HOOK_LINGER)
-    finally:
-        # Somebody must have looked at what it raises, or asyncio complains.
-        hooked.add_done_callback(_seen)
-
-
-def _seen(hooked: "asyncio.Task[None]") -> None:
-    if not hooked.cancelled():
-        hooked.exception()
 
 
 class _TimeIsOver(Exception):
