@@ -103,6 +103,12 @@ def test_who_brings_a_faster_rate_of_the_same_name_heeds_what_a_slower_one_has_t
     assert 0 < len(began) <= 11
 
 
+def test_who_starts_nobody_takes_nothing_and_leaves_what_a_slower_one_has_taken() -> None:
+    until = taken(Taken(), RateKey("mail", 60_000_000), NOW)
+
+    assert taken(until, TENTH, NOW, starts=0) == until
+
+
 def test_what_a_task_is_told_replaces_every_rate_that_is_its_own() -> None:
     own = (RateKey("task:a:b", 1), RateKey("task/600000:a:b", 2))
     others = (RateKey("task:b", 3), RateKey("key:a:b", 4), RateKey("key/5:a:b", 5), RateKey("tasks:a:b", 6))

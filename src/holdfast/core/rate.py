@@ -29,6 +29,8 @@ def opens_at(so_far: Taken, rate: RateKey, now: int) -> int:
 
 def taken(so_far: Taken, rate: RateKey, now: int, *, starts: int = 1) -> Taken:
     """Return how far time is taken once a job, or so many, have started now."""
+    if not starts:
+        return so_far
     return Taken(max(_sound(so_far, now), now) + rate.interval * starts, _reach(rate))
 
 

@@ -379,6 +379,19 @@ class RatesConformance(Conformance):
 
         assert sum(name.startswith("slow") for name in started) in (5, 6)
 
+    async def test_who_waits_for_a_faster_rate_of_a_name_heeds_what_a_slower_one_takes_meanwhile(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
+        fast = RateKey(SLOWER.name, 100 * MS)
+        await enqueue(storage, *paced(4, fast, prefix="fast"))
+        await claim(storage)
+        await start(storage, new_job("slow", rates=(SLOWER,), boost=SECOND))
+        clock.advance(1)
+        answers = [await order(storage, ALICE, room=10) for _ in range(2)]
+
+        # Both have taken what they take, and the next may start when a tenth of a second of that is left.
+        assert [(answer.leases, answer.next_due) for answer in answers] == [((), 3 * SECOND + 1)] * 2
+
     async def test_a_task_that_is_told_a_rate_goes_by_no_other_of_its_own(
         self, storage: Storage, clock: ManualClock
     ) -> None:
