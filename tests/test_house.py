@@ -42,6 +42,7 @@ FLOORS: dict[str, int] = {
     "hearing": 3,
     "migration": 3,
     "dead": 3,
+    "queue": 3,
     "health": 3,
     "task": 4,
     "compatibility": 5,

@@ -1,7 +1,7 @@
 """Holdfast: a job queue for work that must not vanish."""
 
 from holdfast._version import __version__
-from holdfast.app import Holdfast, Queue
+from holdfast.app import Holdfast
 from holdfast.codec import Codec, JsonCodec
 from holdfast.collecting import Batch, CollectTask
 from holdfast.compatibility import incompatible
@@ -93,6 +93,7 @@ from holdfast.options import (
     Unique,
 )
 from holdfast.options.schedules import All
+from holdfast.queue import Queue
 from holdfast.router import Router
 from holdfast.schedules import Schedules
 from holdfast.task import DeclaredTask, Task

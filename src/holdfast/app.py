@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, S
 from contextlib import AbstractAsyncContextManager, contextmanager
 from datetime import timedelta
 from random import Random
-from typing import Any, ParamSpec, Self, TypeVar, Unpack, cast, get_args, overload
+from typing import Any, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
 from holdfast.bus import Hearers
 from holdfast.clock import Clock, SystemClock, entropy
@@ -19,7 +19,7 @@ from holdfast.collecting import CollectDecorator
 from holdfast.compatibility import snapshot
 from holdfast.core.check import flag, named, no_others, of_kind, remark, several, shown, whole
 from holdfast.core.duration import Duration
-from holdfast.core.events import Event, OnRequest, event_name
+from holdfast.core.events import Event
 from holdfast.core.job import NewJob, Ref
 from holdfast.core.schedule import Overlap, Schedule
 from holdfast.dead import DeadLetters
@@ -40,15 +40,13 @@ from holdfast.options import (
     Collect,
     LeaderElection,
     Rate,
-    Retention,
-    Stall,
     TaskOptions,
     TaskSettings,
     Timing,
-    stalling,
 )
 from holdfast.options.rate import rate_key
 from holdfast.options.schedules import MissedTicks, grace_of
+from holdfast.queue import Queue
 from holdfast.router import (
     Arrival,
     Definition,
@@ -68,7 +66,7 @@ from holdfast.schedules import ScheduleDecorator, Schedules
 from holdfast.sideloop import PORTAL, Side, SideLoop
 from holdfast.signature import Signature
 from holdfast.storage.locate import locate, read
-from holdfast.storage.protocol import QUEUE_RATE, TASK_RATE, Receipt, Settings, Storage, Target
+from holdfast.storage.protocol import TASK_RATE, Receipt, Settings, Storage, Target
 from holdfast.task import (
     AsyncTask,
     Call,
@@ -553,9 +551,9 @@ class Holdfast:
 
     # ── queues, workers, reapers ──────────────────────────────────────────────────────────────────────────────────
 
-    def queue(self, name: str) -> "Queue":
+    def queue(self, name: str) -> Queue:
         """Return a queue, to set what all its jobs share."""
-        return Queue(self, name)
+        return Queue(self.opened, name)
 
     def worker(
         self,
@@ -690,76 +688,6 @@ class Holdfast:
         return known[name]
 
 
-class Queue:
-    """A queue of an app: what all its jobs share is kept in the storage, for every worker to see."""
-
-    def __init__(self, app: Holdfast, name: str) -> None:
-        self.name = named(name, field="queue")
-        self._app = app
-
-    async def set_stall(self, stall: Stall) -> None:
-        """Lay stall options over those of the tasks, from each job's next claim on; a call's own still win.
-
-        Raises:
-            UsageError: they are no stall options.
-            StorageError: they may have been set or not; setting them again does no harm.
-        """
-        await self._tune(Settings(stall=stalling(stall).setting()))
-
-    async def pause(self, *, by: str | None = None) -> None:
-        """Give out no more jobs; those that run go on.
-
-        Raises:
-            UsageError: `by` is no text.
-            StorageError: it may have been set or not; setting it again does no harm.
-        """
-        await self._tune(Settings(paused=True), by)
-
-    async def resume(self, *, by: str | None = None) -> None:
-        """Give out jobs again.
-
-        Raises:
-            UsageError: `by` is no text.
-            StorageError: it may have been set or not; setting it again does no harm.
-        """
-        await self._tune(Settings(paused=False), by)
-
-    async def set_rate(self, rate: Rate | str | None, *, by: str | None = None) -> None:
-        """Let so many of its jobs start in a time, whatever tasks they are of: "100/s", a `Rate`, None for no limit.
-
-        Raises:
-            UsageError: it is no rate, or one with a key; or `by` is no text.
-            StorageError: it may have been set or not; setting it again does no harm.
-        """
-        await self._tune(Settings(rate=rate_key(rate, QUEUE_RATE)), by)
-
-    async def set_retention(self, retention: Retention) -> None:
-        """Set how long jobs are kept once they are over; what is left out stays as it was.
-
-        Raises:
-            UsageError: it is no retention.
-            StorageError: it may have been set or not; setting it again does no harm.
-        """
-        given = of_kind(retention, Retention, field="retention", remedy='write Retention(failed=Keep("90d"))')
-        await self._tune(Settings(retention=given.setting()))
-
-    async def record(self, *kinds: type[Event]) -> None:
-        """Record these events too, of those that are recorded on request only; without any, none of them.
-
-        Each costs a write: `JobEnqueued`, `JobDeduplicated`, `JobDebounced`, `JobThrottled`, `JobCollected`,
-        `JobRescheduled`, `JobStarted`, `JobProgressed`, `JobSuspected`, `QueueDrained`.
-
-        Raises:
-            UsageError: one of them is none of these.
-            StorageError: they may have been set or not; setting them again does no harm.
-        """
-        await self._tune(Settings(record=tuple(_on_request(kind) for kind in kinds)))
-
-    async def _tune(self, settings: Settings, by: str | None = None) -> None:
-        storage = await self._app.opened()
-        await storage.tune(Target("queue", self.name), settings, by=remark(by, field="by"))
-
-
 def _url(given: object) -> str:
     """Return the address that an app was given, or the one that it has without; a bad one is told of here."""
     url = (os.environ.get("HOLDFAST_URL") or DEFAULT_URL) if given is None else given
@@ -785,14 +713,6 @@ def _lifespan(given: Lives) -> Lives:
         raise UsageError(f"lifespan = {shown(given)} cannot be called with the app: {error}; let it take it") from None
     not_injected(given, whose=f"lifespan {shown(given)}")
     return given
-
-
-def _on_request(kind: object) -> OnRequest:
-    name = event_name(kind.__name__) if isinstance(kind, type) else None
-    for known in get_args(OnRequest):
-        if name == known:
-            return cast(OnRequest, known)
-    raise UsageError(f"{shown(kind)} is not recorded on request; use a class such as JobStarted")
 
 
 def _calls(given: Iterable[Call[Any]]) -> list[Call[Any]]:
