@@ -5,7 +5,7 @@ from msgspec import structs
 
 from holdfast.core.job import CollectKey, DebounceKey, MergeKey, ThrottleKey, UniqueKey
 from holdfast.core.lifecycle import State
-from holdfast.core.merge import due_at, may_be_come_to, merge_name, throttle_name
+from holdfast.core.merge import GATHERED_LIMIT, due_at, may_be_come_to, merge_name, throttle_name
 from tests.core.cases import ACTIVE, NOW
 
 SECOND = 1_000_000
@@ -43,6 +43,8 @@ def test_a_full_batch_takes_in_no_more_calls() -> None:
 
     assert may_be_come_to(batch, COLLECT)
     assert not may_be_come_to(structs.replace(batch, gathered=3), COLLECT)
+    assert may_be_come_to(structs.replace(batch, gathered_bytes=GATHERED_LIMIT - 1), COLLECT)
+    assert not may_be_come_to(structs.replace(batch, gathered_bytes=GATHERED_LIMIT), COLLECT)
 
 
 @pytest.mark.parametrize("key", [DEBOUNCE, COLLECT])
@@ -64,6 +66,8 @@ def test_who_was_called_before_the_clock_was_set_back_waits_as_if_from_now(key: 
 
 def test_a_batch_is_due_when_it_is_full() -> None:
     assert due_at(COLLECT, first=NOW, calls=3, now=NOW + 1) == NOW + 1
+    assert due_at(COLLECT, first=NOW, calls=2, now=NOW + 1, size=GATHERED_LIMIT) == NOW + 1
+    assert due_at(COLLECT, first=NOW, calls=2, now=NOW + 1, size=GATHERED_LIMIT - 1) > NOW + 1
 
 
 def test_keys_of_different_kinds_never_meet() -> None:

@@ -288,28 +288,35 @@ def test_a_job_with_a_new_priority_stays_where_it_is_whatever_the_clock_says(sta
 
 GATHER = CollectKey("k", 5 * SECOND, 3, 20 * SECOND)
 BATCH = structs.replace(
-    WAITING, state=State.DELAYED, merge=GATHER, gathered=1, run_at=NOW + 5 * SECOND, score=NOW + 5 * SECOND
+    WAITING,
+    state=State.DELAYED,
+    merge=GATHER,
+    gathered=1,
+    gathered_bytes=10,
+    run_at=NOW + 5 * SECOND,
+    score=NOW + 5 * SECOND,
 )
 
 
 def test_a_call_puts_off_the_job_that_gathers_it_and_gives_it_its_own_time_to_live() -> None:
-    more = collecting(BATCH, GATHER, NOW + SECOND, ttl=7, offset=2)
+    more = collecting(BATCH, GATHER, NOW + SECOND, ttl=7, offset=2, size=7)
 
     assert (more.state, more.gathered, more.run_at) == (State.DELAYED, 2, NOW + 6 * SECOND)
+    assert more.gathered_bytes == 17
     assert (more.score, more.ttl, more.expires_at) == (NOW + 6 * SECOND + 2, 7, NOW + SECOND + 7)
-    assert collecting(more, GATHER, NOW + SECOND, ttl=None, offset=0).expires_at is None
+    assert collecting(more, GATHER, NOW + SECOND, ttl=None, offset=0, size=5).expires_at is None
 
 
 def test_what_has_gathered_enough_comes_into_line_and_what_is_there_keeps_its_place() -> None:
-    full = collecting(structs.replace(BATCH, gathered=2), GATHER, NOW + 1, ttl=None, offset=0)
+    full = collecting(structs.replace(BATCH, gathered=2), GATHER, NOW + 1, ttl=None, offset=0, size=5)
     in_line = structs.replace(WAITING, merge=GATHER, gathered=1, parked_under="k", run_at=NOW - 1)
-    due = collecting(in_line, GATHER, NOW + 30 * SECOND, ttl=None, offset=0)
-    put_off = collecting(in_line, GATHER, NOW, ttl=None, offset=0)
+    due = collecting(in_line, GATHER, NOW + 30 * SECOND, ttl=None, offset=0, size=5)
+    put_off = collecting(in_line, GATHER, NOW, ttl=None, offset=0, size=5)
 
     assert (full.state, full.run_at, full.score) == (State.WAITING, NOW + 1, NOW + 1)
-    assert due == structs.replace(in_line, gathered=2)
+    assert due == structs.replace(in_line, gathered=2, gathered_bytes=5)
     assert (put_off.state, put_off.parked_under) == (State.DELAYED, None)
 
 
 def test_a_job_that_gathers_is_no_younger_than_the_clock_allows() -> None:
-    assert collecting(BATCH, GATHER, NOW - LEASE, ttl=None, offset=0).created == NOW - LEASE
+    assert collecting(BATCH, GATHER, NOW - LEASE, ttl=None, offset=0, size=5).created == NOW - LEASE

@@ -217,7 +217,8 @@ class JobRecord(Struct, frozen=True, kw_only=True):
     """A job as the storage remembers it.
 
     `score` orders the waiting (lowest first), `boost` is how far ahead of its time its priority puts it. `gathered`:
-    how many calls it has taken in, of one that collects; their arguments are framed in its payload (core/frames.py).
+    how many calls it has taken in, of one that collects; their arguments are framed in its payload (core/frames.py),
+    and take `gathered_bytes`.
     `heard_at` is when the holder of its lease last gave a sign of life: its claim or its latest beat.
     `starts` is the number of its latest run; `failures`, `stalls` and `releases` are what its runs were charged to.
     `ttl` is how long it may wait before it starts, counted anew by a redrive. `kept_until`: when a completed job's own
@@ -247,6 +248,7 @@ class JobRecord(Struct, frozen=True, kw_only=True):
     rates: tuple[RateKey, ...] = ()
     merge: MergeKey | None = None
     gathered: int = 0
+    gathered_bytes: int = 0
     parked_under: str | None = None
     stall: StallTerms = StallTerms()
     policy: Policy = Policy()

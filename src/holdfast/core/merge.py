@@ -34,6 +34,10 @@ def throttle_name(key: ThrottleKey) -> str:
     return f"throttle:{key.key}"
 
 
+GATHERED_LIMIT = 8 * 1024 * 1024
+"""From so many bytes of arguments on, frames and all, a job gathers no more."""
+
+
 def may_be_come_to(job: JobRecord, key: MergeKey) -> bool:
     """Say whether a call with this key comes to a job that has the same."""
     match key:
@@ -45,21 +49,26 @@ def may_be_come_to(job: JobRecord, key: MergeKey) -> bool:
             return job.state not in TERMINAL
         case DebounceKey():
             return _yet_to_start(job)
-        case CollectKey(max_size=max_size):
-            return _yet_to_start(job) and job.gathered < max_size
+        case CollectKey():
+            return _yet_to_start(job) and not _full(key, job.gathered, job.gathered_bytes)
         case _:
             assert_never(key)
 
 
-def due_at(key: DebounceKey | CollectKey, *, first: int, calls: int, now: int) -> int:
+def due_at(key: DebounceKey | CollectKey, *, first: int, calls: int, now: int, size: int = 0) -> int:
     """Return when a job is due that was called for now, the `calls`-th time; `first`: when it first was, by its record.
 
+    `size`: how many bytes of arguments it has gathered then.
     One that was first called for later than now was so before the clock was set back, and waits as if from now on.
     """
-    if isinstance(key, CollectKey) and calls >= key.max_size:
+    if isinstance(key, CollectKey) and _full(key, calls, size):
         return now
     latest = now + key.delay
     return latest if key.max_wait is None else max(min(latest, min(first, now) + key.max_wait), now)
+
+
+def _full(key: CollectKey, calls: int, size: int) -> bool:
+    return calls >= key.max_size or size >= GATHERED_LIMIT
 
 
 def _yet_to_start(job: JobRecord) -> bool:

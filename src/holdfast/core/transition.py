@@ -156,16 +156,17 @@ def retimed(job: JobRecord, now: int, *, delay: int | None, priority: int | None
     )
 
 
-def collecting(job: JobRecord, key: CollectKey, now: int, *, ttl: int | None, offset: int) -> JobRecord:
-    """Return a job that has taken in one more call, the `offset`-th of several, but for its arguments.
+def collecting(job: JobRecord, key: CollectKey, now: int, *, ttl: int | None, offset: int, size: int) -> JobRecord:
+    """Return a job that has taken in one more call, the `offset`-th of several, but for its arguments, `size` bytes.
 
     One that waited until it was due and is so now comes into line; its score is as if nobody stood there.
     """
-    calls = job.gathered + 1
-    run_at = due_at(key, first=job.created, calls=calls, now=now)
+    calls, size = job.gathered + 1, job.gathered_bytes + size
+    run_at = due_at(key, first=job.created, calls=calls, now=now, size=size)
     after = structs.replace(
         job,
         gathered=calls,
+        gathered_bytes=size,
         merge=key,
         ttl=ttl,
         expires_at=None if ttl is None else now + ttl,

@@ -104,7 +104,9 @@ class Throttle:
 class Collect:
     """Calls gather in one job whose handler gets the list: until none has come for `delay`, or `max_size` have.
 
-    But no later than `max_wait` after the first one. `key`: a template over the `item` that each call brings, such as
+    But no later than `max_wait` after the first one. One of 8 MiB of arguments is full, too.
+
+    `key`: a template over the `item` that each call brings, such as
     "{item.tenant}", or a function of it, the task's own; without one all calls of the task gather together.
     """
 

@@ -109,8 +109,9 @@ class Intake(Books):
     def _gather(self, new: NewJob, into: JobRecord, key: CollectKey, now: int, offset: int) -> int:
         """Add a call to those that a job has gathered; return how many they are."""
         self._answer_for(new.ref, into.ref)
-        after = collecting(into, key, now, ttl=new.ttl, offset=offset)
-        self._gathered.setdefault(into.ref, []).append(framed(new.payload))
+        brought = framed(new.payload)
+        after = collecting(into, key, now, ttl=new.ttl, offset=offset, size=len(brought))
+        self._gathered.setdefault(into.ref, []).append(brought)
         if into.state is State.DELAYED and after.state is State.WAITING:
             after = structs.replace(after, score=self._shelf.score(after, now + offset, now))
         self._replace(into, after)
@@ -204,12 +205,13 @@ class Intake(Books):
 def _wished(new: NewJob, run_at: int, now: int, offset: int) -> JobRecord:
     """Return the record of a new job, the `offset`-th of its call, as it stands before it comes into line."""
     collects = isinstance(new.merge, CollectKey)
+    payload = framed(new.payload) if collects else new.payload
     return JobRecord(
         queue=new.queue,
         id=new.id,
         task=new.task,
         state=State.DELAYED if run_at > now else State.WAITING,
-        payload=framed(new.payload) if collects else new.payload,
+        payload=payload,
         headers=new.headers,
         tags=new.tags,
         # The jobs of one call are a microsecond apart, so that they stay in the order they were given.
@@ -229,6 +231,7 @@ def _wished(new: NewJob, run_at: int, now: int, offset: int) -> JobRecord:
         rates=new.rates,
         merge=new.merge,
         gathered=1 if collects else 0,
+        gathered_bytes=len(payload) if collects else 0,
         stall=new.stall,
         policy=new.policy,
         created=now,

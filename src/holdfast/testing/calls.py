@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from holdfast.core.frames import framed
 from holdfast.core.job import CollectKey, DebounceKey, JobRecord, MergeKey, NewJob, Ref, UniqueKey
 from holdfast.core.lifecycle import TERMINAL, State
+from holdfast.core.merge import GATHERED_LIMIT
 from holdfast.core.transition import lapsed
 from holdfast.storage.protocol import Receipt, Revised
 
@@ -230,7 +231,8 @@ def _may_not(job: JobRecord, key: MergeKey) -> bool:
         case DebounceKey():
             return job.starts > 0 or job.state not in QUEUED
         case CollectKey(max_size=most):
-            return job.starts > 0 or job.state not in QUEUED or job.gathered >= most
+            full = job.gathered >= most or job.gathered_bytes >= GATHERED_LIMIT
+            return job.starts > 0 or job.state not in QUEUED or full
 
 
 def _is_forgotten(job: JobRecord, now: int) -> bool:

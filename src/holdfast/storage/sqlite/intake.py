@@ -6,7 +6,7 @@ from holdfast.core.events import JobThrottled, OnRequest
 from holdfast.core.frames import framed
 from holdfast.core.job import CollectKey, DebounceKey, JobRecord, MergeKey, NewJob, Ref, UniqueKey
 from holdfast.core.lifecycle import State
-from holdfast.core.merge import Window, due_at, merge_name, throttle_name
+from holdfast.core.merge import GATHERED_LIMIT, Window, due_at, merge_name, throttle_name
 from holdfast.core.order import place
 from holdfast.core.transition import collecting, enqueued, merged
 from holdfast.storage.protocol import Receipt, job_topic, queue_topic
@@ -90,9 +90,11 @@ def _living(step: Step, queue: str, key: MergeKey) -> Ref | None:
         case UniqueKey():
             statement = _HOLDER
         case DebounceKey():
-            statement, asked["most"] = _YET_TO_START, 1
+            statement = _YET_TO_START
+            asked |= {"most": 1, "bytes": 1}
         case CollectKey(max_size=max_size):
-            statement, asked["most"] = _YET_TO_START, max_size
+            statement = _YET_TO_START
+            asked |= {"most": max_size, "bytes": GATHERED_LIMIT}
     while (row := step.one(statement, asked)) is not None:
         seq, id_, too_old = row
         if not too_old:
@@ -142,8 +144,9 @@ def _take_the_place(step: Step, new: NewJob, into: Ref, key: DebounceKey, offset
 def _gather(step: Step, new: NewJob, into: Ref, key: CollectKey, offset: int) -> int:
     """Add a call to those that a job has gathered; return how many they are."""
     seq, job = _there(step, into)
-    after = collecting(job, key, step.now, ttl=new.ttl, offset=offset)
-    step.run(_TAKE_IN, (into.queue, new.id, into.id, job.gathered, framed(new.payload)))
+    brought = framed(new.payload)
+    after = collecting(job, key, step.now, ttl=new.ttl, offset=offset, size=len(brought))
+    step.run(_TAKE_IN, (into.queue, new.id, into.id, job.gathered, brought))
     step.run(
         _GATHER,
         (
@@ -152,6 +155,7 @@ def _gather(step: Step, new: NewJob, into: Ref, key: CollectKey, offset: int) ->
             after.run_at,
             after.score if after.state is job.state else _score(step, after, after.run_at, offset),
             after.gathered,
+            after.gathered_bytes,
             rows.text(after.merge),
             after.ttl,
             after.expires_at,

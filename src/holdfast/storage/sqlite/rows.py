@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from holdfast.core.events import AnyEvent, from_log, stamped
+from holdfast.core.frames import framed
 from holdfast.core.job import (
     CollectKey,
     JobRecord,
@@ -77,6 +78,7 @@ def wished(job: NewJob, run_at: int, now: int, score: int) -> Row:
         None if job.merge is None else merge_name(job.merge),
         text(job.merge),
         collects,
+        len(framed(job.payload)) if collects else 0,
         stall.lease,
         stall.max_stalls,
         stall.start_grace,
@@ -119,6 +121,7 @@ def record(row: Row) -> JobRecord:
         _,
         merge,
         gathered,
+        gathered_bytes,
         parked_under,
         lease,
         max_stalls,
@@ -181,6 +184,7 @@ def record(row: Row) -> JobRecord:
         rates=rates(paced) if paced else (),
         merge=_merge.decode(merge) if merge else None,
         gathered=gathered,
+        gathered_bytes=gathered_bytes,
         parked_under=parked_under,
         stall=_terms(lease, max_stalls, start_grace, renewed, pinned),
         policy=_policy(policy),

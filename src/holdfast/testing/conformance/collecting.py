@@ -1,6 +1,7 @@
 """What a job that collects promises: nothing gathered is lost or doubled, each call is answered for, and soon."""
 
 import pytest
+from msgspec import structs
 
 from holdfast.clock import SECOND
 from holdfast.core.events import JobCollected, JobExpired
@@ -9,6 +10,7 @@ from holdfast.core.job import CollectKey, DebounceKey, Key, NewJob, Policy, Ref
 from holdfast.core.lifecycle import State
 from holdfast.core.outcome import Interrupted, Rejected
 from holdfast.core.retention import Keep, Retention
+from holdfast.signature import PAYLOAD_LIMIT
 from holdfast.storage.protocol import (
     Cancel,
     Delete,
@@ -139,6 +141,16 @@ class CollectConformance(Conformance):
         assert [receipt.made for receipt in receipts] == [*(["created", "gathered", "gathered"] * 2), "created"]
         assert [unframed(lease.job.payload) for lease in leases] == [[b"0", b"1", b"2"], [b"3", b"4", b"5"]]
         assert (await record(storage, Ref(QUEUE, "call-6"))).state is State.DELAYED
+
+    async def test_what_has_gathered_as_many_bytes_as_there_may_be_starts_at_once(self, storage: Storage) -> None:
+        large = [structs.replace(call, payload=bytes(PAYLOAD_LIMIT)) for call in calls(10)]
+        receipts = [(await storage.enqueue([call]))[0] for call in large]
+        full, rest = [await record(storage, Ref(QUEUE, name)) for name in ("call-0", "call-8")]
+
+        assert [receipt.made for receipt in receipts] == ["created", *["gathered"] * 7, "created", "gathered"]
+        assert (full.state, full.gathered, full.gathered_bytes) == (State.WAITING, 8, 8 * (PAYLOAD_LIMIT + 4))
+        assert (rest.state, rest.gathered, rest.gathered_bytes) == (State.DELAYED, 2, 2 * (PAYLOAD_LIMIT + 4))
+        assert len((await claim_one(storage)).job.payload) == full.gathered_bytes
 
     async def test_a_lone_call_that_is_as_many_as_there_may_be_starts_at_once(self, storage: Storage) -> None:
         await storage.enqueue(calls(2, CollectKey("mails", 10 * SECOND, 1)))

@@ -26,6 +26,7 @@ CREATE TABLE job_2 (
     merge_key TEXT,
     merge TEXT,
     gathered INTEGER NOT NULL DEFAULT 0,
+    gathered_bytes INTEGER NOT NULL DEFAULT 0,
     parked_under TEXT,
     lease INTEGER NOT NULL,
     max_stalls INTEGER NOT NULL,

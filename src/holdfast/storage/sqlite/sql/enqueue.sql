@@ -7,13 +7,13 @@
 -- costs next to nothing.)
 INSERT INTO job (
     queue, id, task, state, headers, tags, score, priority, boost, lifo, fair_key, weight, run_at, ttl, expires_at,
-    timeout, deadline, heartbeat_timeout, keys, rates, merge_key, merge, gathered, lease, max_stalls, start_grace,
-    renewed, pinned, policy, created, schedule, tick, parent, payload
+    timeout, deadline, heartbeat_timeout, keys, rates, merge_key, merge, gathered, gathered_bytes, lease, max_stalls,
+    start_grace, renewed, pinned, policy, created, schedule, tick, parent, payload
 )
 VALUES (
     ?1, coalesce((SELECT job FROM call WHERE queue = ?1 AND id = ?2), ?2),
     ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22, ?23, ?24, ?25, ?26,
-    ?27, ?28, ?29, ?30, ?31, ?32, ?33, ?34
+    ?27, ?28, ?29, ?30, ?31, ?32, ?33, ?34, ?35
 )
 ON CONFLICT (queue, id) DO NOTHING;
 
@@ -50,12 +50,13 @@ SELECT seq, id, expires_at <= :now
  LIMIT 1;
 
 -- name: yet_to_start
--- The same of those that have never started, and gathered fewer calls than `most`.
+-- The same of those that have never started, and gathered fewer calls than `most`, and fewer bytes than `bytes`.
 SELECT seq, id, expires_at <= :now
   FROM job INDEXED BY job_merge
  WHERE queue = :queue
    AND merge_key = :name
    AND gathered < :most
+   AND gathered_bytes < :bytes
    AND finished IS NULL
    AND state IN ('delayed', 'waiting')
    AND starts = 0
@@ -74,6 +75,7 @@ UPDATE job
        run_at = ?,
        score = ?,
        gathered = ?,
+       gathered_bytes = ?,
        merge = ?,
        ttl = ?,
        expires_at = ?,
