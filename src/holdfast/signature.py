@@ -421,7 +421,7 @@ def _converted(data: Any, kind: Any) -> Any:
 def _as_annotated(value: Any, described: types.Type) -> Any:
     """Return a value as the class of its annotation, where it is of a subclass that is encoded otherwise.
 
-    A bool is an int to every type checker, and a datetime a date; in lists, dicts and unions, too.
+    A bool is an int to every type checker, a datetime a date, and a Struct its base; in lists, dicts and unions, too.
     """
     whole: Any = value
     match described:
@@ -429,6 +429,9 @@ def _as_annotated(value: Any, described: types.Type) -> Any:
             return int(value)
         case types.DateType() if isinstance(value, datetime):
             return value.date()
+        case types.StructType() if isinstance(value, described.cls):
+            # A subclass has another tag, or fields that its base forbids.
+            return described.cls(**{name: getattr(value, name) for name in described.cls.__struct_fields__})
         case types.UnionType():
             fitting = (_as_annotated(value, kind) for kind in described.types)
             return next((one for one in fitting if one is not value), value)

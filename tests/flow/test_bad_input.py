@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from msgspec import Struct
 
 from holdfast import (
     Holdfast,
@@ -165,6 +166,14 @@ def test_a_result_that_does_not_fit_its_annotation_fails_the_job_once(play: Play
     play(scenario)
 
 
+class Closed(Struct, forbid_unknown_fields=True, tag=True):
+    number: int
+
+
+class Wider(Closed):
+    more: int
+
+
 class Sealed(JsonCodec):
     """A codec of a user's own."""
 
@@ -205,6 +214,10 @@ def test_a_result_of_a_subclass_comes_back_as_the_class_that_is_annotated(play: 
         async def counted() -> dict[str, tuple[int, str]]:
             return {"all": (True, "a")}
 
+        @app.task(name="based")
+        async def based() -> list[Closed]:
+            return [Wider(1, 2), Closed(3)]
+
         @app.task(name="strict")
         async def strict() -> bool:
             return cast(bool, 1)
@@ -213,6 +226,7 @@ def test_a_result_of_a_subclass_comes_back_as_the_class_that_is_annotated(play: 
         told = [await (await task.enqueue()).result() for task in (whole, share, day, perhaps, days, counted)]
 
         assert told == [1, 1.0, noon.date(), noon.date(), [noon.date()] * 2, {"all": (1, "a")}]
+        assert await (await based.enqueue()).result() == [Closed(1), Closed(3)]
         assert [type(one) for one in told[:4]] == [int, float, date, date]
         with pytest.raises(JobFailedError, match="the result is not what the handler is annotated"):
             await (await strict.enqueue()).result()
