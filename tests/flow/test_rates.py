@@ -135,6 +135,28 @@ def test_a_queues_rate_and_a_tasks_are_set_at_run_time(play: Play) -> None:
     play(scenario)
 
 
+def test_a_rate_that_is_set_replaces_all_of_the_task_that_have_no_key(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        began: list[tuple[str, float]] = []
+        app = stage.app(timing=FAST)
+        rates = ["1/s", "2/h", Rate(1, per="1h", key="{host}")]
+        task = calling(stage, app, began, rate=rates)
+        await app.enqueue_many(task.call(host) for host in "abcdefgg")
+        await stage.start(app.worker(concurrency=20))
+        await asyncio.sleep(20)
+        assert len(began) == 2
+        await task.set_rate(None)
+        await asyncio.sleep(20)
+
+        # Two by the rate of the key, which stays.
+        assert sorted(host for host, _ in began) == list("abcdefgg")
+        await task.enqueue("g")
+        await asyncio.sleep(20)
+        assert len(began) == 8
+
+    play(scenario)
+
+
 def test_a_job_that_waits_for_its_rate_holds_no_slot(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(timing=FAST)

@@ -81,7 +81,7 @@ from tests.storage.worlds import job, owner
 QUEUES = ("a", "b", "ü:/.", "seldom")
 TASKS = ("t", "u", "paused:t")
 KEYS = ("k", "l", "m", "paused:u")
-RATES = ("task:t", "task:u", "queue", "r", "s")
+RATES = ("task:t", "task/9:t", "task:u", "queue", "r", "s")
 INTERVALS = (0, 1, SECOND // 2, SECOND, 3 * SECOND)
 STEPS = 400
 MODULES = (intake, timetable, model, shelf, journal, flow, claiming, rates, slots, chores, sqlite_timetable)

@@ -184,7 +184,7 @@ rates = st.sampled_from(
         (RateKey("r", SECOND),),
         (RateKey("r", SECOND, 2),),
         (RateKey("s", 4 * SECOND), RateKey("r", SECOND)),
-        (RateKey("task:t", SECOND // 10, 3),),
+        (RateKey("task:t", SECOND // 10, 3), RateKey("task/9:t", 9 * SECOND)),
     )
 )
 
