@@ -139,8 +139,7 @@ def test_a_rate_that_is_set_replaces_all_of_the_task_that_have_no_key(play: Play
     async def scenario(stage: Stage) -> None:
         began: list[tuple[str, float]] = []
         app = stage.app(timing=FAST)
-        rates = ["1/s", "2/h", Rate(1, per="1h", key="{host}")]
-        task = calling(stage, app, began, rate=rates)
+        task = calling(stage, app, began, rate=["1/s", "2/h", Rate(1, per="1h", key="{host}")])
         await app.enqueue_many(task.call(host) for host in "abcdefgg")
         await stage.start(app.worker(concurrency=20))
         await asyncio.sleep(20)
