@@ -133,7 +133,7 @@ async def deliver_text(to: str, *, copies: int = 1) -> str:
     return ""
 
 
-app.implement(bill)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+app.implement(bill)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
 
 
 @bill.migrate(from_version=1)
@@ -353,6 +353,52 @@ async def index(docs: list[Doc], db: str = Inject(str)) -> int:
 @router.task(collect=Collect(key=str))
 def store(numbers: list[int]) -> str:
     return ""
+
+
+@router.declare(collect=Collect("{item.name}"), name="gather")
+async def gather(docs: list[Doc]) -> int:
+    raise NotImplementedError
+
+
+@app.declare(collect=Collect())
+def gather_all(docs: list[Doc]) -> int:
+    raise NotImplementedError
+
+
+@app.implement(gather)
+async def stored(docs: list[Doc]) -> int:
+    return len(docs)
+
+
+@router.implement(gather_all)
+def stored_all(docs: list[Doc]) -> int:
+    return len(docs)
+
+
+@app.implement(gather)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+async def stored_texts(docs: list[str]) -> int:
+    return len(docs)
+
+
+@app.declare(collect=Collect())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+async def gather_one(doc: Doc) -> int:
+    raise NotImplementedError
+
+
+@app.task(throttle=False, debounce=False, rate=False, fair_key=False, concurrency_key=False, unique=False)
+async def undone() -> None: ...
+
+
+@app.task(throttle=True)  # type: ignore[call-overload,untyped-decorator]  # pyright: ignore[reportCallIssue, reportArgumentType, reportUntypedFunctionDecorator]
+async def overdone() -> None: ...
+
+
+async def declared_gathering() -> None:
+    assert_type(await gather.enqueue(Doc("a")), Job[int])
+    assert_type(await stored([Doc("a")]), int)
+    assert_type(stored_all([Doc("a")]), int)
+    assert_type(await gather.gathered("a"), Batch[Doc] | None)
+    await gather.enqueue("a")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 @index.on_cancel

@@ -3,7 +3,7 @@
 from holdfast._version import __version__
 from holdfast.app import Holdfast
 from holdfast.codec import Codec, JsonCodec
-from holdfast.collecting import Batch, CollectTask
+from holdfast.collecting import Batch, CollectTask, DeclaredCollectTask
 from holdfast.compatibility import incompatible
 from holdfast.context import JobContext, current_job
 from holdfast.control import Cancel, Reject, RetryLater, Snooze
@@ -116,6 +116,7 @@ __all__ = [
     "DeadPage",
     "DeadReport",
     "Debounce",
+    "DeclaredCollectTask",
     "DeclaredTask",
     "DuplicateJobError",
     "Event",

@@ -15,9 +15,14 @@ from typing import Any, ParamSpec, Self, TypeVar, Unpack, cast, overload
 from holdfast.bus import Hearers
 from holdfast.clock import Clock, SystemClock, entropy
 from holdfast.codec import Codec, JsonCodec
-from holdfast.collecting import CollectDecorator
+from holdfast.collecting import (
+    CollectDecorator,
+    DeclareCollectDecorator,
+    DeclaredCollectTask,
+    ImplementCollectDecorator,
+)
 from holdfast.compatibility import snapshot
-from holdfast.core.check import flag, named, no_others, of_kind, remark, several, shown, whole
+from holdfast.core.check import flag, named, of_kind, remark, several, shown, whole
 from holdfast.core.duration import Duration
 from holdfast.core.events import Event
 from holdfast.core.job import NewJob, Ref
@@ -62,7 +67,7 @@ from holdfast.router import (
     standings,
     timetable,
 )
-from holdfast.schedules import ScheduleDecorator, Schedules
+from holdfast.schedules import ScheduleDecorator, Schedules, only_options
 from holdfast.sideloop import PORTAL, Side, SideLoop
 from holdfast.signature import Signature
 from holdfast.storage.locate import locate, read
@@ -81,6 +86,7 @@ from holdfast.worker.worker import DRAIN, Worker
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Item = TypeVar("Item")
 E = TypeVar("E", bound=Event)
 M = TypeVar("M", bound=Middleware)
 
@@ -221,6 +227,16 @@ class Holdfast:
     def declare(self, function: Callable[P, R], /) -> DeclaredTask[P, R]: ...
     @overload
     def declare(
+        self,
+        *,
+        collect: Collect,
+        name: str | None = None,
+        version: int = 1,
+        since: int = 1,
+        **options: Unpack[TaskSettings],
+    ) -> DeclareCollectDecorator: ...
+    @overload
+    def declare(
         self, *, name: str | None = None, version: int = 1, since: int = 1, **options: Unpack[TaskSettings]
     ) -> DeclareDecorator: ...
     def declare(
@@ -230,27 +246,35 @@ class Holdfast:
         name: str | None = None,
         version: int = 1,
         since: int = 1,
+        collect: Collect | None = None,
         **options: Any,
     ) -> Any:
         """Declare a task whose handler is elsewhere, by a function without a body.
 
         It is enqueued, awaited and typed like any task. A worker of this app does not know it: it neither serves its
         queue unless told to, nor runs its jobs, which it puts back for other workers. Where the handler is, the same
-        declaration is included, with its router, and implemented: `@app.implement(declared)`.
+        declaration is included, with its router, and implemented: `@app.implement(declared)`. With `collect` it takes
+        a list, and its calls bring one item each.
 
         Raises:
             UsageError: see `task`.
         """
-        told = definition(name, options, version, since)
+        told = definition(name, options, version, since, collect=collect)
 
         def make(function: object) -> Task[..., Any]:
             return self._taken(told.member(function, declared=True))
 
         return make if function is None else make(function)
 
+    @overload
+    def implement(  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]  # first match wins
+        self, declared: DeclaredCollectTask[Item, R], *, middleware: Sequence[Middleware] | None = None
+    ) -> ImplementCollectDecorator[Item, R]: ...
+    @overload
     def implement(
         self, declared: DeclaredTask[P, R], *, middleware: Sequence[Middleware] | None = None
-    ) -> ImplementDecorator[P, R]:
+    ) -> ImplementDecorator[P, R]: ...
+    def implement(self, declared: DeclaredTask[Any, Any], *, middleware: Sequence[Middleware] | None = None) -> Any:
         """Make a function the handler of a declared task, under its name and with its options and its version.
 
         `middleware`: what is wrapped around each run, in the place of any that the declaration has.
@@ -330,7 +354,7 @@ class Holdfast:
         kwargs: Mapping[str, object] | None,
         **when: Any,
     ) -> ScheduleDecorator:
-        no_others(options, ("name", "args", "kwargs", *when, *TaskSettings.__annotations__))
+        only_options(options, ("name", "args", "kwargs", *when))
         given, settings = several(args, field="args"), TaskOptions(**options)
 
         def declare(function: Any) -> Any:

@@ -17,7 +17,7 @@ from holdfast.options import Collect
 from holdfast.options.keys import own_key
 from holdfast.sideloop import PORTAL
 from holdfast.storage.protocol import Query, Storage
-from holdfast.task import Task
+from holdfast.task import DeclaredTask, Task
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -123,9 +123,43 @@ class PlainCollectTask(CollectTask[Item, R]):
         return value
 
 
+class DeclaredCollectTask(CollectTask[Item, R], DeclaredTask[[Item], R]):
+    """One whose handler is elsewhere: items are enqueued here, and their batches run there."""
+
+    def on_cancel(  # type: ignore[override]  # as that of any task that collects
+        self, hook: Callable[[list[Item]], T]
+    ) -> Callable[[list[Item]], T]:
+        """Refuse: the hook runs where the handler does.
+
+        Raises:
+            UsageError: always.
+        """
+        return super().on_cancel(hook)
+
+
 def collecting(function: Callable[..., Any]) -> type[Task[..., Any]]:
     """Return the class of a task that collects, for such a function."""
     return cast("type[Task[..., Any]]", AsyncCollectTask if is_async(function) else PlainCollectTask)
+
+
+class DeclareCollectDecorator(Protocol):
+    """What `@app.declare(collect=...)` gives: a decorator for functions without a body that take a list."""
+
+    @overload
+    def __call__(self, function: Callable[[list[Item]], Coroutine[Any, Any, R]], /) -> DeclaredCollectTask[Item, R]: ...
+    @overload
+    def __call__(self, function: Callable[[list[Item]], R], /) -> DeclaredCollectTask[Item, R]: ...
+
+
+class ImplementCollectDecorator(Protocol[Item, R]):
+    """What `@app.implement(declared)` gives of a task that collects: a decorator for functions that take its list."""
+
+    @overload
+    def __call__(  # type: ignore[overload-overlap]  # a coroutine function is a plain one, too; the first match wins
+        self, function: Callable[[list[Item]], Coroutine[Any, Any, R]], /
+    ) -> AsyncCollectTask[Item, R]: ...
+    @overload
+    def __call__(self, function: Callable[[list[Item]], R], /) -> PlainCollectTask[Item, R]: ...
 
 
 class CollectDecorator(Protocol):

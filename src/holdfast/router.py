@@ -4,7 +4,13 @@ from collections.abc import Callable, Container, Coroutine, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import Any, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
-from holdfast.collecting import CollectDecorator, collecting
+from holdfast.collecting import (
+    CollectDecorator,
+    DeclareCollectDecorator,
+    DeclaredCollectTask,
+    ImplementCollectDecorator,
+    collecting,
+)
 from holdfast.core.check import named, no_others, of_kind, several
 from holdfast.core.duration import Duration
 from holdfast.core.events import Event
@@ -17,7 +23,7 @@ from holdfast.migration import Versions, versions
 from holdfast.options import Collect, TaskOptions, TaskSettings, Timing
 from holdfast.options.merges import collected
 from holdfast.options.schedules import MissedTicks, grace_of
-from holdfast.schedules import ScheduleDecorator, schedule_of
+from holdfast.schedules import ScheduleDecorator, only_options, schedule_of
 from holdfast.task import (
     AsyncTask,
     DeclareDecorator,
@@ -33,6 +39,7 @@ from holdfast.task import (
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Item = TypeVar("Item")
 E = TypeVar("E", bound=Event)
 M = TypeVar("M", bound=Middleware)
 
@@ -97,8 +104,9 @@ class Definition:
             UsageError: it is no such function.
         """
         runs = _untaken(function)
-        kind = DeclaredTask[..., Any] if declared else _kind(runs) if self.collect is None else collecting(runs)
-        task = kind(runs, _name(self.given, runs, self.prefix), self.settings, self.known, self.collect)
+        task = _kind(runs, self.collect, declared=declared)(
+            runs, _name(self.given, runs, self.prefix), self.settings, self.known, self.collect
+        )
         return Member(task, self.given, self.settings)
 
 
@@ -129,7 +137,8 @@ def implementation(function: object, declared: DeclaredTask[..., Any], own: Task
     """
     runs = _untaken(function)
     known = Versions(declared.migrations.version, declared.migrations.since)
-    task = _kind(runs)(runs, declared.name, own.over(declared.settings), known)
+    kind = _kind(runs, declared.collect)
+    task = kind(runs, declared.name, own.over(declared.settings), known, declared.collect)
     if (wrong := task.signature.breach(declared.signature)) is not None:
         raise UsageError(f"{name_of(runs)} implements task {declared.name!r}, but {wrong}; let it be as declared")
     return Member(task, None, own, declared)
@@ -282,6 +291,16 @@ class Router:
     def declare(self, function: Callable[P, R], /) -> DeclaredTask[P, R]: ...
     @overload
     def declare(
+        self,
+        *,
+        collect: Collect,
+        name: str | None = None,
+        version: int = 1,
+        since: int = 1,
+        **options: Unpack[TaskSettings],
+    ) -> DeclareCollectDecorator: ...
+    @overload
+    def declare(
         self, *, name: str | None = None, version: int = 1, since: int = 1, **options: Unpack[TaskSettings]
     ) -> DeclareDecorator: ...
     def declare(
@@ -291,6 +310,7 @@ class Router:
         name: str | None = None,
         version: int = 1,
         since: int = 1,
+        collect: Collect | None = None,
         **options: Any,
     ) -> Any:
         """Declare a task whose handler is elsewhere, as `app.declare` does: what producers and workers share.
@@ -298,16 +318,22 @@ class Router:
         Raises:
             UsageError: see `task`.
         """
-        told = definition(name, options, version, since, prefix=self.prefix)
+        told = definition(name, options, version, since, prefix=self.prefix, collect=collect)
 
         def make(function: object) -> Task[..., Any]:
             return self._taken(told.member(function, declared=True))
 
         return make if function is None else make(function)
 
+    @overload
+    def implement(  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]  # first match wins
+        self, declared: DeclaredCollectTask[Item, R], *, middleware: Sequence[Middleware] | None = None
+    ) -> ImplementCollectDecorator[Item, R]: ...
+    @overload
     def implement(
         self, declared: DeclaredTask[P, R], *, middleware: Sequence[Middleware] | None = None
-    ) -> ImplementDecorator[P, R]:
+    ) -> ImplementDecorator[P, R]: ...
+    def implement(self, declared: DeclaredTask[Any, Any], *, middleware: Sequence[Middleware] | None = None) -> Any:
         """Make a function the handler of a declared task, as `app.implement` does.
 
         Raises:
@@ -447,7 +473,7 @@ class Router:
         kwargs: Mapping[str, object] | None,
         **when: Any,
     ) -> ScheduleDecorator:
-        no_others(options, ("name", "args", "kwargs", *when, *TaskSettings.__annotations__))
+        only_options(options, ("name", "args", "kwargs", *when))
         given, settings = several(args, field="args"), TaskOptions(**options)
         said = None if name is None else named(name, field="name")
 
@@ -532,7 +558,13 @@ def _untaken(function: object) -> Callable[..., Any]:
     return runnable(function)
 
 
-def _kind(function: Callable[..., Any]) -> type[Task[..., Any]]:
+def _kind(
+    function: Callable[..., Any], collect: Collect | None = None, *, declared: bool = False
+) -> type[Task[..., Any]]:
+    if declared:
+        return DeclaredTask[..., Any] if collect is None else cast("type[Task[..., Any]]", DeclaredCollectTask)
+    if collect is not None:
+        return collecting(function)
     return AsyncTask[..., Any] if is_async(function) else PlainTask[..., Any]
 
 

@@ -1,12 +1,12 @@
 """Schedules: what is enqueued by itself, and when. They live in the storage, not in whichever process leads."""
 
-from collections.abc import Awaitable, Callable, Collection, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
 from datetime import datetime, timedelta
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
 from msgspec import structs
 
-from holdfast.core.check import named, of_kind, shown, whole
+from holdfast.core.check import named, no_others, of_kind, shown, whole
 from holdfast.core.cron import Cron, Every
 from holdfast.core.duration import Duration, moment
 from holdfast.core.job import NewJob
@@ -14,6 +14,7 @@ from holdfast.core.schedule import Overlap, Schedule
 from holdfast.core.ticks import begun, rhythm_of
 from holdfast.errors import UnknownScheduleError, UsageError
 from holdfast.handle import Job
+from holdfast.options import TaskSettings
 from holdfast.options.schedules import MissedTicks, catching_up, graceful, overlapping
 from holdfast.sideloop import PORTAL
 from holdfast.storage.protocol import DUE_LIMIT, PauseSchedule, PutSchedule, Receipt, RemoveSchedule, Storage
@@ -62,6 +63,19 @@ def schedule_of(
         overlap=overlapping(overlap),
         grace=graceful(grace),
     )
+
+
+def only_options(options: Iterable[str], own: Iterable[str]) -> None:
+    """Make sure that what a schedule is given beside its own are options of a task.
+
+    Raises:
+        UsageError: one is none, or is said where a task is made.
+    """
+    given = tuple(options)
+    for name in ("collect", "version", "since"):
+        if name in given:
+            raise UsageError(f"{name} is said where a task is made; put @app.task({name}=...) below the schedule")
+    no_others(given, (*own, *TaskSettings.__annotations__))
 
 
 def scheduled_name(name: object) -> str:

@@ -2,11 +2,13 @@
 
 import asyncio
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from holdfast import (
+    Collect,
+    DeclaredCollectTask,
     DeclaredTask,
     Holdfast,
     Inject,
@@ -63,6 +65,75 @@ def test_a_declared_task_is_enqueued_and_awaited_here_and_run_where_it_is_implem
             assert await (await task.enqueue("x")).result() == Receipt(1)
 
     play(scenario)
+
+
+def index() -> tuple[Router, DeclaredCollectTask[Receipt, int]]:
+    """Return what producer and worker share of a task that collects, for one app."""
+    router = Router()
+
+    @router.declare(collect=Collect("{item.number}", delay="1s"), name="index", queue="docs")
+    async def index(docs: list[Receipt]) -> int: ...  # type: ignore[empty-body]
+
+    return router, index
+
+
+def test_a_declared_task_gathers_here_what_its_handler_gets_elsewhere(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        producer, worker = stage.app(), stage.app()
+        shared, declared = index()
+        producer.include(shared)
+        shared, told = index()
+        worker.include(shared)
+
+        @worker.implement(told)
+        async def store(docs: list[Receipt], hurry: int = Inject(_haste)) -> int:
+            return len(docs)
+
+        first, second = await declared.enqueue(Receipt(1)), await declared.enqueue(Receipt(1))
+        other = await declared.enqueue(Receipt(2))
+        batch = await declared.gathered("1")
+        await stage.start(worker.worker())
+
+        assert (first.made, second.made, other.made) == ("created", "gathered", "created")
+        assert batch is not None
+        assert (batch.queue, batch.items) == ("docs", [Receipt(1), Receipt(1)])
+        assert [await job.result() for job in (first, second, other)] == [2, 2, 1]
+        assert await store([Receipt(1)], hurry=1) == 1
+        with pytest.raises(UsageError, match="only declared here"):
+            declared(Receipt(1))
+        with pytest.raises(UsageError, match="only declared here; give its hook"):
+            declared.on_cancel(_untold)
+        with pytest.raises(UsageError, match="argument 'docs"):
+            await declared.enqueue(cast(Any, "no receipt"))
+
+    play(scenario)
+
+
+def test_what_declares_that_it_collects_is_implemented_by_what_takes_a_list() -> None:
+    app = Holdfast("memory://")
+    router, declared = index()
+    app.include(router)
+    implement: Any = app.implement(declared)
+
+    with pytest.raises(UsageError, match=r"'index' takes .*, and a task that collects takes one list of items"):
+        implement(receipt)
+    with pytest.raises(UsageError, match="implements task 'index', but it "):
+        implement(_takes_texts)
+    with pytest.raises(UsageError, match="delay and collect contradict"):
+        declared.options(delay=1)
+    with pytest.raises(UsageError, match="collect = '1s' must be a Collect"):
+        app.declare(name="other", collect=cast(Any, "1s"))
+
+
+def _untold(docs: list[Receipt]) -> None: ...
+
+
+async def _haste() -> int:
+    return 1
+
+
+async def _takes_texts(docs: list[str]) -> int:
+    return len(docs)
 
 
 def test_a_worker_leaves_a_task_that_it_only_declares_to_others(play: Play) -> None:
@@ -292,7 +363,7 @@ def test_a_declaration_is_implemented_in_the_app_that_has_it() -> None:
         with pytest.raises(UsageError, match=r"must be a DeclaredTask; give what @app.declare"):
             loose.implement(wrong)
         with pytest.raises(UsageError, match=r"must be a DeclaredTask; give what @app.declare"):
-            Router().implement(wrong)  # type: ignore[arg-type]  # pyright: ignore
+            Router().implement(wrong)  # type: ignore[call-overload]  # pyright: ignore
     assert (list(app.tasks), list(other_app.tasks)) == (["own"], [])
 
 

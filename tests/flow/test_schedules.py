@@ -12,6 +12,7 @@ import pytest
 
 from holdfast import (
     All,
+    Collect,
     Holdfast,
     LeadershipAcquired,
     Reaper,
@@ -878,6 +879,18 @@ def test_a_trigger_makes_a_job_now_and_keeps_the_cadence(play: Play) -> None:
         assert by_hand.id in {job.id for job in jobs[:2]}
 
     play(scenario)
+
+
+@pytest.mark.parametrize("options", [{"collect": Collect()}, {"version": 2}, {"since": 1}])
+def test_what_is_said_where_a_task_is_made_is_no_option_of_a_schedule(options: dict[str, Any]) -> None:
+    (name,) = options
+    for home in (Holdfast("memory://"), Router()):
+        with pytest.raises(
+            UsageError, match=rf"{name} is said where a task is made; put @app.task\({name}=...\) below"
+        ):
+            home.cron("@daily", **options)
+        with pytest.raises(UsageError, match=f"{name} is said where a task is made"):
+            home.every("1h", **options)
 
 
 def test_who_triggers_is_told_what_became_of_the_call(play: Play) -> None:
