@@ -49,15 +49,16 @@ FLOORS: dict[str, int] = {
     "schedules": 5,
     "collecting": 5,
     "equipment": 5,
-    "router": 6,
+    "defining": 6,
+    "router": 7,
     "worker": 6,
     "maintenance": 6,
-    "app": 7,
-    "demo": 8,
-    "cli": 9,
-    "testing": 9,
-    "__init__": 8,
-    "__main__": 10,
+    "app": 8,
+    "demo": 9,
+    "cli": 10,
+    "testing": 10,
+    "__init__": 9,
+    "__main__": 11,
 }
 """A room may import from floors below its own, from its own folder, and from nowhere else; below 0 are the cellars."""
 

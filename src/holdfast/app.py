@@ -6,28 +6,23 @@ import functools
 import inspect
 import logging
 import os
-from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from datetime import timedelta
 from random import Random
-from typing import Any, ParamSpec, Self, TypeVar, Unpack, cast, overload
+from typing import Any, ParamSpec, Self, TypeVar, overload
 
 from holdfast.bus import Hearers
 from holdfast.clock import Clock, SystemClock, entropy
 from holdfast.codec import Codec, JsonCodec
-from holdfast.collecting import (
-    CollectDecorator,
-    DeclareCollectDecorator,
-    DeclaredCollectTask,
-    ImplementCollectDecorator,
-)
 from holdfast.compatibility import snapshot
 from holdfast.core.check import flag, named, of_kind, remark, several, shown, whole
 from holdfast.core.duration import Duration
 from holdfast.core.events import Event
 from holdfast.core.job import NewJob, Ref
-from holdfast.core.schedule import Overlap, Schedule
+from holdfast.core.schedule import Schedule
 from holdfast.dead import DeadLetters
+from holdfast.defining import Definer, Member, Plan
 from holdfast.equipment import Equipment
 from holdfast.errors import ResultTimeoutError, StorageError, UnknownTaskError, UsageError
 from holdfast.fitting import refusal
@@ -40,47 +35,33 @@ from holdfast.ids import JobIds
 from holdfast.injection import Provider, needs, not_injected, provider_of
 from holdfast.maintenance.reaper import Reaping
 from holdfast.middleware import Middleware, layer
-from holdfast.migration import Versions
 from holdfast.options import (
-    Collect,
     LeaderElection,
     Rate,
     TaskOptions,
-    TaskSettings,
     Timing,
 )
 from holdfast.options.rate import rate_key
-from holdfast.options.schedules import MissedTicks, grace_of
+from holdfast.options.schedules import grace_of
 from holdfast.queue import Queue
 from holdfast.router import (
     Arrival,
-    Definition,
-    Member,
     Place,
-    Plan,
     Planned,
     Router,
-    contract,
-    definition,
-    implementation,
     routing,
     standings,
     timetable,
 )
-from holdfast.schedules import ScheduleDecorator, Schedules, only_options
+from holdfast.schedules import Schedules
 from holdfast.sideloop import PORTAL, Side, SideLoop
 from holdfast.signature import Signature
 from holdfast.storage.locate import locate, read
 from holdfast.storage.protocol import TASK_RATE, Receipt, Settings, Storage, Target
 from holdfast.task import (
-    AsyncTask,
     Call,
-    DeclareDecorator,
     DeclaredTask,
-    ImplementDecorator,
-    PlainTask,
     Task,
-    TaskDecorator,
 )
 from holdfast.worker.worker import DRAIN, Worker
 
@@ -99,7 +80,7 @@ PAYLOAD_WARNED = 32 * 1024
 """From this many bytes on, arguments are warned about once a task."""
 
 
-class Holdfast:
+class Holdfast(Definer):
     """An app: its tasks, and where their jobs are remembered.
 
     `url`: the storage; `$HOLDFAST_URL` if not given, else `sqlite:///holdfast.db` in the working directory. `name`:
@@ -170,207 +151,6 @@ class Holdfast:
 
     # ── tasks ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    @overload
-    def task(  # type: ignore[overload-overlap]  # a coroutine function is a plain one, too; the first match wins
-        self, function: Callable[P, Coroutine[Any, Any, R]], /
-    ) -> AsyncTask[P, R]: ...
-    @overload
-    def task(self, function: Callable[P, R], /) -> PlainTask[P, R]: ...
-    @overload
-    def task(
-        self,
-        *,
-        collect: Collect,
-        name: str | None = None,
-        version: int = 1,
-        since: int = 1,
-        **options: Unpack[TaskSettings],
-    ) -> CollectDecorator: ...
-    @overload
-    def task(
-        self, *, name: str | None = None, version: int = 1, since: int = 1, **options: Unpack[TaskSettings]
-    ) -> TaskDecorator: ...
-    def task(
-        self,
-        function: Callable[..., Any] | None = None,
-        *,
-        name: str | None = None,
-        version: int = 1,
-        since: int = 1,
-        collect: Collect | None = None,
-        **options: Any,
-    ) -> Any:
-        """Make a function a task of this app. Its name is `module.function` unless another is given.
-
-        The function may be a coroutine function, which runs on the worker's loop, or a plain one, which runs in a
-        thread; a partial or an object with a `__call__` will do.
-
-        `version`: that of its arguments, carried by each job; raise it when older jobs would not fit any more, and say
-        by `task.migrate` how they become what does. Jobs of a newer version are left to newer workers. `since`: the
-        oldest version that still has to be understood; what is older fails as *undecodable*.
-
-        `collect`: calls bring one item each and gather in one job, whose function takes the list of them.
-
-        Raises:
-            UsageError: an option is unknown or has no valid value, the name is taken, or it is no such function.
-        """
-        told = definition(name, options, version, since, collect=collect)
-
-        def make(function: object) -> Task[..., Any]:
-            return self._taken(told.member(function))
-
-        return make if function is None else make(function)
-
-    @overload
-    def declare(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> DeclaredTask[P, R]: ...
-    @overload
-    def declare(self, function: Callable[P, R], /) -> DeclaredTask[P, R]: ...
-    @overload
-    def declare(
-        self,
-        *,
-        collect: Collect,
-        name: str | None = None,
-        version: int = 1,
-        since: int = 1,
-        **options: Unpack[TaskSettings],
-    ) -> DeclareCollectDecorator: ...
-    @overload
-    def declare(
-        self, *, name: str | None = None, version: int = 1, since: int = 1, **options: Unpack[TaskSettings]
-    ) -> DeclareDecorator: ...
-    def declare(
-        self,
-        function: Callable[..., Any] | None = None,
-        *,
-        name: str | None = None,
-        version: int = 1,
-        since: int = 1,
-        collect: Collect | None = None,
-        **options: Any,
-    ) -> Any:
-        """Declare a task whose handler is elsewhere, by a function without a body.
-
-        It is enqueued, awaited and typed like any task. A worker of this app does not know it: it neither serves its
-        queue unless told to, nor runs its jobs, which it puts back for other workers. Where the handler is, the same
-        declaration is included, with its router, and implemented: `@app.implement(declared)`. With `collect` it takes
-        a list, and its calls bring one item each.
-
-        Raises:
-            UsageError: see `task`.
-        """
-        told = definition(name, options, version, since, collect=collect)
-
-        def make(function: object) -> Task[..., Any]:
-            return self._taken(told.member(function, declared=True))
-
-        return make if function is None else make(function)
-
-    @overload
-    def implement(  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]  # first match wins
-        self, declared: DeclaredCollectTask[Item, R], *, middleware: Sequence[Middleware] | None = None
-    ) -> ImplementCollectDecorator[Item, R]: ...
-    @overload
-    def implement(
-        self, declared: DeclaredTask[P, R], *, middleware: Sequence[Middleware] | None = None
-    ) -> ImplementDecorator[P, R]: ...
-    def implement(self, declared: DeclaredTask[Any, Any], *, middleware: Sequence[Middleware] | None = None) -> Any:
-        """Make a function the handler of a declared task, under its name and with its options and its version.
-
-        `middleware`: what is wrapped around each run, in the place of any that the declaration has.
-
-        Raises:
-            UsageError: that is no declared task; from the decorator: it is not declared in this app, or implemented
-                already; it is no such function, or one that does not take and return what is declared.
-        """
-        contract(declared)
-        own = TaskOptions(middleware=middleware)
-
-        def make(function: object) -> Any:
-            return self._taken(implementation(function, declared, own))
-
-        return make
-
-    def cron(
-        self,
-        pattern: str,
-        *,
-        tz: str = "UTC",
-        missed: MissedTicks = "latest",
-        overlap: Overlap = "skip",
-        grace: Duration | None = None,
-        name: str | None = None,
-        args: Sequence[object] = (),
-        kwargs: Mapping[str, object] | None = None,
-        **options: Unpack[TaskSettings],
-    ) -> ScheduleDecorator:
-        """Enqueue a task by the clocks of a zone: `@app.cron("0 4 * * *", tz="Europe/Vienna")`.
-
-        Over a function it makes a task of it, with these options; over a task it adds the schedule, and a task may have
-        several. `name` is the schedule's; the task's unless given. `args` and `kwargs`: what each job is called with.
-        `missed`: what becomes of ticks that are late by more than `grace`: "skip", "latest", "all" or `All(max=36)`.
-        `grace`: 10 s, or longer where the app's timing lets it take longer until a dead leader is followed.
-        `overlap`: what becomes of a tick while a job of an earlier one is unfinished: "skip", "queue_one" (one may wait
-        beside those that run) or "allow".
-
-        The schedule is put into the storage when a worker or a reaper of this app starts. One that is there keeps its
-        last tick, its pause and its history; taking it out of the code does not remove it, `app.schedules.remove` does.
-
-        Raises:
-            UsageError: an option has no valid value, the arguments do not fit the function, or the name is taken.
-        """
-        return self._scheduling(
-            options, name, args, kwargs, cron=pattern, tz=tz, missed=missed, overlap=overlap, grace=grace
-        )
-
-    def every(
-        self,
-        interval: Duration,
-        *,
-        missed: MissedTicks = "latest",
-        overlap: Overlap = "skip",
-        grace: Duration | None = None,
-        name: str | None = None,
-        args: Sequence[object] = (),
-        kwargs: Mapping[str, object] | None = None,
-        **options: Unpack[TaskSettings],
-    ) -> ScheduleDecorator:
-        """Enqueue a task each time that a whole number of intervals has passed since 1970: `@app.every("30s")`.
-
-        So no new start shifts its ticks, and they do not drift. All else is as with `cron`.
-
-        Raises:
-            UsageError: an option has no valid value, the arguments do not fit the function, or the name is taken.
-        """
-        return self._scheduling(
-            options, name, args, kwargs, every=interval, missed=missed, overlap=overlap, grace=grace
-        )
-
-    def _scheduling(
-        self,
-        options: TaskSettings,
-        name: str | None,
-        args: Sequence[object],
-        kwargs: Mapping[str, object] | None,
-        **when: Any,
-    ) -> ScheduleDecorator:
-        only_options(options, ("name", "args", "kwargs", *when))
-        given, settings = several(args, field="args"), TaskOptions(**options)
-
-        def declare(function: Any) -> Any:
-            arrivals: list[Arrival] = []
-            if not isinstance(function, Task):
-                member = Definition(None, settings, Versions()).member(function)
-                arrivals, task = [(member, self._place)], member.task
-            elif options:
-                raise UsageError(f"{function!r} has its options already; give {next(iter(options))} to @app.task")
-            else:
-                task = cast("Task[..., Any]", function)
-            self.admit(arrivals, [(Plan(task, name, given, kwargs or {}, when), self._place)])
-            return task
-
-        return declare
-
     def include(self, router: Router) -> None:
         """Take in a router: its tasks and event handlers, those it gets later, and all routers that it includes.
 
@@ -392,9 +172,9 @@ class Holdfast:
                 self.tasks[task.name] = task
         self._schedules.update(schedules)
 
-    def _taken(self, one: Member) -> Task[..., Any]:
-        self.admit([(one, self._place)])
-        return one.task
+    def _taken(self, one: Member | None, plan: Plan | None = None) -> None:
+        place = self._place
+        self.admit([] if one is None else [(one, place)], [] if plan is None else [(plan, place)])
 
     def on(self, kind: type[E], *, scope: str = "once") -> Callable[[Callable[[E], object]], Callable[[E], object]]:
         """Register a handler for an event, whichever process causes it: once per app, in one of its workers.

@@ -1,39 +1,24 @@
 """A router: the tasks of one part of a large app and what goes with them, written without the app, taken in by it."""
 
-from collections.abc import Callable, Container, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
+from typing import Any, ParamSpec, Protocol, TypeVar
 
-from holdfast.collecting import (
-    CollectDecorator,
-    DeclareCollectDecorator,
-    DeclaredCollectTask,
-    ImplementCollectDecorator,
-    collecting,
-)
-from holdfast.core.check import named, no_others, of_kind, several
-from holdfast.core.duration import Duration
+from holdfast.core.check import named, of_kind
 from holdfast.core.events import Event
-from holdfast.core.schedule import Overlap, Schedule
+from holdfast.core.schedule import Schedule
+from holdfast.defining import Definer, Member, Plan, name_under
 from holdfast.errors import UsageError
-from holdfast.functions import is_async, name_of, runnable
 from holdfast.hearing import registering
 from holdfast.middleware import Middleware, layer
-from holdfast.migration import Versions, versions
-from holdfast.options import Collect, TaskOptions, TaskSettings, Timing
-from holdfast.options.merges import collected
-from holdfast.options.schedules import MissedTicks, grace_of
-from holdfast.schedules import ScheduleDecorator, only_options, schedule_of
+from holdfast.options import TaskOptions, Timing
+from holdfast.options.schedules import grace_of
+from holdfast.schedules import schedule_of
 from holdfast.task import (
-    AsyncTask,
-    DeclareDecorator,
     DeclaredTask,
-    ImplementDecorator,
-    PlainTask,
     Registry,
     Standing,
     Task,
-    TaskDecorator,
     job_of,
 )
 
@@ -62,95 +47,8 @@ class Place:
     around: tuple[Sequence[Middleware], ...] = ()
 
 
-@dataclass(frozen=True)
-class Member:
-    """A task as it was defined: with a name, or without, and its own options, over those of a declared one perhaps."""
-
-    task: Task[..., Any]
-    given: str | None
-    settings: TaskOptions
-    implements: DeclaredTask[..., Any] | None = None
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A schedule as it was declared: which call it makes, and when; with a name, or without."""
-
-    task: Task[..., Any]
-    given: str | None
-    args: Sequence[object]
-    kwargs: Mapping[str, object]
-    when: Mapping[str, Any]
-
-
 Arrival = tuple[Member, Place]
 Planned = tuple[Plan, Place]
-
-
-@dataclass(frozen=True)
-class Definition:
-    """What `task` and `declare` were told, before there is a function."""
-
-    given: str | None
-    settings: TaskOptions
-    known: Versions
-    prefix: str = ""
-    collect: Collect | None = None
-
-    def member(self, function: object, *, declared: bool = False) -> Member:
-        """Return a function as a task, in no app so far.
-
-        Raises:
-            UsageError: it is no such function.
-        """
-        runs = _untaken(function)
-        task = _kind(runs, self.collect, declared=declared)(
-            runs, _name(self.given, runs, self.prefix), self.settings, self.known, self.collect
-        )
-        return Member(task, self.given, self.settings)
-
-
-def definition(
-    name: object, options: dict[str, Any], version: object, since: object, *, prefix: str = "", collect: object = None
-) -> Definition:
-    """Return what a task is told to be.
-
-    Raises:
-        UsageError: an option is unknown or has no valid value, or the name is none.
-    """
-    no_others(options, ("name", *TaskSettings.__annotations__, "version", "since"))
-    settings = TaskOptions(**options)
-    return Definition(
-        None if name is None else named(name, field="name"),
-        settings,
-        versions(version, since),
-        prefix,
-        None if collect is None else collected(collect),
-    )
-
-
-def implementation(function: object, declared: DeclaredTask[..., Any], own: TaskOptions) -> Member:
-    """Return a function as the task that another declares, with options of its own laid over those declared.
-
-    Raises:
-        UsageError: it is no such function, or does not take and return what is declared.
-    """
-    runs = _untaken(function)
-    known = Versions(declared.migrations.version, declared.migrations.since)
-    kind = _kind(runs, declared.collect)
-    task = kind(runs, declared.name, own.over(declared.settings), known, declared.collect)
-    if (wrong := task.signature.breach(declared.signature)) is not None:
-        raise UsageError(f"{name_of(runs)} implements task {declared.name!r}, but {wrong}; let it be as declared")
-    return Member(task, None, own, declared)
-
-
-def contract(declared: object) -> None:
-    """Make sure that this can be implemented.
-
-    Raises:
-        UsageError: it is no declared task.
-    """
-    of_kind(declared, DeclaredTask, field="declared", remedy="give what @app.declare or @router.declare made")
 
 
 def standings(
@@ -167,7 +65,7 @@ def standings(
     for one, place in arrivals:
         if one.implements is not None:
             continue
-        name = _name(one.given, one.task.function, place.prefix)
+        name = name_under(one.given, one.task.function, place.prefix)
         if name in declared and not isinstance(one.task, DeclaredTask):
             raise UsageError(f"task {name!r} is declared already; define it by @app.implement(...) of what declares it")
         if name in tasks or name in declared or name in names:
@@ -211,7 +109,7 @@ def timetable(
     return made
 
 
-class Router:
+class Router(Definer):
     """One part of an app, tasks and what goes with them, to be included in it: `app.include(router)`.
 
     `prefix` stands before the name of each task; under one, a task that is given no name is called after its function
@@ -241,156 +139,6 @@ class Router:
 
     def __repr__(self) -> str:
         return f"<router {self.prefix!r}>"
-
-    @overload
-    def task(  # type: ignore[overload-overlap]  # a coroutine function is a plain one, too; the first match wins
-        self, function: Callable[P, Coroutine[Any, Any, R]], /
-    ) -> AsyncTask[P, R]: ...
-    @overload
-    def task(self, function: Callable[P, R], /) -> PlainTask[P, R]: ...
-    @overload
-    def task(
-        self,
-        *,
-        collect: Collect,
-        name: str | None = None,
-        version: int = 1,
-        since: int = 1,
-        **options: Unpack[TaskSettings],
-    ) -> CollectDecorator: ...
-    @overload
-    def task(
-        self, *, name: str | None = None, version: int = 1, since: int = 1, **options: Unpack[TaskSettings]
-    ) -> TaskDecorator: ...
-    def task(
-        self,
-        function: Callable[..., Any] | None = None,
-        *,
-        name: str | None = None,
-        version: int = 1,
-        since: int = 1,
-        collect: Collect | None = None,
-        **options: Any,
-    ) -> Any:
-        """Make a function a task, as `app.task` does. It can be enqueued from when an app includes this router.
-
-        Raises:
-            UsageError: an option is unknown or has no valid value, or it is no such function; if an app includes this
-                router already, also: the name is taken.
-        """
-        told = definition(name, options, version, since, prefix=self.prefix, collect=collect)
-
-        def make(function: object) -> Task[..., Any]:
-            return self._taken(told.member(function))
-
-        return make if function is None else make(function)
-
-    @overload
-    def declare(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> DeclaredTask[P, R]: ...
-    @overload
-    def declare(self, function: Callable[P, R], /) -> DeclaredTask[P, R]: ...
-    @overload
-    def declare(
-        self,
-        *,
-        collect: Collect,
-        name: str | None = None,
-        version: int = 1,
-        since: int = 1,
-        **options: Unpack[TaskSettings],
-    ) -> DeclareCollectDecorator: ...
-    @overload
-    def declare(
-        self, *, name: str | None = None, version: int = 1, since: int = 1, **options: Unpack[TaskSettings]
-    ) -> DeclareDecorator: ...
-    def declare(
-        self,
-        function: Callable[..., Any] | None = None,
-        *,
-        name: str | None = None,
-        version: int = 1,
-        since: int = 1,
-        collect: Collect | None = None,
-        **options: Any,
-    ) -> Any:
-        """Declare a task whose handler is elsewhere, as `app.declare` does: what producers and workers share.
-
-        Raises:
-            UsageError: see `task`.
-        """
-        told = definition(name, options, version, since, prefix=self.prefix, collect=collect)
-
-        def make(function: object) -> Task[..., Any]:
-            return self._taken(told.member(function, declared=True))
-
-        return make if function is None else make(function)
-
-    @overload
-    def implement(  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]  # first match wins
-        self, declared: DeclaredCollectTask[Item, R], *, middleware: Sequence[Middleware] | None = None
-    ) -> ImplementCollectDecorator[Item, R]: ...
-    @overload
-    def implement(
-        self, declared: DeclaredTask[P, R], *, middleware: Sequence[Middleware] | None = None
-    ) -> ImplementDecorator[P, R]: ...
-    def implement(self, declared: DeclaredTask[Any, Any], *, middleware: Sequence[Middleware] | None = None) -> Any:
-        """Make a function the handler of a declared task, as `app.implement` does.
-
-        Raises:
-            UsageError: that is no declared task; from the decorator: it is no such function, or does not take and
-                return what is declared; if an app includes this router already, also: see `app.implement`.
-        """
-        contract(declared)
-        own = TaskOptions(middleware=middleware)
-
-        def make(function: object) -> Any:
-            return self._taken(implementation(function, declared, own))
-
-        return make
-
-    def cron(
-        self,
-        pattern: str,
-        *,
-        tz: str = "UTC",
-        missed: MissedTicks = "latest",
-        overlap: Overlap = "skip",
-        grace: Duration | None = None,
-        name: str | None = None,
-        args: Sequence[object] = (),
-        kwargs: Mapping[str, object] | None = None,
-        **options: Unpack[TaskSettings],
-    ) -> ScheduleDecorator:
-        """Enqueue a task by the clocks of a zone, as `app.cron` does. The prefix stands before `name`, too.
-
-        Raises:
-            UsageError: an option has no valid value, the arguments do not fit the function, or it is a task of another
-                router; if an app includes this router already, also: the name is taken.
-        """
-        return self._scheduling(
-            options, name, args, kwargs, cron=pattern, tz=tz, missed=missed, overlap=overlap, grace=grace
-        )
-
-    def every(
-        self,
-        interval: Duration,
-        *,
-        missed: MissedTicks = "latest",
-        overlap: Overlap = "skip",
-        grace: Duration | None = None,
-        name: str | None = None,
-        args: Sequence[object] = (),
-        kwargs: Mapping[str, object] | None = None,
-        **options: Unpack[TaskSettings],
-    ) -> ScheduleDecorator:
-        """Enqueue a task at each whole number of intervals since 1970, as `app.every` does. All else is as with `cron`.
-
-        Raises:
-            UsageError: see `cron`.
-        """
-        return self._scheduling(
-            options, name, args, kwargs, every=interval, missed=missed, overlap=overlap, grace=grace
-        )
 
     def middleware(self, middleware: M) -> M:
         """Wrap a coroutine function around every run of this router's tasks, as `app.middleware` does for all.
@@ -459,44 +207,32 @@ class Router:
         for router in self._routers:
             yield from router.family()
 
-    def _taken(self, one: Member) -> Task[..., Any]:
+    @property
+    def _named_under(self) -> str:
+        return self.prefix
+
+    def _taken(self, one: Member | None, plan: Plan | None = None) -> None:
+        if plan is not None:
+            self._see_that_it_can_be(plan, one)
         if self._inside is not None:
-            self._inside.app.admit([(one, self._inside)])
-        self._members.append(one)
-        return one.task
-
-    def _scheduling(
-        self,
-        options: TaskSettings,
-        name: str | None,
-        args: Sequence[object],
-        kwargs: Mapping[str, object] | None,
-        **when: Any,
-    ) -> ScheduleDecorator:
-        only_options(options, ("name", "args", "kwargs", *when))
-        given, settings = several(args, field="args"), TaskOptions(**options)
-        said = None if name is None else named(name, field="name")
-
-        def declare(function: Any) -> Any:
-            if not isinstance(function, Task):
-                task = self._taken(Definition(None, settings, Versions(), self.prefix).member(function))
-            elif options:
-                raise UsageError(f"{function!r} has its options already; give {next(iter(options))} to @router.task")
-            else:
-                task = cast("Task[..., Any]", function)
-            if not any(one.task is task for one in self._members):
-                raise UsageError(f"{task!r} is no task of {self!r}; let its own router schedule it")
-            # What can be wrong with it is told here, as far as it can be without an app.
-            grace = grace_of(Timing()) if when["grace"] is None else when["grace"]
-            schedule_of(said or task.name, task.tailored({})[1], **{**when, "grace": grace})
-            _fits(task, given, kwargs or {})
-            plan = Plan(task, said, given, kwargs or {}, when)
-            if self._inside is not None:
-                self._inside.app.admit([], [(plan, self._inside)])
+            inside = self._inside
+            inside.app.admit([] if one is None else [(one, inside)], [] if plan is None else [(plan, inside)])
+        if one is not None:
+            self._members.append(one)
+        if plan is not None:
             self._plans.append(plan)
-            return task
 
-        return declare
+    def _see_that_it_can_be(self, plan: Plan, new: Member | None) -> None:
+        """Tell of what is wrong with a schedule, as far as that can be told without an app."""
+        task = plan.task
+        if new is None and not any(one.task is task for one in self._members):
+            raise UsageError(f"{task!r} is no task of {self!r}; let its own router schedule it")
+        grace = grace_of(Timing()) if plan.when["grace"] is None else plan.when["grace"]
+        schedule_of(plan.given or task.name, task.tailored({})[1], **{**plan.when, "grace": grace})
+        try:
+            task.signature.arguments(tuple(plan.args), dict(plan.kwargs))
+        except TypeError as error:
+            raise UsageError(f"task {task.name!r}: {error}; its signature is {task.signature.as_called}") from None
 
     def _make_sure_that_it_is_free(self) -> None:
         if self._included:
@@ -543,33 +279,3 @@ def routing(router: object) -> Router:
         UsageError: it is none.
     """
     return of_kind(router, Router, field="router", remedy='write router = Router(prefix="billing.")')
-
-
-def _fits(task: Task[..., Any], args: Sequence[object], kwargs: Mapping[str, object]) -> None:
-    try:
-        task.signature.arguments(tuple(args), dict(kwargs))
-    except TypeError as error:
-        raise UsageError(f"task {task.name!r}: {error}; its signature is {task.signature.as_called}") from None
-
-
-def _untaken(function: object) -> Callable[..., Any]:
-    if isinstance(function, Task):
-        raise UsageError(f"{function!r} is a task already; give its .function, with another name=")
-    return runnable(function)
-
-
-def _kind(
-    function: Callable[..., Any], collect: Collect | None = None, *, declared: bool = False
-) -> type[Task[..., Any]]:
-    if declared:
-        return DeclaredTask[..., Any] if collect is None else cast("type[Task[..., Any]]", DeclaredCollectTask)
-    if collect is not None:
-        return collecting(function)
-    return AsyncTask[..., Any] if is_async(function) else PlainTask[..., Any]
-
-
-def _name(given: str | None, function: Callable[..., Any], prefix: str) -> str:
-    if given is not None:
-        return prefix + given
-    own = name_of(function)
-    return prefix + own.rpartition(".")[2] if prefix else own
