@@ -219,7 +219,8 @@ def _create(step: Step, new: NewJob, before: JobRecord | None, offset: int) -> b
 def _put(step: Step, new: NewJob, run_at: int, offset: int) -> bool:
     """Let a job come into line, or wait until it is due; say whether its id was new."""
     row = rows.wished(new, run_at, step.now, _score(step, new, run_at, offset))
-    if not step.run(_REMEMBER, row):
+    queue, name, *columns = row
+    if not step.run(_REMEMBER, (queue, queue, name, name, *columns)):
         return False
     step.moved(new.queue, to=row[3])
     if new.keys:

@@ -2,18 +2,17 @@
 -- but for those that are held for a time: these are rows of `window`.
 
 -- name: remember
--- Parameters: the columns as listed. Changes one row, or none where the queue knows the id: a job's own, or that of a call
--- which a job has taken in, and which stands for that job's. (In VALUES, and not in a SELECT with a WHERE, the look for it
--- costs next to nothing.)
+-- Parameters: the columns as listed, queue and id twice each. Changes one row, or none where the queue knows the id: a
+-- job's own, or that of a call which a job has taken in, and which stands for that job's. (In VALUES, and not in a SELECT
+-- with a WHERE, the look for it costs next to nothing.)
 INSERT INTO job (
     queue, id, task, state, headers, tags, score, priority, boost, lifo, fair_key, weight, run_at, ttl, expires_at,
     timeout, deadline, heartbeat_timeout, keys, rates, merge_key, merge, gathered, gathered_bytes, lease, max_stalls,
     start_grace, renewed, pinned, policy, created, schedule, tick, parent, payload
 )
 VALUES (
-    ?1, coalesce((SELECT job FROM call WHERE queue = ?1 AND id = ?2), ?2),
-    ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22, ?23, ?24, ?25, ?26,
-    ?27, ?28, ?29, ?30, ?31, ?32, ?33, ?34, ?35
+    ?, coalesce((SELECT job FROM call WHERE queue = ? AND id = ?), ?),
+    ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?
 )
 ON CONFLICT (queue, id) DO NOTHING;
 
