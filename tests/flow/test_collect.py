@@ -277,8 +277,11 @@ def test_the_handler_is_injected_and_its_hook_gets_the_list(play: Play) -> None:
         app = stage.app(timing=FAST)
         undone: list[int] = []
 
+        async def ten() -> int:
+            return 10
+
         @app.task(name="store", collect=Collect())
-        async def store(numbers: list[int], factor: int = Inject(lambda: 10)) -> int:
+        async def store(numbers: list[int], factor: int = Inject(ten)) -> int:
             if 0 in numbers:
                 raise Cancel
             return sum(numbers) * factor
