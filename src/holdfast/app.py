@@ -35,39 +35,21 @@ from holdfast.ids import JobIds
 from holdfast.injection import Provider, needs, not_injected, provider_of
 from holdfast.maintenance.reaper import Reaping
 from holdfast.middleware import Middleware, layer
-from holdfast.options import (
-    LeaderElection,
-    Rate,
-    TaskOptions,
-    Timing,
-)
+from holdfast.options import LeaderElection, Rate, TaskOptions, Timing
 from holdfast.options.rate import rate_key
 from holdfast.options.schedules import grace_of
 from holdfast.queue import Queue
-from holdfast.router import (
-    Arrival,
-    Place,
-    Planned,
-    Router,
-    routing,
-    standings,
-    timetable,
-)
+from holdfast.router import Arrival, Place, Planned, Router, routing, standings, timetable
 from holdfast.schedules import Schedules
 from holdfast.sideloop import PORTAL, Side, SideLoop
 from holdfast.signature import Signature
 from holdfast.storage.locate import locate, read
 from holdfast.storage.protocol import TASK_RATE, Receipt, Settings, Storage, Target
-from holdfast.task import (
-    Call,
-    DeclaredTask,
-    Task,
-)
+from holdfast.task import Call, DeclaredTask, Task
 from holdfast.worker.worker import DRAIN, Worker
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Item = TypeVar("Item")
 E = TypeVar("E", bound=Event)
 M = TypeVar("M", bound=Middleware)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from holdfast.core.check import named, of_kind
 from holdfast.core.events import Event
@@ -14,17 +14,8 @@ from holdfast.middleware import Middleware, layer
 from holdfast.options import TaskOptions, Timing
 from holdfast.options.schedules import grace_of
 from holdfast.schedules import schedule_of
-from holdfast.task import (
-    DeclaredTask,
-    Registry,
-    Standing,
-    Task,
-    job_of,
-)
+from holdfast.task import DeclaredTask, Registry, Standing, Task, job_of
 
-P = ParamSpec("P")
-R = TypeVar("R")
-Item = TypeVar("Item")
 E = TypeVar("E", bound=Event)
 M = TypeVar("M", bound=Middleware)
 
