@@ -1,0 +1,1 @@
+"""The storage in Redis or Valkey: one guarantee for many machines."""

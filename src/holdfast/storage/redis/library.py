@@ -1,0 +1,40 @@
+"""The scripts of the verbs, each joined at load from the parts that it names."""
+
+import hashlib
+import re
+from dataclasses import dataclass
+from functools import cache
+
+from holdfast.storage.scripts import script as text_of
+
+_PACKAGE = "holdfast.storage.redis"
+_REQUIRES = re.compile(r"^-- requires: (.+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Script:
+    """A script as a server knows it: by the digest of its text."""
+
+    name: str
+    text: str
+    sha: str
+
+
+@cache
+def verb(name: str) -> Script:
+    """Return the script of a verb, with all that it rests on before it."""
+    parts: dict[str, str] = {}
+    body = text_of(_PACKAGE, "lua", f"{name}.lua")
+    _require(body, parts)
+    text = "\n".join((*parts.values(), body))
+    return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+def _require(body: str, parts: dict[str, str]) -> None:
+    """Put the parts that a text names before it, each once, with what they name before them."""
+    for line in _REQUIRES.findall(body):
+        for name in re.split(r",\s*", line.strip()):
+            if name not in parts:
+                text = text_of(_PACKAGE, "lua/parts", f"{name}.lua")
+                _require(text, parts)
+                parts[name] = text
