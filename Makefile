@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 UV := uv==0.13.8
-QUICK := not system and not slow
+QUICK := not system and not slow and not redis
 NO_PYTHON := Holdfast needs Python 3.11 or newer with venv and sqlite3: install one, or name it: make PYTHON=/path/to/python3
 
 .DEFAULT_GOAL := help

@@ -1,0 +1,316 @@
+"""Real servers for the tests: found on this machine, started on free ports of the loopback, gone when the tests are."""
+
+import atexit
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from random import SystemRandom
+from typing import Any, Self
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+PATIENCE = 20.0
+"""Seconds in which a server does what it was told, or the test fails."""
+
+
+@dataclass(frozen=True)
+class Brand:
+    """A make of server that Holdfast is tested with, and how this machine comes by one."""
+
+    name: str
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that names a server which runs already."""
+        return f"HOLDFAST_TEST_{self.name.upper()}_URL"
+
+    @property
+    def url(self) -> str | None:
+        """A server that runs already, for tests that share one."""
+        return os.environ.get(self.variable) or None
+
+    @property
+    def program(self) -> str | None:
+        """The program that starts one; it does for nodes of a cluster and for sentinels, too."""
+        return shutil.which(f"{self.name}-server")
+
+    def missing(self, *, own: bool) -> str | None:
+        """Return why there is none here, if so; `own`: one that a test may kill."""
+        if self.program is not None or (self.url is not None and not own):
+            return None
+        return f"no {self.name}-server on the PATH" + ("" if own else f" and {self.variable} is not set")
+
+
+REDIS = Brand("redis")
+VALKEY = Brand("valkey")
+
+
+class RedisServer:
+    """A server of the test's own, on a free port of the loopback; `config` are settings, `-` written as `_`."""
+
+    def __init__(self, folder: Path, *, brand: Brand = REDIS, mode: str = "", **config: Any) -> None:
+        if brand.program is None:
+            raise LookupError(brand.missing(own=True))
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.log = folder / "server.log"
+        self.port = 0
+        self._scheme = brand.name
+        self._program = brand.program
+        self._mode = mode
+        self._config = config
+        self._process: subprocess.Popen[bytes] | None = None
+        self._client: redis.Redis | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    @property
+    def url(self) -> str:
+        """The address, without a namespace."""
+        return f"{self._scheme}://127.0.0.1:{self.port}/0"
+
+    @property
+    def address(self) -> str:
+        """Host and port."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """The process that serves."""
+        assert self._process is not None, "the server is not running"
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start it, at the port it had before if any, and return when it answers."""
+        assert self._process is None, "the server runs already"
+        for _ in range(10):
+            port = self.port or free_port()
+            if self._come_up(port):
+                self.port = port
+                return
+        raise RuntimeError(f"the server did not come up:\n{self.log.read_text()}")
+
+    def stop(self) -> None:
+        """Let it end in order, as a service manager does; it writes what its settings say."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Kill it; whatever it has not written is gone."""
+        self._end(signal.SIGKILL)
+
+    def restart(self, *, kill: bool = False) -> None:
+        """End it, in order or not, and start it at the same port with the same files."""
+        (self.kill if kill else self.stop)()
+        self.start()
+
+    def freeze(self) -> None:
+        """Stop it in its tracks: connections stay open, and nothing is answered."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let a frozen one go on."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def command(self, *words: object) -> Any:
+        """Send a command and return its answer, as redis-py reads it; texts stay bytes."""
+        return command(self.client, *words)
+
+    @property
+    def client(self) -> redis.Redis:
+        """A connection for the test's own commands."""
+        if self._client is None:
+            self._client = client_of(self.url)
+        return self._client
+
+    def _come_up(self, port: int) -> bool:
+        settings: dict[str, object] = {"port": port, "bind": "127.0.0.1", "dir": self.folder, "daemonize": "no"}
+        if not self._mode:
+            settings |= _DEFAULTS
+        settings |= {name.replace("_", "-"): value for name, value in self._config.items()}
+        lines = "".join(f"{name} {_quoted(value)}\n" for name, value in settings.items())
+        file = self.folder / "server.conf"
+        if not (self._mode and file.exists()):  # a sentinel keeps there what it has learnt
+            file.write_text(lines)
+
+        with self.log.open("ab") as log:
+            arguments = [self._program, str(file), *filter(None, [self._mode])]
+            # A session of its own, so that Ctrl-C reaches the tests and not the server under them.
+            self._process = subprocess.Popen(arguments, stdout=log, stderr=log, start_new_session=True)
+        _guard("hold", self._process.pid)
+        self._drop_client()
+        with client_of(f"redis://127.0.0.1:{port}/0", tries=1) as client:
+            return until(lambda: self._answers(client), f"{self._program} to answer; its log: {self.log}")
+
+    def _answers(self, client: redis.Redis) -> bool | None:
+        """Return whether it answers; None: not yet."""
+        assert self._process is not None
+        if self._process.poll() is not None:  # the port was taken in between, or a setting is wrong
+            self._buried()
+            return False
+        try:
+            command(client, "PING")
+        except (redis.ConnectionError, redis.TimeoutError):
+            return None
+        return True
+
+    def _end(self, with_: signal.Signals) -> None:
+        if self._process is None:
+            return
+        self._drop_client()
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGCONT)
+            os.kill(self.pid, with_)
+        try:
+            self._process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            raise
+        finally:
+            self._buried()
+
+    def _buried(self) -> None:
+        assert self._process is not None
+        _guard("free", self._process.pid)
+        self._process.wait()
+        self._process = None
+
+    def _drop_client(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+
+_DEFAULTS: dict[str, object] = {
+    "save": "",
+    "appendonly": "no",
+    "maxmemory-policy": "noeviction",
+    "enable-debug-command": "yes",
+    "shutdown-timeout": 0,  # else one with replicas waits for them when it is stopped
+    "repl-diskless-sync-delay": 0,
+}
+
+
+class Commons:
+    """A place that many tests share: each has namespaces of its own there, and leaves none of their keys behind."""
+
+    def __init__(self, url: str, nodes: Callable[[], Iterable[redis.Redis]]) -> None:
+        self._url = url
+        self._nodes = nodes
+        self._claimed: list[str] = []
+
+    def claim(self) -> str:
+        """Return the address of a namespace that nobody has had before."""
+        namespace = f"test-{SystemRandom().getrandbits(48):012x}"
+        self._claimed.append(namespace)
+        return f"{self._url}{'&' if '?' in self._url else '?'}namespace={namespace}"
+
+    def clear(self) -> None:
+        """Delete the keys of all that were claimed, and nothing else: the server may be somebody's own."""
+        claimed, self._claimed = self._claimed, []
+        for node in self._nodes() if claimed else ():
+            for namespace in claimed:
+                for keys in _scanned(node, f"*{namespace}*"):
+                    for key in keys:  # one by one: on a cluster they lie in different slots
+                        command(node, "UNLINK", key)
+
+
+def _scanned(node: redis.Redis, pattern: str) -> Iterator[list[bytes]]:
+    cursor: object = 0
+    while True:
+        cursor, keys = command(node, "SCAN", cursor, "MATCH", pattern, "COUNT", 10_000)
+        yield keys
+        if not cursor:
+            return
+
+
+def until(holds: Callable[[], bool | None], what: str, patience: float = PATIENCE) -> bool:
+    """Ask again and again, until the answer is no longer None, and return it."""
+    deadline = time.monotonic() + patience
+    while True:
+        answer = holds()
+        if answer is not None:
+            return answer
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited {patience:.0f} s in vain for {what}")
+        time.sleep(0.005)
+
+
+def command(client: redis.Redis, *words: object) -> Any:
+    """Send a command and return its answer."""
+    untyped: Any = client
+    return untyped.execute_command(*words)
+
+
+def client_of(url: str, *, patience: float = 60, tries: int = 2) -> redis.Redis:
+    """Return a connection: one that gives up late, for frozen servers, and asks twice, for restarted ones."""
+    untyped: Any = redis.Redis
+    known = re.sub("^valkey", "redis", url)  # to redis-py there is but one make
+    client: redis.Redis = untyped.from_url(
+        known, socket_timeout=patience, socket_connect_timeout=5, retry=Retry(NoBackoff(), tries - 1)
+    )
+    return client
+
+
+def free_port() -> int:
+    """Return a port that nothing listens on, below those that systems give to outgoing connections.
+
+    Else one of these could sit on it while its server is being restarted.
+    """
+    while True:
+        port = SystemRandom().randrange(15_000, 32_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
+def _quoted(value: object) -> str:
+    text = "yes" if value is True else "no" if value is False else str(value)
+    return text if text and set(text) <= _PLAIN else f'"{text}"'
+
+
+_PLAIN = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./: ")
+
+_GUARDIAN = """
+import os, signal, sys
+held = set()
+for line in sys.stdin:
+    verb, pid = line.split()
+    (held.add if verb == "hold" else held.discard)(int(pid))
+for pid in held:
+    os.kill(pid, signal.SIGKILL)
+"""
+
+
+def _guard(verb: str, pid: int) -> None:
+    """Tell the guardian of a process that must not outlive this one, or of one that has ended."""
+    stdin = _guardian().stdin
+    assert stdin is not None
+    stdin.write(f"{verb} {pid}\n".encode())
+    stdin.flush()
+
+
+@cache
+def _guardian() -> "subprocess.Popen[bytes]":
+    """Start what kills our servers when this process ends, however it ends: then the pipe between them breaks."""
+    guardian = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", _GUARDIAN], stdin=subprocess.PIPE, start_new_session=True
+    )
+    atexit.register(guardian.communicate)
+    return guardian
