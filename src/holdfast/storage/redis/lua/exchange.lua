@@ -1,0 +1,174 @@
+#!lua flags=allow-oom
+-- requires: flow
+-- exchange: apply each settlement whose run is the current one, then claim what is ordered.
+--
+-- Request: {owner = {id, name, host, pid}, settlements, queues, room}.
+-- A settlement is {ref, fence, state, result, error, reason, charge, keep, redrive_after, after, ended, events}: a
+-- state to finish in, or `after` to be put back; `events` a list of {body, name, by}; `by`: whether it says who did it.
+-- Answer: {verdicts, leases, left, next_due}; a lease is {ref, record, payload}.
+local owner = ASKED.owner
+
+-- What a settlement becomes where somebody has asked the job to stop; core/settlement.py says why.
+local function when_cancelling(asked, job)
+  if asked.after then
+    local told = { event = 'cancelled', queue = job.queue, id = job.id, task = job.task, run = job.starts, was = 'active' }
+    told.reason, told.by = job.cancel_reason, job.cancel_by
+    asked.events = { { body = cmsgpack.pack(told) } }
+    asked.after, asked.state, asked.reason, asked.error, asked.charge = nil, 'cancelled', job.cancel_reason, nil, nil
+    return
+  end
+  asked.redrive_after = nil
+  for _, event in ipairs(asked.events) do
+    if event.name == 'completed' then
+      event.over = { cancel_too_late = true }
+    elseif event.name == 'cancelled' and not event.by then
+      event.over = { by = job.cancel_by }
+    end
+  end
+end
+
+local function apply(job, asked)
+  local changes = {
+    settled_fence = job.fence,
+    owner = NONE,
+    heard_at = NONE,
+    lease_until = NONE,
+    suspect_until = NONE,
+    run_until = NONE,
+    progress_until = NONE,
+    reason = asked.reason or NONE,
+  }
+  if asked.charge then
+    changes[asked.charge] = job[asked.charge] + 1
+  end
+  if not asked.after then
+    changes.state = asked.state
+    changes.finished = NOW
+    changes.error = asked.error or NONE
+    changes.kept_until = asked.keep and NOW + asked.keep or NONE
+    changes.redrive_at = asked.redrive_after and NOW + asked.redrive_after or NONE
+    if asked.result then
+      call('SET', key('result', job.ref), asked.result)
+    end
+  else
+    changes.run_at = NOW + asked.after
+    changes.error = asked.error
+    if asked.after == 0 then
+      changes.state, changes.score = 'waiting', Line.score_again(job)
+    else
+      changes.state, changes.score = 'delayed', Line.place(NOW + asked.after, job.boost, job.lifo)
+    end
+    Journal.knock_queue(job.queue)
+  end
+  Shelf.move(job, changes)
+  Journal.knock_job(job)
+end
+
+local function close_run(job, ended)
+  local runs = key('runs', job.ref)
+  local last = call('LINDEX', runs, -1)
+  local run = last and cmsgpack.unpack(last)
+  if run and run.number == job.starts then
+    run['end'], run.ended, run.reason, run.detail = NOW, ended.ended, ended.reason, ended.detail
+    call('LSET', runs, -1, cmsgpack.pack(run))
+  end
+end
+
+local function settle(asked)
+  local job = Record.at(asked.ref)
+  if not job then
+    return 'gone'
+  end
+  if not Record.holds(job, owner.id, asked.fence) then
+    if job.settled_fence == asked.fence then
+      return 'duplicate'
+    end
+    Flow.refused(job, owner.id, asked.fence, 'settle')
+    return 'lost'
+  end
+  if job.cancel_at then
+    when_cancelling(asked, job)
+  end
+  apply(job, asked)
+  close_run(job, asked.ended)
+  for _, event in ipairs(asked.events) do
+    Journal.record_as_told(event.body, job.ref, event.over)
+  end
+  Journal.tell_if_drained(job.queue)
+  return 'done'
+end
+
+local function claim(queues, room)
+  local leases, looks = {}, SCAN_LIMIT
+  room = min(room, CLAIM_LIMIT)
+  for _, queue in ipairs(queues) do
+    if not Settings.queue_paused(queue) then
+      for _, id in ipairs(up_to(key('delayed', queue), NOW, PROMOTE_LIMIT)) do
+        Flow.promote(Record.of(queue, id))
+      end
+      if Rates.queue_opens_at(queue) <= NOW then
+        Parking.open_up(queue)
+      end
+      Parking.let_in()
+      while #leases < room and looks > 0 and Rates.queue_opens_at(queue) <= NOW do
+        local id = first_of(key('ready', queue), 1)[1]
+        if not id then
+          break
+        end
+        looks = looks - 1
+        local job = Record.of(queue, id)
+        local full
+        if Record.lapsed(job) then
+          Ends.expire(job)
+        else
+          full = Parking.full(job)
+          if full then
+            Parking.park(job, full)
+          else
+            leases[#leases + 1] = Flow.start(job, owner)
+          end
+        end
+        Parking.let_in()
+      end
+    end
+  end
+  return leases
+end
+
+-- Whether a queue has a job that could be claimed, and when time alone gives it another.
+local function glance(queue)
+  local opens_at = Rates.queue_opens_at(queue)
+  local due = head_of(key('delayed', queue))
+  local opening = head_of(key('opening', queue))
+  if opening then
+    -- Nobody is let in line by a rate of his own before the queue's own lets him start.
+    opening = max(opening, opens_at)
+    due = due and min(due, opening) or opening
+  end
+  local ready = call('EXISTS', key('ready', queue)) == 1
+  if ready and opens_at > NOW then
+    ready = false
+    due = due and min(due, opens_at) or opens_at
+  end
+  return ready, due
+end
+
+local verdicts = {}
+for number, asked in ipairs(ASKED.settlements) do
+  verdicts[number] = settle(asked)
+end
+Parking.let_in()
+local leases, left, next_due = {}, 0, nil
+if ASKED.room then
+  leases = claim(ASKED.queues, ASKED.room)
+  for _, queue in ipairs(ASKED.queues) do
+    if not Settings.queue_paused(queue) then
+      local ready, due = glance(queue)
+      left = ready and 1 or left
+      next_due = due and min(due, next_due or due) or next_due
+    end
+  end
+end
+Record.flush()
+Journal.flush()
+return { verdicts, leases, left, next_due and max(0, next_due - NOW) or false }

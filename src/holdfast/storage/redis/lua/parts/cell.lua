@@ -1,0 +1,65 @@
+-- What every script begins with: the cell's base key, its clock, what was asked, and a few words for all of it.
+--
+-- KEYS[1]  the cell's base: a hash tag, with which all of its keys begin
+-- ARGV[1]  now in microseconds, or empty: the server's own clock
+-- ARGV[2]  the request, as msgpack
+local BASE = KEYS[1]
+local NOW = tonumber(ARGV[1])
+if not NOW then
+  local time = redis.call('TIME')
+  NOW = time[1] * 1000000 + time[2]
+end
+local ASKED = cmsgpack.unpack(ARGV[2])
+
+local call = redis.call
+local min, max, floor = math.min, math.max, math.floor
+
+-- The key of one thing in the cell.
+local function key(kind, name)
+  if name then
+    return BASE .. ':' .. kind .. ':' .. name
+  end
+  return BASE .. ':' .. kind
+end
+
+-- Names hold no NUL, so two of them joined by it are a name again, and sort as a pair does.
+local function pair(first, second)
+  return first .. '\0' .. second
+end
+
+local function parts_of(joined)
+  local at = string.find(joined, '\0', 1, true)
+  return string.sub(joined, 1, at - 1), string.sub(joined, at + 1)
+end
+
+local function starts_with(text, beginning)
+  return string.sub(text, 1, #beginning) == beginning
+end
+
+-- The members of a sorted set up to a number, the lowest first.
+local function up_to(index, number, limit)
+  if limit <= 0 then
+    return {}
+  end
+  return call('ZRANGEBYSCORE', index, '-inf', number, 'LIMIT', 0, limit)
+end
+
+-- The lowest number in a sorted set, or nil; and whose it is.
+local function head_of(index)
+  local head = call('ZRANGE', index, 0, 0, 'WITHSCORES')
+  return tonumber(head[2]), head[1]
+end
+
+local function first_of(index, limit)
+  if limit <= 0 then
+    return {}
+  end
+  return call('ZRANGE', index, 0, limit - 1)
+end
+
+-- What a storage promises of its limits (storage/protocol.py says why).
+local SETTLE_LIMIT, CLAIM_LIMIT, RENEW_LIMIT, SWEEP_LIMIT = 256, 128, 500, 200
+local PROMOTE_LIMIT, EXPIRE_LIMIT, TRIM_LIMIT, SCAN_LIMIT = 100, 200, 500, 500
+local WINDOW_LIMIT, PASSED_LIMIT, LOOK_LIMIT, DUE_LIMIT = 5000, 5000, 500, 100
+local RUNS_KEPT, LOG_LINES_KEPT = 100, 1000
+local PAUSED, RATE = 'paused:', 'rate:'

@@ -1,0 +1,84 @@
+-- requires: cell, record, settings, journal, lease, line, rates, shelf, parking, ends
+-- From waiting to active and back: what is claimed, promoted, settled. storage/model.py says the same.
+local Flow = {}
+
+-- Let a delayed job come into line; one that is too old by now expires.
+function Flow.promote(job)
+  if Record.lapsed(job) then
+    Ends.expire(job)
+  else
+    Shelf.move(job, { state = 'waiting', score = Line.score(job, Line.came_at(job)) })
+  end
+end
+
+-- The stall terms of a job, with its queue's setting laid over all that its call did not pin.
+local function stall_terms(job)
+  local told = Settings.of('queue', job.queue).stall
+  if not told then
+    return {}
+  end
+  local pinned = {}
+  for _, field in ipairs(job.pinned) do
+    pinned[field] = true
+  end
+  local terms = {}
+  for field, value in pairs(told) do
+    if not pinned[field] then
+      terms[field] = value
+    end
+  end
+  return terms
+end
+
+-- Begin a job's next run under an owner; return what its holder is given.
+function Flow.start(job, owner)
+  local changes = stall_terms(job)
+  local lease, start_grace = changes.lease or job.lease, changes.start_grace or job.start_grace
+  local run_until = Lease.run_limit(NOW, lease, job.timeout, job.deadline)
+  local progress_until = job.heartbeat_timeout and NOW + job.heartbeat_timeout
+  changes.state = 'active'
+  changes.fence = Lease.next_fence(job.fence)
+  changes.owner = owner.id
+  changes.heard_at = NOW
+  changes.lease_until = Lease.ends(lease, run_until, progress_until, NOW + start_grace)
+  changes.run_until = run_until or NONE
+  changes.progress_until = progress_until or NONE
+  changes.starts = job.starts + 1
+  changes.started = NOW
+  Shelf.move(job, changes)
+  Rates.take(job.queue, Rates.of(job))
+  local told = Rates.of_queue(job.queue)
+  if told then
+    Rates.take(job.queue, { told })
+  end
+  Line.given_out(job)
+  local runs = key('runs', job.ref)
+  local run = {
+    number = job.starts,
+    fence = job.fence,
+    owner = owner.id,
+    worker = owner.name,
+    host = owner.host,
+    pid = owner.pid,
+    start = NOW,
+  }
+  if call('RPUSH', runs, cmsgpack.pack(run)) > RUNS_KEPT then
+    call('LTRIM', runs, -RUNS_KEPT, -1)
+  end
+  Journal.tell(job, 'started', function()
+    return {
+      attempt = job.failures + 1,
+      owner = owner.id,
+      host = owner.host,
+      pid = owner.pid,
+      fence = job.fence,
+      redelivered = job.starts > 1,
+    }
+  end)
+  return { job.ref, Record.packed(job), call('GET', key('load', job.ref)) or '' }
+end
+
+-- Record that a write of an owner that is not the holder was refused.
+function Flow.refused(job, owner, fence, write)
+  Journal.record_of(job, 'run_fenced', { fence = fence, current_fence = job.fence, owner = owner, write = write })
+end

@@ -1,0 +1,124 @@
+-- requires: cell, settings
+-- Rates: up to when the time of each is taken. core/rate.py says the same, and why.
+--
+-- taken  ZSET  of each rate (queue, name) the instant up to which its time is taken
+-- reach  HASH  how far ahead whoever took last could take any
+--
+-- A rate is {name, interval, burst}; what is taken is {until, reach}.
+local Rates = {}
+
+function Rates.name(rate)
+  return rate[1]
+end
+
+local function whole_reach(rate)
+  return rate[2] * (rate[3] + 1)
+end
+
+-- What is taken further ahead than a start could take was taken before the clock was set back.
+local function sound(so_far)
+  return so_far[1] > NOW + so_far[2] and NOW or so_far[1]
+end
+
+local function is_of_task(name, task)
+  local at = string.find(name, ':', 1, true)
+  if not at or string.sub(name, at + 1) ~= task then
+    return false
+  end
+  local kind = string.sub(name, 1, at - 1)
+  return kind == 'task' or starts_with(kind, 'task/')
+end
+
+Rates.is_of_task = is_of_task
+
+-- A rate as settings hold it, as jobs do; nil if there is none.
+function Rates.told(setting)
+  return setting and { setting.name, setting.interval, setting.burst or 1 }
+end
+
+-- The rates that a job's start takes time of: its own, those of its task replaced by its setting.
+function Rates.of(job)
+  local told = Rates.told(Settings.of('task', job.task).rate)
+  if not told and #job.rates == 0 then
+    return job.rates
+  end
+  local heeded = {}
+  if told and told[2] > 0 then
+    heeded[1] = told
+  end
+  for _, rate in ipairs(job.rates) do
+    local replaced = told and (rate[1] == told[1] or is_of_task(rate[1], job.task))
+    if not replaced and rate[2] > 0 then
+      heeded[#heeded + 1] = rate
+    end
+  end
+  return heeded
+end
+
+-- The rate that a queue is set, or nil.
+function Rates.of_queue(queue)
+  local told = Rates.told(Settings.of('queue', queue).rate)
+  return told and told[2] > 0 and told or nil
+end
+
+function Rates.taken(queue, rate)
+  local place = pair(queue, rate[1])
+  local till = tonumber(call('ZSCORE', key('taken'), place) or '')
+  return till and { till, tonumber(call('HGET', key('reach'), place) or '') or 0 } or { 0, 0 }
+end
+
+function Rates.keep(queue, rate, so_far)
+  local place = pair(queue, rate[1])
+  call('ZADD', key('taken'), so_far[1], place)
+  call('HSET', key('reach'), place, so_far[2])
+end
+
+-- When the next job may start, so much being taken: not after now where it may start at once.
+function Rates.opens_at(so_far, rate)
+  return sound(so_far) - rate[2] * rate[3] + 1
+end
+
+-- How far time is taken once so many jobs have started now.
+function Rates.after(so_far, rate, starts)
+  if starts == 0 then
+    return so_far
+  end
+  return { max(sound(so_far), NOW) + rate[2] * starts, whole_reach(rate) }
+end
+
+-- How far time is taken of a rate that lets the next job start at an instant.
+function Rates.taken_if_open(at, rate)
+  return { at + rate[2] * rate[3] - 1, whole_reach(rate) }
+end
+
+-- How far time is taken of a rate that has been changed.
+function Rates.retuned(so_far, rate)
+  return so_far[1] <= NOW + whole_reach(rate) and so_far or { NOW, whole_reach(rate) }
+end
+
+-- How many jobs may start now.
+function Rates.free(so_far, rate)
+  local opened = max(Rates.opens_at(so_far, rate), NOW - rate[2] * rate[3] + 1)
+  return max(0, floor((NOW - opened) / rate[2]) + 1)
+end
+
+-- The later of two.
+function Rates.later(one, other)
+  if one[1] ~= other[1] then
+    return one[1] > other[1] and one or other
+  end
+  return one[2] > other[2] and one or other
+end
+
+-- Take the time of a start.
+function Rates.take(queue, rates)
+  for _, rate in ipairs(rates) do
+    Rates.keep(queue, rate, Rates.after(Rates.taken(queue, rate), rate, 1))
+  end
+end
+
+-- When a queue's own rate lets the next of its jobs start.
+function Rates.queue_opens_at(queue)
+  local rate = Rates.of_queue(queue)
+  return rate and Rates.opens_at(Rates.taken(queue, rate), rate) or NOW
+end
