@@ -85,10 +85,20 @@ def lapsed(job: JobRecord, now: int) -> bool:
 
 def expired(job: JobRecord, now: int) -> JobRecord:
     """Return a job that waited too long as it is kept, where it is kept."""
-    error = RecordedError("JobExpiredError", f"the job did not start within its time to live of {spoken(job.ttl or 0)}")
     return structs.replace(
-        job, state=State.EXPIRED, parked_under=None, finished=now, error=error, reason=None, redrive_at=None
+        job,
+        state=State.EXPIRED,
+        parked_under=None,
+        finished=now,
+        error=too_late(job.ttl),
+        reason=None,
+        redrive_at=None,
     )
+
+
+def too_late(ttl: int | None) -> RecordedError:
+    """Return the error of a job that waited too long, which its time to live alone makes."""
+    return RecordedError("JobExpiredError", f"the job did not start within its time to live of {spoken(ttl or 0)}")
 
 
 def expiry(job: JobRecord, now: int) -> JobExpired:

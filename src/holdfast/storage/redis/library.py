@@ -24,9 +24,10 @@ class Script:
 def verb(name: str) -> Script:
     """Return the script of a verb, with all that it rests on before it."""
     parts: dict[str, str] = {}
-    body = text_of(_PACKAGE, "lua", f"{name}.lua")
+    # The first line tells the server what the script may do, and must stay the first.
+    flags, _, body = text_of(_PACKAGE, "lua", f"{name}.lua").partition("\n")
     _require(body, parts)
-    text = "\n".join((*parts.values(), body))
+    text = "\n".join((flags, *parts.values(), body))
     return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 

@@ -13,7 +13,7 @@ local function when_cancelling(asked, job)
   if asked.after then
     local told = { event = 'cancelled', queue = job.queue, id = job.id, task = job.task, run = job.starts, was = 'active' }
     told.reason, told.by = job.cancel_reason, job.cancel_by
-    asked.events = { { body = cmsgpack.pack(told) } }
+    asked.events = { { made = cmsgpack.pack(told) } }
     asked.after, asked.state, asked.reason, asked.error, asked.charge = nil, 'cancelled', job.cancel_reason, nil, nil
     return
   end
@@ -48,7 +48,7 @@ local function apply(job, asked)
     changes.kept_until = asked.keep and NOW + asked.keep or NONE
     changes.redrive_at = asked.redrive_after and NOW + asked.redrive_after or NONE
     if asked.result then
-      call('SET', key('result', job.ref), asked.result)
+      call('SET', key('result', job.ref), ARGV[asked.result])
     end
   else
     changes.run_at = NOW + asked.after
@@ -92,7 +92,7 @@ local function settle(asked)
   apply(job, asked)
   close_run(job, asked.ended)
   for _, event in ipairs(asked.events) do
-    Journal.record_as_told(event.body, job.ref, event.over)
+    Journal.record_as_told(event.made or ARGV[event.body], job.ref, event.over)
   end
   Journal.tell_if_drained(job.queue)
   return 'done'

@@ -3,6 +3,7 @@
 -- KEYS[1]  the cell's base: a hash tag, with which all of its keys begin
 -- ARGV[1]  now in microseconds, or empty: the server's own clock
 -- ARGV[2]  the request, as msgpack
+-- ARGV[3]  and on: bytes, which the request names by their place
 local BASE = KEYS[1]
 local NOW = tonumber(ARGV[1])
 if not NOW then

@@ -4,7 +4,7 @@
 -- windows  ZSET  of each key that is held for a time (queue, name) until when
 -- window   HASH  of each how many jobs were made under it, and the id of the latest: {jobs, id}
 --
--- A wish is a map of NewJob's fields; `call` is the ref of the call it came with.
+-- A wish is a map of NewJob's fields; its payload is a place among the script's arguments.
 local Intake = {}
 
 local GATHERED_LIMIT = 8 * 1024 * 1024
@@ -100,12 +100,14 @@ end
 -- The record of a new job, the `offset`-th of its call, as it stands before it comes into line.
 local function wished(wish, id, run_at, offset)
   local collects = wish.merge and wish.merge.type == 'collect'
-  local size = collects and #wish.payload or nil
+  local size = collects and #ARGV[wish.payload] or nil
   return Record.new(pair(wish.queue, id), {
     made = next_made(),
     task = wish.task,
     state = run_at > NOW and 'delayed' or 'waiting',
-    rest = wish.rest,
+    headers = wish.headers,
+    policy = wish.policy,
+    parent = wish.parent,
     tags = wish.tags,
     -- The jobs of one call are a microsecond apart, so that they stay in the order they were given.
     score = Line.place(max(run_at, NOW) + offset, wish.boost or 0, wish.lifo),
@@ -156,16 +158,16 @@ local function take_the_place(wish, old, offset)
   job.settled_fence = old.settled_fence > 0 and old.settled_fence or nil
   -- Without its calls, so that they go on being answered for.
   Shelf.drop(old)
-  put(job, wish.payload, offset)
+  put(job, ARGV[wish.payload], offset)
 end
 
 -- Add a call to those that a job has gathered; return how many they are.
 local function gather(wish, into, offset)
   answer_for(wish, into)
   local was_delayed = into.state == 'delayed'
-  local calls, size = into.gathered + 1, into.gathered_bytes + #wish.payload
+  local calls, size = into.gathered + 1, into.gathered_bytes + #ARGV[wish.payload]
   local run_at = due_at(wish.merge, into.created, calls, size)
-  call('APPEND', key('load', into.ref), wish.payload)
+  call('APPEND', key('load', into.ref), ARGV[wish.payload])
   local changes = {
     gathered = calls,
     gathered_bytes = size,
@@ -247,7 +249,7 @@ local function create(wish, fence, settled_fence, offset)
   local job = wished(wish, wish.id, run_at, offset)
   -- The id's next job goes on from the fence of the one before it: an outside resource may have seen that.
   job.fence, job.settled_fence = fence, settled_fence
-  put(job, wish.payload, offset)
+  put(job, ARGV[wish.payload], offset)
   Journal.tell(job, 'enqueued', function()
     return { due_at = job.run_at, priority = job.priority }
   end)

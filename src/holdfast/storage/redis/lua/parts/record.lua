@@ -2,7 +2,8 @@
 -- Records: each job as one msgpack map, loaded at most once by a script and written back at its end.
 --
 -- The map has the fields of JobRecord by their names, those at their defaults left out. What no script looks at is text
--- in `rest` and `error`; payload, result, runs and log are keys of their own, so that a beat does not copy them.
+-- in `headers`, `policy` and `error`; payload, result, runs and log are keys of their own, so that a beat does not copy
+-- them.
 local Record = {}
 
 -- Stands for a field that is taken away.
@@ -55,6 +56,10 @@ function Record.at(ref)
     packed[ref] = body or nil
   end
   return job or nil
+end
+
+function Record.of(queue, id)
+  return Record.at(pair(queue, id))
 end
 
 -- Remember a record as it is now.

@@ -1,0 +1,43 @@
+"""One cell: everything that lies under one hash tag, and each verb on it as one call of a script."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from holdfast.clock import Clock
+from holdfast.core.job import NewJob, Owner
+from holdfast.core.settlement import Settlement
+from holdfast.storage.protocol import Exchanged, Order, Receipt
+from holdfast.storage.redis.flow import answer_enqueue, answer_exchange, ask_enqueue, ask_exchange
+from holdfast.storage.redis.library import Script, verb
+
+
+class Caller(Protocol):
+    """Who runs scripts."""
+
+    async def call(self, script: Script, base: str, *args: bytes | str | int) -> Any:
+        """Run a script on the cell of a base key."""
+        ...
+
+
+class Cell:
+    """A storage under one hash tag. `clock`: what tests hand in; None leaves time to the server."""
+
+    def __init__(self, caller: Caller, base: str, *, clock: Clock | None = None) -> None:
+        self.base = base
+        self._caller = caller
+        self._clock = clock
+
+    async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
+        """See `Storage.enqueue`."""
+        return answer_enqueue(await self._call("enqueue", ask_enqueue(jobs)), jobs)
+
+    async def exchange(
+        self, owner: Owner, settlements: Sequence[Settlement] = (), order: Order | None = None
+    ) -> Exchanged:
+        """See `Storage.exchange`."""
+        reply = await self._call("exchange", ask_exchange(owner, settlements, order))
+        return answer_exchange(reply, settlements)
+
+    async def _call(self, name: str, arguments: Sequence[bytes]) -> Any:
+        now = "" if self._clock is None else self._clock.now()
+        return await self._caller.call(verb(name), self.base, now, *arguments)
