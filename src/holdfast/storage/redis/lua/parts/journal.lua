@@ -1,7 +1,7 @@
 -- requires: cell, settings
 -- What a script says: the events it records, and the hints it gives at its end.
 --
--- The log is a stream whose entries are numbered from 1 without a gap: `1-<number>`. An entry has its event as msgpack
+-- The log is a stream whose entries are numbered from 1 without a gap: `0-<number>`. An entry has its event as msgpack
 -- (`e`), the instant (`t`), the job's ref if it is of one (`j`), and what the storage lays over the event (`o`).
 local Journal = {}
 
@@ -38,7 +38,7 @@ function Journal.record_as_told(body, ref, over)
   if over then
     fields[#fields + 1], fields[#fields + 2] = 'o', cmsgpack.pack(over)
   end
-  call('XADD', key('events'), '1-*', unpack(fields))
+  call('XADD', key('events'), '0-*', unpack(fields))
   Journal.knock('events')
 end
 
