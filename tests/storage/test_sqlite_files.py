@@ -9,7 +9,7 @@ import pytest
 from holdfast.core.job import Ref
 from holdfast.errors import SchemaMismatchError, StorageError, StorageUnavailableError, UsageError
 from holdfast.storage.protocol import Bid, Order
-from holdfast.storage.sqlite import SQLiteStorage, place
+from holdfast.storage.sqlite import SQLiteStorage, health, place
 from holdfast.storage.sqlite.database import require
 from holdfast.testing import ManualClock
 from tests.storage.worlds import job, owner
@@ -212,6 +212,43 @@ async def test_a_doctor_finds_a_healthy_file_healthy(tmp_path: Path) -> None:
     assert findings["durability"].level == "warning"
     assert not [finding for finding in findings.values() if finding.level == "error"]
     assert "schema 2" in findings["schema"].message
+
+
+async def test_a_shallow_examination_reads_no_job(tmp_path: Path) -> None:
+    storage = SQLiteStorage(tmp_path / "jobs.db")
+    await storage.enqueue([job("one")])
+    deep = {finding.subject for finding in await storage.examine()}
+    shallow = {finding.subject for finding in await storage.examine(deep=False)}
+    await storage.close()
+
+    assert deep - shallow == {"integrity", "counters"}
+
+
+@pytest.mark.parametrize(
+    ("version", "affected"), [((3, 40, 1), True), ((3, 51, 2), True), ((3, 51, 3), False), ((3, 53, 0), False)]
+)
+def test_a_doctor_says_which_sqlite_can_corrupt_a_log(version: tuple[int, ...], affected: bool) -> None:
+    finding = health.library(version)
+
+    assert finding.level == "ok"
+    assert bool(finding.remedy) is ("in rare cases corrupt" in finding.message) is affected
+
+
+@pytest.mark.parametrize(("mode", "level"), [("wal", "ok"), ("delete", "error")])
+def test_a_doctor_finds_a_journal_of_another_mode(mode: str, level: str) -> None:
+    assert health.journal(mode).level == level
+
+
+def test_a_doctor_finds_a_log_that_nobody_carries_over(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    few = health.log(str(path))
+    with open(f"{path}-wal", "wb") as log:
+        # Without a byte of it on the disk.
+        log.truncate(300 << 20)
+    much = health.log(str(path))
+
+    assert few.level == "ok"
+    assert (much.level, much.message.split(":")[0]) == ("warning", "the write-ahead log takes 300 MiB")
 
 
 async def test_after_the_file_was_deleted_the_new_one_is_used(tmp_path: Path) -> None:

@@ -36,16 +36,25 @@ async def accessed(session: Session) -> AsyncGenerator[Access]:
         StorageError: it cannot be opened.
     """
     access = reach(session)
-    if (path := file_of(access.storage.url)) is not None and not path.exists():
-        raise UsageError(
-            f"there is no database at {path.absolute()}; name another with --url, "
-            "or let a worker, an enqueue or holdfast migrate make this one"
-        )
+    must_exist(access.storage)
     await access.storage.open()
     try:
         yield access
     finally:
         await access.storage.close()
+
+
+def must_exist(storage: Storage) -> None:
+    """Refuse a storage whose file nobody has made yet.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if (path := file_of(storage.url)) is not None and not path.exists():
+        raise UsageError(
+            f"there is no database at {path.absolute()}; name another with --url, "
+            "or let a worker, an enqueue or holdfast migrate make this one"
+        )
 
 
 def reach(session: Session, *, auto_migrate: bool = False) -> Access:

@@ -19,6 +19,7 @@ COMMANDS = {
     "serve": ("holdfast.cli.serve:serve", "Serve health over HTTP, beside the workers."),
     "info": ("holdfast.cli.info:info", "Show queues, workers and who leads."),
     "health": ("holdfast.cli.health:health", "Say whether jobs are being run, also by the exit code."),
+    "doctor": ("holdfast.cli.doctor:doctor", "Look for what endangers the promise, each finding with its remedy."),
     "jobs": ("holdfast.cli.jobs:jobs", "List, show, redrive, cancel and delete jobs."),
     "dead": ("holdfast.cli.dead:dead", "List failed jobs, group them by fault, redrive and purge them."),
     "queues": ("holdfast.cli.queues:queues", "List, pause and resume queues, and show how they do."),

@@ -40,7 +40,7 @@ async def _migrated(session: Session) -> MigratedView:
     access = reach(session, auto_migrate=True)
     await access.storage.open()
     try:
-        findings = await access.storage.examine()
+        findings = await access.storage.examine(deep=False)
     finally:
         await access.storage.close()
     after = next((_schema(finding.message) for finding in findings if finding.subject == "schema"), None)

@@ -24,7 +24,7 @@ from holdfast.core.schedule import Schedule
 from holdfast.dead import DeadGroups, DeadLetter, DeadReport
 from holdfast.health.judge import WorkerHealth, judged
 from holdfast.options import Timing
-from holdfast.storage.protocol import QueueSurvey, Receipt, Survey
+from holdfast.storage.protocol import Finding, QueueSurvey, Receipt, Survey
 
 Decode = Callable[[bytes], Any]
 
@@ -352,6 +352,14 @@ class InfoView(Struct, frozen=True, kw_only=True):
     leaders: list[LeaderView]
     swept_ago: float | None
     complaints: list[str]
+
+
+class DoctorView(Struct, frozen=True, kw_only=True):
+    """What the doctor found; `status` is the worst level of its findings."""
+
+    url: str
+    status: str
+    findings: list[Finding]
 
 
 class RevisedView(Struct, frozen=True, kw_only=True):

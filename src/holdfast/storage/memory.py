@@ -54,7 +54,7 @@ class MemoryStorage:
     async def close(self) -> None:
         """Nothing to close: what is remembered stays with the object."""
 
-    async def examine(self) -> list[Finding]:
+    async def examine(self, *, deep: bool = True) -> list[Finding]:
         """Say what everybody should know of memory."""
         return [
             Finding(

@@ -512,8 +512,12 @@ class Storage(Protocol):
         """Let go of everything held open. Idempotent; nothing acknowledged is lost."""
         ...
 
-    async def examine(self) -> list[Finding]:
-        """Look for whatever endangers the promise, each finding with its remedy."""
+    async def examine(self, *, deep: bool = True) -> list[Finding]:
+        """Look for whatever endangers the promise, each finding with its remedy.
+
+        `deep`: also what takes the longer the more is kept, such as an audit of all counters. Without it every
+        storage answers within seconds, however much lies in it.
+        """
         ...
 
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:

@@ -231,9 +231,9 @@ class SimNet:
     async def close(self) -> None:
         """Nothing to close."""
 
-    async def examine(self) -> list[Finding]:
+    async def examine(self, *, deep: bool = True) -> list[Finding]:
         """See `Storage.examine`."""
-        return await self._server.storage.examine()
+        return await self._server.storage.examine(deep=deep)
 
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
         """See `Storage.enqueue`."""

@@ -99,10 +99,10 @@ class SQLiteStorage:
         else:
             await stopping
 
-    async def examine(self) -> list[Finding]:
+    async def examine(self, *, deep: bool = True) -> list[Finding]:
         """See `Storage.examine`."""
         await self._opened()
-        return await self._reading.read(lambda step: health.examine(step, self._database))
+        return await self._reading.read(lambda step: health.examine(step, self._database, deep=deep))
 
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
         """See `Storage.enqueue`."""

@@ -45,8 +45,12 @@ PRAGMA cache_size = -32768;
 -- name: read_only
 PRAGMA query_only = ON;
 
--- name: quick_check
-PRAGMA quick_check(1);
+-- name: journal
+PRAGMA journal_mode;
+
+-- name: integrity
+-- The indexes against their tables, too: a job that an index has lost is never claimed.
+PRAGMA integrity_check(1);
 
 -- name: data_version
 PRAGMA data_version;

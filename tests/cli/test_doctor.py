@@ -1,0 +1,176 @@
+"""`holdfast doctor`: what it finds, how it exits, and that it changes nothing."""
+
+import asyncio
+import contextlib
+import sqlite3
+import subprocess
+import time
+from collections.abc import Generator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from holdfast.core.job import Owner
+from holdfast.storage.protocol import Order
+from tests.cli.terminal import Terminal
+
+APP = """
+import asyncio
+from holdfast import Holdfast
+
+app = Holdfast()
+
+@app.task(name="add", timeout="5s")
+async def add(a: int, b: int) -> int:
+    return a + b
+
+@app.task(name="hang")
+async def hang() -> None:
+    await asyncio.sleep(60)
+"""
+OF_SQLITE = {"sqlite", "durability", "schema", "file system", "disk", "journal", "log", "lock file"}
+OF_ALL = {"reachability", "clock", "reaper", "leases", "workers", "queues", "parked", "tasks"}
+
+
+@pytest.fixture
+def tasks(there: Terminal) -> Terminal:
+    there.write("tasks.py", APP)
+    return there
+
+
+def subjects(seen: dict[str, Any], *levels: str) -> set[str]:
+    return {finding["subject"] for finding in seen["findings"] if finding["level"] in levels}
+
+
+def until(terminal: Terminal, condition: str, value: object, *, within: float = 20) -> None:
+    """Wait until a survey shows this of the queue `default`."""
+    end = time.monotonic() + within
+    while time.monotonic() < end:
+        (queue,) = terminal.read("info")["queues"]
+        if queue["counts"][condition] == value:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"never {value} {condition}")
+
+
+def test_of_a_healthy_storage_it_says_what_it_looked_at_and_exits_with_0(tasks: Terminal) -> None:
+    tasks.enqueue("add", 1, 2, work=True)
+    seen = tasks.read("doctor")
+
+    assert seen.keys() == {"url", "status", "findings"}
+    assert (seen["url"], seen["status"]) == (tasks.url, "ok")
+    assert subjects(seen, "ok") == OF_SQLITE | OF_ALL
+    assert all(finding.keys() == {"level", "subject", "message", "remedy"} for finding in seen["findings"])
+    assert tasks.run("doctor", "--quiet").stdout == ""
+    assert tasks.run("doctor").stdout.splitlines()[-1] == f"{tasks.url}: 0 errors, 0 warnings"
+
+
+def test_deep_reads_all_that_is_kept(tasks: Terminal) -> None:
+    tasks.enqueue("add", 1, 2)
+    with closing(sqlite3.connect(tasks.place / "jobs.db")) as connection, connection:
+        connection.execute("UPDATE tally SET jobs = jobs + 1 WHERE state = 'completed' OR state = 'waiting'")
+    shallow, deep = (subjects(tasks.read("doctor", *flag, code=3), "ok", "error") for flag in ((), ("--deep",)))
+
+    assert deep - shallow == {"integrity", "counters"}
+    assert "counters" in subjects(tasks.read("doctor", "--deep", code=3), "error")
+
+
+def test_a_task_without_a_timeout_is_a_warning_that_strict_makes_count(tasks: Terminal) -> None:
+    tasks.enqueue("add", 1, 2, work=True)
+    seen = tasks.read("doctor", "tasks:app")
+    (warning,) = [finding for finding in seen["findings"] if finding["level"] == "warning"]
+
+    assert seen["status"] == "warning"
+    assert warning["message"].startswith("1 tasks have neither timeout nor heartbeat_timeout: hang;")
+    assert tasks.run("doctor", "tasks:app").exit_code == 0
+    assert tasks.run("doctor", "tasks:app", "--strict").exit_code == 3
+    assert tasks.run("--app", "tasks:app", "doctor", "--strict").exit_code == 3
+    assert tasks.run("doctor", "--strict").exit_code == 0
+
+
+def test_jobs_that_nobody_serves_are_an_error_with_their_remedy_and_exit_with_3(tasks: Terminal) -> None:
+    tasks.enqueue("elsewhere")
+    plain = tasks.run("doctor", "tasks:app", "--quiet")
+
+    assert plain.exit_code == 3
+    lines = plain.stdout.splitlines()
+    place = next(number for number, line in enumerate(lines) if line.startswith("error"))
+    assert "1 jobs wait in queue 'elsewhere'" in lines[place]
+    assert lines[place + 1].strip() == "remedy: start one: holdfast worker module:app -q elsewhere"
+    assert any("has no such task" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    ["nothing", "another's", "newer", "garbage"],
+)
+def test_a_storage_that_is_absent_or_refuses_is_a_finding_and_left_untouched(there: Terminal, damage: str) -> None:
+    path = there.place / "jobs.db"
+    match damage:
+        case "another's":
+            with closing(sqlite3.connect(path)) as connection, connection:
+                connection.execute("CREATE TABLE theirs (x)")
+        case "newer":
+            there.enqueue("add", 1, 2)
+            with closing(sqlite3.connect(path)) as connection, connection:
+                connection.execute("UPDATE meta SET value = 999 WHERE key = 'schema_version'")
+        case "garbage":
+            path.write_bytes(b"this is no database" * 1000)
+        case _:
+            pass
+    before = {file.name for file in there.place.iterdir()}
+    seen = there.read("doctor", code=1)
+
+    (finding,) = seen["findings"]
+    assert (seen["status"], finding["level"]) == ("error", "error")
+    assert finding["subject"] == ("storage" if damage == "nothing" else "schema")
+    assert finding["remedy"]
+    assert {file.name for file in there.place.iterdir()} == before
+    assert there.run("doctor", "--deep").exit_code == 1
+
+
+def test_what_names_no_storage_is_a_mistake(tasks: Terminal) -> None:
+    assert "memory lives in one process" in tasks.refused("doctor", "--url", "memory://")
+    assert "leave --url out, or the app" in tasks.refused("doctor", "tasks:app", "--url", tasks.url)
+    assert "there is no module" in tasks.refused("doctor", "nope:app")
+
+
+@contextlib.contextmanager
+def started(terminal: Terminal, *args: str) -> "Generator[subprocess.Popen[str]]":
+    with terminal.start(*args) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_job_that_nobody_would_recover_is_an_error(tasks: Terminal) -> None:
+    app = tasks.app()
+    tasks.enqueue("add", 1, 2, app=app)
+
+    async def claim() -> None:
+        async with app:
+            await app.storage.exchange(Owner("one", "one", "host", 7), (), Order(("default",), 1))
+
+    asyncio.run(claim())
+    seen = tasks.read("doctor", code=3)
+
+    assert subjects(seen, "error") == {"reaper"}
+
+
+@pytest.mark.system
+def test_it_sees_who_works_and_whose_worker_is_gone(tasks: Terminal) -> None:
+    tasks.enqueue("hang")
+    with started(tasks, "worker", "tasks:app", "--no-reaper") as worker:
+        until(tasks, "active", 1)
+        with started(tasks, "reaper"):
+            while not tasks.read("info")["leaders"]:
+                time.sleep(0.05)
+            swept = tasks.read("doctor")
+            worker.kill()
+            until(tasks, "waiting", 1)
+            left = tasks.read("doctor", code=3)
+
+    assert swept["status"] == "ok"
+    assert subjects(left, "error") == {"queues"}

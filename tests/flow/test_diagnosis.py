@@ -1,0 +1,211 @@
+"""The diagnosis: what is found in a survey and in records, and what is not."""
+
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from holdfast import Timing
+from holdfast.clock import SECOND
+from holdfast.core.job import JobDetail, JobRecord, Key, NewJob, Owner, RunRecord
+from holdfast.core.leadership import Term
+from holdfast.core.lifecycle import State
+from holdfast.core.schedule import Schedule
+from holdfast.health.diagnosis import Evidence, TaskFacts, diagnose
+from holdfast.storage.protocol import Finding, QueueSurvey, Settings, Survey, WorkerSurvey
+
+NOW = 1_800_000_000 * SECOND
+HOUR = 3600 * SECOND
+WORKER = WorkerSurvey(owner=Owner("w", "host:1", "host", 1), queues=("q",), concurrency=10)
+LEADER = Term("*", "w", 7, 4 * SECOND)
+WELL = Survey(workers=(WORKER,), leaders=(LEADER,), swept_ago=SECOND, now=NOW)
+
+
+def queue(name: str = "q", *, settings: Settings | None = None, **counts: int) -> QueueSurvey:
+    by_state = {State(state): count for state, count in counts.items()}
+    waits = 90 * SECOND if counts.get("waiting") else None
+    return QueueSurvey(queue=name, counts=by_state, settings=settings or Settings(), oldest_waiting=waits)
+
+
+def job(id_: str = "a", state: State = State.ACTIVE, **fields: Any) -> JobRecord:
+    told: dict[str, Any] = {"queue": "q", "task": "t", "payload": b"[]", "score": 0, "run_at": NOW, "created": NOW}
+    return JobRecord(id=id_, state=state, **(told | fields))
+
+
+def found(survey: Survey = WELL, **evidence: Any) -> list[Finding]:
+    """Return what is not well; each of it has a remedy."""
+    host: dict[str, Any] = {"asked": NOW, "answered": NOW}
+    findings = [
+        finding for finding in diagnose(Evidence(survey=survey, **(host | evidence)), Timing()) if finding.level != "ok"
+    ]
+    assert all(finding.remedy for finding in findings)
+    return findings
+
+
+def one(survey: Survey = WELL, **evidence: Any) -> Finding:
+    (finding,) = found(survey, **evidence)
+    return finding
+
+
+def test_where_all_is_well_it_says_what_it_looked_at() -> None:
+    findings = diagnose(Evidence(survey=WELL, asked=NOW, answered=NOW, tasks={}), Timing())
+
+    assert {finding.level for finding in findings} == {"ok"}
+    assert {finding.subject for finding in findings} == {
+        *("clock", "reaper", "leases", "workers", "queues", "parked", "tasks")
+    }
+
+
+@pytest.mark.parametrize(
+    ("asked", "answered", "said"),
+    [
+        (-2 * SECOND, -2 * SECOND, "2.0 s ahead of"),
+        (3 * SECOND, 4 * SECOND, "3.0 s behind"),
+        (-5 * SECOND, -1 * SECOND, "1.0 s ahead of"),
+    ],
+)
+def test_clocks_that_differ_are_told_beyond_what_the_trip_took(asked: int, answered: int, said: str) -> None:
+    finding = one(asked=NOW + asked, answered=NOW + answered)
+
+    assert (finding.level, finding.subject) == ("warning", "clock")
+    assert said in finding.message
+
+
+def test_a_slow_answer_is_no_difference_of_clocks() -> None:
+    assert found(asked=NOW - 3 * SECOND, answered=NOW + 3 * SECOND) == []
+
+
+def test_active_jobs_that_nobody_would_recover_are_an_error() -> None:
+    finding = one(structs.replace(WELL, queues=(queue(active=2),), swept_ago=None, leaders=()))
+
+    assert (finding.level, finding.subject) == ("error", "reaper")
+    assert finding.message.startswith("2 jobs are active and nobody has swept ever")
+
+
+def test_that_nobody_sweeps_is_a_warning_as_long_as_nothing_runs() -> None:
+    idle = structs.replace(WELL, queues=(queue(delayed=1),), swept_ago=HOUR)
+
+    assert one(idle).subject == "reaper"
+    assert one(idle).level == "warning"
+    assert found(structs.replace(WELL, queues=(queue(completed=1),), swept_ago=HOUR)) == []
+
+
+def test_a_job_long_past_its_lease_is_an_error_whoever_sweeps() -> None:
+    # The recovery bound is 27 s; half the lease of 20 s more, for a grace after a pause.
+    late, suspect = job("late", lease_until=NOW - 38 * SECOND), job("suspect", lease_until=NOW - 36 * SECOND)
+    finding = one(active=(late, suspect, job("well", lease_until=NOW + 5 * SECOND)))
+
+    assert (finding.level, finding.subject) == ("error", "leases")
+    assert finding.message.startswith("job late in queue 'q' is active")
+    assert "log of the leading reaper" in finding.remedy
+
+    unswept = structs.replace(WELL, queues=(queue(active=1),), swept_ago=HOUR)
+    assert [finding.remedy for finding in found(unswept, active=(late,))] == [
+        "start a worker, or holdfast reaper",
+        "start a worker, or holdfast reaper",
+    ]
+
+
+def test_a_stale_worker_is_a_warning_with_its_name() -> None:
+    finding = one(structs.replace(WELL, workers=(WORKER, structs.replace(WORKER, seen_ago=16 * SECOND))))
+
+    assert (finding.level, finding.subject) == ("warning", "workers")
+    assert "'host:1' is stale: last seen 16.0 s ago" in finding.message
+
+
+def test_jobs_that_wait_where_no_worker_serves_are_an_error() -> None:
+    finding = one(structs.replace(WELL, queues=(queue(waiting=1), queue("mail", waiting=3))))
+
+    assert (finding.level, finding.subject) == ("error", "queues")
+    assert finding.message == "3 jobs wait in queue 'mail', one of them for 90.0 s, and no live worker serves it"
+    assert "-q mail" in finding.remedy
+
+
+def test_jobs_in_a_paused_queue_are_a_warning_even_if_nobody_serves_it() -> None:
+    paused = queue("mail", settings=Settings(paused=True), waiting=3)
+    finding = one(structs.replace(WELL, queues=(paused,)))
+
+    assert (finding.level, finding.subject) == ("warning", "paused")
+    assert finding.remedy.endswith("holdfast queues resume mail")
+
+
+def test_jobs_of_a_paused_task_are_a_warning() -> None:
+    parked = job(state=State.WAITING, parked_under="paused:t")
+    finding = one(structs.replace(WELL, paused_tasks=("t", "idle")), pending=(parked,))
+
+    assert finding.message == "1 jobs of task 't' wait, which somebody has paused"
+
+
+def parked(id_: str, **fields: Any) -> JobRecord:
+    return job(id_, State.WAITING, keys=(Key("k"),), **({"parked_under": "k"} | fields))
+
+
+def test_who_waits_for_a_slot_that_nobody_holds_is_parked_for_ever() -> None:
+    finding = one(pending=(parked("a"), parked("b")))
+
+    assert (finding.level, finding.subject) == ("error", "parked")
+    assert finding.message == "2 jobs in queue 'q' wait for a slot under key 'k', and no job holds one"
+
+
+@pytest.mark.parametrize(
+    "evidence",
+    [
+        {"active": (job("holder", keys=(Key("k"),)),)},
+        {"pending": (parked("a"), parked("next", parked_under=None))},
+        {"complete": False},
+        {"pending": (parked("a", parked_under="rate:queue"),)},
+    ],
+    ids=["held", "somebody is next in line", "not all was seen", "a rate lets it in"],
+)
+def test_who_waits_for_a_slot_that_comes_free_is_no_finding(evidence: dict[str, Any]) -> None:
+    told: dict[str, Any] = {"pending": (parked("a"),)} | evidence
+
+    assert found(**told) == []
+
+
+def test_a_slot_held_for_hours_by_a_run_without_limit_is_a_warning() -> None:
+    holder = job("holder", keys=(Key("k"),), started=NOW - 3 * HOUR)
+    finding = one(active=(holder,), pending=(parked("a"),))
+
+    assert (finding.level, finding.subject) == ("warning", "parked")
+    assert "which job holder of task 't' has held for 3.0 hours" in finding.message
+    assert found(active=(structs.replace(holder, run_until=NOW + HOUR),), pending=(parked("a"),)) == []
+
+
+def test_jobs_that_no_worker_understands_are_a_warning() -> None:
+    run = RunRecord(number=4, fence=4, owner="w", start=NOW, ended="released", reason="unknown_task")
+    returned = job(state=State.DELAYED, releases=4)
+    finding = one(returned=(JobDetail(returned, (run,)),))
+
+    assert (finding.level, finding.subject) == ("warning", "handed back")
+    assert "none of the workers that claim them knows their task" in finding.message
+    assert found(returned=(JobDetail(returned, (structs.replace(run, reason="snoozed"),)),)) == []
+
+
+def test_a_schedule_that_nobody_fires_is_an_error() -> None:
+    wish = NewJob(queue="q", id="", task="t", payload=b"[]")
+    due = Schedule(name="nightly", job=wish, every=HOUR, next_tick=NOW - 60 * SECOND)
+    finding = one(structs.replace(WELL, schedules=(due, structs.replace(due, name="off", paused=True))))
+
+    assert (finding.level, finding.subject) == ("error", "schedules")
+    assert finding.message == "1 schedules are due and nobody fires them, up to 60.0 s late: nightly"
+    assert found(structs.replace(WELL, schedules=(structs.replace(due, next_tick=NOW - SECOND),))) == []
+
+
+def test_tasks_without_a_timeout_and_jobs_of_unknown_tasks_are_warnings() -> None:
+    tasks = {"t": TaskFacts("q", True), **{f"slow{n}": TaskFacts("q", False) for n in range(7)}}
+    unbounded, unknown = found(tasks=tasks, pending=(job(state=State.WAITING), job(state=State.DELAYED, task="gone")))
+
+    assert unbounded.message.startswith(
+        "7 tasks have neither timeout nor heartbeat_timeout: slow0, slow1, slow2, slow3, slow4 and 2 more;"
+    )
+    assert unknown.message == "1 jobs of task 'gone' are to run, and the app that was given has no such task"
+    assert (unbounded.level, unknown.level) == ("warning", "warning")
+
+
+def test_without_an_app_nothing_is_said_of_tasks_but_how_to_have_them_looked_at() -> None:
+    findings = diagnose(Evidence(survey=WELL, asked=NOW, answered=NOW, pending=(job(task="gone"),)), Timing())
+    (tasks,) = [finding for finding in findings if finding.subject == "tasks"]
+
+    assert tasks.level == "ok"
+    assert "holdfast doctor module:app" in tasks.remedy
