@@ -1,6 +1,7 @@
 """From an address to a storage; a driver is imported only when its address is used."""
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Literal
 from urllib.parse import parse_qsl, urlsplit
 
@@ -8,8 +9,12 @@ from holdfast.clock import Clock
 from holdfast.core.check import shown
 from holdfast.errors import UsageError
 from holdfast.storage.protocol import Storage
+from holdfast.storage.redis import address as redis
 
-KNOWN = 'use "sqlite:///holdfast.db" (a file, four slashes for an absolute path) or "memory://" (tests)'
+KNOWN = (
+    'use "sqlite:///holdfast.db" (a file, four slashes for an absolute path), "redis://localhost:6379/0" (also '
+    'rediss://, valkey://, redis+sentinel://, redis+cluster://) or "memory://" (tests)'
+)
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,10 @@ def locate(url: str, *, clock: Clock | None = None, auto_migrate: bool = True) -
         UsageError: the URL is none, or names a storage or an option that does not exist.
     """
     address = read(url)
+    if isinstance(address, redis.RedisAddress):
+        if find_spec("redis") is None:
+            raise UsageError(f"{address.shown} needs redis-py, which is not there: pip install 'holdfast[redis]'")
+        raise UsageError(f"{address.shown}: the storage in Redis is still being built")
     match address.scheme:
         case "memory":
             from holdfast.storage.memory import MemoryStorage
@@ -40,7 +49,7 @@ def locate(url: str, *, clock: Clock | None = None, auto_migrate: bool = True) -
             return SQLiteStorage(address.path, clock=clock, auto_migrate=auto_migrate, durability=address.durability)
 
 
-def read(url: object) -> Address:
+def read(url: object) -> Address | redis.RedisAddress:
     """Return what a URL says; no driver is imported for that and nothing opened.
 
     Raises:
@@ -52,6 +61,8 @@ def read(url: object) -> Address:
         parts = urlsplit(url)
     except ValueError as error:
         raise UsageError(f"storage URL {url!r} cannot be read ({error}); {KNOWN}") from None
+    if parts.scheme in redis.SCHEMES:
+        return redis.read(url)
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     match parts.scheme:
         case "memory":

@@ -1,0 +1,465 @@
+"""The way to the servers: a few connections for each event loop, and the call of a script that is sure of its end.
+
+call ──► where is the cell? ──► a connection of that server ──► EVALSHA ──► reply
+              ▲                                                   │
+              └──── a short rest ◄──── refused before anything was done (it fails over, moves, starts)
+                    NOSCRIPT: the script goes along with the next try
+
+Every call may be repeated by whoever made it. Here it is only where a server has said that it did nothing of it; a
+connection that is cut, or an answer that is late, leaves that open and is the caller's to know.
+"""
+
+import asyncio
+import os
+import threading
+import weakref
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from random import Random
+from typing import Protocol, cast
+
+from redis.exceptions import AskError, MovedError, NoScriptError, ReadOnlyError, RedisError
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from holdfast.clock import entropy
+from holdfast.core.patience import Patience
+from holdfast.errors import HoldfastError, NotDurableError
+from holdfast.storage.redis.address import Place, RedisAddress
+from holdfast.storage.redis.library import Script
+from holdfast.storage.redis.link import ANSWERING, Command, Link, Reply, Word, said, unreached, why
+from holdfast.storage.redis.routes import Routes, routes
+from holdfast.storage.redis.wall import ours, undone
+
+LIMIT = 64
+"""How many connections one event loop opens to one server; who finds none free waits for one."""
+
+KEPT = 16
+"""How many of them stay open when idle."""
+
+TRIES = 7
+PATIENCE = Patience(0.05, 0.4)
+"""How often, and after which rests, a call is made that its server refuses for now: about a second in all."""
+
+CONFIRMING = 1.0
+"""Seconds that a replica gets to confirm a write."""
+
+CLOSING = 3.0
+"""Seconds that the event loop of another thread gets to close its connections."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A script to be called on a cell."""
+
+    script: Script
+    base: str
+    args: tuple[Word, ...] = ()
+
+    @property
+    def command(self) -> Command:
+        """What a server is told that knows the script."""
+        return ("EVALSHA", self.script.sha, 1, self.base, *self.args)
+
+
+class Connections:
+    """All connections of a storage, for every event loop of this process."""
+
+    def __init__(self, address: RedisAddress, *, rng: Random | None = None) -> None:
+        self.address = address
+        self._rng = rng or entropy()
+        self._lock = threading.Lock()
+        self._homes: dict[asyncio.AbstractEventLoop, _Home] = {}
+        _all.add(self)
+
+    async def call(self, script: Script, base: str, *args: Word, durable: bool = False) -> Reply:
+        """Call a script on a cell and return what it says.
+
+        `durable`: wait until a replica has what was written, too.
+
+        Raises:
+            StorageUnavailableError: the server is out of reach or takes no calls; it may have done its work all the
+                same, unless the message says otherwise.
+            StorageFullError: it has no room.
+            NotDurableError: it is written, but no replica has confirmed that in time.
+            StorageError: it refuses us, or the script has failed.
+        """
+        [reply] = await self.call_all((Call(script, base, args),), durable=durable)
+        return reply
+
+    async def call_all(self, calls: Sequence[Call], *, durable: bool = False) -> list[Reply]:
+        """Make several calls at once, in one trip to each server, and return what each says.
+
+        Raises:
+            StorageError: as `call`; of several the first. The others have been made all the same.
+        """
+        outcomes = await self.outcomes(calls, durable=durable)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+        return outcomes
+
+    async def outcomes(self, calls: Sequence[Call], *, durable: bool = False) -> list[Reply]:
+        """Make several calls at once; what one of them would raise stands in its place."""
+        home = await self._home()
+        replies = await home.make(calls, durable=durable)
+        return [
+            ours(reply, self.address.shown, call.script.name) if isinstance(reply, BaseException) else reply
+            for call, reply in zip(calls, replies, strict=True)
+        ]
+
+    async def ask(self, place: Place, *command: Word) -> Reply:
+        """Send one server a plain command and return what it says.
+
+        Raises:
+            StorageError: as `call`.
+        """
+        [reply] = await self.ask_all(place, [command])
+        if isinstance(reply, BaseException):
+            raise ours(reply, self.address.shown)
+        return reply
+
+    async def ask_all(self, place: Place, commands: Sequence[Command]) -> list[Reply]:
+        """Send one server plain commands in one trip; an error that it answers stands in its place.
+
+        Raises:
+            StorageUnavailableError: it is out of reach.
+        """
+        home = await self._home()
+        try:
+            return await home.ask(place, commands)
+        except (RedisError, OSError) as error:
+            raise ours(error, self.address.shown) from error
+
+    async def places(self) -> list[Place]:
+        """Return every server that holds cells of ours, asking anew where that can change.
+
+        Raises:
+            StorageUnavailableError: nobody can tell at the moment.
+        """
+        home = await self._home()
+        try:
+            home.routes.doubt()
+            return await home.routes.places()
+        except (RedisError, OSError) as error:
+            raise ours(error, self.address.shown) from error
+
+    async def place(self, base: str) -> Place:
+        """Return the server that holds a cell.
+
+        Raises:
+            StorageUnavailableError: nobody can tell at the moment.
+        """
+        home = await self._home()
+        try:
+            return await home.routes.place(base)
+        except (RedisError, OSError) as error:
+            raise ours(error, self.address.shown) from error
+
+    async def moved(self) -> None:
+        """Ask anew where the cells are, before the next call from this event loop."""
+        (await self._home()).routes.doubt()
+
+    async def open(self, place: Place) -> Link:
+        """Open a connection of the caller's own, who also closes it.
+
+        Raises:
+            RedisError: the server is out of reach.
+            OSError: the same.
+        """
+        return await Link.open(place, self.address, db=self.address.db)
+
+    async def close(self) -> None:
+        """Close every connection, also those of the event loops of other threads. A later call opens new ones."""
+        here = asyncio.get_running_loop()
+        with self._lock:
+            # A loop that stands still can close nothing; it does when it ends.
+            homes = {loop: home for loop, home in self._homes.items() if loop is here or loop.is_running()}
+            self._homes = {loop: home for loop, home in self._homes.items() if loop not in homes}
+        for loop, home in homes.items():
+            if loop is here:
+                await home.close()
+            else:
+                # It may be blocked; then this goes on without it, and it closes them when it can.
+                elsewhere = asyncio.run_coroutine_threadsafe(home.close(), loop)
+                await asyncio.wait([asyncio.wrap_future(elsewhere)], timeout=CLOSING)
+
+    def begin_anew(self) -> None:
+        """After a fork, in the child: let go of what is the parent's."""
+        homes = list(self._homes.values())
+        self._lock = threading.Lock()
+        self._homes = {}
+        for home in homes:
+            home.abandon()
+
+    async def _home(self) -> "_Home":
+        loop = asyncio.get_running_loop()
+        home = self._homes.get(loop)
+        if home is None:
+            with self._lock:
+                # Their sockets are closed as they are collected: nothing else can be done for a loop that is over.
+                for gone in [other for other in self._homes if other.is_closed()]:
+                    del self._homes[gone]
+                home = self._homes[loop] = _Home(self.address, self._rng)
+            await home.settle_in()
+        return home
+
+
+class _Pool:
+    """The connections to one server."""
+
+    def __init__(self) -> None:
+        self.idle: list[Link] = []
+        self.room = asyncio.Semaphore(LIMIT)
+
+
+class _Home:
+    """The connections of one event loop; used on it and nowhere else."""
+
+    def __init__(self, address: RedisAddress, rng: Random) -> None:
+        self.routes: Routes = routes(address)
+        self._address = address
+        self._rng = rng
+        self._pools: dict[Place, _Pool] = {}
+        self._links: set[Link] = set()
+        self._confirm: dict[Place, str] = {}
+        self._end: AsyncGenerator[None] | None = None
+        self._closed = False
+
+    async def settle_in(self) -> None:
+        """Have the connections closed when the event loop ends."""
+        self._end = _until_the_loop_ends(self)
+        await anext(self._end)
+
+    async def make(self, calls: Sequence[Call], *, durable: bool) -> list[Reply]:
+        """Make calls, again where that is safe; an error stands in the place of the reply."""
+        replies: list[Reply] = [None] * len(calls)
+        unknown: dict[str, Script] = {}
+        left: Sequence[int] = range(len(calls))
+        for tried in range(1, TRIES + 1):
+            await self._try(calls, left, replies, unknown, durable)
+            left = [at for at in left if _may_go_again(replies[at], elsewhere=self._address.kind != "server")]
+            if not left or tried == TRIES:
+                break
+            unknown.update(
+                (calls[at].script.sha, calls[at].script) for at in left if isinstance(replies[at], NoScriptError)
+            )
+            if tried > 2 or not all(_at_once(replies[at]) for at in left):
+                await asyncio.sleep(PATIENCE.rest(tried, self._rng))
+        return replies
+
+    async def ask(
+        self, place: Place, commands: Sequence[Command], *, load: Sequence[Script] = (), durable: bool = False
+    ) -> list[Reply]:
+        """Send commands in one trip, scripts before them; `durable`: one more reply, that of a replica."""
+        sent = [*(("SCRIPT", "LOAD", script.text) for script in load), *commands]
+        async with asyncio.timeout(ANSWERING + CONFIRMING * durable), self._lent(place) as link:
+            if not durable:
+                return _unloaded(await link.ask(sent, len(sent)), len(load))
+            replies = await link.ask([*sent, self._confirmation(place)], len(sent) + 1)
+            if self._confirm.get(place) != "WAIT" and _knows_no_waitaof(replies[-1]):
+                self._confirm[place] = "WAIT"
+                # On the same connection: it asks for what this one has written.
+                replies[-1:] = await link.ask([self._confirmation(place)], 1)
+            return _unloaded(replies, len(load))
+
+    async def close(self) -> None:
+        """Close what is idle now, and what is not when it is."""
+        if self._end is not None:
+            await self._end.aclose()
+
+    async def shut(self) -> None:
+        """See `close`."""
+        self._closed = True
+        for pool in self._pools.values():
+            while pool.idle:
+                link = pool.idle.pop()
+                self._links.discard(link)
+                await link.close()
+
+    def abandon(self) -> None:
+        """Let go of connections that are another process's."""
+        for link in self._links:
+            link.abandon()
+        # Not collected either, or its end would be told to an event loop that the parent runs.
+        _abandoned.append(self)
+
+    async def _try(
+        self,
+        calls: Sequence[Call],
+        left: Sequence[int],
+        replies: list[Reply],
+        unknown: dict[str, Script],
+        durable: bool,
+    ) -> None:
+        groups: dict[Place, list[int]] = {}
+        for at in left:
+            try:
+                groups.setdefault(await self.routes.place(calls[at].base), []).append(at)
+            except (RedisError, OSError) as error:
+                replies[at] = error
+        load = list(unknown.values())
+        unknown.clear()
+
+        async def one(place: Place, group: list[int]) -> None:
+            for at, reply in zip(
+                group, await self._at(place, [calls[at] for at in group], load=load, durable=durable), strict=True
+            ):
+                replies[at] = reply
+
+        trips = [one(place, group) for place, group in groups.items()]
+        if len(trips) == 1:
+            await trips[0]
+        elif trips:
+            await asyncio.gather(*trips)
+
+    async def _at(self, place: Place, calls: Sequence[Call], *, load: Sequence[Script], durable: bool) -> list[Reply]:
+        try:
+            replies = await self.ask(place, [call.command for call in calls], load=load, durable=durable)
+        except (RedisError, OSError) as error:
+            self.routes.doubt()
+            return [error] * len(calls)
+        if durable and (lacking := _lacking(replies.pop(), self._address.shown)) is not None:
+            replies = [lacking if said(reply) is None else reply for reply in replies]
+        for call, reply in zip(calls, replies, strict=True):
+            match reply:
+                case MovedError():
+                    to = cast("_Redirection", reply)
+                    self.routes.moved(call.base, Place(to.host or place.host, to.port))
+                case ReadOnlyError():
+                    self.routes.doubt()
+                    self._retire()
+                case RedisError() if undone(reply) and not isinstance(reply, AskError | NoScriptError):
+                    self.routes.doubt()
+                case _:
+                    # An AskError, too. The slot is on its way from one node to another, with part of its keys here and
+                    # part there: who goes on there finds half of a cell. So the call waits until all has arrived.
+                    pass
+        return replies
+
+    def _retire(self) -> None:
+        """Use no connection again that is idle: what it leads to was the master once."""
+        for pool in self._pools.values():
+            for link in pool.idle:
+                link.retired = True
+
+    @asynccontextmanager
+    async def _lent(self, place: Place) -> AsyncGenerator[Link]:
+        pool = self._pools.get(place)
+        if pool is None:
+            pool = self._pools[place] = _Pool()
+        async with pool.room:
+            link = await self._idle(pool) or await self._connect(place)
+            try:
+                yield link
+            except BaseException:
+                self._links.discard(link)
+                await link.drop()
+                raise
+            if self._closed or len(pool.idle) >= KEPT:
+                self._links.discard(link)
+                await link.drop()
+            else:
+                pool.idle.append(link)
+
+    async def _idle(self, pool: _Pool) -> Link | None:
+        while pool.idle:
+            link = pool.idle.pop()
+            if not (link.retired or link.stale):
+                return link
+            self._links.discard(link)
+            await link.drop()
+        return None
+
+    async def _connect(self, place: Place) -> Link:
+        try:
+            link = await Link.open(place, self._address, db=self._address.db)
+        except (RedisError, OSError) as error:
+            if unreached(error):
+                raise _UnreachedError(f"{place}: {why(error)}") from error
+            raise
+        if self._address.kind == "sentinel":
+            # Sentinels are told of a failover before the server is that they have named.
+            [role] = await link.ask([("ROLE",)], 1)
+            if isinstance(role, list) and role[:1] != [b"master"]:
+                await link.drop()
+                raise ReadOnlyError(f"{place} is no master (yet, or any more)")
+        self._links.add(link)
+        return link
+
+    def _confirmation(self, place: Place) -> Command:
+        within = round(CONFIRMING * 1000)
+        if self._confirm.get(place) == "WAIT":
+            return ("WAIT", 1, within)
+        return ("WAITAOF", 1, 1, within)
+
+
+class _Redirection(Protocol):
+    """What redis-py reads from a redirection, and gives no type."""
+
+    host: str
+    port: int
+
+
+class _UnreachedError(RedisConnectionError):
+    """No connection came about, so nothing was done."""
+
+
+_abandoned: list[_Home] = []
+"""What a fork left behind."""
+
+_all: "weakref.WeakSet[Connections]" = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for connections in list(_all):
+        connections.begin_anew()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+async def _until_the_loop_ends(home: _Home) -> AsyncGenerator[None]:
+    """Close the connections of an event loop before it closes: `asyncio.run` ends what generators it has left."""
+    try:
+        yield
+    finally:
+        await home.shut()
+
+
+def _may_go_again(reply: Reply, *, elsewhere: bool) -> bool:
+    """Say whether a call was not made, and may be now; `elsewhere`: the cell can be found at another server."""
+    error = said(reply)
+    return error is not None and (undone(error) or (elsewhere and isinstance(error, _UnreachedError)))
+
+
+def _at_once(reply: Reply) -> bool:
+    """Say whether a call that goes again needs no rest before: the server has said what it lacks."""
+    return isinstance(reply, NoScriptError | MovedError)
+
+
+def _unloaded(replies: list[Reply], loaded: int) -> list[Reply]:
+    """Return the replies without those to the loading of scripts, unless that is what has failed."""
+    trouble = next((error for reply in replies[:loaded] if (error := said(reply)) is not None), None)
+    told = replies[loaded:]
+    if trouble is None:
+        return told
+    return [trouble if isinstance(reply, NoScriptError) else reply for reply in told]
+
+
+def _knows_no_waitaof(reply: Reply) -> bool:
+    error = str(said(reply) or "")
+    return "unknown command" in error or "appendonly is disabled" in error
+
+
+def _lacking(reply: Reply, shown: str) -> HoldfastError | None:
+    """Return what to raise if not one replica has what was written, from the reply to WAIT or WAITAOF."""
+    if (error := said(reply)) is not None:
+        return NotDurableError(f"{shown} cannot confirm a write ({error}); it was made all the same")
+    local, replicas = cast("list[int]", reply) if isinstance(reply, list) else (1, cast("int", reply))
+    if replicas >= 1 and local >= 1:
+        return None
+    return NotDurableError(
+        f"{shown} has made the write, but no replica has confirmed it within {CONFIRMING:g} s. See that one is "
+        'connected, or accept that a failover can lose writes: durability="ack"'
+    )

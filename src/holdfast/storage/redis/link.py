@@ -1,0 +1,226 @@
+"""One connection to one server, by redis-py: commands out, replies in, and gone for good if a reply stays unread.
+
+Only redis-py's connection is used, none of its clients and pools: those repeat by themselves what may have been done
+already, and know nothing of several event loops. What a server answers to a command, be it an error, is a value here;
+what is raised is trouble with the connection itself.
+"""
+
+import asyncio
+import os
+import select
+import socket
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol, cast
+
+from redis.asyncio.connection import Connection, SSLConnection, UnixDomainSocketConnection
+from redis.exceptions import (
+    AuthenticationError,
+    AuthorizationError,
+    BusyLoadingError,
+    ExternalAuthProviderError,
+    RedisError,
+    ResponseError,
+)
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from holdfast.storage.redis.address import Login, Place, RedisAddress
+
+CONNECTING = 2.0
+"""Seconds until a server that does not answer a connection is taken to be out of reach."""
+
+ANSWERING = 5.0
+"""Seconds until a server that does not answer a command is taken to be out of reach."""
+
+Word = bytes | str | int
+"""A word of a command."""
+
+Command = Sequence[Word]
+
+Reply = object
+"""What a server answered: bytes, int, None, a list of such, or an error of `redis.exceptions`."""
+
+# The kernel asks a silent peer after ten seconds and gives it up after nineteen: a half-open connection is found out
+# without a single command.
+_KEEPALIVE = {
+    getattr(socket, name): value
+    for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 3))
+    if hasattr(socket, name)
+}
+
+# Replies, though redis-py takes them for trouble with the connection.
+_SAID = (ResponseError, AuthenticationError, AuthorizationError, BusyLoadingError, ExternalAuthProviderError)
+
+
+class _Wire(Protocol):
+    """What is used of redis-py's connection, which is typed but in part."""
+
+    async def connect(self) -> None: ...
+
+    async def disconnect(self, nowait: bool = False) -> None: ...
+
+    async def send_packed_command(self, command: Iterable[bytes], check_health: bool = True) -> None: ...
+
+    async def read_response(self, *, disconnect_on_error: bool = True) -> Reply: ...
+
+
+class Link:
+    """A connection that is open."""
+
+    def __init__(self, place: Place, wire: _Wire) -> None:
+        self.place = place
+        self.retired = False
+        """Not to be used again."""
+        self._wire = wire
+
+    @classmethod
+    async def open(cls, place: Place, address: RedisAddress, *, login: Login | None = None, db: int = 0) -> "Link":
+        """Connect to a place and log in.
+
+        Raises:
+            RedisError: the place cannot be reached, or does not let us in.
+            TimeoutError: it does not answer.
+        """
+        wire = _wire(place, address, address.login if login is None else login, db)
+        try:
+            async with asyncio.timeout(CONNECTING):
+                await wire.connect()
+        except BaseException:
+            # Cancelled in the midst of its greeting it would be open, and of no use.
+            await wire.disconnect(nowait=True)
+            raise
+        return cls(place, wire)
+
+    async def ask(self, commands: Iterable[Command], replies: int) -> list[Reply]:
+        """Send commands at once and return what the server says to each.
+
+        Whatever is raised, a cancellation too, the connection is no longer: its next reply would belong to another.
+        """
+        try:
+            await self._wire.send_packed_command([packed(commands)], check_health=False)
+            return [await self._read() for _ in range(replies)]
+        except BaseException:
+            await self.drop()
+            raise
+
+    async def send(self, commands: Iterable[Command]) -> None:
+        """Send commands and leave what the server says to whoever reads."""
+        await self._wire.send_packed_command([packed(commands)], check_health=False)
+
+    async def hear(self) -> Reply:
+        """Return the next thing that the server says, however long that takes."""
+        return await self._read()
+
+    @property
+    def stale(self) -> bool:
+        """Whether the server has hung up, or said something that nobody asked for, while the link was idle."""
+        line = self._line()
+        if line is None:
+            return True
+        # Asked of the kernel, which knows it before the event loop has come to look. Nothing is to be read of an idle
+        # connection but its end.
+        looked = select.poll()
+        looked.register(line, select.POLLIN)
+        return bool(looked.poll(0)) or bool(getattr(getattr(self._wire, "_reader", None), "_buffer", b""))
+
+    async def drop(self) -> None:
+        """Cut the connection, now."""
+        await self._wire.disconnect(nowait=True)
+
+    async def close(self) -> None:
+        """Take leave of the server."""
+        await self._wire.disconnect()
+
+    def abandon(self) -> None:
+        """Let go of this process's copy of a connection that belongs to another one, its parent.
+
+        Nothing of it may be closed the usual way: its event loop watches it by a list in the kernel that both processes
+        share. So its descriptor is turned to nothing, and what is in memory stays there untouched.
+        """
+        line = self._line()
+        if line is not None:
+            nothing = os.open(os.devnull, os.O_RDWR)
+            os.dup2(nothing, line, inheritable=False)
+            os.close(nothing)
+        _abandoned.append(self)
+
+    def _line(self) -> int | None:
+        """Return the descriptor of the connection's socket, while it has one."""
+        writer = cast("asyncio.StreamWriter | None", getattr(self._wire, "_writer", None))
+        line = None if writer is None else writer.get_extra_info("socket")
+        return line.fileno() if line is not None and line.fileno() >= 0 else None
+
+    async def _read(self) -> Reply:
+        try:
+            return await self._wire.read_response(disconnect_on_error=False)
+        except _SAID as said:
+            return said
+
+
+_abandoned: list[Link] = []
+"""What a fork left behind; never collected, for its end would be told to the parent's event loop."""
+
+
+def packed(commands: Iterable[Command]) -> bytes:
+    """Return commands as a server reads them."""
+    parts: list[bytes] = []
+    for command in commands:
+        parts.append(b"*%d\r\n" % len(command))
+        for word in command:
+            raw = word if isinstance(word, bytes) else str(word).encode()
+            parts += (b"$%d\r\n" % len(raw), raw, b"\r\n")
+    return b"".join(parts)
+
+
+def text(reply: Reply) -> str:
+    """Return a reply as text."""
+    return reply.decode("utf-8", "replace") if isinstance(reply, bytes) else str(reply)
+
+
+def said(reply: Reply) -> RedisError | None:
+    """Return a reply if it is an error."""
+    return reply if isinstance(reply, RedisError) else None
+
+
+def why(error: BaseException) -> str:
+    """Return what an error says; one of asyncio's says nothing when the time is over."""
+    return str(error) or "no answer in time"
+
+
+def unreached(error: BaseException) -> bool:
+    """Say whether no connection came about, or it was cut; what a server says is something else."""
+    return isinstance(error, RedisConnectionError | RedisTimeoutError | OSError) and not isinstance(error, _SAID)
+
+
+def _wire(place: Place, address: RedisAddress, login: Login, db: int) -> _Wire:
+    about: dict[str, Any] = {
+        "db": db,
+        "username": login.username,
+        "password": login.password,
+        # The limit of a whole call is set outside; redis-py's own would cost a task for every send.
+        "socket_timeout": None,
+        "socket_connect_timeout": CONNECTING,
+        "client_name": "holdfast",
+        "protocol": 2,
+    }
+    if not place.port:
+        return cast("_Wire", UnixDomainSocketConnection(path=place.host, **about))
+    about |= {
+        "host": place.host,
+        "port": place.port,
+        "socket_keepalive": True,
+        "socket_keepalive_options": _KEEPALIVE,
+    }
+    if address.tls is None:
+        return cast("_Wire", Connection(**about))
+    return cast(
+        "_Wire",
+        SSLConnection(
+            ssl_ca_certs=address.tls.ca_certs,
+            ssl_certfile=address.tls.certfile,
+            ssl_keyfile=address.tls.keyfile,
+            ssl_cert_reqs="required" if address.tls.verify else "none",
+            ssl_check_hostname=address.tls.check_hostname and address.tls.verify,
+            **about,
+        ),
+    )

@@ -1,0 +1,92 @@
+"""The one place where redis-py's errors become ours."""
+
+from redis.exceptions import (
+    AskError,
+    AuthenticationError,
+    AuthorizationError,
+    BusyLoadingError,
+    ClusterDownError,
+    MovedError,
+    NoPermissionError,
+    NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+    TryAgainError,
+)
+
+from holdfast.errors import HoldfastError, StorageError, StorageFullError, StorageUnavailableError
+from holdfast.storage.redis.link import why
+
+_REFUSED: tuple[type[RedisError], ...] = (
+    AskError,
+    BusyLoadingError,
+    ClusterDownError,
+    MovedError,
+    NoScriptError,
+    ReadOnlyError,
+    TryAgainError,
+)
+_REFUSALS = ("ASK ", "CLUSTERDOWN ", "LOADING ", "MASTERDOWN ", "MOVED ", "READONLY ", "TRYAGAIN ")
+
+
+def undone(error: RedisError) -> bool:
+    """Say whether a server refused a command before it did anything of it, and may take it in a moment."""
+    return isinstance(error, _REFUSED) or str(error).startswith(_REFUSALS)
+
+
+def ours(error: BaseException, shown: str, script: str = "") -> BaseException:
+    """Return the error that a caller gets to see; what is no trouble of the storage passes as it is."""
+    match error:
+        case HoldfastError():
+            return error
+        case AuthenticationError() | AuthorizationError() | NoPermissionError():
+            return StorageError(
+                f"{shown} does not let us in, or not do everything ({why(error)}). Check user and password in the "
+                "URL; the user needs all keys and channels of the namespace, and +@all or at least +@read +@write "
+                "+@scripting +@pubsub +@connection +info +config|get"
+            )
+        case OutOfMemoryError():
+            return _full(shown)
+        case RedisError() if undone(error):
+            return StorageUnavailableError(
+                f"{shown} takes no calls right now ({why(error)}): it starts, fails over or moves data; try again"
+            )
+        case ResponseError():
+            return _answered(str(error), shown, script)
+        case RedisError() | OSError():
+            return StorageUnavailableError(f"{shown} cannot be reached: {why(error)}")
+        case _:
+            return error
+
+
+def _answered(text: str, shown: str, script: str) -> StorageError:
+    match text.partition(" ")[0]:
+        case "OOM":
+            return _full(shown)
+        case "MISCONF":
+            return StorageFullError(
+                f"{shown} cannot write to its disk and so takes no writes ({text}). Free some space there, or "
+                "mend what its log tells"
+            )
+        case "NOREPLICAS":
+            return StorageUnavailableError(
+                f"{shown} has fewer replicas in reach than its min-replicas-to-write ({text}); bring one back"
+            )
+        case "BUSY":
+            return StorageUnavailableError(f"{shown} is busy with a script for too long ({text}); try again")
+        case "UNKILLABLE":
+            return StorageUnavailableError(f"{shown} is busy with a script that cannot be killed ({text})")
+        case _ if "max number of clients" in text:
+            return StorageUnavailableError(f"{shown} has no room for a further client ({text}); raise its maxclients")
+        case _:
+            by = f"the script {script} failed: " if script else ""
+            return StorageError(f"{shown}: {by}{text}")
+
+
+def _full(shown: str) -> StorageFullError:
+    return StorageFullError(
+        f"{shown} has reached its maxmemory; nothing was written. Raise maxmemory, or let jobs that are over be "
+        "forgotten sooner (app.queue(name).set_retention)"
+    )

@@ -1,0 +1,426 @@
+"""The connections to Redis: one call, one reply, whatever happens to either on the way."""
+
+import asyncio
+import hashlib
+import os
+import signal
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from random import Random
+
+import pytest
+
+from holdfast.errors import NotDurableError, StorageError, StorageFullError, StorageUnavailableError
+from holdfast.storage.redis import connections as module
+from holdfast.storage.redis.address import read
+from holdfast.storage.redis.connections import Call, Connections
+from holdfast.storage.redis.library import Script
+from holdfast.storage.redis.routes import slot
+from tests import servers
+from tests.servers import RedisServer
+
+
+def script(name: str, text: str) -> Script:
+    return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+ECHO = script("echo", "return {KEYS[1], ARGV[1] or false, #ARGV}")
+ADD = script("add", "return redis.call('INCRBY', KEYS[1] .. ':n', ARGV[1])")
+READ = script("read", "return redis.call('GET', KEYS[1] .. ':n')")
+BROKEN = script("broken", "local nothing\nreturn nothing.there")
+BIG = script("big", "redis.call('SET', KEYS[1] .. ':big', string.rep('x', tonumber(ARGV[1]))) return 1")
+SLOW = script(
+    "slow", "local t = redis.call('TIME') repeat local n = redis.call('TIME') until n[1] - t[1] > 1 return 'slow'"
+)
+
+
+@pytest.fixture
+async def connect() -> AsyncIterator[Callable[[str], Connections]]:
+    made: list[Connections] = []
+
+    def connected(url: str) -> Connections:
+        made.append(Connections(read(url), rng=Random(1)))
+        return made[-1]
+
+    yield connected
+    for one in made:
+        await one.close()
+
+
+Connect = Callable[[str], Connections]
+
+
+def base_of(connections: Connections) -> str:
+    return connections.address.bases[0]
+
+
+async def test_a_call_gives_a_script_its_cell_and_its_arguments_and_returns_bytes(
+    connect: Connect, redis_url: str
+) -> None:
+    connections = connect(redis_url)
+    base = base_of(connections)
+
+    assert await connections.call(ECHO, base, b"\x00\xff") == [base.encode(), b"\x00\xff", 1]
+    assert await connections.call(ECHO, base, "grün") == [base.encode(), "grün".encode(), 1]
+    assert await connections.call(ECHO, base, 7) == [base.encode(), b"7", 1]
+    assert await connections.call(ECHO, base) == [base.encode(), None, 0]
+
+
+async def test_several_calls_take_one_connection_and_come_back_in_order(
+    connect: Connect, redis_server: RedisServer
+) -> None:
+    connections = connect(redis_server.url)
+    base = base_of(connections)
+
+    replies = await connections.call_all([Call(ADD, base, (1,)), Call(ECHO, base, ("x",)), Call(ADD, base, (5,))])
+
+    assert replies == [1, [base.encode(), b"x", 1], 6]
+    assert clients(redis_server) == 1
+
+
+async def test_a_server_that_forgot_its_scripts_is_told_them_again_also_in_the_midst_of_many_calls(
+    connect: Connect, redis_server: RedisServer
+) -> None:
+    connections = connect(redis_server.url)
+    base = base_of(connections)
+    assert await connections.call(ADD, base, 1) == 1
+
+    redis_server.command("SCRIPT", "FLUSH")
+
+    assert await connections.call(ADD, base, 1) == 2
+
+    redis_server.command("SCRIPT", "FLUSH")
+    await connections.call(ECHO, base)
+    replies = await connections.call_all([*[Call(ADD, base, (1,))] * 3, Call(ECHO, base), *[Call(ADD, base, (1,))] * 3])
+
+    # The echo was known at once; each addition was made once.
+    assert replies[3] == [base.encode(), None, 0]
+    assert sorted(reply for reply in replies if isinstance(reply, int)) == [3, 4, 5, 6, 7, 8]
+
+
+async def test_a_restarted_server_is_found_again_by_the_next_call(connect: Connect, redis_server: RedisServer) -> None:
+    connections = connect(redis_server.url)
+    base = base_of(connections)
+    await asyncio.gather(*(connections.call(ADD, base, 1) for _ in range(5)))
+
+    redis_server.restart()
+
+    assert await connections.call(ADD, base, 1) == 1
+
+
+async def test_connections_that_the_server_has_cut_are_not_used_again(
+    connect: Connect, redis_server: RedisServer
+) -> None:
+    connections = connect(redis_server.url)
+    base = base_of(connections)
+    await asyncio.gather(*(connections.call(ADD, base, 1) for _ in range(5)))
+
+    redis_server.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+
+    for _ in range(10):
+        await connections.call(ADD, base, 1)
+
+    assert await connections.call(READ, base) == b"15"
+
+
+async def test_a_server_that_is_gone_is_unavailable_and_told_by_its_address_without_the_password(
+    connect: Connect, redis_server: RedisServer
+) -> None:
+    connections = connect(redis_server.url.replace("//", "//:secret@"))
+    redis_server.stop()
+
+    with pytest.raises(StorageUnavailableError, match=r"127\.0\.0\.1") as caught:
+        await connections.call(ECHO, base_of(connections))
+
+    assert "secret" not in str(caught.value)
+
+
+async def test_a_cancelled_call_leaves_no_reply_behind_for_another(connect: Connect, redis_server: RedisServer) -> None:
+    connections = connect(redis_server.url)
+    base = base_of(connections)
+    await connections.call(ECHO, base)
+    redis_server.freeze()
+    waiting = [asyncio.ensure_future(connections.call(ADD, base, 1)) for _ in range(3)]
+    await turns(20)
+    for call in waiting:
+        call.cancel()
+
+    assert all(
+        isinstance(end, asyncio.CancelledError) for end in await asyncio.gather(*waiting, return_exceptions=True)
+    )
+
+    redis_server.thaw()
+
+    assert await connections.call(ECHO, base, "mine") == [base.encode(), b"mine", 1]
+    assert await asyncio.gather(*(connections.call(ECHO, base, n) for n in range(20))) == [
+        [base.encode(), b"%d" % n, 1] for n in range(20)
+    ]
+
+
+async def test_a_call_cancelled_while_it_connects_leaves_no_connection(
+    connect: Connect, redis_server: RedisServer
+) -> None:
+    connections = connect(redis_server.url.replace("/0", "/3"))
+    for after in range(12):
+        call = asyncio.ensure_future(connections.call(ECHO, base_of(connections)))
+        await turns(after)
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+
+    assert await connections.call(ECHO, base_of(connections)) == [base_of(connections).encode(), None, 0]
+    await until(lambda: clients(redis_server) <= 2)
+
+
+async def test_a_server_that_does_not_answer_in_time_is_unavailable(
+    connect: Connect, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ANSWERING", 0.2)
+    connections = connect(redis_server.url)
+    base = base_of(connections)
+    await connections.call(ECHO, base)
+    redis_server.freeze()
+
+    with pytest.raises(StorageUnavailableError, match="no answer in time"):
+        await connections.call(ADD, base, 1)
+
+    redis_server.thaw()
+
+    assert await connections.call(ECHO, base, "on") == [base.encode(), b"on", 1]
+
+
+async def test_no_more_connections_are_opened_than_the_limit_and_few_are_kept(
+    connect: Connect, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LIMIT", 6)
+    monkeypatch.setattr(module, "KEPT", 2)
+    connections = connect(redis_server.url)
+    base = base_of(connections)
+
+    await asyncio.gather(*(connections.call(ADD, base, 1) for _ in range(200)))
+
+    assert await connections.call(READ, base) == b"200"
+    assert redis_server.command("INFO", "stats")["total_connections_received"] <= 1 + 6 + 200
+    await until(lambda: clients(redis_server) <= 2)
+
+
+async def test_a_script_that_fails_says_which_it_is(connect: Connect, redis_url: str) -> None:
+    connections = connect(redis_url)
+
+    with pytest.raises(StorageError, match=r"the script broken failed: .*user_script:2") as caught:
+        await connections.call(BROKEN, base_of(connections))
+
+    assert type(caught.value) is StorageError
+
+
+async def test_of_several_calls_one_that_fails_keeps_none_of_the_others_from_being_made(
+    connect: Connect, redis_url: str
+) -> None:
+    connections = connect(redis_url)
+    base = base_of(connections)
+    calls = [Call(ADD, base, (1,)), Call(BROKEN, base), Call(ADD, base, (1,))]
+
+    first, second, third = await connections.outcomes(calls)
+
+    assert (first, third) == (1, 2)
+    assert isinstance(second, StorageError)
+
+    with pytest.raises(StorageError, match="broken"):
+        await connections.call_all(calls)
+
+    assert await connections.call(READ, base) == b"4"
+
+
+async def test_a_full_server_says_so_and_wrote_nothing(connect: Connect, redis_server: RedisServer) -> None:
+    connections = connect(redis_server.url)
+    base = base_of(connections)
+    await connections.call(BIG, base, 1)
+    redis_server.command("CONFIG", "SET", "maxmemory", "1mb")
+
+    with pytest.raises(StorageFullError, match="maxmemory"):
+        await connections.call(BIG, base, 5_000_000)
+
+    redis_server.command("CONFIG", "SET", "maxmemory", "0")
+
+    assert redis_server.command("STRLEN", f"{base}:big") == 1
+
+
+async def test_a_wrong_password_is_told_with_its_remedy(connect: Connect, redis_server: RedisServer) -> None:
+    redis_server.command("ACL", "SETUSER", "app", "on", ">right", "~*", "&*", "+@all")
+
+    wrong = connect(redis_server.url.replace("//", "//app:wrong@"))
+    with pytest.raises(StorageError, match="Check user and password") as caught:
+        await wrong.call(ECHO, base_of(wrong))
+
+    assert "wrong@" not in str(caught.value)
+
+    right = connect(redis_server.url.replace("//", "//app:right@"))
+    assert await right.call(ECHO, base_of(right))
+
+    redis_server.command("ACL", "SETUSER", "app", "-evalsha")
+    with pytest.raises(StorageError, match="not do everything"):
+        await right.call(ECHO, base_of(right))
+
+
+async def test_a_user_who_may_load_no_scripts_is_told_so_and_not_that_the_server_is_busy(
+    connect: Connect, redis_server: RedisServer
+) -> None:
+    redis_server.command("ACL", "SETUSER", "app", "on", ">right", "~*", "&*", "+@all", "-script")
+    connections = connect(redis_server.url.replace("//", "//app:right@"))
+
+    with pytest.raises(StorageError, match="not do everything"):
+        await connections.call(ECHO, base_of(connections))
+
+
+async def test_a_replica_takes_no_calls_and_after_its_promotion_it_does(
+    connect: Connect, start_redis: Callable[..., RedisServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    master, replica = start_redis(), start_redis()
+    replica.command("REPLICAOF", "127.0.0.1", master.port)
+    await until(lambda: replica.command("INFO", "replication")["master_link_status"] == "up")
+    connections = connect(replica.url)
+    base = base_of(connections)
+
+    with pytest.raises(StorageUnavailableError, match="fails over"):
+        await connections.call(ADD, base, 1)
+
+    # While the call rests between its tries.
+    call = asyncio.ensure_future(connections.call(ADD, base, 1))
+    await turns(50)
+    replica.command("REPLICAOF", "NO", "ONE")
+
+    assert await call == 1
+
+
+async def test_a_durable_call_waits_for_a_replica_and_says_if_none_confirms(
+    connect: Connect, start_redis: Callable[..., RedisServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CONFIRMING", 0.2)
+    master = start_redis()
+    connections = connect(master.url)
+    base = base_of(connections)
+
+    with pytest.raises(NotDurableError, match="no replica has confirmed"):
+        await connections.call(ADD, base, 1, durable=True)
+
+    assert await connections.call(READ, base) == b"1"
+
+    replica = start_redis()
+    replica.command("REPLICAOF", "127.0.0.1", master.port)
+    await until(lambda: replica.command("INFO", "replication")["master_link_status"] == "up")
+
+    assert await connections.call(ADD, base, 1, durable=True) == 2
+    assert replica.command("GET", f"{base}:n") == b"2"
+
+
+async def test_event_loops_of_several_threads_have_connections_of_their_own_and_all_are_closed(
+    redis_server: RedisServer,
+) -> None:
+    connections = Connections(read(redis_server.url))
+    base = base_of(connections)
+    opened, leave = threading.Barrier(4), threading.Event()
+
+    async def work() -> None:
+        for _ in range(20):
+            await connections.call(ADD, base, 1)
+        await asyncio.to_thread(opened.wait)
+        await asyncio.to_thread(leave.wait)
+
+    threads = [threading.Thread(target=lambda: asyncio.run(work())) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    await connections.call(ADD, base, 1)
+    await asyncio.to_thread(opened.wait)
+
+    assert await connections.call(READ, base) == b"61"
+    assert clients(redis_server) == 4
+
+    await connections.close()
+
+    await until(lambda: clients(redis_server) == 0)
+
+    assert await connections.call(READ, base) == b"61"
+
+    leave.set()
+    for thread in threads:
+        await asyncio.to_thread(thread.join)
+    await connections.close()
+
+
+async def test_an_event_loop_that_ends_closes_its_connections(redis_server: RedisServer) -> None:
+    connections = Connections(read(redis_server.url))
+    base = base_of(connections)
+    ends: list[Callable[[Callable[[], Awaitable[object]]], object]] = [run_by_asyncio, run_by_hand]
+
+    for end in ends:
+        await asyncio.to_thread(end, lambda: asyncio.gather(*(connections.call(ADD, base, 1) for _ in range(4))))
+
+        await until(lambda: clients(redis_server) == 0)
+
+
+async def test_a_forked_child_uses_none_of_its_parents_connections(redis_server: RedisServer) -> None:
+    connections = Connections(read(redis_server.url))
+    base = base_of(connections)
+    await asyncio.gather(*(connections.call(ADD, base, 1) for _ in range(4)))
+
+    assert await asyncio.to_thread(forked, lambda: asyncio.run(call_in_a_child(connections, base))) == 0
+    # The parent's are as they were.
+    assert await asyncio.gather(*(connections.call(ECHO, base, n) for n in range(4))) == [
+        [base.encode(), b"%d" % n, 1] for n in range(4)
+    ]
+    assert await connections.call(READ, base) == b"54"
+
+    await connections.close()
+
+
+def test_a_cell_lies_in_the_slot_of_its_hash_tag() -> None:
+    assert slot("{foo}") == 12182
+    assert slot("{user1000}") == 3443
+
+
+async def call_in_a_child(connections: Connections, base: str) -> None:
+    for _ in range(50):
+        await connections.call(ADD, base, 1)
+
+
+def forked(work: Callable[[], object]) -> int:
+    pid = os.fork()
+    if not pid:
+        try:
+            signal.alarm(20)
+            work()
+            os._exit(0)
+        except BaseException:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def run_by_asyncio(work: Callable[[], Awaitable[object]]) -> None:
+    async def main() -> None:
+        await work()
+
+    asyncio.run(main())
+
+
+def run_by_hand(work: Callable[[], Awaitable[object]]) -> None:
+    async def main() -> None:
+        await work()
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(main())
+    loop.run_until_complete(loop.shutdown_asyncgens())
+    loop.close()
+
+
+def clients(server: RedisServer) -> int:
+    """How many connections there are beside the test's own."""
+    return int(server.command("INFO", "clients")["connected_clients"]) - 1
+
+
+async def turns(count: int) -> None:
+    """Let the event loop turn."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    await asyncio.to_thread(servers.until, lambda: holds() or None, "what the test expects")
