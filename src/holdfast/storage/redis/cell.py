@@ -6,8 +6,19 @@ from typing import Any, Protocol
 from holdfast.clock import Clock
 from holdfast.core.job import NewJob, Owner
 from holdfast.core.settlement import Settlement
-from holdfast.storage.protocol import Exchanged, Order, Receipt
+from holdfast.storage.protocol import (
+    Change,
+    Exchanged,
+    Order,
+    Planned,
+    Receipt,
+    Revised,
+    Revision,
+    Settings,
+    Target,
+)
 from holdfast.storage.redis.flow import answer_enqueue, answer_exchange, ask_enqueue, ask_exchange
+from holdfast.storage.redis.hand import answer_plan, answer_revise, answer_tune, ask_plan, ask_revise, ask_tune
 from holdfast.storage.redis.library import Script, verb
 
 
@@ -37,6 +48,18 @@ class Cell:
         """See `Storage.exchange`."""
         reply = await self._call("exchange", ask_exchange(owner, settlements, order))
         return answer_exchange(reply, settlements)
+
+    async def revise(self, revisions: Sequence[Revision]) -> list[Revised]:
+        """See `Storage.revise`."""
+        return answer_revise(await self._call("revise", ask_revise(revisions)), revisions)
+
+    async def plan(self, changes: Sequence[Change]) -> list[Planned]:
+        """See `Storage.plan`."""
+        return answer_plan(await self._call("plan", ask_plan(changes)), changes)
+
+    async def tune(self, target: Target, settings: Settings, *, by: str | None = None) -> Settings:
+        """See `Storage.tune`."""
+        return answer_tune(await self._call("tune", ask_tune(target, settings, by)))
 
     async def _call(self, name: str, arguments: Sequence[bytes]) -> Any:
         now = "" if self._clock is None else self._clock.now()

@@ -104,10 +104,10 @@ function Parking.open_up(queue)
   end
 end
 
--- Let in whom a rate allows to start, whoever was let in before.
-function Parking.open_anew(queue, name)
+-- Let in whom a rate allows to start, whoever was let in before; return how many that were.
+function Parking.open_anew(queue, name, limit)
   call('ZREM', key('opening', queue), name)
-  return open(queue, name, PROMOTE_LIMIT)
+  return open(queue, name, limit or PROMOTE_LIMIT)
 end
 
 -- Let others in line under the keys that were left since the last time; whoever moves jobs does so in the end.

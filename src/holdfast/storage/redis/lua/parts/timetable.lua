@@ -1,0 +1,148 @@
+-- requires: cell, journal, intake
+-- Schedules: put, paused, removed, and moved on tick by tick, each tick once. core/schedule.py says the same, and why.
+--
+-- schedules  HASH  of each by its name: what is looked at here by the names of Schedule's fields; all it was put with
+--                  as text in `rest`
+-- ticks      ZSET  those that are not paused by their next tick, if they have one
+-- reached    ZSET  those that are not paused by the last tick they have dealt with
+local Timetable = {}
+
+local AHEAD = 10000000
+
+-- A schedule by its name, or nil.
+function Timetable.of(name)
+  local body = call('HGET', key('schedules'), name)
+  return body and cmsgpack.unpack(body) or nil
+end
+
+local function keep(name, schedule)
+  call('HSET', key('schedules'), name, cmsgpack.pack(schedule))
+  if schedule.paused then
+    call('ZREM', key('ticks'), name)
+    call('ZREM', key('reached'), name)
+    return
+  end
+  call('ZADD', key('reached'), schedule.last_tick, name)
+  if schedule.next_tick then
+    call('ZADD', key('ticks'), schedule.next_tick, name)
+  else
+    call('ZREM', key('ticks'), name)
+  end
+end
+
+-- Whether it has got further than the clock, which was set back since.
+local function is_ahead(schedule)
+  return schedule.last_tick > NOW + AHEAD
+end
+
+local function ticks_as(one, other)
+  return one.cron == other.cron and one.tz == other.tz and one.every == other.every
+end
+
+-- Put a schedule, be it again: then what it does is as told, how far it has got is as known.
+function Timetable.put(name, told)
+  local known = Timetable.of(name)
+  if known then
+    local set_back = is_ahead(known)
+    if ticks_as(known, told) and not set_back then
+      told.last_tick, told.next_tick = known.last_tick, known.next_tick
+    elseif not set_back then
+      told.last_tick = max(told.last_tick, known.last_tick)
+    end
+    told.paused, told.made, told.last_id = known.paused, known.made, known.last_id
+  end
+  keep(name, told)
+end
+
+-- Pause a schedule, or let it go on: what went by meanwhile is neither fired nor missed.
+function Timetable.pause(name, known, paused, next_tick)
+  if not paused and known.paused then
+    known.last_tick = is_ahead(known) and NOW or max(known.last_tick, NOW)
+    known.next_tick = next_tick
+  end
+  known.paused = paused
+  keep(name, known)
+end
+
+-- Forget a schedule; the jobs it has made stay.
+function Timetable.remove(name)
+  call('HDEL', key('schedules'), name)
+  call('ZREM', key('ticks'), name)
+  call('ZREM', key('reached'), name)
+end
+
+-- Whether a tick may make a job beside those of earlier ticks that are unfinished.
+local function may_fire(name, overlap)
+  if overlap == 'allow' then
+    return true
+  end
+  if call('EXISTS', key('queued', name)) == 1 then
+    return false
+  end
+  return overlap == 'queue_one' or call('EXISTS', key('running', name)) == 0
+end
+
+-- Enqueue a tick's job; return its id, or why there is none.
+local function fire(name, known, wish, offset)
+  if not may_fire(name, known.overlap) then
+    return nil, 'overlap'
+  end
+  local made = Intake.remember(wish, offset)
+  if made[1] == 'throttled' or made[1] == 'duplicate' then
+    return nil, made[1]
+  end
+  return made[2]
+end
+
+-- Move a schedule on by a tick, unless somebody has; return the id of the job that has come of it.
+function Timetable.move_on(name, known, asked, offset)
+  if known.paused or known.last_tick ~= asked.expected then
+    return 'superseded'
+  end
+  local id, instead
+  if asked.job then
+    id, instead = fire(name, known, asked.job, offset)
+  end
+  known.last_tick, known.next_tick, known.last_id = asked.tick, asked.next_tick, id or known.last_id
+  keep(name, known)
+  if asked.missed > 0 then
+    Journal.record('schedule_missed', { name = name, tick = asked.tick, ticks = asked.missed, policy = known.missed })
+  end
+  if id then
+    local late_by = max(0, NOW - asked.tick) / 1000000
+    Journal.record(
+      'schedule_fired',
+      { name = name, tick = asked.tick, late_by = late_by, queue = asked.job.queue, id = id }
+    )
+  elseif instead then
+    Journal.record('schedule_skipped', { name = name, tick = asked.tick, reason = instead })
+  end
+  return 'done', id
+end
+
+local function beyond(number)
+  return '(' .. string.format('%.0f', number)
+end
+
+-- The schedules that are due as they are kept, and how long until another has a tick (false: none has).
+--
+-- Those with a tick that has come, the longest due first; then those that have got further than the clock.
+function Timetable.due()
+  local names = up_to(key('ticks'), NOW, DUE_LIMIT)
+  if #names < DUE_LIMIT then
+    -- So many of them at most: each is put right by the answer, and then is none of them any more.
+    local ahead = call('ZRANGEBYSCORE', key('reached'), beyond(NOW + AHEAD), '+inf', 'LIMIT', 0, LOOK_LIMIT)
+    local has_come = {}
+    for _, name in ipairs(names) do
+      has_come[name] = true
+    end
+    table.sort(ahead)
+    for _, name in ipairs(ahead) do
+      if #names < DUE_LIMIT and not has_come[name] then
+        names[#names + 1] = name
+      end
+    end
+  end
+  local coming = call('ZRANGEBYSCORE', key('ticks'), beyond(NOW), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+  return #names > 0 and call('HMGET', key('schedules'), unpack(names)) or {}, coming[2] and coming[2] - NOW or false
+end
