@@ -80,6 +80,8 @@ class SideLoop:
         asyncio.set_event_loop(loop)
         try:
             loop.run_forever()
+            # A storage has its connections closed by the end of a generator, as asyncio.run would end it.
+            loop.run_until_complete(loop.shutdown_asyncgens())
         finally:
             loop.close()
             with contextlib.suppress(RuntimeError):

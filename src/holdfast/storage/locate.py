@@ -76,7 +76,9 @@ def read(url: object) -> Address | redis.RedisAddress:
                 raise UsageError(f'storage URL {url!r}: durability is {durability!r}; use "full" or "fast"')
             address = Address(url, "sqlite", path[3:], "fast" if durability == "fast" else "full")
         case _:
-            raise UsageError(f"storage URL {url!r} is none that Holdfast knows; {KNOWN}")
+            # Whatever it is, it may hold a password.
+            known_by = redis.shown_of(url) if "@" in parts.netloc else url
+            raise UsageError(f"storage URL {known_by!r} is none that Holdfast knows; {KNOWN}")
     if options:
         raise UsageError(f"storage URL {url!r} has the unknown option {next(iter(options))!r}; leave it out")
     return address

@@ -104,7 +104,8 @@ def read(url: str) -> RedisAddress:
         UsageError: it names nothing that can be reached, or an option that does not exist.
     """
     parts = urlsplit(url)
-    shown, secret = _without_secrets(url)
+    secret = _authority(parts.netloc)
+    shown = shown_of(url)
     scheme, _, way = parts.scheme.partition("+")
     kind: Kind = "server" if not way else "sentinel" if way == "sentinel" else "cluster"
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
@@ -166,18 +167,23 @@ class _Authority:
 _SECRET = ("password", "sentinel_password")
 
 
-def _without_secrets(url: str) -> tuple[str, _Authority]:
+def shown_of(url: str) -> str:
+    """Return an address as it may be seen: without passwords."""
     parts = urlsplit(url)
-    user, _, hosts = parts.netloc.rpartition("@")
+    user, at, hosts = parts.netloc.rpartition("@")
     name, _, password = user.partition(":")
-    shown_user = f"{name}:***@" if password else f"{user}@" if user else ""
     kept = [
-        f"{field}=***" if field in _SECRET else f"{field}={value}" if value else field
-        for field, _, value in (pair.partition("=") for pair in parts.query.split("&") if pair)
+        f"{field}=***" if field in _SECRET else f"{field}{equals}{value}"
+        for field, equals, value in (pair.partition("=") for pair in parts.query.split("&") if pair)
     ]
     query = f"?{'&'.join(kept)}" if kept else ""
-    shown = f"{parts.scheme}://{shown_user}{hosts}{parts.path}{query}"
-    return shown, _Authority(hosts, unquote(name), unquote(password))
+    return f"{parts.scheme}://{name}{':***' if password else ''}{at}{hosts}{parts.path}{query}"
+
+
+def _authority(netloc: str) -> _Authority:
+    user, _, hosts = netloc.rpartition("@")
+    name, _, password = user.partition(":")
+    return _Authority(hosts, unquote(name), unquote(password))
 
 
 def _places(hosts: str, port: int, shown: str, *, many: bool) -> tuple[Place, ...]:
