@@ -1,0 +1,132 @@
+"""The verbs on Redis. What each does stands in the scripts; here it is sent to the cell, or to all of them."""
+
+from collections.abc import Iterable, Sequence
+
+from holdfast.clock import Clock
+from holdfast.core.job import JobDetail, NewJob, Owner, Ref
+from holdfast.core.leadership import Term
+from holdfast.core.settlement import Settlement
+from holdfast.storage.notices import Listener
+from holdfast.storage.protocol import (
+    Beat,
+    Bid,
+    Change,
+    EventPage,
+    Exchanged,
+    Finding,
+    Order,
+    Page,
+    Planned,
+    Pulse,
+    Query,
+    Reader,
+    Receipt,
+    Reclaimed,
+    Revised,
+    Revision,
+    Settings,
+    Survey,
+    Swept,
+    Target,
+)
+from holdfast.storage.redis.address import RedisAddress
+from holdfast.storage.redis.cell import Cell
+from holdfast.storage.redis.connections import Connections
+from holdfast.storage.redis.schema import settle_on
+
+
+class RedisStorage:
+    """Keeps jobs in a Redis or Valkey, for all processes of all machines. Opens itself at the first verb."""
+
+    shared = True
+
+    def __init__(self, address: RedisAddress, *, clock: Clock | None = None) -> None:
+        self.url = address.shown
+        self._address = address
+        self._connections = Connections(address)
+        self._cell = Cell(self._connections, f"{{{address.namespace}}}", clock=clock, durable=address.durability)
+        self._open = False
+
+    async def open(self) -> None:
+        """See `Storage.open`."""
+        await self._ready()
+
+    async def close(self) -> None:
+        """See `Storage.close`."""
+        self._open = False
+        await self._connections.close()
+
+    async def examine(self) -> list[Finding]:
+        """See `Storage.examine`."""
+        return []
+
+    async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
+        """See `Storage.enqueue`."""
+        return await (await self._ready()).enqueue(jobs)
+
+    async def exchange(
+        self, owner: Owner, settlements: Sequence[Settlement] = (), order: Order | None = None
+    ) -> Exchanged:
+        """See `Storage.exchange`."""
+        return await (await self._ready()).exchange(owner, settlements, order)
+
+    async def renew(self, beat: Beat) -> Pulse:
+        """See `Storage.renew`."""
+        return await (await self._ready()).renew(beat)
+
+    async def sweep(self, bid: Bid) -> Swept:
+        """See `Storage.sweep`."""
+        return await (await self._ready()).sweep(bid)
+
+    async def reclaim(self, dead: str, owner: Owner) -> Reclaimed:
+        """See `Storage.reclaim`."""
+        return await (await self._ready()).reclaim(dead, owner)
+
+    async def revise(self, revisions: Sequence[Revision]) -> list[Revised]:
+        """See `Storage.revise`."""
+        return await (await self._ready()).revise(revisions)
+
+    async def plan(self, changes: Sequence[Change]) -> list[Planned]:
+        """See `Storage.plan`."""
+        return await (await self._ready()).plan(changes)
+
+    async def tune(self, target: Target, settings: Settings, *, by: str | None = None) -> Settings:
+        """See `Storage.tune`."""
+        return await (await self._ready()).tune(target, settings, by=by)
+
+    async def resign(self, term: Term) -> None:
+        """See `Storage.resign`."""
+        await (await self._ready()).resign(term)
+
+    async def get(self, refs: Sequence[Ref]) -> list[JobDetail | None]:
+        """See `Storage.get`."""
+        return await (await self._ready()).get(refs)
+
+    async def find(self, query: Query) -> Page:
+        """See `Storage.find`."""
+        return await (await self._ready()).find(query)
+
+    async def survey(self, queues: Sequence[str] = ()) -> Survey:
+        """See `Storage.survey`."""
+        return await (await self._ready()).survey(queues)
+
+    async def events(
+        self,
+        cursor: str | None = None,
+        *,
+        limit: int = 100,
+        reader: Reader | None = None,
+        ref: Ref | None = None,
+    ) -> EventPage:
+        """See `Storage.events`."""
+        return await (await self._ready()).events(cursor, limit=limit, reader=reader, ref=ref)
+
+    def notices(self, topics: Iterable[str]) -> Listener:
+        """See `Storage.notices`."""
+        raise NotImplementedError
+
+    async def _ready(self) -> Cell:
+        if not self._open:
+            await settle_on(self._connections, self._cell.base)
+            self._open = True
+        return self._cell
