@@ -44,7 +44,8 @@ class RedisStorage:
         self.url = address.shown
         self._address = address
         self._connections = Connections(address)
-        self._cell = Cell(self._connections, f"{{{address.namespace}}}", clock=clock, durable=address.durability)
+        durable = address.durability == "replicated"
+        self._cell = Cell(self._connections, f"{{{address.namespace}}}", clock=clock, durable=durable)
         self._open = False
 
     async def open(self) -> None:

@@ -1,0 +1,21 @@
+"""The Redis storage passes the suite."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from holdfast.storage.protocol import Storage
+from holdfast.storage.redis.address import read
+from holdfast.storage.redis.storage import RedisStorage
+from holdfast.testing import ManualClock
+from holdfast.testing.conformance import StorageConformance
+
+
+@pytest.mark.redis
+class TestRedis(StorageConformance):
+    @pytest.fixture
+    async def storage(self, clock: ManualClock, redis_url: str) -> AsyncIterator[Storage]:
+        storage = RedisStorage(read(redis_url), clock=clock)
+        await storage.open()
+        yield storage
+        await storage.close()
