@@ -169,15 +169,29 @@ def test_each_storage_has_a_script_for_each_verb_that_reads_or_writes_and_for_no
     verbs = {name for name, verb in vars(Storage).items() if inspect.iscoroutinefunction(verb)}
     verbs -= {"open", "close", "examine"}
     # What is not the work of one verb: the brackets of a transaction, the counters and lines that verbs leave behind.
-    shared = {"session", "tally", "line", "rates"}
+    shared = {".sql": {"session", "tally", "line", "rates"}, ".lua": set[str]()}
     folders = [*HOUSE.glob("storage/*/sql"), *HOUSE.glob("storage/*/lua")]
 
     assert folders
 
     for folder in folders:
-        found = {file.stem for file in folder.iterdir()}
+        files = [file for file in folder.iterdir() if file.is_file()]
+        [kind] = {file.suffix for file in files}
 
-        assert found == verbs | shared, folder
+        assert {file.stem for file in files} == verbs | shared[kind], folder
+
+
+def test_every_part_of_a_script_is_a_part_of_one() -> None:
+    lua = HOUSE / "storage" / "redis" / "lua"
+    required = re.compile(r"^-- requires: (.+)$", re.MULTILINE)
+    named = {
+        name.strip()
+        for file in lua.rglob("*.lua")
+        for line in required.findall(file.read_text())
+        for name in line.split(",")
+    }
+
+    assert named == {file.stem for file in (lua / "parts").iterdir()}
 
 
 def test_every_room_says_in_one_sentence_what_it_is() -> None:

@@ -642,8 +642,8 @@ def queue_topic(queue: str) -> str:
 
 
 def job_topic(ref: Ref) -> str:
-    """Return the topic that hints at a change of a job."""
-    return f"job:{ref.queue}:{ref.id}"
+    """Return the topic that hints at a change of a job; names hold no NUL, so it names one job only."""
+    return f"job:{ref.queue}\0{ref.id}"
 
 
 def owner_topic(owner: str) -> str:

@@ -18,7 +18,7 @@ async def settle_on(connections: Connections, base: str) -> None:
     found = await connections.ask(await connections.place(base), "SET", f"{base}:schema", VERSION, "NX", "GET")
     if found is not None and cast(bytes, found) != VERSION:
         raise SchemaMismatchError(
-            f"{connections.address.shown} holds jobs of schema {cast(bytes, found).decode(errors='replace')}, this is "
-            f"schema {VERSION.decode()} of Holdfast; it was left untouched. Use the version that wrote them, or another "
-            "namespace"
+            f"{connections.address.shown} holds jobs of schema {cast(bytes, found).decode(errors='replace')}, this "
+            f"Holdfast is of schema {VERSION.decode()}; it was left untouched. Use the version that wrote them, or "
+            "another namespace"
         )

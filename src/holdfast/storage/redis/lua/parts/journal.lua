@@ -20,7 +20,7 @@ function Journal.knock_queue(queue)
 end
 
 function Journal.knock_job(job)
-  Journal.knock('job:' .. job.queue .. ':' .. job.id)
+  Journal.knock('job:' .. job.ref)
 end
 
 function Journal.flush()
