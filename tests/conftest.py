@@ -1,16 +1,22 @@
 """The servers that tests ask for, and what becomes of these tests where there is none: never a silence."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import pytest
 
+from tests.clusters import RedisCluster
+from tests.sentinels import RedisSentinels
 from tests.servers import REDIS, VALKEY, Brand, Commons, RedisServer, client_of
 
-OWN = {"start_redis", "redis_server"}
-"""Fixtures that start servers; for the others one will do that runs already."""
+OWN = {
+    "redis": {"start_redis"},
+    "cluster": {"start_cluster", "cluster_commons", "cluster_urls"},
+    "sentinel": {"start_sentinels", "sentinel_commons", "sentinel_urls"},
+}
+"""By mark, the fixtures that start servers; for the others one will do that runs already."""
 
 NEEDS = "needs a server: "
 
@@ -21,7 +27,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run what needs a server on each make of it, and mark it so; on Valkey only where there is one."""
     if "brand" not in metafunc.fixturenames:
         return
-    own = not OWN.isdisjoint(metafunc.fixturenames)
+    own = _starts(metafunc.fixturenames, *OWN)
     brands = [pytest.param(REDIS, id="redis", marks=pytest.mark.redis)]
     if VALKEY.missing(own=own) is None:
         brands.append(pytest.param(VALKEY, id="valkey", marks=[pytest.mark.redis, pytest.mark.valkey]))
@@ -29,13 +35,20 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Skip what needs a server that is not there."""
-    if not isinstance(item, pytest.Function) or item.get_closest_marker("redis") is None:
+    """Mark what asks for a server by a fixture, and skip what needs one that is not there."""
+    if not isinstance(item, pytest.Function):
+        return
+    for kind in ("cluster", "sentinel"):
+        if _starts(item.fixturenames, kind):
+            item.add_marker(kind)
+        if item.get_closest_marker(kind) is not None:
+            item.add_marker("redis")
+    if item.get_closest_marker("redis") is None:
         return
     parameters = item.callspec.params if hasattr(item, "callspec") else {}
     brand = parameters.get("brand", REDIS)
     assert isinstance(brand, Brand)
-    reason = brand.missing(own=not OWN.isdisjoint(item.fixturenames))
+    reason = brand.missing(own=_starts(item.fixturenames, *OWN))
     if reason is not None:
         item.add_marker(pytest.mark.skip(NEEDS + reason))
 
@@ -58,16 +71,20 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.line("`make servers` installs one; the tests start and stop it themselves.", red=True)
 
 
-def _needs(request: pytest.FixtureRequest, brand: Brand, *, own: bool) -> None:
-    """See that who asks for a server is known as one who does; a fixture asked for by name alone hides that."""
-    assert request.node.get_closest_marker("redis"), "mark this test, or this parameter, with `redis`"
+def _starts(fixtures: Iterable[str], *kinds: str) -> bool:
+    return any(not OWN[kind].isdisjoint(fixtures) for kind in kinds)
+
+
+def _needs(request: pytest.FixtureRequest, brand: Brand, mark: str = "redis", *, own: bool = True) -> None:
+    """See that who asks for a server is known as one who does: who does it while it runs has to be marked by hand."""
+    assert request.node.get_closest_marker(mark), f"mark this test, or this parameter, with `{mark}`"
 
     reason = brand.missing(own=own)
     if reason is not None:
         pytest.skip(NEEDS + reason)
 
 
-# --- the servers -----------------------------------------------------------------------------------
+# --- one server ------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="session")
@@ -92,9 +109,7 @@ def redis_commons(brand: Brand, tmp_path_factory: pytest.TempPathFactory) -> Ite
 def redis_urls(request: pytest.FixtureRequest, brand: Brand) -> Iterator[Callable[[], str]]:
     """Return what gives addresses on the shared server, each with a namespace of its own."""
     _needs(request, brand, own=False)
-    commons: Commons = request.getfixturevalue("redis_commons")
-    yield commons.claim
-    commons.clear()
+    yield from _namespaces(request.getfixturevalue("redis_commons"))
 
 
 @pytest.fixture
@@ -106,20 +121,115 @@ def redis_url(redis_urls: Callable[[], str]) -> str:
 @pytest.fixture
 def start_redis(request: pytest.FixtureRequest, brand: Brand, tmp_path: Path) -> Iterator[Callable[..., RedisServer]]:
     """Return what starts servers of the test's own, with settings: `start_redis(appendonly=True)`."""
-    _needs(request, brand, own=True)
-    started: list[RedisServer] = []
-
-    def start(**config: Any) -> RedisServer:
-        started.append(RedisServer(tmp_path / f"{brand.name}-{len(started) + 1}", brand=brand, **config))
-        started[-1].start()
-        return started[-1]
-
-    yield start
-    for server in started:
-        server.kill()
+    _needs(request, brand)
+    yield from _starting(RedisServer, tmp_path / "servers", brand)
 
 
 @pytest.fixture
 def redis_server(start_redis: Callable[..., RedisServer]) -> RedisServer:
     """Return a server of the test's own, that it may kill, freeze and set."""
     return start_redis()
+
+
+# --- a cluster -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def cluster_commons(brand: Brand, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commons]:
+    """Return the cluster that the tests of a session share: three masters."""
+    with RedisCluster(tmp_path_factory.mktemp("cluster"), brand=brand) as cluster:
+        yield Commons(cluster.url, lambda: [node.client for node in cluster.nodes])
+
+
+@pytest.fixture
+def cluster_urls(request: pytest.FixtureRequest, brand: Brand) -> Iterator[Callable[[], str]]:
+    """Return what gives addresses on the shared cluster, each with a namespace of its own."""
+    _needs(request, brand, "cluster")
+    yield from _namespaces(request.getfixturevalue("cluster_commons"))
+
+
+@pytest.fixture
+def cluster_url(cluster_urls: Callable[[], str]) -> str:
+    """Return an address on the shared cluster: the namespace is this test's own."""
+    return cluster_urls()
+
+
+@pytest.fixture
+def start_cluster(
+    request: pytest.FixtureRequest, brand: Brand, tmp_path: Path
+) -> Iterator[Callable[..., RedisCluster]]:
+    """Return what starts clusters of the test's own: `start_cluster(replicas=1)`."""
+    _needs(request, brand, "cluster")
+    yield from _starting(RedisCluster, tmp_path / "clusters", brand)
+
+
+@pytest.fixture
+def redis_cluster(start_cluster: Callable[..., RedisCluster]) -> RedisCluster:
+    """Return a cluster of the test's own, whose slots it may move; its masters have no replicas."""
+    return start_cluster()
+
+
+# --- a master and its sentinels --------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def sentinel_commons(brand: Brand, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commons]:
+    """Return the sentinels, and what they watch, that the tests of a session share."""
+    with RedisSentinels(tmp_path_factory.mktemp("sentinels"), brand=brand) as sentinels:
+        yield Commons(sentinels.url, lambda: [sentinels.master.client])
+
+
+@pytest.fixture
+def sentinel_urls(request: pytest.FixtureRequest, brand: Brand) -> Iterator[Callable[[], str]]:
+    """Return what gives addresses of the shared sentinels, each with a namespace of its own."""
+    _needs(request, brand, "sentinel")
+    yield from _namespaces(request.getfixturevalue("sentinel_commons"))
+
+
+@pytest.fixture
+def sentinel_url(sentinel_urls: Callable[[], str]) -> str:
+    """Return an address of the shared sentinels: the namespace is this test's own."""
+    return sentinel_urls()
+
+
+@pytest.fixture
+def start_sentinels(
+    request: pytest.FixtureRequest, brand: Brand, tmp_path: Path
+) -> Iterator[Callable[..., RedisSentinels]]:
+    """Return what starts masters with sentinels of the test's own: `start_sentinels(replicas=1)`."""
+    _needs(request, brand, "sentinel")
+    yield from _starting(RedisSentinels, tmp_path / "sentinels", brand)
+
+
+@pytest.fixture
+def redis_sentinels(start_sentinels: Callable[..., RedisSentinels]) -> RedisSentinels:
+    """Return a master with two replicas and three sentinels, the test's own: it may kill any of them."""
+    return start_sentinels()
+
+
+def _namespaces(commons: Commons) -> Iterator[Callable[[], str]]:
+    yield commons.claim
+    commons.clear()
+
+
+class _Startable(Protocol):
+    def __init__(self, folder: Path, *, brand: Brand, **options: Any) -> None: ...
+    def start(self) -> None: ...
+    def kill(self) -> None: ...
+
+
+Started = TypeVar("Started", bound=_Startable)
+
+
+def _starting(kind: type[Started], folder: Path, brand: Brand) -> Iterator[Callable[..., Started]]:
+    """Give what starts things of a kind; what it has started ends with the test."""
+    made: list[Started] = []
+
+    def start(**options: Any) -> Started:
+        made.append(kind(folder / str(len(made) + 1), brand=brand, **options))
+        made[-1].start()
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.kill()

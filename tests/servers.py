@@ -15,11 +15,13 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from random import SystemRandom
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
+
+Found = TypeVar("Found")
 
 PATIENCE = 20.0
 """Seconds in which a server does what it was told, or the test fails."""
@@ -97,6 +99,11 @@ class RedisServer:
         assert self._process is not None, "the server is not running"
         return self._process.pid
 
+    @property
+    def running(self) -> bool:
+        """Whether it was started and not ended by the test."""
+        return self._process is not None
+
     def start(self) -> None:
         """Start it, at the port it had before if any, and return when it answers."""
         assert self._process is None, "the server runs already"
@@ -140,14 +147,13 @@ class RedisServer:
         return self._client
 
     def _come_up(self, port: int) -> bool:
-        settings: dict[str, object] = {"port": port, "bind": "127.0.0.1", "dir": self.folder, "daemonize": "no"}
-        if not self._mode:
-            settings |= _DEFAULTS
-        settings |= {name.replace("_", "-"): value for name, value in self._config.items()}
-        lines = "".join(f"{name} {_quoted(value)}\n" for name, value in settings.items())
         file = self.folder / "server.conf"
-        if not (self._mode and file.exists()):  # a sentinel keeps there what it has learnt
-            file.write_text(lines)
+        if not self.port:  # afterwards the server keeps there what sentinels have told it
+            settings: dict[str, object] = {"port": port, "bind": "127.0.0.1", "dir": self.folder, "daemonize": "no"}
+            if not self._mode:
+                settings |= _DEFAULTS
+            settings |= {name.replace("_", "-"): value for name, value in self._config.items()}
+            file.write_text("".join(f"{name} {_quoted(value)}\n" for name, value in settings.items()))
 
         with self.log.open("ab") as log:
             arguments = [self._program, str(file), *filter(None, [self._mode])]
@@ -156,19 +162,14 @@ class RedisServer:
         _guard("hold", self._process.pid)
         self._drop_client()
         with client_of(f"redis://127.0.0.1:{port}/0", tries=1) as client:
-            return until(lambda: self._answers(client), f"{self._program} to answer; its log: {self.log}")
-
-    def _answers(self, client: redis.Redis) -> bool | None:
-        """Return whether it answers; None: not yet."""
-        assert self._process is not None
-        if self._process.poll() is not None:  # the port was taken in between, or a setting is wrong
+            until(lambda: self._ended or _answers(client), f"{self._program} to answer; its log: {self.log}")
+        if self._ended:  # the port was taken in between, or a setting is wrong
             self._buried()
-            return False
-        try:
-            command(client, "PING")
-        except (redis.ConnectionError, redis.TimeoutError):
-            return None
-        return True
+        return self.running
+
+    @property
+    def _ended(self) -> bool:
+        return self._process is not None and self._process.poll() is not None
 
     def _end(self, with_: signal.Signals) -> None:
         if self._process is None:
@@ -211,24 +212,32 @@ class Commons:
     """A place that many tests share: each has namespaces of its own there, and leaves none of their keys behind."""
 
     def __init__(self, url: str, nodes: Callable[[], Iterable[redis.Redis]]) -> None:
-        self._url = url
-        self._nodes = nodes
+        self.url = url
+        self.nodes = nodes
         self._claimed: list[str] = []
 
     def claim(self) -> str:
         """Return the address of a namespace that nobody has had before."""
         namespace = f"test-{SystemRandom().getrandbits(48):012x}"
         self._claimed.append(namespace)
-        return f"{self._url}{'&' if '?' in self._url else '?'}namespace={namespace}"
+        return f"{self.url}{'&' if '?' in self.url else '?'}namespace={namespace}"
 
     def clear(self) -> None:
         """Delete the keys of all that were claimed, and nothing else: the server may be somebody's own."""
         claimed, self._claimed = self._claimed, []
-        for node in self._nodes() if claimed else ():
+        for node in self.nodes() if claimed else ():
             for namespace in claimed:
                 for keys in _scanned(node, f"*{namespace}*"):
                     for key in keys:  # one by one: on a cluster they lie in different slots
                         command(node, "UNLINK", key)
+
+
+def _answers(client: redis.Redis) -> bool:
+    try:
+        command(client, "PING")
+    except (redis.ConnectionError, redis.TimeoutError):
+        return False
+    return True
 
 
 def _scanned(node: redis.Redis, pattern: str) -> Iterator[list[bytes]]:
@@ -240,12 +249,11 @@ def _scanned(node: redis.Redis, pattern: str) -> Iterator[list[bytes]]:
             return
 
 
-def until(holds: Callable[[], bool | None], what: str, patience: float = PATIENCE) -> bool:
-    """Ask again and again, until the answer is no longer None, and return it."""
+def until(holds: Callable[[], Found | None], what: str, patience: float = PATIENCE) -> Found:
+    """Ask again and again, until the answer is something, and return it."""
     deadline = time.monotonic() + patience
     while True:
-        answer = holds()
-        if answer is not None:
+        if answer := holds():
             return answer
         if time.monotonic() > deadline:
             raise TimeoutError(f"waited {patience:.0f} s in vain for {what}")

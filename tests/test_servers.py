@@ -5,33 +5,58 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import redis
+from redis.exceptions import MovedError, ReadOnlyError, TryAgainError
 
-from tests.servers import Brand, RedisServer, client_of, command, until
+from tests.clusters import RedisCluster
+from tests.sentinels import RedisSentinels
+from tests.servers import Brand, Commons, RedisServer, client_of, command, until
 
 ROOT = Path(__file__).parent.parent
 
 
-def test_a_namespace_is_empty_when_it_is_given_away(redis_urls: Callable[[], str]) -> None:
-    first, second = redis_urls(), redis_urls()
+def test_what_a_test_leaves_in_its_namespaces_is_deleted_and_nothing_else(redis_commons: Commons) -> None:
+    elsewhere = Commons(redis_commons.url, redis_commons.nodes)
+    mine, others = used(redis_commons, 2), used(elsewhere, 1)
 
-    assert first != second
+    redis_commons.clear()
 
-    with client_of(first.partition("?")[0]) as client:
-        assert command(client, "SCAN", 0, "MATCH", "*test-*", "COUNT", 100_000)[1] == []
+    assert [keys_of(redis_commons, namespace) for namespace in mine] == [0, 0]
+    assert [keys_of(redis_commons, namespace) for namespace in others] == [40]
 
-        # The next one to run this finds out whether these are deleted.
-        for url in (first, second):
-            namespace = parse_qs(urlsplit(url).query)["namespace"][0]
-            command(client, "SET", f"{{{namespace}}}", "left")
-            command(client, "SADD", f"{{{namespace}:3}}:more", "left")
+    elsewhere.clear()
 
 
-test_nor_is_anything_left_from_the_test_before = test_a_namespace_is_empty_when_it_is_given_away
+def test_it_is_deleted_on_a_cluster_and_behind_sentinels_too(
+    cluster_commons: Commons, sentinel_commons: Commons
+) -> None:
+    for commons in (cluster_commons, sentinel_commons):
+        namespaces = used(commons, 2)
+        assert [keys_of(commons, namespace) for namespace in namespaces] == [40, 40]
+
+        commons.clear()
+
+        assert [keys_of(commons, namespace) for namespace in namespaces] == [0, 0]
+
+
+def used(commons: Commons, count: int) -> list[str]:
+    """Claim that many namespaces, and write forty keys to each, over all nodes."""
+    namespaces = [parse_qs(urlsplit(commons.claim()).query)["namespace"][0] for _ in range(count)]
+    for namespace in namespaces:
+        for key in (f"{{{namespace}:{number}}}" for number in range(40)):
+            for node in commons.nodes():
+                with suppress(MovedError):
+                    command(node, "SET", key, "left")
+    return namespaces
+
+
+def keys_of(commons: Commons, namespace: str) -> int:
+    return sum(len(command(node, "KEYS", f"*{namespace}*")) for node in commons.nodes())
 
 
 def test_a_killed_server_comes_back_at_its_port_with_what_it_has_written(
@@ -61,9 +86,77 @@ def test_a_frozen_server_keeps_its_connections_and_is_silent(redis_server: Redis
         assert command(client, "PING")
 
 
+def test_keys_move_with_their_slots_and_the_nodes_agree(redis_cluster: RedisCluster) -> None:
+    slot = redis_cluster.nodes[0].command("CLUSTER", "KEYSLOT", "{tag}")
+    source = redis_cluster.holder(slot)
+    target = next(node for node in redis_cluster.masters if node is not source)
+    for number in range(250):
+        source.command("SET", f"{{tag}}:{number}", number)
+
+    redis_cluster.move([slot], target)
+    redis_cluster.settle()
+
+    assert redis_cluster.holder(slot) is target
+    assert [target.command("GET", f"{{tag}}:{number}") for number in range(250)] == [b"%d" % n for n in range(250)]
+    with pytest.raises(MovedError):
+        source.command("GET", "{tag}:1")
+
+
+def test_a_script_that_names_a_key_which_never_exists_does_not_start_while_its_slot_moves(
+    redis_cluster: RedisCluster,
+) -> None:
+    # With one key it would: here half a script is done, and on the other side it would see half of the keys.
+    slot = redis_cluster.nodes[0].command("CLUSTER", "KEYSLOT", "{tag}")
+    source = redis_cluster.holder(slot)
+    target = next(node for node in redis_cluster.masters if node is not source)
+    source.command("SET", "{tag}", 0)
+    source.command("CLUSTER", "SETSLOT", slot, "MIGRATING", target.command("CLUSTER", "MYID"))
+    script = "redis.call('INCR', KEYS[1]); redis.call('SET', KEYS[1] .. ':new', 1)"
+
+    with pytest.raises(redis.ResponseError, match="non local key"):
+        source.command("EVAL", script, 1, "{tag}")
+    assert source.command("GET", "{tag}") == b"1"
+
+    with pytest.raises(TryAgainError):
+        source.command("EVAL", script, 2, "{tag}", "{tag}:never")
+    assert source.command("GET", "{tag}") == b"1"
+
+
+def test_a_replica_takes_over_from_a_master_of_a_cluster(start_cluster: Callable[..., RedisCluster]) -> None:
+    cluster = start_cluster(replicas=1)
+    first, second, third = cluster.masters
+
+    heir = cluster.fail_over(first)
+    assert cluster.masters == [heir, second, third]
+
+    widow = cluster.lose(second)
+    assert cluster.masters == [heir, widow, third]
+
+    second.start()
+    cluster.settle()
+    assert cluster.replica_of(widow) is second
+
+
+def test_sentinels_put_another_in_the_place_of_a_master(redis_sentinels: RedisSentinels) -> None:
+    first = redis_sentinels.master
+
+    second = redis_sentinels.fail_over()
+    assert second is not first
+
+    third = redis_sentinels.lose()
+    assert third is not second
+
+    second.start()
+    redis_sentinels.settle()
+    with pytest.raises(ReadOnlyError):
+        second.command("SET", "key", 1)
+
+
 CHILD = """
 import sys
 from pathlib import Path
+from tests.clusters import RedisCluster
+from tests.sentinels import RedisSentinels
 from tests.servers import Brand, RedisServer
 
 server = RedisServer(Path(sys.argv[1]), brand=Brand(sys.argv[2]))
@@ -88,12 +181,12 @@ def test_a_server_does_not_outlive_a_test_run_that_is_killed(brand: Brand, tmp_p
             assert command(client, "PING")
             os.kill(child.pid, signal.SIGKILL)
 
-            def gone() -> bool | None:
+            def gone() -> bool:
                 try:
                     command(client, "PING")
                 except redis.ConnectionError:
                     return True
-                return None
+                return False
 
             assert until(gone, "the end of the server")
 
@@ -101,7 +194,7 @@ def test_a_server_does_not_outlive_a_test_run_that_is_killed(brand: Brand, tmp_p
 def outcome(*, path: str = os.environ["PATH"], **more: str) -> str:
     """Return what a run says of three of the tests above."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_TEST_")}
-    chosen = "given_away or frozen_server or run_that_is_killed"
+    chosen = "nothing_else or frozen_server or run_that_is_killed"
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", chosen, str(Path(__file__))],
         cwd=ROOT,
