@@ -1,25 +1,50 @@
 """One cell: everything that lies under one hash tag, and each verb on it as one call of a script."""
 
 from collections.abc import Sequence
+from heapq import merge
+from itertools import islice
+from operator import itemgetter
 from typing import Any, Protocol
 
 from holdfast.clock import Clock
-from holdfast.core.job import NewJob, Owner
+from holdfast.core.job import JobDetail, JobRecord, NewJob, Owner, Ref
 from holdfast.core.settlement import Settlement
+from holdfast.storage.cursors import place_of
 from holdfast.storage.protocol import (
+    EVENTS_END,
     Change,
+    EventPage,
     Exchanged,
     Order,
+    Page,
     Planned,
+    Query,
+    Reader,
     Receipt,
     Revised,
     Revision,
     Settings,
+    Survey,
     Target,
 )
 from holdfast.storage.redis.flow import answer_enqueue, answer_exchange, ask_enqueue, ask_exchange
 from holdfast.storage.redis.hand import answer_plan, answer_revise, answer_tune, ask_plan, ask_revise, ask_tune
 from holdfast.storage.redis.library import Script, verb
+from holdfast.storage.redis.reading import (
+    GOT_AT_ONCE,
+    SURVEYED_AT_ONCE,
+    Told,
+    answer_events,
+    answer_find,
+    answer_get,
+    answer_survey,
+    ask_events,
+    ask_find,
+    ask_get,
+    ask_survey,
+    queues_at_once,
+    survey_of,
+)
 
 
 class Caller(Protocol):
@@ -67,6 +92,83 @@ class Cell:
     async def tune(self, target: Target, settings: Settings, *, by: str | None = None) -> Settings:
         """See `Storage.tune`."""
         return answer_tune(await self._call("tune", ask_tune(target, settings, by)))
+
+    async def get(self, refs: Sequence[Ref]) -> list[JobDetail | None]:
+        """See `Storage.get`."""
+        found: list[JobDetail | None] = []
+        while len(found) < len(refs):
+            found += answer_get(await self._call("get", ask_get(refs[len(found) : len(found) + GOT_AT_ONCE])))
+        return found
+
+    async def find(self, query: Query) -> Page:
+        """See `Storage.find`."""
+        before = None if query.after is None else place_of(query.after)
+        found = await self.listed(query, query.limit + 1, before)
+        shown = found[: query.limit]
+        return Page(tuple(job for _, job in shown), str(shown[-1][0]) if len(found) > len(shown) else None)
+
+    async def listed(self, query: Query, limit: int, before: int | None) -> list[tuple[int, JobRecord]]:
+        """Return the newest jobs that are asked for, of those made before a number, each under its own."""
+        parts: list[list[tuple[int, JobRecord]]] = []
+        after: int | None = None
+        names = list(dict.fromkeys(query.queues))
+        while True:
+            some, names = names[: (span := queues_at_once(query))], names[span:]
+            found, after = await self._listed(query, limit, before, some or None, after)
+            parts.append(found)
+            if not names and after is None:
+                return list(islice(merge(*parts, key=itemgetter(0), reverse=True), limit))
+
+    async def _listed(
+        self, query: Query, limit: int, before: int | None, queues: Sequence[str] | None, after: int | None
+    ) -> tuple[list[tuple[int, JobRecord]], int | None]:
+        """Return the newest jobs of some queues, and the number after which there are more queues."""
+        found: list[tuple[int, JobRecord]] = []
+        while True:
+            asked = ask_find(query, limit=limit - len(found), queues=queues, after=after, before=before)
+            part = answer_find(await self._call("find", asked))
+            found += part.found
+            before = part.looked_to
+            if before is None:
+                return found, part.after
+
+    async def survey(self, queues: Sequence[str] = ()) -> Survey:
+        """See `Storage.survey`."""
+        return survey_of(queues, *await self.glances(queues))
+
+    async def glances(self, queues: Sequence[str] = ()) -> tuple[list[list[Any]], list[Any], int]:
+        """Return what a survey is made of: what is counted of each queue, what else there is, and the cell's clock."""
+        names = list(dict.fromkeys(queues))
+        some, names = names[:SURVEYED_AT_ONCE], names[SURVEYED_AT_ONCE:]
+        first = glance = answer_survey(await self._call("survey", ask_survey(some or None, whole=True)))
+        rows = glance.rows
+        while names or glance.after is not None:
+            some, names = names[:SURVEYED_AT_ONCE], names[SURVEYED_AT_ONCE:]
+            glance = answer_survey(await self._call("survey", ask_survey(some or None, after=glance.after)))
+            rows += glance.rows
+        return rows, first.whole, first.now
+
+    async def events(
+        self, cursor: str | None = None, *, limit: int = 100, reader: Reader | None = None, ref: Ref | None = None
+    ) -> EventPage:
+        """See `Storage.events`."""
+        if cursor == EVENTS_END:
+            return EventPage((), str((await self._events(None, 0)).last))
+        after = place_of(cursor) if cursor else 0
+        told = await self._events(after, limit, reader=reader, ref=None if reader else ref)
+        events = [*told.trimmed, *told.events]
+        left = limit - len(told.events)
+        # A named reader's batch that is on loan to another caller is empty, whatever there is.
+        while left > 0 and told.next < told.last and (events or reader is None):
+            told = await self._events(told.next, left, ref=None if reader else ref)
+            events += [*told.trimmed, *told.events]
+            left -= len(told.events)
+        return EventPage(tuple(events), str(told.next))
+
+    async def _events(
+        self, after: int | None, limit: int, *, reader: Reader | None = None, ref: Ref | None = None
+    ) -> Told:
+        return answer_events(await self._call("events", ask_events(after, limit, reader=reader, ref=ref)))
 
     async def _call(self, name: str, arguments: Sequence[bytes], *, durable: bool = False) -> Any:
         now = "" if self._clock is None else self._clock.now()

@@ -1,0 +1,96 @@
+#!lua flags=allow-oom
+-- requires: cell
+-- events: what happened after a cursor, in order and without a gap, as far as one step goes.
+--
+-- Request: {after, limit, ref, reader = {name, caller}}. `after`: a number, absent for behind the newest; for a named
+-- reader how far its last batch was handled. `ref`: only what happened to that job.
+-- Answer: {entries, next, oldest, last}. An entry is one of the stream's; `next`: the number of the last that was
+-- looked at; `oldest`: the number before the oldest that is kept, where the place asked for is not there, else false.
+local EVENT_LOAN, LOOKS = 5000000, 250
+
+-- The number before the oldest entry that is kept, and that of the newest there ever was.
+local function bounds()
+  if call('EXISTS', key('events')) == 0 then
+    return 0, 0
+  end
+  local told = call('XINFO', 'STREAM', key('events'))
+  local length, last
+  for at = 1, #told, 2 do
+    if told[at] == 'length' then
+      length = told[at + 1]
+    elseif told[at] == 'last-generated-id' then
+      last = tonumber(string.sub(told[at + 1], 3))
+    end
+  end
+  return last - length, last
+end
+
+local trimmed, last = bounds()
+
+local function is_of(entry, ref)
+  local fields = entry[2]
+  for at = 1, #fields, 2 do
+    if fields[at] == 'j' then
+      return fields[at + 1] == ref
+    end
+  end
+  return false
+end
+
+local function read(after, limit, ref)
+  local oldest = false
+  -- A place behind the end was given before the storage was put back to an earlier state.
+  if after < trimmed or after > last then
+    after, oldest = trimmed, trimmed
+  end
+  local entries = limit > 0
+      and call('XRANGE', key('events'), '(0-' .. after, '+', 'COUNT', ref and LOOKS or min(limit, LOOKS))
+    or {}
+  if not ref then
+    return { entries, after + #entries, oldest, last }
+  end
+  local found, looked = {}, 0
+  for _, entry in ipairs(entries) do
+    looked = looked + 1
+    if is_of(entry, ref) then
+      found[#found + 1] = entry
+      if #found == limit then
+        break
+      end
+    end
+  end
+  return { found, after + looked, oldest, last }
+end
+
+-- Lend a named reader's next batch to this caller alone.
+local function lend(reader)
+  local readers = key('readers')
+  local body = call('HGET', readers, reader.name)
+  local kept = body and cmsgpack.unpack(body) or { cursor = last }
+  -- What was handled was handled, even if the loan has passed on since.
+  kept.cursor = max(kept.cursor, ASKED.after and min(ASKED.after, last) or 0)
+  -- A loan that ends further ahead than it is long was made before the clock was set back.
+  local elsewhere = kept.lent_to
+    and kept.lent_to ~= reader.caller
+    and kept['until'] - EVENT_LOAN <= NOW
+    and NOW < kept['until']
+  local page
+  if elsewhere then
+    page = { {}, kept.cursor, false, last }
+  else
+    page = read(kept.cursor, ASKED.limit)
+    local lends = #page[1] > 0 or page[3]
+    kept.lent_to = lends and reader.caller or nil
+    kept['until'] = lends and NOW + EVENT_LOAN or nil
+  end
+  local after = cmsgpack.pack(kept)
+  if after ~= body then
+    call('HSET', readers, reader.name, after)
+  end
+  return page
+end
+
+if ASKED.reader then
+  return lend(ASKED.reader)
+end
+return read(ASKED.after or last, ASKED.limit, ASKED.ref)

@@ -1,0 +1,197 @@
+#!lua flags=no-writes
+-- requires: record
+-- find: one page of a listing, newest first, as far as one step goes.
+--
+-- Request: {queues, after, span, states, tasks, reasons, tags, ended_after, ended_before, id, merge, before, limit}.
+-- Without `queues` it is about all of the cell: `span` of them, those after the number `after`. `before`: only
+-- those made before that number.
+-- Answer: {found, looked_to, next}. Each found is {made, ref, record, payload, result}; `looked_to`: there may be more
+-- among those made before that one, or false; `next`: the number after which there are more queues, or false.
+local LOOKS, BYTES, MOST_AT_ONCE = 200, 2097152, 64
+local STATES = { 'delayed', 'waiting', 'active', 'completed', 'failed', 'cancelled', 'expired' }
+
+local function set_of(names)
+  if not names then
+    return nil
+  end
+  local set = {}
+  for _, name in ipairs(names) do
+    set[name] = true
+  end
+  return set
+end
+
+local BEFORE = ASKED.before and string.format('(%.17g', ASKED.before) or '+inf'
+local states, tasks, reasons = set_of(ASKED.states), set_of(ASKED.tasks), set_of(ASKED.reasons)
+
+local function has_tags(job)
+  local tags = set_of(job.tags)
+  for _, tag in ipairs(ASKED.tags or {}) do
+    if not tags[tag] then
+      return false
+    end
+  end
+  return true
+end
+
+local function ended_between(job)
+  if ASKED.ended_after and not (job.finished and job.finished >= ASKED.ended_after) then
+    return false
+  end
+  return not (ASKED.ended_before and not (job.finished and job.finished < ASKED.ended_before))
+end
+
+local function holds_key(job)
+  return job.merge and not TERMINAL[job.state] and job.merge.type .. ':' .. job.merge.key == ASKED.merge
+end
+
+local function asked_for(job)
+  return not Record.past(job)
+    and (not states or states[job.state])
+    and (not tasks or tasks[job.task])
+    and (not reasons or reasons[job.reason or false])
+    and (not ASKED.tags or has_tags(job))
+    and ended_between(job)
+    and (not ASKED.id or job.id == ASKED.id)
+    and (not ASKED.merge or holds_key(job))
+end
+
+-- The queues to look in, and the number after which there are more.
+local function queues_asked_for()
+  if ASKED.queues then
+    return ASKED.queues, false
+  end
+  local from = ASKED.after and '(' .. ASKED.after or '-inf'
+  local some = call('ZRANGEBYSCORE', key('queues'), from, '+inf', 'WITHSCORES', 'LIMIT', 0, ASKED.span + 1)
+  local names = {}
+  for at = 1, min(#some, 2 * ASKED.span), 2 do
+    names[#names + 1] = some[at]
+  end
+  return names, #names * 2 < #some and tonumber(some[#names * 2])
+end
+
+-- The indexes of a queue by which all that is asked for is found.
+local function indexes_of(queue)
+  if ASKED.merge then
+    local name = pair(queue, ASKED.merge)
+    return { key('merge', name), key('busy', name) }
+  end
+  local indexes = {}
+  for _, state in ipairs(ASKED.states or STATES) do
+    indexes[#indexes + 1] = key('in', pair(queue, state))
+    if state == 'waiting' then
+      indexes[#indexes + 1] = key('in', pair(queue, 'again'))
+    end
+  end
+  return indexes
+end
+
+-- A source gives the jobs of one index, the newest first; `made` is the number of the one it is at, nil at its end.
+local function look_on(source, before)
+  local some = call('ZREVRANGEBYSCORE', source.index, before, '-inf', 'WITHSCORES', 'LIMIT', 0, source.at_once)
+  source.some, source.at, source.id, source.made = some, 1, some[1], tonumber(some[2])
+  source.at_once = min(2 * source.at_once, MOST_AT_ONCE)
+end
+
+local function go_on(source)
+  source.at = source.at + 2
+  if source.at > #source.some then
+    look_on(source, '(' .. source.made)
+  else
+    source.id, source.made = source.some[source.at], tonumber(source.some[source.at + 1])
+  end
+end
+
+-- Sources as a heap: the one that is at the newest job is the first.
+local function sift(heap, at)
+  local source, size = heap[at], #heap
+  while 2 * at <= size do
+    local child = 2 * at
+    if child < size and heap[child + 1].made > heap[child].made then
+      child = child + 1
+    end
+    if heap[child].made <= source.made then
+      break
+    end
+    heap[at] = heap[child]
+    at = child
+  end
+  heap[at] = source
+end
+
+local function sources_of(queues)
+  local indexes = {}
+  for _, queue in ipairs(queues) do
+    for _, index in ipairs(indexes_of(queue)) do
+      indexes[#indexes + 1] = { queue = queue, index = index }
+    end
+  end
+  local heap = {}
+  for _, source in ipairs(indexes) do
+    source.at_once = max(1, min(floor(LOOKS / #indexes), ASKED.limit))
+    look_on(source, BEFORE)
+    if source.made then
+      heap[#heap + 1] = source
+    end
+  end
+  for at = floor(#heap / 2), 1, -1 do
+    sift(heap, at)
+  end
+  return heap
+end
+
+local bytes = 0
+
+local function shown(job)
+  local payload, result = call('GET', key('load', job.ref)) or '', call('GET', key('result', job.ref))
+  bytes = bytes + #payload + (result and #result or 0)
+  return { job.made, job.ref, Record.packed(job), payload, result }
+end
+
+local function look_through(queues)
+  local heap, found, looks = sources_of(queues), {}, 0
+  while #heap > 0 and #found < ASKED.limit do
+    if looks >= LOOKS or bytes > BYTES then
+      return found, heap[1].made + 1
+    end
+    looks = looks + 1
+    local source = heap[1]
+    local job = Record.of(source.queue, source.id)
+    if job and asked_for(job) then
+      found[#found + 1] = shown(job)
+    end
+    go_on(source)
+    if not source.made then
+      source = table.remove(heap)
+    end
+    if #heap > 0 then
+      heap[1] = source
+      sift(heap, 1)
+    end
+  end
+  return found, false
+end
+
+-- The jobs of one id, one in each queue at most.
+local function look_up(queues)
+  local found = {}
+  for _, queue in ipairs(queues) do
+    local job = Record.of(queue, ASKED.id)
+    if job and asked_for(job) and (not ASKED.before or job.made < ASKED.before) then
+      found[#found + 1] = shown(job)
+    end
+  end
+  table.sort(found, function(one, other)
+    return one[1] > other[1]
+  end)
+  return found, false
+end
+
+local queues, more = queues_asked_for()
+local found, looked_to
+if ASKED.id then
+  found, looked_to = look_up(queues)
+else
+  found, looked_to = look_through(queues)
+end
+return { found, looked_to, more }

@@ -1,0 +1,56 @@
+#!lua flags=no-writes
+-- requires: record
+-- survey: queues at a glance, some of them at a time, from the sizes of indexes; and all else, where it is asked for.
+--
+-- Request: {queues, after, span, whole}. Without `queues` it is about `span` of the cell's, those after the number `after`.
+-- Answer: {rows, next, now[, settings, discarded, workers, seen, schedules, leader]}. A row is {queue, how many are
+-- ready, since when its longest-waiting job has waited or false, how many are in each state}; `next`: the number
+-- after which there are more queues, or false. What follows `now` is the whole of these keys, as they are.
+local STATES = { 'delayed', 'waiting', 'again', 'active', 'completed', 'failed', 'cancelled', 'expired' }
+
+-- Since when the longest-waiting job of a queue has waited.
+local function oldest(queue)
+  local since = head_of(key('ages', queue))
+  local first = first_of(key('in', pair(queue, 'waiting')), 1)[1]
+  local job = first and Record.of(queue, first)
+  if job then
+    since = since and min(since, job.run_at) or job.run_at
+  end
+  return since or false
+end
+
+local function row_of(queue)
+  local row = { queue, call('ZCARD', key('ready', queue)), oldest(queue) }
+  for number, state in ipairs(STATES) do
+    row[3 + number] = call('ZCARD', key('in', pair(queue, state)))
+  end
+  return row
+end
+
+local rows, more = {}, false
+if ASKED.queues then
+  for number, queue in ipairs(ASKED.queues) do
+    rows[number] = row_of(queue)
+  end
+else
+  local from = ASKED.after and '(' .. ASKED.after or '-inf'
+  local some = call('ZRANGEBYSCORE', key('queues'), from, '+inf', 'WITHSCORES', 'LIMIT', 0, ASKED.span + 1)
+  for at = 1, min(#some, 2 * ASKED.span), 2 do
+    rows[#rows + 1] = row_of(some[at])
+  end
+  more = #rows * 2 < #some and tonumber(some[#rows * 2])
+end
+if not ASKED.whole then
+  return { rows, more, NOW }
+end
+return {
+  rows,
+  more,
+  NOW,
+  call('HGETALL', key('settings')),
+  call('HGETALL', key('discarded')),
+  call('HGETALL', key('workers')),
+  call('ZRANGE', key('seen'), 0, -1, 'WITHSCORES'),
+  call('HVALS', key('schedules')),
+  call('HGETALL', key('leader')),
+}
