@@ -56,14 +56,17 @@ class Caller(Protocol):
 
 
 class Cell:
-    """A storage under one hash tag.
+    """A storage under one hash tag. `scope`: what its leader leads, "*" where it is the only one.
 
     `clock`: what tests hand in; None leaves time to the server. `durable`: what was promised to remember or to be over
     is acknowledged only when a replica has it, too.
     """
 
-    def __init__(self, caller: Caller, base: str, *, clock: Clock | None = None, durable: bool = False) -> None:
+    def __init__(
+        self, caller: Caller, base: str, *, scope: str = "*", clock: Clock | None = None, durable: bool = False
+    ) -> None:
         self.base = base
+        self.scope = scope
         self._durable = durable
         self._caller = caller
         self._clock = clock

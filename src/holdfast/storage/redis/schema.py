@@ -1,24 +1,25 @@
-"""Which layout lies in a namespace: ours, and of our version, or it is left untouched."""
+"""Which layout lies in a namespace: ours, of our version, in so many cells, or it is left untouched."""
 
 from typing import cast
 
 from holdfast.errors import SchemaMismatchError
 from holdfast.storage.redis.connections import Connections
 
-VERSION = b"1"
+VERSION = 1
 
 
-async def settle_on(connections: Connections, base: str) -> None:
-    """Note our version in a namespace that is empty.
+async def settle_on(connections: Connections, base: str, *, cells: int) -> None:
+    """Note our layout in a namespace that is empty.
 
     Raises:
-        SchemaMismatchError: another version's jobs lie there.
+        SchemaMismatchError: another version's jobs lie there, or they lie in another number of cells.
         StorageError: the server is out of reach, or refuses us.
     """
-    found = await connections.ask(await connections.place(base), "SET", f"{base}:schema", VERSION, "NX", "GET")
-    if found is not None and cast(bytes, found) != VERSION:
+    ours = f"schema {VERSION} in {cells} {'cell' if cells == 1 else 'cells'}"
+    found = await connections.ask(await connections.place(base), "SET", f"{base}:schema", ours, "NX", "GET")
+    theirs = ours if found is None else cast(bytes, found).decode(errors="replace")
+    if theirs != ours:
         raise SchemaMismatchError(
-            f"{connections.address.shown} holds jobs of schema {cast(bytes, found).decode(errors='replace')}, this "
-            f"Holdfast is of schema {VERSION.decode()}; it was left untouched. Use the version that wrote them, or "
-            "another namespace"
+            f"{connections.address.shown} holds jobs of {theirs}, this was asked for {ours}; it was left untouched. Use "
+            "the Holdfast that wrote them and the same number of cells, or another namespace"
         )

@@ -31,6 +31,7 @@ from holdfast.storage.protocol import (
 )
 from holdfast.storage.redis.address import RedisAddress
 from holdfast.storage.redis.cell import Cell
+from holdfast.storage.redis.cells import Cells
 from holdfast.storage.redis.connections import Connections
 from holdfast.storage.redis.schema import settle_on
 
@@ -45,7 +46,12 @@ class RedisStorage:
         self._address = address
         self._connections = Connections(address)
         durable = address.durability == "replicated"
-        self._cell = Cell(self._connections, f"{{{address.namespace}}}", clock=clock, durable=durable)
+        alone = len(address.bases) == 1
+        self._cells = [
+            Cell(self._connections, base, scope="*" if alone else f"cell {number}", clock=clock, durable=durable)
+            for number, base in enumerate(address.bases)
+        ]
+        self._verbs = self._cells[0] if alone else Cells(self._cells)
         self._open = False
 
     async def open(self) -> None:
@@ -126,8 +132,8 @@ class RedisStorage:
         """See `Storage.notices`."""
         raise NotImplementedError
 
-    async def _ready(self) -> Cell:
+    async def _ready(self) -> Cell | Cells:
         if not self._open:
-            await settle_on(self._connections, self._cell.base)
+            await settle_on(self._connections, self._cells[0].base, cells=len(self._cells))
             self._open = True
-        return self._cell
+        return self._verbs

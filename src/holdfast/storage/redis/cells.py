@@ -1,0 +1,194 @@
+"""Many cells as one storage: a queue lies in the cell that its name falls to, so that queues spread over a Cluster.
+
+Within a cell everything is as on one server. What concerns no queue is asked of all cells, or of the one that a
+worker's name falls to. A schedule lies with the queue of its job, so that a tick and its job are one step.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import TypeVar
+from zlib import crc32
+
+from holdfast.core.job import NewJob, Owner, Ref
+from holdfast.core.leadership import Term
+from holdfast.core.settlement import Settlement
+from holdfast.storage.protocol import (
+    Beat,
+    Bid,
+    Change,
+    Exchanged,
+    Order,
+    Planned,
+    Pulse,
+    PutSchedule,
+    Receipt,
+    Reclaimed,
+    RemoveSchedule,
+    Revised,
+    Revision,
+    Settings,
+    Swept,
+    Target,
+    Verdict,
+)
+from holdfast.storage.redis.cell import Cell
+
+T = TypeVar("T")
+A = TypeVar("A")
+
+
+class Cells:
+    """The verbs over many cells: each goes where it belongs, and what comes back is put together."""
+
+    def __init__(self, cells: Sequence[Cell]) -> None:
+        self._cells = tuple(cells)
+
+    def of(self, name: str) -> Cell:
+        """Return the cell that a queue lies in, or that a worker is known in."""
+        return self._cells[crc32(name.encode()) % len(self._cells)]
+
+    async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
+        """See `Storage.enqueue`."""
+        return await self._each(jobs, lambda job: job.queue, lambda cell, some: cell.enqueue(some))
+
+    async def exchange(
+        self, owner: Owner, settlements: Sequence[Settlement] = (), order: Order | None = None
+    ) -> Exchanged:
+        """See `Storage.exchange`: one step for each cell, in the order that their queues are named."""
+        asked: defaultdict[Cell, list[Settlement]] = defaultdict(list)
+        for settlement in settlements:
+            asked[self.of(settlement.ref.queue)].append(settlement)
+        orders = self._orders(order)
+        answers = await _all([cell.exchange(owner, some) for cell, some in asked.items() if cell not in orders])
+        room = 0 if order is None else order.room
+        for cell, queues in orders.items():
+            # What is settled where something is claimed, too, goes along on that trip.
+            answer = await cell.exchange(owner, asked.get(cell, ()), Order(queues, room))
+            room -= len(answer.leases)
+            answers.append(answer)
+        verdicts: defaultdict[tuple[Ref, int], list[Verdict]] = defaultdict(list)
+        for answer in answers:
+            for verdict in answer.verdicts:
+                verdicts[verdict.ref, verdict.fence].append(verdict)
+        return Exchanged(
+            tuple(verdicts[one.ref, one.fence].pop(0) for one in settlements),
+            tuple(lease for answer in answers for lease in answer.leases),
+            left=any(answer.left for answer in answers),
+            next_due=_least(answer.next_due for answer in answers),
+        )
+
+    async def renew(self, beat: Beat) -> Pulse:
+        """See `Storage.renew`."""
+        # The worker itself is known in one cell, which hears from it with every beat.
+        home = self.of(beat.owner.id)
+        beats = {home: Beat(beat.owner, (), beat.worker, beat.events, beat.last)}
+        for renewal in beat.renewals:
+            cell = self.of(renewal.ref.queue)
+            so_far = beats.get(cell, Beat(beat.owner))
+            beats[cell] = Beat(beat.owner, (*so_far.renewals, renewal), so_far.worker, so_far.events, so_far.last)
+        pulses = await _all([cell.renew(part) for cell, part in beats.items()])
+        return Pulse(
+            tuple(lost for pulse in pulses for lost in pulse.lost),
+            tuple(asked for pulse in pulses for asked in pulse.cancelling),
+            pulses[0].orders,
+        )
+
+    async def sweep(self, bid: Bid) -> Swept:
+        """See `Storage.sweep`: every cell has a leader of its own."""
+        swept = await _all([cell.sweep(bid) for cell in self._cells])
+        led = [one for one in swept if one.retry_in is None]
+        did: defaultdict[str, int] = defaultdict(int)
+        for one in led:
+            for chore, done in one.did.items():
+                did[chore] += done
+        return Swept(
+            tuple(term for one in led for term in one.terms),
+            None if led else _least(one.retry_in for one in swept),
+            tuple(lease for one in led for lease in one.stalled),
+            dict(did),
+            more=any(one.more for one in led),
+            troubles=tuple(trouble for one in led for trouble in one.troubles),
+            due=tuple(schedule for one in led for schedule in one.due),
+            next_tick=_least(one.next_tick for one in led),
+            # The servers' clocks differ a little; by the slowest no tick has come that has not.
+            now=min((one.now for one in led), default=0),
+        )
+
+    async def reclaim(self, dead: str, owner: Owner) -> Reclaimed:
+        """See `Storage.reclaim`."""
+        taken = await _all([cell.reclaim(dead, owner) for cell in self._cells])
+        return Reclaimed(tuple(lease for one in taken for lease in one.stalled), more=any(one.more for one in taken))
+
+    async def revise(self, revisions: Sequence[Revision]) -> list[Revised]:
+        """See `Storage.revise`."""
+        return await self._each(revisions, lambda one: one.ref.queue, lambda cell, some: cell.revise(some))
+
+    async def plan(self, changes: Sequence[Change]) -> list[Planned]:
+        """See `Storage.plan`.
+
+        Only a schedule that is put tells where it lies, so other changes are asked of all cells, and one knows it. One
+        that is put elsewhere than before leaves its old cell, and goes on from now.
+        """
+        planned: list[Planned] = []
+        for change in changes:
+            if isinstance(change, PutSchedule):
+                home = self.of(change.schedule.job.queue)
+                await _all([cell.plan([RemoveSchedule(change.name)]) for cell in self._cells if cell is not home])
+                planned += await home.plan([change])
+            else:
+                answers = [answer for [answer] in await _all([cell.plan([change]) for cell in self._cells])]
+                planned.append(next((one for one in answers if one.verdict != "gone"), answers[0]))
+        return planned
+
+    async def tune(self, target: Target, settings: Settings, *, by: str | None = None) -> Settings:
+        """See `Storage.tune`: what a task is told, every cell must know."""
+        if target.kind != "task":
+            return await self.of(target.name).tune(target, settings, by=by)
+        in_force = await _all([cell.tune(target, settings, by=by) for cell in self._cells])
+        return in_force[0]
+
+    async def resign(self, term: Term) -> None:
+        """See `Storage.resign`."""
+        await _all([cell.resign(term) for cell in self._cells if cell.scope == term.scope])
+
+    def _orders(self, order: Order | None) -> dict[Cell, tuple[str, ...]]:
+        """Return which queues are to be claimed from in which cell, in the order of the first that each holds."""
+        queues: defaultdict[Cell, list[str]] = defaultdict(list)
+        for queue in () if order is None else order.queues:
+            queues[self.of(queue)].append(queue)
+        return {cell: tuple(some) for cell, some in queues.items()}
+
+    async def _each(
+        self,
+        asked: Sequence[A],
+        queue: Callable[[A], str],
+        ask: Callable[[Cell, Sequence[A]], Awaitable[Sequence[T]]],
+    ) -> list[T]:
+        """Ask each cell for what concerns its queues, at once; return the answers in the order of what was asked."""
+        places: defaultdict[Cell, list[int]] = defaultdict(list)
+        for place, one in enumerate(asked):
+            places[self.of(queue(one))].append(place)
+        answers = await _all([ask(cell, [asked[place] for place in some]) for cell, some in places.items()])
+        answered = {
+            place: answer
+            for some, answer_list in zip(places.values(), answers, strict=True)
+            for place, answer in zip(some, answer_list, strict=True)
+        }
+        return [answered[place] for place in range(len(asked))]
+
+
+async def _all(asked: Iterable[Awaitable[T]]) -> list[T]:
+    """Wait for all answers, and only then raise the first error: every cell has had its say."""
+    outcomes = await asyncio.gather(*asked, return_exceptions=True)
+    return [_raised(outcome) for outcome in outcomes]
+
+
+def _raised(outcome: T | BaseException) -> T:
+    if isinstance(outcome, BaseException):
+        raise outcome
+    return outcome
+
+
+def _least(numbers: Iterable[int | None]) -> int | None:
+    return min((number for number in numbers if number is not None), default=None)
