@@ -87,14 +87,32 @@ function Intake.living(queue, merge)
   return there
 end
 
+local answering = {}
+
+-- The job that answers for a call, by its id.
+local function answers_for(queue, id)
+  if answering[queue] == nil then
+    answering[queue] = call('EXISTS', key('answers', queue)) == 1
+  end
+  return answering[queue] and call('HGET', key('answers', queue), id) or id
+end
+
 local function answer_for(wish, job)
+  answering[job.queue] = true
   call('HSET', key('answers', job.queue), wish.id, job.id)
   call('RPUSH', key('calls', job.ref), wish.id)
 end
 
--- A new number for a job: later ones have higher ones.
+local made, reserved = 0, 0
+
+-- A new number for a job: later ones have higher ones. They are taken by the dozen; some stay unused.
 local function next_made()
-  return call('HINCRBY', key('counters'), 'made', 1)
+  if reserved == 0 then
+    reserved = max(1, min(#ASKED, 100))
+    made = call('HINCRBY', key('counters'), 'made', reserved) - reserved
+  end
+  made, reserved = made + 1, reserved - 1
+  return made
 end
 
 -- The record of a new job, the `offset`-th of its call, as it stands before it comes into line.
@@ -272,8 +290,7 @@ end
 
 -- Remember a call once; return what was made of it: {made, id, retry_in}.
 function Intake.remember(wish, offset)
-  local answering = call('HGET', key('answers', wish.queue), wish.id) or wish.id
-  local known = Record.of(wish.queue, answering)
+  local known = Record.of(wish.queue, answers_for(wish.queue, wish.id))
   local fence, settled_fence
   if known then
     if not Record.past(known) then

@@ -26,39 +26,47 @@ function Line.is_empty(queue)
   return call('EXISTS', key('ready', queue)) == 0 and #Line.parked_places(queue, 1) == 0
 end
 
+-- What is known of fair lines, read once by a script: of each queue its front, or false where it is not fair.
+local fronts = {}
+
+local function front_of(queue)
+  if fronts[queue] == nil then
+    fronts[queue] = tonumber(call('HGET', key('fair', queue), 'front') or '') or false
+  end
+  return fronts[queue]
+end
+
 -- Forget how far a line has got: nobody waits any more.
 function Line.forget(queue)
   local fair = key('fair', queue)
-  local fields = call('HKEYS', fair)
-  if #fields > 0 then
-    for _, field in ipairs(fields) do
-      if starts_with(field, 'b') then
-        call('UNLINK', key('tags', pair(queue, string.sub(field, 2))))
-      end
+  for _, field in ipairs(call('HKEYS', fair)) do
+    if starts_with(field, 'b') then
+      call('UNLINK', key('tags', pair(queue, string.sub(field, 2))))
     end
-    call('UNLINK', fair)
   end
+  call('UNLINK', fair)
+  fronts[queue] = false
 end
 
 -- The virtual instant that a fair line has got to for jobs of a priority; nil where it is not fair.
 function Line.start(queue, boost)
-  local got = call('HMGET', key('fair', queue), 'front', 'b' .. boost)
-  local front = tonumber(got[1])
-  return front and max(front, tonumber(got[2] or '') or front)
+  local front = front_of(queue)
+  return front and max(front, tonumber(call('HGET', key('fair', queue), 'b' .. boost) or '') or front) or nil
 end
 
 -- The score of a job that comes into its queue's line, as if at an instant.
 function Line.score(job, at)
   local queue = job.queue
-  if Line.is_empty(queue) then
+  if front_of(queue) and Line.is_empty(queue) then
     Line.forget(queue)
   end
   if job.lifo then
     return Line.place(at, job.boost, true)
   end
-  if job.fair_key then
+  if job.fair_key and not front_of(queue) then
     -- Who comes in late makes nobody begin in the past.
-    call('HSETNX', key('fair', queue), 'front', max(at, NOW))
+    fronts[queue] = max(at, NOW)
+    call('HSET', key('fair', queue), 'front', fronts[queue])
   end
   local start = Line.start(queue, job.boost)
   if start then
@@ -81,16 +89,12 @@ end
 
 -- Note how far a line has got, where it counts in virtual time.
 function Line.given_out(job)
-  if job.lifo then
-    return
-  end
-  local fair = key('fair', job.queue)
-  local got = call('HMGET', fair, 'front', 'b' .. job.boost)
-  local front = tonumber(got[1])
-  if front then
-    local virtual = job.score + job.boost
-    local reached = max(tonumber(got[2] or '') or virtual, virtual)
-    call('HSET', fair, 'front', max(front, job.score + min(job.boost, 0)), 'b' .. job.boost, reached)
+  local front = front_of(job.queue)
+  if front and not job.lifo then
+    local fair, virtual = key('fair', job.queue), job.score + job.boost
+    local reached = max(tonumber(call('HGET', fair, 'b' .. job.boost) or '') or virtual, virtual)
+    fronts[job.queue] = max(front, job.score + min(job.boost, 0))
+    call('HSET', fair, 'front', fronts[job.queue], 'b' .. job.boost, reached)
   end
 end
 

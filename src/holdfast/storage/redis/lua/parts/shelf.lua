@@ -27,6 +27,7 @@
 local Shelf = {}
 
 local freed, freed_order = {}, {}
+local noted_queues = {}
 
 -- The name a merge key goes by in its queue: keys of different kinds never meet.
 function Shelf.merge_name(merge)
@@ -185,7 +186,10 @@ end
 
 -- Take in a new job; Parking sees to the limits of its keys.
 function Shelf.add(job)
-  call('ZADD', key('queues'), 'NX', job.made, job.queue)
+  if not noted_queues[job.queue] then
+    noted_queues[job.queue] = true
+    call('ZADD', key('queues'), 'NX', job.made, job.queue)
+  end
   name_keys(job, 1)
   go(job, {})
   if is_tenant(job) then
