@@ -112,23 +112,31 @@ class Cell:
 
     async def listed(self, query: Query, limit: int, before: int | None) -> list[tuple[int, JobRecord]]:
         """Return the newest jobs that are asked for, of those made before a number, each under its own."""
-        parts: list[list[tuple[int, JobRecord]]] = []
+        newest: list[tuple[int, JobRecord]] = []
         after: int | None = None
         names = list(dict.fromkeys(query.queues))
         while True:
             some, names = names[: (span := queues_at_once(query))], names[span:]
-            found, after = await self._listed(query, limit, before, some or None, after)
-            parts.append(found)
+            # What is older than all of a full page is not on it.
+            above = newest[-1][0] if len(newest) == limit else 0
+            found, after = await self._listed(query, limit, (above, before), some or None, after)
+            newest = list(islice(merge(newest, found, key=itemgetter(0), reverse=True), limit))
             if not names and after is None:
-                return list(islice(merge(*parts, key=itemgetter(0), reverse=True), limit))
+                return newest
 
     async def _listed(
-        self, query: Query, limit: int, before: int | None, queues: Sequence[str] | None, after: int | None
+        self,
+        query: Query,
+        limit: int,
+        between: tuple[int, int | None],
+        queues: Sequence[str] | None,
+        after: int | None,
     ) -> tuple[list[tuple[int, JobRecord]], int | None]:
         """Return the newest jobs of some queues, and the number after which there are more queues."""
         found: list[tuple[int, JobRecord]] = []
+        above, before = between
         while True:
-            asked = ask_find(query, limit=limit - len(found), queues=queues, after=after, before=before)
+            asked = ask_find(query, limit=limit - len(found), queues=queues, after=after, before=before, above=above)
             part = answer_find(await self._call("find", asked))
             found += part.found
             before = part.looked_to

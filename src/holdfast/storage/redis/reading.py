@@ -19,13 +19,16 @@ from holdfast.storage.protocol import Query, QueueSurvey, Reader, Settings, Surv
 from holdfast.storage.redis.hand import schedule_of, settings_of
 from holdfast.storage.redis.records import Parcel, record, ref_of, ref_text
 
-_INDEXES_AT_ONCE = 512
-"""How many indexes one step of a listing or of a survey looks at."""
+_INDEXES_AT_ONCE = 256
+"""How many indexes one step of a listing looks at."""
 
-GOT_AT_ONCE = 256
+_LOOKED_UP_AT_ONCE = 128
+"""In how many queues one step looks for a job of an id."""
+
+GOT_AT_ONCE = 128
 """How many jobs one step is asked for."""
 
-SURVEYED_AT_ONCE = 128
+SURVEYED_AT_ONCE = 64
 """How many queues one step of a survey looks at."""
 
 _STATES = (
@@ -58,6 +61,7 @@ class _Find(Struct, omit_defaults=True, kw_only=True):
     id: str | None = None
     merge: str | None = None
     before: int | None = None
+    above: int = 0
     limit: int
 
 
@@ -180,9 +184,18 @@ def _log_line(line: _Line) -> LogLine:
 
 
 def ask_find(
-    query: Query, *, limit: int, queues: Sequence[str] | None, after: int | None = None, before: int | None = None
+    query: Query,
+    *,
+    limit: int,
+    queues: Sequence[str] | None,
+    after: int | None = None,
+    before: int | None = None,
+    above: int = 0,
 ) -> list[bytes]:
-    """Return the request for a page: of some queues, or of those of the cell that come after a number."""
+    """Return the request for a page: of some queues, or of those of the cell that come after a number.
+
+    Only for jobs made under numbers between `above` and `before`.
+    """
     return Parcel().sealed(
         _Find(
             queues=queues,
@@ -197,6 +210,7 @@ def ask_find(
             id=query.id,
             merge=query.merge,
             before=before,
+            above=above,
             limit=limit,
         )
     )
@@ -205,7 +219,7 @@ def ask_find(
 def queues_at_once(query: Query) -> int:
     """Return in how many queues one step looks for what is asked for."""
     if query.id is not None:
-        return _INDEXES_AT_ONCE
+        return _LOOKED_UP_AT_ONCE
     states = len(set(query.states)) + (State.WAITING in query.states)
     return _INDEXES_AT_ONCE // (2 if query.merge is not None else states or len(_STATES))
 

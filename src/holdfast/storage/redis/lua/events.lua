@@ -6,7 +6,8 @@
 -- reader how far its last batch was handled. `ref`: only what happened to that job.
 -- Answer: {entries, next, oldest, last}. An entry is one of the stream's; `next`: the number of the last that was
 -- looked at; `oldest`: the number before the oldest that is kept, where the place asked for is not there, else false.
-local EVENT_LOAN, LOOKS = 5000000, 250
+local EVENT_LOAN = 5000000
+local READS, LOOKS = 250, 500
 
 -- The number before the oldest entry that is kept, and that of the newest there ever was.
 local function bounds()
@@ -44,7 +45,7 @@ local function read(after, limit, ref)
     after, oldest = trimmed, trimmed
   end
   local entries = limit > 0
-      and call('XRANGE', key('events'), '(0-' .. after, '+', 'COUNT', ref and LOOKS or min(limit, LOOKS))
+      and call('XRANGE', key('events'), '(0-' .. after, '+', 'COUNT', ref and LOOKS or min(limit, READS))
     or {}
   if not ref then
     return { entries, after + #entries, oldest, last }

@@ -2,12 +2,13 @@
 -- requires: record
 -- find: one page of a listing, newest first, as far as one step goes.
 --
--- Request: {queues, after, span, states, tasks, reasons, tags, ended_after, ended_before, id, merge, before, limit}.
--- Without `queues` it is about all of the cell: `span` of them, those after the number `after`. `before`: only
--- those made before that number.
+-- Request: {queues, after, span, states, tasks, reasons, tags, ended_after, ended_before, id, merge, before, above,
+-- limit}.
+-- Without `queues` it is about all of the cell: `span` of them, those after the number `after`. `before`,
+-- `above`: only those made under numbers between.
 -- Answer: {found, looked_to, next}. Each found is {made, ref, record, payload, result}; `looked_to`: there may be more
 -- among those made before that one, or false; `next`: the number after which there are more queues, or false.
-local LOOKS, BYTES, MOST_AT_ONCE = 200, 2097152, 64
+local LOOKS, BYTES, MOST_AT_ONCE = 150, 2097152, 64
 local STATES = { 'delayed', 'waiting', 'active', 'completed', 'failed', 'cancelled', 'expired' }
 
 local function set_of(names)
@@ -22,6 +23,7 @@ local function set_of(names)
 end
 
 local BEFORE = ASKED.before and string.format('(%.17g', ASKED.before) or '+inf'
+local ABOVE = string.format('(%.17g', ASKED.above or 0)
 local states, tasks, reasons = set_of(ASKED.states), set_of(ASKED.tasks), set_of(ASKED.reasons)
 
 local function has_tags(job)
@@ -88,7 +90,7 @@ end
 
 -- A source gives the jobs of one index, the newest first; `made` is the number of the one it is at, nil at its end.
 local function look_on(source, before)
-  local some = call('ZREVRANGEBYSCORE', source.index, before, '-inf', 'WITHSCORES', 'LIMIT', 0, source.at_once)
+  local some = call('ZREVRANGEBYSCORE', source.index, before, ABOVE, 'WITHSCORES', 'LIMIT', 0, source.at_once)
   source.some, source.at, source.id, source.made = some, 1, some[1], tonumber(some[2])
   source.at_once = min(2 * source.at_once, MOST_AT_ONCE)
 end
