@@ -1,0 +1,160 @@
+"""A network between clients and a server that goes wrong on command."""
+
+import asyncio
+import socket
+import struct
+from collections.abc import Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
+from random import Random
+from threading import Thread
+from typing import Any, Self
+
+from tests.servers import free_port
+
+
+@dataclass
+class Weather:
+    """What the network does now; by itself, nothing bad."""
+
+    latency: float = 0.0  # so many seconds longer, each way,
+    jitter: float = 0.0  # and by chance up to so many more
+    cut_after: int = 0  # so many bytes of a reply pass before its connection is reset,
+    cuts: int = 0  # this often
+    swallow: bool = False  # all is accepted, nothing passed on; who was silenced so is silent for ever
+    hold: bool = False  # nothing passes until the weather clears, and then all: a partition that TCP outlasts
+    refuse: bool = False  # connections are reset, and new ones refused
+
+
+class Line:
+    """A connection of a client, and the one that was made to the server for it."""
+
+    def __init__(self, client: asyncio.StreamWriter) -> None:
+        self.ends = [client]
+        self.silent = False
+
+    def reset(self) -> None:
+        """Close it as a crash does: with RST, and what is under way is gone."""
+        for end in self.ends:
+            raw: socket.socket = end.get_extra_info("socket")
+            with suppress(OSError):
+                raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            end.transport.abort()
+
+
+class Proxy:
+    """Stands before a port of the loopback and passes on what comes, through whatever weather it is given.
+
+    It works in a thread of its own: a test whose loop is busy, or blocked, has its network all the same.
+    """
+
+    def __init__(self, target: int, *, seed: int = 0) -> None:
+        self.port = free_port()
+        self.address = f"127.0.0.1:{self.port}"
+        self.accepted = 0
+        self.lines: dict[Line, asyncio.Task[Any] | None] = {}
+        self._target = target
+        self._dice = Random(seed)
+        self._weather = Weather()
+        self._server: asyncio.Server | None = None
+
+    def __enter__(self) -> Self:
+        self._loop = asyncio.new_event_loop()
+        self._flows = asyncio.Event()
+        self._thread = Thread(target=self._loop.run_forever, name="proxy")
+        self._thread.start()
+        self.clean()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._do(self._end())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def weather(self, **changed: Any) -> None:
+        """Change the weather: to what is said here, and to nothing bad else."""
+        self._do(self._change(Weather(**changed)))
+
+    def clean(self) -> None:
+        """Let all pass again; what is silent for ever stays so."""
+        self.weather()
+
+    def reset(self) -> None:
+        """Reset all connections; new ones work."""
+        self._do(self._reset())
+
+    def abandon(self) -> None:
+        """Leave all connections half open: silent for ever, and never closed; new ones work."""
+        self._do(self._hush())
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+
+    async def _change(self, weather: Weather) -> None:
+        self._weather = weather
+        (self._flows.clear if weather.hold else self._flows.set)()
+        if weather.refuse and self._server is not None:
+            self._server.close()
+            self._server = None
+            await self._reset()
+        elif not weather.refuse and self._server is None:
+            self._server = await asyncio.start_server(self._carry, "127.0.0.1", self.port)
+
+    async def _reset(self) -> None:
+        for line in self.lines:
+            line.reset()
+
+    async def _hush(self) -> None:
+        for line in self.lines:
+            line.silent = True
+
+    async def _end(self) -> None:
+        await self._change(Weather(refuse=True))
+        tasks = [task for task in self.lines.values() if task is not None and task.cancel()]
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.accepted += 1
+        line = Line(writer)
+        self.lines[line] = asyncio.current_task()
+        try:
+            back_reader, back_writer = await asyncio.open_connection("127.0.0.1", self._target)
+            line.ends.append(back_writer)
+            async with asyncio.TaskGroup() as crew:
+                for source, sink, replies in ((reader, back_writer, False), (back_reader, writer, True)):
+                    way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+                    crew.create_task(self._take(source, way))
+                    crew.create_task(self._deliver(line, way, sink, replies))
+        except* OSError:
+            pass  # one side is gone, and the other learns it by a reset
+        finally:
+            line.reset()
+            del self.lines[line]
+
+    async def _take(self, source: asyncio.StreamReader, way: asyncio.Queue[tuple[float, bytes]]) -> None:
+        due, data = 0.0, b"?"
+        while data:
+            data = await source.read(65_536)
+            longer = self._weather.latency + self._dice.random() * self._weather.jitter
+            due = max(due, self._loop.time() + longer)  # in order, whatever the jitter
+            way.put_nowait((due, data))
+
+    async def _deliver(
+        self, line: Line, way: asyncio.Queue[tuple[float, bytes]], sink: asyncio.StreamWriter, replies: bool
+    ) -> None:
+        data = b"?"
+        while data or line.silent:
+            due, data = await way.get()
+            await asyncio.sleep(due - self._loop.time())
+            await self._flows.wait()
+            line.silent |= self._weather.swallow
+            if line.silent:
+                continue
+            if replies and data and self._weather.cuts:
+                self._weather.cuts -= 1
+                sink.write(data[: self._weather.cut_after])
+                await sink.drain()
+                raise ConnectionResetError
+            (sink.write(data) if data else sink.write_eof())
+            await sink.drain()

@@ -1,0 +1,182 @@
+"""The proxy does to a connection what it says, and nothing when told nothing."""
+
+import socket
+from collections.abc import Iterator
+from contextlib import closing
+from threading import Thread
+from time import monotonic
+
+import pytest
+
+from tests.proxy import Proxy
+from tests.servers import until
+
+pytestmark = pytest.mark.system
+
+
+@pytest.fixture
+def proxy() -> Iterator[Proxy]:
+    """Return a proxy before a server that says again whatever it hears."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        Thread(target=serve, args=(server,), daemon=True).start()
+        with Proxy(server.getsockname()[1]) as proxy:
+            yield proxy
+        server.shutdown(socket.SHUT_RDWR)
+
+
+def serve(server: socket.socket) -> None:
+    def echo(client: socket.socket) -> None:
+        with client:
+            while data := read(client):
+                client.sendall(data)
+
+    while True:
+        try:
+            client, _ = server.accept()
+        except OSError:
+            return
+        Thread(target=echo, args=(client,), daemon=True).start()
+
+
+def read(client: socket.socket) -> bytes:
+    try:
+        return client.recv(65_536)
+    except ConnectionError:
+        return b""
+
+
+def joined(proxy: Proxy, patience: float = 5.0) -> "closing[socket.socket]":
+    return closing(socket.create_connection(("127.0.0.1", proxy.port), timeout=patience))
+
+
+def echoed(client: socket.socket, said: bytes = b"hello") -> bytes:
+    client.sendall(said)
+    heard = b""
+    while len(heard) < len(said):
+        data = client.recv(65_536)
+        if not data:
+            break
+        heard += data
+    return heard
+
+
+def is_silent(client: socket.socket) -> bool:
+    client.settimeout(0.2)
+    try:
+        return client.recv(1) == b"?"  # an end would be b"", and no silence
+    except TimeoutError:
+        return True
+
+
+def test_it_passes_on_everything_both_ways_and_the_end_too(proxy: Proxy) -> None:
+    with joined(proxy) as client:
+        said = bytes(range(256)) * 4_000
+
+        assert echoed(client, said) == said
+
+        client.shutdown(socket.SHUT_WR)
+        assert client.recv(1) == b""
+    until(lambda: not proxy.lines, "the line to be taken down")
+
+
+def test_latency_is_added_each_way_and_keeps_the_order(proxy: Proxy) -> None:
+    with joined(proxy) as client:
+        proxy.weather(latency=0.1, jitter=0.1)
+        began = monotonic()
+        said = b"0123456789" * 20
+        for byte in said:
+            client.sendall(bytes([byte]))
+        heard = b""
+        while len(heard) < len(said):
+            heard += client.recv(1_000)
+
+        assert heard == said
+        assert monotonic() - began >= 0.2
+
+        proxy.clean()
+        began = monotonic()
+        assert echoed(client) == b"hello"
+        assert monotonic() - began < 0.2
+
+
+def test_a_reply_is_cut_after_so_many_bytes_and_so_often(proxy: Proxy) -> None:
+    proxy.weather(cut_after=3, cuts=1)
+    with joined(proxy) as client:
+        client.sendall(b"hello")
+        heard = client.recv(10)
+
+        assert heard == b"hel"
+        assert read(client) == b""
+    with joined(proxy) as client:
+        assert echoed(client) == b"hello"
+
+
+def test_a_reset_ends_connections_with_an_error_and_lets_new_ones_in(proxy: Proxy) -> None:
+    with joined(proxy) as client:
+        assert echoed(client) == b"hello"
+        proxy.reset()
+        with pytest.raises(ConnectionResetError):
+            client.recv(1)
+    with joined(proxy) as client:
+        assert echoed(client) == b"hello"
+
+    assert proxy.accepted == 2
+
+
+def test_who_is_swallowed_hears_nothing_ever_again_and_who_comes_later_does(proxy: Proxy) -> None:
+    with joined(proxy) as before, joined(proxy) as unaware:
+        assert echoed(before) == echoed(unaware) == b"hello"
+        proxy.weather(swallow=True)
+        with joined(proxy) as during:
+            for client in (before, during):
+                client.sendall(b"hello")
+                assert is_silent(client)
+            proxy.clean()
+            for client in (before, during):
+                client.sendall(b"hello")
+                assert is_silent(client)
+        assert echoed(unaware) == b"hello"
+        with joined(proxy) as after:
+            assert echoed(after) == b"hello"
+
+
+def test_an_abandoned_connection_is_silent_while_new_ones_work(proxy: Proxy) -> None:
+    with joined(proxy) as before:
+        assert echoed(before) == b"hello"
+        proxy.abandon()
+        before.sendall(b"hello")
+        assert is_silent(before)
+        with joined(proxy) as after:
+            assert echoed(after) == b"hello"
+
+
+def test_what_is_held_arrives_when_the_weather_clears(proxy: Proxy) -> None:
+    with joined(proxy) as client:
+        proxy.weather(hold=True)
+        client.sendall(b"hello")
+        assert is_silent(client)
+        proxy.clean()
+        client.settimeout(5)
+
+        assert client.recv(10) == b"hello"
+
+
+def test_it_refuses_and_lets_in_again_at_the_same_port(proxy: Proxy) -> None:
+    with joined(proxy) as client:
+        assert echoed(client) == b"hello"
+        for _ in range(3):
+            proxy.weather(refuse=True)
+            with pytest.raises(ConnectionRefusedError), joined(proxy):
+                pass
+            proxy.clean()
+        with pytest.raises(ConnectionResetError):
+            client.recv(1)
+    with joined(proxy) as client:
+        assert echoed(client) == b"hello"
+
+
+def test_where_no_server_is_a_connection_is_reset(proxy: Proxy) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        with Proxy(nobody.getsockname()[1]) as lost, joined(lost) as client:
+            assert read(client) == b""
