@@ -10,9 +10,6 @@ connection that is cut, or an answer that is late, leaves that open and is the c
 """
 
 import asyncio
-import os
-import threading
-import weakref
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -28,6 +25,7 @@ from holdfast.errors import HoldfastError, NotDurableError
 from holdfast.storage.redis.address import Place, RedisAddress
 from holdfast.storage.redis.library import Script
 from holdfast.storage.redis.link import ANSWERING, Command, Link, Reply, Word, said, unreached, why
+from holdfast.storage.redis.loops import PerLoop
 from holdfast.storage.redis.routes import Routes, routes
 from holdfast.storage.redis.wall import ours, undone
 
@@ -43,9 +41,6 @@ PATIENCE = Patience(0.05, 0.4)
 
 CONFIRMING = 1.0
 """Seconds that a replica gets to confirm a write."""
-
-CLOSING = 3.0
-"""Seconds that the event loop of another thread gets to close its connections."""
 
 
 @dataclass(frozen=True)
@@ -67,10 +62,8 @@ class Connections:
 
     def __init__(self, address: RedisAddress, *, rng: Random | None = None) -> None:
         self.address = address
-        self._rng = rng or entropy()
-        self._lock = threading.Lock()
-        self._homes: dict[asyncio.AbstractEventLoop, _Home] = {}
-        _all.add(self)
+        chance = rng or entropy()
+        self._homes = PerLoop(lambda: _Home(address, chance), abandon=_Home.abandon)
 
     async def call(self, script: Script, base: str, *args: Word, durable: bool = False) -> Reply:
         """Call a script on a cell and return what it says.
@@ -164,43 +157,20 @@ class Connections:
         """Open a connection of the caller's own, who also closes it.
 
         Raises:
-            RedisError: the server is out of reach.
-            OSError: the same.
+            StorageUnavailableError: the server is out of reach.
         """
-        return await Link.open(place, self.address, db=self.address.db)
+        try:
+            return await Link.open(place, self.address, db=self.address.db)
+        except (RedisError, OSError) as error:
+            raise ours(error, self.address.shown) from error
 
     async def close(self) -> None:
         """Close every connection, also those of the event loops of other threads. A later call opens new ones."""
-        here = asyncio.get_running_loop()
-        with self._lock:
-            # A loop that stands still can close nothing; it does when it ends.
-            homes = {loop: home for loop, home in self._homes.items() if loop is here or loop.is_running()}
-            self._homes = {loop: home for loop, home in self._homes.items() if loop not in homes}
-        for loop, home in homes.items():
-            if loop is here:
-                await home.close()
-            else:
-                # It may be blocked; then this goes on without it, and it closes them when it can.
-                elsewhere = asyncio.run_coroutine_threadsafe(home.close(), loop)
-                await asyncio.wait([asyncio.wrap_future(elsewhere)], timeout=CLOSING)
-
-    def begin_anew(self) -> None:
-        """After a fork, in the child: let go of what is the parent's."""
-        homes = list(self._homes.values())
-        self._lock = threading.Lock()
-        self._homes = {}
-        for home in homes:
-            home.abandon()
+        await self._homes.close(_Home.close)
 
     async def _home(self) -> "_Home":
-        loop = asyncio.get_running_loop()
-        home = self._homes.get(loop)
-        if home is None:
-            with self._lock:
-                # Their sockets are closed as they are collected: nothing else can be done for a loop that is over.
-                for gone in [other for other in self._homes if other.is_closed()]:
-                    del self._homes[gone]
-                home = self._homes[loop] = _Home(self.address, self._rng)
+        home, new = self._homes.here()
+        if new:
             await home.settle_in()
         return home
 
@@ -281,8 +251,6 @@ class _Home:
         """Let go of connections that are another process's."""
         for link in self._links:
             link.abandon()
-        # Not collected either, or its end would be told to an event loop that the parent runs.
-        _abandoned.append(self)
 
     async def _try(
         self,
@@ -403,20 +371,6 @@ class _Redirection(Protocol):
 
 class _UnreachedError(RedisConnectionError):
     """No connection came about, so nothing was done."""
-
-
-_abandoned: list[_Home] = []
-"""What a fork left behind."""
-
-_all: "weakref.WeakSet[Connections]" = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for connections in list(_all):
-        connections.begin_anew()
-
-
-os.register_at_fork(after_in_child=_after_fork)
 
 
 async def _until_the_loop_ends(home: _Home) -> AsyncGenerator[None]:

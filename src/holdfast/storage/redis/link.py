@@ -135,14 +135,13 @@ class Link:
         """Let go of this process's copy of a connection that belongs to another one, its parent.
 
         Nothing of it may be closed the usual way: its event loop watches it by a list in the kernel that both processes
-        share. So its descriptor is turned to nothing, and what is in memory stays there untouched.
+        share. So its descriptor is turned to nothing; what is in memory has to stay there.
         """
         line = self._line()
         if line is not None:
             nothing = os.open(os.devnull, os.O_RDWR)
             os.dup2(nothing, line, inheritable=False)
             os.close(nothing)
-        _abandoned.append(self)
 
     def _line(self) -> int | None:
         """Return the descriptor of the connection's socket, while it has one."""
@@ -155,10 +154,6 @@ class Link:
             return await self._wire.read_response(disconnect_on_error=False)
         except _SAID as said:
             return said
-
-
-_abandoned: list[Link] = []
-"""What a fork left behind; never collected, for its end would be told to the parent's event loop."""
 
 
 def packed(commands: Iterable[Command]) -> bytes:

@@ -1,0 +1,315 @@
+"""Notices from Redis: hints that may come late and twice, but are not lost between two subscriptions."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import AsyncIterator, Callable
+from random import Random
+
+import pytest
+
+from holdfast.core.patience import Patience
+from holdfast.storage.notices import Listener
+from holdfast.storage.redis import ear as module
+from holdfast.storage.redis.address import read
+from holdfast.storage.redis.connections import Connections
+from holdfast.storage.redis.ear import Ear, channel
+from tests import servers
+from tests.servers import RedisServer
+
+LONG = 20
+"""Seconds; only what is broken takes so long."""
+
+BASE = "{holdfast}"
+
+Hear = Callable[[str], Ear]
+
+
+@pytest.fixture
+async def hear() -> AsyncIterator[Hear]:
+    made: list[tuple[Ear, Connections]] = []
+
+    def hearing(url: str) -> Ear:
+        connections = Connections(read(url), rng=Random(1))
+        made.append((Ear(connections, lambda topic: connections.address.bases, rng=Random(2)), connections))
+        return made[-1][0]
+
+    yield hearing
+    for ear, connections in made:
+        await ear.close()
+        await connections.close()
+
+
+async def woken(listener: Listener) -> None:
+    async with asyncio.timeout(LONG):
+        await anext(listener)
+
+
+async def asleep(listener: Listener) -> bool:
+    """Return whether a listener has no hint at hand."""
+    try:
+        async with asyncio.timeout(0.05):
+            await anext(listener)
+    except TimeoutError:
+        return True
+    return False
+
+
+def publish(server: RedisServer, topic: str) -> int:
+    return int(server.command("SPUBLISH", channel(BASE, topic), ""))
+
+
+async def subscribed(server: RedisServer, *topics: str) -> None:
+    await until(lambda: all(subscribers(server, topic) for topic in topics))
+
+
+def subscribers(server: RedisServer, topic: str) -> int:
+    return int(dict_of(server.command("PUBSUB", "SHARDNUMSUB", channel(BASE, topic)))[channel(BASE, topic).encode()])
+
+
+def dict_of(pairs: list[object]) -> dict[object, int]:
+    return dict(zip(pairs[::2], [int(str(number)) for number in pairs[1::2]], strict=True))
+
+
+def lines(server: RedisServer) -> int:
+    """How many connections have subscriptions."""
+    clients: bytes = server.command("CLIENT", "LIST")
+    return sum(b" ssub=0 " not in client for client in clients.splitlines())
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    await asyncio.to_thread(servers.until, lambda: holds() or None, "what the test expects")
+
+
+async def test_a_hint_wakes_who_listens_to_its_topic_and_nobody_else(hear: Hear, redis_server: RedisServer) -> None:
+    ear = hear(redis_server.url)
+    mail, news = ear.listen(["queue:mail", "owner:1"]), ear.listen(["queue:news"])
+    # Whatever came before their subscriptions nobody heard, so each is told once.
+    await asyncio.gather(woken(mail), woken(news))
+    await subscribed(redis_server, "queue:mail", "owner:1", "queue:news")
+    await asleep(mail)
+
+    publish(redis_server, "queue:mail")
+
+    await woken(mail)
+    assert await asleep(news)
+
+    publish(redis_server, "queue:news")
+
+    await woken(news)
+    assert await asleep(mail)
+
+
+async def test_a_hint_between_listening_and_the_subscription_is_not_lost(hear: Hear, redis_server: RedisServer) -> None:
+    listener = hear(redis_server.url).listen(["queue:mail"])
+
+    assert publish(redis_server, "queue:mail") == 0
+
+    await woken(listener)
+
+
+async def test_who_joins_a_subscription_that_has_not_begun_is_told_when_it_has(
+    hear: Hear, redis_server: RedisServer
+) -> None:
+    ear = hear(redis_server.url)
+    listeners: list[Listener] = []
+    for _ in range(30):
+        listeners.append(ear.listen(["queue:mail"]))
+        await asyncio.sleep(0)
+
+    await asyncio.gather(*(woken(listener) for listener in listeners[:1]))
+    await subscribed(redis_server, "queue:mail")
+    publish(redis_server, "queue:mail")
+
+    await asyncio.gather(*(woken(listener) for listener in listeners[1:]))
+
+
+async def test_all_listeners_share_one_connection_and_each_topic_one_subscription(
+    hear: Hear, redis_server: RedisServer
+) -> None:
+    ear = hear(redis_server.url)
+    topics = [f"queue:{number}" for number in range(1200)]
+    listeners = [ear.listen(topics) for _ in range(3)]
+    await subscribed(redis_server, *topics[:3], *topics[-3:])
+
+    assert lines(redis_server) == 1
+    assert subscribers(redis_server, "queue:0") == 1
+    assert redis_server.command("INFO", "commandstats")["cmdstat_ssubscribe"]["calls"] == 3
+
+    for listener in listeners[:2]:
+        listener.close()
+    await asyncio.sleep(0.05)
+
+    assert subscribers(redis_server, "queue:0") == 1
+
+    listeners[2].close()
+
+    await until(lambda: subscribers(redis_server, "queue:0") == 0)
+
+
+async def test_a_topic_that_is_left_and_listened_to_again_is_heard(hear: Hear, redis_server: RedisServer) -> None:
+    ear = hear(redis_server.url)
+    stays = ear.listen(["queue:other"])
+    await subscribed(redis_server, "queue:other")
+    for turns in range(40):
+        listener = ear.listen(["queue:mail"])
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        listener.close()
+        for _ in range(turns % 7):
+            await asyncio.sleep(0)
+
+    listener = ear.listen(["queue:mail"])
+    await subscribed(redis_server, "queue:mail")
+    await woken(listener)
+    await asleep(listener)
+    publish(redis_server, "queue:mail")
+
+    await woken(listener)
+    assert lines(redis_server) == 1
+    stays.close()
+
+
+async def test_a_line_that_breaks_is_laid_anew_and_its_listeners_are_told_once(
+    hear: Hear, redis_server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    listener = hear(redis_server.url).listen(["queue:mail"])
+    await subscribed(redis_server, "queue:mail")
+    await woken(listener)
+    assert await asleep(listener)
+
+    with caplog.at_level(logging.INFO, "holdfast"):
+        redis_server.command("CLIENT", "KILL", "TYPE", "pubsub")
+
+        await woken(listener)
+        await subscribed(redis_server, "queue:mail")
+    publish(redis_server, "queue:mail")
+    await woken(listener)
+
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+
+
+async def test_a_server_that_is_away_for_a_while_is_heard_again_and_told_of_once(
+    hear: Hear, redis_server: RedisServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PATIENCE", Patience(0.01, 0.05))
+    redis_server.stop()
+    listener = hear(redis_server.url).listen(["queue:mail"])
+    await asyncio.sleep(0.3)
+
+    assert await asleep(listener)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+    await asyncio.to_thread(redis_server.start)
+
+    await woken(listener)
+    await subscribed(redis_server, "queue:mail")
+    await asleep(listener)
+    publish(redis_server, "queue:mail")
+    await woken(listener)
+
+
+async def test_a_server_that_says_nothing_any_more_is_given_up_and_found_again(
+    hear: Hear, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PING_EVERY", 0.1)
+    listener = hear(redis_server.url).listen(["queue:mail"])
+    await subscribed(redis_server, "queue:mail")
+    await woken(listener)
+    first = lines(redis_server)
+    await asyncio.sleep(0.5)
+
+    assert lines(redis_server) == first
+    assert await asleep(listener)
+
+    redis_server.freeze()
+    await asyncio.sleep(0.5)
+    redis_server.thaw()
+
+    await woken(listener)
+
+
+async def test_an_idle_line_costs_nothing_but_a_ping_now_and_then(
+    hear: Hear, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PING_EVERY", 0.2)
+    ear = hear(redis_server.url)
+    for number in range(200):
+        ear.listen([f"queue:{number}"])
+    await subscribed(redis_server, "queue:199")
+    redis_server.command("CONFIG", "RESETSTAT")
+    await asyncio.sleep(1)
+
+    stats = redis_server.command("INFO", "commandstats")
+
+    assert set(stats) <= {"cmdstat_ping", "cmdstat_config|resetstat", "cmdstat_info"}
+    assert stats["cmdstat_ping"]["calls"] <= 5
+
+
+async def test_the_line_is_hung_up_a_while_after_nobody_listens(
+    hear: Hear, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LINGERING", 0.1)
+    ear = hear(redis_server.url)
+    for _ in range(3):
+        listener = ear.listen(["queue:mail"])
+        await subscribed(redis_server, "queue:mail")
+        listener.close()
+
+        await asyncio.wait(ear_tasks(), timeout=LONG)
+
+        assert not ear_tasks()
+        await until(lambda: redis_server.command("INFO", "clients")["connected_clients"] == 1)
+
+
+async def test_closing_ends_every_task_and_whoever_still_listens_is_told_again_after_it_goes_on(
+    hear: Hear, redis_server: RedisServer
+) -> None:
+    ear = hear(redis_server.url)
+    listener = ear.listen(["queue:mail"])
+    await subscribed(redis_server, "queue:mail")
+    await woken(listener)
+
+    await ear.close()
+
+    assert not ear_tasks()
+    await until(lambda: lines(redis_server) == 0)
+
+    ear.resume()
+    await woken(listener)
+    await subscribed(redis_server, "queue:mail")
+    await asleep(listener)
+    publish(redis_server, "queue:mail")
+    await woken(listener)
+
+
+async def test_each_event_loop_hears_for_itself_and_leaves_nothing_when_it_ends(
+    hear: Hear, redis_server: RedisServer
+) -> None:
+    ear = hear(redis_server.url)
+    here = ear.listen(["queue:mail"])
+    listening, told = threading.Event(), threading.Event()
+
+    async def elsewhere() -> None:
+        listener = ear.listen(["queue:mail"])
+        await subscribed(redis_server, "queue:mail")
+        await woken(listener)
+        await asleep(listener)
+        listening.set()
+        await woken(listener)
+        told.set()
+
+    thread = threading.Thread(target=lambda: asyncio.run(elsewhere()))
+    thread.start()
+    await asyncio.to_thread(listening.wait)
+    await until(lambda: subscribers(redis_server, "queue:mail") == 2)
+    publish(redis_server, "queue:mail")
+    await asyncio.to_thread(thread.join, LONG)
+
+    assert told.is_set()
+    await woken(here)
+    await until(lambda: lines(redis_server) == 1)
+
+
+def ear_tasks() -> "list[asyncio.Task[object]]":
+    return [task for task in asyncio.all_tasks() if task.get_name().startswith("holdfast-ear")]
