@@ -10,11 +10,11 @@ from typing import Literal
 from msgspec import Struct
 
 from benchmarks.child import Drain, Idle, Stamp, started
-from benchmarks.floors import inserts_a_second
+from benchmarks.floors import calls_a_second, inserts_a_second
 from benchmarks.work import Work
 from benchmarks.working import Drained, drain
 
-Column = Literal["memory", "sqlite", "floor"]
+Column = Literal["memory", "sqlite", "sqlite_floor", "redis", "redis_floor"]
 
 CALLERS = 50
 TRIP = 256
@@ -29,27 +29,45 @@ class Sample(Struct, frozen=True):
     values: list[float]
 
 
-async def one_round(folder: Path) -> AsyncGenerator[Sample]:
-    """Measure everything once; the folder is empty and takes the files."""
-    async for sample in _enqueueing(folder):
-        yield sample
-    async for sample in _processing(folder):
-        yield sample
-    async for sample in _waiting(folder):
-        yield sample
-    async for sample in _idling(folder):
-        yield sample
+class Places(Struct, frozen=True):
+    """Where a round puts what it measures: an empty folder for files, and an empty server where there is one."""
+
+    folder: Path
+    server: str | None = None
+
+    def file(self, name: str) -> str:
+        """Return the address of a SQLite file."""
+        return f"sqlite:///{self.folder / name}.db"
+
+    def shared(self, name: str) -> dict[Column, str]:
+        """Return the addresses of the storages that other processes can see, each empty."""
+        urls: dict[Column, str] = {"sqlite": self.file(name)}
+        if self.server is not None:
+            urls["redis"] = f"{self.server}?namespace={name}-{self.folder.name}"
+        return urls
+
+    def every(self, name: str) -> dict[Column, str]:
+        """Return the addresses of all storages, each empty."""
+        return {"memory": "memory://", **self.shared(name)}
 
 
-async def _enqueueing(folder: Path) -> AsyncGenerator[Sample]:
+async def one_round(places: Places) -> AsyncGenerator[Sample]:
+    """Measure everything once."""
+    for part in (_enqueueing, _processing, _waiting, _idling):
+        async for sample in part(places):
+            yield sample
+
+
+async def _enqueueing(places: Places) -> AsyncGenerator[Sample]:
     for row, jobs, callers, trip in (
         ("enqueue_one", 1_500, 1, 1),
         ("enqueue_callers", 5_000, CALLERS, 1),
         ("enqueue_many", 20 * TRIP, 1, TRIP),
     ):
-        yield Sample(row, "memory", [await _enqueue("memory://", jobs, callers, trip)])
-        yield Sample(row, "sqlite", [await _enqueue(_file(folder, row), jobs, callers, trip)])
-        yield _floor(folder, row, rows=jobs, batch=max(callers, trip))
+        for column, url in places.every(row).items():
+            yield Sample(row, column, [await _enqueue(url, jobs, callers, trip)])
+        async for sample in _floors(places, row, jobs=jobs, batch=max(callers, trip)):
+            yield sample
 
 
 async def _enqueue(url: str, jobs: int, callers: int, trip: int) -> float:
@@ -62,13 +80,15 @@ async def _enqueue(url: str, jobs: int, callers: int, trip: int) -> float:
         return jobs / (time.perf_counter() - began)
 
 
-async def _processing(folder: Path) -> AsyncGenerator[Sample]:
+async def _processing(places: Places) -> AsyncGenerator[Sample]:
     for concurrency, jobs in ((10, 4_000), (100, 6_000)):
         for sample in _drained("memory", concurrency, await _drain_here(concurrency, jobs)):
             yield sample
-        for sample in _drained("sqlite", concurrency, await _drain_there(folder, concurrency, jobs)):
+        for column, url in places.shared(f"process_{concurrency}").items():
+            for sample in _drained(column, concurrency, await _drain_there(url, concurrency, jobs)):
+                yield sample
+        async for sample in _floors(places, f"process_{concurrency}", jobs=jobs, batch=concurrency):
             yield sample
-        yield _floor(folder, f"process_{concurrency}", rows=jobs, batch=concurrency)
 
 
 def _drained(column: Column, concurrency: int, drained: Drained) -> list[Sample]:
@@ -84,8 +104,7 @@ async def _drain_here(concurrency: int, jobs: int) -> Drained:
     return await drain(work, concurrency=concurrency, jobs=jobs)
 
 
-async def _drain_there(folder: Path, concurrency: int, jobs: int) -> Drained:
-    url = _file(folder, f"process_{concurrency}")
+async def _drain_there(url: str, concurrency: int, jobs: int) -> Drained:
     work = Work(url)
     async with work.app:
         await work.fill(jobs, trip=TRIP)
@@ -93,15 +112,16 @@ async def _drain_there(folder: Path, concurrency: int, jobs: int) -> Drained:
         return await child.answer(Drained)
 
 
-async def _waiting(folder: Path) -> AsyncGenerator[Sample]:
-    yield Sample("wait_here", "memory", await _wait_here("memory://", 200))
-    yield Sample("wait_here", "sqlite", await _wait_here(_file(folder, "wait_here"), 200))
-    floor = inserts_a_second(folder / "wait_here-floor.db", rows=400, batch=1)
-    # Enqueue and claim are a commit each, one after the other.
-    yield Sample("wait_here", "floor", [2000 / floor])
-    # So soon after the last job the worker still looks often; after half a second it looks as seldom as it ever does.
-    yield Sample("wait_there", "sqlite", await _wait_there(_file(folder, "wait_there"), 100, rest=0.02))
-    yield Sample("wait_quiet", "sqlite", await _wait_there(_file(folder, "wait_quiet"), 12, rest=0.5))
+async def _waiting(places: Places) -> AsyncGenerator[Sample]:
+    for column, url in places.every("wait_here").items():
+        yield Sample("wait_here", column, await _wait_here(url, 200))
+    # Enqueue and claim are a commit, or a trip, each, one after the other.
+    async for floor in _floors(places, "wait_here", jobs=400, batch=1):
+        yield Sample("wait_here", floor.column, [2000 / floor.values[0]])
+    # So soon after the last job a worker on SQLite still looks often; after half a second as seldom as it ever does.
+    for row, jobs, rest in (("wait_there", 100, 0.02), ("wait_quiet", 12, 0.5)):
+        for column, url in places.shared(row).items():
+            yield Sample(row, column, await _wait_there(url, jobs, rest=rest))
 
 
 async def _wait_here(url: str, jobs: int) -> list[float]:
@@ -124,8 +144,8 @@ async def _wait_there(url: str, jobs: int, *, rest: float) -> list[float]:
         return _milliseconds(await child.answer(list[int]))
 
 
-async def _idling(folder: Path) -> AsyncGenerator[Sample]:
-    urls: dict[Column, str] = {"memory": "memory://", "sqlite": _file(folder, "idle")}
+async def _idling(places: Places) -> AsyncGenerator[Sample]:
+    urls = places.every("idle")
     # Each counts its own processor time, so they may be idle together.
     shares = await asyncio.gather(*map(_idle, urls.values()))
     for column, share in zip(urls, shares, strict=True):
@@ -137,12 +157,11 @@ async def _idle(url: str) -> float:
         return await child.answer(float)
 
 
-def _floor(folder: Path, row: str, *, rows: int, batch: int) -> Sample:
-    return Sample(row, "floor", [inserts_a_second(folder / f"{row}-floor.db", rows=rows, batch=batch)])
-
-
-def _file(folder: Path, name: str) -> str:
-    return f"sqlite:///{folder / name}.db"
+async def _floors(places: Places, row: str, *, jobs: int, batch: int) -> AsyncGenerator[Sample]:
+    file = places.folder / f"{row}-floor.db"
+    yield Sample(row, "sqlite_floor", [inserts_a_second(file, rows=jobs, batch=batch)])
+    if places.server is not None:
+        yield Sample(row, "redis_floor", [await calls_a_second(places.server, calls=jobs, batch=batch)])
 
 
 async def _rest(seconds: float) -> None:

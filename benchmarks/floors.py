@@ -1,14 +1,20 @@
-"""The least that SQLite itself takes here: bare INSERTs, so many to a COMMIT, on a connection set up as ours is."""
+"""The least that a storage's own engine takes here, without anything of ours: bare INSERTs, bare calls of a script."""
 
 import time
 from pathlib import Path
+from urllib.parse import urlsplit
+
+from redis.asyncio import Redis
 
 from holdfast.storage.sqlite.database import Database
 from holdfast.storage.sqlite.locks import Locks
 
 
 def inserts_a_second(file: Path, *, rows: int, batch: int) -> float:
-    """Return how many rows a second go into a table of two columns, `batch` of them to a COMMIT."""
+    """Return how many rows a second go into a table of two columns, `batch` of them to a COMMIT.
+
+    The connection is set up as ours is.
+    """
     database = Database(str(file), Locks(f"{file}.lock"), durability="full", auto_migrate=True)
     connection = database.writer()
     try:
@@ -22,3 +28,16 @@ def inserts_a_second(file: Path, *, rows: int, batch: int) -> float:
         return rows / (time.perf_counter() - began)
     finally:
         connection.close()
+
+
+async def calls_a_second(url: str, *, calls: int, batch: int) -> float:
+    """Return how many calls a second a server of this machine answers of a script that does nothing, `batch` of them in a trip."""
+    async with Redis(port=urlsplit(url).port or 6379) as client:
+        sha = await client.script_load("return 1")
+        began = time.perf_counter()
+        for start in range(0, calls, batch):
+            pipe = client.pipeline(transaction=False)
+            for number in range(start, min(start + batch, calls)):
+                pipe.evalsha(sha, 1, "{floor}", b'{"number":%d}' % number)
+            await pipe.execute()
+        return calls / (time.perf_counter() - began)

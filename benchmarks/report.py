@@ -5,6 +5,7 @@ import platform
 import sqlite3
 from collections.abc import Sequence
 from statistics import median, quantiles
+from typing import get_args
 
 import msgspec
 from msgspec import Struct
@@ -39,7 +40,7 @@ ROWS = (
     Row("idle worker, of one core", "idle", "%", 2),
 )
 
-COLUMNS: tuple[Column, ...] = ("memory", "sqlite", "floor")
+COLUMNS: tuple[Column, ...] = get_args(Column)
 
 
 class Figure(Struct, frozen=True):
@@ -57,7 +58,9 @@ class Line(Struct, frozen=True):
     unit: str
     memory: Figure | None
     sqlite: Figure | None
-    floor: Figure | None
+    sqlite_floor: Figure | None
+    redis: Figure | None
+    redis_floor: Figure | None
 
 
 class Machine(Struct, frozen=True):
@@ -65,6 +68,7 @@ class Machine(Struct, frozen=True):
 
     python: str
     sqlite: str
+    redis: str | None
     system: str
     cores: int
     load: float
@@ -79,11 +83,12 @@ class Report(Struct, frozen=True):
     lines: list[Line]
 
 
-def machine() -> Machine:
-    """Return what there is to know of this one."""
+def machine(redis: str | None = None) -> Machine:
+    """Return what there is to know of this one; `redis`: the version of the server, where there is one."""
     return Machine(
         python=f"{platform.python_implementation()} {platform.python_version()}",
         sqlite=sqlite3.sqlite_version,
+        redis=redis,
         system=f"{platform.system()} {platform.machine()}",
         cores=os.cpu_count() or 1,
         load=round(os.getloadavg()[0], 2),
@@ -104,7 +109,7 @@ def as_table(report: Report) -> str:
     """Return the report for a person to read."""
     on = report.machine
     body = [_cells(row, line) for row, line in zip(ROWS, report.lines, strict=True)]
-    rows = [("", "memory", "SQLite", "floor", "of floor"), *body]
+    rows = [("", "memory", "SQLite", "floor", "of it", "Redis", "floor", "of it"), *body]
     widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
     table = [
         "  ".join(
@@ -114,13 +119,16 @@ def as_table(report: Report) -> str:
     ]
     return "\n".join(
         [
-            f"{on.python}, SQLite {on.sqlite}, {on.system}, {on.cores} cores, load {on.load:g} at the start",
+            f"{on.python}, SQLite {on.sqlite}, {f'Redis {on.redis}' if on.redis else 'no Redis'}, {on.system}, "
+            f"{on.cores} cores, load {on.load:g} at the start",
             f"{report.rounds} rounds in {report.seconds:.0f} s; medians, and how far the rounds lie apart",
             "",
             *table,
             "",
             "SQLite: durability full, a worker in a process of its own. Floor: bare INSERTs in this run with the same",
             "pragmas, as many to a COMMIT as callers, calls in a trip or runs at once; for the waits two COMMITs.",
+            "Redis: a server of its own on the loopback, appendonly with fsync each second. Floor: bare calls of a",
+            "script that does nothing, by redis-py, as many in a trip; for the waits two trips.",
         ]
     )
 
@@ -136,14 +144,21 @@ def _part(values: Sequence[float], part: int) -> float:
     return median(values) if part == 50 else quantiles(values, n=100, method="inclusive")[part - 1]
 
 
-def _cells(row: Row, line: Line) -> tuple[str, str, str, str, str]:
+def _cells(row: Row, line: Line) -> tuple[str, ...]:
     return (
         f"{line.title} ({line.unit})",
         _shown(line.memory, row.digits),
         _shown(line.sqlite, row.digits),
-        _shown(line.floor, row.digits),
-        f"{line.sqlite.median / line.floor.median:.0%}" if line.sqlite and line.floor else "",
+        _shown(line.sqlite_floor, row.digits),
+        _share(line.sqlite, line.sqlite_floor),
+        _shown(line.redis, row.digits),
+        _shown(line.redis_floor, row.digits),
+        _share(line.redis, line.redis_floor),
     )
+
+
+def _share(figure: Figure | None, floor: Figure | None) -> str:
+    return f"{figure.median / floor.median:.0%}" if figure and floor else ""
 
 
 def _shown(figure: Figure | None, digits: int) -> str:

@@ -1,4 +1,7 @@
-"""Measures, and prints what it found: `make bench`, or `make bench ARGS="-o json"`."""
+"""Measures, and prints what it found: `make bench`, or `make bench ARGS="-o json"`.
+
+Redis is measured on a server that is started for it, where there is a redis-server or valkey-server on the PATH.
+"""
 
 import argparse
 import asyncio
@@ -7,17 +10,18 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.cells import Sample, one_round
+from benchmarks.cells import Places, Sample, one_round
 from benchmarks.report import Report, as_json, as_table, lines, machine
+from benchmarks.server import a_server
 
 
-async def measured(rounds: int) -> list[Sample]:
-    """Return the samples of so many rounds, each in a fresh temporary folder."""
+async def measured(rounds: int, server: str | None) -> list[Sample]:
+    """Return the samples of so many rounds, each in a fresh temporary folder and fresh namespaces."""
     samples: list[Sample] = []
     for number in range(rounds):
         print(f"round {number + 1} of {rounds}", file=sys.stderr)
         with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
-            samples += [sample async for sample in one_round(Path(folder))]
+            samples += [sample async for sample in one_round(Places(Path(folder), server))]
     return samples
 
 
@@ -27,8 +31,9 @@ def main() -> None:
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
     parser.add_argument("--rounds", type=int, default=3, help="how often each figure is taken (3)")
     asked = parser.parse_args()
-    on, began = machine(), time.perf_counter()
-    samples = asyncio.run(measured(asked.rounds))
+    with a_server() as server:
+        on, began = machine(server.version if server else None), time.perf_counter()
+        samples = asyncio.run(measured(asked.rounds, server.url if server else None))
     report = Report(on, asked.rounds, time.perf_counter() - began, lines(samples))
     print(as_json(report) if asked.output == "json" else as_table(report))
 

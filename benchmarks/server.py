@@ -1,0 +1,45 @@
+"""A Redis or Valkey to measure on, of this run's own."""
+
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from msgspec import Struct
+from redis import Redis
+from redis.backoff import ConstantBackoff
+from redis.exceptions import ConnectionError as NotUp
+from redis.retry import Retry
+
+
+class Server(Struct, frozen=True):
+    """Where it is, and what it is."""
+
+    url: str
+    version: str
+
+
+@contextmanager
+def a_server() -> Generator[Server | None]:
+    """Start one, keep it for as long as this is entered, and remove it; None where the PATH has none."""
+    program = shutil.which("redis-server") or shutil.which("valkey-server")
+    if program is None:
+        yield None
+        return
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
+        settings = ("--port", str(port), "--bind", "127.0.0.1", "--dir", folder, "--save", "", "--appendonly", "yes")
+        process = subprocess.Popen([program, *settings], stdout=subprocess.DEVNULL)
+        try:
+            with Redis(port=port, retry=Retry(ConstantBackoff(0.05), 200, supported_errors=(NotUp,))) as client:
+                client.ping()
+            said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
+            version = said.partition("v=")[2].partition(" ")[0]
+            yield Server(f"redis://127.0.0.1:{port}/0", version)
+        finally:
+            process.terminate()
+            process.wait()
