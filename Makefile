@@ -57,7 +57,7 @@ simulate: $(READY) ## run simulated worlds (SEEDS=20000, SEEDS=500-800, ARGS="--
 mutants: $(READY) ## take out one guard at a time and see that the simulation finds it out (ARGS="no_fence --stories")
 	@$(BIN)/python -m holdfast.testing.mutants $(ARGS)
 
-bench: $(READY) ## measure speed on memory and SQLite
+bench: $(READY) ## measure speed on memory, SQLite and Redis (where there is a redis-server)
 	@$(BIN)/python -m benchmarks.run $(ARGS)
 
 lock: ## renew requirements.lock (ARGS=--upgrade raises every version)
