@@ -63,7 +63,7 @@ class RedisStorage:
         self._open = False
         await self._connections.close()
 
-    async def examine(self) -> list[Finding]:
+    async def examine(self, *, deep: bool = True) -> list[Finding]:
         """See `Storage.examine`."""
         return []
 
