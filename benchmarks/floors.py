@@ -31,7 +31,7 @@ def inserts_a_second(file: Path, *, rows: int, batch: int) -> float:
 
 
 async def calls_a_second(url: str, *, calls: int, batch: int) -> float:
-    """Return how many calls a second of a script that does nothing a server of this machine answers, so many in a trip."""
+    """Return how many calls of an empty script a server of this machine answers in a second, so many in a trip."""
     async with Redis(port=urlsplit(url).port or 6379) as client:
         sha = await client.script_load("return 1")
         began = time.perf_counter()

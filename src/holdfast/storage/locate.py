@@ -37,7 +37,9 @@ def locate(url: str, *, clock: Clock | None = None, auto_migrate: bool = True) -
     if isinstance(address, redis.RedisAddress):
         if find_spec("redis") is None:
             raise UsageError(f"{address.shown} needs redis-py, which is not there: pip install 'holdfast[redis]'")
-        raise UsageError(f"{address.shown}: the storage in Redis is still being built")
+        from holdfast.storage.redis.storage import RedisStorage
+
+        return RedisStorage(address, clock=clock)
     match address.scheme:
         case "memory":
             from holdfast.storage.memory import MemoryStorage

@@ -6,6 +6,7 @@ from holdfast.clock import Clock
 from holdfast.core.job import JobDetail, NewJob, Owner, Ref
 from holdfast.core.leadership import Term
 from holdfast.core.settlement import Settlement
+from holdfast.errors import StorageUnavailableError
 from holdfast.storage.notices import Listener
 from holdfast.storage.protocol import (
     Beat,
@@ -33,6 +34,7 @@ from holdfast.storage.redis.address import RedisAddress
 from holdfast.storage.redis.cell import Cell
 from holdfast.storage.redis.cells import Cells
 from holdfast.storage.redis.connections import Connections
+from holdfast.storage.redis.ear import Ear
 from holdfast.storage.redis.schema import settle_on
 
 
@@ -52,15 +54,24 @@ class RedisStorage:
             for number, base in enumerate(address.bases)
         ]
         self._verbs = self._cells[0] if alone else Cells(self._cells)
+        self._ear = Ear(self._connections, self._bases_of)
         self._open = False
+        self._closed = False
 
     async def open(self) -> None:
         """See `Storage.open`."""
+        self._closed = False
         await self._ready()
+        self._ear.resume()
 
     async def close(self) -> None:
-        """See `Storage.close`."""
-        self._open = False
+        """See `Storage.close`.
+
+        The verbs of an owner open a closed storage again, until it takes its leave (`Beat.last`). So whoever closes an
+        app under a running worker costs it a moment and no job.
+        """
+        self._closed, self._open = True, False
+        await self._ear.close()
         await self._connections.close()
 
     async def examine(self, *, deep: bool = True) -> list[Finding]:
@@ -69,7 +80,7 @@ class RedisStorage:
 
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
         """See `Storage.enqueue`."""
-        return await (await self._ready()).enqueue(jobs)
+        return await (await self._opened()).enqueue(jobs)
 
     async def exchange(
         self, owner: Owner, settlements: Sequence[Settlement] = (), order: Order | None = None
@@ -79,7 +90,10 @@ class RedisStorage:
 
     async def renew(self, beat: Beat) -> Pulse:
         """See `Storage.renew`."""
-        return await (await self._ready()).renew(beat)
+        pulse = await (await self._ready()).renew(beat)
+        if beat.last and self._closed:
+            await self.close()
+        return pulse
 
     async def sweep(self, bid: Bid) -> Swept:
         """See `Storage.sweep`."""
@@ -91,15 +105,15 @@ class RedisStorage:
 
     async def revise(self, revisions: Sequence[Revision]) -> list[Revised]:
         """See `Storage.revise`."""
-        return await (await self._ready()).revise(revisions)
+        return await (await self._opened()).revise(revisions)
 
     async def plan(self, changes: Sequence[Change]) -> list[Planned]:
         """See `Storage.plan`."""
-        return await (await self._ready()).plan(changes)
+        return await (await self._opened()).plan(changes)
 
     async def tune(self, target: Target, settings: Settings, *, by: str | None = None) -> Settings:
         """See `Storage.tune`."""
-        return await (await self._ready()).tune(target, settings, by=by)
+        return await (await self._opened()).tune(target, settings, by=by)
 
     async def resign(self, term: Term) -> None:
         """See `Storage.resign`."""
@@ -107,15 +121,15 @@ class RedisStorage:
 
     async def get(self, refs: Sequence[Ref]) -> list[JobDetail | None]:
         """See `Storage.get`."""
-        return await (await self._ready()).get(refs)
+        return await (await self._opened()).get(refs)
 
     async def find(self, query: Query) -> Page:
         """See `Storage.find`."""
-        return await (await self._ready()).find(query)
+        return await (await self._opened()).find(query)
 
     async def survey(self, queues: Sequence[str] = ()) -> Survey:
         """See `Storage.survey`."""
-        return await (await self._ready()).survey(queues)
+        return await (await self._opened()).survey(queues)
 
     async def events(
         self,
@@ -126,11 +140,24 @@ class RedisStorage:
         ref: Ref | None = None,
     ) -> EventPage:
         """See `Storage.events`."""
-        return await (await self._ready()).events(cursor, limit=limit, reader=reader, ref=ref)
+        return await (await self._opened()).events(cursor, limit=limit, reader=reader, ref=ref)
 
     def notices(self, topics: Iterable[str]) -> Listener:
         """See `Storage.notices`."""
-        raise NotImplementedError
+        return self._ear.listen(topics)
+
+    def _bases_of(self, topic: str) -> Sequence[str]:
+        """Return the cells that may hint at a topic: what is of a queue happens in one, all else in any of them."""
+        if isinstance(self._verbs, Cells):
+            kind, _, name = topic.partition(":")
+            if kind in ("queue", "job"):
+                return (self._verbs.of(name.partition("\0")[0]).base,)
+        return self._address.bases
+
+    async def _opened(self) -> Cell | Cells:
+        if self._closed:
+            raise StorageUnavailableError(f"{self.url} is closed; open() it again")
+        return await self._ready()
 
     async def _ready(self) -> Cell | Cells:
         if not self._open:
