@@ -8,23 +8,29 @@ from typing import Any, Protocol
 
 from holdfast.clock import Clock
 from holdfast.core.job import JobDetail, JobRecord, NewJob, Owner, Ref
+from holdfast.core.leadership import Term
 from holdfast.core.settlement import Settlement
 from holdfast.storage.cursors import place_of
 from holdfast.storage.protocol import (
     EVENTS_END,
+    Beat,
+    Bid,
     Change,
     EventPage,
     Exchanged,
     Order,
     Page,
     Planned,
+    Pulse,
     Query,
     Reader,
     Receipt,
+    Reclaimed,
     Revised,
     Revision,
     Settings,
     Survey,
+    Swept,
     Target,
 )
 from holdfast.storage.redis.flow import answer_enqueue, answer_exchange, ask_enqueue, ask_exchange
@@ -44,6 +50,14 @@ from holdfast.storage.redis.reading import (
     ask_survey,
     queues_at_once,
     survey_of,
+)
+from holdfast.storage.redis.renewal import answer_renew, ask_renew
+from holdfast.storage.redis.sweeping import (
+    answer_reclaim,
+    answer_sweep,
+    ask_reclaim,
+    ask_resign,
+    ask_sweep,
 )
 
 
@@ -83,6 +97,22 @@ class Cell:
             "exchange", ask_exchange(owner, settlements, order), durable=self._durable and bool(settlements)
         )
         return answer_exchange(reply, settlements)
+
+    async def renew(self, beat: Beat) -> Pulse:
+        """See `Storage.renew`."""
+        return answer_renew(await self._call("renew", ask_renew(beat)), beat)
+
+    async def sweep(self, bid: Bid) -> Swept:
+        """See `Storage.sweep`."""
+        return answer_sweep(await self._call("sweep", ask_sweep(bid, self.scope)), bid, self.scope)
+
+    async def reclaim(self, dead: str, owner: Owner) -> Reclaimed:
+        """See `Storage.reclaim`."""
+        return answer_reclaim(await self._call("reclaim", ask_reclaim(dead, owner)))
+
+    async def resign(self, term: Term) -> None:
+        """See `Storage.resign`."""
+        await self._call("resign", ask_resign(term))
 
     async def revise(self, revisions: Sequence[Revision]) -> list[Revised]:
         """See `Storage.revise`."""

@@ -33,6 +33,15 @@ local function parts_of(joined)
   return string.sub(joined, 1, at - 1), string.sub(joined, at + 1)
 end
 
+-- A number as a command's text has it: Lua's own would round what is as large as an instant; and what lies beyond one.
+local function whole(number)
+  return string.format('%.0f', number)
+end
+
+local function beyond(number)
+  return '(' .. whole(number)
+end
+
 local function starts_with(text, beginning)
   return string.sub(text, 1, #beginning) == beginning
 end

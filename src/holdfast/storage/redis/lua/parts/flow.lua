@@ -46,6 +46,7 @@ function Flow.start(job, owner)
   changes.starts = job.starts + 1
   changes.started = NOW
   Shelf.move(job, changes)
+  Lease.note()
   Rates.take(job.queue, Rates.of(job))
   local told = Rates.of_queue(job.queue)
   if told then

@@ -1,8 +1,33 @@
 -- requires: cell
 -- Leases: how long one lasts and what it never passes. core/lease.py says the same, and why.
+--
+-- clock  ZSET  `leased`: the latest instant at which a lease was given; it lies ahead if the clock was set back since
 local Lease = {}
 
 Lease.REAPER = 5000000
+-- What no job's longest lease is shorter than.
+Lease.SHORTEST = Lease.REAPER
+
+local noted = false
+
+-- Note that a lease is given now, or made longer; once for all that a script gives.
+function Lease.note()
+  if not noted then
+    noted = true
+    call('ZADD', key('clock'), 'GT', NOW, 'leased')
+  end
+end
+
+-- Whether a lease was given later than now.
+function Lease.given_later()
+  local latest = tonumber(call('ZSCORE', key('clock'), 'leased') or '')
+  return latest ~= nil and latest > NOW
+end
+
+-- Note that none of the leases there are was given later than now.
+function Lease.note_all_sound()
+  call('ZADD', key('clock'), NOW, 'leased')
+end
 
 function Lease.next_fence(fence)
   return max(fence + 1, NOW)

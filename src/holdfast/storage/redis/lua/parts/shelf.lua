@@ -98,7 +98,7 @@ local function stand_in_all(job, stand)
 end
 
 -- Where a job stands now, to be held against where it will.
-local function stands(job)
+function Shelf.stands(job)
   local places = {}
   stand_in_all(job, function(index, number, member)
     places[#places + 1] = { index, number, member }
@@ -212,7 +212,7 @@ end
 
 -- Change a job, and move it in every index with that.
 function Shelf.move(job, changes)
-  local before = stands(job)
+  local before = Shelf.stands(job)
   local was_active, was_in_line, was_unfinished = job.state == 'active', in_line(job), unfinished(job)
   local was_parked = job.parked_under
   if is_tenant(job) then
@@ -235,7 +235,7 @@ end
 
 -- Forget a job.
 function Shelf.drop(job)
-  leave(stands(job))
+  leave(Shelf.stands(job))
   if is_tenant(job) then
     Line.count(job, -1)
   end

@@ -120,10 +120,6 @@ function Timetable.move_on(name, known, asked, offset)
   return 'done', id
 end
 
-local function beyond(number)
-  return '(' .. string.format('%.0f', number)
-end
-
 -- The schedules that are due as they are kept, and how long until another has a tick (false: none has).
 --
 -- Those with a tick that has come, the longest due first; then those that have got further than the clock.

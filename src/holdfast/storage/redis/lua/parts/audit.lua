@@ -1,0 +1,209 @@
+-- requires: cell, record, settings, journal, shelf
+-- Holds records and indexes against each other, both ways, and mends what differs: the record is right.
+--
+-- Nothing here is ever to be found. Whatever is, was done by somebody's hand, or is a mistake of ours, and is recorded.
+--
+-- sweep  HASH  how far each round of the sweeps has got
+local Audit = {}
+
+-- How many entries one sweep holds against their records: half of them where a mistake hurts soon.
+local AUDITED, STEPS = 50, 20
+
+-- The indexes whose members are refs, those of the active first.
+local LIVE = { 'leases', 'suspects', 'redrives' }
+local REST = { 'aging', 'kept' }
+
+-- The indexes of a queue, by what follows their kind.
+local OF_QUEUE = { 'ready', 'delayed', 'ages' }
+local STATES = { 'active', 'waiting', 'again', 'delayed', 'completed', 'failed', 'cancelled', 'expired' }
+local ENDS = { 'completed', 'failed', 'cancelled', 'expired' }
+
+local function shown(index)
+  return (string.gsub(string.sub(index, #BASE + 2), '%z', ' '))
+end
+
+local function tell(ref, job, found, mended)
+  local queue, id = parts_of(ref)
+  local about = job or { queue = queue, id = id, task = '', starts = 0, ref = ref }
+  Journal.record_of(about, 'repaired', { found = table.concat(found, '; '), mended = table.concat(mended, '; ') })
+end
+
+-- The registers beside the indexes that whoever looks for work goes by.
+local function hold_registers(job, found, mended)
+  local queue = job.queue
+  local function has(register, member, number, is_right, option)
+    local there = tonumber(call('ZSCORE', key(register), member) or '')
+    if not there or (is_right and not is_right(there)) then
+      call('ZADD', key(register), option or 'NX', number, member)
+      found[#found + 1] = 'missing in ' .. register
+      mended[#mended + 1] = 'put there'
+    end
+  end
+  has('queues', queue, job.made)
+  if job.state == 'delayed' then
+    has('dues', queue, job.run_at, function(there)
+      return there <= job.run_at
+    end, 'LT')
+  elseif job.parked_under then
+    has('places', pair(queue, job.parked_under), 0)
+  end
+  if not TERMINAL[job.state] then
+    for _, held in ipairs(job.keys) do
+      if call('HSETNX', key('limits', queue), held[1], held[2]) == 1 then
+        call('HINCRBY', key('named', queue), held[1], 1)
+        found[#found + 1] = 'key without a limit'
+        mended[#mended + 1] = 'given its own'
+      end
+    end
+  end
+end
+
+-- Hold an entry of an index against its record, and that against all indexes. Return the job if the entry is right.
+function Audit.check(index, ref, member)
+  local job = Record.at(ref)
+  if not job then
+    call('ZREM', index, member)
+    tell(ref, nil, { 'in ' .. shown(index) .. ' without a record' }, { 'taken out' })
+    return nil
+  end
+  local found, mended, belongs = {}, {}, false
+  for _, place in ipairs(Shelf.stands(job)) do
+    belongs = belongs or place[1] == index
+    local number = tonumber(call('ZSCORE', place[1], place[3]) or '')
+    if number ~= place[2] then
+      call('ZADD', place[1], place[2], place[3])
+      found[#found + 1] = (number and 'misplaced in ' or 'missing in ') .. shown(place[1])
+      mended[#mended + 1] = 'put there'
+    end
+  end
+  if not belongs then
+    call('ZREM', index, member)
+    found[#found + 1] = 'in ' .. shown(index)
+    mended[#mended + 1] = 'taken out'
+  end
+  hold_registers(job, found, mended)
+  if #found > 0 then
+    Record.keep(job)
+    tell(ref, job, found, mended)
+  end
+  return belongs and job or nil
+end
+
+local RIGHTLY = {
+  leases = function(job)
+    return job.state == 'active' and not job.suspect_until
+  end,
+  suspects = function(job)
+    return job.state == 'active' and job.suspect_until ~= nil
+  end,
+  aging = function(job)
+    return (job.state == 'waiting' or job.state == 'delayed') and job.expires_at ~= nil
+  end,
+  kept = function(job)
+    return job.state == 'completed' and job.kept_until ~= nil
+  end,
+  redrives = function(job)
+    return job.state == 'failed' and job.redrive_at ~= nil
+  end,
+}
+
+-- The job that an index of refs names, if its state puts it there; what is wrong must not hold up a chore.
+function Audit.known(kind, ref)
+  local job = Record.at(ref)
+  if job and RIGHTLY[kind](job) then
+    return job
+  end
+  return Audit.check(key(kind), ref, ref)
+end
+
+-- Likewise for an index of a queue, whose members are ids; `states`: those it may hold.
+function Audit.known_of(queue, index, id, states)
+  local job = Record.of(queue, id)
+  if job and states[job.state] then
+    return job
+  end
+  return Audit.check(index, pair(queue, id), id)
+end
+
+-- Check the next entries of an index; return how many, and whether it ends there.
+local function page(index, from, limit, ref_of)
+  local members = call('ZRANGE', index, from, from + limit - 1)
+  for _, member in ipairs(members) do
+    Audit.check(index, ref_of(member), member)
+  end
+  return #members, #members < limit
+end
+
+local function itself(ref)
+  return ref
+end
+
+local function in_queue(queue)
+  return function(id)
+    return pair(queue, id)
+  end
+end
+
+-- Go on with a round over a list of things to look at: `nth(n)` gives an index and what its members name, or nil at the
+-- end, and false for nothing there.
+local function go_on(round, limit, nth)
+  local place = key('sweep')
+  local got = call('HMGET', place, round, round .. '_from')
+  local number, from, steps = tonumber(got[1] or '') or 1, tonumber(got[2] or '') or 0, 0
+  while limit > 0 and steps < STEPS do
+    local index, ref_of = nth(number)
+    if index == nil then
+      number, from = 1, 0
+      break
+    end
+    local looked, ends = 0, true
+    if index then
+      looked, ends = page(index, from, limit, ref_of)
+    end
+    limit, steps = limit - looked, steps + 1
+    number, from = ends and number + 1 or number, ends and 0 or from + looked
+  end
+  call('HSET', place, round, number, round .. '_from', from)
+end
+
+-- The active, those a rule puts back, then those that are out of line, and who holds the keys they wait for.
+local function live(number)
+  if number <= #LIVE then
+    return key(LIVE[number]), itself
+  end
+  local at = number - #LIVE - 1
+  local place = call('ZRANGE', key('places'), floor(at / 2), floor(at / 2))[1]
+  if not place then
+    return nil
+  end
+  return key(at % 2 == 0 and 'slots' or 'parked', place), in_queue((parts_of(place)))
+end
+
+-- All others, queue by queue.
+local function rest(number)
+  if number <= #REST then
+    return key(REST[number]), itself
+  end
+  local each = #OF_QUEUE + #STATES + #ENDS
+  local at = number - #REST - 1
+  local queue = call('ZRANGE', key('queues'), floor(at / each), floor(at / each))[1]
+  if not queue then
+    return nil
+  end
+  local nth = at % each + 1
+  local kind = OF_QUEUE[nth]
+  if kind then
+    return key(kind, queue), in_queue(queue)
+  end
+  local state = STATES[nth - #OF_QUEUE]
+  if state then
+    return key('in', pair(queue, state)), in_queue(queue)
+  end
+  return key('over', pair(queue, ENDS[nth - #OF_QUEUE - #STATES])), in_queue(queue)
+end
+
+-- Check the next entries of both rounds.
+function Audit.go_on()
+  go_on('live', AUDITED / 2, live)
+  go_on('rest', AUDITED / 2, rest)
+end

@@ -1,0 +1,24 @@
+-- requires: cell, record, settings, lease, shelf
+-- How an active job passes to whoever found that its holder died or fell silent.
+local Reclaiming = {}
+
+-- Which of its two clocks an active job that nobody renewed has outrun.
+local function stall_reason(job)
+  return job.progress_until and job.progress_until <= NOW and 'no_progress' or 'lease_expired'
+end
+
+-- Take an active job for as long as a decision takes: the same run, under a new fence.
+function Reclaiming.take(job, owner, reason)
+  local why, was, silent_for = reason or stall_reason(job), job.owner, max(0, NOW - (job.heard_at or NOW))
+  Shelf.move(job, {
+    fence = Lease.next_fence(job.fence),
+    owner = owner,
+    heard_at = NOW,
+    lease_until = NOW + Lease.REAPER,
+    suspect_until = NONE,
+    run_until = NONE,
+    progress_until = NONE,
+  })
+  Lease.note()
+  return { job.ref, Record.packed(job), call('GET', key('load', job.ref)) or '', why, was, silent_for }
+end

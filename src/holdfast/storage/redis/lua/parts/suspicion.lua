@@ -1,0 +1,86 @@
+-- requires: cell, record, settings, journal, lease, shelf, audit
+-- Who is suspected: whose lease has run out, and whose lease ends further ahead than it is long.
+--
+-- No lease does that unless the clock was set back after it was given; so nobody is looked at unless some lease was given
+-- later than now. All of them are looked at then, some in each sweep.
+local Suspicion = {}
+
+-- Leases that end further ahead than they are long, the first such ones; and whether there may be more.
+local function ahead(limit)
+  local place = key('sweep')
+  if not Lease.given_later() then
+    return {}, false
+  end
+  local from = call('HGET', place, 'leases')
+  local found, last = {}, nil
+  local entries = call(
+    'ZRANGEBYSCORE',
+    key('leases'),
+    from or beyond(NOW + Lease.SHORTEST),
+    '+inf',
+    'WITHSCORES',
+    'LIMIT',
+    0,
+    LOOK_LIMIT
+  )
+  for at = 1, #entries, 2 do
+    local ref, ends = entries[at], tonumber(entries[at + 1])
+    local job = Audit.known('leases', ref)
+    last = ends
+    if job and ends > NOW + Lease.longest(job) then
+      if #found == limit then
+        break
+      end
+      found[#found + 1] = ref
+    end
+  end
+  if #entries < 2 * LOOK_LIMIT and #found < limit then
+    call('HDEL', place, 'leases')
+    Lease.note_all_sound()
+    return found, false
+  end
+  -- If all of these end at one instant, those that are sound must not hide the others behind them.
+  local stuck = #found == 0 and tonumber(entries[2]) == last
+  call('HSET', place, 'leases', stuck and beyond(last) or whole(last))
+  return found, true
+end
+
+-- The clock may have been set back after a suspicion, too: it ends no later than one that begins now.
+local function recall(grace)
+  local place = key('sweep')
+  local from = max(NOW + grace, tonumber(call('HGET', place, 'suspects') or '') or 0)
+  local entries = call('ZRANGEBYSCORE', key('suspects'), beyond(from), '+inf', 'WITHSCORES', 'LIMIT', 0, LOOK_LIMIT)
+  for at = 1, #entries, 2 do
+    local job = Audit.known('suspects', entries[at])
+    local beats = job and floor(job.lease / 2)
+    if job and job.suspect_until > NOW + max(beats, grace) then
+      Shelf.move(job, { suspect_until = NOW + beats })
+    end
+  end
+  if #entries == 2 * LOOK_LIMIT then
+    call('HSET', place, 'suspects', entries[#entries])
+  else
+    call('HDEL', place, 'suspects')
+  end
+end
+
+-- Make suspects; return how many, and whether there may be more of them.
+function Suspicion.suspect(grace, resumed_at, limit)
+  local found = up_to(key('leases'), NOW, limit)
+  local out = #found
+  local others, more = ahead(limit)
+  for _, ref in ipairs(others) do
+    found[#found + 1] = ref
+  end
+  for _, ref in ipairs(found) do
+    local job = Audit.known('leases', ref)
+    if job then
+      Shelf.move(job, { suspect_until = Lease.grace_ends(job, grace, resumed_at) })
+      Journal.tell(job, 'suspected', function()
+        return { owner = job.owner, silent_for = max(0, NOW - (job.heard_at or NOW)) / 1000000 }
+      end)
+    end
+  end
+  recall(grace)
+  return out + #others, more
+end

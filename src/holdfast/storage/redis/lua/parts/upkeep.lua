@@ -1,0 +1,365 @@
+-- requires: cell, record, settings, journal, line, rates, shelf, parking, ends, flow, redriving, audit
+-- The chores of a sweep after the reclaim: each bounded, each returns how many it did.
+local Upkeep = {}
+
+-- How many queues one sweep looks at for what is kept no longer; the next goes on behind them.
+local QUEUES = 200
+
+-- How many places are read at a time; where a queue is passed over, those read beyond it were read in vain.
+local PLACES = 16
+
+-- For how long a worker that took no leave is shown.
+local WORKER_KEPT = 600000000
+
+local HOUR = 3600000000
+local EVENTS = { age = 7 * 24 * HOUR, count = 100000 }
+local KEPT = {
+  cancelled = { age = 7 * 24 * HOUR },
+  completed = { age = HOUR, count = 10000 },
+  expired = { age = 7 * 24 * HOUR },
+  failed = { age = 30 * 24 * HOUR },
+}
+local ENDS = { 'cancelled', 'completed', 'expired', 'failed' }
+local DELAYED = { delayed = true }
+
+-- End the jobs that are too old to start; a job that is forgotten counts as many as the calls it answers for.
+function Upkeep.expire(limit)
+  local expired = 0
+  for _, ref in ipairs(up_to(key('aging'), NOW, limit)) do
+    if expired >= limit then
+      break
+    end
+    local job = Audit.known('aging', ref)
+    if job then
+      local answers_for = job.on_expire == 'discard' and Ends.answers_for(job) or 1
+      Ends.expire(job)
+      expired = expired + answers_for
+    end
+  end
+  Parking.let_in()
+  return expired
+end
+
+-- Make waiting what fell due, the queue that has waited for longest first.
+function Upkeep.promote(limit)
+  local promoted = 0
+  for _, queue in ipairs(up_to(key('dues'), NOW, LOOK_LIMIT)) do
+    local delayed = key('delayed', queue)
+    local due = up_to(delayed, NOW, limit - promoted)
+    for _, id in ipairs(due) do
+      local job = Audit.known_of(queue, delayed, id, DELAYED)
+      if job then
+        Flow.promote(job)
+      end
+    end
+    if #due > 0 then
+      Journal.knock_queue(queue)
+    end
+    promoted = promoted + #due
+    local next_due = head_of(delayed)
+    if next_due then
+      call('ZADD', key('dues'), next_due, queue)
+    else
+      call('ZREM', key('dues'), queue)
+    end
+    if promoted >= limit then
+      break
+    end
+  end
+  Parking.let_in()
+  return promoted
+end
+
+local function look_at(queue, name, limit)
+  if not starts_with(name, RATE) then
+    return Parking.unpark(queue, name, limit)
+  end
+  return Rates.queue_opens_at(queue) <= NOW and Parking.open_anew(queue, name, limit) or 0
+end
+
+-- Let back in line whoever is parked where there is room, each sweep from where the last one ended.
+--
+-- Where anybody stands in line only those of paused tasks are looked at: whoever is there is looked at first, and may be
+-- waiting for the very slot.
+function Upkeep.unpark(limit)
+  local round = key('sweep')
+  local looked_at = call('HGET', round, 'places')
+  local from = looked_at and '(' .. looked_at or '-'
+  local unparked, looks, lined, current = 0, 0, false, nil
+  while looks < LOOK_LIMIT and unparked < limit do
+    local places = call('ZRANGEBYLEX', key('places'), from, '+', 'LIMIT', 0, PLACES)
+    if #places == 0 then
+      call('HDEL', round, 'places')
+      return unparked
+    end
+    for _, place in ipairs(places) do
+      local queue, name = parts_of(place)
+      looks = looks + 1
+      if queue ~= current then
+        current, lined = queue, call('EXISTS', key('ready', queue)) == 1
+      end
+      if lined and not starts_with(name, PAUSED) then
+        local behind = name > PAUSED and '(' .. queue .. '\1'
+        from = behind or '[' .. pair(queue, PAUSED)
+        break
+      end
+      from = '(' .. place
+      unparked = unparked + look_at(queue, name, limit - unparked)
+      if unparked >= limit or looks >= LOOK_LIMIT then
+        break
+      end
+    end
+  end
+  call('HSET', round, 'places', string.sub(from, 2))
+  return unparked
+end
+
+-- Let the next claim look at all who wait for a rate: when it opens was told before the clock was set back. Some queues
+-- at a time; return whether there are more.
+function Upkeep.look_anew(set_back)
+  local round = key('sweep')
+  local from = set_back and '-' or call('HGET', round, 'anew')
+  if not from then
+    return false
+  end
+  for _ = 1, LOOK_LIMIT do
+    local place = call('ZRANGEBYLEX', key('places'), from, '+', 'LIMIT', 0, 1)[1]
+    if not place then
+      call('HDEL', round, 'anew')
+      return false
+    end
+    local queue = parts_of(place)
+    local opening = key('opening', queue)
+    local later = call('ZRANGEBYSCORE', opening, beyond(NOW), '+inf', 'LIMIT', 0, LOOK_LIMIT)
+    for _, name in ipairs(later) do
+      call('ZADD', opening, 0, name)
+    end
+    if #later > 0 then
+      Journal.knock_queue(queue)
+    end
+    from = '(' .. queue .. '\1'
+  end
+  call('HSET', round, 'anew', from)
+  return true
+end
+
+-- Put back in line what a rule says.
+function Upkeep.redrive(limit)
+  local due = up_to(key('redrives'), NOW, limit)
+  for _, ref in ipairs(due) do
+    local job = Audit.known('redrives', ref)
+    if job and Redriving.holder(job) then
+      -- A later job of its key is at the work already.
+      Shelf.move(job, { redrive_at = NONE })
+    elseif job then
+      Redriving.redrive(job, 0, 'rule', true)
+    end
+  end
+  return #due
+end
+
+local queues, cursor
+
+-- The queues that this sweep looks at: their names, and the number of each.
+function Upkeep.queues()
+  if not queues then
+    local from = call('HGET', key('sweep'), 'queues')
+    local entries =
+      call('ZRANGEBYSCORE', key('queues'), from and '(' .. from or '-inf', '+inf', 'WITHSCORES', 'LIMIT', 0, QUEUES)
+    queues = {}
+    for at = 1, #entries, 2 do
+      queues[#queues + 1] = { name = entries[at], number = entries[at + 1] }
+    end
+    cursor = #queues == QUEUES and queues[QUEUES].number or nil
+  end
+  return queues
+end
+
+-- Note how far the queues were looked at.
+function Upkeep.remember_queues()
+  if cursor then
+    call('HSET', key('sweep'), 'queues', cursor)
+  else
+    call('HDEL', key('sweep'), 'queues')
+  end
+end
+
+-- The ids of those that are kept no longer of a queue's jobs of one end, the longest ended first.
+local function worn(over, keep, room)
+  local surplus = keep.count and max(0, call('ZCARD', over) - keep.count) or 0
+  -- What ended later than now did so before the clock was set back: it is older than it looks.
+  local gone = surplus > 0
+      and room > 0
+      and call('ZRANGEBYSCORE', over, beyond(NOW), '+inf', 'LIMIT', 0, min(surplus, room))
+    or {}
+  room, surplus = room - #gone, surplus - #gone
+  -- Both are the longest ended, so the longer list holds the shorter.
+  local aged, others = up_to(over, NOW - keep.age, room), first_of(over, min(surplus, room))
+  for _, id in ipairs(#aged > #others and aged or others) do
+    gone[#gone + 1] = id
+  end
+  return gone
+end
+
+-- Forget what has been kept for long enough: what has a lifetime of its own first, then queue by queue.
+function Upkeep.trim(limit)
+  local trimmed = 0
+  local function forget(job)
+    trimmed = trimmed + Ends.answers_for(job)
+    Ends.forget(job)
+  end
+  for _, ref in ipairs(up_to(key('kept'), NOW, limit)) do
+    local job = trimmed < limit and Audit.known('kept', ref)
+    if job then
+      forget(job)
+    end
+  end
+  for number, queue in ipairs(Upkeep.queues()) do
+    if trimmed >= limit then
+      -- The next sweep goes on with this one.
+      cursor = number > 1 and queues[number - 1].number or call('HGET', key('sweep'), 'queues') or nil
+      break
+    end
+    local told = Settings.of('queue', queue.name).retention or {}
+    for _, state in ipairs(ENDS) do
+      local over = key('over', pair(queue.name, state))
+      for _, id in ipairs(worn(over, told[state] or KEPT[state], limit - trimmed)) do
+        local job = trimmed < limit and Audit.known_of(queue.name, over, id, { [state] = true })
+        if job then
+          forget(job)
+        end
+      end
+    end
+  end
+  return trimmed
+end
+
+-- Forget the tags that lines have passed, and lines with nobody to come; so many tags in all.
+function Upkeep.pass_lines(limit)
+  for _, queue in ipairs(Upkeep.queues()) do
+    local name = queue.name
+    local fair = key('fair', name)
+    local lanes = call('HKEYS', fair)
+    local function has(state)
+      return call('EXISTS', key('in', pair(name, state))) == 1
+    end
+    if #lanes > 0 and not (has('delayed') or has('waiting') or has('again') or has('active')) then
+      Line.forget(name)
+      lanes = {}
+    end
+    for _, lane in ipairs(lanes) do
+      if limit > 0 and starts_with(lane, 'b') then
+        local boost = string.sub(lane, 2)
+        local tags = key('tags', pair(name, boost))
+        local passed = min(call('ZCOUNT', tags, '-inf', whole(Line.start(name, boost))), limit)
+        if passed > 0 then
+          call('ZREMRANGEBYRANK', tags, 0, passed - 1)
+          limit = limit - passed
+        end
+      end
+    end
+  end
+end
+
+-- Forget the queues that have no jobs, and nothing to be remembered by.
+function Upkeep.forget_queues()
+  for _, queue in ipairs(Upkeep.queues()) do
+    local name = queue.name
+    local function jobs(state)
+      return key('in', pair(name, state))
+    end
+    local there = call(
+      'EXISTS',
+      jobs('delayed'),
+      jobs('waiting'),
+      jobs('again'),
+      jobs('active'),
+      jobs('completed'),
+      jobs('failed'),
+      jobs('cancelled'),
+      jobs('expired')
+    )
+    if
+      there == 0
+      and call('HEXISTS', key('settings'), pair('queue', name)) == 0
+      and call('HEXISTS', key('discarded'), name) == 0
+    then
+      call('ZREM', key('queues'), name)
+      call('ZREM', key('dues'), name)
+      Line.forget(name)
+    end
+  end
+end
+
+-- Take the first so many members that are over by now from a sorted set, and from the hash beside it.
+local function forget_first(index, beside, limit, until_when)
+  local over = up_to(key(index), until_when, limit)
+  for from = 1, #over, 1000 do
+    call('HDEL', key(beside), unpack(over, from, min(from + 999, #over)))
+  end
+  if #over > 0 then
+    call('ZREMRANGEBYRANK', key(index), 0, #over - 1)
+  end
+  return #over
+end
+
+-- Forget who took no leave and has been silent for long.
+function Upkeep.forget_workers(limit)
+  return forget_first('seen', 'workers', limit, NOW - WORKER_KEPT)
+end
+
+-- Forget the keys whose time is over.
+function Upkeep.forget_windows(limit)
+  return forget_first('windows', 'window', limit, NOW)
+end
+
+-- Forget the time of rates that has gone by.
+function Upkeep.forget_rates(limit)
+  return forget_first('taken', 'reach', limit, NOW)
+end
+
+local function number_of(entry)
+  return tonumber(string.sub(entry[1], 3))
+end
+
+local function is_aged(entry)
+  local fields = entry[2]
+  for at = 1, #fields, 2 do
+    if fields[at] == 't' then
+      return tonumber(fields[at + 1]) <= NOW - EVENTS.age
+    end
+  end
+  return false
+end
+
+-- How many of the oldest events are too old, up to a limit; and the number of the oldest.
+local function aged_events(events, limit)
+  local aged, oldest, from, read = 0, nil, '-', 1
+  while aged < limit do
+    local entries = call('XRANGE', events, from, '+', 'COUNT', min(read, limit - aged))
+    for _, entry in ipairs(entries) do
+      oldest = oldest or number_of(entry)
+      if not is_aged(entry) then
+        return aged, oldest
+      end
+      aged = aged + 1
+    end
+    if #entries == 0 then
+      break
+    end
+    from, read = '(' .. entries[#entries][1], 100
+  end
+  return aged, oldest
+end
+
+-- Forget the oldest events.
+function Upkeep.forget_events(limit)
+  local events = key('events')
+  local surplus = max(0, call('XLEN', events) - EVENTS.count)
+  local aged, oldest = aged_events(events, limit)
+  local gone = min(max(surplus, aged), limit)
+  if gone > 0 then
+    call('XTRIM', events, 'MINID', '=', '0-' .. whole(oldest + gone))
+  end
+  return gone
+end

@@ -1,0 +1,36 @@
+#!lua flags=allow-oom
+-- requires: reclaiming, audit, parking
+-- reclaim: take every active job of an owner known to be dead, without grace.
+--
+-- Request: {dead, owner}, both by their ids. Answer: {stalled, more}; a stalled one is as sweep's.
+local held = key('held', ASKED.dead)
+local refs = first_of(held, SWEEP_LIMIT + 1)
+local more = #refs > SWEEP_LIMIT
+local jobs = {}
+for number = 1, min(#refs, SWEEP_LIMIT) do
+  local job = Record.at(refs[number])
+  if not job or job.state ~= 'active' or job.owner ~= ASKED.dead then
+    job = Audit.check(held, refs[number], refs[number])
+  end
+  jobs[#jobs + 1] = job
+end
+table.sort(jobs, function(one, other)
+  if one.lease_until ~= other.lease_until then
+    return one.lease_until < other.lease_until
+  end
+  return one.ref < other.ref
+end)
+local body = call('HGET', key('workers'), ASKED.dead)
+if body then
+  local worker = cmsgpack.unpack(body)
+  worker.died = true
+  call('HSET', key('workers'), ASKED.dead, cmsgpack.pack(worker))
+end
+local stalled = {}
+for number, job in ipairs(jobs) do
+  stalled[number] = Reclaiming.take(job, ASKED.owner, 'process_died')
+end
+Parking.let_in()
+Record.flush()
+Journal.flush()
+return { stalled, more and 1 or 0 }

@@ -1,0 +1,118 @@
+#!lua flags=allow-oom
+-- requires: flow
+-- renew: remember that an owner lives, and extend every lease it names that nobody has taken.
+--
+-- workers  HASH  of each worker by its owner's id: name, host, pid, started, and what it told with its latest beat
+-- seen     ZSET  of each when that was
+-- log:<ref>  LIST  the lines that a job's handlers logged
+--
+-- Request: {owner = {id, name, host, pid}, renewals, worker, events, last}. A renewal has the fields of Renewal, a line
+-- of its log {level, message, fields, ago}; an event is {body, ref}, its body's place and its job if it is of one.
+-- Answer: {lost, cancelling, orders}; what is lost by its place among the renewals, {place, reason} of what shall stop.
+local owner = ASKED.owner
+
+local function keep_log(job, lines)
+  local log = key('log', job.ref)
+  local room = LOG_LINES_KEPT - call('LLEN', log)
+  for number = 1, min(#lines, room) do
+    local line = lines[number]
+    call(
+      'RPUSH',
+      log,
+      cmsgpack.pack({
+        at = NOW - (line.ago or 0),
+        run = job.starts,
+        level = line.level,
+        message = line.message,
+        fields = line.fields,
+      })
+    )
+  end
+end
+
+-- When a renewed run's own limit and its progress clock run out; core/lease.py says why.
+local function limits(job, asked)
+  local run_until, progress_until, silent = job.run_until, job.progress_until, asked.silent
+  if asked.sign and not silent then
+    silent = 0
+  end
+  if asked.ran then
+    run_until = Lease.run_limit(NOW - asked.ran, job.lease, job.timeout, job.deadline)
+  end
+  if silent and job.heartbeat_timeout then
+    progress_until = NOW + job.heartbeat_timeout - silent
+  end
+  return run_until, progress_until
+end
+
+local function extend(job, asked)
+  if asked.log then
+    keep_log(job, asked.log)
+  end
+  local run_until, progress_until = limits(job, asked)
+  -- A run cannot have started later than now: if it seems so, the clock was set back since.
+  local not_before = min(job.started or NOW, NOW) + job.start_grace
+  local ends = Lease.ends(job.lease, run_until, progress_until, not_before)
+  local changes = {
+    heard_at = NOW,
+    lease_until = ends,
+    suspect_until = ends <= NOW and job.suspect_until or NONE,
+    run_until = run_until or NONE,
+    progress_until = progress_until or NONE,
+  }
+  if asked.progress then
+    changes.progress, changes.progress_note = asked.progress, asked.note or NONE
+    Journal.tell(job, 'progressed', function()
+      return { value = asked.progress, note = asked.note }
+    end)
+  end
+  Shelf.move(job, changes)
+  Lease.note()
+end
+
+local function remember_worker()
+  local workers = key('workers')
+  if ASKED.last then
+    call('HDEL', workers, owner.id)
+    call('ZREM', key('seen'), owner.id)
+  elseif ASKED.worker then
+    local known = call('HGET', workers, owner.id)
+    local worker = ASKED.worker
+    worker.name, worker.host, worker.pid = owner.name, owner.host, owner.pid
+    worker.started = known and cmsgpack.unpack(known).started or NOW
+    call('HSET', workers, owner.id, cmsgpack.pack(worker))
+    call('ZADD', key('seen'), NOW, owner.id)
+  end
+end
+
+local lost, cancelling, orders = {}, {}, {}
+for number, asked in ipairs(ASKED.renewals) do
+  local job = Record.at(asked.ref)
+  if job and Record.holds(job, owner.id, asked.fence) then
+    if asked.extend then
+      extend(job, asked)
+    end
+    if job.cancel_at then
+      cancelling[#cancelling + 1] = { number, job.cancel_reason or false }
+    end
+  else
+    -- A run that this owner has settled meanwhile is not lost: beat and settlement crossed.
+    if job and job.settled_fence ~= asked.fence then
+      Flow.refused(job, owner.id, asked.fence, 'renew')
+    end
+    lost[#lost + 1] = number
+  end
+end
+remember_worker()
+for _, event in ipairs(ASKED.events) do
+  Journal.record_as_told(ARGV[event.body], event.ref)
+end
+local told = Settings.of('worker', owner.id)
+for _, order in ipairs({ 'quiet', 'stop' }) do
+  if told[order] then
+    orders[#orders + 1] = order
+  end
+end
+Record.flush()
+Journal.flush()
+return { lost, cancelling, orders }

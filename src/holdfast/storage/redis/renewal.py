@@ -1,0 +1,102 @@
+"""The keeper's beat on its way to and from a cell."""
+
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from holdfast.core.events import Event, JobEvent
+from holdfast.core.job import Owner, Ref
+from holdfast.storage.protocol import Beat, Cancelling, Pulse, Renewal, WorkerInfo
+from holdfast.storage.redis.records import Parcel, ref_text
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Line(Struct, omit_defaults=True, kw_only=True):
+    """A line of a log as a script reads it."""
+
+    level: str
+    message: str
+    fields: dict[str, str] | None = None
+    ago: int = 0
+
+
+class Renewing(Struct, omit_defaults=True, kw_only=True):
+    """A renewal as a script reads it."""
+
+    ref: str
+    fence: int
+    sign: bool = False
+    extend: bool
+    ran: int | None = None
+    silent: int | None = None
+    progress: float | None = None
+    note: str | None = None
+    log: list[Line] | None = None
+
+
+class Announced(Struct, omit_defaults=True):
+    """An event of a beat: its body's place, and the job that it is of."""
+
+    body: int
+    ref: str | None = None
+
+
+class _Renew(Struct, omit_defaults=True, kw_only=True):
+    owner: Owner
+    renewals: list[Renewing]
+    worker: WorkerInfo | None = None
+    events: list[Announced]
+    last: bool = False
+
+
+def ask_renew(beat: Beat) -> list[bytes]:
+    """Return the request to extend leases, and to remember their owner."""
+    parcel = Parcel()
+    return parcel.sealed(
+        _Renew(
+            owner=beat.owner,
+            renewals=[_renewing(asked) for asked in beat.renewals],
+            worker=beat.worker,
+            events=[_announced(event, parcel) for event in beat.events],
+            last=beat.last,
+        )
+    )
+
+
+def answer_renew(reply: Any, beat: Beat) -> Pulse:
+    """Return the exceptions."""
+    lost, cancelling, orders = reply
+    asked = [(renewal.ref, renewal.fence) for renewal in beat.renewals]
+    return Pulse(
+        tuple(asked[place - 1] for place in lost),
+        tuple(_cancelling(*asked[place - 1], reason) for place, reason in cancelling),
+        tuple(order.decode() for order in orders),
+    )
+
+
+def _renewing(asked: Renewal) -> Renewing:
+    return Renewing(
+        ref=ref_text(asked.ref),
+        fence=asked.fence,
+        sign=asked.sign,
+        extend=asked.extend,
+        ran=asked.ran,
+        silent=asked.silent,
+        progress=asked.progress,
+        note=asked.note,
+        log=[
+            Line(level=line.level, message=line.message, fields=line.fields or None, ago=line.ago) for line in asked.log
+        ]
+        or None,
+    )
+
+
+def _announced(event: Event, parcel: Parcel) -> Announced:
+    ref = ref_text(Ref(event.queue, event.id)) if isinstance(event, JobEvent) else None
+    return Announced(parcel.put(_encode(event)), ref)
+
+
+def _cancelling(ref: Ref, fence: int, reason: bytes | None) -> Cancelling:
+    return Cancelling(ref, fence, None if reason is None else reason.decode())

@@ -1,0 +1,77 @@
+"""The leader's turn on its way to and from a cell: sweep, resign, and what is reclaimed of those who hold jobs."""
+
+from typing import Any
+
+from msgspec import Struct
+
+from holdfast.core.job import Owner
+from holdfast.core.leadership import Term
+from holdfast.core.lease import Lease
+from holdfast.storage.protocol import CHORE_LIMITS, Bid, Reclaimed, StalledLease, Swept
+from holdfast.storage.redis.hand import schedule_of
+from holdfast.storage.redis.records import Parcel, record, ref_of
+
+
+class _Sweep(Struct, omit_defaults=True, kw_only=True):
+    owner: str
+    scope: str
+    term: int | None = None
+    every: int
+    grace: int
+
+
+class _Resign(Struct):
+    scope: str
+    owner: str
+    epoch: int
+
+
+class _Reclaim(Struct):
+    dead: str
+    owner: str
+
+
+def ask_sweep(bid: Bid, scope: str) -> list[bytes]:
+    """Return the request to elect the bidder if need be, and to do the chores."""
+    return Parcel().sealed(
+        _Sweep(owner=bid.owner.id, scope=scope, term=bid.term, every=bid.every, grace=bid.grace),
+    )
+
+
+def answer_sweep(reply: Any, bid: Bid, scope: str) -> Swept:
+    """Return what one turn did."""
+    if reply[0] is not None:
+        return Swept(retry_in=reply[0])
+    _, epoch, stalled, did, more, troubles, due, next_tick, now = reply
+    return Swept(
+        () if bid.term is None else (Term(scope, bid.owner.id, epoch, bid.term),),
+        None,
+        tuple(_stalled(*taken) for taken in stalled),
+        dict(zip(CHORE_LIMITS, did, strict=True)),
+        more=bool(more),
+        troubles=tuple(trouble.decode() for trouble in troubles),
+        due=tuple(schedule_of(body) for body in due),
+        next_tick=next_tick,
+        now=now,
+    )
+
+
+def ask_reclaim(dead: str, owner: Owner) -> list[bytes]:
+    """Return the request to take what a dead owner holds."""
+    return Parcel().sealed(_Reclaim(dead, owner.id))
+
+
+def answer_reclaim(reply: Any) -> Reclaimed:
+    """Return what was taken."""
+    stalled, more = reply
+    return Reclaimed(tuple(_stalled(*taken) for taken in stalled), more=bool(more))
+
+
+def ask_resign(term: Term) -> list[bytes]:
+    """Return the request to give up a term."""
+    return Parcel().sealed(_Resign(term.scope, term.owner, term.epoch))
+
+
+def _stalled(ref: bytes, body: bytes, payload: bytes, reason: bytes, owner: bytes, silent_for: int) -> StalledLease:
+    word: Any = reason.decode()
+    return StalledLease(Lease(record(ref_of(ref), body, payload)), word, owner.decode(), silent_for)
