@@ -11,14 +11,15 @@ from holdfast.storage.protocol import Beat, Cancelling, Pulse, Renewal, WorkerIn
 from holdfast.storage.redis.records import Parcel, ref_text
 
 _encode = msgspec.msgpack.Encoder().encode
+_json = msgspec.json.Encoder().encode
 
 
 class Line(Struct, omit_defaults=True, kw_only=True):
-    """A line of a log as a script reads it."""
+    """A line of a log as a script reads it; `fields` as text."""
 
     level: str
     message: str
-    fields: dict[str, str] | None = None
+    fields: str | None = None
     ago: int = 0
 
 
@@ -67,11 +68,12 @@ def ask_renew(beat: Beat) -> list[bytes]:
 
 def answer_renew(reply: Any, beat: Beat) -> Pulse:
     """Return the exceptions."""
-    lost, cancelling, orders = reply
+    answer: tuple[list[int], list[tuple[int, bytes | None]], list[bytes]] = reply
+    lost, cancelling, orders = answer
     asked = [(renewal.ref, renewal.fence) for renewal in beat.renewals]
     return Pulse(
         tuple(asked[place - 1] for place in lost),
-        tuple(_cancelling(*asked[place - 1], reason) for place, reason in cancelling),
+        tuple(_cancelling(asked[place - 1], reason) for place, reason in cancelling),
         tuple(order.decode() for order in orders),
     )
 
@@ -87,7 +89,13 @@ def _renewing(asked: Renewal) -> Renewing:
         progress=asked.progress,
         note=asked.note,
         log=[
-            Line(level=line.level, message=line.message, fields=line.fields or None, ago=line.ago) for line in asked.log
+            Line(
+                level=line.level,
+                message=line.message,
+                fields=_json(line.fields).decode() if line.fields else None,
+                ago=line.ago,
+            )
+            for line in asked.log
         ]
         or None,
     )
@@ -98,5 +106,6 @@ def _announced(event: Event, parcel: Parcel) -> Announced:
     return Announced(parcel.put(_encode(event)), ref)
 
 
-def _cancelling(ref: Ref, fence: int, reason: bytes | None) -> Cancelling:
+def _cancelling(asked: tuple[Ref, int], reason: bytes | None) -> Cancelling:
+    ref, fence = asked
     return Cancelling(ref, fence, None if reason is None else reason.decode())
