@@ -79,7 +79,7 @@ def test_active_jobs_that_nobody_would_recover_are_an_error() -> None:
     finding = one(structs.replace(WELL, queues=(queue(active=2),), swept_ago=None, leaders=()))
 
     assert (finding.level, finding.subject) == ("error", "reaper")
-    assert finding.message.startswith("2 jobs are active and nobody has swept ever")
+    assert finding.message.startswith("2 jobs are active and nobody has ever swept")
 
 
 def test_that_nobody_sweeps_is_a_warning_as_long_as_nothing_runs() -> None:

@@ -50,7 +50,7 @@ def doctor(session: Session, target: str | None, deep: bool, strict: bool) -> in
 
     Looks at the storage (is it reachable, of which version, how is it set up, does its clock agree with this host's),
     at what lies in it (jobs that nobody serves, recovers or lets in, and who sweeps), and, given an app, at its tasks
-    (which have no timeout, which are unknown). Changes nothing, and needs no worker to be running.
+    (which have no timeout, which are unknown). Changes no job, and needs no worker to be running.
 
     Exits with 0 if there is no error, 3 if there is one, 1 if the storage is out of reach or refuses. With --quiet it
     leaves out what is well.

@@ -99,7 +99,7 @@ def _clock(evidence: Evidence) -> Iterator[Finding]:
 
 def _sweeping(survey: Survey, health: Health, timing: Timing) -> Iterator[Finding]:
     age = health.reaper.age
-    since = "ever" if age is None else f"for {_span(age * SECOND)}"
+    nobody = "nobody has ever swept" if age is None else f"nobody has swept for {_span(age * SECOND)}"
     remedy = "start a worker, or holdfast reaper"
     unfinished = sum(queue.counts.get(state, 0) for queue in survey.queues for state in (*PENDING, State.ACTIVE))
     if health.reaper.late:
@@ -107,7 +107,7 @@ def _sweeping(survey: Survey, health: Health, timing: Timing) -> Iterator[Findin
         yield Finding(
             "error",
             "reaper",
-            f"{active} jobs are active and nobody has swept {since}: what their workers leave behind, nobody recovers",
+            f"{active} jobs are active and {nobody}: what their workers leave behind, nobody recovers",
             remedy,
         )
     elif age is not None and age <= timing.recovery_bound.total_seconds():
@@ -118,7 +118,7 @@ def _sweeping(survey: Survey, health: Health, timing: Timing) -> Iterator[Findin
         yield Finding(
             "warning",
             "reaper",
-            f"nobody has swept {since}, with {unfinished} jobs unfinished and {len(survey.schedules)} schedules: "
+            f"{nobody}, with {unfinished} jobs unfinished and {len(survey.schedules)} schedules: "
             "nobody recovers, expires or schedules anything",
             remedy,
         )
