@@ -175,19 +175,24 @@ class Cell:
 
     async def survey(self, queues: Sequence[str] = ()) -> Survey:
         """See `Storage.survey`."""
-        return survey_of(queues, *await self.glances(queues))
+        return await self.surveyed(queues or None)
 
-    async def glances(self, queues: Sequence[str] = ()) -> tuple[list[list[Any]], list[Any], int]:
-        """Return what a survey is made of: what is counted of each queue, what else there is, and the cell's clock."""
-        names = list(dict.fromkeys(queues))
-        some, names = names[:SURVEYED_AT_ONCE], names[SURVEYED_AT_ONCE:]
-        first = glance = answer_survey(await self._call("survey", ask_survey(some or None, whole=True)))
-        rows = glance.rows
-        while names or glance.after is not None:
+    async def surveyed(self, queues: Sequence[str] | None) -> Survey:
+        """Return a survey of these queues, of none of them even; None: of all."""
+        names = list(dict.fromkeys(queues or ()))
+        after: int | None = None
+        rows: list[list[Any]] = []
+        whole: list[Any] = []
+        now = 0
+        while True:
             some, names = names[:SURVEYED_AT_ONCE], names[SURVEYED_AT_ONCE:]
-            glance = answer_survey(await self._call("survey", ask_survey(some or None, after=glance.after)))
+            asked = ask_survey(None if queues is None else some, after=after, whole=not whole)
+            glance = answer_survey(await self._call("survey", asked))
             rows += glance.rows
-        return rows, first.whole, first.now
+            whole, now = whole or glance.whole, now or glance.now
+            after = glance.after
+            if not names and after is None:
+                return survey_of(queues, rows, whole, now, scope=self.scope)
 
     async def events(
         self, cursor: str | None = None, *, limit: int = 100, reader: Reader | None = None, ref: Ref | None = None

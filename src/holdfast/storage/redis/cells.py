@@ -10,29 +10,39 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TypeVar
 from zlib import crc32
 
-from holdfast.core.job import NewJob, Owner, Ref
+from msgspec import structs
+
+from holdfast.core.job import JobDetail, NewJob, Owner, Ref
 from holdfast.core.leadership import Term
 from holdfast.core.settlement import Settlement
+from holdfast.storage.cursors import LARGEST, place_of
 from holdfast.storage.protocol import (
+    EVENTS_END,
     Beat,
     Bid,
     Change,
+    EventPage,
     Exchanged,
     Order,
+    Page,
     Planned,
     Pulse,
     PutSchedule,
+    Query,
+    Reader,
     Receipt,
     Reclaimed,
     RemoveSchedule,
     Revised,
     Revision,
     Settings,
+    Survey,
     Swept,
     Target,
     Verdict,
 )
 from holdfast.storage.redis.cell import Cell
+from holdfast.storage.redis.many import cursor_of, listed, places_of, surveyed, woven
 
 T = TypeVar("T")
 A = TypeVar("A")
@@ -152,10 +162,54 @@ class Cells:
         """See `Storage.resign`."""
         await _all([cell.resign(term) for cell in self._cells if cell.scope == term.scope])
 
+    async def get(self, refs: Sequence[Ref]) -> list[JobDetail | None]:
+        """See `Storage.get`."""
+        return await self._each(refs, lambda ref: ref.queue, lambda cell, some: cell.get(some))
+
+    async def find(self, query: Query) -> Page:
+        """See `Storage.find`."""
+        cells = len(self._cells)
+        before = [LARGEST] * cells if query.after is None else places_of(query.after, cells)
+        queues = self._queues(query.queues)
+        asked = [
+            (cell, structs.replace(query, queues=queues.get(cell, ())), place)
+            for cell, place in zip(self._cells, before, strict=True)
+            if not queues or cell in queues
+        ]
+        found = await _all([cell.listed(part, query.limit + 1, place) for cell, part, place in asked])
+        answers = {cell: some for (cell, _, _), some in zip(asked, found, strict=True)}
+        return listed([answers.get(cell, ()) for cell in self._cells], before, query.limit)
+
+    async def survey(self, queues: Sequence[str] = ()) -> Survey:
+        """See `Storage.survey`."""
+        named = self._queues(queues)
+        return surveyed(await _all([cell.surveyed(named.get(cell, ()) if queues else None) for cell in self._cells]))
+
+    async def events(
+        self, cursor: str | None = None, *, limit: int = 100, reader: Reader | None = None, ref: Ref | None = None
+    ) -> EventPage:
+        """See `Storage.events`: of several cells by the instants of their clocks, of each without a gap."""
+        if cursor == EVENTS_END:
+            ends = await _all([cell.events(cursor) for cell in self._cells])
+            return EventPage((), cursor_of(place_of(end.next) for end in ends))
+        places = [str(place) for place in places_of(cursor, len(self._cells))] if cursor else None
+        if ref is not None and reader is None:
+            home = self._cells.index(self.of(ref.queue))
+            pages = [EventPage((), place) for place in places or ["0" for _ in self._cells]]
+            pages[home] = await self._cells[home].events(pages[home].next, limit=limit, ref=ref)
+        else:
+            asked = [(cell, places[at] if places else None) for at, cell in enumerate(self._cells)]
+            pages = await _all([cell.events(place, limit=limit, reader=reader) for cell, place in asked])
+        return woven(pages, limit)
+
     def _orders(self, order: Order | None) -> dict[Cell, tuple[str, ...]]:
         """Return which queues are to be claimed from in which cell, in the order of the first that each holds."""
+        return self._queues(() if order is None else order.queues)
+
+    def _queues(self, names: Iterable[str]) -> dict[Cell, tuple[str, ...]]:
+        """Return which of these queues lie in which cell, in the order of the first that each holds."""
         queues: defaultdict[Cell, list[str]] = defaultdict(list)
-        for queue in () if order is None else order.queues:
+        for queue in names:
             queues[self.of(queue)].append(queue)
         return {cell: tuple(some) for cell, some in queues.items()}
 

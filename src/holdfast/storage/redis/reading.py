@@ -248,21 +248,23 @@ def answer_survey(reply: Any) -> Glance:
     return Glance(rows, after, now, whole)
 
 
-def survey_of(asked: Sequence[str], rows: Iterable[list[Any]], whole: Sequence[Any], now: int) -> Survey:
-    """Return a survey of the queues asked for, or of all."""
+def survey_of(
+    asked: Sequence[str] | None, rows: Iterable[list[Any]], whole: Sequence[Any], now: int, *, scope: str
+) -> Survey:
+    """Return a survey of the queues asked for, or of all. `scope`: what the cell's leader leads."""
     settings, discarded, workers, seen, schedules, leader = whole
     told = {_names(target): settings_of(body) for target, body in _pairs(settings)}
     lost = {queue.decode(): int(count) for queue, count in _pairs(discarded)}
     tuned = {name: setting for (kind, name), setting in told.items() if kind == "queue"}
     tasks = {name: setting for (kind, name), setting in sorted(told.items()) if kind == "task"}
     counted = {queue.decode(): row for queue, *row in rows}
-    if not asked:
+    if asked is None:
         counted = {queue: row for queue, row in counted.items() if any(row[2:])}
-    terms, swept_at = _leader({field.decode(): value for field, value in _pairs(leader)}, now)
+    terms, swept_at = _leader({field.decode(): value for field, value in _pairs(leader)}, now, scope)
     return Survey(
         queues=tuple(
             _queue(name, counted.get(name, _EMPTY), now, lost.get(name, 0), tuned.get(name, _NONE))
-            for name in sorted(set(asked) or {*counted, *tuned, *lost})
+            for name in sorted({*counted, *tuned, *lost} if asked is None else set(asked))
         ),
         paused_tasks=tuple(name for name, task in tasks.items() if task.paused),
         task_rates={name: rate for name, task in tasks.items() if (rate := task.rate) is not None},
@@ -311,11 +313,11 @@ def _workers(workers: Mapping[bytes, bytes], seen: Mapping[bytes, bytes], now: i
     )
 
 
-def _leader(leader: Mapping[str, bytes], now: int) -> tuple[tuple[Term, ...], int | None]:
+def _leader(leader: Mapping[str, bytes], now: int, scope: str) -> tuple[tuple[Term, ...], int | None]:
     swept_at = int(leader["swept_at"]) if "swept_at" in leader else None
     if "owner" not in leader or int(leader["until"]) <= now:
         return (), swept_at
-    return (Term("*", leader["owner"].decode(), int(leader["epoch"]), int(leader["length"])),), swept_at
+    return (Term(scope, leader["owner"].decode(), int(leader["epoch"]), int(leader["length"])),), swept_at
 
 
 def _pairs(flat: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:

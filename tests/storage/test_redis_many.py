@@ -1,0 +1,187 @@
+"""What several cells have answered is put together without a gap, an overlap, or a change of order."""
+
+from random import Random
+
+import pytest
+
+from holdfast.core.duration import moment
+from holdfast.core.events import AnyEvent, EventsTrimmed, QueueDrained
+from holdfast.core.job import JobRecord, Owner, RateKey
+from holdfast.core.leadership import Term
+from holdfast.core.lifecycle import State
+from holdfast.storage.cursors import LARGEST
+from holdfast.storage.protocol import EventPage, Page, QueueSurvey, Survey, WorkerSurvey
+from holdfast.storage.redis.many import cursor_of, listed, places_of, surveyed, woven
+
+# ── cursors ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_cursor_names_a_place_in_each_cell() -> None:
+    assert places_of(cursor_of([3, 0, 14]), 3) == [3, 0, 14]
+
+
+def test_a_single_number_is_that_place_in_every_cell() -> None:
+    assert places_of("7", 3) == [7, 7, 7]
+
+
+@pytest.mark.parametrize(
+    "cursor", ["", ".", "1.2", "1.2.3.4", "1..3", "1.-2.3", "1.2.3.", f"1.2.{LARGEST + 1}", "a.b.c"]
+)
+def test_what_no_cells_have_given_out_is_no_cursor(cursor: str) -> None:
+    with pytest.raises(ValueError, match="no cursor"):
+        places_of(cursor, 3)
+
+
+# ── events ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def drained(at: int, number: int, queue: str = "q") -> QueueDrained:
+    return QueueDrained(queue=queue, cursor=str(number), at=moment(at))
+
+
+def told(page: EventPage) -> list[tuple[str, str]]:
+    return [(event.queue, event.cursor) for event in page.events if isinstance(event, QueueDrained)]
+
+
+def test_events_are_told_by_their_instants_and_carry_the_place_in_every_cell() -> None:
+    one = EventPage((drained(10, 5, "a"), drained(30, 6, "a")), "6")
+    other = EventPage((drained(20, 1, "b"),), "1")
+
+    page = woven([one, other], 10)
+
+    assert told(page) == [("a", "5.0"), ("b", "5.1"), ("a", "6.1")]
+    assert page.next == "6.1"
+
+
+def test_a_page_that_is_full_leaves_each_cell_where_it_was_read_to() -> None:
+    one = EventPage((drained(10, 5, "a"), drained(30, 6, "a")), "6")
+    other = EventPage((drained(20, 1, "b"), drained(25, 2, "b")), "2")
+
+    page = woven([one, other], 2)
+
+    assert told(page) == [("a", "5.0"), ("b", "5.1")]
+    assert page.next == "5.1"
+
+
+def test_a_cell_whose_clock_goes_ahead_keeps_its_order_and_loses_nothing() -> None:
+    one = EventPage((drained(90, 1, "a"), drained(10, 2, "a")), "2")
+    other = EventPage((drained(50, 1, "b"),), "1")
+
+    assert told(woven([one, other], 10)) == [("b", "0.1"), ("a", "1.1"), ("a", "2.1")]
+
+
+def test_what_was_looked_at_and_not_asked_for_is_not_looked_at_again() -> None:
+    assert woven([EventPage((drained(10, 5),), "9"), EventPage((), "3")], 10).next == "9.3"
+
+
+def test_a_gap_in_one_cell_is_told_first_and_once() -> None:
+    trimmed: AnyEvent = EventsTrimmed(oldest="7")
+    one = EventPage((trimmed, drained(40, 8, "a")), "8")
+    other = EventPage((drained(20, 1, "b"), drained(30, 2, "b")), "2")
+
+    page = woven([one, other], 1)
+
+    assert page.events[0] == EventsTrimmed(oldest="7.0")
+    assert told(page) == [("b", "7.1")]
+    assert page.next == "7.1"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_pages_of_all_cells_join_without_gap_or_overlap(seed: int) -> None:
+    dice = Random(seed)
+    logs: list[list[AnyEvent]] = [
+        [drained(dice.randrange(100), number + 1, f"{cell}-{number}") for number in range(dice.randrange(12))]
+        for cell in range(3)
+    ]
+    cursor, read = "0", [""]
+    del read[0]
+    while True:
+        limit = dice.randrange(1, 5)
+        places = places_of(cursor, 3)
+        pages = [
+            EventPage(tuple(log[place : place + limit]), str(min(place + limit, len(log))))
+            for log, place in zip(logs, places, strict=True)
+        ]
+        page = woven(pages, limit)
+        read += [event.queue for event in page.events if isinstance(event, QueueDrained)]
+        if page.next == cursor:
+            break
+        # Now and then from an event's own cursor.
+        cursor = page.events[-1].cursor if page.events and dice.random() < 0.5 else page.next
+
+    assert sorted(read) == sorted(event.queue for log in logs for event in log if isinstance(event, QueueDrained))
+    for cell in range(3):
+        mine = [name for name in read if name.startswith(f"{cell}-")]
+        assert mine == [f"{cell}-{number}" for number in range(len(mine))]
+
+
+# ── listings ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def job(created: int, id_: str) -> JobRecord:
+    return JobRecord(
+        queue="q", id=id_, task="t", state=State.WAITING, payload=b"", score=0, run_at=created, created=created
+    )
+
+
+def ids(page: Page) -> list[str]:
+    return [job.id for job in page.jobs]
+
+
+def test_a_listing_of_all_cells_is_newest_first_and_goes_on_where_each_cell_was_left() -> None:
+    one = [(9, job(50, "a9")), (8, job(30, "a8")), (7, job(10, "a7"))]
+    other = [(4, job(40, "b4")), (3, job(20, "b3"))]
+
+    page = listed([one, other, []], [LARGEST] * 3, 3)
+
+    assert ids(page) == ["a9", "b4", "a8"]
+    assert page.next == f"8.4.{LARGEST}"
+
+    rest = listed([one[2:], other[1:], []], places_of(page.next, 3), 3)
+
+    assert (ids(rest), rest.next) == (["b3", "a7"], None)
+
+
+def test_a_page_that_is_just_full_is_the_last() -> None:
+    assert listed([[(1, job(1, "a"))], [(1, job(2, "b"))]], [LARGEST] * 2, 2).next is None
+
+
+# ── surveys ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_survey_of_all_cells_has_what_each_has() -> None:
+    terms = [Term(f"cell {number}", "o", 1, 9) for number in range(2)]
+    alice, bob = (WorkerSurvey(owner=Owner(name), started=at) for name, at in (("alice", 5), ("bob", 3)))
+    rate = RateKey("task:t", 5)
+    one = Survey(
+        queues=(QueueSurvey(queue="b"),),
+        paused_tasks=("t",),
+        task_rates={"t": rate},
+        workers=(alice,),
+        leaders=(terms[0],),
+        swept_ago=5,
+        now=100,
+    )
+    other = Survey(
+        queues=(QueueSurvey(queue="a"),),
+        paused_tasks=("t",),
+        task_rates={"t": rate},
+        workers=(bob,),
+        leaders=(terms[1],),
+        swept_ago=9,
+        now=101,
+    )
+
+    assert surveyed([one, other]) == Survey(
+        queues=(QueueSurvey(queue="a"), QueueSurvey(queue="b")),
+        paused_tasks=("t",),
+        task_rates={"t": rate},
+        workers=(bob, alice),
+        leaders=tuple(terms),
+        swept_ago=9,
+        now=101,
+    )
+
+
+def test_as_long_as_one_cell_was_never_swept_nobody_says_when_all_were() -> None:
+    assert surveyed([Survey(swept_ago=5), Survey()]).swept_ago is None
