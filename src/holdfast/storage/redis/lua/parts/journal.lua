@@ -35,7 +35,7 @@ function Journal.record_as_told(body, ref, over)
   if ref then
     fields[#fields + 1], fields[#fields + 2] = 'j', ref
   end
-  if over then
+  if over and next(over) then
     fields[#fields + 1], fields[#fields + 2] = 'o', cmsgpack.pack(over)
   end
   call('XADD', key('events'), '0-*', unpack(fields))
