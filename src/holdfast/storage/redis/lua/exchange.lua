@@ -22,7 +22,7 @@ local function when_cancelling(asked, job)
     if event.name == 'completed' then
       event.over = { cancel_too_late = true }
     elseif event.name == 'cancelled' and not event.by then
-      event.over = { by = job.cancel_by }
+      event.over = job.cancel_by and { by = job.cancel_by }
     end
   end
 end
