@@ -65,7 +65,7 @@ end
 -- Tell that the last unfinished job of a queue is over, where its queue asks for that.
 function Journal.tell_if_drained(queue)
   if Settings.records(queue, 'queue_drained') then
-    for _, state in ipairs({ 'delayed', 'waiting', 'active' }) do
+    for _, state in ipairs({ 'delayed', 'waiting', 'again', 'active' }) do
       if call('EXISTS', key('in', pair(queue, state))) == 1 then
         return
       end
