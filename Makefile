@@ -5,6 +5,9 @@ PYTHON ?=
 ARGS =
 URL =
 SEEDS = 300
+STORAGE = sqlite
+MINUTES = 5
+SEED =
 
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -15,7 +18,7 @@ NO_PYTHON := Holdfast needs Python 3.11 or newer with venv and sqlite3: install 
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo examples test quick check lint types format coverage simulate mutants bench lock clean
+.PHONY: help setup demo examples test quick check lint types format coverage simulate mutants chaos bench lock clean
 
 help: ## show this list
 	@echo 'usage: make TARGET [URL=...] [ARGS="..."]'
@@ -56,6 +59,9 @@ simulate: $(READY) ## run simulated worlds (SEEDS=20000, SEEDS=500-800, ARGS="--
 
 mutants: $(READY) ## take out one guard at a time and see that the simulation finds it out (ARGS="no_fence --stories")
 	@$(BIN)/python -m holdfast.testing.mutants $(ARGS)
+
+chaos: $(READY) ## strike real processes at random for a while, then audit (STORAGE=sqlite, MINUTES=5, SEED=7)
+	@$(BIN)/python -m holdfast.testing.chaos --storage $(STORAGE) --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 bench: $(READY) ## measure speed on memory, SQLite and Redis (where there is a redis-server)
 	@$(BIN)/python -m benchmarks.run $(ARGS)

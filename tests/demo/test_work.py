@@ -120,8 +120,8 @@ def test_the_diary_gives_back_its_lines_and_counts_the_pieces(tmp_path: Path) ->
         torn.write(b'\n{"job":"b","run"')
     diary.note(str(path), ended)
 
-    assert diary.read(path) == ([begun, ended], 1)
+    assert diary.read(path, Line) == ([begun, ended], 1)
 
 
 def test_a_diary_that_nobody_wrote_is_empty(tmp_path: Path) -> None:
-    assert diary.read(tmp_path / "none") == ([], 0)
+    assert diary.read(tmp_path / "none", Line) == ([], 0)

@@ -6,7 +6,7 @@ also begins with a line break: the piece then stands alone and spoils no other.
 
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -25,11 +25,12 @@ class Line(Struct, frozen=True, omit_defaults=True):
     answer: Facts | None = None
 
 
+L = TypeVar("L", bound=Struct)
+
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(Line).decode
 
 
-def note(path: str, line: Line) -> None:
+def note(path: str, line: Struct) -> None:
     """Append a line in one write."""
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
@@ -38,14 +39,15 @@ def note(path: str, line: Line) -> None:
         os.close(descriptor)
 
 
-def read(path: Path) -> tuple[list[Line], int]:
+def read(path: Path, kind: type[L]) -> tuple[list[L], int]:
     """Return the lines in the order they were written, and how many pieces of lines lie between them."""
-    lines: list[Line] = []
+    decode = msgspec.json.Decoder(kind).decode
+    lines: list[L] = []
     pieces = 0
     for raw in path.read_bytes().split(b"\n") if path.exists() else []:
         if raw:
             try:
-                lines.append(_decode(raw))
+                lines.append(decode(raw))
             except msgspec.MsgspecError:
                 pieces += 1
     return lines, pieces

@@ -33,7 +33,7 @@ async def gather(
     diary: Path,
 ) -> tuple[Evidence, float]:
     """Return all that the audit goes by, and how many seconds of a core the answers took to compute again."""
-    lines, pieces = await asyncio.to_thread(diaries.read, diary)
+    lines, pieces = await asyncio.to_thread(diaries.read, diary, diaries.Line)
     details = await _details(storage, queue, wished)
     # What never got an answer needs none to compare it with.
     answered = {job for job, detail in details.items() if detail is not None and detail.job.result is not None}

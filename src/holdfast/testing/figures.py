@@ -152,10 +152,10 @@ class Figures:
             ("runs", f"{self.runs:,}, of them {self.again:,} after a stall, {self.announced:,} of these announced"),
             ("never", ", ".join(f"{what} {n}" for what, n in self.outcomes.items())),
         ]
-        for reason, spread in _spreads(self.recoveries).items():
-            told.append((f"recovery, {reason}", _spoken(spread)))
+        for reason, of_all in _spreads(self.recoveries).items():
+            told.append((f"recovery, {reason}", spoken(of_all)))
             if reason in self.clear:
-                told.append(("  nothing else wrong", _spoken(_spread(self.clear[reason]))))
+                told.append(("  nothing else wrong", spoken(spread(self.clear[reason]))))
         if self.failures:
             told.append(("violations", _listed(self.violations)))
         return told
@@ -166,10 +166,10 @@ def _listed(counts: Mapping[str, int]) -> str:
 
 
 def _spreads(recoveries: Mapping[str, Sequence[float]]) -> dict[str, dict[str, float]]:
-    return {reason: _spread(seconds) for reason, seconds in sorted(recoveries.items())}
+    return {reason: spread(seconds) for reason, seconds in sorted(recoveries.items())}
 
 
-def _spread(seconds: Sequence[float]) -> dict[str, float]:
+def spread(seconds: Sequence[float]) -> dict[str, float]:
     """Return how many there are, and their median, 99th percentile and maximum."""
     ranked = sorted(seconds)
     return {
@@ -180,5 +180,6 @@ def _spread(seconds: Sequence[float]) -> dict[str, float]:
     }
 
 
-def _spoken(spread: Mapping[str, float]) -> str:
-    return f"{spread['count']:,}: p50 {spread['p50']:.2f} s, p99 {spread['p99']:.2f} s, max {spread['max']:.2f} s"
+def spoken(found: Mapping[str, float]) -> str:
+    """Return a spread as words."""
+    return f"{found['count']:,}: p50 {found['p50']:.2f} s, p99 {found['p99']:.2f} s, max {found['max']:.2f} s"

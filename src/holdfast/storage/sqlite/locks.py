@@ -139,6 +139,15 @@ def quiet(path: str) -> Generator[None]:
         locks.close()
 
 
+def written(path: str) -> bool:
+    """Say whether anybody has the turn to write to the database of this lock file at this moment."""
+    descriptor = _open(path)
+    try:
+        return _held(descriptor, _WRITERS)
+    finally:
+        os.close(descriptor)
+
+
 def _open(path: str) -> int:
     try:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)

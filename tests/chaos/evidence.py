@@ -1,0 +1,215 @@
+"""An honest little case: five jobs; one lost its worker to a kill, one to a stop, one was handed back, one fell."""
+
+from datetime import timedelta
+
+import msgspec
+from msgspec import structs
+
+from holdfast.core.duration import moment
+from holdfast.core.events import (
+    AnyEvent,
+    JobCompleted,
+    JobReleased,
+    JobRetried,
+    JobStalled,
+    JobStarted,
+    LeadershipAcquired,
+    WorkerDied,
+)
+from holdfast.core.job import JobDetail, JobRecord, Owner, RunRecord, StallReason
+from holdfast.core.lifecycle import State
+from holdfast.options import Timing
+from holdfast.testing.chaos.history import Bounds, Deed, Evidence, Line, Wish
+
+SECOND = 1_000_000
+OFFSET = 1_700_000_000 * SECOND
+BEGAN = 1_000 * SECOND
+"""When the runs began, as uptime."""
+
+KILLED = Owner("killed", pid=11)
+STOPPED = Owner("stopped", pid=12)
+SOUND = Owner("sound", pid=13)
+
+BOUNDS = Bounds.of(Timing())
+
+RUNS: dict[str, list[tuple[Owner, str]]] = {
+    "plain": [(SOUND, "completed")],
+    "struck": [(KILLED, "stalled"), (SOUND, "completed")],
+    "held": [(STOPPED, "stalled"), (SOUND, "completed")],
+    "returned": [(SOUND, "released"), (SOUND, "completed")],
+    "fallen": [(SOUND, "retried"), (SOUND, "completed")],
+}
+"""Who ran which job, and how each run ended."""
+
+TAKEN = {"struck": SECOND // 10, "held": 24 * SECOND, "returned": SECOND, "fallen": SECOND}
+"""When the first run was over, counted from its begin."""
+
+
+def honest() -> Evidence:
+    return Evidence(
+        wishes=[
+            *(Wish(job, what, BEGAN - SECOND) for job in RUNS for what in ("asked", "acked")),
+            Wish("refused", "asked", BEGAN),
+            Wish("refused", "refused", BEGAN, "StorageUnavailableError"),
+        ],
+        jobs={job: detail(job) for job in RUNS},
+        lines=[line for job in RUNS for line in noted(job)],
+        events=[
+            *(event for job in RUNS for event in told(job)),
+            WorkerDied(owner=KILLED.id, host="here", pid=KILLED.pid, signal=9, jobs=1),
+            LeadershipAcquired(scope="*", owner=SOUND.id, epoch=1, at=moment(OFFSET)),
+        ],
+        deeds=[
+            Deed(
+                kind="kill worker",
+                effect="death",
+                where="host-0",
+                pids=(KILLED.pid,),
+                at=BEGAN + 10,
+                until=BEGAN + SECOND,
+                alone=True,
+            ),
+            Deed(
+                kind="stop worker",
+                effect="pause",
+                where="host-1",
+                pids=(STOPPED.pid,),
+                at=BEGAN + 2 * SECOND,
+                until=BEGAN + 30 * SECOND,
+            ),
+        ],
+        bounds=BOUNDS,
+        offset=OFFSET,
+        ended=BEGAN + 60 * SECOND,
+        hosts=("host-0", "host-1", "host-2"),
+    )
+
+
+def begin(job: str, number: int) -> int:
+    return BEGAN if number == 1 else BEGAN + TAKEN[job] + SECOND // 10
+
+
+def run(job: str, number: int) -> RunRecord:
+    owner, ended = RUNS[job][number - 1]
+    return RunRecord(
+        number=number, fence=100 + number, owner=owner.id, pid=owner.pid, start=OFFSET + begin(job, number), ended=ended
+    )
+
+
+def detail(job: str) -> JobDetail:
+    runs = tuple(run(job, number + 1) for number in range(len(RUNS[job])))
+    record = JobRecord(
+        queue="chaos",
+        id=job,
+        task="t",
+        state=State.COMPLETED,
+        payload=b"",
+        score=0,
+        run_at=OFFSET,
+        created=OFFSET,
+        fence=runs[-1].fence,
+        starts=len(runs),
+        result=msgspec.json.encode([len(runs), runs[-1].fence]),
+    )
+    return JobDetail(record, runs)
+
+
+def noted(job: str) -> list[Line]:
+    lines: list[Line] = []
+    for number, (owner, ended) in enumerate(RUNS[job], 1):
+        start = Line(job, number, 100 + number, owner.pid, "start", begin(job, number))
+        lines.append(start)
+        match ended:
+            case "completed":
+                lines.append(structs.replace(start, what="done", at=start.at + 10))
+            case "retried":
+                lines.append(structs.replace(start, what="failed", at=start.at + 10))
+            case "released":
+                lines.append(structs.replace(start, what="stopped", at=start.at + TAKEN[job]))
+            case _ if owner is STOPPED:
+                # It woke up, and came to its end beside the run that had replaced it.
+                lines.append(structs.replace(start, what="done", at=BEGAN + 31 * SECOND))
+            case _:
+                pass
+    return lines
+
+
+def told(job: str) -> list[AnyEvent]:
+    events: list[AnyEvent] = []
+    for number, (owner, ended) in enumerate(RUNS[job], 1):
+        events.append(
+            JobStarted(
+                queue="chaos",
+                id=job,
+                task="t",
+                run=number,
+                attempt=1,
+                owner=owner.id,
+                fence=100 + number,
+                at=moment(OFFSET + begin(job, number)),
+            )
+        )
+        over = moment(OFFSET + BEGAN + TAKEN.get(job, 0))
+        match ended:
+            case "stalled":
+                reason: StallReason = "process_died" if owner is KILLED else "lease_expired"
+                events.append(
+                    JobStalled(
+                        queue="chaos",
+                        id=job,
+                        task="t",
+                        run=number,
+                        count=1,
+                        action="recovered",
+                        reason=reason,
+                        owner=owner.id,
+                        at=over,
+                    )
+                )
+            case "released":
+                events.append(JobReleased(queue="chaos", id=job, task="t", run=number, reason="shutdown", at=over))
+            case "retried":
+                events.append(
+                    JobRetried(
+                        queue="chaos", id=job, task="t", run=number, attempt=1, next_attempt=2, delay=0.1, at=over
+                    )
+                )
+            case _:
+                end = over + timedelta(seconds=1)
+                events.append(JobCompleted(queue="chaos", id=job, task="t", run=number, attempt=1, at=end))
+    return events
+
+
+def edit_job(case: Evidence, job: str, **changes: object) -> None:
+    found = case.jobs[job]
+    case.jobs[job] = structs.replace(found, job=structs.replace(found.job, **changes))
+
+
+def edit_run(case: Evidence, job: str, number: int, **changes: object) -> None:
+    found = case.jobs[job]
+    runs = [structs.replace(one, **changes) if one.number == number else one for one in found.runs]
+    case.jobs[job] = structs.replace(found, runs=tuple(runs))
+
+
+def edit_line(case: Evidence, job: str, number: int, what: str, **changes: object) -> None:
+    case.lines = [
+        structs.replace(line, **changes) if (line.job, line.run, line.what) == (job, number, what) else line
+        for line in case.lines
+    ]
+
+
+def drop_lines(case: Evidence, job: str, what: str) -> None:
+    case.lines = [line for line in case.lines if (line.job, line.what) != (job, what)]
+
+
+def edit_event(case: Evidence, which: type, job: str, **changes: object) -> None:
+    case.events = [
+        structs.replace(event, **changes) if isinstance(event, which) and getattr(event, "id", "") == job else event
+        for event in case.events
+    ]
+
+
+def drop_event(case: Evidence, which: type, job: str) -> AnyEvent:
+    (found,) = [event for event in case.events if isinstance(event, which) and getattr(event, "id", "") == job]
+    case.events = [event for event in case.events if event is not found]
+    return found

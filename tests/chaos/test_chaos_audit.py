@@ -1,0 +1,320 @@
+"""The audit of the chaos: an honest case is green, and each planted lie turns its own check red and no other."""
+
+from collections.abc import Callable
+
+import pytest
+
+from holdfast.core.duration import moment
+from holdfast.core.events import JobCompleted, JobReleased, JobRepaired, JobStalled, JobStarted, WorkerDied
+from holdfast.core.lifecycle import State
+from holdfast.testing.chaos.audit import audit
+from holdfast.testing.chaos.history import Deed, Evidence, Line
+from tests.chaos.evidence import (
+    BEGAN,
+    BOUNDS,
+    KILLED,
+    OFFSET,
+    SECOND,
+    SOUND,
+    STOPPED,
+    drop_event,
+    drop_lines,
+    edit_event,
+    edit_job,
+    edit_line,
+    edit_run,
+    honest,
+)
+
+LOST = "no acknowledged job is lost"
+OVER = "every job is completed"
+UNEXPECTED = "nothing is there that nobody asked for"
+ONCE = "no job has two outcomes"
+RESULT = "every result is that of the run on record"
+STARTS = "every start the handlers noted is a run of its own"
+NOTED = "every completed run was noted by its handler"
+FENCES = "fences rise with each job"
+ANNOUNCED = "every second run was announced before it began"
+CAUSE = "no run was taken without a cause"
+HANDED = "no handler was at work on what it had handed back"
+SEEN = "jobs of the dead whose supervisor saw it were back in time"
+SILENT = "all other jobs of the lost were back in time"
+RESUMED = "after an outage runs begin again in time"
+LEFT = "nobody ended who was not made to"
+SOUND_STORAGE = "the storage is sound, and the clock was not set"
+STRUCK = "faults were committed"
+
+
+def red(case: Evidence) -> list[str]:
+    return [check.name for check in audit(case).checks if not check.holds]
+
+
+def outage(case: Evidence, *, at: int, until: int) -> Deed:
+    deed = Deed(kind="full disk", effect="outage", where="storage", at=at, until=until)
+    case.deeds.append(deed)
+    return deed
+
+
+def test_an_honest_case_is_green() -> None:
+    assert red(honest()) == []
+
+
+def test_the_figures_tell_what_was_taken_and_how_soon_it_was_back() -> None:
+    found = audit(honest())
+
+    assert [(one.job, one.cause, one.delay, one.bound, one.seen) for one in found.recoveries] == [
+        ("struck", "kill worker", SECOND // 10 - 10, SECOND, True),
+        ("held", "stop worker", 22 * SECOND, BOUNDS.silence, False),
+    ]
+    assert (found.jobs, found.runs, found.overlaps) == ({"completed": 5}, 9, 1)
+
+
+def lost(case: Evidence) -> None:
+    del case.jobs["plain"]
+    # What else would tell of it is gone, too: a loss that leaves no trace.
+    drop_lines(case, "plain", "start")
+    drop_lines(case, "plain", "done")
+    drop_event(case, JobStarted, "plain")
+    drop_event(case, JobCompleted, "plain")
+
+
+def never_over(case: Evidence) -> None:
+    edit_job(case, "plain", state=State.WAITING)
+    edit_run(case, "plain", 1, ended="released")
+    drop_event(case, JobCompleted, "plain")
+
+
+def ghost(case: Evidence) -> None:
+    case.wishes = [wish for wish in case.wishes if wish.job != "plain"]
+
+
+def announced_twice(case: Evidence) -> None:
+    case.events.append(next(event for event in case.events if isinstance(event, JobCompleted) and event.id == "plain"))
+
+
+def completed_twice(case: Evidence) -> None:
+    # The run that was stopped and woke up: its answer was taken beside that of the run that replaced it.
+    edit_run(case, "held", 1, ended="completed")
+
+
+def outcome_untold(case: Evidence) -> None:
+    drop_event(case, JobCompleted, "plain")
+
+
+def result_of_the_run_before(case: Evidence) -> None:
+    edit_job(case, "held", result=b"[1,101]")
+
+
+def started_twice(case: Evidence) -> None:
+    case.lines.append(case.lines[0])
+
+
+def start_without_a_run(case: Evidence) -> None:
+    case.lines.append(Line("plain", 2, 102, SOUND.pid, "start", BEGAN + SECOND))
+
+
+def start_in_another_process(case: Evidence) -> None:
+    edit_line(case, "plain", 1, "start", pid=99)
+
+
+def start_under_another_fence(case: Evidence) -> None:
+    edit_line(case, "plain", 1, "start", fence=99)
+
+
+def completed_without_a_handler(case: Evidence) -> None:
+    drop_lines(case, "plain", "done")
+
+
+def fence_used_again(case: Evidence) -> None:
+    edit_run(case, "fallen", 2, fence=101)
+    edit_job(case, "fallen", result=b"[2,101]")
+    edit_line(case, "fallen", 2, "start", fence=101)
+
+
+def fence_given_out_again(case: Evidence) -> None:
+    edit_event(case, JobStarted, "fallen", fence=101)
+
+
+def second_run_untold(case: Evidence) -> None:
+    drop_event(case, JobReleased, "returned")
+
+
+def second_run_told_too_late(case: Evidence) -> None:
+    case.events.append(drop_event(case, JobReleased, "returned"))
+
+
+def second_run_begun_too_early(case: Evidence) -> None:
+    edit_line(case, "fallen", 2, "start", at=BEGAN + SECOND // 2)
+
+
+def live_job_taken(case: Evidence) -> None:
+    del case.deeds[1]
+    case.deeds.append(Deed(kind="stop worker", effect="pause", where="host-1", pids=(99,), at=BEGAN, until=BEGAN))
+
+
+def woken_long_before(case: Evidence) -> None:
+    case.deeds[1].until = BEGAN + 3 * SECOND
+
+
+def still_at_work_after_handing_back(case: Evidence) -> None:
+    edit_line(case, "returned", 1, "stopped", at=BEGAN + 2 * SECOND)
+
+
+def seen_death_late(case: Evidence) -> None:
+    edit_event(case, JobStalled, "struck", at=moment(OFFSET + BEGAN + 10 + SECOND + 1))
+    _put_off(case, "struck")
+
+
+def silence_late(case: Evidence) -> None:
+    case.deeds[1].until = None
+    edit_event(case, JobStalled, "held", at=moment(OFFSET + BEGAN + 2 * SECOND + BOUNDS.silence + 1))
+    _put_off(case, "held")
+
+
+def silence_later_than_its_outage_excuses(case: Evidence) -> None:
+    case.deeds[1].until = None
+    outage(case, at=BEGAN + 4 * SECOND, until=BEGAN + 9 * SECOND)
+    allowed = BOUNDS.silence + 5 * SECOND + BOUNDS.outage
+    edit_event(case, JobStalled, "held", at=moment(OFFSET + BEGAN + 2 * SECOND + allowed + 1))
+    _put_off(case, "held")
+    # Somebody worked after it.
+    edit_line(case, "plain", 1, "start", at=BEGAN + 9 * SECOND)
+
+
+def nobody_worked_after_the_outage(case: Evidence) -> None:
+    outage(case, at=BEGAN + 12 * SECOND, until=BEGAN + 13 * SECOND)
+
+
+def died_by_itself(case: Evidence) -> None:
+    case.events.append(WorkerDied(owner="sound", host="here", pid=SOUND.pid, status=70))
+
+
+def left_by_itself(case: Evidence) -> None:
+    case.exits.append("reaper-0 ended by itself with the exit status 1")
+
+
+def damaged(case: Evidence) -> None:
+    case.flaws.append("row 5 missing from index jobs_due")
+
+
+def repaired(case: Evidence) -> None:
+    case.events.append(JobRepaired(queue="chaos", id="plain", task="t", found="no index", mended="put back"))
+
+
+def clock_set(case: Evidence) -> None:
+    case.drift = SECOND
+
+
+def nobody_stopped(case: Evidence) -> None:
+    case.deeds[1].effect = "death"
+    edit_event(case, JobStalled, "held", reason="process_died")
+
+
+def _put_off(case: Evidence, job: str) -> None:
+    """Let the second run begin after the first was taken, so that only the time is wrong."""
+    stall = next(event for event in case.events if isinstance(event, JobStalled) and event.id == job)
+    assert stall.at is not None
+    later = round(stall.at.timestamp() * SECOND) - OFFSET + SECOND
+    edit_line(case, job, 2, "start", at=later)
+    edit_line(case, job, 2, "done", at=later + 10)
+
+
+@pytest.mark.parametrize(
+    ("lie", "check"),
+    [
+        (lost, LOST),
+        (never_over, OVER),
+        (ghost, UNEXPECTED),
+        (announced_twice, ONCE),
+        (completed_twice, ONCE),
+        (outcome_untold, ONCE),
+        (result_of_the_run_before, RESULT),
+        (started_twice, STARTS),
+        (start_without_a_run, STARTS),
+        (start_in_another_process, STARTS),
+        (start_under_another_fence, STARTS),
+        (completed_without_a_handler, NOTED),
+        (fence_used_again, FENCES),
+        (fence_given_out_again, FENCES),
+        (second_run_untold, ANNOUNCED),
+        (second_run_told_too_late, ANNOUNCED),
+        (second_run_begun_too_early, ANNOUNCED),
+        (live_job_taken, CAUSE),
+        (woken_long_before, CAUSE),
+        (still_at_work_after_handing_back, HANDED),
+        (seen_death_late, SEEN),
+        (silence_late, SILENT),
+        (silence_later_than_its_outage_excuses, SILENT),
+        (nobody_worked_after_the_outage, RESUMED),
+        (died_by_itself, LEFT),
+        (left_by_itself, LEFT),
+        (damaged, SOUND_STORAGE),
+        (repaired, SOUND_STORAGE),
+        (clock_set, SOUND_STORAGE),
+        (nobody_stopped, STRUCK),
+    ],
+)
+def test_each_lie_turns_its_own_check_red(lie: Callable[[Evidence], None], check: str) -> None:
+    case = honest()
+    lie(case)
+
+    assert check in red(case)
+    assert set(red(case)) <= {check, *ALSO.get(lie, ())}
+
+
+ALSO: dict[Callable[[Evidence], None], tuple[str, ...]] = {
+    # A run that counts and had been taken is two things at once.
+    completed_twice: (RESULT,),
+    start_without_a_run: (ANNOUNCED,),
+    still_at_work_after_handing_back: (),
+    second_run_begun_too_early: (),
+}
+"""What cannot be told apart from a lie's own check."""
+
+
+def test_an_outage_lengthens_what_is_allowed_by_its_length_and_two_beats() -> None:
+    case = honest()
+    outage(case, at=BEGAN + 4 * SECOND, until=BEGAN + 9 * SECOND)
+
+    recovery = next(one for one in audit(case).recoveries if one.job == "held")
+
+    assert recovery.bound == BOUNDS.silence + 5 * SECOND + BOUNDS.outage
+    assert not recovery.clear
+
+
+@pytest.mark.parametrize(("pid", "times"), [(SOUND.pid, 1), (77, 0)])
+def test_each_loss_of_the_one_that_leads_lengthens_it_and_that_of_another_does_not(pid: int, times: int) -> None:
+    case = honest()
+    at = BEGAN + 5 * SECOND
+    case.deeds.append(Deed(kind="kill reaper", effect="death", where="reaper-0", pids=(pid,), at=at, until=at + SECOND))
+
+    recovery = next(one for one in audit(case).recoveries if one.job == "held")
+
+    assert recovery.bound == BOUNDS.silence + times * BOUNDS.reaper
+    assert recovery.clear == (times == 0)
+
+
+def test_who_cannot_hand_back_what_it_holds_is_a_cause_of_its_own() -> None:
+    case = honest()
+    case.deeds[1].effect = "leave"
+    outage(case, at=BEGAN + SECOND, until=BEGAN + 5 * SECOND)
+
+    recovery = next(one for one in audit(case).recoveries if one.job == "held")
+
+    assert recovery.cause == "stop worker"
+    assert recovery.bound == BOUNDS.silence + BOUNDS.leave + 3 * SECOND + BOUNDS.outage
+
+
+def test_a_death_that_the_supervisor_could_not_see_has_the_time_of_a_silence() -> None:
+    case = honest()
+    case.deeds[0].alone = False
+
+    recovery = next(one for one in audit(case).recoveries if one.job == "struck")
+
+    assert (recovery.seen, recovery.bound) == (False, BOUNDS.silence)
+
+
+def test_the_bounds_follow_from_the_timing() -> None:
+    assert BOUNDS.silence == 27 * SECOND
+    assert (BOUNDS.death, BOUNDS.outage, BOUNDS.reaper) == (SECOND, 10 * SECOND, 12 * SECOND)
+    assert {KILLED.pid, STOPPED.pid} == {pid for deed in honest().deeds for pid in deed.pids}
