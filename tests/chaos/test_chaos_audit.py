@@ -272,7 +272,7 @@ ALSO: dict[Callable[[Evidence], None], tuple[str, ...]] = {
 """What cannot be told apart from a lie's own check."""
 
 
-def test_an_outage_lengthens_what_is_allowed_by_its_length_and_two_beats() -> None:
+def test_an_outage_lengthens_what_is_allowed_by_its_length_and_what_a_lost_sweep_takes() -> None:
     case = honest()
     outage(case, at=BEGAN + 4 * SECOND, until=BEGAN + 9 * SECOND)
 
@@ -316,5 +316,5 @@ def test_a_death_that_the_supervisor_could_not_see_has_the_time_of_a_silence() -
 
 def test_the_bounds_follow_from_the_timing() -> None:
     assert BOUNDS.silence == 27 * SECOND
-    assert (BOUNDS.death, BOUNDS.outage, BOUNDS.reaper) == (SECOND, 10 * SECOND, 12 * SECOND)
+    assert (BOUNDS.death, BOUNDS.outage, BOUNDS.reaper) == (SECOND, 12 * SECOND, 12 * SECOND)
     assert {KILLED.pid, STOPPED.pid} == {pid for deed in honest().deeds for pid in deed.pids}

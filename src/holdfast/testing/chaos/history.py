@@ -71,7 +71,8 @@ class Bounds(Struct, frozen=True, kw_only=True):
     """What the audit allows, in microseconds, as it follows from the timing.
 
     `death`: a death that its supervisor saw. `silence`: any other loss. `outage`: beyond the length of an outage, two
-    beats. `reaper`: for each time that the one who reaps is struck meanwhile. `leave`: until a worker that cannot hand
+    beats, or as long as what is lost with the answer to a sweep. `reaper`: for each time that the one who reaps is
+    struck meanwhile. `leave`: until a worker that cannot hand
     back what it held, as the storage is out of reach, is gone all the same.
     """
 
@@ -90,7 +91,7 @@ class Bounds(Struct, frozen=True, kw_only=True):
         return cls(
             death=SECOND,
             silence=micros(timing.recovery_bound),
-            outage=micros(2 * timing.beat),
+            outage=max(micros(2 * timing.beat), REAPERS_LEASE + patience),
             reaper=REAPERS_LEASE + patience,
             leave=LEAVING,
             tail=patience,
