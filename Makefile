@@ -18,7 +18,8 @@ NO_PYTHON := Holdfast needs Python 3.11 or newer with venv and sqlite3: install 
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo examples test quick check lint types format coverage simulate mutants chaos bench lock clean
+.PHONY: help setup servers demo examples test quick check lint types format coverage simulate mutants chaos bench lock \
+        clean
 
 help: ## show this list
 	@echo 'usage: make TARGET [URL=...] [ARGS="..."]'
@@ -30,12 +31,15 @@ demo: $(READY) ## run the main job with faults and an audit (URL=..., ARGS="--pl
 examples: $(READY) ## run every example
 	@for example in examples/*.py; do printf '\n== %s\n' "$$example"; $(BIN)/python "$$example" || exit 1; done
 
-test: $(READY) ## run all tests (ARGS="-k lease")
+test: $(READY) ## run all tests, on Redis too if `make servers` has been here (ARGS="-k lease")
 	@$(BIN)/python -m pytest $(ARGS)
+
+servers: ## install the servers that tests start: Redis, by apt-get; nothing is left running
+	@.ci/get-servers
 
 check: lint types quick ## what must be green before a commit: format, lint, types, quick tests
 
-quick: $(READY) ## run the tests that start no process and take no time
+quick: $(READY) ## run the tests that start no process or server and take no time
 	@$(BIN)/python -m pytest -n 2 -m '$(QUICK)' $(ARGS)
 
 lint: $(READY) ## check the format and lint

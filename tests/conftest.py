@@ -67,7 +67,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if reasons:
         terminalreporter.section("NOT TESTED: there was no server", sep="!", red=True, bold=True)
         for reason, count in reasons.items():
-            terminalreporter.line(f"{count} tests were skipped: {reason}", red=True)
+            terminalreporter.line(f"{count} skipped: {reason}", red=True)
         terminalreporter.line("`make servers` installs one; the tests start and stop it themselves.", red=True)
 
 

@@ -50,13 +50,28 @@ class Brand:
 
     def missing(self, *, own: bool) -> str | None:
         """Return why there is none here, if so; `own`: one that a test may kill."""
-        if self.program is not None or (self.url is not None and not own):
+        if self.url is not None and not own:
             return None
-        return f"no {self.name}-server on the PATH" + ("" if own else f" and {self.variable} is not set")
+        remedy = "" if own else f" and {self.variable} is not set"
+        if self.program is None:
+            return f"no {self.name}-server on the PATH{remedy}"
+        version = version_of(self.program)
+        if version < (7, 0):
+            return f"{self.program} is too old ({'.'.join(map(str, version))}, not 7.0){remedy}"
+        return None
 
 
 REDIS = Brand("redis")
 VALKEY = Brand("valkey")
+
+
+@cache
+def version_of(program: str) -> tuple[int, ...]:
+    """Return the version that a server's program says it has."""
+    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"\bv=([0-9.]+)", said)
+    assert found is not None, said
+    return tuple(map(int, found[1].split(".")))
 
 
 class RedisServer:
@@ -64,7 +79,7 @@ class RedisServer:
 
     def __init__(self, folder: Path, *, brand: Brand = REDIS, mode: str = "", **config: Any) -> None:
         if brand.program is None:
-            raise LookupError(brand.missing(own=True))
+            raise FileNotFoundError(brand.missing(own=True))
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.log = folder / "server.log"

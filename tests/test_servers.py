@@ -215,8 +215,8 @@ def test_a_run_without_a_server_says_loudly_what_it_skipped_and_what_to_do(tmp_p
 
     assert "3 skipped" in said
     assert "NOT TESTED" in said
-    assert "2 tests were skipped: no redis-server on the PATH\n" in said
-    assert "1 tests were skipped: no redis-server on the PATH and HOLDFAST_TEST_REDIS_URL is not set\n" in said
+    assert "2 skipped: no redis-server on the PATH\n" in said
+    assert "1 skipped: no redis-server on the PATH and HOLDFAST_TEST_REDIS_URL is not set\n" in said
     assert "make servers" in said
 
 
