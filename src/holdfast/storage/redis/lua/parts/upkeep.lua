@@ -72,7 +72,7 @@ end
 
 local function look_at(queue, name, limit)
   if not starts_with(name, RATE) then
-    return Parking.unpark(queue, name, limit)
+    return Parking.let_in_some(queue, name, limit)
   end
   return Rates.queue_opens_at(queue) <= NOW and Parking.open_anew(queue, name, limit) or 0
 end
