@@ -55,9 +55,9 @@ local function room(queue, name)
   return Shelf.room(queue, name)
 end
 
--- Let as many jobs back in line as have room under a name; return how many that were.
-function Parking.unpark(queue, name, limit)
-  local let_in = first_of(key('parked', pair(queue, name)), min(limit or room(queue, name), PROMOTE_LIMIT))
+-- Let as many jobs back in line as have room under a name, so many at most; return how many that were.
+function Parking.unpark(queue, name, most)
+  local let_in = first_of(key('parked', pair(queue, name)), min(room(queue, name), most or PROMOTE_LIMIT, PROMOTE_LIMIT))
   for _, id in ipairs(let_in) do
     Shelf.move(Record.of(queue, id), { parked_under = NONE })
   end
@@ -120,8 +120,7 @@ function Parking.let_in()
   for place, left in Shelf.next_freed do
     local queue, name = parts_of(place)
     if call('EXISTS', key('parked', place)) == 1 then
-      local space = room(queue, name)
-      Parking.unpark(queue, name, starts_with(name, RATE) and min(space, left) or space)
+      Parking.unpark(queue, name, starts_with(name, RATE) and left or nil)
     end
   end
 end
