@@ -7,6 +7,7 @@ from typing import Protocol, cast
 
 from redis.exceptions import ClusterDownError, RedisError
 
+from holdfast.errors import StorageError
 from holdfast.storage.redis.address import Place, RedisAddress
 from holdfast.storage.redis.link import Link, Reply, said, text, why
 
@@ -156,6 +157,8 @@ class _Cluster:
                 troubles.append(f"{node}: {why(error)}")
                 continue
             if (trouble := said(reply)) is not None:
+                if "cluster support disabled" in str(trouble):
+                    raise StorageError(f"{self._address.shown} ({node}) belongs to no Cluster; use redis://{node}")
                 troubles.append(f"{node}: {trouble}")
                 continue
             owners = _owners(cast("list[list[object]]", reply), node, {slot(base) for base in self._address.bases})

@@ -1,0 +1,255 @@
+"""What a server must be before jobs are trusted to it."""
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+
+import pytest
+
+from holdfast.errors import StorageError, StorageUnavailableError
+from holdfast.storage.protocol import Finding
+from holdfast.storage.redis import guard as module
+from holdfast.storage.redis.address import Place, read
+from holdfast.storage.redis.connections import Connections
+from holdfast.storage.redis.guard import Guard, Server, check
+from tests.clusters import RedisCluster
+from tests.sentinels import RedisSentinels
+from tests.servers import RedisServer
+
+Guarded = Callable[[str], Guard]
+StartRedis = Callable[..., RedisServer]
+
+SOUND = {"appendonly": True, "maxmemory_policy": "noeviction"}
+
+
+@pytest.fixture
+async def guarded() -> AsyncIterator[Guarded]:
+    made: list[Connections] = []
+
+    def guard(url: str) -> Guard:
+        made.append(Connections(read(url)))
+        return Guard(made[-1])
+
+    yield guard
+    for connections in made:
+        await connections.close()
+
+
+async def test_a_sound_server_is_admitted_without_a_word(
+    guarded: Guarded, start_redis: StartRedis, caplog: pytest.LogCaptureFixture
+) -> None:
+    await guarded(start_redis(**SOUND).url).admit()
+
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
+async def test_a_server_that_evicts_is_refused_with_the_remedy(
+    guarded: Guarded, start_redis: StartRedis, policy: str
+) -> None:
+    server = start_redis(maxmemory_policy=policy)
+
+    with pytest.raises(StorageError, match=f"maxmemory-policy {policy}.* CONFIG SET maxmemory-policy noeviction"):
+        await guarded(server.url).admit()
+
+    # Known to be wrong is not unchecked.
+    with pytest.raises(StorageError, match=policy):
+        await guarded(f"{server.url}?allow_unchecked=1").admit()
+
+
+async def test_a_read_replica_is_refused_and_its_master_named(guarded: Guarded, start_redis: StartRedis) -> None:
+    master = start_redis(**SOUND)
+    replica = start_redis(replicaof=f"127.0.0.1 {master.port}", **SOUND)
+
+    with pytest.raises(StorageUnavailableError, match=rf"read replica.*127\.0\.0\.1:{master.port}"):
+        await guarded(replica.url).admit()
+
+
+async def test_a_service_that_hides_config_but_tells_its_policy_is_admitted(
+    guarded: Guarded, start_redis: StartRedis
+) -> None:
+    await guarded(start_redis(rename_command="CONFIG HIDDEN", **SOUND).url).admit()
+
+    with pytest.raises(StorageError, match="allkeys-lru"):
+        await guarded(start_redis(rename_command="CONFIG HIDDEN", maxmemory_policy="allkeys-lru").url).admit()
+
+
+async def test_a_server_that_hides_everything_is_refused_unless_that_is_allowed(
+    guarded: Guarded, start_redis: StartRedis
+) -> None:
+    server = start_redis(**SOUND)
+    server.command("ACL", "SETUSER", "app", "on", ">secret", "~*", "&*", "+@all", "-info", "-config")
+    url = server.url.replace("//", "//app:secret@")
+
+    with pytest.raises(StorageError, match=r"does not tell what it is.*allow_unchecked=1"):
+        await guarded(url).admit()
+
+    await guarded(f"{url}?allow_unchecked=1").admit()
+    findings = await guarded(f"{url}?allow_unchecked=1").examine()
+
+    assert [finding.level for finding in findings if "hides settings" in finding.message] == ["warning"]
+
+
+TOLD = Server(
+    Place("db", 6379),
+    {"redis_version": "7.0.15", "redis_mode": "standalone", "role": "master", "maxmemory_policy": "noeviction"},
+    {},
+)
+
+
+def told(**info: str) -> Server:
+    return replace(TOLD, info={**(TOLD.info or {}), **info})
+
+
+@pytest.mark.parametrize(
+    ("server", "refused"),
+    [
+        (told(), None),
+        (told(redis_version="255.255.255"), None),
+        (told(redis_version="6.2.14"), "is Redis 6.2.14; Holdfast needs Redis 7.0"),
+        (told(server_name="valkey", valkey_version="8.0.1", redis_version="7.2.4"), None),
+        (told(server_name="valkey", valkey_version="7.2.4", redis_version="7.2.4"), None),
+        (told(server_name="valkey", valkey_version="7.0.1", redis_version="7.0.1"), "is Valkey 7.0.1"),
+        (told(maxmemory_policy="volatile-lru"), "volatile-lru"),
+        (replace(TOLD, info={k: v for k, v in (TOLD.info or {}).items() if k != "maxmemory_policy"}), "hides what"),
+        (told(redis_mode="sentinel"), r"is a Sentinel; use redis\+sentinel://db:6379/NAME"),
+        (told(redis_mode="cluster"), r"belongs to a Cluster; use redis\+cluster://db:6379"),
+    ],
+)
+def test_what_a_server_tells_of_itself_decides(server: Server, refused: str | None) -> None:
+    address = read("redis://db")
+    if refused is None:
+        check([server], address)
+    else:
+        with pytest.raises(StorageError, match=refused):
+            check([server], address)
+
+
+async def test_an_address_that_says_another_kind_of_server_is_refused_with_the_right_one(
+    guarded: Guarded, redis_server: RedisServer, sentinel_url: str, cluster_url: str
+) -> None:
+    node = read(cluster_url).places[0]
+    sentinel = read(sentinel_url).places[0]
+
+    with pytest.raises(StorageError, match=rf"redis\+cluster://{node}"):
+        await guarded(f"redis://{node}").admit()
+    with pytest.raises(StorageError, match=rf"redis\+sentinel://{sentinel}/NAME"):
+        await guarded(f"redis://{sentinel}").admit()
+    with pytest.raises(StorageError, match=rf"no Cluster; use redis://{redis_server.address}"):
+        await guarded(redis_server.url.replace("://", "+cluster://")).admit()
+
+
+async def test_a_server_that_keeps_nothing_on_disk_is_warned_of_once(
+    guarded: Guarded, start_redis: StartRedis, caplog: pytest.LogCaptureFixture
+) -> None:
+    guard = guarded(start_redis().url)
+
+    await guard.admit()
+    await guard.admit()
+
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "NOTHING on disk" in caplog.text
+
+    caplog.clear()
+    await guarded(start_redis(save="60 1").url).admit()
+
+    assert not caplog.records
+
+
+async def test_what_goes_wrong_later_is_seen_within_a_minute_and_logged_once(
+    guarded: Guarded, start_redis: StartRedis, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = start_redis(**SOUND)
+    guard = guarded(server.url)
+    await guard.admit()
+    server.command("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+
+    assert await guard.look_again() == []
+
+    monkeypatch.setattr(module, "LOOK_AGAIN", 0.0)
+    guard = guarded(server.url)
+
+    [trouble] = await guard.look_again()
+    assert [trouble] == await guard.look_again()
+    assert "allkeys-lru" in trouble
+    assert caplog.text.count("allkeys-lru") == 1
+
+    server.command("CONFIG", "SET", "maxmemory-policy", "noeviction")
+
+    assert await guard.look_again() == []
+
+
+async def test_a_look_at_a_server_that_is_away_finds_nothing(guarded: Guarded, redis_server: RedisServer) -> None:
+    guard = guarded(redis_server.url)
+    redis_server.stop()
+
+    assert await guard.look_again() == []
+
+
+def levels(findings: list[Finding]) -> dict[str, str]:
+    return {finding.subject: finding.level for finding in findings}
+
+
+async def test_a_sound_server_has_no_finding_that_endangers_anything(guarded: Guarded, start_redis: StartRedis) -> None:
+    findings = await guarded(start_redis(**SOUND, maxmemory="100mb").url).examine()
+
+    assert levels(findings) == dict.fromkeys(("server", "persistence", "replication", "memory", "scripts"), "ok")
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "subject", "level", "said"),
+    [
+        ({"appendonly": True, "appendfsync": "always"}, "", "persistence", "ok", "before it is acknowledged"),
+        ({"appendonly": True, "appendfsync": "no"}, "", "persistence", "warning", "half a minute"),
+        ({"save": "60 1"}, "", "persistence", "warning", "snapshots only"),
+        ({}, "", "persistence", "warning", "keeps nothing on disk"),
+        ({"maxmemory": "1"}, "", "memory", "error", "enqueueing is refused"),
+        ({"maxmemory_policy": "allkeys-lru"}, "", "server", "error", "throws keys away"),
+        ({}, "?durability=replicated", "replication", "error", "no replica"),
+    ],
+)
+async def test_whatever_endangers_jobs_is_a_finding_with_its_remedy(
+    guarded: Guarded,
+    start_redis: StartRedis,
+    settings: dict[str, object],
+    options: str,
+    subject: str,
+    level: str,
+    said: str,
+) -> None:
+    findings = await guarded(start_redis(**settings).url + options).examine()
+
+    [finding] = [finding for finding in findings if finding.subject == subject]
+    assert finding.level == level
+    assert said in finding.message
+    assert level == "ok" or finding.remedy or subject == "server"
+
+
+async def test_each_node_of_a_cluster_is_looked_at(guarded: Guarded, cluster_url: str) -> None:
+    guard = guarded(cluster_url)
+
+    await guard.admit()
+    findings = await guard.examine()
+
+    assert len([finding for finding in findings if finding.subject == "server"]) == 3
+    assert [finding.level for finding in findings if finding.subject == "cluster"] == ["ok"]
+
+
+async def test_of_a_cluster_every_node_must_keep_its_keys(guarded: Guarded, redis_cluster: RedisCluster) -> None:
+    redis_cluster.masters[1].command("CONFIG", "SET", "maxmemory-policy", "allkeys-random")
+
+    with pytest.raises(StorageError, match=redis_cluster.masters[1].address):
+        await guarded(redis_cluster.url).admit()
+
+
+async def test_behind_sentinels_the_master_is_looked_at(guarded: Guarded, redis_sentinels: RedisSentinels) -> None:
+    guard = guarded(redis_sentinels.url)
+
+    await guard.admit()
+
+    assert any(redis_sentinels.master.address in finding.message for finding in await guard.examine())
+
+    heir = redis_sentinels.fail_over()
+    heir.command("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+
+    with pytest.raises(StorageError, match=heir.address):
+        await guard.admit()
