@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from tests.servers import REDIS, Brand, RedisServer, free_port, until
+from holdfast.testing.proxy import free_port
+from tests.servers import REDIS, Brand, RedisServer, until
 
 SLOTS = 16_384
 

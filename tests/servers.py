@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,8 @@ from typing import Any, Self, TypeVar
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
+
+from holdfast.testing.proxy import free_port
 
 Found = TypeVar("Found")
 
@@ -289,18 +290,6 @@ def client_of(url: str, *, patience: float = 60, tries: int = 2) -> redis.Redis:
         known, socket_timeout=patience, socket_connect_timeout=5, retry=Retry(NoBackoff(), tries - 1)
     )
     return client
-
-
-def free_port() -> int:
-    """Return a port that nothing listens on, below those that systems give to outgoing connections.
-
-    Else one of these could sit on it while its server is being restarted.
-    """
-    while True:
-        port = SystemRandom().randrange(15_000, 32_000)
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 def _quoted(value: object) -> str:

@@ -8,7 +8,7 @@ from time import monotonic
 
 import pytest
 
-from tests.proxy import Proxy
+from holdfast.testing.proxy import Proxy
 from tests.servers import until
 
 pytestmark = pytest.mark.system

@@ -6,11 +6,21 @@ import struct
 from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
-from random import Random
+from random import Random, SystemRandom
 from threading import Thread
 from typing import Any, Self
 
-from tests.servers import free_port
+
+def free_port() -> int:
+    """Return a port that nothing listens on, below those that systems give to outgoing connections.
+
+    Else one of these could sit on it while its server is being restarted.
+    """
+    while True:
+        port = SystemRandom().randrange(15_000, 32_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 @dataclass
