@@ -244,8 +244,7 @@ class Commons:
         for node in self.nodes() if claimed else ():
             for namespace in claimed:
                 for keys in _scanned(node, f"*{namespace}*"):
-                    for key in keys:  # one by one: on a cluster they lie in different slots
-                        command(node, "UNLINK", key)
+                    _deleted(node, keys)
 
 
 def _answers(client: redis.Redis) -> bool:
@@ -263,6 +262,15 @@ def _scanned(node: redis.Redis, pattern: str) -> Iterator[list[bytes]]:
         yield keys
         if not cursor:
             return
+
+
+def _deleted(node: redis.Redis, keys: list[bytes]) -> None:
+    """Delete these in one trip, yet one by one, for on a cluster they lie in different slots."""
+    untyped: Any = node
+    with untyped.pipeline(transaction=False) as pipeline:
+        for key in keys:
+            pipeline.execute_command("UNLINK", key)
+        pipeline.execute()
 
 
 def until(holds: Callable[[], Found | None], what: str, patience: float = PATIENCE) -> Found:
