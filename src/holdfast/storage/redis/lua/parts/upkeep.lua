@@ -83,8 +83,7 @@ end
 -- waiting for the very slot.
 function Upkeep.unpark(limit)
   local round = key('sweep')
-  local looked_at = call('HGET', round, 'places')
-  local from = looked_at and '(' .. looked_at or '-'
+  local from = call('HGET', round, 'places') or '-'
   local unparked, looks, lined, current = 0, 0, false, nil
   while looks < LOOK_LIMIT and unparked < limit do
     local places = call('ZRANGEBYLEX', key('places'), from, '+', 'LIMIT', 0, PLACES)
@@ -103,14 +102,15 @@ function Upkeep.unpark(limit)
         from = behind or '[' .. pair(queue, PAUSED)
         break
       end
-      from = '(' .. place
       unparked = unparked + look_at(queue, name, limit - unparked)
+      -- There may be more to let in where the limit is reached.
+      from = (unparked < limit and '(' or '[') .. place
       if unparked >= limit or looks >= LOOK_LIMIT then
         break
       end
     end
   end
-  call('HSET', round, 'places', string.sub(from, 2))
+  call('HSET', round, 'places', from)
   return unparked
 end
 
