@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import sqlite3
 import subprocess
 import time
@@ -14,6 +15,7 @@ import pytest
 from holdfast.core.job import Owner
 from holdfast.storage.protocol import Order
 from tests.cli.terminal import Terminal
+from tests.servers import RedisServer
 
 APP = """
 import asyncio
@@ -174,3 +176,34 @@ def test_it_sees_who_works_and_whose_worker_is_gone(tasks: Terminal) -> None:
 
     assert swept["status"] == "ok"
     assert subjects(left, "error") == {"queues"}
+
+
+@pytest.mark.system
+def test_it_looks_at_a_redis_as_at_any_storage(tasks: Terminal, redis_url: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOLDFAST_URL", redis_url)
+        with started(tasks, "worker", "tasks:app"):
+            while not (leading := tasks.read("info"))["leaders"]:
+                time.sleep(0.05)
+            seen = tasks.read("doctor", "tasks:app")
+
+    assert leading["url"] == seen["url"]
+    assert subjects(seen, "ok", "warning") >= OF_ALL
+    assert subjects(seen, "error") == set()
+
+
+@pytest.mark.system
+def test_a_redis_that_is_gone_or_hangs_is_a_finding_with_a_remedy(tasks: Terminal, redis_server: RedisServer) -> None:
+    seen: dict[str, Any] = {}
+    redis_server.freeze()
+    hung = tasks.ended("doctor", "--url", redis_server.url, "-o", "json")
+    redis_server.thaw()
+    redis_server.kill()
+    gone = tasks.ended("doctor", "--url", redis_server.url, "-o", "json")
+
+    for done in (hung, gone):
+        assert (done.returncode, done.stderr) == (1, "")
+        seen = json.loads(done.stdout)
+        (finding,) = seen["findings"]
+        assert (finding["level"], finding["subject"]) == ("error", "reachability")
+        assert finding["remedy"]

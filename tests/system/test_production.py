@@ -148,9 +148,9 @@ class Shop:
         return "\n".join(self._file(number).read_text()[-2000:] for number in range(len(self.processes)))
 
 
-@pytest.fixture(params=["sqlite"])
+@pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.redis)])
 async def shop(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Shop]:
-    url = f"sqlite:///{tmp_path / 'jobs.db'}"
+    url = f"sqlite:///{tmp_path / 'jobs.db'}" if request.param == "sqlite" else request.getfixturevalue("redis_url")
     made = Shop(tmp_path, url)
     await made.storage.open()
     yield made
@@ -159,6 +159,7 @@ async def shop(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
 
 @pytest.mark.system
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 async def test_three_workers_and_two_reapers_lose_nothing_when_they_are_killed_and_stopped(shop: Shop) -> None:
     timing = Timing()
     started = [*(shop.worker() for _ in range(3)), *(shop.reaper() for _ in range(2))]
@@ -209,7 +210,8 @@ async def test_three_workers_and_two_reapers_lose_nothing_when_they_are_killed_a
 
     assert codes == [0] * 5
     assert took < STOP
-    assert await shop.holding() == set()
+    # Only the one that was killed may still seem to hold what it held: where nobody sees a death, its lease must pass.
+    assert await shop.holding() <= {victim.pid}
 
     # After the deployment.
     assert [process.wait(60) for process in orders] == [0, 0]
