@@ -1,0 +1,21 @@
+"""The Redis storage passes the suite on a Cluster, its queues in several cells on three shards."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from holdfast.storage.protocol import Storage
+from holdfast.storage.redis.address import read
+from holdfast.storage.redis.storage import RedisStorage
+from holdfast.testing import ManualClock
+from holdfast.testing.conformance import StorageConformance
+
+
+@pytest.mark.cluster
+class TestRedisCluster(StorageConformance):
+    @pytest.fixture
+    async def storage(self, clock: ManualClock, cluster_url: str) -> AsyncIterator[Storage]:
+        storage = RedisStorage(read(f"{cluster_url}&cells=3"), clock=clock)
+        await storage.open()
+        yield storage
+        await storage.close()
