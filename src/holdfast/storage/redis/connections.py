@@ -45,16 +45,23 @@ CONFIRMING = 1.0
 
 @dataclass(frozen=True)
 class Call:
-    """A script to be called on a cell."""
+    """A script to be called on a cell, or with none a plain command, of which the arguments are all words."""
 
-    script: Script
+    script: Script | None
     base: str
     args: tuple[Word, ...] = ()
 
     @property
     def command(self) -> Command:
         """What a server is told that knows the script."""
+        if self.script is None:
+            return self.args
         return ("EVALSHA", self.script.sha, 1, self.base, *self.args)
+
+    @property
+    def name(self) -> str:
+        """The script's name, if it is one."""
+        return self.script.name if self.script is not None else ""
 
 
 class Connections:
@@ -97,9 +104,18 @@ class Connections:
         home = await self._home()
         replies = await home.make(calls, durable=durable)
         return [
-            ours(reply, self.address.shown, call.script.name) if isinstance(reply, BaseException) else reply
+            ours(reply, self.address.shown, call.name) if isinstance(reply, BaseException) else reply
             for call, reply in zip(calls, replies, strict=True)
         ]
+
+    async def tell(self, base: str, *command: Word, durable: bool = False) -> Reply:
+        """Send the server of a cell a plain command on one of its keys and return what it says.
+
+        Raises:
+            StorageError: as `call`.
+        """
+        [reply] = await self.call_all((Call(None, base, command),), durable=durable)
+        return reply
 
     async def ask(self, place: Place, *command: Word) -> Reply:
         """Send one server a plain command and return what it says.
@@ -211,9 +227,8 @@ class _Home:
             left = [at for at in left if _may_go_again(replies[at], elsewhere=self._address.kind != "server")]
             if not left or tried == TRIES:
                 break
-            unknown.update(
-                (calls[at].script.sha, calls[at].script) for at in left if isinstance(replies[at], NoScriptError)
-            )
+            lacking = (calls[at].script for at in left if isinstance(replies[at], NoScriptError))
+            unknown.update((script.sha, script) for script in lacking if script is not None)
             if tried > 2 or not all(_at_once(replies[at]) for at in left):
                 await asyncio.sleep(PATIENCE.rest(tried, self._rng))
         return replies

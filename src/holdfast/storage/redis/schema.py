@@ -16,10 +16,10 @@ async def settle_on(connections: Connections, base: str, *, cells: int) -> None:
         StorageError: the server is out of reach, or refuses us.
     """
     ours = f"schema {VERSION} in {cells} {'cell' if cells == 1 else 'cells'}"
-    found = await connections.ask(await connections.place(base), "SET", f"{base}:schema", ours, "NX", "GET")
+    found = await connections.tell(base, "SET", f"{base}:schema", ours, "NX", "GET")
     theirs = ours if found is None else cast(bytes, found).decode(errors="replace")
     if theirs != ours:
         raise SchemaMismatchError(
-            f"{connections.address.shown} holds jobs of {theirs}, this was asked for {ours}; it was left untouched. Use "
-            "the Holdfast that wrote them and the same number of cells, or another namespace"
+            f"{connections.address.shown} holds jobs of {theirs}, this was asked for {ours}; it was left untouched. "
+            "Use the Holdfast that wrote them and the same number of cells, or another namespace"
         )

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
+from msgspec.structs import replace
+
 from holdfast.clock import Clock
 from holdfast.core.job import JobDetail, NewJob, Owner, Ref
 from holdfast.core.leadership import Term
@@ -35,6 +37,7 @@ from holdfast.storage.redis.cell import Cell
 from holdfast.storage.redis.cells import Cells
 from holdfast.storage.redis.connections import Connections
 from holdfast.storage.redis.ear import Ear
+from holdfast.storage.redis.guard import Guard
 from holdfast.storage.redis.schema import settle_on
 
 
@@ -54,6 +57,7 @@ class RedisStorage:
             for number, base in enumerate(address.bases)
         ]
         self._verbs = self._cells[0] if alone else Cells(self._cells)
+        self._guard = Guard(self._connections)
         self._ear = Ear(self._connections, self._bases_of)
         self._open = False
         self._closed = False
@@ -76,7 +80,7 @@ class RedisStorage:
 
     async def examine(self, *, deep: bool = True) -> list[Finding]:
         """See `Storage.examine`."""
-        return []
+        return await self._guard.examine()
 
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
         """See `Storage.enqueue`."""
@@ -96,8 +100,11 @@ class RedisStorage:
         return pulse
 
     async def sweep(self, bid: Bid) -> Swept:
-        """See `Storage.sweep`."""
-        return await (await self._ready()).sweep(bid)
+        """See `Storage.sweep`. Who leads also sees to it that the servers are still what they must be."""
+        swept = await (await self._ready()).sweep(bid)
+        if swept.retry_in is None and (troubles := await self._guard.look_again()):
+            return replace(swept, troubles=(*swept.troubles, *troubles))
+        return swept
 
     async def reclaim(self, dead: str, owner: Owner) -> Reclaimed:
         """See `Storage.reclaim`."""
@@ -161,6 +168,7 @@ class RedisStorage:
 
     async def _ready(self) -> Cell | Cells:
         if not self._open:
+            await self._guard.admit()
             await settle_on(self._connections, self._cells[0].base, cells=len(self._cells))
             self._open = True
         return self._verbs
