@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import Phase, settings
 
 from holdfast.storage.memory import MemoryStorage
 from holdfast.storage.protocol import Storage
@@ -18,20 +18,7 @@ from holdfast.storage.sqlite.storage import SQLiteStorage
 from holdfast.testing import ManualClock
 from holdfast.testing.conformance.machine import equals_the_model
 from holdfast.testing.mutants import MUTANTS
-
-SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
-BRIEF = settings(
-    derandomize=True,
-    max_examples=80,
-    stateful_step_count=50,
-    deadline=None,
-    suppress_health_check=SLOW,
-    print_blob=True,
-)
-PROFILES = {
-    "brief": BRIEF,
-    "thorough": settings(BRIEF, derandomize=False, max_examples=3000, stateful_step_count=80),
-}
+from tests.storage.profiles import BRIEF, PROFILES
 
 
 @pytest.mark.slow

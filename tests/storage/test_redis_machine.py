@@ -1,0 +1,27 @@
+"""Hypothesis asks the model and Redis the same, and replays old fences: every answer, record and event is the same.
+
+`HYPOTHESIS_PROFILE=thorough make test ARGS=tests/storage/test_redis_machine.py` looks longer, and elsewhere each time.
+"""
+
+import os
+
+import pytest
+
+from holdfast.storage.protocol import Storage
+from holdfast.storage.redis.address import read
+from holdfast.storage.redis.storage import RedisStorage
+from holdfast.testing import ManualClock
+from holdfast.testing.conformance.machine import equals_the_model
+from tests.servers import RedisServer
+from tests.storage.profiles import PROFILES
+
+
+@pytest.mark.redis
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_every_answer_and_every_state_is_the_models(redis_server: RedisServer) -> None:
+    def make(clock: ManualClock) -> Storage:
+        redis_server.command("FLUSHDB")
+        return RedisStorage(read(redis_server.url), clock=clock)
+
+    equals_the_model(make, PROFILES[os.environ.get("HYPOTHESIS_PROFILE", "brief")])
