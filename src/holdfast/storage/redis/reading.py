@@ -80,8 +80,9 @@ class _Events(Struct, omit_defaults=True, kw_only=True):
 
 
 class _Worker(Struct, kw_only=True):
-    """A worker as a script keeps it."""
+    """A worker as a script keeps it. `number`: later ones have higher ones."""
 
+    number: int
     name: str = ""
     host: str = ""
     pid: int = 0
@@ -296,7 +297,7 @@ def _queue(name: str, row: list[Any], now: int, discarded: int, settings: Settin
 
 def _workers(workers: Mapping[bytes, bytes], seen: Mapping[bytes, bytes], now: int) -> tuple[WorkerSurvey, ...]:
     known = [(owner.decode(), _worker(body), int(float(seen.get(owner, b"0")))) for owner, body in workers.items()]
-    known.sort(key=lambda one: (one[1].started, one[0]))
+    known.sort(key=lambda one: (one[1].number, one[0]))
     return tuple(
         WorkerSurvey(
             owner=Owner(owner, worker.name, worker.host, worker.pid),

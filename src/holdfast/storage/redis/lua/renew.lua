@@ -2,7 +2,8 @@
 -- requires: flow
 -- renew: remember that an owner lives, and extend every lease it names that nobody has taken.
 --
--- workers  HASH  of each worker by its owner's id: name, host, pid, started, and what it told with its latest beat
+-- workers  HASH  of each worker by its owner's id: name, host, pid, its number, when it started, and what it told with
+--                its latest beat
 -- seen     ZSET  of each when that was
 -- log:<ref>  LIST  the lines that a job's handlers logged
 --
@@ -76,10 +77,11 @@ local function remember_worker()
     call('HDEL', workers, owner.id)
     call('ZREM', key('seen'), owner.id)
   elseif ASKED.worker then
-    local known = call('HGET', workers, owner.id)
-    local worker = ASKED.worker
+    local body = call('HGET', workers, owner.id)
+    local known, worker = body and cmsgpack.unpack(body) or {}, ASKED.worker
     worker.name, worker.host, worker.pid = owner.name, owner.host, owner.pid
-    worker.started = known and cmsgpack.unpack(known).started or NOW
+    worker.number = known.number or call('HINCRBY', key('counters'), 'workers', 1)
+    worker.started = known.started or NOW
     call('HSET', workers, owner.id, cmsgpack.pack(worker))
     call('ZADD', key('seen'), NOW, owner.id)
   end

@@ -115,6 +115,20 @@ local function next_made()
   return made
 end
 
+local back
+
+-- Whether a job was made later than now, before the clock was set back: who is made now does not wait for less than it.
+local function is_back()
+  if back == nil then
+    local latest = tonumber(call('HGET', key('counters'), 'at') or '')
+    back = latest ~= nil and latest > NOW
+    if not back then
+      call('HSET', key('counters'), 'at', NOW)
+    end
+  end
+  return back or nil
+end
+
 -- The record of a new job, the `offset`-th of its call, as it stands before it comes into line.
 local function wished(wish, id, run_at, offset)
   local collects = wish.merge and wish.merge.type == 'collect'
@@ -152,6 +166,7 @@ local function wished(wish, id, run_at, offset)
     pinned = wish.pinned,
     on_expire = wish.on_expire,
     created = NOW,
+    back = is_back(),
     schedule = wish.schedule,
     tick = wish.tick,
   })
@@ -172,6 +187,7 @@ local function take_the_place(wish, old, offset)
   answer_for(wish, old)
   local job = wished(wish, old.id, due_at(wish.merge, old.created, 1, 0), offset)
   job.created = min(old.created, NOW)
+  job.back = job.back or job.created < NOW or nil
   job.fence = old.fence > 0 and old.fence or nil
   job.settled_fence = old.settled_fence > 0 and old.settled_fence or nil
   -- Without its calls, so that they go on being answered for.
@@ -193,6 +209,7 @@ local function gather(wish, into, offset)
     ttl = wish.ttl or NONE,
     expires_at = wish.ttl and NOW + wish.ttl or NONE,
     created = min(into.created, NOW),
+    back = into.back or into.created > NOW or nil,
   }
   if was_delayed or run_at > NOW then
     changes.state = run_at > NOW and 'delayed' or 'waiting'

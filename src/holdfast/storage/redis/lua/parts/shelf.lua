@@ -5,7 +5,7 @@
 --
 -- queues                  the queues there are, by the number of the first job of each
 -- in:<queue>.<state>      who stands in a state, by the number it was made under; of the waiting those that have waited
---                         since they were made; `again`: the other waiting ones
+--                         since they were made, each for as long as those behind it; `again`: the other waiting ones
 -- ages:<queue>            these others, by since when they wait
 -- ready:<queue>           who stands in line, by score
 -- parked:<queue>.<name>   who is out of line under a key, a rate or a paused task, by score
@@ -67,7 +67,7 @@ local function stand_in_all(job, stand)
     else
       stand(key('ready', queue), job.score, id)
     end
-    if job.run_at ~= job.created then
+    if job.run_at ~= job.created or job.back then
       standing = 'again'
       stand(key('ages', queue), job.run_at, id)
     end
