@@ -1,0 +1,249 @@
+"""Cells that are not where they were: slots that move, masters that fall, scripts that are new to a node."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from random import Random
+
+import pytest
+
+from holdfast.core.patience import Patience
+from holdfast.errors import StorageUnavailableError
+from holdfast.storage.redis import connections as module
+from holdfast.storage.redis import ear as ears
+from holdfast.storage.redis.address import read
+from holdfast.storage.redis.connections import Call, Connections
+from holdfast.storage.redis.ear import Ear, channel
+from holdfast.storage.redis.routes import slot
+from tests import servers
+from tests.clusters import RedisCluster
+from tests.sentinels import RedisSentinels
+from tests.servers import RedisServer
+from tests.storage.test_redis_connections import ADD, ECHO, READ
+from tests.storage.test_redis_ear import asleep, woken
+
+Connect = Callable[[str], Connections]
+
+FIRST = "{holdfast:0}"
+
+
+@pytest.fixture
+async def connect() -> AsyncIterator[Connect]:
+    made: list[Connections] = []
+
+    def connected(url: str) -> Connections:
+        made.append(Connections(read(url), rng=Random(1)))
+        return made[-1]
+
+    yield connected
+    for one in made:
+        await one.close()
+
+
+async def off_the_loop(work: Callable[[], object]) -> None:
+    await asyncio.to_thread(work)
+
+
+async def test_the_cells_of_a_cluster_are_called_where_they_are_and_all_at_once(
+    connect: Connect, redis_cluster: RedisCluster
+) -> None:
+    connections = connect(redis_cluster.url)
+    bases = connections.address.bases
+
+    assert await connections.call_all([Call(ADD, base, (n,)) for n, base in enumerate(bases)]) == list(range(16))
+    assert await connections.call_all([Call(READ, base) for base in bases]) == [b"%d" % n for n in range(16)]
+
+    holders = [redis_cluster.holder(slot(base)) for base in bases]
+    assert len({holder.port for holder in holders}) == 3
+    for base, holder in zip(bases, holders, strict=True):
+        assert holder.command("EXISTS", f"{base}:n") == 1
+
+
+async def test_a_node_that_forgot_its_scripts_is_told_them_again(connect: Connect, redis_cluster: RedisCluster) -> None:
+    connections = connect(redis_cluster.url)
+    bases = connections.address.bases
+    await connections.call_all([Call(ADD, base, (1,)) for base in bases])
+    redis_cluster.masters[1].command("SCRIPT", "FLUSH")
+
+    assert await connections.call_all([Call(ADD, base, (1,)) for base in bases]) == [2] * 16
+
+
+async def test_cells_that_have_moved_are_found_and_not_one_call_is_lost_or_made_twice_meanwhile(
+    connect: Connect, redis_cluster: RedisCluster
+) -> None:
+    connections = connect(redis_cluster.url)
+    bases = connections.address.bases
+    done = asyncio.Event()
+    made = dict.fromkeys(bases, 0)
+
+    async def work(base: str) -> None:
+        while not done.is_set():
+            await connections.call(ADD, base, 1)
+            made[base] += 1
+
+    async with asyncio.TaskGroup() as group:
+        for base in bases:
+            group.create_task(work(base))
+        to = redis_cluster.masters[2]
+        await off_the_loop(lambda: redis_cluster.move([slot(base) for base in bases], to))
+        done.set()
+
+    assert {redis_cluster.holder(slot(base)) for base in bases} == {to}
+    assert await connections.call_all([Call(READ, base) for base in bases]) == [b"%d" % made[base] for base in bases]
+
+
+async def test_a_cell_on_its_way_is_called_at_neither_end_until_it_has_arrived(
+    connect: Connect, redis_cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PATIENCE", Patience(0.01, 0.02))
+    connections = connect(redis_cluster.url)
+    await connections.call(ADD, FIRST, 1)
+    source = redis_cluster.holder(slot(FIRST))
+    to = next(node for node in redis_cluster.masters if node is not source)
+    names = {node.port: node.command("CLUSTER", "MYID").decode() for node in (source, to)}
+    to.command("CLUSTER", "SETSLOT", slot(FIRST), "IMPORTING", names[source.port])
+    source.command("CLUSTER", "SETSLOT", slot(FIRST), "MIGRATING", names[to.port])
+
+    # Its one key is still at the source, and a script would find it there; of many some would be gone.
+    with pytest.raises(StorageUnavailableError, match="moves data"):
+        await connections.call(ADD, FIRST, 1)
+
+    await off_the_loop(lambda: redis_cluster.move([slot(FIRST)], to))
+
+    assert await connections.call(ADD, FIRST, 1) == 2
+
+
+async def test_a_replica_that_takes_over_is_found(connect: Connect, start_cluster: Callable[..., RedisCluster]) -> None:
+    cluster = start_cluster(replicas=1)
+    connections = connect(cluster.url)
+    bases = connections.address.bases
+    await connections.call_all([Call(ADD, base, (1,)) for base in bases], durable=True)
+
+    await off_the_loop(lambda: cluster.fail_over(cluster.masters[0]))
+
+    assert await connections.call_all([Call(ADD, base, (1,)) for base in bases], durable=True) == [2] * 16
+
+    await off_the_loop(lambda: cluster.lose(cluster.masters[1]))
+
+    # The first to find out is told; whoever repeats it finds the heir.
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                assert await connections.call_all([Call(READ, base) for base in bases]) == [b"2"] * 16
+                break
+            except StorageUnavailableError:
+                continue
+
+
+async def test_hints_of_all_cells_are_heard_also_of_those_that_have_moved(
+    connect: Connect, redis_cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ears, "PATIENCE", Patience(0.01, 0.1))
+    connections = connect(redis_cluster.url)
+    bases = connections.address.bases
+    ear = Ear(connections, lambda topic: bases, rng=Random(3))
+    listener = ear.listen(["events"])
+    try:
+        await all_heard(redis_cluster, bases)
+        while not await asleep(listener):
+            pass
+        for base in bases:
+            publish(redis_cluster.holder(slot(base)), base)
+            await woken(listener)
+
+        to = redis_cluster.masters[0]
+        await off_the_loop(lambda: redis_cluster.move([slot(base) for base in bases], to))
+
+        await woken(listener)
+        await all_heard(redis_cluster, bases)
+        while not await asleep(listener):
+            pass
+        for base in bases:
+            publish(to, base)
+            await woken(listener)
+    finally:
+        await ear.close()
+
+
+async def test_the_master_that_sentinels_name_is_called_and_after_a_failover_the_new_one(
+    connect: Connect, redis_sentinels: RedisSentinels
+) -> None:
+    connections = connect(redis_sentinels.url)
+    [base] = connections.address.bases
+    assert await connections.call(ADD, base, 1, durable=True) == 1
+    assert redis_sentinels.master.command("GET", f"{base}:n") == b"1"
+    before = redis_sentinels.master
+
+    await off_the_loop(redis_sentinels.fail_over)
+
+    assert redis_sentinels.master is not before
+    assert await connections.call(ADD, base, 1, durable=True) == 2
+
+    await off_the_loop(redis_sentinels.lose)
+
+    assert await connections.call(ADD, base, 1) == 3
+    assert redis_sentinels.master.command("GET", f"{base}:n") == b"3"
+
+
+async def test_sentinels_that_are_gone_matter_only_when_none_is_left(
+    connect: Connect, redis_sentinels: RedisSentinels
+) -> None:
+    [first, second, third] = redis_sentinels.sentinels
+    first.kill()
+    connections = connect(redis_sentinels.url)
+    [base] = connections.address.bases
+    assert await connections.call(ECHO, base)
+
+    second.kill()
+    third.kill()
+
+    # What is known goes on to be used.
+    assert await connections.call(ECHO, base)
+
+    late = connect(redis_sentinels.url)
+    with pytest.raises(StorageUnavailableError, match="no Sentinel names a master"):
+        await late.call(ECHO, base)
+
+
+async def test_a_service_that_sentinels_do_not_know_is_told_by_name(
+    connect: Connect, redis_sentinels: RedisSentinels
+) -> None:
+    connections = connect(redis_sentinels.url.replace("/jobs/", "/other/"))
+
+    with pytest.raises(StorageUnavailableError, match="knows no master 'other'"):
+        await connections.call(ECHO, "{holdfast}")
+
+
+async def test_hints_are_heard_from_the_master_that_comes_after(
+    connect: Connect, redis_sentinels: RedisSentinels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ears, "PATIENCE", Patience(0.01, 0.1))
+    connections = connect(redis_sentinels.url)
+    [base] = connections.address.bases
+    ear = Ear(connections, lambda topic: [base], rng=Random(3))
+    listener = ear.listen(["events"])
+    try:
+        await heard(redis_sentinels.master, base)
+        await off_the_loop(redis_sentinels.lose)
+        await heard(redis_sentinels.master, base)
+        while not await asleep(listener):
+            pass
+        publish(redis_sentinels.master, base)
+        await woken(listener)
+    finally:
+        await ear.close()
+
+
+def publish(server: RedisServer, base: str) -> None:
+    assert server.command("SPUBLISH", channel(base, "events"), "") == 1
+
+
+async def heard(server: RedisServer, base: str) -> None:
+    name = channel(base, "events")
+    await asyncio.to_thread(
+        servers.until, lambda: server.command("PUBSUB", "SHARDNUMSUB", name)[1] == 1 or None, "a subscription"
+    )
+
+
+async def all_heard(cluster: RedisCluster, bases: tuple[str, ...]) -> None:
+    for base in bases:
+        await heard(cluster.holder(slot(base)), base)
