@@ -109,6 +109,8 @@ class Verdict(Struct, frozen=True):
 class Exchanged(Struct, frozen=True):
     """The answer to an exchange: a verdict each, the leases won, and when to ask again.
 
+    A storage of several servers, one of which cannot be reached, answers for the others: a verdict that is missing is
+    asked for again.
     `left`: ready jobs were left behind: there was no room, or the call had looked at as many as one may. `next_due`:
     microseconds until the next delayed job of the ordered queues falls due, or a rate that holds jobs back lets one
     start; None if there is neither.
@@ -177,11 +179,15 @@ class Cancelling(Struct, frozen=True):
 
 
 class Pulse(Struct, frozen=True):
-    """The answer to a beat, exceptions only: what is no longer ours, what shall stop, what the operator ordered."""
+    """The answer to a beat, exceptions only: what is no longer ours, what shall stop, what the operator ordered.
+
+    `unanswered`: what could not be renewed, for the one of several servers that keeps it was out of reach.
+    """
 
     lost: tuple[tuple[Ref, int], ...] = ()
     cancelling: tuple[Cancelling, ...] = ()
     orders: tuple[str, ...] = ()
+    unanswered: tuple[tuple[Ref, int], ...] = ()
 
 
 class Bid(Struct, frozen=True):

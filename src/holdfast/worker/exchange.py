@@ -153,6 +153,8 @@ class ExchangeLoop:
         self._queues = self._queues[1:] + self._queues[:1]
         self.empty = room > 0 and not answer.leases and not answer.left and answer.next_due != 0
         self._idle.set()
+        if len(answer.verdicts) < len(batch):
+            return self._await_the_rest(batch)
         if self._unsettled or (answer.left and self._room()):
             return 0.0
         return POLL if answer.next_due is None else min(POLL, answer.next_due / SECOND)
@@ -233,6 +235,14 @@ class ExchangeLoop:
         while not self.empty or self._running or self._unsettled:
             self._idle.clear()
             await self._idle.wait()
+
+    def _await_the_rest(self, batch: list[Settlement]) -> float:
+        """Let those outcomes wait for the others that a part of the storage gave no verdict on."""
+        for asked in batch:
+            key = (asked.ref, asked.fence)
+            if key in self._unsettled:
+                self._unsettled[key] = self._unsettled.pop(key)
+        return PATIENCE.first
 
     async def _rest(self, wait: float) -> None:
         # While the storage is in trouble neither a hint nor an outcome shortens the rest: they would storm it.

@@ -20,7 +20,7 @@ from holdfast.clock import Clock
 from holdfast.core.events import Event
 from holdfast.core.job import Owner
 from holdfast.core.patience import Patience
-from holdfast.errors import StorageError
+from holdfast.errors import StorageError, StorageUnavailableError
 from holdfast.options import Timing
 from holdfast.storage.hints import Hints
 from holdfast.storage.protocol import (
@@ -145,7 +145,7 @@ class Keeper:
         due = [one for one in held if self._asks(one, asked_at, every)]
         sent: list[Message] = []
         events = self._announced()
-        news = 0
+        news = unanswered = 0
         try:
             # A storage that hangs must not keep this from its other duty, to fence its process in.
             async with asyncio.timeout(max(self._beat, every)):
@@ -155,7 +155,10 @@ class Keeper:
                     pulse = await self._storage.renew(Beat(self._owner, renewals, self._info(), events))
                     events = ()
                     news += self._heed(sent, pulse, asked_at)
+                    unanswered += len(pulse.unanswered)
                     sent = []
+            if unanswered:
+                raise StorageUnavailableError(f"{unanswered} of the leases lie where nobody answers")
         except Exception as error:
             # Whatever it is: the leases that are held must be tried again, and a keeper that dies renews none.
             self._announcements.extendleft(reversed(events))
@@ -192,8 +195,11 @@ class Keeper:
     def _heed(self, sent: list[Message], pulse: Pulse, asked_at: float) -> int:
         """Do as the answer says; return how many runs heard something new."""
         news = 0
-        lost = set(pulse.lost)
+        lost, unanswered = set(pulse.lost), set(pulse.unanswered)
         for message in sent:
+            if message.held.key in unanswered:
+                message.unsent()
+                continue
             message.arrived(asked_at, lost=message.held.key in lost)
             if message.held.key in lost:
                 self._stop(message.held, "lost", None)

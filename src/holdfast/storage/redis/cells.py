@@ -15,6 +15,7 @@ from msgspec import structs
 from holdfast.core.job import JobDetail, NewJob, Owner, Ref
 from holdfast.core.leadership import Term
 from holdfast.core.settlement import Settlement
+from holdfast.errors import StorageError, StorageUnavailableError
 from holdfast.storage.cursors import LARGEST, place_of
 from holdfast.storage.protocol import (
     EVENTS_END,
@@ -33,6 +34,7 @@ from holdfast.storage.protocol import (
     Receipt,
     Reclaimed,
     RemoveSchedule,
+    Renewal,
     Revised,
     Revision,
     Settings,
@@ -47,12 +49,16 @@ from holdfast.storage.redis.many import cursor_of, listed, places_of, surveyed, 
 T = TypeVar("T")
 A = TypeVar("A")
 
+REST = 1.0
+"""For how many seconds a cell that could not be reached is not asked for jobs: each try may take seconds of its own."""
+
 
 class Cells:
     """The verbs over many cells: each goes where it belongs, and what comes back is put together."""
 
     def __init__(self, cells: Sequence[Cell]) -> None:
         self._cells = tuple(cells)
+        self._rests: dict[Cell, float] = {}
 
     def of(self, name: str) -> Cell:
         """Return the cell that a queue lies in, or that a worker is known in."""
@@ -65,24 +71,31 @@ class Cells:
     async def exchange(
         self, owner: Owner, settlements: Sequence[Settlement] = (), order: Order | None = None
     ) -> Exchanged:
-        """See `Storage.exchange`: one step for each cell, in the order that their queues are named."""
+        """See `Storage.exchange`: one step for each cell, in the order that their queues are named.
+
+        A cell that is out of reach keeps the others from nothing, and above all no lease that they gave from its
+        holder. It is asked again after a rest.
+        """
         asked: defaultdict[Cell, list[Settlement]] = defaultdict(list)
         for settlement in settlements:
             asked[self.of(settlement.ref.queue)].append(settlement)
         orders = self._orders(order)
-        answers = await _all([cell.exchange(owner, some) for cell, some in asked.items() if cell not in orders])
+        elsewhere = [cell for cell in asked if cell not in orders]
+        outcomes = await _outcomes([self._try(cell, owner, asked[cell], None) for cell in elsewhere])
         room = 0 if order is None else order.room
         for cell, queues in orders.items():
             # What is settled where something is claimed, too, goes along on that trip.
-            answer = await cell.exchange(owner, asked.get(cell, ()), Order(queues, room))
-            room -= len(answer.leases)
-            answers.append(answer)
+            [outcome] = await _outcomes([self._try(cell, owner, asked.get(cell, ()), Order(queues, room))])
+            outcomes.append(outcome)
+            if isinstance(outcome, Exchanged):
+                room -= len(outcome.leases)
+        answers = _some(outcomes)
         verdicts: defaultdict[tuple[Ref, int], list[Verdict]] = defaultdict(list)
         for answer in answers:
             for verdict in answer.verdicts:
                 verdicts[verdict.ref, verdict.fence].append(verdict)
         return Exchanged(
-            tuple(verdicts[one.ref, one.fence].pop(0) for one in settlements),
+            tuple(verdicts[one.ref, one.fence].pop(0) for one in settlements if verdicts[one.ref, one.fence]),
             tuple(lease for answer in answers for lease in answer.leases),
             left=any(answer.left for answer in answers),
             next_due=_least(answer.next_due for answer in answers),
@@ -92,33 +105,51 @@ class Cells:
         """See `Storage.renew`."""
         # The worker itself is known in one cell, which hears from it with every beat.
         home = self.of(beat.owner.id)
-        beats = {home: Beat(beat.owner, (), beat.worker, beat.events, beat.last)}
+        parts: dict[Cell, list[Renewal]] = {home: []}
         for renewal in beat.renewals:
-            cell = self.of(renewal.ref.queue)
-            so_far = beats.get(cell, Beat(beat.owner))
-            beats[cell] = Beat(beat.owner, (*so_far.renewals, renewal), so_far.worker, so_far.events, so_far.last)
-        pulses = await _all([cell.renew(part) for cell, part in beats.items()])
+            parts.setdefault(self.of(renewal.ref.queue), []).append(renewal)
+        outcomes = await _outcomes(
+            [
+                cell.renew(
+                    Beat(beat.owner, tuple(part), beat.worker, beat.events, beat.last)
+                    if cell is home
+                    else Beat(beat.owner, tuple(part))
+                )
+                for cell, part in parts.items()
+            ]
+        )
+        if isinstance(outcomes[0], BaseException) and (beat.events or beat.last):
+            raise outcomes[0]
+        pulses = _some(outcomes)
         return Pulse(
             tuple(lost for pulse in pulses for lost in pulse.lost),
             tuple(asked for pulse in pulses for asked in pulse.cancelling),
-            pulses[0].orders,
+            tuple(order for pulse in pulses for order in pulse.orders),
+            tuple(
+                (renewal.ref, renewal.fence)
+                for part, outcome in zip(parts.values(), outcomes, strict=True)
+                if isinstance(outcome, BaseException)
+                for renewal in part
+            ),
         )
 
     async def sweep(self, bid: Bid) -> Swept:
-        """See `Storage.sweep`: every cell has a leader of its own."""
-        swept = await _all([cell.sweep(bid) for cell in self._cells])
+        """See `Storage.sweep`: every cell has a leader of its own; one that is out of reach is a trouble."""
+        outcomes = await _outcomes([cell.sweep(bid) for cell in self._cells])
+        swept = _some(outcomes)
         led = [one for one in swept if one.retry_in is None]
         did: defaultdict[str, int] = defaultdict(int)
         for one in led:
             for chore, done in one.did.items():
                 did[chore] += done
+        unswept = [f"{error}" for error in outcomes if isinstance(error, BaseException)]
         return Swept(
             tuple(term for one in led for term in one.terms),
             None if led else _least(one.retry_in for one in swept),
             tuple(lease for one in led for lease in one.stalled),
             dict(did),
             more=any(one.more for one in led),
-            troubles=tuple(trouble for one in led for trouble in one.troubles),
+            troubles=(*(trouble for one in led for trouble in one.troubles), *unswept),
             due=tuple(schedule for one in led for schedule in one.due),
             next_tick=_least(one.next_tick for one in led),
             # The servers' clocks differ a little; by the slowest no tick has come that has not.
@@ -202,6 +233,16 @@ class Cells:
             pages = await _all([cell.events(place, limit=limit, reader=reader) for cell, place in asked])
         return woven(pages, limit)
 
+    async def _try(self, cell: Cell, owner: Owner, settlements: Sequence[Settlement], order: Order | None) -> Exchanged:
+        now = asyncio.get_running_loop().time()
+        if now < self._rests.get(cell, now):
+            raise StorageUnavailableError("a part of the storage could not be reached a moment ago")
+        try:
+            return await cell.exchange(owner, settlements, order)
+        except StorageUnavailableError:
+            self._rests[cell] = asyncio.get_running_loop().time() + REST
+            raise
+
     def _orders(self, order: Order | None) -> dict[Cell, tuple[str, ...]]:
         """Return which queues are to be claimed from in which cell, in the order of the first that each holds."""
         return self._queues(() if order is None else order.queues)
@@ -233,15 +274,30 @@ class Cells:
 
 
 async def _all(asked: Iterable[Awaitable[T]]) -> list[T]:
-    """Wait for all answers, and only then raise the first error: every cell has had its say."""
-    outcomes = await asyncio.gather(*asked, return_exceptions=True)
-    return [_raised(outcome) for outcome in outcomes]
+    """Return all answers, or raise the first error once every cell has had its say."""
+    answers: list[T] = []
+    for outcome in await _outcomes(asked):
+        if isinstance(outcome, BaseException):
+            raise outcome
+        answers.append(outcome)
+    return answers
 
 
-def _raised(outcome: T | BaseException) -> T:
-    if isinstance(outcome, BaseException):
-        raise outcome
-    return outcome
+async def _outcomes(asked: Iterable[Awaitable[T]]) -> list[T | BaseException]:
+    """Return what each cell answers, and the error of each that does not."""
+    return list(await asyncio.gather(*asked, return_exceptions=True))
+
+
+def _some(outcomes: Sequence[T | BaseException]) -> list[T]:
+    """Return the answers that there are; the errors of cells out of reach are raised only if there is none."""
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException) and not isinstance(outcome, StorageError):
+            raise outcome
+    answers = [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
+    if outcomes and not answers:
+        errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        raise errors[0]
+    return answers
 
 
 def _least(numbers: Iterable[int | None]) -> int | None:
