@@ -6,7 +6,7 @@ import json
 import sqlite3
 import subprocess
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import closing
 from typing import Any
 
@@ -194,7 +194,6 @@ def test_it_looks_at_a_redis_as_at_any_storage(tasks: Terminal, redis_url: str) 
 
 @pytest.mark.system
 def test_a_redis_that_is_gone_or_hangs_is_a_finding_with_a_remedy(tasks: Terminal, redis_server: RedisServer) -> None:
-    seen: dict[str, Any] = {}
     redis_server.freeze()
     hung = tasks.ended("doctor", "--url", redis_server.url, "-o", "json")
     redis_server.thaw()
@@ -207,3 +206,16 @@ def test_a_redis_that_is_gone_or_hangs_is_a_finding_with_a_remedy(tasks: Termina
         (finding,) = seen["findings"]
         assert (finding["level"], finding["subject"]) == ("error", "reachability")
         assert finding["remedy"]
+
+
+@pytest.mark.system
+def test_a_redis_that_would_lose_jobs_is_refused_with_the_remedy(
+    tasks: Terminal, start_redis: Callable[..., RedisServer]
+) -> None:
+    server = start_redis(maxmemory_policy="allkeys-lru")
+    seen = tasks.read("doctor", "--url", server.url, code=1)
+
+    assert subjects(seen, "error") == {"server"}
+    assert {"persistence", "replication", "memory", "scripts"} <= subjects(seen, "ok", "warning")
+    (refusal,) = [finding for finding in seen["findings"] if finding["level"] == "error"]
+    assert refusal["remedy"].startswith("set it to noeviction")

@@ -191,6 +191,7 @@ async def test_three_workers_and_two_reapers_lose_nothing_when_they_are_killed_a
     assert after.at is not None
     gap = after.at.timestamp() - killed_at / SECOND
     assert 0 < gap < (timing.leader_ttl + timing.sweep).total_seconds(), gap
+    print(f"taken over after {gap:.2f} s")
     assert (after.owner != before.owner, after.epoch > before.epoch) == (True, True)
     assert await shop.leader() is not leader
 
@@ -208,6 +209,7 @@ async def test_three_workers_and_two_reapers_lose_nothing_when_they_are_killed_a
     codes = [process.wait(STOP) for process in started]
     took = time.monotonic() - stopped_at
 
+    print(f"all were gone after {took:.2f} s")
     assert codes == [0] * 5
     assert took < STOP
     # Only the one that was killed may still seem to hold what it held: where nobody sees a death, its lease must pass.

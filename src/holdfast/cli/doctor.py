@@ -18,7 +18,7 @@ from holdfast.cli.views import DoctorView
 from holdfast.clock import SystemClock
 from holdfast.core.job import JobRecord
 from holdfast.core.lifecycle import State
-from holdfast.errors import HoldfastError, SchemaMismatchError, StorageError, UsageError
+from holdfast.errors import HoldfastError, SchemaMismatchError, StorageUnavailableError, UsageError
 from holdfast.health.diagnosis import PENDING, RETURNED, Evidence, TaskFacts, diagnose
 from holdfast.storage.protocol import Finding, Query, Storage
 
@@ -91,8 +91,11 @@ class _Visit:
             self._findings.append(Finding("ok", "reachability", f"opened within {took:.0f} ms"))
         refused = self._failed
         # A storage that refuses to be used may still be able to say what is wrong with it.
-        own = await self._part(lambda: self._storage.examine(deep=deep), limit=None if deep else LIMIT)
-        self._findings += own or []
+        own = await self._part(lambda: self._storage.examine(deep=deep), limit=None if deep else LIMIT) or []
+        if refused and any(finding.level == "error" for finding in own):
+            # It says so better than the refusal does.
+            self._findings.clear()
+        self._findings += own
         if not refused:
             self._findings += await self._part(self._diagnosed) or []
         if not self._hangs:
@@ -194,7 +197,7 @@ def _trouble(error: HoldfastError | OSError) -> Finding:
             return Finding("error", "schema", message, remedy or "name another storage, or run holdfast migrate")
         case UsageError():
             return Finding("error", "storage", message, remedy or "name another storage with --url or HOLDFAST_URL")
-        case StorageError() | OSError():
+        case StorageUnavailableError() | OSError():
             known = "start the storage, and check its address (--url, HOLDFAST_URL) and the network between"
             return Finding("error", "reachability", f"the storage is out of reach: {message}", remedy or known)
         case _:

@@ -164,7 +164,12 @@ class Guard:
         try:
             told = _lines(text(await self._connections.ask(place, "CLUSTER", "INFO")))
         except StorageError as error:
-            return Finding("warning", "cluster", f"the Cluster does not tell its state: {error}")
+            return Finding(
+                "warning",
+                "cluster",
+                f"the Cluster does not tell its state: {error}",
+                "let the user of the URL call CLUSTER INFO",
+            )
         if told.get("cluster_state") == "ok":
             return Finding("ok", "cluster", f"all {told.get('cluster_slots_ok')} slots are served")
         return Finding(
@@ -270,7 +275,8 @@ def _findings(server: Server, address: RedisAddress) -> Iterator[Finding]:
     refusal = _refusal(server, address)
     name = f"{server.brand} {server.version} at {server.place}"
     if refusal is not None:
-        yield Finding("error", "server", str(refusal))
+        message, _, remedy = str(refusal).partition("; ")
+        yield Finding("error", "server", message, remedy)
     else:
         yield Finding("ok", "server", f"{name}, maxmemory-policy {server.policy or 'unknown'}")
     if server.refusal:
