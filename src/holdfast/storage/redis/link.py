@@ -17,7 +17,6 @@ from redis.exceptions import (
     AuthenticationError,
     AuthorizationError,
     BusyLoadingError,
-    ExternalAuthProviderError,
     RedisError,
     ResponseError,
 )
@@ -49,7 +48,7 @@ _KEEPALIVE = {
 }
 
 # Replies, though redis-py takes them for trouble with the connection.
-_SAID = (ResponseError, AuthenticationError, AuthorizationError, BusyLoadingError, ExternalAuthProviderError)
+_SAID = (ResponseError, AuthenticationError, AuthorizationError, BusyLoadingError)
 
 
 class _Wire(Protocol):
