@@ -13,6 +13,8 @@ from holdfast.testing.conformance import StorageConformance
 
 @pytest.mark.cluster
 class TestRedisCluster(StorageConformance):
+    one_log = False
+
     @pytest.fixture
     async def storage(self, clock: ManualClock, cluster_url: str) -> AsyncIterator[Storage]:
         storage = RedisStorage(read(f"{cluster_url}&cells=3"), clock=clock)

@@ -121,9 +121,15 @@ class Cells:
         if isinstance(outcomes[0], BaseException) and (beat.events or beat.last):
             raise outcomes[0]
         pulses = _some(outcomes)
+        place = {(renewal.ref, renewal.fence): number for number, renewal in enumerate(beat.renewals)}
         return Pulse(
-            tuple(lost for pulse in pulses for lost in pulse.lost),
-            tuple(asked for pulse in pulses for asked in pulse.cancelling),
+            tuple(sorted((lost for pulse in pulses for lost in pulse.lost), key=place.__getitem__)),
+            tuple(
+                sorted(
+                    (asked for pulse in pulses for asked in pulse.cancelling),
+                    key=lambda asked: place[asked.ref, asked.fence],
+                )
+            ),
             tuple(order for pulse in pulses for order in pulse.orders),
             tuple(
                 (renewal.ref, renewal.fence)
