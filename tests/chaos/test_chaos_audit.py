@@ -305,6 +305,21 @@ def test_who_cannot_hand_back_what_it_holds_is_a_cause_of_its_own() -> None:
     assert recovery.bound == BOUNDS.silence + BOUNDS.leave + 3 * SECOND + BOUNDS.outage
 
 
+def test_a_run_taken_from_the_reaper_that_had_taken_it_is_counted_from_what_its_worker_lost_it_by() -> None:
+    case = honest()
+    edit_event(case, JobStalled, "held", owner="reaper", silent_for=3.0, reason="process_died")
+    # Its worker died as well, but by then it had lost the run.
+    at = BEGAN + 23 * SECOND
+    case.deeds.append(
+        Deed(kind="kill worker", effect="death", where="host-1", pids=(STOPPED.pid,), at=at, until=at, alone=True)
+    )
+
+    recovery = next(one for one in audit(case).recoveries if one.job == "held")
+
+    assert (recovery.cause, recovery.delay, recovery.seen) == ("stop worker", 22 * SECOND, False)
+    assert recovery.bound == BOUNDS.silence + BOUNDS.reaper
+
+
 def test_a_death_that_the_supervisor_could_not_see_has_the_time_of_a_silence() -> None:
     case = honest()
     case.deeds[0].alone = False

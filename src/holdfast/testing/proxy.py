@@ -138,6 +138,8 @@ class Proxy:
                     crew.create_task(self._deliver(line, way, sink, replies))
         except* OSError:
             pass  # one side is gone, and the other learns it by a reset
+        except* asyncio.CancelledError:
+            pass  # by `_end`; Python 3.11's streams would tell of it as of a fault
         finally:
             line.reset()
             del self.lines[line]

@@ -136,7 +136,7 @@ class _Case:
 
     def led(self, deed: Deed) -> bool:
         """Say whether a deed struck the one that led the reaping at that time, or may have."""
-        if deed.effect not in ("death", "pause", "leave"):
+        if deed.effect == "none" or (deed.effect == "outage" and not deed.pids):
             return False
         leader = next((owner for at, owner in reversed(self._reigns) if at <= deed.at), None)
         if leader is None:
@@ -317,19 +317,25 @@ def _recoveries(case: _Case) -> tuple[list[Recovery], Check]:
 
 def _recovery(case: _Case, event: JobStalled, run: RunRecord) -> Recovery | None:
     bounds, claimed, taken = case.evidence.bounds, case.at(run.start), case.told(event)
-    cause = _cause(case, event, run.pid, claimed, taken)
+    # Taken from a reaper that had taken it before: the worker had lost it by then at the latest.
+    again = bool(event.owner) and event.owner != run.owner
+    heard = taken - round(event.silent_for * SECOND)
+    cause = _cause(case, event, run.pid, claimed, heard if again else taken, again=again)
     if cause is None:
         return None
-    since = cause.at
+    # Who was cut off may have been heard now and then; its lease counts from the last time.
+    since = max(cause.at, heard) if cause.effect == "outage" and cause.pids and not again else cause.at
     others = [deed for deed in case.evidence.deeds if deed is not cause and deed.at <= taken and _over(deed) >= since]
-    outages = [deed for deed in (*others, cause) if deed.effect == "outage"]
+    # Where others were cut off that is their affair, unless one of them reaps.
+    outages = [deed for deed in (*others, cause) if deed.effect == "outage" and not deed.pids]
     # Its own supervisor must have been there to see it, or to bury whom it had seen die.
-    watchers = [deed for deed in others if deed.where == cause.where and deed.effect in ("death", "pause", "leave")]
-    reapers = [deed for deed in others if case.led(deed)]
-    seen = cause.effect == "death" and cause.alone and event.reason == "process_died" and not outages and not watchers
+    watchers = [deed for deed in others if deed.where == cause.where and deed.effect != "none"]
+    reapers = sum(map(case.led, others)) + again
+    dead = cause.effect == "death" and cause.alone and event.reason == "process_died" and not again
+    seen = dead and not outages and not watchers
     bound = bounds.death
     if not seen:
-        bound = bounds.silence + len(reapers) * bounds.reaper
+        bound = bounds.silence + reapers * bounds.reaper
         bound += bounds.leave if cause.effect == "leave" else 0
         bound += _length(outages, since, taken) + bounds.outage if outages else 0
     return Recovery(
@@ -344,15 +350,20 @@ def _recovery(case: _Case, event: JobStalled, run: RunRecord) -> Recovery | None
     )
 
 
-def _cause(case: _Case, event: JobStalled, pid: int, claimed: int, taken: int) -> Deed | None:
+def _cause(case: _Case, event: JobStalled, pid: int, claimed: int, taken: int, *, again: bool) -> Deed | None:
     """Return the deed by which a process lost its run."""
     near = [deed for deed in case.evidence.deeds if deed.strikes(pid) and deed.overlaps(claimed - IN_FLIGHT, taken)]
     deaths = [deed for deed in near if deed.effect == "death" and deed.at >= claimed - IN_FLIGHT]
-    if deaths and event.reason == "process_died":
+    if deaths and event.reason == "process_died" and not again:
         return deaths[0]
     end = min([taken, *(deed.at for deed in deaths)])
     # One that had ended well before was not what the run was lost by: its worker had been heard again.
-    holds = [deed for deed in near if _over(deed) >= end - case.evidence.bounds.tail or deed.until is None]
+    holds = [
+        deed
+        for deed in near
+        if deed.overlaps(claimed, taken)
+        and (again or deed.until is None or deed.until >= end - case.evidence.bounds.tail)
+    ]
     pauses = [deed for deed in holds if deed.effect == "pause"]
     outages = [deed for deed in holds if deed.effect == "outage"]
     # Who is told to leave hands back what it holds, unless it cannot reach the storage.
@@ -417,14 +428,18 @@ def _resumed(case: _Case) -> tuple[list[int], Check]:
     found: list[int] = []
     wrong: list[str] = []
     for deed in case.outages:
-        if deed.until is None or deed.until > case.evidence.ended - RESUME:
+        if deed.pids or deed.until is None or deed.until > case.evidence.ended - RESUME:
             continue
         window = [
             one for one in case.evidence.deeds if one is not deed and one.overlaps(deed.until, deed.until + RESUME)
         ]
-        idle = {one.where for one in window if one.effect in ("death", "pause", "leave")}
+        idle = {one.where for one in window if one.effect != "none"}
         after = next((at for at in starts if at >= deed.until), None)
-        if after is None or any(one.effect == "outage" for one in window) or idle.issuperset(case.evidence.hosts):
+        if (
+            after is None
+            or any(one.effect == "outage" and not one.pids for one in window)
+            or idle.issuperset(case.evidence.hosts)
+        ):
             continue
         found.append(after - deed.until)
         if after - deed.until > RESUME:

@@ -80,7 +80,11 @@ class Field:
 
     async def rest(self, between: tuple[float, float]) -> None:
         """Wait for some seconds, but not beyond the end."""
-        await asyncio.sleep(max(0.0, min(self.rng.uniform(*between), self.ends_at - self._clock.uptime())))
+        await asyncio.sleep(self.length(between))
+
+    def length(self, between: tuple[float, float]) -> float:
+        """Return so many seconds, but not beyond the end."""
+        return max(0.0, min(self.rng.uniform(*between), self.ends_at - self._clock.uptime()))
 
     def over(self, deed: Deed) -> None:
         """Note that a deed is over now."""

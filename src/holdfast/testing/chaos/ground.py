@@ -7,7 +7,6 @@ import subprocess
 from pathlib import Path
 from typing import Protocol
 
-from holdfast.errors import UsageError
 from holdfast.storage.sqlite.locks import lock_file
 
 ROOM = 256
@@ -80,19 +79,6 @@ class SQLiteGround:
             # Lazily, for a process that dies just now may still hold a file.
             await _did("umount", "-l", str(self.disk))
             self._mounted = False
-
-
-def ground(storage: str, folder: Path) -> Ground:
-    """Return the ground of that name.
-
-    Raises:
-        UsageError: there is none.
-    """
-    match storage:
-        case "sqlite":
-            return SQLiteGround(folder)
-        case _:
-            raise UsageError(f"there is no chaos for {storage!r}; use sqlite")
 
 
 async def _did(*command: str) -> bool:

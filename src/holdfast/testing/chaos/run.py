@@ -4,6 +4,7 @@ import asyncio
 import shutil
 import tempfile
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from random import Random
 
@@ -16,14 +17,14 @@ from holdfast.core.lifecycle import TERMINAL
 from holdfast.core.retention import Keep, Retention
 from holdfast.demo.chronicle import Chronicle
 from holdfast.demo.diary import read
-from holdfast.errors import StorageError
+from holdfast.errors import StorageError, UsageError
 from holdfast.options import Timing
 from holdfast.storage.protocol import Query, Settings, Storage, Target
 from holdfast.testing.chaos import producer, tasks
 from holdfast.testing.chaos.audit import Finding, audit
 from holdfast.testing.chaos.crew import Crew, Member, Role, inherited, producer_command, reaper_command, worker_command
 from holdfast.testing.chaos.faults import COMMON, Fault, Field
-from holdfast.testing.chaos.ground import Ground, ground
+from holdfast.testing.chaos.ground import Ground, SQLiteGround
 from holdfast.testing.chaos.history import Bounds, Deed, Evidence, Line, Wish, uptime
 from holdfast.testing.chaos.sqlite_faults import SQLITE
 
@@ -86,12 +87,13 @@ async def play(act: Act, *, clock: Clock, say: Say) -> Outcome:
         UsageError: there is no such storage, or no server for it.
         StorageError: it cannot be used before any fault.
     """
+    made, own = _ground(act.storage)
     folder = Path(tempfile.mkdtemp(prefix="holdfast-chaos-"))
-    stage = ground(act.storage, folder)
+    stage = made(folder)
     kept = act.keep
     try:
         await stage.open()
-        outcome = await _Act(act, stage, folder, clock, say).play()
+        outcome = await _Act(act, stage, own, folder, clock, say).play()
         kept = kept or not outcome.finding.ok
         outcome.folder = str(folder) if kept else None
         return outcome
@@ -103,10 +105,27 @@ async def play(act: Act, *, clock: Clock, say: Say) -> Outcome:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def _ground(storage: str) -> tuple[Callable[[Path], Ground], dict[str, Fault]]:
+    """Return what makes the ground of that name in a folder, and its own faults."""
+    match storage:
+        case "sqlite":
+            return SQLiteGround, SQLITE
+        case "redis" if find_spec("redis") is not None:
+            from holdfast.testing.chaos.redis_faults import REDIS
+            from holdfast.testing.chaos.redis_ground import RedisGround
+
+            return RedisGround, REDIS
+        case "redis":
+            raise UsageError("redis needs redis-py: pip install 'holdfast[redis]'")
+        case _:
+            raise UsageError(f"there is no chaos for {storage!r}; use sqlite or redis")
+
+
 class _Act:
-    def __init__(self, act: Act, stage: Ground, folder: Path, clock: Clock, say: Say) -> None:
+    def __init__(self, act: Act, stage: Ground, own: dict[str, Fault], folder: Path, clock: Clock, say: Say) -> None:
         self._act = act
         self._ground = stage
+        self._own = own
         self._folder = folder
         self._clock = clock
         self._say = say
@@ -214,7 +233,7 @@ class _Act:
 
     async def _strike(self, field: Field, chronicle: Chronicle) -> None:
         """Commit faults, some at a time, until the time is over and all of them are."""
-        faults: dict[str, Fault] = {**COMMON, **self._own()}
+        faults = {kind: fault for kind, fault in {**COMMON, **self._own}.items() if kind not in self._ground.without}
         began = self._clock.uptime()
         field.ends_at = began + self._act.seconds
         deck: list[str] = []
@@ -235,10 +254,6 @@ class _Act:
             if under_way:
                 await asyncio.wait(under_way)
             watch.cancel()
-
-    def _own(self) -> dict[str, Fault]:
-        own = SQLITE
-        return {kind: fault for kind, fault in own.items() if kind not in self._ground.without}
 
     async def _commit(self, kind: str, fault: Fault, field: Field, began: float) -> None:
         at = self._clock.uptime()
