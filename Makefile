@@ -64,7 +64,7 @@ simulate: $(READY) ## run simulated worlds (SEEDS=20000, SEEDS=500-800, ARGS="--
 mutants: $(READY) ## take out one guard at a time and see that the simulation finds it out (ARGS="no_fence --stories")
 	@$(BIN)/python -m holdfast.testing.mutants $(ARGS)
 
-chaos: $(READY) ## strike real processes at random for a while, then audit (STORAGE=sqlite, MINUTES=5, SEED=7)
+chaos: $(READY) ## strike real processes at random for a while, then audit (STORAGE=redis, MINUTES=5, SEED=7)
 	@$(BIN)/python -m holdfast.testing.chaos --storage $(STORAGE) --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 bench: $(READY) ## measure speed on memory, SQLite and Redis (where there is a redis-server)

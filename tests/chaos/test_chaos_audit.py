@@ -5,10 +5,18 @@ from collections.abc import Callable
 import pytest
 
 from holdfast.core.duration import moment
-from holdfast.core.events import JobCompleted, JobReleased, JobRepaired, JobStalled, JobStarted, WorkerDied
+from holdfast.core.events import (
+    JobCompleted,
+    JobReleased,
+    JobRepaired,
+    JobStalled,
+    JobStarted,
+    WorkerDied,
+    WorkerStarted,
+)
 from holdfast.core.lifecycle import State
 from holdfast.testing.chaos.audit import audit
-from holdfast.testing.chaos.history import Deed, Evidence, Line
+from holdfast.testing.chaos.history import Deed, Evidence, Exit, Line
 from tests.chaos.evidence import (
     BEGAN,
     BOUNDS,
@@ -186,11 +194,17 @@ def nobody_worked_after_the_outage(case: Evidence) -> None:
 
 
 def died_by_itself(case: Evidence) -> None:
-    case.events.append(WorkerDied(owner="sound", host="here", pid=SOUND.pid, status=70))
+    case.events.append(WorkerStarted(owner="sound", host="here", pid=SOUND.pid, queues=("chaos",), concurrency=1))
+    case.events.append(WorkerDied(owner="sound", host="here", pid=SOUND.pid, status=1, at=moment(OFFSET + BEGAN)))
+    outage(case, at=BEGAN - SECOND, until=BEGAN)
 
 
 def left_by_itself(case: Evidence) -> None:
-    case.exits.append("reaper-0 ended by itself with the exit status 1")
+    case.exits.append(Exit("reaper-0", 1, BEGAN, BEGAN + SECOND))
+
+
+def did_not_leave(case: Evidence) -> None:
+    case.complaints.append("reaper-0 did not leave within 15 s and was killed")
 
 
 def damaged(case: Evidence) -> None:
@@ -248,6 +262,7 @@ def _put_off(case: Evidence, job: str) -> None:
         (nobody_worked_after_the_outage, RESUMED),
         (died_by_itself, LEFT),
         (left_by_itself, LEFT),
+        (did_not_leave, LEFT),
         (damaged, SOUND_STORAGE),
         (repaired, SOUND_STORAGE),
         (clock_set, SOUND_STORAGE),
@@ -270,6 +285,15 @@ ALSO: dict[Callable[[Evidence], None], tuple[str, ...]] = {
     second_run_begun_too_early: (),
 }
 """What cannot be told apart from a lie's own check."""
+
+
+def test_who_starts_while_the_storage_is_out_of_reach_may_give_up() -> None:
+    case = honest()
+    outage(case, at=BEGAN - SECOND, until=BEGAN + SECOND)
+    case.exits.append(Exit("reaper-0", 1, BEGAN, BEGAN + SECOND))
+    case.events.append(WorkerDied(owner="new", host="here", pid=99, status=1, at=moment(OFFSET + BEGAN)))
+
+    assert LEFT not in red(case)
 
 
 def test_an_outage_lengthens_what_is_allowed_by_its_length_and_what_a_lost_sweep_takes() -> None:

@@ -31,6 +31,7 @@ from holdfast.core.events import (
     JobStarted,
     LeadershipAcquired,
     WorkerDied,
+    WorkerStarted,
     at_micros,
 )
 from holdfast.core.job import JobRecord, RunRecord
@@ -43,6 +44,9 @@ FUZZ = SECOND // 20
 
 IN_FLIGHT = 2 * SECOND
 """A claim may reach the storage so long after its process was struck."""
+
+STARTING = 10 * SECOND
+"""A process comes to ask for the storage so long after its start, on a machine with much to do."""
 
 RESUME = 5 * SECOND
 """Within so long of an outage's end the next run begins."""
@@ -133,6 +137,10 @@ class _Case:
         self._reigns = [
             (self.told(event), event.owner) for event in evidence.events if isinstance(event, LeadershipAcquired)
         ]
+
+    def out_of_reach(self, since: int, until: int) -> bool:
+        """Say whether the storage was out of reach for anybody between two instants."""
+        return any(deed.overlaps(since, until) for deed in self.outages)
 
     def led(self, deed: Deed) -> bool:
         """Say whether a deed struck the one that led the reaping at that time, or may have."""
@@ -450,20 +458,26 @@ def _resumed(case: _Case) -> tuple[list[int], Check]:
 
 
 def _nobody_left(case: _Case) -> Check:
-    dead = {pid for deed in case.evidence.deeds if deed.effect == "death" for pid in deed.pids}
-    died = [event for event in case.evidence.events if isinstance(event, WorkerDied)]
-    return _check(
-        "nobody ended who was not made to",
-        f"{len(died)} deaths of workers on record",
-        [
-            *case.evidence.exits,
-            *(
-                f"worker {event.pid} died (signal {event.signal}, status {event.status}), and nobody had killed it"
-                for event in died
-                if event.pid not in dead
-            ),
-        ],
-    )
+    """Nobody ends by itself, but who cannot reach the storage when it starts: whoever started it does so again."""
+    evidence = case.evidence
+    dead = {pid for deed in evidence.deeds if deed.effect == "death" for pid in deed.pids}
+    died = [event for event in evidence.events if isinstance(event, WorkerDied) and event.pid not in dead]
+    began = {event.owner for event in evidence.events if isinstance(event, WorkerStarted)}
+    wrong = list(evidence.complaints)
+    refused = 0
+    for event in died:
+        if event.owner in began or not case.out_of_reach(case.told(event) - STARTING, case.told(event)):
+            how = f"signal {event.signal}, status {event.status}"
+            wrong.append(f"worker {event.pid} died ({how}), and nobody had killed it")
+        else:
+            refused += 1
+    for one in evidence.exits:
+        if one.status != 1 or not case.out_of_reach(one.began, min(one.at, one.began + STARTING)):
+            wrong.append(f"{one.where} ended by itself with the exit status {one.status}")
+        else:
+            refused += 1
+    told = f"{len(evidence.hosts)} hosts; {refused} starts given up as the storage was out of reach"
+    return _check("nobody ended who was not made to", told, wrong)
 
 
 def _sound(case: _Case) -> Check:

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
+from holdfast.clock import SECOND, Clock
 from holdfast.demo.processes import alive, send
-from holdfast.testing.chaos.history import DRAIN
+from holdfast.testing.chaos.history import DRAIN, Exit, uptime
 
 Role = Literal["host", "reaper", "producer"]
 
@@ -19,6 +20,9 @@ LEAVE = 15.0
 
 EARLY = 3.0
 """A process that is told to leave within so many seconds of its start may not listen yet, and just end."""
+
+REVIVED = 1.0
+"""Seconds until what ended by itself is started again."""
 
 VANISH = 5.0
 """Seconds after which the workers of a killed supervisor must be gone, too."""
@@ -29,20 +33,23 @@ _LOOK = 0.01
 class Member:
     """One place in the crew, and the process that holds it now."""
 
-    def __init__(self, name: str, role: Role, command: list[str], env: Mapping[str, str], log: Path) -> None:
+    def __init__(
+        self, name: str, role: Role, command: list[str], env: Mapping[str, str], log: Path, clock: Clock
+    ) -> None:
         self.name = name
         self.role: Role = role
-        self.exits: list[str] = []
-        """Ends that nobody had asked for."""
+        self.exits: list[Exit] = []
+        self.complaints: list[str] = []
 
         self._command = command
         self._env = dict(env)
         self._log = log
+        self._clock = clock
         self._process: Process | None = None
         self._minded: asyncio.Task[None] | None = None
         self._expected = False
         self._lives = 0
-        self._began = 0.0
+        self._began = 0
 
     @property
     def pid(self) -> int:
@@ -67,7 +74,7 @@ class Member:
         """Start its process."""
         self._lives += 1
         self._expected = False
-        self._began = asyncio.get_running_loop().time()
+        self._began = uptime(self._clock)
         with self._log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,
@@ -95,27 +102,23 @@ class Member:
             if not any(alive(pid) for pid in workers):
                 return
             await asyncio.sleep(_LOOK)
-        self.exits.append(f"the workers {workers} of {self.name} outlived their supervisor by {VANISH:g} s")
+        self.complaints.append(f"the workers {workers} of {self.name} outlived their supervisor by {VANISH:g} s")
 
     async def leave(self) -> int:
         """Tell its process to leave, wait until it has, and return its exit status."""
-        process = self._process
-        if process is None:
+        process, self._expected = self._process, True
+        if process is None or process.returncode is not None:
             return 0
-        self._expected = True
-        early = asyncio.get_running_loop().time() - self._began < EARLY
-        if process.returncode is None:
-            process.terminate()
-            try:
-                async with asyncio.timeout(LEAVE):
-                    await process.wait()
-            except TimeoutError:
-                self.exits.append(f"{self.name} did not leave within {LEAVE:g} s and was killed")
-                process.kill()
-                await process.wait()
-        if process.returncode == -signal.SIGTERM and early:
-            return 0
-        return process.returncode or 0
+        early = uptime(self._clock) - self._began < EARLY * SECOND
+        process.terminate()
+        try:
+            async with asyncio.timeout(LEAVE):
+                status = await process.wait()
+        except TimeoutError:
+            self.complaints.append(f"{self.name} did not leave within {LEAVE:g} s and was killed")
+            process.kill()
+            status = await process.wait()
+        return 0 if early and status == -signal.SIGTERM else status
 
     async def abort(self) -> None:
         """Kill whatever is left of it. Idempotent."""
@@ -129,7 +132,11 @@ class Member:
     async def _mind(self, process: Process) -> None:
         status = await process.wait()
         if not self._expected:
-            self.exits.append(f"{self.name} ended by itself with the exit status {status}")
+            self.exits.append(Exit(self.name, status, self._began, uptime(self._clock)))
+            # As whoever looks after services does.
+            await asyncio.sleep(REVIVED)
+            if not self._expected:
+                await self.start()
 
 
 class Crew:
@@ -152,16 +159,21 @@ class Crew:
         members = self.of(role)
         for member, status in zip(members, await asyncio.gather(*(one.leave() for one in members)), strict=True):
             if status != 0:
-                member.exits.append(f"{member.name}, told to leave, left with the exit status {status}")
+                member.complaints.append(f"{member.name}, told to leave, left with the exit status {status}")
 
     async def abort(self) -> None:
         """Kill all that is left. Idempotent."""
         await asyncio.gather(*(member.abort() for member in self.members))
 
     @property
-    def exits(self) -> list[str]:
+    def exits(self) -> list[Exit]:
         """Every end that nobody had asked for."""
-        return [said for member in self.members for said in member.exits]
+        return [one for member in self.members for one in member.exits]
+
+    @property
+    def complaints(self) -> list[str]:
+        """Whoever did not leave as it should."""
+        return [said for member in self.members for said in member.complaints]
 
 
 def worker_command(processes: int, concurrency: int) -> list[str]:

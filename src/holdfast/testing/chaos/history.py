@@ -67,6 +67,15 @@ class Deed(Struct, kw_only=True):
         return self.at <= until and (self.until is None or self.until >= since)
 
 
+class Exit(Struct, frozen=True):
+    """A process that ended though nobody had told it to."""
+
+    where: str
+    status: int
+    began: int
+    at: int
+
+
 class Bounds(Struct, frozen=True, kw_only=True):
     """What the audit allows, in microseconds, as it follows from the timing.
 
@@ -113,8 +122,8 @@ class Evidence(Struct, kw_only=True):
 
     `jobs`: every job that the storage lists. `offset`: what to take from the storage's clock to get the uptime.
     `drift`: by how much that changed meanwhile. `ended`: when the last fault was over. `hosts`: who works, by name.
-    `pieces`: parts of lines that a killed process left. `exits`: processes that ended though nobody had told them to.
-    `flaws`: what the storage's own check of itself found.
+    `pieces`: parts of lines that a killed process left. `complaints`: who did not leave as it should. `flaws`: what
+    the storage's own check of itself found.
     """
 
     wishes: list[Wish]
@@ -128,7 +137,8 @@ class Evidence(Struct, kw_only=True):
     drift: int = 0
     ended: int
     hosts: tuple[str, ...]
-    exits: list[str] = []
+    exits: list[Exit] = []
+    complaints: list[str] = []
     flaws: list[str] = []
 
 

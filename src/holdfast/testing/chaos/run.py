@@ -49,6 +49,8 @@ PATIENCE = 3.0
 """Seconds that one call of the conductor's may take before it is made anew."""
 
 LOOK = 0.2
+SHOWN = 30
+"""Lines of what the crew said that are shown where something does not hold."""
 
 KEPT = Retention(completed=Keep(age=86_400 * SECOND))
 
@@ -178,6 +180,7 @@ class _Act:
             ended=ended,
             hosts=tuple(member.name for member in self._crew.of("host")),
             exits=self._crew.exits,
+            complaints=self._crew.complaints,
             flaws=await self._ground.flaws(),
         )
         finding = audit(evidence)
@@ -191,8 +194,12 @@ class _Act:
             without=dict(self._ground.without),
             resting=resting,
             folder=None,
-            stderr=[] if finding.ok else self._log.read_text(errors="replace").splitlines()[-30:],
+            stderr=[] if finding.ok else self._last_words(),
         )
+
+    def _last_words(self) -> list[str]:
+        lines = self._log.read_text(errors="replace").splitlines()
+        return [line for line in lines if tasks.Stumbled.__name__ not in line][-SHOWN:]
 
     def _member(self, name: str, role: Role, command: list[str]) -> Member:
         env = {
@@ -204,7 +211,7 @@ class _Act:
             producer.SEED_VARIABLE: str(self._act.seed),
             producer.WISHES_VARIABLE: str(self._wishes),
         }
-        return Member(name, role, command, env, self._log)
+        return Member(name, role, command, env, self._log, self._clock)
 
     def _offset(self) -> int:
         return self._clock.now() - uptime(self._clock)
