@@ -32,6 +32,7 @@ async def hang() -> None:
     await asyncio.sleep(60)
 """
 OF_SQLITE = {"sqlite", "durability", "schema", "file system", "disk", "journal", "log", "lock file"}
+OF_REDIS = {"server", "persistence", "replication", "memory", "scripts"}
 OF_ALL = {"reachability", "clock", "reaper", "leases", "workers", "queues", "parked", "tasks"}
 
 
@@ -178,18 +179,33 @@ def test_it_sees_who_works_and_whose_worker_is_gone(tasks: Terminal) -> None:
     assert subjects(left, "error") == {"queues"}
 
 
+def seen_at_work(tasks: Terminal, url: str) -> dict[str, Any]:
+    """Return what the doctor says of a storage on which a worker works, and sweeps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOLDFAST_URL", url)
+        with started(tasks, "worker", "tasks:app"):
+            while not tasks.read("info")["leaders"]:
+                time.sleep(0.05)
+            seen: dict[str, Any] = tasks.read("doctor", "tasks:app")
+    return seen
+
+
 @pytest.mark.system
 def test_it_looks_at_a_redis_as_at_any_storage(tasks: Terminal, redis_url: str) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HOLDFAST_URL", redis_url)
-        with started(tasks, "worker", "tasks:app"):
-            while not (leading := tasks.read("info"))["leaders"]:
-                time.sleep(0.05)
-            seen = tasks.read("doctor", "tasks:app")
+    seen = seen_at_work(tasks, redis_url)
 
-    assert leading["url"] == seen["url"]
-    assert subjects(seen, "ok", "warning") >= OF_ALL
+    assert subjects(seen, "ok", "warning") >= OF_ALL | OF_REDIS
     assert subjects(seen, "error") == set()
+
+
+@pytest.mark.system
+def test_it_looks_at_each_server_of_a_cluster(tasks: Terminal, cluster_url: str) -> None:
+    seen = seen_at_work(tasks, cluster_url)
+    servers = [finding for finding in seen["findings"] if finding["subject"] == "server"]
+
+    assert subjects(seen, "ok", "warning") >= OF_ALL | OF_REDIS | {"cluster"}
+    assert subjects(seen, "error") == set()
+    assert len(servers) >= 3
 
 
 @pytest.mark.system
@@ -216,6 +232,6 @@ def test_a_redis_that_would_lose_jobs_is_refused_with_the_remedy(
     seen = tasks.read("doctor", "--url", server.url, code=1)
 
     assert subjects(seen, "error") == {"server"}
-    assert {"persistence", "replication", "memory", "scripts"} <= subjects(seen, "ok", "warning")
+    assert OF_REDIS - {"server"} <= subjects(seen, "ok", "warning")
     (refusal,) = [finding for finding in seen["findings"] if finding["level"] == "error"]
     assert refusal["remedy"].startswith("set it to noeviction")
