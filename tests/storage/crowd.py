@@ -1,0 +1,229 @@
+"""Eight threads, each with a storage of its own, on the same jobs: no clock is held, only invariants are."""
+
+import asyncio
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from random import Random
+
+from holdfast.core.events import JobCancelled, JobCompleted, JobEvent, JobFailed, JobReleased, JobRetried, JobStalled
+from holdfast.core.job import Key, Owner, Policy, RecordedError, Ref, StallTerms
+from holdfast.core.lease import Lease
+from holdfast.core.lifecycle import TERMINAL, State
+from holdfast.core.outcome import Interrupted, Outcome, Raised, Rejected, Returned, Snoozed, Stalled
+from holdfast.core.retry import Backoff
+from holdfast.core.settlement import settlement
+from holdfast.storage.protocol import (
+    Beat,
+    Bid,
+    Cancel,
+    Order,
+    Query,
+    Renewal,
+    Reschedule,
+    Settings,
+    StalledLease,
+    Storage,
+    Target,
+)
+from tests.storage.worlds import job, owner
+
+THREADS = 8
+TURNS = 150
+LIMITS = {"k": 3, "l": 1}
+KEYS = ((), (Key("k", 3),), (Key("l", 1),), (Key("l", 1), Key("k", 3)))
+ERROR = RecordedError("ValueError", "no good")
+PATIENT = Policy(retry=Backoff(max_attempts=4, kind="fixed", base=1000))
+LASTING = StallTerms(lease=600_000_000, max_stalls=1000)
+OUTCOMES: tuple[Outcome, ...] = (
+    Returned(b"1"),
+    Returned(b"1"),
+    Raised(ERROR, after=0),
+    Raised(ERROR, after=5000),
+    Rejected(ERROR),
+    Interrupted("shutdown"),
+    Snoozed(2000),
+)
+
+
+class Ledger:
+    """What all threads have been told, put together."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.made: set[Ref] = set()
+        self.holding: Counter[str] = Counter()
+        self.most: Counter[str] = Counter()
+        self.fences: defaultdict[Ref, list[int]] = defaultdict(list)
+        self.settled: Counter[tuple[Ref, int]] = Counter()
+        self.dead: list[str] = []
+
+    def won(self, leases: tuple[Lease, ...]) -> None:
+        """Enter leases as soon as they are answered; a slot is surely held from here."""
+        with self.lock:
+            for lease in leases:
+                self.fences[lease.ref].append(lease.fence)
+                self.holding.update(key.name for key in lease.job.keys)
+            self.most |= self.holding
+
+    def leaves(self, leases: list[Lease]) -> None:
+        """Strike leases just before they are settled or abandoned; a slot is surely held up to here."""
+        with self.lock:
+            for lease in leases:
+                self.holding.subtract(key.name for key in lease.job.keys)
+
+
+class Hand:
+    """One thread: a storage, an owner, dice, and what it holds."""
+
+    def __init__(self, make: Callable[[], Storage], number: int, ledger: Ledger) -> None:
+        self.number = number
+        self.dice = Random(number)
+        self.ledger = ledger
+        self.storage = make()
+        self.owner: Owner = owner(self.dice, name=f"w{number}")
+        self.held: list[Lease] = []
+        self.spent: list[Lease] = []
+
+    async def work(self) -> None:
+        async with asyncio.timeout(100):
+            for turn in range(TURNS):
+                await self.turn(turn)
+            await self.settle(self.held)
+        await self.storage.close()
+
+    async def turn(self, turn: int) -> None:
+        dice = self.dice
+        match dice.randrange(20):
+            case 0 | 1 | 2 | 3 | 4:
+                wishes = [
+                    job(
+                        f"{self.number}-{turn}-{n}",
+                        keys=dice.choice(KEYS),
+                        delay=dice.choice((0, 0, 3000)),
+                        policy=PATIENT,
+                        stall=LASTING,
+                    )
+                    for n in range(dice.randrange(1, 6))
+                ]
+                await self.storage.enqueue(wishes)
+                with self.ledger.lock:
+                    self.ledger.made.update(wish.ref for wish in wishes)
+            case 5 | 6 | 7 | 8 | 9 | 10 | 11 | 12:
+                chosen = dice.sample(self.held, dice.randrange(len(self.held) + 1))
+                await self.settle(chosen, Order(("q",), dice.choice((0, 1, 4))))
+            case 13 | 14:
+                renewals = tuple(Renewal(one.ref, one.fence, progress=0.5) for one in self.held + self.spent[-3:])
+                pulse = await self.storage.renew(Beat(self.owner, renewals))
+                assert not {(one.ref, one.fence) for one in self.held} & set(pulse.lost)
+            case 15 | 16:
+                await self.recover((await self.storage.sweep(Bid(self.owner, dice.choice((None, 4_000_000))))).stalled)
+            case 17:
+                with self.ledger.lock:
+                    ref = dice.choice(sorted(self.ledger.made)) if self.ledger.made else Ref("q", "none")
+                await self.storage.revise([dice.choice((Cancel(ref), Reschedule(ref, boost=9)))])
+                await self.storage.tune(Target("task", "t"), Settings(paused=dice.random() < 0.1))
+            case 18:
+                await self.die()
+            case _:
+                await asyncio.sleep(dice.random() / 50)
+
+    async def settle(self, leases: list[Lease], order: Order | None = None) -> None:
+        """Settle leases, and some of old a second time."""
+        again = self.dice.sample(self.spent, min(len(self.spent), 2))
+        asked = [settlement(one, self.dice.choice(OUTCOMES), self.dice) for one in (*leases, *again)]
+        self.held = [one for one in self.held if one not in leases]
+        self.ledger.leaves(leases)
+        answer = await self.storage.exchange(self.owner, asked, order)
+        self.ledger.won(answer.leases)
+        with self.ledger.lock:
+            for verdict in answer.verdicts:
+                self.ledger.settled[verdict.ref, verdict.fence] += verdict.verdict == "done"
+        assert [verdict.verdict for verdict in answer.verdicts[: len(leases)]] == ["done"] * len(leases)
+        assert "done" not in [verdict.verdict for verdict in answer.verdicts[len(leases) :]]
+        self.spent += leases
+        self.held += answer.leases
+
+    async def die(self) -> None:
+        """Begin anew as another owner, and take what a dead one held, be it one's own."""
+        self.ledger.leaves(self.held)
+        self.spent += self.held
+        self.held = []
+        with self.ledger.lock:
+            self.ledger.dead.append(self.owner.id)
+            dead = self.dice.choice(self.ledger.dead)
+        self.owner = owner(self.dice, name=f"w{self.number}")
+        await self.recover((await self.storage.reclaim(dead, self.owner)).stalled)
+
+    async def recover(self, taken: Sequence[StalledLease]) -> None:
+        """Settle what was taken from the dead; nobody else has it."""
+        asked = [settlement(one.lease, Stalled(one.reason, owner=one.owner), self.dice) for one in taken]
+        with self.ledger.lock:
+            for one in taken:
+                self.ledger.fences[one.lease.ref].append(one.lease.fence)
+        answer = await self.storage.exchange(self.owner, asked)
+        assert {verdict.verdict for verdict in answer.verdicts} <= {"done"}
+
+
+def work(make: Callable[[], Storage]) -> None:
+    """Let all threads work, and see that no promise was broken."""
+    ledger = Ledger()
+    with ThreadPoolExecutor(THREADS) as pool:
+        for done in [pool.submit(asyncio.run, Hand(make, number, ledger).work()) for number in range(THREADS)]:
+            done.result()
+    asyncio.run(finish(make(), ledger))
+
+    assert sum(ledger.settled.values()) > 100
+    assert all(ledger.most[key] <= limit for key, limit in LIMITS.items()), ledger.most
+    assert max(ledger.settled.values()) == 1
+    for ref, fences in ledger.fences.items():
+        assert len(set(fences)) == len(fences), ref
+
+
+async def finish(storage: Storage, ledger: Ledger) -> None:
+    """Work off what is left, and hold the counters against the records, and these against the events."""
+    last = owner(Random(99))
+    await storage.tune(Target("task", "t"), Settings(paused=False))
+    for dead in ledger.dead:
+        taken = await storage.reclaim(dead, last)
+        await storage.exchange(last, [settlement(one.lease, Returned(b""), Random(1)) for one in taken.stalled])
+    for _ in range(1000):
+        answer = await storage.exchange(last, (), Order(("q",), 128))
+        swept = await storage.sweep(Bid(last, None))
+        leases = [*answer.leases, *(one.lease for one in swept.stalled)]
+        await storage.exchange(last, [settlement(lease, Returned(b""), Random(1)) for lease in leases])
+        if not leases and answer.next_due is None:
+            break
+        await asyncio.sleep(0.002)
+    jobs = (await storage.find(Query(limit=100_000))).jobs
+    details = await storage.get([one.ref for one in jobs])
+    (survey,) = (await storage.survey(["q"])).queues
+    events = (await storage.events(limit=1_000_000)).events
+    findings = await storage.examine()
+    await storage.close()
+
+    assert {one.ref for one in jobs} == ledger.made
+    assert {one.state for one in jobs} <= TERMINAL
+    assert {state: count for state, count in survey.counts.items() if count} == Counter(one.state for one in jobs)
+    assert survey.parked == 0
+    assert not [finding for finding in findings if finding.level == "error"]
+    outcomes = Counter(
+        (event.id, event.run)
+        for event in events
+        if isinstance(event, JobCompleted | JobFailed | JobRetried | JobReleased)
+        or (isinstance(event, JobCancelled) and event.was == State.ACTIVE)
+        or (isinstance(event, JobStalled) and event.action == "recovered")
+    )
+    ends = Counter(
+        event.id
+        for event in events
+        if isinstance(event, JobEvent) and isinstance(event, JobCompleted | JobFailed | JobCancelled)
+    )
+    assert ends == dict.fromkeys((one.id for one in jobs), 1)
+    for detail in details:
+        assert detail is not None
+        fences = [run.fence for run in detail.runs]
+        assert fences == sorted(set(fences))
+        assert all(run.ended for run in detail.runs)
+        assert all(outcomes[detail.job.id, run.number] == 1 for run in detail.runs), detail.job

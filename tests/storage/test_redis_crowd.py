@@ -1,0 +1,26 @@
+"""Eight threads, each with a storage of its own, on one server: no clock is held, only invariants are."""
+
+import pytest
+
+from holdfast.storage.redis.address import read
+from holdfast.storage.redis.storage import RedisStorage
+from tests.servers import RedisServer
+from tests.storage.crowd import work
+
+ABOUT_THE_UNFINISHED = (
+    *("aging", "ages", "delayed", "dues", "held", "in", "leases", "limits", "merge", "busy", "named", "opening"),
+    *("parked", "places", "queued", "ready", "running", "slots", "suspects", "tenants"),
+)
+"""What kinds of keys there are only where a job is unfinished; of those in a state only the unfinished ones count."""
+
+
+@pytest.mark.redis
+@pytest.mark.slow
+@pytest.mark.statement(76, 77, 78)
+def test_eight_threads_on_one_server_break_no_promise(redis_server: RedisServer) -> None:
+    work(lambda: RedisStorage(read(redis_server.url)))
+
+    over = (b"completed", b"failed", b"cancelled", b"expired")
+    keys: list[bytes] = redis_server.command("KEYS", "*")
+    left = [key for key in keys if key.split(b":")[1].decode() in ABOUT_THE_UNFINISHED and not key.endswith(over)]
+    assert not left
