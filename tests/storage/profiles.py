@@ -2,12 +2,7 @@
 
 from hypothesis import HealthCheck, settings
 
-SLOW = [
-    HealthCheck.too_slow,
-    HealthCheck.data_too_large,
-    HealthCheck.filter_too_much,
-    HealthCheck.large_base_example,
-]
+SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 BRIEF = settings(
     derandomize=True,
     max_examples=80,

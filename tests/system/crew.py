@@ -47,6 +47,19 @@ async def nap(seconds: float) -> str:
     return "rested"
 
 
+@app.task(on_unreachable="stop")
+async def careful(seconds: float) -> str:
+    """Rest, and note what cuts it short."""
+    note("start")
+    try:
+        await asyncio.sleep(seconds)
+    except asyncio.CancelledError:
+        note("stop")
+        raise
+    note("end")
+    return "rested"
+
+
 @app.task
 async def patient(seconds: float) -> None:
     """Rest, unless it is cancelled."""

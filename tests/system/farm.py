@@ -7,17 +7,18 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast import Timing
 from holdfast.core.events import AnyEvent
 from holdfast.core.job import JobDetail, JobRecord, Ref
 from holdfast.core.lifecycle import State
+from holdfast.storage.locate import locate
 from holdfast.storage.protocol import Query, Survey
 from holdfast.storage.sqlite.locks import quiet
-from holdfast.storage.sqlite.storage import SQLiteStorage
 
 HERE = Path(__file__).parent
 
@@ -35,19 +36,23 @@ class Line:
 
 
 class Farm:
-    """One SQLite file and the processes that work on it."""
+    """A storage and the processes that work on it: a SQLite file, unless there is a URL.
 
-    def __init__(self, folder: Path, **settings: str) -> None:
+    `through`: the address that the processes get, where it is another one than that by which the test looks.
+    """
+
+    def __init__(self, folder: Path, *, url: str = "", through: str = "", **settings: str) -> None:
         self.folder = folder
         self.database = folder / "queue.db"
         self.diary = folder / "diary"
+        self.url = url or f"sqlite:///{self.database}"
         self.env = {
             **os.environ,
-            "HOLDFAST_URL": f"sqlite:///{self.database}",
+            "HOLDFAST_URL": through or self.url,
             "CREW_DIARY": str(self.diary),
             **{f"CREW_{name.upper()}": value for name, value in settings.items()},
         }
-        self.storage = SQLiteStorage(self.database)
+        self.storage = locate(self.url)
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def worker(self, *options: str, target: str = "crew:app") -> "subprocess.Popen[bytes]":
@@ -94,7 +99,7 @@ class Farm:
 
     @staticmethod
     def storage_now() -> int:
-        """Return the storage's now, which on SQLite is this host's wall clock."""
+        """Return the storage's now, which is this host's wall clock: SQLite's, and that of a server of the loopback."""
         return time.time_ns() // 1000
 
     def lines(self) -> list[Line]:
@@ -194,6 +199,13 @@ class Farm:
                 process.kill()
                 process.wait()
         await self.storage.close()
+
+
+def timing_of(env: Mapping[str, str]) -> Timing:
+    """Return the timing of the crew's."""
+    return Timing(
+        lease=env.get("CREW_LEASE", "2s"), sweep=env.get("CREW_SWEEP", "400ms"), grace=env.get("CREW_GRACE", "600ms")
+    )
 
 
 def pending(pid: int, number: signal.Signals) -> bool:

@@ -123,6 +123,7 @@ class Proxy:
         await self._change(Weather(refuse=True))
         tasks = [task for task in self.lines.values() if task is not None and task.cancel()]
         await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0)  # sockets are closed in the turn after their transports
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.accepted += 1

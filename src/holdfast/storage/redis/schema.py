@@ -16,7 +16,10 @@ async def settle_on(connections: Connections, base: str, *, cells: int) -> None:
         StorageError: the server is out of reach, or refuses us.
     """
     ours = f"schema {VERSION} in {cells} {'cell' if cells == 1 else 'cells'}"
-    found = await connections.tell(base, "SET", f"{base}:schema", ours, "NX", "GET")
+    key = f"{base}:schema"
+    # Looked at first: a server that is full takes no SET, not even one that would change nothing, and those who come
+    # back to it must be able to let jobs end.
+    found = await connections.tell(base, "GET", key) or await connections.tell(base, "SET", key, ours, "NX", "GET")
     theirs = ours if found is None else cast(bytes, found).decode(errors="replace")
     if theirs != ours:
         raise SchemaMismatchError(

@@ -1,0 +1,291 @@
+"""Redis goes wrong in every way it has, under real workers: none leaves, nothing is lost, work goes on at once."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from holdfast.core.events import JobReleased
+from holdfast.core.lifecycle import State
+from holdfast.errors import StorageFullError
+from tests.proxy import Proxy
+from tests.sentinels import RedisSentinels
+from tests.servers import RedisServer
+from tests.system.farm import Farm
+from tests.system.ordeal import BOUND, ROOM, SECOND, Ordeal
+
+pytestmark = pytest.mark.system
+
+MakeFarm = Callable[..., Farm]
+StartRedis = Callable[..., RedisServer]
+
+SAFE = {"appendonly": True, "appendfsync": "always"}
+"""The settings under which Redis itself loses nothing that it has acknowledged."""
+
+
+async def resumed(ordeal: Ordeal) -> None:
+    """See that every worker is at work again as soon as was promised."""
+    took = await ordeal.recover()
+    print(f"recovered in {sorted(round(each / 1_000) for each in took.values())} ms")
+    assert max(took.values()) < BOUND + ROOM, took
+
+
+# --- the server ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kill", [False, True], ids=["in order", "killed"])
+async def test_a_restart_of_a_server_that_writes_what_it_acknowledges_loses_nothing(
+    farm: MakeFarm, start_redis: StartRedis, kill: bool
+) -> None:
+    server = start_redis(**SAFE)
+    ordeal = Ordeal(farm(url=server.url))
+    await ordeal.begin()
+    async with ordeal.producing():
+        for _ in range(2):
+            await asyncio.to_thread(server.restart, kill=kill)
+            await resumed(ordeal)
+    await ordeal.finish()
+    await ordeal.judge()
+
+
+async def test_a_restart_of_a_server_without_files_loses_its_jobs_and_no_worker(
+    farm: MakeFarm, start_redis: StartRedis
+) -> None:
+    server = start_redis()
+    ordeal = Ordeal(farm(url=server.url))
+    await ordeal.begin()
+    await asyncio.to_thread(server.restart, kill=True)
+    assert server.command("DBSIZE") < 100  # what workers have begun to write again, and nothing of before
+    ordeal.acknowledged.clear()
+    await resumed(ordeal)
+    await ordeal.finish()
+    assert [worker.poll() for worker in ordeal.workers] == [None, None], ordeal.farm.log()
+    details = await ordeal.farm.details(ordeal.acknowledged)
+    assert {detail.job.state for detail in details} == {State.COMPLETED}
+
+
+async def test_a_server_that_is_shut_down_for_a_while_is_waited_for(farm: MakeFarm, start_redis: StartRedis) -> None:
+    server = start_redis(**SAFE)
+    ordeal = Ordeal(farm(url=server.url))
+    await ordeal.begin()
+    async with ordeal.producing():
+        await asyncio.to_thread(server.stop)
+        await asyncio.sleep(5)
+        await asyncio.to_thread(server.start)
+        await resumed(ordeal)
+    assert ordeal.refused
+    await ordeal.finish()
+    await ordeal.judge()
+
+
+async def test_a_server_asleep_for_ten_seconds_costs_no_job_its_run(farm: MakeFarm, start_redis: StartRedis) -> None:
+    server = start_redis()
+    ordeal = Ordeal(farm(url=server.url), seconds=1)
+    await ordeal.begin()
+    async with ordeal.producing():
+        await asyncio.to_thread(server.command, "DEBUG", "SLEEP", 10)
+        await resumed(ordeal)
+    await ordeal.finish()
+    await ordeal.judge()
+
+
+async def test_scripts_that_the_server_has_forgotten_are_loaded_again(farm: MakeFarm, start_redis: StartRedis) -> None:
+    server = start_redis()
+    ordeal = Ordeal(farm(url=server.url))
+    await ordeal.begin()
+    async with ordeal.producing():
+        for _ in range(20):
+            server.command("SCRIPT", "FLUSH")
+            await asyncio.sleep(0.05)
+        await resumed(ordeal)
+    assert ordeal.refused == []
+    await ordeal.finish()
+    await ordeal.judge(stalls=False)
+
+
+async def test_a_server_that_is_full_refuses_new_jobs_and_lets_the_old_ones_end(
+    farm: MakeFarm, start_redis: StartRedis
+) -> None:
+    server = start_redis()
+    here = farm(url=server.url, lease="4s", sweep="1s")
+    ordeal = Ordeal(here, seconds=0.5)
+    await ordeal.begin(jobs=150)
+    server.command("CONFIG", "SET", "maxmemory", 1)
+    taken = len(ordeal.acknowledged)
+    with pytest.raises(StorageFullError):
+        await ordeal.nap.enqueue(0.1)
+    full_at = here.storage_now()
+    await ordeal.finish()
+    # Longer than any lease: so long it was renewed, settled and swept while not one byte was free.
+    while here.storage_now() < full_at + 6_000_000:
+        await asyncio.sleep(0.1)
+    assert here.run("info").returncode == 0  # who comes now gets in
+    assert len(ordeal.acknowledged) == taken
+    await ordeal.judge(stalls=False)
+    server.command("CONFIG", "SET", "maxmemory", 0)
+    await resumed(ordeal)
+    await ordeal.finish()
+    await ordeal.judge(stalls=False)
+
+
+# --- the network -----------------------------------------------------------------------------------
+
+
+async def partition(
+    farm: MakeFarm, server: RedisServer, weather: dict[str, object], seconds: float, **settings: str
+) -> None:
+    """Put workers and producer behind a network that goes wrong for a while, and see them recover."""
+    with Proxy(server.port) as proxy:
+        through = f"redis://{proxy.address}/0"
+        ordeal = Ordeal(farm(url=server.url, through=through, **settings), through=through)
+        await ordeal.begin()
+        async with ordeal.producing():
+            proxy.weather(**weather)
+            await asyncio.sleep(seconds)
+            proxy.clean()
+            await resumed(ordeal)
+        await ordeal.finish()
+        await ordeal.judge()
+        await ordeal.leave()
+
+
+@pytest.mark.parametrize(
+    "weather", [{"refuse": True}, {"hold": True}, {"swallow": True}], ids=["refused", "held", "swallowed"]
+)
+async def test_ten_seconds_out_of_reach_cost_nothing_but_these(
+    farm: MakeFarm, start_redis: StartRedis, weather: dict[str, object]
+) -> None:
+    await partition(farm, start_redis(), weather, 10)
+
+
+async def test_half_a_second_of_latency_with_resets_and_cut_replies_stops_nobody(
+    farm: MakeFarm, start_redis: StartRedis
+) -> None:
+    server = start_redis()
+    with Proxy(server.port) as proxy:
+        through = f"redis://{proxy.address}/0"
+        ordeal = Ordeal(farm(url=server.url, through=through, lease="8s"), through=through)
+        await ordeal.begin()
+        async with ordeal.producing():
+            for number in range(8):
+                # Each way a quarter of a second; now and then a reply is cut in its midst, or all connections break.
+                proxy.weather(latency=0.25, cuts=2, cut_after=10 * number)
+                await asyncio.sleep(1)
+                proxy.reset()
+                await asyncio.sleep(0.5)
+            proxy.clean()
+            await resumed(ordeal)
+        assert ordeal.refused
+        await ordeal.finish()
+        await ordeal.judge()
+        await ordeal.leave()
+
+
+async def test_connections_that_are_silent_for_ever_are_given_up(farm: MakeFarm, start_redis: StartRedis) -> None:
+    server = start_redis()
+    with Proxy(server.port) as proxy:
+        through = f"redis://{proxy.address}/0"
+        ordeal = Ordeal(farm(url=server.url, through=through, lease="8s"), through=through)
+        await ordeal.begin(jobs=400)
+        async with ordeal.producing():
+            for _ in range(2):
+                proxy.abandon()
+                await resumed(ordeal)
+        await ordeal.finish()
+        await ordeal.judge()
+        await ordeal.leave()
+
+
+# --- a failover ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["in order", "the master is lost"])
+async def test_a_failover_loses_nothing_that_a_replica_has_confirmed(
+    farm: MakeFarm, start_sentinels: Callable[..., RedisSentinels], killed: bool
+) -> None:
+    # A write is confirmed by one replica: where there are two, the other may be the one that is promoted. So there is
+    # one, unless that would be left alone and could have nothing confirmed.
+    servers = start_sentinels(replicas=2 if killed else 1)
+    ordeal = Ordeal(farm(url=f"{servers.url}?durability=replicated", lease="4s", sweep="1s"))
+    await ordeal.begin()
+    async with ordeal.producing():
+        await asyncio.to_thread(servers.lose if killed else servers.fail_over)
+        await resumed(ordeal)
+    await ordeal.finish()
+    await ordeal.judge()
+
+
+# --- what runs meanwhile ---------------------------------------------------------------------------
+
+
+async def freeze(server: RedisServer, seconds: float) -> None:
+    """Let a server stand still for so long."""
+    server.freeze()
+    try:
+        await asyncio.sleep(seconds)
+    finally:
+        server.thaw()
+
+
+@pytest.mark.parametrize(
+    ("timing", "seconds", "nap"),
+    [
+        ({"lease": "5s", "sweep": "500ms", "grace": "750ms"}, 15, 5),
+        pytest.param(
+            {"lease": "20s", "sweep": "2s", "grace": "3s"}, 60, 20, marks=[pytest.mark.slow, pytest.mark.timeout(240)]
+        ),
+    ],
+    ids=["a quarter of it", "60 s"],
+)
+async def test_runs_that_continue_are_not_repeated_after_a_freeze_of_three_leases(
+    farm: MakeFarm, start_redis: StartRedis, timing: dict[str, str], seconds: float, nap: float
+) -> None:
+    server = start_redis()
+    here = farm(url=server.url, **timing)
+    ordeal = Ordeal(here, seconds=nap)
+    await ordeal.produce(8)
+    # Some runs end while nobody answers, some go on beyond it.
+    ordeal.seconds = seconds + nap
+    await ordeal.begin(jobs=8, concurrency=8)
+    while len(ordeal.starts()) < 16:
+        await asyncio.sleep(0.01)
+    await freeze(server, seconds)
+    await ordeal.finish()
+    await ordeal.judge(stalls=False)
+    assert {line.run for line in ordeal.starts()} == {1}
+    assert len(ordeal.starts()) == 16
+
+
+@pytest.mark.parametrize(
+    ("timing", "lease", "seconds"),
+    [
+        ({"lease": "5s", "sweep": "500ms", "grace": "750ms"}, 5, 15),
+        pytest.param(
+            {"lease": "20s", "sweep": "2s", "grace": "3s"}, 20, 60, marks=[pytest.mark.slow, pytest.mark.timeout(240)]
+        ),
+    ],
+    ids=["a quarter of it", "60 s"],
+)
+async def test_runs_that_stop_do_so_before_their_lease_can_pass_on_and_are_handed_back(
+    farm: MakeFarm, start_redis: StartRedis, timing: dict[str, str], lease: float, seconds: float
+) -> None:
+    server = start_redis()
+    here = farm(url=server.url, **timing)
+    ordeal = Ordeal(here, task="careful", seconds=2 * lease)
+    await ordeal.begin(jobs=8)
+    await asyncio.sleep(0.5)
+    frozen_at = here.storage_now()
+    await freeze(server, seconds)
+    thawed_at = here.storage_now()
+    await ordeal.finish()
+    await ordeal.judge(stalls=False)
+    stopped = [line for line in here.lines() if line.what == "stop"]
+    assert {line.id for line in stopped} == {ref.id for ref in ordeal.acknowledged}
+    margin = min(2, lease / 10)
+    # The last renewal was before the freeze; what a busy machine adds comes out of the margin.
+    assert all(frozen_at < line.at <= frozen_at + (lease - margin) * SECOND + margin / 2 * SECOND for line in stopped)
+    released = [event for event in await here.events() if isinstance(event, JobReleased)]
+    assert {(event.id, event.run, event.reason) for event in released} == {(line.id, 1, "unreachable") for line in stopped}
+    for detail in await here.details(ordeal.acknowledged):
+        assert (detail.job.starts, detail.job.failures, detail.job.stalls) == (2, 0, 0)
+    assert all(line.at > thawed_at for line in ordeal.starts() if line.run == 2)
