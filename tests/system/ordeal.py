@@ -5,9 +5,8 @@ worker began its first job after the storage was well again, not when a test hap
 """
 
 import asyncio
-import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from subprocess import Popen
 
@@ -15,7 +14,6 @@ from holdfast import Holdfast
 from holdfast.core.events import AnyEvent, JobCompleted, JobReleased, JobRetried, JobStalled
 from holdfast.core.job import Ref
 from holdfast.core.lifecycle import TERMINAL, State
-from holdfast.core.patience import Patience
 from holdfast.errors import StorageError
 from tests.system.farm import Farm, Line, timing_of
 
@@ -45,7 +43,8 @@ class Ordeal:
         """How long the next jobs take."""
 
         @self._app.task(name=f"crew.{task}")
-        async def nap(seconds: float) -> str: ...
+        async def nap(seconds: float) -> str:
+            return f"the crew's rests for {seconds} s"
 
         self.nap = nap
 
@@ -94,7 +93,7 @@ class Ordeal:
     async def recover(self) -> dict[int, int]:
         """Note that the storage is well now; return by process how many microseconds later it began a job."""
         well_at = self.farm.storage_now()
-        # As many as keep all of them busy, whatever the outage has left of the line; past whatever the producer suffers.
+        # As many as keep all of them busy, whatever is left of the line; past whatever the producer suffers.
         calls = [self.nap.call(self.seconds).job for _ in range(20 * len(self.workers))]
         self.acknowledged += [receipt.ref for receipt in await self.farm.storage.enqueue(calls)]
 
@@ -116,6 +115,14 @@ class Ordeal:
             return want <= {line.id for line in self.farm.lines() if line.what == "end"} and not await self.left()
 
         await self.farm.until(over, within=within)
+
+    async def began(self, runs: int) -> None:
+        """Wait until so many runs have begun."""
+
+        async def enough() -> bool:
+            return len(self.starts()) >= runs
+
+        await self.farm.until(enough, within=PATIENCE)
 
     async def leave(self) -> None:
         """Stop the workers; what stands between them and the storage may go then."""
