@@ -2,7 +2,12 @@
 
 from hypothesis import HealthCheck, settings
 
-SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
+SLOW = [
+    HealthCheck.too_slow,
+    HealthCheck.data_too_large,
+    HealthCheck.filter_too_much,
+    HealthCheck.large_base_example,
+]
 BRIEF = settings(
     derandomize=True,
     max_examples=80,

@@ -53,11 +53,13 @@ from holdfast.storage.redis.reading import (
 )
 from holdfast.storage.redis.renewal import answer_renew, ask_renew
 from holdfast.storage.redis.sweeping import (
+    BEGIN,
     answer_reclaim,
     answer_sweep,
     ask_reclaim,
     ask_resign,
     ask_sweep,
+    joined,
 )
 
 
@@ -103,8 +105,17 @@ class Cell:
         return answer_renew(await self._call("renew", ask_renew(beat)), beat)
 
     async def sweep(self, bid: Bid) -> Swept:
-        """See `Storage.sweep`."""
-        return answer_sweep(await self._call("sweep", ask_sweep(bid, self.scope)), bid, self.scope)
+        """See `Storage.sweep`: as many calls as its limits take."""
+        place: tuple[int, int] | None = BEGIN
+        parts: list[Swept] = []
+        while place is not None:
+            part = answer_sweep(await self._call("sweep", ask_sweep(bid, self.scope, place)), bid, self.scope)
+            if part.swept.retry_in is not None:
+                # Another leads by now, and goes on with it.
+                return joined(parts) if parts else part.swept
+            parts.append(part.swept)
+            place = part.next
+        return joined(parts)
 
     async def reclaim(self, dead: str, owner: Owner) -> Reclaimed:
         """See `Storage.reclaim`."""

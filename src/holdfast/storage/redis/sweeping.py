@@ -1,5 +1,6 @@
 """The leader's turn on its way to and from a cell: sweep, resign, and what is reclaimed of those who hold jobs."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -18,6 +19,19 @@ class _Sweep(Struct, omit_defaults=True, kw_only=True):
     term: int | None = None
     every: int
     grace: int
+    chore: int
+    done: int
+
+
+class Part(Struct, frozen=True):
+    """A part of a sweep, and where the next goes on: with which chore, of which so many are done; None at the end."""
+
+    swept: Swept
+    next: tuple[int, int] | None = None
+
+
+BEGIN = 1, 0
+"""Where a sweep begins."""
 
 
 class _Resign(Struct):
@@ -31,19 +45,28 @@ class _Reclaim(Struct):
     owner: str
 
 
-def ask_sweep(bid: Bid, scope: str) -> list[bytes]:
-    """Return the request to elect the bidder if need be, and to do the chores."""
+def ask_sweep(bid: Bid, scope: str, place: tuple[int, int]) -> list[bytes]:
+    """Return the request to elect the bidder if need be, and to do the chores from there on."""
+    chore, done = place
     return Parcel().sealed(
-        _Sweep(owner=bid.owner.id, scope=scope, term=bid.term, every=bid.every, grace=bid.grace),
+        _Sweep(
+            owner=bid.owner.id,
+            scope=scope,
+            term=bid.term,
+            every=bid.every,
+            grace=bid.grace,
+            chore=chore,
+            done=done,
+        ),
     )
 
 
-def answer_sweep(reply: Any, bid: Bid, scope: str) -> Swept:
-    """Return what one turn did."""
+def answer_sweep(reply: Any, bid: Bid, scope: str) -> Part:
+    """Return what was done by one call."""
     if reply[0] is not None:
-        return Swept(retry_in=reply[0])
-    _, epoch, stalled, did, more, troubles, due, next_tick, now = reply
-    return Swept(
+        return Part(Swept(retry_in=reply[0]))
+    _, epoch, stalled, did, more, troubles, due, next_tick, now, chore, done = reply
+    swept = Swept(
         () if bid.term is None else (Term(scope, bid.owner.id, epoch, bid.term),),
         None,
         tuple(_stalled(*taken) for taken in stalled),
@@ -53,6 +76,23 @@ def answer_sweep(reply: Any, bid: Bid, scope: str) -> Swept:
         due=tuple(schedule_of(body) for body in due),
         next_tick=next_tick,
         now=now,
+    )
+    return Part(swept, None if chore is None else (chore, done))
+
+
+def joined(parts: Sequence[Swept]) -> Swept:
+    """Return the parts of a sweep as one."""
+    last = parts[-1]
+    return Swept(
+        last.terms,
+        None,
+        tuple(lease for part in parts for lease in part.stalled),
+        {chore: sum(part.did[chore] for part in parts) for chore in CHORE_LIMITS},
+        more=any(part.more for part in parts),
+        troubles=tuple(trouble for part in parts for trouble in part.troubles),
+        due=last.due,
+        next_tick=last.next_tick,
+        now=last.now,
     )
 
 

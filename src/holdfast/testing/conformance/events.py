@@ -346,6 +346,18 @@ class EventsConformance(Conformance):
 
         assert len(await told_of(storage, QueueDrained)) == 1
 
+    async def test_a_queue_is_not_drained_while_a_job_waits_once_more(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
+        await storage.tune(THIS_QUEUE, Settings(record=("queue_drained",)))
+        again = await start(storage, new_job("again"))
+        clock.advance(1)
+        await settle(storage, ALICE, again, Raised(ERROR, after=0))
+        await enqueue(storage, new_job("other"))
+        await storage.revise([Cancel(Ref(QUEUE, "other"))])
+
+        assert await told_of(storage, QueueDrained) == []
+
     async def test_to_delete_what_is_over_drains_no_queue(self, storage: Storage) -> None:
         await storage.tune(THIS_QUEUE, Settings(record=("queue_drained",)))
         await enqueue(storage, *new_jobs(2))

@@ -220,6 +220,20 @@ class ReadingConformance(Conformance):
 
         assert await oldest() is None
 
+    async def test_the_oldest_is_who_has_waited_longest_also_where_the_clock_was_set_back(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
+        await enqueue(storage, new_job("ahead"))
+        clock.step_wall(-60)
+        await enqueue(storage, new_job("back"))
+        clock.advance(5)
+
+        assert (await storage.survey([QUEUE])).queues[0].oldest_waiting == 5 * SECOND
+
+        clock.advance(60)
+
+        assert (await storage.survey([QUEUE])).queues[0].oldest_waiting == 65 * SECOND
+
     async def test_a_survey_tells_the_storages_time_and_its_last_sweep(
         self, storage: Storage, clock: ManualClock
     ) -> None:

@@ -4,9 +4,13 @@
 --
 -- leader  HASH  owner, epoch, length and `until` of the term; when a leader swept_at last, and after a gap resumed_at
 --
--- Request: {owner, scope, term, every, grace}; without a term it is swept without an election.
--- Answer: {retry_in} where another leads; else {false, epoch or false, stalled, did, more, troubles, due, next_tick, now}.
--- A stalled one is {ref, record, payload, reason, owner, silent_for}; `did`: the counts in the order of the chores.
+-- A sweep at its limits would keep the server for too long, so one call does a part of it, and says where to go on.
+--
+-- Request: {owner, scope, term, every, grace, chore, done}; without a term it is swept without an election. `chore`: the
+-- one to begin with, of which so many are done already.
+-- Answer: {retry_in} where another leads; else {false, epoch or false, stalled, did, more, troubles, due, next_tick, now,
+-- chore, done}; `chore`: where to go on, or false at the end. A stalled one is {ref, record, payload, reason, owner,
+-- silent_for}; `did`: the counts of this call, in the order of the chores.
 local LEADER = key('leader')
 
 -- The epoch of the bidder's term, or nil where another's stands against it, and for how long that still does.
@@ -30,31 +34,6 @@ local function elect(bidder, length)
   return epoch
 end
 
--- A sweep does as much as one chore may: what the chores before have not taken of it is left to those behind, but a
--- little to each of them, or what is most would keep the others from ever being done.
-local LITTLE = 20
-local left = 1
-local did, troubles, more = {}, {}, false
-
--- Do one chore, whatever happens to it; what it had done until then stays done.
-local function chore(name, limit, work)
-  local room = max(floor(left * limit + 0.5), math.ceil(limit / LITTLE))
-  local done, result, unfinished = pcall(work, room)
-  if not done then
-    local text = type(result) == 'table' and result.err or tostring(result)
-    troubles[#troubles + 1] = name .. ': ' .. string.gsub(text, '%s+', ' ')
-    return 0
-  end
-  local count = result or 0
-  left = max(0, left - count / limit)
-  more = more or count >= room or unfinished == true
-  return count
-end
-
-local function counted(name, limit, work)
-  did[#did + 1] = chore(name, limit, work)
-end
-
 local epoch, retry_in
 if ASKED.term then
   epoch, retry_in = elect(ASKED.owner, ASKED.term)
@@ -64,50 +43,115 @@ if ASKED.term then
 end
 local times = call('HMGET', LEADER, 'swept_at', 'resumed_at')
 local swept_at, resumed_at = tonumber(times[1] or ''), tonumber(times[2] or '')
-if swept_at and NOW - swept_at > 3 * ASKED.every then
+if ASKED.chore == 1 and swept_at and NOW - swept_at > 3 * ASKED.every then
   resumed_at = NOW
   call('HSET', LEADER, 'resumed_at', NOW)
 end
 
-local stalled = {}
-counted('reclaim', SWEEP_LIMIT, function(limit)
-  local overdue = up_to(key('suspects'), NOW, limit)
-  for _, ref in ipairs(overdue) do
-    local job = Audit.known('suspects', ref)
-    if job then
-      stalled[#stalled + 1] = Reclaiming.take(job, ASKED.owner)
-    end
+local stalled, due, next_tick = {}, {}, false
+
+-- The chores in the order that the protocol tells: what was expired is not promoted, what was redriven is not trimmed.
+--
+-- Each is {name, limit, price, work}: `work` is told how many to do, and returns how many it did, whether there are more
+-- that it has not counted, and what its looks have cost. A price is about what one takes, in microseconds.
+local CHORES = {
+  {
+    'reclaim',
+    SWEEP_LIMIT,
+    60,
+    function(limit)
+      local overdue = up_to(key('suspects'), NOW, limit)
+      for _, ref in ipairs(overdue) do
+        local job = Audit.known('suspects', ref)
+        if job then
+          stalled[#stalled + 1] = Reclaiming.take(job, ASKED.owner)
+        end
+      end
+      return #overdue
+    end,
+  },
+  { 'suspect', SWEEP_LIMIT, 40, function(limit)
+    return Suspicion.suspect(ASKED.grace, resumed_at, limit)
+  end },
+  { 'expire', EXPIRE_LIMIT, 60, Upkeep.expire },
+  { 'promote', PROMOTE_LIMIT, 50, Upkeep.promote },
+  { 'unpark', PROMOTE_LIMIT, 50, Upkeep.unpark },
+  { 'redrive', SWEEP_LIMIT, 100, Upkeep.redrive },
+  { 'trim', TRIM_LIMIT, 50, Upkeep.trim },
+  { 'events', TRIM_LIMIT, 3, Upkeep.forget_events },
+  { 'rates anew', LOOK_LIMIT, 0, function()
+    return 0, Upkeep.look_anew(swept_at and NOW < swept_at)
+  end },
+  { 'workers', TRIM_LIMIT, 2, Upkeep.forget_workers },
+  { 'windows', WINDOW_LIMIT, 1, Upkeep.forget_windows },
+  { 'rates', PASSED_LIMIT, 1, Upkeep.forget_rates },
+  { 'lines', PASSED_LIMIT, 1, Upkeep.pass_lines },
+  { 'queues', LOOK_LIMIT, 0, Upkeep.forget_queues },
+  { 'audit', Audit.LIMIT, 30, Audit.go_on },
+  { 'schedules', LOOK_LIMIT, 0, function()
+    due, next_tick = Timetable.due()
+  end },
+}
+local COUNTED = 8
+
+-- How many microseconds one call may take, by the prices of what it does.
+local PURSE = 2500
+
+local did, troubles, more, purse = {}, {}, false, PURSE
+
+-- Do a chore as far as the purse goes, whatever happens to it; what it had done until then stays done. Return how many
+-- that were, and whether there was room for more.
+local function work_at(chore, limit)
+  local name, price = chore[1], chore[3]
+  local room = price > 0 and min(limit, max(1, floor(purse / price))) or limit
+  local well, result, unfinished, looks = pcall(chore[4], room)
+  if not well then
+    local text = type(result) == 'table' and result.err or tostring(result)
+    troubles[#troubles + 1] = name .. ': ' .. string.gsub(text, '%s+', ' ')
+    return 0, true
   end
-  return #overdue
-end)
-chore('rates anew', LOOK_LIMIT, function()
-  return 0, Upkeep.look_anew(swept_at and NOW < swept_at)
-end)
-counted('suspect', SWEEP_LIMIT, function(limit)
-  return Suspicion.suspect(ASKED.grace, resumed_at, limit)
-end)
--- In the order that the protocol tells: what was expired is not promoted, what was redriven is not trimmed.
-counted('expire', EXPIRE_LIMIT, Upkeep.expire)
-counted('promote', PROMOTE_LIMIT, Upkeep.promote)
-counted('unpark', PROMOTE_LIMIT, Upkeep.unpark)
-counted('redrive', SWEEP_LIMIT, Upkeep.redrive)
-counted('trim', TRIM_LIMIT, Upkeep.trim)
-counted('events', TRIM_LIMIT, Upkeep.forget_events)
-chore('workers', TRIM_LIMIT, Upkeep.forget_workers)
-chore('windows', WINDOW_LIMIT, Upkeep.forget_windows)
-chore('rates', PASSED_LIMIT, Upkeep.forget_rates)
-chore('lines', PASSED_LIMIT, Upkeep.pass_lines)
-chore('queues', LOOK_LIMIT, function()
-  Upkeep.forget_queues()
-  Upkeep.remember_queues()
-end)
-chore('audit', LOOK_LIMIT, Audit.go_on)
-chore('let in', LOOK_LIMIT, Parking.let_in)
-local due, next_tick = {}, false
-chore('schedules', LOOK_LIMIT, function()
-  due, next_tick = Timetable.due()
-end)
-call('HSET', LEADER, 'swept_at', NOW)
+  local count = result or 0
+  purse = purse - count * price - (looks or 0)
+  more = more or unfinished == true
+  return count, count < room or room == limit
+end
+
+local go_on, done = ASKED.chore, ASKED.done
+while CHORES[go_on] and purse > 0 do
+  local chore = CHORES[go_on]
+  local count, went_round = work_at(chore, chore[2] - done)
+  done = done + count
+  if go_on <= COUNTED then
+    did[go_on] = (did[go_on] or 0) + count
+  end
+  more = more or done >= chore[2]
+  if went_round then
+    go_on, done = go_on + 1, 0
+  end
+end
+local freed, trouble = pcall(Parking.let_in)
+if not freed then
+  troubles[#troubles + 1] = tostring(trouble)
+end
+for number = 1, COUNTED do
+  did[number] = did[number] or 0
+end
+local ends = not CHORES[go_on]
+if ends then
+  call('HSET', LEADER, 'swept_at', NOW)
+end
 Record.flush()
 Journal.flush()
-return { false, epoch or false, stalled, did, more and 1 or 0, troubles, due, next_tick, NOW }
+return {
+  false,
+  epoch or false,
+  stalled,
+  did,
+  more and 1 or 0,
+  troubles,
+  due,
+  next_tick,
+  NOW,
+  not ends and go_on,
+  done,
+}

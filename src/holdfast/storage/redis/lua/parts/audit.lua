@@ -7,7 +7,10 @@
 local Audit = {}
 
 -- How many entries one sweep holds against their records: half of them where a mistake hurts soon.
-local AUDITED, STEPS = 50, 20
+Audit.LIMIT = 50
+
+-- How many empty indexes a round passes at a time.
+local STEPS = 20
 
 -- The indexes whose members are refs, those of the active first.
 local LIVE = { 'leases', 'suspects', 'redrives' }
@@ -149,7 +152,7 @@ end
 local function go_on(round, limit, nth)
   local place = key('sweep')
   local got = call('HMGET', place, round, round .. '_from')
-  local number, from, steps = tonumber(got[1] or '') or 1, tonumber(got[2] or '') or 0, 0
+  local number, from, steps, looked_at = tonumber(got[1] or '') or 1, tonumber(got[2] or '') or 0, 0, 0
   while limit > 0 and steps < STEPS do
     local index, ref_of = nth(number)
     if index == nil then
@@ -160,10 +163,11 @@ local function go_on(round, limit, nth)
     if index then
       looked, ends = page(index, from, limit, ref_of)
     end
-    limit, steps = limit - looked, steps + 1
+    limit, steps, looked_at = limit - looked, steps + 1, looked_at + looked
     number, from = ends and number + 1 or number, ends and 0 or from + looked
   end
   call('HSET', place, round, number, round .. '_from', from)
+  return looked_at
 end
 
 -- The active, those a rule puts back, then those that are out of line, and who holds the keys they wait for.
@@ -202,8 +206,8 @@ local function rest(number)
   return key('over', pair(queue, ENDS[nth - #OF_QUEUE - #STATES])), in_queue(queue)
 end
 
--- Check the next entries of both rounds.
-function Audit.go_on()
-  go_on('live', AUDITED / 2, live)
-  go_on('rest', AUDITED / 2, rest)
+-- Check the next entries of both rounds, so many in all; what it costs is told in no case as a number of jobs.
+function Audit.go_on(limit)
+  local looked_at = go_on('live', math.ceil(limit / 2), live) + go_on('rest', floor(limit / 2), rest)
+  return 0, false, 30 * looked_at
 end

@@ -3,7 +3,9 @@
 --
 -- The map has the fields of JobRecord by their names, those at their defaults left out. What no script looks at is text
 -- in `headers`, `policy` and `error`; payload, result, runs and log are keys of their own, so that a beat does not copy
--- them.
+-- them. Nor does it write the record: what a beat changes lies beside it, of those that have `beaten` set.
+--
+-- beats  HASH  of each such job, by its ref, what a beat looks at, as numbers of eight bytes; then its owner
 local Record = {}
 
 -- Stands for a field that is taken away.
@@ -46,6 +48,56 @@ function Record.new(ref, fields)
   return setmetatable(fields, UNSAID)
 end
 
+local BEAT, NEVER = '<ddddddddddd', -1
+
+-- What is kept of a job for its beats, until its record is written anew.
+function Record.beat(job)
+  local fields = {
+    job.fence,
+    job.heard_at,
+    job.lease_until,
+    job.run_until or NEVER,
+    job.progress_until or NEVER,
+    job.lease,
+    job.start_grace,
+    job.started,
+    job.timeout or NEVER,
+    job.deadline or NEVER,
+    job.heartbeat_timeout or NEVER,
+  }
+  return struct.pack(BEAT, unpack(fields)) .. job.owner
+end
+
+local function unless_never(number)
+  return number ~= NEVER and number or nil
+end
+
+-- What was kept, as the fields of a job have it.
+function Record.beat_of(body)
+  local fence, heard, ends, run, progress, lease, grace, started, timeout, deadline, heartbeat, at =
+    struct.unpack(BEAT, body)
+  return {
+    fence = fence,
+    heard_at = heard,
+    lease_until = ends,
+    run_until = unless_never(run),
+    progress_until = unless_never(progress),
+    lease = lease,
+    start_grace = grace,
+    started = started,
+    timeout = unless_never(timeout),
+    deadline = unless_never(deadline),
+    heartbeat_timeout = unless_never(heartbeat),
+    owner = string.sub(body, at),
+  }
+end
+
+-- Let beats of a job go by what is kept beside its record from now on.
+function Record.let_beat(job)
+  job.beaten = true
+  call('HSET', key('beats'), job.ref, Record.beat(job))
+end
+
 -- The job of a ref, or nil.
 function Record.at(ref)
   local job = loaded[ref]
@@ -54,6 +106,13 @@ function Record.at(ref)
     job = body and Record.new(ref, cmsgpack.unpack(body))
     loaded[ref] = job
     packed[ref] = body or nil
+    local beaten = job and job.beaten and call('HGET', key('beats'), ref)
+    if beaten then
+      local beat = Record.beat_of(beaten)
+      job.heard_at, job.lease_until = beat.heard_at, beat.lease_until
+      job.run_until, job.progress_until = beat.run_until, beat.progress_until
+      packed[ref] = nil
+    end
   end
   return job or nil
 end
@@ -66,12 +125,19 @@ end
 function Record.keep(job)
   loaded[job.ref] = job
   changed[job.ref] = true
+  if job.beaten then
+    job.beaten = nil
+    call('HDEL', key('beats'), job.ref)
+  end
 end
 
 -- Forget a job with all that is kept of it.
 function Record.drop(job)
   local ref = job.ref
   loaded[ref], changed[ref], packed[ref] = false, nil, nil
+  if job.beaten then
+    call('HDEL', key('beats'), ref)
+  end
   call('UNLINK', key('job', ref), key('load', ref), key('result', ref), key('runs', ref), key('log', ref))
 end
 

@@ -89,7 +89,7 @@ function Upkeep.unpark(limit)
     local places = call('ZRANGEBYLEX', key('places'), from, '+', 'LIMIT', 0, PLACES)
     if #places == 0 then
       call('HDEL', round, 'places')
-      return unparked
+      return unparked, false, 3 * looks
     end
     for _, place in ipairs(places) do
       local queue, name = parts_of(place)
@@ -111,7 +111,7 @@ function Upkeep.unpark(limit)
     end
   end
   call('HSET', round, 'places', from)
-  return unparked
+  return unparked, false, 3 * looks
 end
 
 -- Let the next claim look at all who wait for a rate: when it opens was told before the clock was set back. Some queues
@@ -176,7 +176,7 @@ function Upkeep.queues()
 end
 
 -- Note how far the queues were looked at.
-function Upkeep.remember_queues()
+local function remember_queues()
   if cursor then
     call('HSET', key('sweep'), 'queues', cursor)
   else
@@ -231,7 +231,7 @@ function Upkeep.trim(limit)
       end
     end
   end
-  return trimmed
+  return trimmed, false, 6 * #Upkeep.queues()
 end
 
 -- Forget the tags that lines have passed, and lines with nobody to come; so many tags in all.
@@ -259,6 +259,7 @@ function Upkeep.pass_lines(limit)
       end
     end
   end
+  return 0, false, #Upkeep.queues()
 end
 
 -- Forget the queues that have no jobs, and nothing to be remembered by.
@@ -289,6 +290,8 @@ function Upkeep.forget_queues()
       Line.forget(name)
     end
   end
+  remember_queues()
+  return 0, false, 4 * #Upkeep.queues()
 end
 
 -- Take the first so many members that are over by now from a sorted set, and from the hash beside it.
