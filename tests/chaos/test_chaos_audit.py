@@ -344,6 +344,20 @@ def test_a_run_taken_from_the_reaper_that_had_taken_it_is_counted_from_what_its_
     assert recovery.bound == BOUNDS.silence + BOUNDS.reaper
 
 
+def test_a_run_whose_worker_never_heard_of_its_claim_is_counted_from_that() -> None:
+    case = honest()
+    outage(case, at=BEGAN - SECOND, until=BEGAN + SECOND)
+    case.deeds[1].pids = (99,)
+    drop_lines(case, "held", "start")
+    drop_lines(case, "held", "done")
+    case.lines += [line for line in honest().lines if (line.job, line.run) == ("held", 2)]
+
+    recovery = next(one for one in audit(case).recoveries if one.job == "held")
+
+    assert CAUSE not in red(case)
+    assert (recovery.cause, recovery.delay) == ("full disk", 24 * SECOND)
+
+
 def test_a_death_that_the_supervisor_could_not_see_has_the_time_of_a_silence() -> None:
     case = honest()
     case.deeds[0].alone = False

@@ -331,8 +331,8 @@ def _recovery(case: _Case, event: JobStalled, run: RunRecord) -> Recovery | None
     cause = _cause(case, event, run.pid, claimed, heard if again else taken, again=again)
     if cause is None:
         return None
-    # Who was cut off may have been heard now and then; its lease counts from the last time.
-    since = max(cause.at, heard) if cause.effect == "outage" and cause.pids and not again else cause.at
+    # Who was cut off may have been heard now and then; its lease counts from the last time, at first the claim.
+    since = max(cause.at, heard) if cause.effect == "outage" and cause.pids and not again else max(cause.at, claimed)
     others = [deed for deed in case.evidence.deeds if deed is not cause and deed.at <= taken and _over(deed) >= since]
     # Where others were cut off that is their affair, unless one of them reaps.
     outages = [deed for deed in (*others, cause) if deed.effect == "outage" and not deed.pids]
@@ -376,7 +376,13 @@ def _cause(case: _Case, event: JobStalled, pid: int, claimed: int, taken: int, *
     outages = [deed for deed in holds if deed.effect == "outage"]
     # Who is told to leave hands back what it holds, unless it cannot reach the storage.
     leaves = [deed for deed in near if deed.effect == "leave" and any(map(deed.during, case.outages))]
-    for kind in ([*deaths, *pauses], leaves, outages):
+    # A run that never began: its worker did not hear that the claim had gone through, and lets the lease run out.
+    unheard = [
+        deed
+        for deed in near
+        if (event.id, event.run) not in case.began and deed.overlaps(claimed - IN_FLIGHT, claimed + IN_FLIGHT)
+    ]
+    for kind in ([*deaths, *pauses], leaves, outages, unheard):
         if kind:
             return min(kind, key=lambda deed: deed.at)
     return None
