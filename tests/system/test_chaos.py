@@ -7,6 +7,7 @@ import pytest
 from holdfast.clock import SystemClock
 from holdfast.options import Timing
 from holdfast.testing.chaos.run import Act, play
+from tests.servers import Brand
 
 pytestmark = [
     pytest.mark.system,
@@ -14,14 +15,26 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="looks for workers in /proc"),
 ]
 
+SECONDS = 6.0
 
-async def test_nothing_is_lost_and_nothing_runs_twice_untold_whatever_strikes_a_crew_on_sqlite() -> None:
-    # This seed begins with a kill of all workers in a commit and a stop of a host.
-    act = Act(name="quick", storage="sqlite", timing=Timing.fast(), seconds=8, seed=1)
+
+async def strike(storage: str, seed: int) -> None:
+    act = Act(name="quick", storage=storage, timing=Timing.fast(), seconds=SECONDS, seed=seed)
     said: list[str] = []
 
     outcome = await play(act, clock=SystemClock(), say=said.append)
 
     wrong = {check.name: check.examples for check in outcome.finding.checks if not check.holds}
-    assert not wrong, (said, outcome.stderr)
+    assert not wrong, (said, outcome.folder, outcome.stderr)
     assert outcome.finding.jobs["completed"] > 0
+
+
+async def test_on_sqlite_nothing_is_lost_and_nothing_runs_twice_untold_whatever_strikes_a_crew() -> None:
+    # The seed says what comes first: a stopped host, a killed supervisor, a stopped worker, all killed in a commit.
+    await strike("sqlite", 6)
+
+
+@pytest.mark.usefixtures("start_redis")
+async def test_on_redis_nothing_is_lost_and_nothing_runs_twice_untold_whatever_strikes_a_crew(brand: Brand) -> None:
+    # Here: a killed supervisor, a killed server, a stopped worker, a sleeping server.
+    await strike(brand.name, 122)

@@ -20,7 +20,7 @@ QUICK = 0.4
 def main(argv: Sequence[str] | None = None, *, clock: Clock | None = None) -> int:
     """Play the acts that are asked for; return 0 if nothing speaks against the promise."""
     parser = argparse.ArgumentParser(prog="python -m holdfast.testing.chaos", description=__doc__)
-    parser.add_argument("--storage", default="sqlite", choices=("sqlite", "redis"), help="what to strike")
+    parser.add_argument("--storage", default="sqlite", choices=("sqlite", "redis", "valkey"), help="what to strike")
     parser.add_argument("--minutes", type=float, default=5.0, help="how long faults are committed, both acts together")
     parser.add_argument("--seed", type=int, help="which faults, in which order; drawn and told unless given")
     parser.add_argument("--act", choices=("quick", "default"), help="only this one")

@@ -1,4 +1,4 @@
-"""A Redis of the chaos' own, which writes down whatever it acknowledges, and a network before it for each member."""
+"""A Redis or Valkey of the chaos' own, which keeps what it acknowledges, and a network before it for each member."""
 
 import asyncio
 import contextlib
@@ -40,8 +40,10 @@ _SETTINGS = (
 class RedisGround:
     """One server, with everything kept on disk."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, brand: str = "redis") -> None:
         self.lock: str | None = None
+        self._brand = brand
+        self._program = f"{brand}-server"
         self.without: dict[str, str] = {}
         self._folder = folder / "server"
         self._port = 0
@@ -54,8 +56,8 @@ class RedisGround:
         Raises:
             UsageError: there is none on the PATH.
         """
-        if shutil.which("redis-server") is None:
-            raise UsageError("there is no redis-server on the PATH; install one (make servers)")
+        if shutil.which(self._program) is None:
+            raise UsageError(f"there is no {self._program} on the PATH; install one (make servers)")
         self._folder.mkdir()
         self._port = free_port()
         settings = (*_SETTINGS, ("port", str(self._port)), ("dir", str(self._folder)))
@@ -70,7 +72,7 @@ class RedisGround:
         """
         with (self._folder / "server.log").open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                "redis-server",
+                self._program,
                 str(self._folder / "server.conf"),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -113,7 +115,7 @@ class RedisGround:
     def url(self, member: str) -> str:
         """Return the address; each member has a network of its own, the conductor goes straight to the server."""
         port = self.network(member).port if member else self._port
-        return f"redis://127.0.0.1:{port}/0"
+        return f"{self._brand}://127.0.0.1:{port}/0"
 
     def network(self, member: str) -> Proxy:
         """Return what lies between a member and the server."""

@@ -4,6 +4,7 @@ import asyncio
 import shutil
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from random import Random
@@ -112,15 +113,15 @@ def _ground(storage: str) -> tuple[Callable[[Path], Ground], dict[str, Fault]]:
     match storage:
         case "sqlite":
             return SQLiteGround, SQLITE
-        case "redis" if find_spec("redis") is not None:
+        case "redis" | "valkey" if find_spec("redis") is not None:
             from holdfast.testing.chaos.redis_faults import REDIS
             from holdfast.testing.chaos.redis_ground import RedisGround
 
-            return RedisGround, REDIS
-        case "redis":
-            raise UsageError("redis needs redis-py: pip install 'holdfast[redis]'")
+            return partial(RedisGround, brand=storage), REDIS
+        case "redis" | "valkey":
+            raise UsageError(f"{storage} needs redis-py: pip install 'holdfast[redis]'")
         case _:
-            raise UsageError(f"there is no chaos for {storage!r}; use sqlite or redis")
+            raise UsageError(f"there is no chaos for {storage!r}; use sqlite, redis or valkey")
 
 
 class _Act:
