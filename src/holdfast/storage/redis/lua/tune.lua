@@ -35,8 +35,8 @@ local function same(one, other)
   return true
 end
 
--- The queues of the cell: so many as one call may look at. All that is done for each is done for the others, too, by
--- whoever sweeps: who is parked under a task that goes on, or a rate that is open, is let in there.
+-- The queues of the cell: so many as one call may look at. Whoever is parked in the others is let in by those who sweep:
+-- they look at all the places there are, some in each sweep.
 local function queues(limit)
   return first_of(key('queues'), limit)
 end
@@ -63,7 +63,8 @@ local function parked_by_rate(queue, task)
   return found
 end
 
--- Go by the new pace of a task's rate, and look anew at who waits for any that is its own.
+-- Go by the new pace of a task's rate, and look anew at who waits for any that is its own: here, as far as one call may
+-- let in; beyond that with the next claim.
 local function retune_task(task, rate)
   for _, queue in ipairs(queues(PASSED_LIMIT)) do
     retune(queue, rate)
@@ -72,21 +73,23 @@ local function retune_task(task, rate)
   local left = PROMOTE_LIMIT
   for _, queue in ipairs(queues(LOOK_LIMIT)) do
     for _, parked_under in ipairs(parked_by_rate(queue, task)) do
-      if left <= 0 then
-        return
+      if left > 0 then
+        left = left - Parking.open_anew(queue, parked_under, left)
+      else
+        call('ZADD', key('opening', queue), 0, parked_under)
       end
-      left = left - Parking.open_anew(queue, parked_under, left)
     end
   end
 end
 
+-- Let in whom a task's pause has kept: here, as far as one call may let in; beyond that with the next sweeps.
 local function go_on(task)
-  local left = PROMOTE_LIMIT
+  local left, parked_under = PROMOTE_LIMIT, PAUSED .. task
   for _, queue in ipairs(queues(LOOK_LIMIT)) do
-    if left <= 0 then
-      return
+    left = left - Parking.unpark(queue, parked_under, left)
+    if call('EXISTS', key('parked', pair(queue, parked_under))) == 1 then
+      call('ZADD', key('resumed'), 0, pair(queue, parked_under))
     end
-    left = left - Parking.unpark(queue, PAUSED .. task, left)
   end
 end
 

@@ -77,6 +77,24 @@ local function look_at(queue, name, limit)
   return Rates.queue_opens_at(queue) <= NOW and Parking.open_anew(queue, name, limit) or 0
 end
 
+-- Let in those of tasks that go on: they wait for nothing but their turn, so they are not looked for.
+--
+-- resumed  ZSET  where the jobs of such tasks were left for the sweeps to let in: queue and name, all at 0
+local function go_on(limit)
+  local let_in = 0
+  for _, place in ipairs(first_of(key('resumed'), PLACES)) do
+    if let_in >= limit then
+      break
+    end
+    local queue, name = parts_of(place)
+    let_in = let_in + Parking.let_in_some(queue, name, limit - let_in)
+    if Settings.task_paused(string.sub(name, #PAUSED + 1)) or call('EXISTS', key('parked', place)) == 0 then
+      call('ZREM', key('resumed'), place)
+    end
+  end
+  return let_in
+end
+
 -- Let back in line whoever is parked where there is room, each sweep from where the last one ended.
 --
 -- Where anybody stands in line only those of paused tasks are looked at: whoever is there is looked at first, and may be
@@ -84,7 +102,7 @@ end
 function Upkeep.unpark(limit)
   local round = key('sweep')
   local from = call('HGET', round, 'places') or '-'
-  local unparked, looks, lined, current = 0, 0, false, nil
+  local unparked, looks, lined, current = go_on(limit), 0, false, nil
   while looks < LOOK_LIMIT and unparked < limit do
     local places = call('ZRANGEBYLEX', key('places'), from, '+', 'LIMIT', 0, PLACES)
     if #places == 0 then
