@@ -58,9 +58,10 @@ class Shop:
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def start(self, *arguments: str) -> "subprocess.Popen[bytes]":
-        """Start Python in the example's folder; what it says goes to a file of its own."""
-        with self._file(len(self.processes)).open("ab") as log:
-            process = subprocess.Popen([sys.executable, *arguments], cwd=HERE, env=self._env, stdout=log, stderr=log)
+        """Start Python in the example's folder; what it prints and what it logs goes to files of its own."""
+        number = len(self.processes)
+        with self._file(number, "out").open("ab") as out, self._file(number, "log").open("ab") as log:
+            process = subprocess.Popen([sys.executable, *arguments], cwd=HERE, env=self._env, stdout=out, stderr=log)
         self.processes.append(process)
         return process
 
@@ -73,12 +74,13 @@ class Shop:
         return self.start("-m", "holdfast", "reaper", "shop:app", "--http", "0")
 
     def said(self, process: "subprocess.Popen[bytes]") -> str:
-        """Return what a process has said so far."""
-        return self._file(self.processes.index(process)).read_text()
+        """Return what a process has logged so far."""
+        return self._file(self.processes.index(process), "log").read_text()
 
     def acknowledged(self, process: "subprocess.Popen[bytes]") -> list[Ref]:
         """Return the jobs that whoever takes orders was told are kept."""
-        lines = [line.split(" ") for line in self.said(process).splitlines(keepends=True) if line.endswith("\n")]
+        printed = self._file(self.processes.index(process), "out").read_text()
+        lines = [line.split(" ") for line in printed.splitlines(keepends=True) if line.endswith("\n")]
         return [Ref(queue, job.strip()) for queue, job in lines]
 
     def ready(self, process: "subprocess.Popen[bytes]") -> bool:
@@ -141,11 +143,11 @@ class Shop:
             process.wait()
         await self.storage.close()
 
-    def _file(self, number: int) -> Path:
-        return self.folder / f"process-{number}.log"
+    def _file(self, number: int, kind: str) -> Path:
+        return self.folder / f"process-{number}.{kind}"
 
     def _logs(self) -> str:
-        return "\n".join(self._file(number).read_text()[-2000:] for number in range(len(self.processes)))
+        return "\n".join(self._file(number, "log").read_text()[-2000:] for number in range(len(self.processes)))
 
 
 @pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.redis)])
