@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- requires: flow
+-- requires: flow, work
 -- exchange: apply each settlement whose run is the current one, then claim what is ordered.
 --
 -- Request: {owner = {id, name, host, pid}, settlements, queues, room}.
@@ -103,25 +103,23 @@ local function claim(queues, room)
   room = min(room, CLAIM_LIMIT)
   for _, queue in ipairs(queues) do
     if not Settings.queue_paused(queue) then
-      for _, id in ipairs(up_to(key('delayed', queue), NOW, PROMOTE_LIMIT)) do
-        Flow.promote(Record.of(queue, id))
-      end
+      local ready = key('ready', queue)
+      Flow.promote_due(queue, PROMOTE_LIMIT)
       if Rates.queue_opens_at(queue) <= NOW then
         Parking.open_up(queue)
       end
       Parking.let_in()
       while #leases < room and looks > 0 and Rates.queue_opens_at(queue) <= NOW do
-        local id = first_of(key('ready', queue), 1)[1]
+        local id = first_of(ready, 1)[1]
         if not id then
           break
         end
         looks = looks - 1
-        local job = Record.of(queue, id)
-        local full
-        if Record.lapsed(job) then
+        local job = Shelf.entry(ready, queue, id, 'waiting')
+        if job and Record.lapsed(job) then
           Ends.expire(job)
-        else
-          full = Parking.full(job)
+        elseif job then
+          local full = Parking.full(job)
           if full then
             Parking.park(job, full)
           else
@@ -153,22 +151,22 @@ local function glance(queue)
   return ready, due
 end
 
-local verdicts = {}
-for number, asked in ipairs(ASKED.settlements) do
-  verdicts[number] = settle(asked)
-end
-Parking.let_in()
-local leases, left, next_due = {}, 0, nil
-if ASKED.room then
-  leases = claim(ASKED.queues, ASKED.room)
-  for _, queue in ipairs(ASKED.queues) do
-    if not Settings.queue_paused(queue) then
-      local ready, due = glance(queue)
-      left = ready and 1 or left
-      next_due = due and min(due, next_due or due) or next_due
+return carry_out(function()
+  local verdicts = {}
+  for number, asked in ipairs(ASKED.settlements) do
+    verdicts[number] = settle(asked)
+  end
+  Parking.let_in()
+  local leases, left, next_due = {}, 0, nil
+  if ASKED.room then
+    leases = claim(ASKED.queues, ASKED.room)
+    for _, queue in ipairs(ASKED.queues) do
+      if not Settings.queue_paused(queue) then
+        local ready, due = glance(queue)
+        left = ready and 1 or left
+        next_due = due and min(due, next_due or due) or next_due
+      end
     end
   end
-end
-Record.flush()
-Journal.flush()
-return { verdicts, leases, left, next_due and max(0, next_due - NOW) or false }
+  return { verdicts, leases, left, next_due and max(0, next_due - NOW) or false }
+end)

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- requires: reclaiming, audit, parking
+-- requires: reclaiming, audit, parking, work
 -- reclaim: take every active job of an owner known to be dead, without grace.
 --
 -- Request: {dead, owner}, both by their ids. Answer: {stalled, more}; a stalled one is as sweep's.
@@ -26,11 +26,11 @@ if body then
   worker.died = true
   call('HSET', key('workers'), ASKED.dead, cmsgpack.pack(worker))
 end
-local stalled = {}
-for number, job in ipairs(jobs) do
-  stalled[number] = Reclaiming.take(job, ASKED.owner, 'process_died')
-end
-Parking.let_in()
-Record.flush()
-Journal.flush()
-return { stalled, more and 1 or 0 }
+return carry_out(function()
+  local stalled = {}
+  for number, job in ipairs(jobs) do
+    stalled[number] = Reclaiming.take(job, ASKED.owner, 'process_died')
+  end
+  Parking.let_in()
+  return { stalled, more and 1 or 0 }
+end)

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- requires: flow
+-- requires: flow, work
 -- renew: remember that an owner lives, and extend every lease it names that nobody has taken.
 --
 -- workers  HASH  of each worker by its owner's id: name, host, pid, its number, when it started, and what it told with
@@ -129,39 +129,39 @@ local function remember_worker()
 end
 
 local lost, cancelling, orders = {}, {}, {}
-if #ASKED.renewals > 0 then
-  Lease.note()
-end
-local extended = beat()
-for number, asked in ipairs(ASKED.renewals) do
-  local job = not extended[number] and Record.at(asked.ref)
-  if extended[number] then
-    -- Nobody has asked it to stop, or it would not have been.
-  elseif job and Record.holds(job, owner.id, asked.fence) then
-    if asked.extend then
-      extend(job, asked)
-    end
-    if job.cancel_at then
-      cancelling[#cancelling + 1] = { number, job.cancel_reason or false }
-    end
-  else
-    -- A run that this owner has settled meanwhile is not lost: beat and settlement crossed.
-    if job and job.settled_fence ~= asked.fence then
-      Flow.refused(job, owner.id, asked.fence, 'renew')
-    end
-    lost[#lost + 1] = number
+return carry_out(function()
+  if #ASKED.renewals > 0 then
+    Lease.note()
   end
-end
-remember_worker()
-for _, event in ipairs(ASKED.events) do
-  Journal.record_as_told(ARGV[event.body], event.ref)
-end
-local told = Settings.of('worker', owner.id)
-for _, order in ipairs({ 'quiet', 'stop' }) do
-  if told[order] then
-    orders[#orders + 1] = order
+  local extended = beat()
+  for number, asked in ipairs(ASKED.renewals) do
+    local job = not extended[number] and Record.at(asked.ref)
+    if extended[number] then
+      -- Nobody has asked it to stop, or it would not have been.
+    elseif job and Record.holds(job, owner.id, asked.fence) then
+      if asked.extend then
+        extend(job, asked)
+      end
+      if job.cancel_at then
+        cancelling[#cancelling + 1] = { number, job.cancel_reason or false }
+      end
+    else
+      -- A run that this owner has settled meanwhile is not lost: beat and settlement crossed.
+      if job and job.settled_fence ~= asked.fence then
+        Flow.refused(job, owner.id, asked.fence, 'renew')
+      end
+      lost[#lost + 1] = number
+    end
   end
-end
-Record.flush()
-Journal.flush()
-return { lost, cancelling, orders }
+  remember_worker()
+  for _, event in ipairs(ASKED.events) do
+    Journal.record_as_told(ARGV[event.body], event.ref)
+  end
+  local told = Settings.of('worker', owner.id)
+  for _, order in ipairs({ 'quiet', 'stop' }) do
+    if told[order] then
+      orders[#orders + 1] = order
+    end
+  end
+  return { lost, cancelling, orders }
+end)

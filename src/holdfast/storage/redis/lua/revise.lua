@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- requires: redriving
+-- requires: redriving, work
 -- revise: do what each revision asks, where the job's state allows it.
 --
 -- Request: a list of {kind, ref, ...}, with the fields of that revision by their names.
@@ -97,25 +97,25 @@ function revise.retain(job, asked)
   return 'done'
 end
 
-local answers = {}
-for number, asked in ipairs(ASKED) do
-  local job = Record.at(asked.ref)
-  if not job or Record.past(job) then
-    answers[number] = { 'gone' }
-  else
-    local state = job.state
-    local verdict, holder = 'refused', nil
-    -- Who chose a job from a listing asks for the end that it came to there, not for a later one.
-    if not asked.ended or asked.ended == job.finished then
-      verdict, holder = revise[asked.kind](job, asked)
+return carry_out(function()
+  local answers = {}
+  for number, asked in ipairs(ASKED) do
+    local job = Record.at(asked.ref)
+    if not job or Record.past(job) then
+      answers[number] = { 'gone' }
+    else
+      local state = job.state
+      local verdict, holder = 'refused', nil
+      -- Who chose a job from a listing asks for the end that it came to there, not for a later one.
+      if not asked.ended or asked.ended == job.finished then
+        verdict, holder = revise[asked.kind](job, asked)
+      end
+      if verdict == 'done' then
+        Journal.knock_job(job)
+      end
+      answers[number] = { verdict, state, holder }
     end
-    if verdict == 'done' then
-      Journal.knock_job(job)
-    end
-    answers[number] = { verdict, state, holder }
   end
-end
-Parking.let_in()
-Record.flush()
-Journal.flush()
-return answers
+  Parking.let_in()
+  return answers
+end)

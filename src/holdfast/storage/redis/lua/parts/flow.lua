@@ -11,6 +11,19 @@ function Flow.promote(job)
   end
 end
 
+-- Let those delayed jobs of a queue come into line that are due; return how many were looked at.
+function Flow.promote_due(queue, limit)
+  local delayed = key('delayed', queue)
+  local due = up_to(delayed, NOW, limit)
+  for _, id in ipairs(due) do
+    local job = Shelf.entry(delayed, queue, id, 'delayed')
+    if job then
+      Flow.promote(job)
+    end
+  end
+  return #due
+end
+
 -- The stall terms of a job, with its queue's setting laid over all that its call did not pin.
 local function stall_terms(job)
   local told = Settings.of('queue', job.queue).stall

@@ -55,14 +55,27 @@ local function due_at(merge, first, calls, size)
   return merge.max_wait and max(min(latest, min(first, NOW) + merge.max_wait), NOW) or latest
 end
 
+-- How many jobs of a key are looked at from either end, the eldest and the youngest.
+local EDGE = 20
+
 -- The eldest job that a call with this key may come to, or nil.
+--
+-- Of those that gather, all but the youngest are full, unless calls of one key do not agree how many that are. So a
+-- backlog of full ones is not walked.
 local function come_to(queue, merge)
   local name = pair(queue, Shelf.merge_name(merge))
+  local index = key('merge', name)
+  local ids = first_of(index, merge.type == 'collect' and EDGE or 1)
+  if #ids == EDGE then
+    local youngest = call('ZRANGE', index, -EDGE, -1)
+    for _, id in ipairs(youngest) do
+      ids[#ids + 1] = id
+    end
+  end
   local eldest
-  -- Jobs that gather no more are soon gone from the front, so the look at them is short.
-  for _, id in ipairs(first_of(key('merge', name), LOOK_LIMIT)) do
+  for _, id in ipairs(ids) do
     local job = Record.of(queue, id)
-    if merge.type ~= 'collect' or not is_full(merge, job.gathered, job.gathered_bytes) then
+    if job and (merge.type ~= 'collect' or not is_full(merge, job.gathered, job.gathered_bytes)) then
       eldest = job
       break
     end

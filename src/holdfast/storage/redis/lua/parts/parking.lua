@@ -57,9 +57,13 @@ end
 
 -- Let as many jobs back in line as have room under a name, so many at most; return how many that were.
 function Parking.unpark(queue, name, most)
-  local let_in = first_of(key('parked', pair(queue, name)), min(room(queue, name), most or PROMOTE_LIMIT, PROMOTE_LIMIT))
+  local parked = key('parked', pair(queue, name))
+  local let_in = first_of(parked, min(room(queue, name), most or PROMOTE_LIMIT, PROMOTE_LIMIT))
   for _, id in ipairs(let_in) do
-    Shelf.move(Record.of(queue, id), { parked_under = NONE })
+    local job = Shelf.entry(parked, queue, id, 'waiting')
+    if job then
+      Shelf.move(job, { parked_under = NONE })
+    end
   end
   if #let_in > 0 then
     Journal.knock_queue(queue)

@@ -249,6 +249,18 @@ function Shelf.drop(job)
   Record.drop(job)
 end
 
+-- The job of an index's entry, or nil: one that does not stand where its index says is no job to go by.
+--
+-- A mistake, or somebody's hand; it must neither be run again nor hold up who stands behind it.
+function Shelf.entry(index, queue, id, state)
+  local job = Record.of(queue, id)
+  if job and job.state == state then
+    return job
+  end
+  call('ZREM', index, id)
+  return nil
+end
+
 -- A key that was left since the last time, and how often; nil if none was.
 function Shelf.next_freed()
   local place = table.remove(freed_order)
