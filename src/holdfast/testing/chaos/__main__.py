@@ -2,19 +2,24 @@
 
 import argparse
 import asyncio
+import os
+import platform
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
 
-from holdfast.clock import Clock, SystemClock, entropy
+from holdfast.clock import SECOND, Clock, SystemClock, entropy
 from holdfast.errors import HoldfastError
 from holdfast.options import Timing
-from holdfast.testing.chaos.audit import Recovery
+from holdfast.testing import evidence
+from holdfast.testing.chaos.recoveries import Recovery
 from holdfast.testing.chaos.run import Act, Outcome, play
 from holdfast.testing.figures import spoken, spread
 
-QUICK = 0.4
-"""The share of the time that the quick timing gets."""
+SHARES = {"quick": (Timing.fast(), 0.4), "default": (Timing(), 0.6)}
+"""The acts: each timing, and its share of the time."""
 
 
 def main(argv: Sequence[str] | None = None, *, clock: Clock | None = None) -> int:
@@ -23,40 +28,60 @@ def main(argv: Sequence[str] | None = None, *, clock: Clock | None = None) -> in
     parser.add_argument("--storage", default="sqlite", choices=("sqlite", "redis", "valkey"), help="what to strike")
     parser.add_argument("--minutes", type=float, default=5.0, help="how long faults are committed, both acts together")
     parser.add_argument("--seed", type=int, help="which faults, in which order; drawn and told unless given")
-    parser.add_argument("--act", choices=("quick", "default"), help="only this one")
+    parser.add_argument("--act", choices=tuple(SHARES), help="only this one")
     parser.add_argument(
         "--keep", action="store_true", help="leave the folder behind; it is in any case if all is not well"
     )
+    parser.add_argument("--evidence", type=Path, metavar="PATH", help="write what came of it to this page")
     asked = parser.parse_args(argv)
     clock = clock or SystemClock()
     seed = entropy().getrandbits(32) if asked.seed is None else asked.seed
+    commit = evidence.commit()
     _say(f"chaos on {asked.storage}, seed {seed}")
-    shares = {"quick": (Timing.fast(), QUICK), "default": (Timing(), 1 - QUICK)}
-    ok = True
-    for name, (timing, share) in shares.items():
-        if asked.act not in (None, name):
-            continue
-        act = Act(
-            name=name,
-            storage=asked.storage,
-            timing=timing,
-            seconds=asked.minutes * 60 * (share if asked.act is None else 1),
-            seed=seed,
-            keep=asked.keep,
-        )
-        _say(
-            f"\nact {name}: {act.seconds:.0f} s of faults; lease {timing.lease.total_seconds():g} s, "
-            f"recovery bound {timing.recovery_bound.total_seconds():g} s"
-        )
-        try:
-            outcome = asyncio.run(play(act, clock=clock, say=_say))
-        except HoldfastError as error:
-            sys.stderr.write(f"error: {error}\n")
-            return 1
-        _say("\n".join(told(outcome)))
-        ok = ok and outcome.finding.ok
+    outcomes: list[Outcome] = []
+    try:
+        for name, (timing, share) in SHARES.items():
+            if asked.act in (None, name):
+                seconds = asked.minutes * 60 * (share if asked.act is None else 1)
+                act = Act(name=name, storage=asked.storage, timing=timing, seconds=seconds, seed=seed, keep=asked.keep)
+                _say(f"\n{_title(act)}")
+                outcomes.append(asyncio.run(play(act, clock=clock, say=_say)))
+                _say("\n".join(told(outcomes[-1])))
+    except HoldfastError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    except KeyboardInterrupt:
+        # By now all processes are gone and the disk is given back.
+        return 130
+    ok = all(outcome.finding.ok for outcome in outcomes)
     _say("\nall of it holds" if ok else f"\nNOT all of it holds; again: --storage {asked.storage} --seed {seed}")
+    if asked.evidence is not None:
+        date = datetime.fromtimestamp(clock.now() / SECOND, UTC).strftime("%Y-%m-%d %H:%M UTC")
+        asked.evidence.parent.mkdir(parents=True, exist_ok=True)
+        asked.evidence.write_text(_page(outcomes, date=date, commit=commit, minutes=asked.minutes))
     return 0 if ok else 1
+
+
+def _title(act: Act) -> str:
+    lease, bound = act.timing.lease.total_seconds(), act.timing.recovery_bound.total_seconds()
+    return f"act {act.name}: {act.seconds:.0f} s of faults; lease {lease:g} s, recovery bound {bound:g} s"
+
+
+def _page(outcomes: Sequence[Outcome], *, date: str, commit: str, minutes: float) -> str:
+    first = outcomes[0].act
+    lines = [
+        f"# What the chaos says of {first.storage}",
+        "",
+        "Generated, not typed. What is done to whom, and what must hold, is told in [strike it",
+        "yourself](../howto/chaos.md).",
+        "",
+        f"    make chaos STORAGE={first.storage} MINUTES={minutes:g} SEED={first.seed}",
+        "",
+        f"{date}, commit {commit}, Python {platform.python_version()}, {os.cpu_count()} cores.",
+    ]
+    for outcome in outcomes:
+        lines += ["", f"## {_title(outcome.act)}", "", "```", *told(outcome), "```"]
+    return "\n".join([*lines, ""])
 
 
 def told(outcome: Outcome) -> list[str]:
@@ -76,7 +101,7 @@ def told(outcome: Outcome) -> list[str]:
         *_recoveries("  nothing else wrong", [one for one in finding.recoveries if one.clear]),
     ]
     if finding.resumed:
-        rows.append(("runs begin again", spoken(spread([one / 1_000_000 for one in finding.resumed]))))
+        rows.append(("runs begin again", spoken(spread([one / SECOND for one in finding.resumed]))))
     lines = [f"{name:<24}  {said}" for name, said in rows]
     for check in finding.checks:
         lines.append(f"{'ok    ' if check.holds else 'FAILED'}  {check.name:<62}  {check.told}")
@@ -91,7 +116,7 @@ def told(outcome: Outcome) -> list[str]:
 def _recoveries(name: str, recoveries: Sequence[Recovery]) -> list[tuple[str, str]]:
     by_reason: dict[str, list[float]] = {}
     for one in recoveries:
-        by_reason.setdefault("seen death" if one.seen else one.reason, []).append(one.delay / 1_000_000)
+        by_reason.setdefault("seen death" if one.seen else one.reason, []).append(one.delay / SECOND)
     return [(f"{name}, {reason}", spoken(spread(delays))) for reason, delays in sorted(by_reason.items())]
 
 

@@ -10,7 +10,7 @@ Each check answers one question and leaves to the others what is theirs.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 
 import msgspec
@@ -29,43 +29,21 @@ from holdfast.core.events import (
     JobRetried,
     JobStalled,
     JobStarted,
-    LeadershipAcquired,
     WorkerDied,
     WorkerStarted,
-    at_micros,
 )
-from holdfast.core.job import JobRecord, RunRecord
+from holdfast.core.job import RunRecord
 from holdfast.core.lifecycle import State
 from holdfast.demo.audit import EXAMPLES, Check, seconds
-from holdfast.testing.chaos.history import Deed, Evidence
+from holdfast.testing.chaos.case import Case
+from holdfast.testing.chaos.history import Evidence
+from holdfast.testing.chaos.recoveries import RESUME, Recovery, recoveries, resumed
 
 FUZZ = SECOND // 20
 """By so much the storage's instants may differ from ours: a process may sleep between two readings of a clock."""
 
-IN_FLIGHT = 2 * SECOND
-"""A claim may reach the storage so long after its process was struck."""
-
 STARTING = 10 * SECOND
 """A process comes to ask for the storage so long after its start, on a machine with much to do."""
-
-RESUME = 5 * SECOND
-"""Within so long of an outage's end the next run begins."""
-
-
-class Recovery(Struct, frozen=True, kw_only=True):
-    """A run that was taken from whoever had lost it: for what cause, after how long, and what was allowed.
-
-    `clear`: nothing else was wrong meanwhile. `seen`: the supervisor saw the death. In microseconds.
-    """
-
-    job: str
-    run: int
-    cause: str
-    reason: str
-    delay: int
-    bound: int
-    clear: bool
-    seen: bool
 
 
 class Finding(Struct, kw_only=True):
@@ -87,9 +65,9 @@ class Finding(Struct, kw_only=True):
 
 def audit(evidence: Evidence) -> Finding:
     """Return every check, in the order in which they are shown, and the figures."""
-    case = _Case(evidence)
-    recoveries, uncaused = _recoveries(case)
-    resumed, late = _resumed(case)
+    case = Case(evidence)
+    found, uncaused = recoveries(case)
+    again, late = resumed(case)
     overlaps, handed = _overlaps(case)
     return Finding(
         checks=[
@@ -102,66 +80,24 @@ def audit(evidence: Evidence) -> Finding:
             _completed_were_noted(case),
             _fences_rise(case),
             _announced(case),
-            uncaused,
+            _caused(case, found, uncaused),
             handed,
-            _seen_deaths(recoveries),
-            _silences(recoveries),
-            late,
+            _seen_deaths(found),
+            _silences(found),
+            _in_time_again(again, late),
             _nobody_left(case),
             _sound(case),
             _struck(case),
         ],
-        recoveries=recoveries,
-        resumed=resumed,
+        recoveries=found,
+        resumed=again,
         jobs=dict(Counter(str(job.state) for job in case.jobs.values())),
         runs=sum(len(runs) for runs in case.runs.values()),
         overlaps=overlaps,
     )
 
 
-class _Case:
-    """The evidence with the indexes that several checks look things up in."""
-
-    def __init__(self, evidence: Evidence) -> None:
-        self.evidence = evidence
-        self.jobs: dict[str, JobRecord] = {job: detail.job for job, detail in evidence.jobs.items()}
-        self.runs: dict[str, dict[int, RunRecord]] = {
-            job: {run.number: run for run in detail.runs} for job, detail in evidence.jobs.items()
-        }
-        self.starts = [line for line in evidence.lines if line.what == "start"]
-        self.ends = {(line.job, line.run): line for line in evidence.lines if line.what != "start"}
-        self.began = {(line.job, line.run): line for line in reversed(self.starts)}
-        self.stalled = [event for event in evidence.events if isinstance(event, JobStalled)]
-        self.outages = [deed for deed in evidence.deeds if deed.effect == "outage"]
-        self._pids = {run.owner: run.pid for detail in evidence.jobs.values() for run in detail.runs}
-        self._reigns = [
-            (self.told(event), event.owner) for event in evidence.events if isinstance(event, LeadershipAcquired)
-        ]
-
-    def out_of_reach(self, since: int, until: int) -> bool:
-        """Say whether the storage was out of reach for anybody between two instants."""
-        return any(deed.overlaps(since, until) for deed in self.outages)
-
-    def led(self, deed: Deed) -> bool:
-        """Say whether a deed struck the one that led the reaping at that time, or may have."""
-        if deed.effect == "none" or (deed.effect == "outage" and not deed.pids):
-            return False
-        leader = next((owner for at, owner in reversed(self._reigns) if at <= deed.at), None)
-        if leader is None:
-            return True
-        # Who never ran a job is one of the reapers.
-        return self._pids[leader] in deed.pids if leader in self._pids else deed.where not in self.evidence.hosts
-
-    def at(self, instant: int) -> int:
-        """Return the uptime of an instant of the storage's."""
-        return instant - self.evidence.offset
-
-    def told(self, event: AnyEvent) -> int:
-        """Return the uptime at which an event was recorded."""
-        return self.at(at_micros(event))
-
-
-def _none_lost(case: _Case) -> Check:
+def _none_lost(case: Case) -> Check:
     wishes = case.evidence.wishes
     asked = {wish.job for wish in wishes}
     acked = dict.fromkeys(wish.job for wish in wishes if wish.what == "acked")
@@ -175,7 +111,7 @@ def _none_lost(case: _Case) -> Check:
     )
 
 
-def _all_over(case: _Case) -> Check:
+def _all_over(case: Case) -> Check:
     return _check(
         "every job is completed",
         _counted(Counter(str(job.state) for job in case.jobs.values())),
@@ -187,7 +123,7 @@ def _all_over(case: _Case) -> Check:
     )
 
 
-def _nothing_unexpected(case: _Case) -> Check:
+def _nothing_unexpected(case: Case) -> Check:
     asked = {wish.job for wish in case.evidence.wishes}
     return _check(
         "nothing is there that nobody asked for",
@@ -197,7 +133,7 @@ def _nothing_unexpected(case: _Case) -> Check:
     )
 
 
-def _one_outcome(case: _Case) -> Check:
+def _one_outcome(case: Case) -> Check:
     events = case.evidence.events
     told = Counter(
         event.id for event in events if isinstance(event, JobCompleted | JobFailed | JobCancelled | JobExpired)
@@ -215,7 +151,7 @@ def _one_outcome(case: _Case) -> Check:
     )
 
 
-def _results_right(case: _Case) -> Check:
+def _results_right(case: Case) -> Check:
     wrong: list[str] = []
     compared = 0
     for job in case.jobs.values():
@@ -228,7 +164,7 @@ def _results_right(case: _Case) -> Check:
     return _check("every result is that of the run on record", f"{compared:,} compared", wrong)
 
 
-def _starts_are_runs(case: _Case) -> Check:
+def _starts_are_runs(case: Case) -> Check:
     wrong: list[str] = []
     seen = Counter((line.job, line.run) for line in case.starts)
     for line in case.starts:
@@ -245,7 +181,7 @@ def _starts_are_runs(case: _Case) -> Check:
     return _check("every start the handlers noted is a run of its own", f"{len(case.starts):,} starts{pieces}", wrong)
 
 
-def _completed_were_noted(case: _Case) -> Check:
+def _completed_were_noted(case: Case) -> Check:
     total, wrong = 0, list[str]()
     for job, run in _all_runs(case):
         end = case.ends.get((job, run.number))
@@ -256,7 +192,7 @@ def _completed_were_noted(case: _Case) -> Check:
     return _check("every completed run was noted by its handler", f"{total:,} runs", wrong)
 
 
-def _fences_rise(case: _Case) -> Check:
+def _fences_rise(case: Case) -> Check:
     wrong: list[str] = []
     for job, runs in case.runs.items():
         for one, next_ in pairwise(runs[number] for number in sorted(runs)):
@@ -273,7 +209,7 @@ def _fences_rise(case: _Case) -> Check:
     return _check("fences rise with each job", f"{given:,} given out, in the order of the log", wrong)
 
 
-def _announced(case: _Case) -> Check:
+def _announced(case: Case) -> Check:
     """A second run begins only after the log has told what became of the first, by its order and by the clock."""
     wrong: list[str] = []
     why: Counter[str] = Counter()
@@ -303,89 +239,9 @@ def _announced(case: _Case) -> Check:
     return _check("every second run was announced before it began", f"{why.total():,}: {_counted(why)}", wrong)
 
 
-def _recoveries(case: _Case) -> tuple[list[Recovery], Check]:
-    """Find the cause of each stall, and how long it took from there."""
-    found: list[Recovery] = []
-    wrong: list[str] = []
-    for event in case.stalled:
-        run = case.runs.get(event.id, {}).get(event.run)
-        if run is None:
-            continue
-        recovery = _recovery(case, event, run)
-        if recovery is None:
-            wrong.append(
-                f"run {event.run} of job {event.id} was taken from process {run.pid} ({event.reason}, silent for "
-                f"{event.silent_for:.1f} s), and nothing had been done to that"
-            )
-        else:
-            found.append(recovery)
+def _caused(case: Case, found: list[Recovery], wrong: list[str]) -> Check:
     causes = Counter(one.cause for one in found)
-    return found, _check("no run was taken without a cause", f"{len(case.stalled):,} stalls: {_counted(causes)}", wrong)
-
-
-def _recovery(case: _Case, event: JobStalled, run: RunRecord) -> Recovery | None:
-    bounds, claimed, taken = case.evidence.bounds, case.at(run.start), case.told(event)
-    # Taken from a reaper that had taken it before: the worker had lost it by then at the latest.
-    again = bool(event.owner) and event.owner != run.owner
-    heard = taken - round(event.silent_for * SECOND)
-    cause = _cause(case, event, run.pid, claimed, heard if again else taken, again=again)
-    if cause is None:
-        return None
-    # Who was cut off may have been heard now and then; its lease counts from the last time, at first the claim.
-    since = max(cause.at, heard) if cause.effect == "outage" and cause.pids and not again else max(cause.at, claimed)
-    others = [deed for deed in case.evidence.deeds if deed is not cause and deed.at <= taken and _over(deed) >= since]
-    # Where others were cut off that is their affair, unless one of them reaps.
-    outages = [deed for deed in (*others, cause) if deed.effect == "outage" and not deed.pids]
-    # Its own supervisor must have been there to see it, or to bury whom it had seen die.
-    watchers = [deed for deed in others if deed.where == cause.where and deed.effect != "none"]
-    reapers = sum(map(case.led, others)) + again
-    dead = cause.effect == "death" and cause.alone and event.reason == "process_died" and not again
-    seen = dead and not outages and not watchers
-    bound = bounds.death
-    if not seen:
-        bound = bounds.silence + reapers * bounds.reaper
-        bound += bounds.leave if cause.effect == "leave" else 0
-        bound += _length(outages, since, taken) + bounds.outage if outages else 0
-    return Recovery(
-        job=event.id,
-        run=event.run,
-        cause=cause.kind,
-        reason=event.reason,
-        delay=max(0, taken - since),
-        bound=bound,
-        clear=not outages and not reapers and cause.effect != "leave",
-        seen=seen,
-    )
-
-
-def _cause(case: _Case, event: JobStalled, pid: int, claimed: int, taken: int, *, again: bool) -> Deed | None:
-    """Return the deed by which a process lost its run."""
-    near = [deed for deed in case.evidence.deeds if deed.strikes(pid) and deed.overlaps(claimed - IN_FLIGHT, taken)]
-    deaths = [deed for deed in near if deed.effect == "death" and deed.at >= claimed - IN_FLIGHT]
-    if deaths and event.reason == "process_died" and not again:
-        return deaths[0]
-    end = min([taken, *(deed.at for deed in deaths)])
-    # One that had ended well before was not what the run was lost by: its worker had been heard again.
-    holds = [
-        deed
-        for deed in near
-        if deed.overlaps(claimed, taken)
-        and (again or deed.until is None or deed.until >= end - case.evidence.bounds.tail)
-    ]
-    pauses = [deed for deed in holds if deed.effect == "pause"]
-    outages = [deed for deed in holds if deed.effect == "outage"]
-    # Who is told to leave hands back what it holds, unless it cannot reach the storage.
-    leaves = [deed for deed in near if deed.effect == "leave" and any(map(deed.during, case.outages))]
-    # A run that never began: its worker did not hear that the claim had gone through, and lets the lease run out.
-    unheard = [
-        deed
-        for deed in near
-        if (event.id, event.run) not in case.began and deed.overlaps(claimed - IN_FLIGHT, claimed + IN_FLIGHT)
-    ]
-    for kind in ([*deaths, *pauses], leaves, outages, unheard):
-        if kind:
-            return min(kind, key=lambda deed: deed.at)
-    return None
+    return _check("no run was taken without a cause", f"{len(case.stalled):,} stalls: {_counted(causes)}", wrong)
 
 
 def _seen_deaths(recoveries: list[Recovery]) -> Check:
@@ -416,7 +272,7 @@ def _in_time(name: str, recoveries: list[Recovery]) -> Check:
     )
 
 
-def _overlaps(case: _Case) -> tuple[int, Check]:
+def _overlaps(case: Case) -> tuple[int, Check]:
     """Handlers overlap where a stall was announced, and nowhere else."""
     stalled = {(event.id, event.run) for event in case.stalled}
     wrong: list[str] = []
@@ -436,34 +292,13 @@ def _overlaps(case: _Case) -> tuple[int, Check]:
     return overlaps, _check("no handler was at work on what it had handed back", told, wrong)
 
 
-def _resumed(case: _Case) -> tuple[list[int], Check]:
-    """After each outage that no other follows, and with a host that nothing is done to, runs begin again."""
-    starts = sorted(line.at for line in case.starts)
-    found: list[int] = []
-    wrong: list[str] = []
-    for deed in case.outages:
-        if deed.pids or deed.until is None or deed.until > case.evidence.ended - RESUME:
-            continue
-        window = [
-            one for one in case.evidence.deeds if one is not deed and one.overlaps(deed.until, deed.until + RESUME)
-        ]
-        idle = {one.where for one in window if one.effect != "none"}
-        after = next((at for at in starts if at >= deed.until), None)
-        if (
-            after is None
-            or any(one.effect == "outage" and not one.pids for one in window)
-            or idle.issuperset(case.evidence.hosts)
-        ):
-            continue
-        found.append(after - deed.until)
-        if after - deed.until > RESUME:
-            wrong.append(f"after {deed.kind} no run began for {seconds(after - deed.until)}")
-    slowest = f", at the latest after {seconds(max(found))}" if found else ""
-    told = f"{len(found)} outages{slowest}; allowed {seconds(RESUME)}"
-    return found, _check("after an outage runs begin again in time", told, wrong)
+def _in_time_again(again: list[int], wrong: list[str]) -> Check:
+    slowest = f", at the latest after {seconds(max(again))}" if again else ""
+    told = f"{len(again)} outages{slowest}; allowed {seconds(RESUME)}"
+    return _check("after an outage runs begin again in time", told, wrong)
 
 
-def _nobody_left(case: _Case) -> Check:
+def _nobody_left(case: Case) -> Check:
     """Nobody ends by itself, but who cannot reach the storage when it starts: whoever started it does so again."""
     evidence = case.evidence
     dead = {pid for deed in evidence.deeds if deed.effect == "death" for pid in deed.pids}
@@ -486,7 +321,7 @@ def _nobody_left(case: _Case) -> Check:
     return _check("nobody ended who was not made to", told, wrong)
 
 
-def _sound(case: _Case) -> Check:
+def _sound(case: Case) -> Check:
     wrong = list(case.evidence.flaws)
     wrong += [
         f"job {event.id} was repaired: {event.found}"
@@ -502,7 +337,7 @@ def _sound(case: _Case) -> Check:
     )
 
 
-def _struck(case: _Case) -> Check:
+def _struck(case: Case) -> Check:
     kinds = Counter(deed.kind for deed in case.evidence.deeds)
     effects = {deed.effect for deed in case.evidence.deeds}
     missing = {"death", "pause"} - effects
@@ -513,24 +348,10 @@ def _struck(case: _Case) -> Check:
     )
 
 
-def _all_runs(case: _Case) -> Iterator[tuple[str, RunRecord]]:
+def _all_runs(case: Case) -> Iterator[tuple[str, RunRecord]]:
     for job, runs in case.runs.items():
         for run in runs.values():
             yield job, run
-
-
-def _over(deed: Deed) -> int:
-    return deed.at if deed.until is None else deed.until
-
-
-def _length(deeds: Iterable[Deed], since: int, until: int) -> int:
-    """Return for how long any of these lasted between two instants."""
-    total, reached = 0, since
-    for deed in sorted(deeds, key=lambda one: one.at):
-        end = until if deed.until is None else min(deed.until, until)
-        total += max(0, end - max(reached, deed.at))
-        reached = max(reached, end)
-    return total
 
 
 def _word(event: AnyEvent) -> str:
