@@ -136,6 +136,7 @@ def test_a_listing_of_all_cells_is_newest_first_and_goes_on_where_each_cell_was_
 
     assert ids(page) == ["a9", "b4", "a8"]
     assert page.next == f"8.4.{LARGEST}"
+    assert page.next is not None
 
     rest = listed([one[2:], other[1:], []], places_of(page.next, 3), 3)
 

@@ -1,0 +1,140 @@
+"""What Redis keeps of jobs that are gone: nothing. No key is left that nobody would ever look at again."""
+
+from collections.abc import Iterator
+
+import pytest
+import redis
+from msgspec import structs
+
+from holdfast.core.job import Policy, RateKey
+from holdfast.core.lifecycle import State
+from holdfast.core.outcome import Returned
+from holdfast.core.settlement import settlement
+from holdfast.storage.protocol import (
+    Beat,
+    Bid,
+    Delete,
+    Order,
+    Query,
+    RemoveSchedule,
+    Settings,
+    Target,
+)
+from holdfast.storage.redis.address import read
+from holdfast.storage.redis.storage import RedisStorage
+from tests.servers import client_of, command
+from tests.storage.twins import QUEUES, STEPS, TASKS, Twins
+
+pytestmark = pytest.mark.redis
+
+DAY = 86_400
+
+OF_THE_CELL = {
+    "schema": "the layout",
+    "clock": "how far the clock has come, so that it is known when it is set back",
+    "counters": "the numbers of jobs",
+    "leader": "who led last, and when it was swept",
+    "sweep": "where the sweeps go on",
+    "events": "the log: empty, it still knows its last number",
+    "readers": "how far each named reader has come",
+    "settings": "what people have said of queues and tasks",
+    "discarded": "how many jobs of each queue ever expired without a record",
+    "queues": "the queues of which there are jobs, settings, or a count of the discarded",
+}
+"""The keys that a cell has once, whatever was in it, and what each is for."""
+
+MOST = 24
+"""How much each may hold when all jobs are gone: a word for each thing that there was one of, not for each job."""
+
+
+@pytest.mark.parametrize("seed", range(2))
+async def test_nothing_is_left_of_jobs_that_are_gone(redis_url: str, seed: int) -> None:
+    twins = Twins(lambda clock: RedisStorage(read(redis_url), clock=clock), seed, in_turn=True)
+    await twins.walk(STEPS)
+    await come_to_an_end(twins)
+    left = dict(keys_of(redis_url))
+    await twins.storage.close()
+
+    assert set(left) <= set(OF_THE_CELL)
+    assert left.pop("events") == 0
+    assert max(left.values()) <= MOST
+
+
+async def test_a_queue_of_which_nothing_was_said_is_forgotten_with_its_jobs(redis_url: str) -> None:
+    twins = Twins(lambda clock: RedisStorage(read(redis_url), clock=clock), 0)
+    for _ in range(20):
+        jobs = [structs.replace(twins.new_job(), policy=Policy(), schedule=None) for _ in range(5)]
+        await twins.storage.enqueue(jobs)
+        await twins.storage.exchange(twins.owners[0], (), Order(QUEUES, 3))
+        twins.clock.advance(3)
+    await forgotten(twins)
+    left = dict(keys_of(redis_url))
+    await twins.storage.close()
+
+    assert "queues" not in left
+    assert set(left) <= set(OF_THE_CELL)
+
+
+async def come_to_an_end(twins: Twins) -> None:
+    """Take back what was said, let the workers go, and let every job come to its end."""
+    storage = twins.storage
+    for task in TASKS:
+        await storage.tune(Target("task", task), Settings(paused=False, rate=RateKey(f"task:{task}", 0)))
+    for queue in QUEUES:
+        await storage.tune(Target("queue", queue), Settings(paused=False, rate=RateKey("queue", 0), record=()))
+    await storage.plan([RemoveSchedule(schedule.name) for schedule in (await storage.survey()).schedules])
+    for one in twins.owners[1:]:
+        await storage.renew(Beat(one, last=True))
+    await forgotten(twins)
+
+
+async def forgotten(twins: Twins) -> None:
+    """Let time do away with what it does away with; delete the unfinished jobs, and some that are over."""
+    storage = twins.storage
+    while jobs := (await storage.find(Query(limit=1000))).jobs:
+        unfinished = [job.ref for job in jobs if job.finished is None and job.state is not State.ACTIVE]
+        ended = [job.ref for job in jobs if job.finished is not None]
+        await storage.revise([Delete(ref) for ref in unfinished + ended[::3]])
+        twins.clock.advance(DAY)
+        await swept(twins)
+    # The log is remembered for a week.
+    twins.clock.advance(8 * DAY)
+    await swept(twins)
+
+
+async def swept(twins: Twins) -> None:
+    """Sweep until there is nothing left to be swept; what has stalled is settled."""
+    storage, owner = twins.storage, twins.owners[0]
+    while True:
+        answer = await storage.sweep(Bid(owner, None))
+        leases = [settlement(one.lease, Returned(b""), twins.dice) for one in answer.stalled]
+        await storage.exchange(owner, leases, None)
+        assert answer.troubles == ()
+        if not answer.more and not leases:
+            return
+
+
+def keys_of(url: str) -> Iterator[tuple[str, int]]:
+    """Yield the kind of each key that has no lifetime of its own, and how much it holds."""
+    server, _, options = url.partition("?")
+    namespace = options.rpartition("namespace=")[2]
+    with client_of(server) as client:
+        for key in found(client, f"{{{namespace}*"):
+            kind = key.decode().partition("}:")[2].partition(":")[0]
+            if command(client, "TTL", key) < 0:
+                yield kind, size_of(client, key)
+
+
+def found(client: redis.Redis, pattern: str) -> Iterator[bytes]:
+    cursor: bytes | int = 0
+    while True:
+        cursor, keys = command(client, "SCAN", cursor, "MATCH", pattern, "COUNT", 1000)
+        yield from keys
+        if int(cursor) == 0:
+            return
+
+
+def size_of(client: redis.Redis, key: bytes) -> int:
+    sizes = {b"string": "STRLEN", b"hash": "HLEN", b"zset": "ZCARD", b"list": "LLEN", b"stream": "XLEN"}
+    size: int = command(client, sizes[command(client, "TYPE", key)], key)
+    return size
