@@ -291,6 +291,8 @@ async def sweeps(probe: Probe) -> None:
     storage, alice = probe.storage, Owner("alice")
     once = Policy(retry=Backoff(max_attempts=1), redrive=Redriving(3600 * SECOND))
 
+    numbers = count()
+
     async def silent() -> None:
         await probe.sweep_all()
         await probe.start(SWEEP_LIMIT, "silent", alice)
@@ -318,8 +320,9 @@ async def sweeps(probe: Probe) -> None:
         await storage.tune(Target("task", "noop"), Settings(paused=False))
 
     async def failed() -> None:
+        queue = f"failed-{next(numbers)}"
         for _ in range(2):
-            lost = await probe.start(SWEEP_LIMIT // 2, "failed", alice, policy=once)
+            lost = await probe.start(SWEEP_LIMIT // 2, queue, alice, policy=once)
             await probe.settle(alice, lost, Raised(ERROR))
         probe.clock.advance(3601)
 

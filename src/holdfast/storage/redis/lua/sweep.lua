@@ -83,8 +83,8 @@ local CHORES = {
     return 0, Upkeep.look_anew(swept_at and NOW < swept_at)
   end },
   { 'workers', TRIM_LIMIT, 2, Upkeep.forget_workers },
-  { 'windows', WINDOW_LIMIT, 1, Upkeep.forget_windows },
-  { 'rates', PASSED_LIMIT, 1, Upkeep.forget_rates },
+  { 'windows', WINDOW_LIMIT, 3, Upkeep.forget_windows },
+  { 'rates', PASSED_LIMIT, 3, Upkeep.forget_rates },
   { 'lines', PASSED_LIMIT, 1, Upkeep.pass_lines },
   { 'queues', LOOK_LIMIT, 0, Upkeep.forget_queues },
   { 'audit', Audit.LIMIT, 30, Audit.go_on },
