@@ -11,7 +11,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from itertools import count
+from itertools import count, cycle
 from random import Random
 from statistics import median
 from typing import Any
@@ -96,7 +96,9 @@ class Probe:
     def __init__(self, url: str, *, calls: int) -> None:
         self.clock = ManualClock(time.time_ns() // 1000)
         self.storage = RedisStorage(read(url), clock=self.clock)
-        self.client = Redis.from_url(url)
+        # What it returns depends on how it was made, which its types do not say.
+        untyped: Any = Redis
+        self.client = untyped.from_url(url)
         self.found: list[Found] = []
         self._calls = calls
         self._ids = count()
@@ -175,7 +177,7 @@ class Probe:
                 return
 
     def _spent(self) -> float:
-        told = self.client.info("cpu")
+        told: dict[str, float] = self.client.info("cpu")
         return 1000 * (told["used_cpu_user_main_thread"] + told["used_cpu_sys_main_thread"])
 
     def _scripts(self) -> list[float]:
@@ -255,7 +257,7 @@ async def flow(probe: Probe) -> None:
 async def beats(probe: Probe, held: Sequence[tuple[Owner, list[Lease]]]) -> None:
     """Measure renew and reclaim."""
     storage = probe.storage
-    owners = iter(held * 20)
+    owners = cycle(held)
 
     async def beat(**fields: Any) -> None:
         owner, leases = next(owners)

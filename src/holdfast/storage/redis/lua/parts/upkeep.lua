@@ -289,6 +289,8 @@ function Upkeep.forget_queues()
     end
     local there = call(
       'EXISTS',
+      key('ready', name),
+      key('delayed', name),
       jobs('delayed'),
       jobs('waiting'),
       jobs('again'),

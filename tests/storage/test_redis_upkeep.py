@@ -1,0 +1,384 @@
+"""What the sweeps of a Redis keep in order: indexes that somebody broke, chores that fail, keys that nobody needs."""
+
+from collections.abc import AsyncIterator, Callable
+from random import Random
+from typing import Any, NamedTuple
+
+import pytest
+
+from holdfast.clock import SECOND
+from holdfast.core.events import JobRepaired
+from holdfast.core.job import CollectKey, Key, Policy, RateKey, Redriving, Ref, ThrottleKey
+from holdfast.core.lease import Lease
+from holdfast.core.lifecycle import TERMINAL, State
+from holdfast.core.outcome import Cancelled
+from holdfast.core.retry import Backoff
+from holdfast.storage.protocol import (
+    PROMOTE_LIMIT,
+    Beat,
+    Bid,
+    Cancel,
+    Delete,
+    Query,
+    Renewal,
+    Settings,
+    Target,
+    WorkerInfo,
+)
+from holdfast.storage.redis.address import read
+from holdfast.storage.redis.storage import RedisStorage
+from holdfast.testing import ManualClock
+from holdfast.testing.conformance.history import History
+from holdfast.testing.conformance.material import (
+    ALICE,
+    BOB,
+    DEPUTY,
+    QUEUE,
+    RAISED,
+    REAPER,
+    beat,
+    bid,
+    claim,
+    enqueue,
+    new_job,
+    record,
+    settle,
+    start,
+    sweep_all,
+    told_of,
+)
+from tests.servers import client_of
+
+pytestmark = pytest.mark.redis
+
+DAY = 86_400
+ROUND = 60
+"""Sweeps in which the audit surely has come round over the few indexes of a test."""
+
+
+class Cell(NamedTuple):
+    """A storage, and the keys that it lies in."""
+
+    storage: RedisStorage
+    client: Any
+    base: str
+
+    def key(self, kind: str, *names: str) -> str:
+        """Return the key of an index."""
+        return ":".join((self.base, kind, "\0".join(names))) if names else f"{self.base}:{kind}"
+
+    def walked(self) -> set[str]:
+        """Return all keys that there are, without what all begin with."""
+        return {name.decode().removeprefix(self.base + ":") for name in self.client.scan_iter(f"{self.base}*", 1000)}
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+async def cell(clock: ManualClock, redis_url: str) -> AsyncIterator[Cell]:
+    address = read(redis_url)
+    storage = RedisStorage(address, clock=clock)
+    await storage.open()
+    with client_of(redis_url.partition("?")[0]) as client:
+        yield Cell(storage, client, address.bases[0])
+    await storage.close()
+
+
+# ── the audit ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+REF = f"{QUEUE}\0job"
+
+BROKEN: dict[str, tuple[Callable[[Cell], object], str]] = {
+    "out of line": (lambda cell: cell.client.zrem(cell.key("ready", QUEUE), "job"), "missing in ready:default"),
+    "misplaced in line": (
+        lambda cell: cell.client.zincrby(cell.key("ready", QUEUE), 7, "job"),
+        "misplaced in ready:default",
+    ),
+    "not in its state": (
+        lambda cell: cell.client.zrem(cell.key("in", QUEUE, "waiting"), "job"),
+        "missing in in:default waiting",
+    ),
+    "in another state, too": (
+        lambda cell: cell.client.zadd(cell.key("in", QUEUE, "failed"), {"job": 1}),
+        "in in:default failed",
+    ),
+    "delayed as well": (lambda cell: cell.client.zadd(cell.key("delayed", QUEUE), {"job": 1}), "in delayed:default"),
+    "leased by nobody": (lambda cell: cell.client.zadd(cell.key("leases"), {REF: 1}), "in leases"),
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+async def test_what_somebody_broke_of_a_waiting_job_is_mended_and_told(cell: Cell, broken: str) -> None:
+    breaking, found = BROKEN[broken]
+    await enqueue(cell.storage, new_job(keys=(Key("k"),)), new_job("other", queue="other"))
+    breaking(cell)
+    for _ in range(ROUND):
+        await cell.storage.sweep(bid())
+    repaired = await told_of(cell.storage, JobRepaired)
+
+    assert [(event.id, event.found) for event in repaired] == [("job", found)]
+    assert [lease.ref.id for lease in await claim(cell.storage)] == ["job"]
+
+
+async def test_an_entry_without_a_record_is_taken_out(cell: Cell) -> None:
+    await enqueue(cell.storage, new_job())
+    cell.client.zadd(cell.key("ready", QUEUE), {"nobody": 1})
+    for _ in range(ROUND):
+        await cell.storage.sweep(bid())
+    repaired = await told_of(cell.storage, JobRepaired)
+
+    assert [(event.id, event.found, event.mended) for event in repaired] == [
+        ("nobody", "in ready:default without a record", "taken out")
+    ]
+    assert cell.client.zrange(cell.key("ready", QUEUE), 0, -1) == [b"job"]
+
+
+async def test_a_run_that_no_lease_is_kept_of_is_found_and_given_to_another(cell: Cell, clock: ManualClock) -> None:
+    lease = await start(cell.storage)
+    cell.client.zrem(cell.key("leases"), REF)
+    clock.advance(60)
+    for _ in range(ROUND):
+        clock.advance(2)
+        await cell.storage.sweep(bid())
+    job = await record(cell.storage, lease.ref)
+
+    assert [event.found for event in await told_of(cell.storage, JobRepaired)] == ["missing in leases"]
+    assert job.owner == REAPER.id
+
+
+async def test_a_slot_whose_holder_is_gone_is_free_again(cell: Cell) -> None:
+    one = (Key("one"),)
+    await enqueue(cell.storage, new_job(keys=one))
+    cell.client.zadd(cell.key("slots", QUEUE, "one"), {"nobody": 1})
+
+    assert await claim(cell.storage) == []
+
+    for _ in range(ROUND):
+        await cell.storage.sweep(bid())
+
+    assert [lease.ref.id for lease in await claim(cell.storage)] == ["job"]
+    assert [event.id for event in await told_of(cell.storage, JobRepaired)] == ["nobody"]
+
+
+async def test_a_parked_job_whose_place_is_forgotten_is_let_in(cell: Cell) -> None:
+    one = (Key("one"),)
+    first = await start(cell.storage, new_job("first", keys=one))
+    await enqueue(cell.storage, new_job(keys=one))
+    await claim(cell.storage)
+    cell.client.zrem(cell.key("places"), f"{QUEUE}\0one")
+    for _ in range(ROUND):
+        await cell.storage.sweep(bid())
+
+    assert cell.client.zrange(cell.key("places"), 0, -1) == [f"{QUEUE}\0one".encode()]
+
+    await settle(cell.storage, ALICE, first)
+
+    assert [lease.ref.id for lease in await claim(cell.storage)] == ["job"]
+
+
+async def test_a_dead_entry_holds_up_no_chore(cell: Cell, clock: ManualClock) -> None:
+    await start(cell.storage, new_job("silent"))
+    await enqueue(cell.storage, new_job("aged", ttl=SECOND), new_job("later", delay=SECOND))
+    for kind in ("aging", "leases", "suspects", "kept", "redrives"):
+        cell.client.zadd(cell.key(kind), {f"{QUEUE}\0nobody": 1})
+    cell.client.zadd(cell.key("delayed", QUEUE), {"nobody": 1})
+    clock.advance(21)
+    swept = await cell.storage.sweep(bid())
+
+    assert swept.troubles == ()
+    assert (await record(cell.storage, Ref(QUEUE, "aged"))).state is State.EXPIRED
+    assert (await record(cell.storage, Ref(QUEUE, "later"))).state is State.WAITING
+    assert (await record(cell.storage, Ref(QUEUE, "silent"))).suspect_until is not None
+    assert {event.id for event in await told_of(cell.storage, JobRepaired)} == {"nobody"}
+
+
+# ── chores that fail ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+POISON = {
+    "reclaim": ("suspects", ["reclaimed", "suspected"]),
+    "expire": ("aging", ["expired"]),
+    "promote": ("dues", ["promoted"]),
+    "unpark": ("places", ["unparked"]),
+    "redrive": ("redrives", ["redriven"]),
+    "trim": ("kept", ["trimmed"]),
+}
+"""The index that keeps a chore from being done, and what is not done then; who is suspected goes to the suspects."""
+
+
+@pytest.mark.statement(36)
+@pytest.mark.parametrize("chore", [None, *POISON])
+async def test_a_turn_does_all_but_the_chore_that_fails(cell: Cell, clock: ManualClock, chore: str | None) -> None:
+    storage = cell.storage
+    again = Policy(retry=Backoff(max_attempts=1), redrive=Redriving(3600 * SECOND))
+    await enqueue(storage, new_job("silent"), new_job("completes"), new_job("fails", policy=again))
+    silent, completes, fails = await claim(storage)
+    await settle(storage, ALICE, completes)
+    await settle(storage, ALICE, fails, RAISED)
+    clock.advance(21)
+    await storage.sweep(Bid(BOB, term=None))
+    halted = Target("task", "halted")
+    await storage.tune(halted, Settings(paused=True))
+    await enqueue(storage, *(new_job(f"halted-{number}", task="halted") for number in range(PROMOTE_LIMIT + 1)))
+    await claim(storage)
+    await storage.tune(halted, Settings(paused=False))
+    await enqueue(storage, new_job("aged", ttl=SECOND), new_job("later", delay=SECOND))
+    await start(storage, new_job("stalls", queue="other"))
+    if chore is not None:
+        cell.client.set(cell.key(POISON[chore][0]), "poison")
+    clock.advance(8 * DAY)
+    swept = await storage.sweep(Bid(BOB, term=None))
+    told = {trouble.partition(":")[0] for trouble in swept.troubles}
+
+    # What a chore hands on to the index that is poisoned is in trouble, too, but it stands where the chore has got to.
+    assert [name for name, did in swept.did.items() if not did] == ([] if chore is None else POISON[chore][1])
+    assert chore is None or chore in told
+    assert all("WRONGTYPE" in trouble and "\n" not in trouble for trouble in swept.troubles)
+    assert silent.ref in [stalled.lease.ref for stalled in swept.stalled] or chore == "reclaim"
+
+
+# ── what is bounded comes round ───────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_more_queues_than_one_sweep_looks_at_come_round(cell: Cell, clock: ManualClock) -> None:
+    queues = [f"q-{number:03}" for number in range(450)]
+    await enqueue(cell.storage, *(new_job(queue=queue) for queue in queues))
+    await cell.storage.revise([Cancel(Ref(queue, "job")) for queue in queues])
+    clock.advance(8 * DAY)
+    trimmed = [(await cell.storage.sweep(bid())).did["trimmed"] for _ in range(4)]
+
+    assert (sum(trimmed), max(trimmed)) == (450, 200)
+    assert not [name for name in cell.walked() if name.startswith(("job", "in:", "over:", "queues"))]
+
+
+async def test_a_queue_that_is_set_something_is_not_forgotten(cell: Cell, clock: ManualClock) -> None:
+    await enqueue(cell.storage, new_job(), new_job(queue="mail"))
+    await cell.storage.tune(Target("queue", QUEUE), Settings(paused=True))
+    await cell.storage.revise([Cancel(new_job().ref), Delete(new_job().ref), Delete(Ref("mail", "job"))])
+    for _ in range(3):
+        await cell.storage.sweep(bid())
+
+    assert cell.client.zrange(cell.key("queues"), 0, -1) == [QUEUE.encode()]
+    assert [queue.queue for queue in (await cell.storage.survey()).queues] == [QUEUE]
+
+
+async def test_a_queue_that_was_due_too_early_is_looked_at_again_when_it_is_due(cell: Cell, clock: ManualClock) -> None:
+    await enqueue(cell.storage, new_job("soon", delay=SECOND), new_job("later", delay=10 * SECOND))
+    await cell.storage.revise([Cancel(Ref(QUEUE, "soon"))])
+    clock.advance(2)
+
+    assert (await cell.storage.sweep(bid())).did["promoted"] == 0
+    assert cell.client.zscore(cell.key("dues"), QUEUE) == clock.now() + 8 * SECOND
+
+    clock.advance(8)
+
+    assert (await cell.storage.sweep(bid())).did["promoted"] == 1
+    assert not cell.client.exists(cell.key("dues"))
+
+
+@pytest.mark.parametrize("beaten", [False, True])
+async def test_leases_from_before_the_clock_was_set_back_are_all_found(
+    cell: Cell, clock: ManualClock, beaten: bool
+) -> None:
+    count = 1200
+    for start_at in range(0, count, 300):
+        await enqueue(cell.storage, *(new_job(f"job-{start_at + n:04}") for n in range(300)))
+    leases: list[Lease] = []
+    while won := await claim(cell.storage):
+        leases += won
+    if beaten:
+        for start_at in range(0, count, 500):
+            await beat(cell.storage, ALICE, leases[start_at : start_at + 500])
+            await beat(cell.storage, ALICE, leases[start_at : start_at + 500])
+    clock.step_wall(-3600)
+    # These are sound, and stand in front of the others.
+    await start(cell.storage, new_job("sound"))
+    suspected = 0
+    while (swept := await cell.storage.sweep(bid())).more:
+        suspected += swept.did["suspected"]
+
+    assert suspected + swept.did["suspected"] == count
+    assert cell.client.zcard(cell.key("leases")) == 1
+    assert cell.client.zcard(cell.key("suspects")) == count
+
+
+# ── what a beat leaves beside the record ──────────────────────────────────────────────────────────────────────────────
+
+
+async def test_what_beats_keep_beside_the_record_goes_with_the_run(cell: Cell, clock: ManualClock) -> None:
+    lease = await start(cell.storage, new_job(timeout=3600 * SECOND, heartbeat_timeout=60 * SECOND))
+    renewal = Renewal(lease.ref, lease.fence, ran=SECOND, silent=SECOND)
+    for _ in range(3):
+        clock.advance(1)
+        await cell.storage.renew(Beat(ALICE, (renewal,)))
+    job = await record(cell.storage, lease.ref)
+
+    assert cell.client.hlen(cell.key("beats")) == 1
+    assert job.heard_at == clock.now()
+    assert job.lease_until == clock.now() + 20 * SECOND
+    assert job.progress_until == clock.now() + 59 * SECOND
+    assert cell.client.zscore(cell.key("leases"), REF) == job.lease_until
+
+    await settle(cell.storage, ALICE, lease)
+
+    assert not cell.client.exists(cell.key("beats"))
+    assert not cell.client.exists(cell.key("leases"))
+
+
+async def test_a_beat_comes_upon_what_somebody_asks_between_two(cell: Cell) -> None:
+    lease = await start(cell.storage)
+    beats = [await beat(cell.storage, ALICE, [lease]) for _ in range(2)]
+    await cell.storage.revise([Cancel(lease.ref, "enough")])
+    beats += [await beat(cell.storage, ALICE, [lease]) for _ in range(2)]
+
+    assert [[asked.reason for asked in pulse.cancelling] for pulse in beats] == [[], [], ["enough"], ["enough"]]
+
+
+# ── keys without an owner ─────────────────────────────────────────────────────────────────────────────────────────────
+
+LASTING = {"counters", "events", "leader", "clock", "sweep", "settings", "readers", "discarded", "format", "schema"}
+"""What a cell has one of each, whatever has happened: nothing of it grows with jobs or queues that are gone."""
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_after_a_long_random_run_no_key_is_left_over(cell: Cell, clock: ManualClock, seed: int) -> None:
+    storage = cell.storage
+    history = History(storage, clock, Random(seed), one_log=True)
+    for _ in range(150):
+        await history.step()
+    await storage.enqueue(
+        [
+            new_job("paced", queue="other", rates=(RateKey("r", SECOND),), fair_key="tenant"),
+            new_job("gathers", queue="other", merge=CollectKey("c", SECOND, 9)),
+            new_job("gathered", queue="other", merge=CollectKey("c", SECOND, 9)),
+            new_job("throttled", queue="other", throttle=ThrottleKey("t", 1, SECOND)),
+            new_job("of-a-schedule", queue="other", schedule="nightly"),
+        ]
+    )
+    await storage.renew(Beat(ALICE, worker=WorkerInfo(queues=(QUEUE,))))
+    for queue in (QUEUE, "mail", "other"):
+        await storage.tune(Target("queue", queue), Settings(paused=False))
+    for task in ("add", "send"):
+        await storage.tune(Target("task", task), Settings(paused=False))
+    # Ends what runs, whoever holds it, then what waits, then forgets them all.
+    for _ in range(3):
+        for dead in (ALICE, BOB, DEPUTY, REAPER):
+            for stalled in (await storage.reclaim(dead.id, REAPER)).stalled:
+                await settle(storage, REAPER, stalled.lease, Cancelled("over"))
+    living = [job.ref for job in (await storage.find(Query(limit=1000))).jobs if job.state not in TERMINAL]
+    await storage.revise([Cancel(ref) for ref in living])
+    clock.advance(31 * DAY)
+    await sweep_all(storage)
+    await storage.revise([Delete(job.ref) for job in (await storage.find(Query(limit=1000))).jobs])
+    clock.advance(31 * DAY)
+    for _ in range(3):
+        await sweep_all(storage)
+
+    told = {key.partition(b"\0")[2] for key in cell.client.hkeys(cell.key("settings")) if key.startswith(b"queue\0")}
+    told |= set(cell.client.hkeys(cell.key("discarded")))
+
+    assert set(cell.client.zrange(cell.key("queues"), 0, -1)) <= told
+    assert cell.walked() - LASTING - {"queues"} == set()
+    assert await told_of(storage, JobRepaired) == []
