@@ -62,6 +62,10 @@ from holdfast.storage.redis.sweeping import (
     joined,
 )
 
+REVISED_AT_ONCE = 50
+CHANGED_AT_ONCE = 25
+"""How many revisions, or changes of schedules, one call of a script makes: each is a step of its own."""
+
 
 class Caller(Protocol):
     """Who runs scripts."""
@@ -127,11 +131,19 @@ class Cell:
 
     async def revise(self, revisions: Sequence[Revision]) -> list[Revised]:
         """See `Storage.revise`."""
-        return answer_revise(await self._call("revise", ask_revise(revisions)), revisions)
+        revised: list[Revised] = []
+        for first in range(0, len(revisions), REVISED_AT_ONCE):
+            some = revisions[first : first + REVISED_AT_ONCE]
+            revised += answer_revise(await self._call("revise", ask_revise(some)), some)
+        return revised
 
     async def plan(self, changes: Sequence[Change]) -> list[Planned]:
         """See `Storage.plan`."""
-        return answer_plan(await self._call("plan", ask_plan(changes), durable=self._durable), changes)
+        planned: list[Planned] = []
+        for first in range(0, len(changes), CHANGED_AT_ONCE):
+            some = changes[first : first + CHANGED_AT_ONCE]
+            planned += answer_plan(await self._call("plan", ask_plan(some, first), durable=self._durable), some)
+        return planned
 
     async def tune(self, target: Target, settings: Settings, *, by: str | None = None) -> Settings:
         """See `Storage.tune`."""

@@ -71,7 +71,7 @@ class Timed(Struct, omit_defaults=True, kw_only=True):
 
 
 class Changing(Struct, omit_defaults=True, kw_only=True):
-    """A change to a schedule as a script reads it."""
+    """A change to a schedule as a script reads it. `place`: the tick's in its call, from 0."""
 
     kind: Literal["put", "pause", "remove", "tick"]
     name: str
@@ -82,6 +82,7 @@ class Changing(Struct, omit_defaults=True, kw_only=True):
     next_tick: int | None = None
     missed: int | None = None
     job: Wish | None = None
+    place: int | None = None
 
 
 _timed = msgspec.msgpack.Decoder(Timed).decode
@@ -107,10 +108,10 @@ def answer_tune(reply: Any) -> Settings:
     return settings_of(reply)
 
 
-def ask_plan(changes: Sequence[Change]) -> list[bytes]:
-    """Return the request to change schedules."""
+def ask_plan(changes: Sequence[Change], first: int = 0) -> list[bytes]:
+    """Return the request to change schedules. `first`: the place of the first of them in the whole call."""
     parcel = Parcel()
-    return parcel.sealed([_changing(asked, parcel) for asked in changes])
+    return parcel.sealed([_changing(asked, parcel, place) for place, asked in enumerate(changes, first)])
 
 
 def answer_plan(reply: Any, changes: Sequence[Change]) -> list[Planned]:
@@ -170,7 +171,7 @@ def _revised(ref: Ref, verdict: bytes, state: bytes | None = None, holder: bytes
     )
 
 
-def _changing(asked: Change, parcel: Parcel) -> Changing:
+def _changing(asked: Change, parcel: Parcel, place: int) -> Changing:
     match asked:
         case PutSchedule(schedule):
             return Changing(kind="put", name=schedule.name, schedule=_put(schedule))
@@ -187,6 +188,7 @@ def _changing(asked: Change, parcel: Parcel) -> Changing:
                 next_tick=asked.next_tick,
                 missed=asked.missed,
                 job=None if asked.job is None else wish(asked.job, parcel),
+                place=place,
             )
         case _:
             assert_never(asked)

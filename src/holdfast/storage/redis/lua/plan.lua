@@ -3,7 +3,8 @@
 -- plan: change schedules, in the order given, and move one on by a tick if its last one is the expected one.
 --
 -- Request: a list of {kind, name, ...}: `put` with a `schedule` (parts/timetable.lua), `pause` with paused, next_tick,
--- `remove`, `tick` with expected, tick, next_tick, missed and a `job` to enqueue in the same step.
+-- `remove`, `tick` with expected, tick, next_tick, missed, a `job` to enqueue in the same step, and its place in the
+-- call.
 -- Answer: for each {verdict[, id]}: the job that a tick made, or that took its call in.
 return carry_out(function()
   local planned = {}
@@ -20,7 +21,7 @@ return carry_out(function()
     elseif asked.kind == 'remove' then
       Timetable.remove(name)
     else
-      verdict, id = Timetable.move_on(name, known, asked, number - 1)
+      verdict, id = Timetable.move_on(name, known, asked)
     end
     planned[number] = { verdict, id }
   end

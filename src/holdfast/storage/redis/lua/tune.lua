@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- requires: parking
+-- requires: parking, work
 -- tune: lay settings over those in force, and heed them at once.
 --
 -- Request: {kind, name, settings[, by]}, the settings by the names of Settings' fields, those not told left out.
@@ -35,16 +35,50 @@ local function same(one, other)
   return true
 end
 
--- The queues of the cell: so many as one call may look at. Whoever is parked in the others is let in by those who sweep:
--- they look at all the places there are, some in each sweep.
-local function queues(limit)
-  return first_of(key('queues'), limit)
+-- How many queues one call looks at. Whoever is parked in the others is let in by those who sweep: they look at all the
+-- places there are, some in each sweep.
+local QUEUES = 150
+
+-- How many rates one call looks at whose time is taken further ahead than the new pace can take it.
+local RETUNED = 2000
+
+-- Call `visit(queue)` for the queues where anybody is parked.
+local function where_parked(visit)
+  local from = '-'
+  for _ = 1, QUEUES do
+    local place = call('ZRANGEBYLEX', key('places'), from, '+', 'LIMIT', 0, 1)[1]
+    if not place then
+      return
+    end
+    local queue = parts_of(place)
+    visit(queue)
+    from = '(' .. queue .. '\1'
+  end
 end
 
 -- Go by the new pace of a queue's rate.
 local function retune(queue, rate)
   if call('ZSCORE', key('taken'), pair(queue, rate[1])) then
     Rates.keep(queue, rate, Rates.retuned(Rates.taken(queue, rate), rate))
+  end
+end
+
+-- Go by the new pace of a rate in all queues, but for those beyond thousands: they go on at the old pace until the time
+-- that is taken at that has gone by.
+local function retune_all(rate)
+  local reach = Rates.whole_reach(rate)
+  local further = call('ZRANGEBYSCORE', key('taken'), beyond(NOW + reach), '+inf', 'LIMIT', 0, RETUNED)
+  local till, reaches = {}, {}
+  for _, place in ipairs(further) do
+    local _, name = parts_of(place)
+    if name == rate[1] then
+      till[#till + 1], till[#till + 2] = NOW, place
+      reaches[#reaches + 1], reaches[#reaches + 2] = place, reach
+    end
+  end
+  for from = 1, #till, 1000 do
+    call('ZADD', key('taken'), unpack(till, from, min(from + 999, #till)))
+    call('HSET', key('reach'), unpack(reaches, from, min(from + 999, #reaches)))
   end
 end
 
@@ -64,60 +98,61 @@ local function parked_by_rate(queue, task)
 end
 
 -- Go by the new pace of a task's rate, and look anew at who waits for any that is its own: here, as far as one call may
--- let in; beyond that with the next claim.
+-- let in; beyond that with the next claim. A look at a place counts as much as a job that is let in from there.
 local function retune_task(task, rate)
-  for _, queue in ipairs(queues(PASSED_LIMIT)) do
-    retune(queue, rate)
-    Journal.knock_queue(queue)
-  end
-  local left = PROMOTE_LIMIT
-  for _, queue in ipairs(queues(LOOK_LIMIT)) do
+  retune_all(rate)
+  local left = PROMOTE_LIMIT + 1
+  where_parked(function(queue)
     for _, parked_under in ipairs(parked_by_rate(queue, task)) do
       if left > 0 then
-        left = left - Parking.open_anew(queue, parked_under, left)
+        left = left - 1 - Parking.open_anew(queue, parked_under, left)
       else
         call('ZADD', key('opening', queue), 0, parked_under)
       end
+      Journal.knock_queue(queue)
     end
-  end
+  end)
 end
 
 -- Let in whom a task's pause has kept: here, as far as one call may let in; beyond that with the next sweeps.
 local function go_on(task)
-  local left, parked_under = PROMOTE_LIMIT, PAUSED .. task
-  for _, queue in ipairs(queues(LOOK_LIMIT)) do
-    left = left - Parking.unpark(queue, parked_under, left)
-    if call('EXISTS', key('parked', pair(queue, parked_under))) == 1 then
-      call('ZADD', key('resumed'), 0, pair(queue, parked_under))
+  local left, parked_under = PROMOTE_LIMIT + 1, PAUSED .. task
+  where_parked(function(queue)
+    local place = pair(queue, parked_under)
+    if call('EXISTS', key('parked', place)) == 1 then
+      left = max(0, left - 1 - Parking.unpark(queue, parked_under, left))
+      if call('EXISTS', key('parked', place)) == 1 then
+        call('ZADD', key('resumed'), 0, place)
+      end
     end
-  end
+  end)
 end
 
-local before = Settings.of(kind, name)
-local after = over(before, told)
-for _, deeper in ipairs({ 'stall', 'retention' }) do
-  if told[deeper] then
-    after[deeper] = over(before[deeper], told[deeper])
-  end
-end
-if not same(before, after) then
-  Settings.put(kind, name, after)
-  if kind == 'queue' and (before.paused or false) ~= (after.paused or false) then
-    Journal.record(after.paused and 'queue_paused' or 'queue_resumed', { queue = name, by = ASKED.by })
-    Journal.knock_queue(name)
-  end
-  if kind == 'task' and before.paused and not after.paused then
-    go_on(name)
-  end
-  if after.rate and not same(before.rate, after.rate) then
-    if kind == 'task' then
-      retune_task(name, Rates.told(after.rate))
-    else
-      retune(name, Rates.told(after.rate))
-      Journal.knock_queue(name)
+return carry_out(function()
+  local before = Settings.of(kind, name)
+  local after = over(before, told)
+  for _, deeper in ipairs({ 'stall', 'retention' }) do
+    if told[deeper] then
+      after[deeper] = over(before[deeper], told[deeper])
     end
   end
-  Record.flush()
-  Journal.flush()
-end
-return cmsgpack.pack(after)
+  if not same(before, after) then
+    Settings.put(kind, name, after)
+    if kind == 'queue' and (before.paused or false) ~= (after.paused or false) then
+      Journal.record(after.paused and 'queue_paused' or 'queue_resumed', { queue = name, by = ASKED.by })
+      Journal.knock_queue(name)
+    end
+    if kind == 'task' and before.paused and not after.paused then
+      go_on(name)
+    end
+    if after.rate and not same(before.rate, after.rate) then
+      if kind == 'task' then
+        retune_task(name, Rates.told(after.rate))
+      else
+        retune(name, Rates.told(after.rate))
+        Journal.knock_queue(name)
+      end
+    end
+  end
+  return cmsgpack.pack(after)
+end)

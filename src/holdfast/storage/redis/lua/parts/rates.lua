@@ -11,9 +11,12 @@ function Rates.name(rate)
   return rate[1]
 end
 
+-- How far ahead of now a start can take time.
 local function whole_reach(rate)
   return rate[2] * (rate[3] + 1)
 end
+
+Rates.whole_reach = whole_reach
 
 -- What is taken further ahead than a start could take was taken before the clock was set back.
 local function sound(so_far)

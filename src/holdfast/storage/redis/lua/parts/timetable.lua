@@ -83,11 +83,11 @@ local function may_fire(name, overlap)
 end
 
 -- Enqueue a tick's job; return its id, or why there is none.
-local function fire(name, known, wish, offset)
+local function fire(name, known, wish, place)
   if not may_fire(name, known.overlap) then
     return nil, 'overlap'
   end
-  local made = Intake.remember(wish, offset)
+  local made = Intake.remember(wish, place)
   if made[1] == 'throttled' or made[1] == 'duplicate' then
     return nil, made[1]
   end
@@ -95,13 +95,13 @@ local function fire(name, known, wish, offset)
 end
 
 -- Move a schedule on by a tick, unless somebody has; return the id of the job that has come of it.
-function Timetable.move_on(name, known, asked, offset)
+function Timetable.move_on(name, known, asked)
   if known.paused or known.last_tick ~= asked.expected then
     return 'superseded'
   end
   local id, instead
   if asked.job then
-    id, instead = fire(name, known, asked.job, offset)
+    id, instead = fire(name, known, asked.job, asked.place)
   end
   known.last_tick, known.next_tick, known.last_id = asked.tick, asked.next_tick, id or known.last_id
   keep(name, known)
