@@ -307,7 +307,10 @@ def _nobody_left(case: Case) -> Check:
     wrong = list(evidence.complaints)
     refused = 0
     for event in died:
-        if event.owner in began or not case.out_of_reach(case.told(event) - STARTING, case.told(event)):
+        told = case.told(event)
+        # A supervisor that was stopped sees it only when it wakes.
+        asleep = [deed.at for deed in evidence.deeds if deed.effect == "pause" and deed.overlaps(told - STARTING, told)]
+        if event.owner in began or not case.out_of_reach(min([told, *asleep]) - STARTING, told):
             how = f"signal {event.signal}, status {event.status}"
             wrong.append(f"worker {event.pid} died ({how}), and nobody had killed it")
         else:
@@ -317,8 +320,8 @@ def _nobody_left(case: Case) -> Check:
             wrong.append(f"{one.where} ended by itself with the exit status {one.status}")
         else:
             refused += 1
-    told = f"{len(evidence.hosts)} hosts; {refused} starts given up as the storage was out of reach"
-    return _check("nobody ended who was not made to", told, wrong)
+    said = f"{len(evidence.hosts)} hosts; {refused} starts given up as the storage was out of reach"
+    return _check("nobody ended who was not made to", said, wrong)
 
 
 def _sound(case: Case) -> Check:
