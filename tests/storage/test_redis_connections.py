@@ -2,8 +2,6 @@
 
 import asyncio
 import hashlib
-import os
-import signal
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from random import Random
@@ -16,8 +14,10 @@ from holdfast.storage.redis.address import read
 from holdfast.storage.redis.connections import Call, Connections
 from holdfast.storage.redis.library import Script
 from holdfast.storage.redis.routes import slot
+from holdfast.testing.proxy import Proxy
 from tests import servers
 from tests.servers import RedisServer
+from tests.storage.forks import forked
 
 
 def script(name: str, text: str) -> Script:
@@ -186,6 +186,47 @@ async def test_a_server_that_does_not_answer_in_time_is_unavailable(
     redis_server.thaw()
 
     assert await connections.call(ECHO, base, "on") == [base.encode(), b"on", 1]
+
+
+async def test_an_answer_that_is_cut_is_told_and_not_asked_for_again(
+    connect: Connect, redis_server: RedisServer
+) -> None:
+    with Proxy(redis_server.port) as proxy:
+        connections = connect(f"redis://{proxy.address}")
+        base = base_of(connections)
+        await connections.call(ADD, base, 1)
+        proxy.weather(cut_after=1, cuts=1)
+
+        with pytest.raises(StorageUnavailableError, match="cannot be reached"):
+            await connections.call(ADD, base, 1)
+
+        # Whether it was made is for the caller to find out: all our calls may be repeated.
+        assert await connections.call(READ, base) == b"2"
+
+
+async def test_when_one_connection_has_gone_silent_no_other_idle_one_is_waited_for(
+    connect: Connect, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ANSWERING", 0.3)
+    with Proxy(redis_server.port) as proxy:
+        connections = connect(f"redis://{proxy.address}")
+        base = base_of(connections)
+        await asyncio.gather(*(connections.call(ADD, base, 1) for _ in range(10)))
+        proxy.abandon()
+
+        with pytest.raises(StorageUnavailableError, match="no answer in time"):
+            await connections.call(ADD, base, 1)
+
+        assert await asyncio.gather(*(connections.call(READ, base) for _ in range(10))) == [b"10"] * 10
+
+
+async def test_a_slow_network_slows_calls_and_fails_none(connect: Connect, redis_server: RedisServer) -> None:
+    with Proxy(redis_server.port) as proxy:
+        connections = connect(f"redis://{proxy.address}/2")
+        base = base_of(connections)
+        proxy.weather(latency=0.5, jitter=0.1)
+
+        assert set(await asyncio.gather(*(connections.call(ADD, base, 1) for _ in range(5)))) == {1, 2, 3, 4, 5}
 
 
 async def test_no_more_connections_are_opened_than_the_limit_and_few_are_kept(
@@ -380,18 +421,6 @@ def test_a_cell_lies_in_the_slot_of_its_hash_tag() -> None:
 async def call_in_a_child(connections: Connections, base: str) -> None:
     for _ in range(50):
         await connections.call(ADD, base, 1)
-
-
-def forked(work: Callable[[], object]) -> int:
-    pid = os.fork()
-    if not pid:
-        try:
-            signal.alarm(20)
-            work()
-            os._exit(0)
-        except BaseException:
-            os._exit(1)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def run_by_asyncio(work: Callable[[], Awaitable[object]]) -> None:

@@ -16,6 +16,7 @@ from holdfast.storage.redis.connections import Connections
 from holdfast.storage.redis.ear import Ear, channel
 from tests import servers
 from tests.servers import RedisServer
+from tests.storage.forks import forked
 
 LONG = 20
 """Seconds; only what is broken takes so long."""
@@ -309,6 +310,25 @@ async def test_each_event_loop_hears_for_itself_and_leaves_nothing_when_it_ends(
     assert told.is_set()
     await woken(here)
     await until(lambda: lines(redis_server) == 1)
+
+
+async def test_a_forked_child_hears_for_itself_and_leaves_its_parents_line_alone(
+    hear: Hear, redis_server: RedisServer
+) -> None:
+    ear = hear(redis_server.url)
+    listener = ear.listen(["queue:mail"])
+    await subscribed(redis_server, "queue:mail")
+    await woken(listener)
+    assert await asleep(listener)
+
+    async def in_the_child() -> None:
+        await woken(ear.listen(["queue:news"]))
+        await ear.close()
+
+    assert await asyncio.to_thread(forked, lambda: asyncio.run(in_the_child())) == 0
+
+    publish(redis_server, "queue:mail")
+    await woken(listener)
 
 
 def ear_tasks() -> "list[asyncio.Task[object]]":

@@ -237,6 +237,17 @@ class _Home:
         self, place: Place, commands: Sequence[Command], *, load: Sequence[Script] = (), durable: bool = False
     ) -> list[Reply]:
         """Send commands in one trip, scripts before them; `durable`: one more reply, that of a replica."""
+        try:
+            return await self._asked(place, commands, load, durable)
+        except (RedisError, OSError):
+            # What has cut one connection, or made it silent, has not spared those that are idle; each of them would be
+            # found out by a call that waits for its answer in vain.
+            self._retire(place)
+            raise
+
+    async def _asked(
+        self, place: Place, commands: Sequence[Command], load: Sequence[Script], durable: bool
+    ) -> list[Reply]:
         sent = [*(("SCRIPT", "LOAD", script.text) for script in load), *commands]
         async with asyncio.timeout(ANSWERING + CONFIRMING * durable), self._lent(place) as link:
             if not durable:
@@ -310,8 +321,9 @@ class _Home:
                     to = cast("_Redirection", reply)
                     self.routes.moved(call.base, Place(to.host or place.host, to.port))
                 case ReadOnlyError():
+                    # What it leads to was the master once.
                     self.routes.doubt()
-                    self._retire()
+                    self._retire(place)
                 case RedisError() if undone(reply) and not isinstance(reply, AskError | NoScriptError):
                     self.routes.doubt()
                 case _:
@@ -320,9 +332,9 @@ class _Home:
                     pass
         return replies
 
-    def _retire(self) -> None:
-        """Use no connection again that is idle: what it leads to was the master once."""
-        for pool in self._pools.values():
+    def _retire(self, place: Place) -> None:
+        """Use no connection to a server again that is idle now."""
+        if (pool := self._pools.get(place)) is not None:
             for link in pool.idle:
                 link.retired = True
 

@@ -10,9 +10,10 @@ import os
 import select
 import socket
 from collections.abc import Iterable, Sequence
+from inspect import signature
 from typing import Any, Protocol, cast
 
-from redis.asyncio.connection import Connection, SSLConnection, UnixDomainSocketConnection
+from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection, UnixDomainSocketConnection
 from redis.exceptions import (
     AuthenticationError,
     AuthorizationError,
@@ -47,6 +48,17 @@ _KEEPALIVE = {
     if hasattr(socket, name)
 }
 
+# Who we are is said along with the first call, or each connection would cost two more trips. redis-py 8 says it another
+# way than its elders.
+_ANONYMOUS: dict[str, None] = (
+    {"driver_info": None}
+    if "driver_info" in signature(AbstractConnection).parameters
+    else {"lib_name": None, "lib_version": None}
+)
+
+_GREETING: tuple[Command, ...] = (("CLIENT", "SETNAME", "holdfast"),)
+"""What a connection is called in CLIENT LIST; a server that does not care says so, and is not heard."""
+
 # Replies, though redis-py takes them for trouble with the connection.
 _SAID = (ResponseError, AuthenticationError, AuthorizationError, BusyLoadingError)
 
@@ -71,6 +83,7 @@ class Link:
         self.retired = False
         """Not to be used again."""
         self._wire = wire
+        self._greeted = False
 
     @classmethod
     async def open(cls, place: Place, address: RedisAddress, *, login: Login | None = None, db: int = 0) -> "Link":
@@ -82,7 +95,8 @@ class Link:
         """
         wire = _wire(place, address, address.login if login is None else login, db)
         try:
-            async with asyncio.timeout(CONNECTING):
+            # The host has two seconds to take the connection, and the rest of five to let us in.
+            async with asyncio.timeout(ANSWERING):
                 await wire.connect()
         except BaseException:
             # Cancelled in the midst of its greeting it would be open, and of no use.
@@ -96,8 +110,11 @@ class Link:
         Whatever is raised, a cancellation too, the connection is no longer: its next reply would belong to another.
         """
         try:
-            await self._wire.send_packed_command([packed(commands)], check_health=False)
-            return [await self._read() for _ in range(replies)]
+            greeting = () if self._greeted else _GREETING
+            self._greeted = True
+            await self.send((*greeting, *commands))
+            said = [await self._read() for _ in range(len(greeting) + replies)]
+            return said[len(greeting) :]
         except BaseException:
             await self.drop()
             raise
@@ -194,8 +211,8 @@ def _wire(place: Place, address: RedisAddress, login: Login, db: int) -> _Wire:
         # The limit of a whole call is set outside; redis-py's own would cost a task for every send.
         "socket_timeout": None,
         "socket_connect_timeout": CONNECTING,
-        "client_name": "holdfast",
         "protocol": 2,
+        **_ANONYMOUS,
     }
     if not place.port:
         return cast("_Wire", UnixDomainSocketConnection(path=place.host, **about))

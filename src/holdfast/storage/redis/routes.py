@@ -13,7 +13,7 @@ from holdfast.storage.redis.link import Link, Reply, said, text, why
 
 SLOTS = 1 << 14
 
-ASKING_AROUND = 1.0
+ASKING_AROUND = 2.0
 """Seconds that one Sentinel or node gets to say who is who, before the next one is asked."""
 
 
