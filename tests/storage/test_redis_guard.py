@@ -6,11 +6,13 @@ from dataclasses import replace
 import pytest
 
 from holdfast.errors import StorageError, StorageUnavailableError
+from holdfast.storage.locate import locate
 from holdfast.storage.protocol import Finding
 from holdfast.storage.redis import guard as module
 from holdfast.storage.redis.address import Place, read
 from holdfast.storage.redis.connections import Connections
 from holdfast.storage.redis.guard import Guard, Server, check
+from holdfast.testing.conformance.material import bid
 from tests.clusters import RedisCluster
 from tests.sentinels import RedisSentinels
 from tests.servers import RedisServer
@@ -176,6 +178,29 @@ async def test_what_goes_wrong_later_is_seen_within_a_minute_and_logged_once(
     server.command("CONFIG", "SET", "maxmemory-policy", "noeviction")
 
     assert await guard.look_again() == []
+
+
+async def test_a_storage_refuses_such_a_server_and_its_sweeps_tell_of_one_that_has_become_so(
+    start_redis: StartRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LOOK_AGAIN", 0.0)
+    server = start_redis(**SOUND)
+    storage = locate(server.url)
+    try:
+        await storage.open()
+        assert (await storage.sweep(bid())).troubles == ()
+
+        server.command("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+        [trouble] = (await storage.sweep(bid())).troubles
+
+        assert "allkeys-lru" in trouble
+        assert [finding.subject for finding in await storage.examine() if finding.level == "error"] == ["server"]
+    finally:
+        await storage.close()
+
+    with pytest.raises(StorageError, match="allkeys-lru"):
+        await storage.open()
+    await storage.close()
 
 
 async def test_a_look_at_a_server_that_is_away_finds_nothing(guarded: Guarded, redis_server: RedisServer) -> None:

@@ -1,6 +1,7 @@
 -- What every script begins with: the cell's base key, its clock, what was asked, and a few words for all of it.
 --
--- KEYS[1]  the cell's base: a hash tag, with which all of its keys begin
+-- KEYS[1]  the cell's base: a hash tag, with which all of its keys begin. No key ever has this very name: by its absence
+--          a Cluster that moves the slot refuses a call before it starts, not half-way (docs/why/connections.md)
 -- ARGV[1]  now in microseconds, or empty: the server's own clock
 -- ARGV[2]  the request, as msgpack
 -- ARGV[3]  and on: bytes, which the request names by their place
