@@ -2,8 +2,11 @@
 
 import asyncio
 import hashlib
+import shutil
+import subprocess
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -14,7 +17,7 @@ from holdfast.storage.redis.address import read
 from holdfast.storage.redis.connections import Call, Connections
 from holdfast.storage.redis.library import Script
 from holdfast.storage.redis.routes import slot
-from holdfast.testing.proxy import Proxy
+from holdfast.testing.proxy import Proxy, free_port
 from tests import servers
 from tests.servers import RedisServer
 from tests.storage.forks import forked
@@ -310,6 +313,30 @@ async def test_a_user_who_may_load_no_scripts_is_told_so_and_not_that_the_server
 
     with pytest.raises(StorageError, match="not do everything"):
         await connections.call(ECHO, base_of(connections))
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl on the PATH makes a certificate")
+async def test_a_server_is_called_by_tls_and_only_if_its_certificate_is_good(
+    connect: Connect, start_redis: Callable[..., RedisServer], tmp_path: Path
+) -> None:
+    cert, key = tmp_path / "server.pem", tmp_path / "server.key"
+    make = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=test -addext subjectAltName=IP:127.0.0.1"
+    words = [*make.split(), "-out", str(cert), "-keyout", str(key)]
+    await asyncio.to_thread(lambda: subprocess.run(words, check=True, capture_output=True))
+    port = free_port()
+    start_redis(tls_port=port, tls_cert_file=cert, tls_key_file=key, tls_ca_cert_file=cert, tls_auth_clients=False)
+
+    trusting = connect(f"rediss://127.0.0.1:{port}?ssl_ca_certs={cert}")
+    base = base_of(trusting)
+    assert await trusting.call(ECHO, base, b"x" * 100_000) == [base.encode(), b"x" * 100_000, 1]
+    assert await asyncio.gather(*(trusting.call(ADD, base, 1) for _ in range(3)))
+
+    careless = connect(f"rediss://127.0.0.1:{port}?ssl_cert_reqs=none")
+    assert await careless.call(READ, base) == b"3"
+
+    for url in (f"rediss://127.0.0.1:{port}", f"rediss://localhost:{port}?ssl_ca_certs={cert}"):
+        with pytest.raises(StorageUnavailableError, match=r"(?i)certificate|hostname"):
+            await connect(url).call(ECHO, base)
 
 
 async def test_a_replica_takes_no_calls_and_after_its_promotion_it_does(
