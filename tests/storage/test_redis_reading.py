@@ -7,8 +7,9 @@ from random import Random
 import msgspec
 import pytest
 
+from holdfast.clock import SECOND
 from holdfast.core.events import JobDeleted, QueuePaused, UnreadableEvent
-from holdfast.core.job import RecordedError, Ref
+from holdfast.core.job import Policy, RecordedError, Redriving, Ref
 from holdfast.core.lifecycle import State
 from holdfast.core.outcome import Raised, Returned
 from holdfast.core.settlement import settlement
@@ -27,6 +28,7 @@ from holdfast.storage.protocol import (
 from holdfast.storage.redis.address import read
 from holdfast.storage.redis.storage import RedisStorage
 from holdfast.testing import ManualClock
+from holdfast.testing.clock import START
 from tests.servers import client_of, command
 from tests.storage.worlds import job, owner
 
@@ -34,6 +36,8 @@ pytestmark = pytest.mark.redis
 
 QUEUES = tuple(f"q{number:03}" for number in range(150))
 BUSY = QUEUES[7]
+ENDED = START + 4 * SECOND
+"""When the second half of those that are over came to their end."""
 
 
 @dataclass
@@ -55,7 +59,15 @@ async def world(redis_url: str) -> AsyncIterator[World]:
         clock.advance(1)
         jobs = [job(f"j{round_}", queue, tags=("x",) if round_ else ()) for queue in QUEUES]
         assert await storage.enqueue(jobs) == model.enqueue(jobs)
-    jobs = [job(f"b{number}", BUSY, task="rare" if number % 300 == 5 else "t") for number in range(700)]
+    jobs = [
+        job(
+            f"b{number}",
+            BUSY,
+            task="rare" if number % 300 == 5 else "t",
+            policy=Policy(result_ttl=60 * SECOND, redrive=Redriving()) if number % 9 == 0 else Policy(),
+        )
+        for number in range(700)
+    ]
     assert await storage.enqueue(jobs) == model.enqueue(jobs)
     dice = Random(1)
     worker = owner(dice, name="w")
@@ -91,6 +103,12 @@ async def world(redis_url: str) -> AsyncIterator[World]:
         Query(id="j1", limit=60),
         Query(id="b3", states=(State.COMPLETED,)),
         Query(id="b3", states=(State.WAITING,)),
+        Query(states=(State.COMPLETED, State.FAILED), ended_after=ENDED),
+        Query(states=(State.COMPLETED, State.FAILED), ended_before=ENDED, limit=7),
+        Query(states=(State.FAILED,), ended_after=ENDED - 1, ended_before=ENDED + 1, limit=30),
+        Query(states=(State.FAILED, State.WAITING), ended_before=ENDED + 1, limit=30),
+        Query(states=(State.EXPIRED, State.CANCELLED), ended_after=0, tags=("x",)),
+        Query(ended_after=ENDED, queues=(BUSY,), tasks=("t",), limit=30),
     ],
     ids=repr,
 )

@@ -174,25 +174,78 @@ local function look_through(queues)
   return found, false
 end
 
--- The jobs of one id, one in each queue at most.
-local function look_up(queues)
-  local found = {}
-  for _, queue in ipairs(queues) do
-    local job = Record.of(queue, ASKED.id)
-    if job and asked_for(job) and (not ASKED.before or job.made < ASKED.before) then
-      found[#found + 1] = shown(job)
+-- Where those stand that are over and not yet retention's: they have a lifetime of their own, or a rule's redrive to come.
+local ASIDE = { completed = key('kept'), failed = key('redrives') }
+
+-- The refs of the jobs that came to their end between the instants asked for, by when that was; nil where they are many,
+-- or where something unfinished is asked for, too.
+local function ended(queues)
+  if not states or not (ASKED.ended_after or ASKED.ended_before) then
+    return nil
+  end
+  local from = ASKED.ended_after and string.format('%.17g', ASKED.ended_after) or '-inf'
+  local to = ASKED.ended_before and string.format('(%.17g', ASKED.ended_before) or '+inf'
+  local many, asked, refs = 0, set_of(queues), {}
+  for state in pairs(states) do
+    local aside = ASIDE[state]
+    many = many + (TERMINAL[state] and (aside and call('ZCARD', aside) or 0) or LOOKS + 1)
+    for _, queue in ipairs(many <= LOOKS and queues or {}) do
+      local over = key('over', pair(queue, state))
+      many = many + call('ZCOUNT', over, from, to)
+      for _, id in ipairs(many <= LOOKS and call('ZRANGEBYSCORE', over, from, to) or {}) do
+        refs[pair(queue, id)] = true
+      end
+    end
+    if many > LOOKS then
+      return nil
+    end
+    for _, ref in ipairs(aside and first_of(aside, LOOKS) or {}) do
+      refs[ref] = asked[parts_of(ref)]
     end
   end
-  table.sort(found, function(one, other)
-    return one[1] > other[1]
+  return refs
+end
+
+-- The jobs of one id, one in each queue at most.
+local function named(queues)
+  local refs = {}
+  for _, queue in ipairs(queues) do
+    refs[pair(queue, ASKED.id)] = true
+  end
+  return refs
+end
+
+-- Those of some jobs that are asked for.
+local function look_at(refs)
+  local jobs, found = {}, {}
+  for ref in pairs(refs) do
+    local job = Record.at(ref)
+    if job and job.made < (ASKED.before or math.huge) and job.made > (ASKED.above or 0) and asked_for(job) then
+      jobs[#jobs + 1] = job
+    end
+  end
+  table.sort(jobs, function(one, other)
+    return one.made > other.made
   end)
+  for number = 1, min(#jobs, ASKED.limit) do
+    if bytes > BYTES then
+      return found, jobs[number].made + 1
+    end
+    found[number] = shown(jobs[number])
+  end
   return found, false
 end
 
 local queues, more = queues_asked_for()
-local found, looked_to
+local refs
 if ASKED.id then
-  found, looked_to = look_up(queues)
+  refs = named(queues)
+elseif not ASKED.merge then
+  refs = ended(queues)
+end
+local found, looked_to
+if refs then
+  found, looked_to = look_at(refs)
 else
   found, looked_to = look_through(queues)
 end
