@@ -338,7 +338,7 @@ def test_a_storage_that_refuses_every_claim_is_not_stormed() -> None:
         tried = storage.asked["exchange"] - before
         storage.away = False
 
-        assert 10 <= tried <= 150
+        assert 10 <= tried <= 300  # by one worker in five minutes
         assert tried - 1 <= len(heard) <= tried
         assert await (await task.enqueue(7)).result(timeout="10s") == 7
 

@@ -1,6 +1,7 @@
 """What once brought a worker down, stranded a job or ran it twice: each found in review, each a case here."""
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from holdfast import (
     Stall,
     State,
     StorageUnavailableError,
+    TaskOptions,
     UsageError,
     current_job,
 )
@@ -27,6 +29,8 @@ from holdfast.core.settlement import Settlement
 from holdfast.storage.memory import MemoryStorage
 from holdfast.storage.protocol import Beat, Bid, Exchanged, Order, Pulse, Swept
 from holdfast.testing.simloop import SimClock, SimLoop, simulate
+from holdfast.worker.held import Held, RunKey
+from holdfast.worker.strays import strays
 from tests.flow.conftest import FAST, Play, Stage
 
 
@@ -244,6 +248,82 @@ def test_a_claim_that_comes_back_after_its_lease_is_not_begun() -> None:
         assert began == [2]
 
     wayward(scenario)
+
+
+class Lossy(MemoryStorage):
+    """Memory of which the first claim is made, and its answer lost; then it is out of reach for a while."""
+
+    def __init__(self, clock: SimClock, away: float) -> None:
+        super().__init__(clock=clock)
+        self.back_at = math.inf
+        self.away = away
+        self.claims = list[int]()
+
+    async def exchange(
+        self, owner: Owner, settlements: Sequence[Settlement] = (), order: Order | None = None
+    ) -> Exchanged:
+        # What is given up may still be done, as by a server that was frozen while it was asked.
+        answer = await super().exchange(owner, settlements, order)
+        self.claims.append(len(answer.leases))
+        now = asyncio.get_running_loop().time()
+        if answer.leases and self.back_at == math.inf:
+            self.back_at = now + self.away
+        if now < self.back_at < math.inf:
+            raise StorageUnavailableError("the answer is lost")
+        return answer
+
+
+def test_a_claim_whose_answer_is_lost_is_handed_back_unbegun_and_charged_to_nobody() -> None:
+    async def main(loop: SimLoop) -> None:
+        clock = SimClock(loop)
+        storage = Lossy(clock, away=3.0)
+        stage = Stage(loop, clock, storage)
+        app = stage.app(defaults=TaskOptions(stall=Stall(max_count=0)))
+
+        @app.task
+        async def quick(number: int) -> int:
+            return number
+
+        jobs = await app.enqueue_many(quick.call(number) for number in range(20))
+        began = stage.now
+        await stage.start(app.worker(concurrency=5))
+        assert [await job.result() for job in jobs] == list(range(20))
+        # It was found when the storage was back, not when a lease was out; and nothing was claimed in between.
+        assert stage.now - began < 3.0 + 2.5
+        assert sum(storage.claims) == 25
+        details = [await job.info() for job in jobs]
+        assert sorted((detail.job.starts, detail.job.releases) for detail in details) == [(1, 0)] * 15 + [(2, 1)] * 5
+        assert all(detail.job.stalls == 0 for detail in details)
+        assert [run.reason for detail in details for run in detail.runs if run.ended == "released"] == ["prefetch"] * 5
+
+    simulate(main)
+
+
+def test_what_a_workers_own_reaper_has_reclaimed_is_no_stray() -> None:
+    async def main(loop: SimLoop) -> None:
+        clock = SimClock(loop)
+        storage = MemoryStorage(clock=clock)
+        stage = Stage(loop, clock, storage)
+        app = stage.app()
+
+        @app.task
+        async def quick(number: int) -> int:
+            return number
+
+        mine, other = (Owner(id=name, name=name, host="h", pid=1) for name in ("mine", "other"))
+        await app.enqueue_many(quick.call(number) for number in range(4))
+        await storage.exchange(other, order=Order(("default",), 1))
+        unheld = (await storage.exchange(mine, order=Order(("default",), 1))).leases
+        held = (await storage.exchange(mine, order=Order(("default",), 1))).leases[0]
+        await storage.reclaim("other", mine)
+
+        def holds(key: RunKey) -> Held | None:
+            return Held(held, stops_unreachable=False) if key == (held.ref, held.fence) else None
+
+        assert [lease.ref for lease in await strays(storage, "mine", ("default",), holds)] == [unheld[0].ref]
+        assert await strays(storage, "mine", ("elsewhere",), holds) == []
+
+    simulate(main)
 
 
 def test_a_drain_lasts_until_what_came_of_the_runs_is_recorded() -> None:

@@ -22,12 +22,13 @@ from holdfast.storage.protocol import SETTLE_LIMIT, Beat, Exchanged, Order, Stor
 from holdfast.task import Task
 from holdfast.worker.held import Held, Holdings, RunKey, StopReason
 from holdfast.worker.run import Runner, recorded
+from holdfast.worker.strays import strays
 
 POLL = 5.0
 """Seconds between two claims when nothing was hinted at and nothing falls due: the net under the notices."""
 
-PATIENCE = Patience(0.05, 5.0)
-"""Between two tries at a storage that is out of reach."""
+PATIENCE = Patience(0.05, 2.0)
+"""Between two tries at a storage that is out of reach; with the time that a try itself may take, 5 s at most."""
 
 HASTE = 0.25
 """The longest of these rests once the worker is about to leave."""
@@ -78,6 +79,8 @@ class ExchangeLoop:
         self._leaving = False
         self._calling = False
         self._failures = 0
+        self._in_doubt = False
+        """Whether a claim was never answered: it may have been made, and there may be jobs of ours that nobody runs."""
         self._refused: dict[RunKey, int] = {}
         self.turned_at = clock.uptime()
         self.released = 0
@@ -132,15 +135,23 @@ class ExchangeLoop:
             self._idle.set()
             return POLL
         asked_at = self._clock.uptime()
-        order = Order(self._queues, room) if room else None
+        # A call that fails may be made all the same, and long after it was given up. So nothing is claimed before the
+        # storage has answered again: of what such calls bring nobody would ever know.
+        probing = self._failures > 0
+        order = Order(self._queues, 0 if probing else room) if room else None
+        claiming = order is not None and not probing
         self._calling = True
         try:
             await self._send_signs(batch)
             answer = await self._storage.exchange(self._owner, batch, order)
+            if self._in_doubt:
+                await self._look_for_strays()
         except StorageError as error:
+            self._in_doubt = self._in_doubt or claiming
             return self._back_off(error)
         except Exception as error:
             self._logger.exception("an exchange failed in a way that no storage should")
+            self._in_doubt = self._in_doubt or claiming
             self._blame(batch, error)
             return self._back_off(error)
         finally:
@@ -151,11 +162,11 @@ class ExchangeLoop:
             self._take(lease, asked_at)
         # Each queue is the first in its turn, so that a full one cannot keep the others waiting.
         self._queues = self._queues[1:] + self._queues[:1]
-        self.empty = room > 0 and not answer.leases and not answer.left and answer.next_due != 0
+        self.empty = claiming and not answer.leases and not answer.left and answer.next_due != 0
         self._idle.set()
         if len(answer.verdicts) < len(batch):
             return self._await_the_rest(batch)
-        if self._unsettled or (answer.left and self._room()):
+        if self._unsettled or (answer.left and self._room()) or (probing and room):
             return 0.0
         return POLL if answer.next_due is None else min(POLL, answer.next_due / SECOND)
 
@@ -298,6 +309,18 @@ class ExchangeLoop:
             self._logger.warning("the storage cannot be used, trying again: %s", error)
         self._tell(WorkerFailed(error=str(error), retry_in=wait))
         return wait
+
+    async def _look_for_strays(self) -> None:
+        """Hand back, unbegun and uncharged, what was claimed by a call whose answer never came."""
+        self._in_doubt = False
+        try:
+            found = await strays(self._storage, self._owner.id, self._queues, self._holdings.get)
+        except Exception as error:
+            # Nothing rests on it: what is not found here stalls, and is recovered a lease later.
+            self._logger.warning("cannot look for jobs of a claim that was never answered: %r", error)
+            return
+        for lease in found:
+            self._unsettled[lease.ref, lease.fence] = settlement(lease, Interrupted("prefetch"), self._rng)
 
     def _heed(self, answer: Exchanged) -> None:
         for verdict in answer.verdicts:
