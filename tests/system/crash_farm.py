@@ -1,27 +1,26 @@
 """Kills a process at every call of the script, and looks at what is left: run as a process of its own.
 
-    python -m tests.system.crash_farm FOLDER INSIDE [FROM TO]
+    python -m tests.system.crash_farm STORAGE FOLDER INSIDE SHARE SEED [FROM TO]
 
 It imports everything once, and forks a lane for each point while it has no thread. The lane forks the process that is
-killed, then opens the file itself, as a new process, holds it against the model, lets an honest worker finish the work,
-and holds the records against the event log. One line of JSON comes out for each point.
+killed, then opens the storage itself, as a new process, holds it against the model, lets an honest worker finish the
+work at its SHARE of the points, and holds the records against the event log. One line of JSON comes out for each point.
 """
 
 import asyncio
 import json
 import os
 import signal
-import sqlite3
 import sys
 import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -45,8 +44,8 @@ from holdfast.core.lifecycle import TERMINAL, State
 from holdfast.core.merge import merge_name
 from holdfast.storage.memory import MemoryStorage
 from holdfast.storage.protocol import Query, Settings, Storage, Target
-from holdfast.storage.sqlite.storage import SQLiteStorage
 from holdfast.testing import ManualClock
+from tests.system.crash_places import LANES, Ground, Place, RedisGround, SQLiteGround
 from tests.system.crash_script import (
     ACTS,
     CALLS,
@@ -58,17 +57,21 @@ from tests.system.crash_script import (
     call,
 )
 
-LANES = 4
 PATIENCE = 30.0
 """Seconds that the honest worker gets; it needs a few tenths."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """Where a process is killed: after so many answers, or so many seconds `inside` the next call."""
+    """Where a process is killed: after so many answers, or `inside` the next call.
+
+    That is after so many seconds, or when its request lies unread before a server that does all the same what it asks.
+    """
 
     calls: int
-    inside: float | None = None
+    inside: float | Literal["unread"] | None = None
+    finish: bool = True
+    """Whether an honest worker goes on from there."""
 
 
 @dataclass(frozen=True)
@@ -105,19 +108,22 @@ async def snapshots(start: int) -> list[Snapshot]:
 # ── the process that is killed ────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def perform(path: Path, start: int, point: Point, tell: int) -> None:
+async def perform(place: Place, start: int, point: Point, tell: int) -> None:
     """Play the script up to a point and die; each answer is announced, with the seconds that the call took."""
     clock = ManualClock(start)
-    storage = SQLiteStorage(path, clock=clock)
+    storage = place.storage(clock)
     await storage.open()
     play = Play(storage, clock)
     due = threading.Event()
-    if point.inside is not None:
+    if isinstance(point.inside, float):
         threading.Thread(target=strike, args=(due, point.inside), daemon=True).start()
     for number, act in enumerate(ACTS):
         if number == point.calls:
             if point.inside is None:
                 os.kill(os.getpid(), signal.SIGKILL)
+            if point.inside == "unread":
+                place.freeze()
+                os.write(tell, b"unread\n")
             due.set()
         clock.advance(act.rest)
         began = time.perf_counter()
@@ -135,21 +141,30 @@ def strike(due: threading.Event, after: float) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def killed(path: Path, start: int, point: Point) -> list[float]:
+def killed(place: Place, start: int, point: Point) -> list[float]:
     """Have a process perform and die; return how long each call took that was answered."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
         try:
             os.close(reading)
-            asyncio.run(perform(path, start, point, writing))
+            asyncio.run(perform(place, start, point, writing))
         except BaseException:
             traceback.print_exc()
         os._exit(1)
     os.close(writing)
-    with os.fdopen(reading) as told:
-        answered = [float(line) for line in told]
-    _, status = os.waitpid(child, 0)
+    answered: list[float] = []
+    try:
+        with os.fdopen(reading) as told:
+            for line in told:
+                if line == "unread\n":
+                    place.await_request()
+                    os.kill(child, signal.SIGKILL)
+                else:
+                    answered.append(float(line))
+        _, status = os.waitpid(child, 0)
+    finally:
+        place.thaw()
     assert os.WIFSIGNALED(status), "the script failed"
     assert os.WTERMSIG(status) == signal.SIGKILL
     return answered
@@ -158,58 +173,54 @@ def killed(path: Path, start: int, point: Point) -> list[float]:
 # ── what is left of it ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def one(path: Path, statement: str) -> Any:
-    """Return the first value that a statement yields."""
-    connection = sqlite3.connect(path)
-    try:
-        return connection.execute(statement).fetchone()[0]
-    finally:
-        connection.close()
-
-
-def examine(path: Path, start: int, point: Point, states: Sequence[Snapshot]) -> dict[str, Any]:
+def examine(place: Place, start: int, point: Point, states: Sequence[Snapshot]) -> dict[str, Any]:
     """Kill a process at a point and look at what is left; return what there is to tell."""
-    answered = len(killed(path, start, point))
+    answered = len(killed(place, start, point))
     assert answered in (point.calls, point.calls + 1), f"{answered} calls were answered"
-    assert one(path, "PRAGMA integrity_check") == "ok"
+    place.prove_whole()
     # A call in flight has been done or not; nothing of it is half done, and nothing is lost that was answered.
-    candidates = [answered] if point.inside is None or answered > point.calls else [answered, answered + 1]
-    found = asyncio.run(matching(path, [(number, states[number]) for number in candidates]))
-    asyncio.run(finish(path, {job.ref for job in states[found].seen[0]}))
-    assert one(path, "PRAGMA integrity_check") == "ok"
-    for table in ("slot", "key"):
-        assert one(path, f"SELECT count(*) FROM {table}") == 0, f"{table} is not empty"
+    candidates = [answered, answered + 1]
+    if point.inside is None or answered > point.calls:
+        candidates = [answered]
+    elif point.inside == "unread":
+        candidates = [answered + 1]
+    found = asyncio.run(matching(place, [(number, states[number]) for number in candidates]))
+    if point.finish:
+        asyncio.run(finish(place, {job.ref for job in states[found].seen[0]}))
+        place.prove_whole()
+        place.prove_empty()
     return {
         "calls": point.calls,
         "inside": point.inside,
         "answered": answered > point.calls,
         "done": found > point.calls,
+        "finished": point.finish,
     }
 
 
-async def matching(path: Path, candidates: Sequence[tuple[int, Snapshot]]) -> int:
-    """Return which state of the model the file is in."""
+async def matching(place: Place, candidates: Sequence[tuple[int, Snapshot]]) -> int:
+    """Return which state of the model the storage is in."""
     *others, (last, expected) = candidates
     for number, state in others:
-        if await seen_at(path, state.at) == state.seen:
+        if await seen_at(place, state.at) == state.seen:
             return number
-    for part, wanted in zip(await seen_at(path, expected.at), expected.seen, strict=True):
+    for part, wanted in zip(await seen_at(place, expected.at), expected.seen, strict=True):
         assert part == wanted
     return last
 
 
-async def seen_at(path: Path, at: int) -> tuple[Any, ...]:
-    """Return all that can be seen of a file at an instant."""
-    storage = SQLiteStorage(path, clock=ManualClock(at))
+async def seen_at(place: Place, at: int) -> tuple[Any, ...]:
+    """Return all that can be seen of a storage at an instant."""
+    storage = place.storage(ManualClock(at))
     try:
         return await look(storage)
     finally:
         await storage.close()
 
 
-async def finish(path: Path, refs: set[Ref]) -> None:
+async def finish(place: Place, refs: set[Ref]) -> None:
     """Let an honest worker finish, and hold the records against the events."""
-    app = Holdfast(f"sqlite:///{path}", timing=Timing(lease=1, sweep=0.1, grace=0.1))
+    app = Holdfast(place.url, timing=Timing(lease=1, sweep=0.1, grace=0.1))
 
     @app.task(name="t")
     async def task() -> str:
@@ -301,13 +312,13 @@ def ended_once(ref: Ref, detail: JobDetail | None, events: Sequence[AnyEvent]) -
 # ── all points ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def lane(path: Path, start: int, point: Point, states: Sequence[Snapshot]) -> int:
+def lane(place: Place, start: int, point: Point, states: Sequence[Snapshot]) -> int:
     """Fork a process that examines one point and prints what it found; return its pid."""
     pid = os.fork()
     if pid:
         return pid
     try:
-        found = examine(path, start, point, states)
+        found = examine(place, start, point, states)
     except BaseException as error:
         name = ACTS[point.calls].name if point.calls < len(ACTS) else "the end"
         trouble = "".join(traceback.format_exception(error))[-3000:]
@@ -317,26 +328,39 @@ def lane(path: Path, start: int, point: Point, states: Sequence[Snapshot]) -> in
     os._exit(0)
 
 
-def main(folder: Path, inside: int, first: int, last: int) -> None:
+def points(ground: Ground, start: int, inside: int, share: float, dice: Random) -> Iterator[Point]:
+    """Yield each point of the whole script."""
+    # On each server, for it has to learn the scripts.
+    usual = [0.0] * len(ACTS)
+    for number in range(LANES):
+        usual = killed(ground.place(f"rehearsal-{number}", number), start, Point(len(ACTS)))
+    for calls in range(len(ACTS) + 1):
+        yield Point(calls, None, dice.random() < share)
+        if calls < len(ACTS):
+            if ground.freezes:
+                yield Point(calls, "unread", dice.random() < share)
+            for _ in range(inside):
+                yield Point(calls, dice.random() ** 2 * usual[calls], dice.random() < share)
+
+
+def main(storage: str, folder: str, inside: str, share: str, seed: str, first: str = "0", last: str = "1000") -> None:
     """Examine every point from one to another."""
-    dice = Random(1)
     start = time.time_ns() // 1000 - 600_000_000
     states = asyncio.run(snapshots(start))
-    usual = killed(folder / "rehearsal.db", start, Point(len(ACTS)))
-    points: list[Point] = []
-    for calls in range(first, min(last, len(ACTS)) + 1):
-        points.append(Point(calls))
-        if calls < len(ACTS):
-            points += [Point(calls, dice.random() ** 2 * usual[calls]) for _ in range(inside)]
-    lanes: set[int] = set()
-    for number, point in enumerate(points):
+    ground: Ground = RedisGround(Path(folder)) if storage == "redis" else SQLiteGround(Path(folder))
+    lanes: dict[int, int] = {}
+    for number, point in enumerate(points(ground, start, int(inside), float(share), Random(seed))):
+        if not int(first) <= point.calls <= int(last):
+            continue
         if len(lanes) == LANES:
-            lanes.discard(os.wait()[0])
-        lanes.add(lane(folder / f"{number}.db", start, point, states))
-    while lanes:
-        lanes.discard(os.wait()[0])
+            del lanes[os.wait()[0]]
+        free = min(set(range(LANES)) - set(lanes.values()))
+        lanes[lane(ground.place(f"point-{number}", free), start, point, states)] = free
+    for _ in range(len(lanes)):
+        os.wait()
+    ground.close()
 
 
 if __name__ == "__main__":
     sys.stdout.flush()
-    main(Path(sys.argv[1]), int(sys.argv[2]), *map(int, sys.argv[3:] or ("0", "1000")))
+    main(*sys.argv[1:])

@@ -1,0 +1,272 @@
+"""What every key of a cell must hold, worked out anew from its records alone: read from outside, by plain commands.
+
+parts/audit.lua holds records and indexes against each other from inside; nothing of it, or of any script, is used here.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from struct import unpack_from
+from typing import Any
+
+import msgspec
+import redis
+
+from holdfast.core.lifecycle import TERMINAL
+from tests.servers import command
+
+RUNS_KEPT = 100
+
+INDEXES = frozenset(
+    (
+        *("in", "ages", "ready", "parked", "delayed", "leases", "suspects", "held", "aging", "kept", "redrives"),
+        *("over", "slots", "merge", "busy", "queued", "running"),
+    )
+)
+"""The kinds of sorted sets that hold jobs by what their records say, and nothing else."""
+
+ENDED = frozenset(map(str, TERMINAL))
+
+Sets = Mapping[str, dict[str, float]]
+
+
+class Books:
+    """All that lies in a cell, as it is."""
+
+    def __init__(self, client: redis.Redis, base: str) -> None:
+        self._client = client
+        self._base = base
+        self.keys = sorted(self._walked())
+        self.jobs = {name: _record(self._string("job", name)) for name in self.names("job")}
+        for ref, body in self.hash("beats").items():
+            if ref in self.jobs and self.jobs[ref].get("beaten"):
+                # What beats have changed since the record was written.
+                fields = unpack_from("<ddddd", body)
+                self.jobs[ref].update(zip(_BEATEN, (*fields[1:3], *(_or_none(at) for at in fields[3:])), strict=True))
+
+    def names(self, kind: str) -> list[str]:
+        """Return what the keys of a kind are of."""
+        return [name for found, name in self.keys if found == kind]
+
+    def hash(self, kind: str, name: str = "") -> dict[str, bytes]:
+        """Return a hash."""
+        entries = iter(self._ask("HGETALL", kind, name).items())
+        return {field.decode(): body for field, body in entries}
+
+    def scores(self, kind: str, name: str = "") -> dict[str, float]:
+        """Return a sorted set."""
+        entries = self._ask("ZRANGE", kind, name, 0, -1, "WITHSCORES")
+        return {member.decode(): float(score) for member, score in entries}
+
+    def length(self, kind: str, name: str) -> int:
+        """Return how many a list holds."""
+        length: int = self._ask("LLEN", kind, name)
+        return length
+
+    def calls(self, ref: str) -> list[str]:
+        """Return the calls that a job has taken in."""
+        return [call.decode() for call in self._ask("LRANGE", "calls", ref, 0, -1)]
+
+    def events(self) -> list[tuple[str, dict[bytes, bytes]]]:
+        """Return the entries of the log."""
+        return [(number.decode(), fields) for number, fields in self._ask("XRANGE", "events", "", "-", "+")]
+
+    def _walked(self) -> Iterator[tuple[str, str]]:
+        cursor: object = 0
+        while True:
+            cursor, keys = command(self._client, "SCAN", cursor, "MATCH", f"{self._base}*", "COUNT", 10_000)
+            for key in set(keys):
+                kind, _, name = key.decode().removeprefix(f"{self._base}:").partition(":")
+                yield kind, name
+            if not cursor:
+                return
+
+    def _string(self, kind: str, name: str) -> bytes:
+        body: bytes = self._ask("GET", kind, name)
+        return body
+
+    def _ask(self, verb: str, kind: str, name: str, *rest: object) -> Any:
+        key = f"{self._base}:{kind}:{name}" if name else f"{self._base}:{kind}"
+        return command(self._client, verb, key, *rest)
+
+
+def troubles(client: redis.Redis, base: str) -> list[str]:
+    """Return all in which the keys of a cell contradict its records, or each other; nothing, if all is well."""
+    books = Books(client, base)
+    return [
+        *_of_indexes(books),
+        *_of_registers(books),
+        *_of_counters(books),
+        *_of_what_lies_beside(books),
+        *_of_calls(books),
+        *_of_the_log(books),
+    ]
+
+
+def stands(ref: str, job: Mapping[str, Any]) -> Iterator[tuple[str, str, float, str]]:
+    """Yield each place in which a job's record puts it: an index's kind and name, the score there, the member."""
+    queue, id_ = ref.split("\0")
+    state, made = job["state"], job["made"]
+    waits_again = state == "waiting" and (job["run_at"] != job["created"] or job.get("back"))
+    yield "in", f"{queue}\0{'again' if waits_again else state}", made, id_
+    if waits_again:
+        yield "ages", queue, job["run_at"], id_
+    if state == "waiting":
+        under = job.get("parked_under")
+        yield (
+            ("ready", queue, job["score"], id_) if under is None else ("parked", f"{queue}\0{under}", job["score"], id_)
+        )
+    elif state == "delayed":
+        yield "delayed", queue, job["run_at"], id_
+    elif state == "active":
+        yield from _stands_of_active(queue, id_, ref, job)
+    elif state == "completed" and job.get("kept_until"):
+        yield "kept", "", job["kept_until"], ref
+    elif state == "failed" and job.get("redrive_at"):
+        yield "redrives", "", job["redrive_at"], ref
+    else:
+        yield "over", f"{queue}\0{state}", job["finished"], id_
+    if state not in ENDED:
+        yield from _stands_of_unfinished(queue, id_, ref, job)
+
+
+def _stands_of_active(queue: str, id_: str, ref: str, job: Mapping[str, Any]) -> Iterator[tuple[str, str, float, str]]:
+    yield "held", job["owner"], job["started"], ref
+    if job.get("suspect_until"):
+        yield "suspects", "", job["suspect_until"], ref
+    else:
+        yield "leases", "", job["lease_until"], ref
+    for key, _ in job.get("keys", ()):
+        yield "slots", f"{queue}\0{key}", job["started"], id_
+
+
+def _stands_of_unfinished(
+    queue: str, id_: str, ref: str, job: Mapping[str, Any]
+) -> Iterator[tuple[str, str, float, str]]:
+    queued = job["state"] != "active"
+    if merge := job.get("merge"):
+        is_open = queued and (merge["type"] == "unique" or not job.get("starts"))
+        yield "merge" if is_open else "busy", f"{queue}\0{merge['type']}:{merge['key']}", job["made"], id_
+    if schedule := job.get("schedule"):
+        yield "queued" if queued else "running", schedule, job["made"], ref
+    if queued and job.get("expires_at"):
+        yield "aging", "", job["expires_at"], ref
+
+
+def _of_indexes(books: Books) -> Iterator[str]:
+    wanted: defaultdict[tuple[str, str], dict[str, float]] = defaultdict(dict)
+    for ref, job in books.jobs.items():
+        for kind, name, score, member in stands(ref, job):
+            wanted[kind, name][member] = score
+    there = {(kind, name) for kind, name in books.keys if kind in INDEXES}
+    for kind, name in sorted(there | set(wanted)):
+        if (found := books.scores(kind, name)) != wanted[kind, name]:
+            yield f"{kind}:{name!r} holds {found}, the records say {wanted[kind, name]}"
+
+
+def _of_registers(books: Books) -> Iterator[str]:
+    queues, dues = books.scores("queues"), books.scores("dues")
+    parked: set[str] = set()
+    for ref, job in books.jobs.items():
+        queue = ref.split("\0")[0]
+        if queue not in queues:
+            yield f"{queue!r} is not among the queues"
+        if job["state"] == "delayed" and not dues.get(queue, float("inf")) <= job["run_at"]:
+            yield f"{queue!r} is due too late for {ref!r}"
+        if under := job.get("parked_under"):
+            parked.add(f"{queue}\0{under}")
+            if under.startswith("rate:") and under not in books.scores("opening", queue):
+                yield f"nobody looks when {under!r} of {queue!r} opens"
+    if parked != set(books.scores("places")):
+        yield f"places holds {set(books.scores('places'))}, the records say {parked}"
+    yield from (
+        f"{queue!r} waits for {under!r} to open, where nobody is parked"
+        for queue in books.names("opening")
+        for under in books.scores("opening", queue)
+        if f"{queue}\0{under}" not in parked
+    )
+
+
+def _of_counters(books: Books) -> Iterator[str]:
+    named: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    tenants: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for ref, job in books.jobs.items():
+        queue = ref.split("\0")[0]
+        if job["state"] not in ENDED:
+            named[queue].update(key for key, _ in job.get("keys", ()))
+        if job["state"] == "waiting" and job.get("fair_key") is not None and not job.get("lifo"):
+            tenants[queue][f"{job.get('boost', 0):.14g}\0{job['fair_key']}"] += 1
+    for kind, wanted in (("named", named), ("tenants", tenants)):
+        for queue in sorted({*books.names(kind), *wanted}):
+            found = {field: int(count) for field, count in books.hash(kind, queue).items()}
+            if found != wanted[queue]:
+                yield f"{kind}:{queue!r} counts {found}, the records say {dict(wanted[queue])}"
+    yield from (
+        f"limits:{queue!r} are of {sorted(books.hash('limits', queue))}, the records name {sorted(named[queue])}"
+        for queue in sorted({*books.names("limits"), *named})
+        if set(books.hash("limits", queue)) != set(named[queue])
+    )
+
+
+def _of_what_lies_beside(books: Books) -> Iterator[str]:
+    for kind in ("load", "result", "runs", "log"):
+        for ref in set(books.names(kind)) - set(books.jobs):
+            yield f"{kind}:{ref!r} is of no job"
+    loads, results = set(books.names("load")), set(books.names("result"))
+    for ref, job in books.jobs.items():
+        if ref not in loads:
+            yield f"{ref!r} has no payload"
+        if ref in results and job["state"] != "completed":
+            yield f"{ref!r} is {job['state']} and has a result"
+        if (runs := books.length("runs", ref)) != min(job.get("starts", 0), RUNS_KEPT):
+            yield f"{ref!r} has {runs} runs and {job.get('starts', 0)} starts"
+    beaten = {ref for ref, job in books.jobs.items() if job.get("beaten")}
+    if beaten != set(books.hash("beats")):
+        yield f"beats are kept of {set(books.hash('beats'))}, the records say {beaten}"
+    for index, beside in (("windows", "window"), ("taken", "reach"), ("seen", "workers")):
+        if set(books.scores(index)) != set(books.hash(beside)):
+            yield f"{index} are {set(books.scores(index))}, beside them are {set(books.hash(beside))}"
+    schedules = books.hash("schedules")
+    for index in ("ticks", "reached"):
+        if not set(books.scores(index)) <= set(schedules):
+            yield f"{index} are of {set(books.scores(index))}, there are schedules {set(schedules)}"
+
+
+def _of_calls(books: Books) -> Iterator[str]:
+    told = {
+        (queue, call): id_.decode()
+        for queue in books.names("answers")
+        for call, id_ in books.hash("answers", queue).items()
+    }
+    taken_in = {
+        (ref.split("\0")[0], call): ref.split("\0")[1] for ref in books.names("calls") for call in books.calls(ref)
+    }
+    if told != taken_in:
+        yield f"calls are answered for by {told}, the jobs have taken in {taken_in}"
+    yield from (
+        f"{id_!r} answers for {call!r} in {queue!r}, and is gone"
+        for (queue, call), id_ in taken_in.items()
+        if f"{queue}\0{id_}" not in books.jobs
+    )
+
+
+def _of_the_log(books: Books) -> Iterator[str]:
+    entries = books.events()
+    numbers = [int(number.removeprefix("0-")) for number, _ in entries]
+    if any(other != one + 1 for one, other in pairwise(numbers)):
+        yield f"the log has a gap: {numbers}"
+    for number, fields in entries:
+        if b"repaired" in fields[b"e"] and msgspec.msgpack.decode(fields[b"e"])["event"] == "repaired":
+            yield f"event {number} tells of a repair: {msgspec.msgpack.decode(fields[b'e'])}"
+
+
+_BEATEN = ("heard_at", "lease_until", "run_until", "progress_until")
+
+
+def _or_none(number: float) -> float | None:
+    return None if number == -1 else number
+
+
+def _record(body: bytes) -> dict[str, Any]:
+    record: dict[str, Any] = msgspec.msgpack.decode(body)
+    return record

@@ -1,0 +1,128 @@
+"""A Redis is killed at many moments of a stream of calls: nothing answered is lost, and no script is half done.
+
+It writes to its disk before it answers (`appendfsync always`): what else it can lose, docs/guarantee.md says.
+`HOLDFAST_SEED=7` chooses other moments.
+"""
+
+import asyncio
+import os
+import time
+from collections import Counter
+from collections.abc import Callable
+from random import Random
+
+import pytest
+
+from holdfast.core.job import Ref
+from holdfast.errors import StorageUnavailableError
+from holdfast.testing import ManualClock
+from tests.servers import RedisServer
+from tests.system.crash_farm import finish, matching, snapshots
+from tests.system.crash_places import RedisPlace
+from tests.system.crash_script import ACTS, Play
+
+pytestmark = [pytest.mark.system, pytest.mark.slow]
+
+SEED = int(os.environ.get("HOLDFAST_SEED", "0"))
+
+TORN = 24
+"""How many moments are looked at in which the server was about to write."""
+
+ROUNDS = 5
+"""How many streams are cut short; in each the server is killed between two calls, too, twice."""
+
+JUST = 0.0015
+"""Seconds that a call takes about."""
+
+
+def begun() -> int:
+    return time.time_ns() // 1000 - 600_000_000
+
+
+def place_of(server: RedisServer, name: str) -> RedisPlace:
+    return RedisPlace(server.url, server.port, server.pid, name)
+
+
+@pytest.mark.timeout(300)
+async def test_of_what_a_server_has_half_written_nothing_is_there(start_redis: Callable[..., RedisServer]) -> None:
+    print(f"HOLDFAST_SEED={SEED}")
+    server, dice, start = start_redis(appendonly=True, appendfsync="always"), Random(SEED), begun()
+    states = await snapshots(start)
+    place, clock = place_of(server, "torn"), ManualClock(start)
+    play = Play(place.storage(clock), clock)
+    await play.storage.open()
+    (file,) = (server.folder / "appendonlydir").glob("*.incr.aof")
+    sizes = [file.stat().st_size]
+    for act in ACTS:
+        clock.advance(act.rest)
+        await act.call(play)
+        sizes.append(file.stat().st_size)
+    await play.storage.close()
+
+    writing = [calls for calls in range(len(ACTS)) if sizes[calls + 1] > sizes[calls]]
+    # Backwards, so that cutting off more of its file is all that it takes.
+    for calls in sorted(dice.sample(writing, TORN), reverse=True):
+        server.kill()
+        os.truncate(file, dice.randrange(sizes[calls], sizes[calls + 1]))
+        server.start()
+        await matching(place, [(calls, states[calls])])
+        place.prove_whole()
+
+
+@pytest.mark.timeout(300)
+async def test_a_server_may_be_killed_at_any_moment(
+    start_redis: Callable[..., RedisServer], capsys: pytest.CaptureFixture[str]
+) -> None:
+    server, dice, start = start_redis(appendonly=True, appendfsync="always"), Random(SEED), begun()
+    states = await snapshots(start)
+    found = Counter[str]()
+    for number in range(ROUNDS):
+        last = dice.randrange(len(ACTS))
+        between = dice.sample(range(last), min(last, 2))
+        place = place_of(server, f"killed-{number}")
+        told = f"HOLDFAST_SEED={SEED}, round {number}, at {ACTS[last].name!r}"
+        print(told)
+        answered = await killed_at(server, place, ManualClock(start), last, between, dice.random() * JUST)
+        server.start()
+        candidates = [last + 1] if answered else [last, last + 1]
+        state = await matching(place, [(calls, states[calls]) for calls in candidates])
+        place.prove_whole()
+        refs: set[Ref] = {job.ref for job in states[state].seen[0]}
+        await finish(place, refs)
+        place.prove_whole()
+        found["answered" if answered else "done" if state > last else "undone"] += 1
+
+    with capsys.disabled():
+        print(f"\n{ROUNDS} streams that a server's death cut short (HOLDFAST_SEED={SEED}): {dict(found)}")
+
+
+async def killed_at(
+    server: RedisServer, place: RedisPlace, clock: ManualClock, last: int, between: list[int], after: float
+) -> bool:
+    """Play the script to a call, within which the server is killed; return whether it was answered.
+
+    Between two calls it is killed and restarted; the storage goes on with what it has.
+    """
+    play = Play(place.storage(clock), clock)
+    await play.storage.open()
+    for number, act in enumerate(ACTS[: last + 1]):
+        if number in between:
+            await asyncio.to_thread(server.restart, kill=True)
+        clock.advance(act.rest)
+        if number < last:
+            await act.call(play)
+            continue
+        blow = asyncio.get_running_loop().run_in_executor(None, strike, server, after)
+        try:
+            await act.call(play)
+        except StorageUnavailableError:
+            return False
+        finally:
+            await blow
+            await play.storage.close()
+    return True
+
+
+def strike(server: RedisServer, after: float) -> None:
+    time.sleep(after)
+    server.kill()
