@@ -240,10 +240,12 @@ async def test_no_more_connections_are_opened_than_the_limit_and_few_are_kept(
     connections = connect(redis_server.url)
     base = base_of(connections)
 
+    # One is the test's own; whoever comes after the eighth is turned away.
+    redis_server.command("CONFIG", "SET", "maxclients", 8)
+
     await asyncio.gather(*(connections.call(ADD, base, 1) for _ in range(200)))
 
     assert await connections.call(READ, base) == b"200"
-    assert redis_server.command("INFO", "stats")["total_connections_received"] <= 1 + 6 + 200
     await until(lambda: clients(redis_server) <= 2)
 
 

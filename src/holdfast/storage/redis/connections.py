@@ -348,23 +348,24 @@ class _Home:
             try:
                 yield link
             except BaseException:
-                self._links.discard(link)
-                await link.drop()
+                await self._hang_up(link)
                 raise
-            if self._closed or len(pool.idle) >= KEPT:
-                self._links.discard(link)
-                await link.drop()
-            else:
-                pool.idle.append(link)
+            pool.idle.append(link)
+            # While others wait for one, more than a few are wanted.
+            while pool.idle and (self._closed or (len(pool.idle) > KEPT and not pool.room.locked())):
+                await self._hang_up(pool.idle.pop(0))
 
     async def _idle(self, pool: _Pool) -> Link | None:
         while pool.idle:
             link = pool.idle.pop()
             if not (link.retired or link.stale):
                 return link
-            self._links.discard(link)
-            await link.drop()
+            await self._hang_up(link)
         return None
+
+    async def _hang_up(self, link: Link) -> None:
+        self._links.discard(link)
+        await link.drop()
 
     async def _connect(self, place: Place) -> Link:
         try:
