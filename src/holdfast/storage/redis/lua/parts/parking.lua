@@ -71,11 +71,6 @@ function Parking.unpark(queue, name, most)
   return #let_in
 end
 
--- Let in as many as there is room for, but no more than a limit; return how many that were.
-function Parking.let_in_some(queue, name, limit)
-  return Parking.unpark(queue, name, min(room(queue, name), limit))
-end
-
 -- Take a ready job out of line until there is room.
 function Parking.park(job, under)
   Shelf.move(job, { parked_under = under })

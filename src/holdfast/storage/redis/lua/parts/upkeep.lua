@@ -72,7 +72,7 @@ end
 
 local function look_at(queue, name, limit)
   if not starts_with(name, RATE) then
-    return Parking.let_in_some(queue, name, limit)
+    return Parking.unpark(queue, name, limit)
   end
   return Rates.queue_opens_at(queue) <= NOW and Parking.open_anew(queue, name, limit) or 0
 end
@@ -87,7 +87,7 @@ local function go_on(limit)
       break
     end
     local queue, name = parts_of(place)
-    let_in = let_in + Parking.let_in_some(queue, name, limit - let_in)
+    let_in = let_in + Parking.unpark(queue, name, limit - let_in)
     if Settings.task_paused(string.sub(name, #PAUSED + 1)) or call('EXISTS', key('parked', place)) == 0 then
       call('ZREM', key('resumed'), place)
     end
