@@ -9,12 +9,19 @@ from typing import Any, Protocol
 from holdfast.clock import Clock
 from holdfast.core.job import JobDetail, JobRecord, NewJob, Owner, Ref
 from holdfast.core.leadership import Term
+from holdfast.core.lease import Lease
 from holdfast.core.settlement import Settlement
+from holdfast.errors import StorageError
 from holdfast.storage.cursors import place_of
 from holdfast.storage.protocol import (
+    CLAIM_LIMIT,
     EVENTS_END,
+    PROMOTE_LIMIT,
+    SCAN_LIMIT,
+    SWEEP_LIMIT,
     Beat,
     Bid,
+    Cancelling,
     Change,
     EventPage,
     Exchanged,
@@ -29,9 +36,11 @@ from holdfast.storage.protocol import (
     Revised,
     Revision,
     Settings,
+    StalledLease,
     Survey,
     Swept,
     Target,
+    Verdict,
 )
 from holdfast.storage.redis.flow import answer_enqueue, answer_exchange, ask_enqueue, ask_exchange
 from holdfast.storage.redis.hand import answer_plan, answer_revise, answer_tune, ask_plan, ask_revise, ask_tune
@@ -98,15 +107,41 @@ class Cell:
     async def exchange(
         self, owner: Owner, settlements: Sequence[Settlement] = (), order: Order | None = None
     ) -> Exchanged:
-        """See `Storage.exchange`."""
-        reply = await self._call(
-            "exchange", ask_exchange(owner, settlements, order), durable=self._durable and bool(settlements)
-        )
-        return answer_exchange(reply, settlements)
+        """See `Storage.exchange`: as many calls as it takes, one as a rule."""
+        verdicts: list[Verdict] = []
+        leases: list[Lease] = []
+        looks, promotes = SCAN_LIMIT, PROMOTE_LIMIT
+        while True:
+            rest = settlements[len(verdicts) :]
+            more = order and Order(order.queues, min(order.room, CLAIM_LIMIT) - len(leases))
+            asked = ask_exchange(owner, rest, more, looks=looks, promotes=promotes)
+            try:
+                part = answer_exchange(await self._call("exchange", asked, durable=self._durable and bool(rest)), rest)
+            except StorageError:
+                if not leases:
+                    raise
+                # What was claimed so far must be run: nobody else will before its lease is out.
+                return Exchanged(tuple(verdicts), tuple(leases), left=True)
+            verdicts += part.exchanged.verdicts
+            leases += part.exchanged.leases
+            looks -= part.looked
+            promotes -= part.promoted
+            if not part.stopped:
+                return Exchanged(
+                    tuple(verdicts), tuple(leases), left=part.exchanged.left, next_due=part.exchanged.next_due
+                )
 
     async def renew(self, beat: Beat) -> Pulse:
-        """See `Storage.renew`."""
-        return answer_renew(await self._call("renew", ask_renew(beat)), beat)
+        """See `Storage.renew`: as many calls as it takes, one as a rule; the last remembers the worker."""
+        lost: list[tuple[Ref, int]] = []
+        cancelling: list[Cancelling] = []
+        while True:
+            pulse, renewed = answer_renew(await self._call("renew", ask_renew(beat)), beat)
+            lost += pulse.lost
+            cancelling += pulse.cancelling
+            if renewed == len(beat.renewals):
+                return Pulse(tuple(lost), tuple(cancelling), pulse.orders)
+            beat = Beat(beat.owner, beat.renewals[renewed:], beat.worker, beat.events, beat.last)
 
     async def sweep(self, bid: Bid) -> Swept:
         """See `Storage.sweep`: as many calls as its limits take."""
@@ -122,8 +157,14 @@ class Cell:
         return joined(parts)
 
     async def reclaim(self, dead: str, owner: Owner) -> Reclaimed:
-        """See `Storage.reclaim`."""
-        return answer_reclaim(await self._call("reclaim", ask_reclaim(dead, owner)))
+        """See `Storage.reclaim`: as many calls as its limit takes."""
+        stalled: list[StalledLease] = []
+        while True:
+            asked = ask_reclaim(dead, owner, SWEEP_LIMIT - len(stalled))
+            taken = answer_reclaim(await self._call("reclaim", asked))
+            stalled += taken.stalled
+            if not taken.more or len(stalled) >= SWEEP_LIMIT:
+                return Reclaimed(tuple(stalled), more=taken.more)
 
     async def resign(self, term: Term) -> None:
         """See `Storage.resign`."""

@@ -47,6 +47,20 @@ class _Exchange(Struct, omit_defaults=True, kw_only=True):
     settlements: list[Settling]
     queues: tuple[str, ...] = ()
     room: int | None = None
+    looks: int
+    promotes: int
+
+
+class Part(Struct, frozen=True):
+    """What one call made of an exchange: at so many jobs it looked, so many it let come into line.
+
+    `stopped`: the rest is left to the next call.
+    """
+
+    exchanged: Exchanged
+    looked: int
+    promoted: int
+    stopped: bool
 
 
 def ask_enqueue(jobs: Sequence[NewJob]) -> list[bytes]:
@@ -63,8 +77,10 @@ def answer_enqueue(reply: Any, jobs: Sequence[NewJob]) -> list[Receipt]:
     ]
 
 
-def ask_exchange(owner: Owner, settlements: Sequence[Settlement], order: Order | None) -> list[bytes]:
-    """Return the request to settle and to claim."""
+def ask_exchange(
+    owner: Owner, settlements: Sequence[Settlement], order: Order | None, *, looks: int, promotes: int
+) -> list[bytes]:
+    """Return the request to settle and to claim: the claim may look at so many jobs, and let so many come into line."""
     parcel = Parcel()
     return parcel.sealed(
         _Exchange(
@@ -72,22 +88,25 @@ def ask_exchange(owner: Owner, settlements: Sequence[Settlement], order: Order |
             settlements=[_settling(asked, parcel) for asked in settlements],
             queues=() if order is None else order.queues,
             room=None if order is None else order.room,
+            looks=looks,
+            promotes=promotes,
         )
     )
 
 
-def answer_exchange(reply: Any, settlements: Sequence[Settlement]) -> Exchanged:
-    """Return what became of each settlement, and what was claimed."""
-    verdicts, leases, left, next_due = reply
-    return Exchanged(
+def answer_exchange(reply: Any, settlements: Sequence[Settlement]) -> Part:
+    """Return what became of each settlement that there was time for, and what was claimed."""
+    verdicts, leases, left, next_due, looked, promoted, stopped = reply
+    exchanged = Exchanged(
         tuple(
             Verdict(asked.ref, asked.fence, verdict.decode())
-            for asked, verdict in zip(settlements, verdicts, strict=True)
+            for asked, verdict in zip(settlements, verdicts, strict=False)
         ),
         tuple(Lease(record(ref_of(ref), body, payload)) for ref, body, payload in leases),
         left=bool(left),
         next_due=next_due,
     )
+    return Part(exchanged, looked, promoted, bool(stopped))
 
 
 def _settling(asked: Settlement, parcel: Parcel) -> Settling:

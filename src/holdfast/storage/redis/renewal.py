@@ -66,16 +66,17 @@ def ask_renew(beat: Beat) -> list[bytes]:
     )
 
 
-def answer_renew(reply: Any, beat: Beat) -> Pulse:
-    """Return the exceptions."""
-    answer: tuple[list[int], list[tuple[int, bytes | None]], list[bytes]] = reply
-    lost, cancelling, orders = answer
+def answer_renew(reply: Any, beat: Beat) -> tuple[Pulse, int]:
+    """Return the exceptions, and of how many renewals there was time for."""
+    answer: tuple[list[int], list[tuple[int, bytes | None]], list[bytes], int] = reply
+    lost, cancelling, orders, renewed = answer
     asked = [(renewal.ref, renewal.fence) for renewal in beat.renewals]
-    return Pulse(
+    pulse = Pulse(
         tuple(asked[place - 1] for place in lost),
         tuple(_cancelling(asked[place - 1], reason) for place, reason in cancelling),
         tuple(order.decode() for order in orders),
     )
+    return pulse, renewed
 
 
 def _renewing(asked: Renewal) -> Renewing:

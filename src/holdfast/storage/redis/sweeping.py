@@ -43,6 +43,7 @@ class _Resign(Struct):
 class _Reclaim(Struct):
     dead: str
     owner: str
+    most: int
 
 
 def ask_sweep(bid: Bid, scope: str, place: tuple[int, int]) -> list[bytes]:
@@ -96,9 +97,9 @@ def joined(parts: Sequence[Swept]) -> Swept:
     )
 
 
-def ask_reclaim(dead: str, owner: Owner) -> list[bytes]:
-    """Return the request to take what a dead owner holds."""
-    return Parcel().sealed(_Reclaim(dead, owner.id))
+def ask_reclaim(dead: str, owner: Owner, most: int) -> list[bytes]:
+    """Return the request to take what a dead owner holds, so much at most."""
+    return Parcel().sealed(_Reclaim(dead, owner.id, most))
 
 
 def answer_reclaim(reply: Any) -> Reclaimed:

@@ -1,11 +1,13 @@
 #!lua flags=allow-oom
--- requires: flow, work
+-- requires: flow, work, purse
 -- exchange: apply each settlement whose run is the current one, then claim what is ordered.
 --
--- Request: {owner = {id, name, host, pid}, settlements, queues, room}.
+-- Request: {owner = {id, name, host, pid}, settlements, queues, room, looks, promotes}; a claim may look at so many jobs,
+-- and let so many come into line.
 -- A settlement is {ref, fence, state, result, error, reason, charge, keep, redrive_after, after, ended, events}: a
 -- state to finish in, or `after` to be put back; `events` a list of {body, name, by}; `by`: whether it says who did it.
--- Answer: {verdicts, leases, left, next_due}; a lease is {ref, record, payload}.
+-- Answer: {verdicts, leases, left, next_due, looked, promoted, stopped}; a lease is {ref, record, payload}. `stopped`: there
+-- was no time for the rest: for settlements without a verdict, or for more jobs than were looked at, and promoted.
 local owner = ASKED.owner
 
 -- What a settlement becomes where somebody has asked the job to stop; core/settlement.py says why.
@@ -98,23 +100,28 @@ local function settle(asked)
   return 'done'
 end
 
-local function claim(queues, room)
-  local leases, looks = {}, SCAN_LIMIT
+local SETTLING, STARTING, PROMOTING = 50, 30, 50
+
+local function claim(queues, room, looks)
+  local leases, left, promoted = {}, looks, 0
   room = min(room, CLAIM_LIMIT)
   for _, queue in ipairs(queues) do
-    if not Settings.queue_paused(queue) then
+    if not Settings.queue_paused(queue) and not Purse.is_empty() then
       local ready = key('ready', queue)
-      Flow.promote_due(queue, PROMOTE_LIMIT)
+      local due = Flow.promote_due(queue, Purse.affords(PROMOTING, ASKED.promotes - promoted))
+      Purse.pay(PROMOTING * due)
+      promoted = promoted + due
       if Rates.queue_opens_at(queue) <= NOW then
         Parking.open_up(queue)
       end
       Parking.let_in()
-      while #leases < room and looks > 0 and Rates.queue_opens_at(queue) <= NOW do
+      while #leases < room and left > 0 and not Purse.is_empty() and Rates.queue_opens_at(queue) <= NOW do
         local id = first_of(ready, 1)[1]
         if not id then
           break
         end
-        looks = looks - 1
+        left = left - 1
+        Purse.pay(STARTING)
         local job = Shelf.entry(ready, queue, id, 'waiting')
         if job and Record.lapsed(job) then
           Ends.expire(job)
@@ -130,7 +137,7 @@ local function claim(queues, room)
       end
     end
   end
-  return leases
+  return leases, looks - left, promoted, #leases < room and left > 0 and Purse.is_empty()
 end
 
 -- Whether a queue has a job that could be claimed, and when time alone gives it another.
@@ -154,12 +161,17 @@ end
 return carry_out(function()
   local verdicts = {}
   for number, asked in ipairs(ASKED.settlements) do
+    if Purse.is_empty() then
+      break
+    end
     verdicts[number] = settle(asked)
+    Purse.pay(SETTLING)
   end
   Parking.let_in()
-  local leases, left, next_due = {}, 0, nil
-  if ASKED.room then
-    leases = claim(ASKED.queues, ASKED.room)
+  local stopped = #verdicts < #ASKED.settlements
+  local leases, looked, promoted, left, next_due = {}, 0, 0, 0, nil
+  if ASKED.room and not stopped then
+    leases, looked, promoted, stopped = claim(ASKED.queues, ASKED.room, ASKED.looks)
     for _, queue in ipairs(ASKED.queues) do
       if not Settings.queue_paused(queue) then
         local ready, due = glance(queue)
@@ -168,5 +180,6 @@ return carry_out(function()
       end
     end
   end
-  return { verdicts, leases, left, next_due and max(0, next_due - NOW) or false }
+  local next_in = next_due and max(0, next_due - NOW) or false
+  return { verdicts, leases, left, next_in, looked, promoted, stopped and 1 or 0 }
 end)

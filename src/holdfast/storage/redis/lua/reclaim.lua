@@ -1,13 +1,15 @@
 #!lua flags=allow-oom
--- requires: reclaiming, audit, parking, work
+-- requires: reclaiming, audit, parking, work, purse
 -- reclaim: take every active job of an owner known to be dead, without grace.
 --
--- Request: {dead, owner}, both by their ids. Answer: {stalled, more}; a stalled one is as sweep's.
+-- Request: {dead, owner, most}: two ids, and how many at most. Answer: {stalled, more}; a stalled one is as sweep's.
 local held = key('held', ASKED.dead)
-local refs = first_of(held, SWEEP_LIMIT + 1)
-local more = #refs > SWEEP_LIMIT
+local TAKING = 60
+local most = Purse.affords(TAKING, min(ASKED.most, SWEEP_LIMIT))
+local refs = first_of(held, most + 1)
+local more = #refs > most
 local jobs = {}
-for number = 1, min(#refs, SWEEP_LIMIT) do
+for number = 1, min(#refs, most) do
   local job = Record.at(refs[number])
   if not job or job.state ~= 'active' or job.owner ~= ASKED.dead then
     job = Audit.check(held, refs[number], refs[number])

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- requires: flow, work
+-- requires: flow, work, purse
 -- renew: remember that an owner lives, and extend every lease it names that nobody has taken.
 --
 -- workers  HASH  of each worker by its owner's id: name, host, pid, its number, when it started, and what it told with
@@ -9,7 +9,8 @@
 --
 -- Request: {owner = {id, name, host, pid}, renewals, worker, events, last}. A renewal has the fields of Renewal, a line
 -- of its log {level, message, fields, ago}; an event is {body, ref}, its body's place and its job if it is of one.
--- Answer: {lost, cancelling, orders}; what is lost by its place among the renewals, {place, reason} of what shall stop.
+-- Answer: {lost, cancelling, orders, renewed}; what is lost by its place among the renewals, {place, reason} of what shall
+-- stop; `renewed`: for how many there was time. The worker and the events wait for the call that has time for all.
 local owner = ASKED.owner
 
 local function keep_log(job, lines)
@@ -79,35 +80,33 @@ local function extend(job, asked)
   end
 end
 
-local SPAN = 250
+local SPAN = 125
+local BEATING, EXTENDING = 8, 35
 
--- Extend what a beat has extended before, without a look at its record; return which those are.
-local function beat()
+-- Extend what a beat has extended before, without a look at its record, of a span of the renewals; return which those are.
+local function beat(first, last)
   local places, refs, extended = {}, {}, {}
-  for number, asked in ipairs(ASKED.renewals) do
+  for number = first, last do
+    local asked = ASKED.renewals[number]
     if asked.extend and not asked.log and not asked.progress then
       places[#places + 1], refs[#refs + 1] = number, asked.ref
     end
   end
-  for from = 1, #refs, SPAN do
-    local bodies = call('HMGET', key('beats'), unpack(refs, from, min(from + SPAN - 1, #refs)))
-    local leases, beats = {}, {}
-    for offset, body in ipairs(bodies) do
-      local number = places[from + offset - 1]
-      local asked = ASKED.renewals[number]
-      local job = body and Record.beat_of(body)
-      if job and job.fence == asked.fence and job.owner == owner.id then
-        local ends, run_until, progress_until = ends_of(job, asked)
-        job.heard_at, job.lease_until, job.run_until, job.progress_until = NOW, ends, run_until, progress_until
-        leases[#leases + 1], leases[#leases + 2] = ends, asked.ref
-        beats[#beats + 1], beats[#beats + 2] = asked.ref, Record.beat(job)
-        extended[number] = true
-      end
+  local leases, beats = {}, {}
+  for at, body in ipairs(#refs > 0 and call('HMGET', key('beats'), unpack(refs)) or {}) do
+    local asked = ASKED.renewals[places[at]]
+    local job = body and Record.beat_of(body)
+    if job and job.fence == asked.fence and job.owner == owner.id then
+      local ends, run_until, progress_until = ends_of(job, asked)
+      job.heard_at, job.lease_until, job.run_until, job.progress_until = NOW, ends, run_until, progress_until
+      leases[#leases + 1], leases[#leases + 2] = ends, asked.ref
+      beats[#beats + 1], beats[#beats + 2] = asked.ref, Record.beat(job)
+      extended[places[at]] = true
     end
-    if #leases > 0 then
-      call('ZADD', key('leases'), unpack(leases))
-      call('HSET', key('beats'), unpack(beats))
-    end
+  end
+  if #leases > 0 then
+    call('ZADD', key('leases'), unpack(leases))
+    call('HSET', key('beats'), unpack(beats))
   end
   return extended
 end
@@ -129,39 +128,52 @@ local function remember_worker()
 end
 
 local lost, cancelling, orders = {}, {}, {}
+
+local function renew(number, asked)
+  local job = Record.at(asked.ref)
+  if job and Record.holds(job, owner.id, asked.fence) then
+    if asked.extend then
+      extend(job, asked)
+    end
+    if job.cancel_at then
+      cancelling[#cancelling + 1] = { number, job.cancel_reason or false }
+    end
+    return
+  end
+  -- A run that this owner has settled meanwhile is not lost: beat and settlement crossed.
+  if job and job.settled_fence ~= asked.fence then
+    Flow.refused(job, owner.id, asked.fence, 'renew')
+  end
+  lost[#lost + 1] = number
+end
+
 return carry_out(function()
-  if #ASKED.renewals > 0 then
+  local renewals = ASKED.renewals
+  local renewed = 0
+  while renewed < #renewals and not Purse.is_empty() do
     Lease.note()
+    local last = min(renewed + SPAN, #renewals)
+    local extended = beat(renewed + 1, last)
+    for number = renewed + 1, last do
+      if not extended[number] then
+        renew(number, renewals[number])
+        Purse.pay(EXTENDING)
+      end
+      Purse.pay(BEATING)
+    end
+    renewed = last
   end
-  local extended = beat()
-  for number, asked in ipairs(ASKED.renewals) do
-    local job = not extended[number] and Record.at(asked.ref)
-    if extended[number] then
-      -- Nobody has asked it to stop, or it would not have been.
-    elseif job and Record.holds(job, owner.id, asked.fence) then
-      if asked.extend then
-        extend(job, asked)
+  if renewed == #renewals then
+    remember_worker()
+    for _, event in ipairs(ASKED.events) do
+      Journal.record_as_told(ARGV[event.body], event.ref)
+    end
+    local told = Settings.of('worker', owner.id)
+    for _, order in ipairs({ 'quiet', 'stop' }) do
+      if told[order] then
+        orders[#orders + 1] = order
       end
-      if job.cancel_at then
-        cancelling[#cancelling + 1] = { number, job.cancel_reason or false }
-      end
-    else
-      -- A run that this owner has settled meanwhile is not lost: beat and settlement crossed.
-      if job and job.settled_fence ~= asked.fence then
-        Flow.refused(job, owner.id, asked.fence, 'renew')
-      end
-      lost[#lost + 1] = number
     end
   end
-  remember_worker()
-  for _, event in ipairs(ASKED.events) do
-    Journal.record_as_told(ARGV[event.body], event.ref)
-  end
-  local told = Settings.of('worker', owner.id)
-  for _, order in ipairs({ 'quiet', 'stop' }) do
-    if told[order] then
-      orders[#orders + 1] = order
-    end
-  end
-  return { lost, cancelling, orders }
+  return { lost, cancelling, orders, renewed }
 end)

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- requires: upkeep, suspicion, reclaiming, timetable
+-- requires: upkeep, suspicion, reclaiming, timetable, purse
 -- sweep: elect the bidder if need be, then do one bounded turn of the chores.
 --
 -- leader  HASH  owner, epoch, length and `until` of the term; when a leader swept_at last, and after a gap resumed_at
@@ -94,16 +94,13 @@ local CHORES = {
 }
 local COUNTED = 8
 
--- How many microseconds one call may take, by the prices of what it does.
-local PURSE = 2500
-
-local did, troubles, more, purse = {}, {}, false, PURSE
+local did, troubles, more = {}, {}, false
 
 -- Do a chore as far as the purse goes, whatever happens to it; what it had done until then stays done. Return how many
 -- that were, and whether there was room for more.
 local function work_at(chore, limit)
   local name, price = chore[1], chore[3]
-  local room = price > 0 and min(limit, max(1, floor(purse / price))) or limit
+  local room = Purse.affords(price, limit)
   local well, result, unfinished, looks = pcall(chore[4], room)
   if not well then
     local text = type(result) == 'table' and result.err or tostring(result)
@@ -111,13 +108,13 @@ local function work_at(chore, limit)
     return 0, true
   end
   local count = result or 0
-  purse = purse - count * price - (looks or 0)
+  Purse.pay(count * price + (looks or 0))
   more = more or unfinished == true
   return count, count < room or room == limit
 end
 
 local go_on, done = ASKED.chore, ASKED.done
-while CHORES[go_on] and purse > 0 do
+while CHORES[go_on] and not Purse.is_empty() do
   local chore = CHORES[go_on]
   local count, went_round = work_at(chore, chore[2] - done)
   done = done + count

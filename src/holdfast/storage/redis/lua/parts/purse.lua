@@ -1,0 +1,17 @@
+-- requires: cell
+-- What one call may take: a server is busy with one script at a time, so none may go on for long. What a call has no time
+-- for it leaves to the next, which its caller makes at once. Prices are about what a thing takes, in microseconds.
+local Purse = { left = 3000 }
+
+function Purse.pay(price)
+  Purse.left = Purse.left - price
+end
+
+function Purse.is_empty()
+  return Purse.left <= 0
+end
+
+-- How many things of a price are left to be done, of so many; one is always.
+function Purse.affords(price, most)
+  return price > 0 and min(most, max(1, floor(Purse.left / price))) or most
+end
