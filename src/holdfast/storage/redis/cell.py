@@ -148,7 +148,13 @@ class Cell:
         place: tuple[int, int] | None = BEGIN
         parts: list[Swept] = []
         while place is not None:
-            part = answer_sweep(await self._call("sweep", ask_sweep(bid, self.scope, place)), bid, self.scope)
+            try:
+                part = answer_sweep(await self._call("sweep", ask_sweep(bid, self.scope, place)), bid, self.scope)
+            except StorageError:
+                if not any(done.stalled for done in parts):
+                    raise
+                # What was taken so far is to be settled: nobody else will before its lease is out.
+                return joined(parts, more=True)
             if part.swept.retry_in is not None:
                 # Another leads by now, and goes on with it.
                 return joined(parts) if parts else part.swept
@@ -161,7 +167,12 @@ class Cell:
         stalled: list[StalledLease] = []
         while True:
             asked = ask_reclaim(dead, owner, SWEEP_LIMIT - len(stalled))
-            taken = answer_reclaim(await self._call("reclaim", asked))
+            try:
+                taken = answer_reclaim(await self._call("reclaim", asked))
+            except StorageError:
+                if not stalled:
+                    raise
+                return Reclaimed(tuple(stalled), more=True)
             stalled += taken.stalled
             if not taken.more or len(stalled) >= SWEEP_LIMIT:
                 return Reclaimed(tuple(stalled), more=taken.more)

@@ -81,15 +81,15 @@ def answer_sweep(reply: Any, bid: Bid, scope: str) -> Part:
     return Part(swept, None if chore is None else (chore, done))
 
 
-def joined(parts: Sequence[Swept]) -> Swept:
-    """Return the parts of a sweep as one."""
+def joined(parts: Sequence[Swept], *, more: bool = False) -> Swept:
+    """Return the parts of a sweep as one; `more`: they are not all."""
     last = parts[-1]
     return Swept(
         last.terms,
         None,
         tuple(lease for part in parts for lease in part.stalled),
         {chore: sum(part.did[chore] for part in parts) for chore in CHORE_LIMITS},
-        more=any(part.more for part in parts),
+        more=more or any(part.more for part in parts),
         troubles=tuple(trouble for part in parts for trouble in part.troubles),
         due=last.due,
         next_tick=last.next_tick,

@@ -1,0 +1,209 @@
+"""What one script of a Redis has no time for is done by the next; a verb at its limits is whole all the same."""
+
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from holdfast.core.duration import moment
+from holdfast.core.events import QueueDrained
+from holdfast.core.job import Key, Owner
+from holdfast.core.lease import Lease
+from holdfast.core.lifecycle import State
+from holdfast.core.outcome import Returned
+from holdfast.errors import StorageUnavailableError
+from holdfast.storage.protocol import (
+    CLAIM_LIMIT,
+    RENEW_LIMIT,
+    SCAN_LIMIT,
+    SETTLE_LIMIT,
+    SWEEP_LIMIT,
+    Beat,
+    Bid,
+    NewLogLine,
+    Order,
+    Renewal,
+    WorkerInfo,
+)
+from holdfast.storage.redis.address import read
+from holdfast.storage.redis.cell import Cell
+from holdfast.storage.redis.connections import Connections
+from holdfast.storage.redis.library import Script
+from holdfast.testing import ManualClock
+from holdfast.testing.conformance.material import ALICE, QUEUE, REAPER, new_job, new_jobs, settled
+
+pytestmark = pytest.mark.redis
+
+
+class Wire:
+    """A way to the server that counts the calls of each script, and can be cut after so many more."""
+
+    def __init__(self, connections: Connections) -> None:
+        self.calls = Counter[str]()
+        self.cut_after: int | None = None
+        self._connections = connections
+
+    async def call(self, script: Script, base: str, *args: bytes | str | int, durable: bool = False) -> Any:
+        """Call a script, or find the way cut."""
+        if self.cut_after == 0:
+            raise StorageUnavailableError("cut")
+        if self.cut_after is not None:
+            self.cut_after -= 1
+        self.calls[script.name] += 1
+        return await self._connections.call(script, base, *args, durable=durable)
+
+
+@pytest.fixture
+async def wire(redis_url: str) -> AsyncIterator[Wire]:
+    connections = Connections(read(redis_url))
+    yield Wire(connections)
+    await connections.close()
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def cell(wire: Wire, clock: ManualClock, redis_url: str) -> Cell:
+    return Cell(wire, read(redis_url).bases[0], clock=clock)
+
+
+async def held(cell: Cell, number: int, owner: Owner = ALICE) -> list[Lease]:
+    """Enqueue so many jobs and claim them."""
+    jobs = new_jobs(number)
+    for start in range(0, number, 100):
+        await cell.enqueue(jobs[start : start + 100])
+    leases: list[Lease] = []
+    while won := (await cell.exchange(owner, (), Order((QUEUE,), CLAIM_LIMIT))).leases:
+        leases += won
+    return leases
+
+
+async def test_few_settlements_and_claims_are_one_script(cell: Cell, wire: Wire) -> None:
+    leases = await held(cell, 20)
+    await cell.enqueue([new_job(f"more-{number}") for number in range(20)])
+    wire.calls.clear()
+    answer = await cell.exchange(ALICE, [settled(lease, Returned(b"null")) for lease in leases], Order((QUEUE,), 20))
+
+    assert wire.calls == {"exchange": 1}
+    assert len(answer.leases) == 20
+
+
+async def test_all_that_a_call_may_settle_and_claim_is_settled_and_claimed(cell: Cell, wire: Wire) -> None:
+    leases = await held(cell, SETTLE_LIMIT)
+    await cell.enqueue([new_job(f"more-{number:03}") for number in range(CLAIM_LIMIT + 1)])
+    wire.calls.clear()
+    answer = await cell.exchange(
+        ALICE, [settled(lease, Returned(b"null")) for lease in leases], Order((QUEUE,), CLAIM_LIMIT)
+    )
+
+    assert [(verdict.ref, verdict.verdict) for verdict in answer.verdicts] == [(one.ref, "done") for one in leases]
+    assert [lease.ref.id for lease in answer.leases] == [f"more-{number:03}" for number in range(CLAIM_LIMIT)]
+    assert answer.left
+    assert wire.calls["exchange"] > 1
+
+
+async def test_a_claim_looks_at_no_more_jobs_for_being_several_scripts(cell: Cell, wire: Wire) -> None:
+    one = (Key("one"),)
+    await cell.enqueue([new_job("holder", keys=one)])
+    await cell.exchange(ALICE, (), Order((QUEUE,), 1))
+    for start in range(0, SCAN_LIMIT + 100, 100):
+        await cell.enqueue([new_job(f"job-{start + n:03}", keys=one) for n in range(100)])
+    wire.calls.clear()
+    answer = await cell.exchange(ALICE, (), Order((QUEUE,), 1))
+
+    assert (answer.leases, answer.left) == ((), True)
+    assert (await cell.survey()).queues[0].parked == SCAN_LIMIT
+    assert wire.calls["exchange"] > 1
+
+
+async def test_what_was_claimed_before_the_way_was_cut_is_handed_out(cell: Cell, wire: Wire) -> None:
+    await cell.enqueue(new_jobs(100))
+    await cell.enqueue([new_job(f"more-{number:03}") for number in range(100)])
+    wire.cut_after = 1
+    answer = await cell.exchange(ALICE, (), Order((QUEUE,), CLAIM_LIMIT))
+
+    assert 0 < len(answer.leases) < CLAIM_LIMIT
+    assert answer.left
+
+    wire.cut_after = None
+
+    assert (await cell.survey()).queues[0].counts[State.ACTIVE] == len(answer.leases)
+
+
+async def test_settlements_that_are_cut_off_are_made_again(cell: Cell, wire: Wire) -> None:
+    settlements = [settled(lease, Returned(b"null")) for lease in await held(cell, SETTLE_LIMIT)]
+    wire.cut_after = 1
+    with pytest.raises(StorageUnavailableError):
+        await cell.exchange(ALICE, settlements)
+    wire.cut_after = None
+    verdicts = [verdict.verdict for verdict in (await cell.exchange(ALICE, settlements)).verdicts]
+
+    assert set(verdicts) == {"duplicate", "done"}
+    assert verdicts == sorted(verdicts, reverse=True)
+
+
+async def test_all_leases_of_a_beat_are_renewed_and_the_rest_is_told_once(
+    cell: Cell, wire: Wire, clock: ManualClock
+) -> None:
+    leases = await held(cell, RENEW_LIMIT)
+    clock.advance(5)
+    line = (NewLogLine("info", "a line", {"k": "v"}),)
+    renewals = tuple(Renewal(lease.ref, lease.fence + number % 2, log=line) for number, lease in enumerate(leases))
+    told = (QueueDrained(queue="other", at=moment(0)),)
+    wire.calls.clear()
+    pulse = await cell.renew(Beat(ALICE, renewals, WorkerInfo(queues=(QUEUE,)), told))
+    details = await cell.get([lease.ref for lease in leases])
+    drained = [event for event in (await cell.events(limit=1000)).events if isinstance(event, QueueDrained)]
+
+    assert wire.calls["renew"] > 1
+    assert pulse.lost == tuple((one.ref, one.fence) for one in renewals[1::2])
+    assert [detail and (detail.job.heard_at, len(detail.log)) for detail in details[::2]] == [(clock.now(), 1)] * 250
+    assert len(drained) == 1
+    assert [worker.owner.id for worker in (await cell.survey()).workers] == [ALICE.id]
+
+
+async def test_all_that_a_reclaim_may_take_is_taken(cell: Cell, wire: Wire) -> None:
+    await held(cell, SWEEP_LIMIT + 10)
+    taken = await cell.reclaim(ALICE.id, REAPER)
+
+    assert (len(taken.stalled), taken.more) == (SWEEP_LIMIT, True)
+    assert wire.calls["reclaim"] > 1
+
+    rest = await cell.reclaim(ALICE.id, REAPER)
+
+    assert (len(rest.stalled), rest.more) == (10, False)
+
+
+async def test_what_was_reclaimed_before_the_way_was_cut_is_handed_out(cell: Cell, wire: Wire) -> None:
+    await held(cell, SWEEP_LIMIT)
+    wire.cut_after = 1
+    taken = await cell.reclaim(ALICE.id, REAPER)
+
+    assert 0 < len(taken.stalled) < SWEEP_LIMIT
+    assert taken.more
+
+
+async def test_what_was_swept_up_before_the_way_was_cut_is_handed_out(
+    cell: Cell, wire: Wire, clock: ManualClock
+) -> None:
+    await held(cell, SWEEP_LIMIT)
+    clock.advance(21)
+    await cell.sweep(Bid(REAPER))
+    clock.advance(21)
+    wire.cut_after = 1
+    swept = await cell.sweep(Bid(REAPER))
+
+    assert 0 < len(swept.stalled) < SWEEP_LIMIT
+    assert swept.did["reclaimed"] == len(swept.stalled)
+    assert swept.more
+    assert [term.owner for term in swept.terms] == [REAPER.id]
+
+
+async def test_a_sweep_that_is_cut_before_it_took_anything_says_so(cell: Cell, wire: Wire) -> None:
+    wire.cut_after = 0
+    with pytest.raises(StorageUnavailableError):
+        await cell.sweep(Bid(REAPER))
