@@ -4,11 +4,29 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from holdfast.core.job import Key
-from holdfast.storage.protocol import PROMOTE_LIMIT, Bid, Order, Settings, Target
+from holdfast.core.job import Key, RateKey
+from holdfast.core.schedule import Schedule
+from holdfast.storage.protocol import (
+    CLAIM_LIMIT,
+    PROMOTE_LIMIT,
+    Bid,
+    Cancel,
+    Delete,
+    Order,
+    PauseSchedule,
+    Planned,
+    PutSchedule,
+    Redrive,
+    RemoveSchedule,
+    Settings,
+    Target,
+    Tick,
+)
 from holdfast.storage.redis.address import read
+from holdfast.storage.redis.cell import CHANGED_AT_ONCE, REVISED_AT_ONCE
 from holdfast.storage.redis.storage import RedisStorage
 from holdfast.testing import ManualClock
+from tests.servers import RedisServer
 from tests.storage.worlds import job, owner
 
 pytestmark = pytest.mark.redis
@@ -53,3 +71,63 @@ async def test_what_a_pause_has_kept_is_not_looked_for_among_thousands(storage: 
     assert len(claimed) == PROMOTE_LIMIT
 
     assert await parked(storage) == full
+
+
+async def test_more_revisions_than_a_script_makes_are_made_all_the_same(storage: RedisStorage) -> None:
+    jobs = [job(f"{n:03}") for n in range(2 * REVISED_AT_ONCE + 20)]
+    await storage.enqueue(jobs)
+    cancelled = await storage.revise([Cancel(one.ref) for one in (*jobs, jobs[0])])
+    redriven = await storage.revise([Redrive(one.ref) for one in jobs])
+
+    assert [(one.ref, one.verdict) for one in cancelled] == [
+        *((one.ref, "done") for one in jobs),
+        (jobs[0].ref, "refused"),
+    ]
+    assert {one.verdict for one in redriven} == {"done"}
+    assert await storage.revise([]) == []
+
+
+async def test_ticks_of_one_call_are_in_the_order_they_were_given(storage: RedisStorage) -> None:
+    names = [f"{n:02}" for n in range(3 * CHANGED_AT_ONCE, 0, -1)]
+    await storage.plan([PutSchedule(Schedule(name=name, job=job(""), every=9, next_tick=9)) for name in names])
+    planned = await storage.plan([Tick(name, 0, 9, 18, job(name, schedule=name, tick=9)) for name in names])
+    claimed = (await storage.exchange(WORKER, (), Order(("q",), CLAIM_LIMIT))).leases
+
+    assert [(one.verdict, one.ref and one.ref.id) for one in planned] == [("done", name) for name in names]
+    assert [lease.ref.id for lease in claimed] == names
+
+
+async def test_a_schedule_that_is_removed_leaves_nothing_behind_but_its_jobs(redis_server: RedisServer) -> None:
+    def keys() -> set[bytes]:
+        return set(redis_server.command("KEYS", "*"))
+
+    storage = RedisStorage(read(redis_server.url), clock=ManualClock())
+    await storage.open()
+    before = keys()
+    await storage.plan([PutSchedule(Schedule(name="s", job=job(""), every=9, next_tick=9))])
+    await storage.plan([Tick("s", 0, 9, 18, job("of-a-tick", schedule="s", tick=9))])
+    await storage.plan([RemoveSchedule("s")])
+
+    assert [key for key in keys() if b"schedule" in key or b":ticks" in key or b"reached" in key] == []
+    assert await storage.plan([PauseSchedule("s", True)]) == [Planned("s", "gone")]
+
+    await storage.revise([Delete(job("of-a-tick").ref)])
+    await storage.close()
+
+    assert {key.split(b":")[1] for key in keys() - before} <= {b"counters", b"events", b"queues", b"dues", b"clock"}
+
+
+async def test_whom_a_new_rate_lets_start_is_let_in_by_the_claims_that_follow(storage: RedisStorage) -> None:
+    queues, slow = [f"q{n}" for n in range(3)], (RateKey("task:t", 3_600_000_000),)
+    for queue in queues:
+        await storage.enqueue([job(f"{n}", queue, rates=slow) for n in range(PROMOTE_LIMIT)])
+        while (await storage.exchange(WORKER, (), Order((queue,), 1))).left:
+            pass
+    await storage.tune(Target("task", "t"), Settings(rate=RateKey("task:t", 0)))
+    claimed = 0
+    for queue in queues:
+        while leases := (await storage.exchange(WORKER, (), Order((queue,), CLAIM_LIMIT))).leases:
+            claimed += len(leases)
+    left = sum(survey.parked for survey in (await storage.survey(queues)).queues)
+
+    assert (left, claimed) == (0, 3 * (PROMOTE_LIMIT - 1))
