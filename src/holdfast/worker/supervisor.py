@@ -251,7 +251,8 @@ class Supervisor:
             self._proven = True
             said += part[: LONGEST - len(said)]
             if self._storage is None and b"\n" in said:
-                # To import a driver takes longer than to bury a child, and a burial, which tells of trouble, is in a hurry.
+                # To import a driver takes longer than to bury a child, and a burial is in a hurry. If there is trouble,
+                # the burial tells of it.
                 with contextlib.suppress(Exception):
                     self._storage = locate(msgspec.json.decode(said.partition(b"\n")[0], type=Hello).url)
 
