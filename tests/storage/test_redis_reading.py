@@ -214,3 +214,21 @@ async def test_what_cannot_be_read_is_shown_as_it_is_and_holds_nothing_up(
     assert isinstance(unreadable, UnreadableEvent)
     assert unreadable.body == shown
     assert isinstance(after, QueuePaused)
+
+
+async def test_a_log_that_somebody_has_cut_about_is_read_to_its_end(redis_url: str) -> None:
+    storage = RedisStorage(read(redis_url))
+    server, _, namespace = redis_url.partition("?")
+    for number in range(9):
+        await storage.tune(Target("queue", "q"), Settings(paused=number % 2 == 0))
+    with client_of(server) as client:
+        stream = f"{{{namespace.rpartition('namespace=')[2]}}}:events"
+        command(client, "XDEL", stream, "0-4", "0-9")
+    whole = await storage.events()
+    one_by_one = [(await storage.events(str(place), limit=1)).events for place in range(9)]
+    of_one = await storage.events(ref=Ref("q", "nobody"))
+    await storage.close()
+
+    assert [event.cursor for event in whole.events] == ["1", "2", "3", "5", "6", "7", "8"]
+    assert [event.cursor for events in one_by_one for event in events] == ["1", "2", "3", "5", "5", "6", "7", "8"]
+    assert (whole.next, of_one.next, of_one.events) == ("9", "9", ())

@@ -7,7 +7,11 @@
 -- Answer: {entries, next, oldest, last}. An entry is one of the stream's; `next`: the number of the last that was
 -- looked at; `oldest`: the number before the oldest that is kept, where the place asked for is not there, else false.
 local EVENT_LOAN = 5000000
-local READS, LOOKS = 250, 500
+local AT_ONCE, LOOKS, BYTES = 50, 400, 1048576
+
+local function number_of(id)
+  return tonumber(string.sub(id, 3))
+end
 
 -- The number before the oldest entry that is kept, and that of the newest there ever was.
 local function bounds()
@@ -15,27 +19,27 @@ local function bounds()
     return 0, 0
   end
   local told = call('XINFO', 'STREAM', key('events'))
-  local length, last
+  local first, last
   for at = 1, #told, 2 do
-    if told[at] == 'length' then
-      length = told[at + 1]
+    if told[at] == 'first-entry' then
+      first = told[at + 1]
     elseif told[at] == 'last-generated-id' then
-      last = tonumber(string.sub(told[at + 1], 3))
+      last = number_of(told[at + 1])
     end
   end
-  return last - length, last
+  return first and number_of(first[1]) - 1 or last, last
 end
 
 local trimmed, last = bounds()
 
-local function is_of(entry, ref)
-  local fields = entry[2]
+-- Whether an entry is of a job, and how long it is.
+local function look_at(entry, ref)
+  local fields, is_of, size = entry[2], false, 0
   for at = 1, #fields, 2 do
-    if fields[at] == 'j' then
-      return fields[at + 1] == ref
-    end
+    size = size + #fields[at + 1]
+    is_of = is_of or fields[at] == 'j' and fields[at + 1] == ref
   end
-  return false
+  return is_of, size
 end
 
 local function read(after, limit, ref)
@@ -44,23 +48,26 @@ local function read(after, limit, ref)
   if after < trimmed or after > last then
     after, oldest = trimmed, trimmed
   end
-  local entries = limit > 0
-      and call('XRANGE', key('events'), '(0-' .. after, '+', 'COUNT', ref and LOOKS or min(limit, READS))
-    or {}
-  if not ref then
-    return { entries, after + #entries, oldest, last }
-  end
-  local found, looked = {}, 0
-  for _, entry in ipairs(entries) do
-    looked = looked + 1
-    if is_of(entry, ref) then
-      found[#found + 1] = entry
-      if #found == limit then
-        break
+  local found, looks, bytes = {}, 0, 0
+  while #found < limit and looks < LOOKS and bytes < BYTES and after < last do
+    local count = ref and AT_ONCE or min(limit - #found, AT_ONCE)
+    local entries = call('XRANGE', key('events'), '(0-' .. whole(after), '+', 'COUNT', count)
+    if #entries == 0 then
+      -- Somebody has deleted them by hand.
+      after = last
+    end
+    for _, entry in ipairs(entries) do
+      local is_of, size = look_at(entry, ref)
+      after, looks, bytes = number_of(entry[1]), looks + 1, bytes + size
+      if is_of or not ref then
+        found[#found + 1] = entry
+        if #found == limit then
+          break
+        end
       end
     end
   end
-  return { found, after + looked, oldest, last }
+  return { found, after, oldest, last }
 end
 
 -- Lend a named reader's next batch to this caller alone.
