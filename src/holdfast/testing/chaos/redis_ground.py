@@ -28,8 +28,7 @@ _SETTINGS = (
     ("bind", "127.0.0.1"),
     ("daemonize", "no"),
     ("save", '""'),
-    # Whatever was acknowledged is on disk: then a kill may lose nothing that anybody was told of.
-    ("appendonly", "yes"),
+    # With `appendonly` whatever was acknowledged is on disk: then a kill may lose nothing that anybody was told of.
     ("appendfsync", "always"),
     ("maxmemory-policy", "noeviction"),
     ("enable-debug-command", "yes"),
@@ -38,12 +37,13 @@ _SETTINGS = (
 
 
 class RedisGround:
-    """One server, with everything kept on disk."""
+    """One server, with everything kept on disk; or nothing, which an audit must find out."""
 
-    def __init__(self, folder: Path, *, brand: str = "redis") -> None:
+    def __init__(self, folder: Path, *, brand: str = "redis", keeps: bool = True) -> None:
         self.lock: str | None = None
         self._brand = brand
         self._program = f"{brand}-server"
+        self._keeps = keeps
         self.without: dict[str, str] = {}
         self._folder = folder / "server"
         self._port = 0
@@ -60,7 +60,8 @@ class RedisGround:
             raise UsageError(f"there is no {self._program} on the PATH; install one (make servers)")
         self._folder.mkdir()
         self._port = free_port()
-        settings = (*_SETTINGS, ("port", str(self._port)), ("dir", str(self._folder)))
+        kept = ("appendonly", "yes" if self._keeps else "no")
+        settings = (*_SETTINGS, kept, ("port", str(self._port)), ("dir", str(self._folder)))
         (self._folder / "server.conf").write_text("".join(f"{name} {value}\n" for name, value in settings))
         await self.start()
 

@@ -59,7 +59,10 @@ Say = Callable[[str], object]
 
 
 class Act(Struct, frozen=True, kw_only=True):
-    """Some time of chaos on a storage of its own, under one timing."""
+    """Some time of chaos on a storage of its own, under one timing.
+
+    `control`: on a server that forgets everything when it dies; then the audit must not hold.
+    """
 
     name: str
     storage: str
@@ -67,6 +70,7 @@ class Act(Struct, frozen=True, kw_only=True):
     seconds: float
     seed: int
     keep: bool = False
+    control: bool = False
 
 
 class Outcome(Struct, kw_only=True):
@@ -90,7 +94,7 @@ async def play(act: Act, *, clock: Clock, say: Say) -> Outcome:
         UsageError: there is no such storage, or no server for it.
         StorageError: it cannot be used before any fault.
     """
-    made, own = _ground(act.storage)
+    made, own = _ground(act.storage, control=act.control)
     folder = Path(tempfile.mkdtemp(prefix="holdfast-chaos-"))
     stage = made(folder)
     kept = act.keep
@@ -108,16 +112,18 @@ async def play(act: Act, *, clock: Clock, say: Say) -> Outcome:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _ground(storage: str) -> tuple[Callable[[Path], Ground], dict[str, Fault]]:
+def _ground(storage: str, *, control: bool) -> tuple[Callable[[Path], Ground], dict[str, Fault]]:
     """Return what makes the ground of that name in a folder, and its own faults."""
     match storage:
+        case "sqlite" if control:
+            raise UsageError("a SQLite file cannot be made to forget; take the control with --storage redis")
         case "sqlite":
             return SQLiteGround, SQLITE
         case "redis" | "valkey" if find_spec("redis") is not None:
             from holdfast.testing.chaos.redis_faults import REDIS
             from holdfast.testing.chaos.redis_ground import RedisGround
 
-            return partial(RedisGround, brand=storage), REDIS
+            return partial(RedisGround, brand=storage, keeps=not control), REDIS
         case "redis" | "valkey":
             raise UsageError(f"{storage} needs redis-py: pip install 'holdfast[redis]'")
         case _:
