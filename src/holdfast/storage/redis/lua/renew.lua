@@ -81,7 +81,7 @@ local function extend(job, asked)
 end
 
 local SPAN = 125
-local BEATING, EXTENDING = 8, 35
+local BEATING, EXTENDING = 6, 35
 
 -- Extend what a beat has extended before, without a look at its record, of a span of the renewals; return which those are.
 local function beat(first, last)
