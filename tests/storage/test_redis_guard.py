@@ -266,6 +266,26 @@ async def test_of_a_cluster_every_node_must_keep_its_keys(guarded: Guarded, redi
         await guarded(redis_cluster.url).admit()
 
 
+async def test_a_node_that_is_away_keeps_nobody_from_the_others_and_is_a_finding(
+    guarded: Guarded, redis_cluster: RedisCluster
+) -> None:
+    away = redis_cluster.masters[2]
+    away.stop()
+    guard = guarded(redis_cluster.url)
+
+    await guard.admit()
+
+    [finding] = [
+        finding for finding in await guard.examine() if finding.level == "error" and finding.subject == "server"
+    ]
+    assert away.address in finding.message
+
+    for node in redis_cluster.masters[:2]:
+        node.stop()
+    with pytest.raises(StorageUnavailableError):
+        await guard.admit()
+
+
 async def test_behind_sentinels_the_master_is_looked_at(guarded: Guarded, redis_sentinels: RedisSentinels) -> None:
     guard = guarded(redis_sentinels.url)
 

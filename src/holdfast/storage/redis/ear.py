@@ -5,10 +5,11 @@ listen(topics) ──► Hub ──► who is wanted where ──► a line to e
                     └── knock ◄── a message, or a subscription that has begun: what came before it nobody heard
 
 A line that breaks is laid anew, with patience and for ever; its subscriptions begin again, so each of its listeners is
-knocked once. An idle line costs a PING every fifteen seconds. Nothing of this is raised into anybody.
+knocked once. An idle line costs a PING a minute. Nothing of this is raised into anybody.
 """
 
 import asyncio
+import contextlib
 import contextvars
 import logging
 from collections import Counter, deque
@@ -31,8 +32,11 @@ from holdfast.waiting import first
 PATIENCE = Patience(0.1, 5.0)
 """Between two tries to hear a server."""
 
-PING_EVERY = 15.0
-"""Seconds after which an idle line is tried, and after which one that did not answer is given up."""
+PING_EVERY = 60.0
+"""Seconds after which an idle line is tried, and after which one that did not answer is given up.
+
+The kernel finds out much sooner that a server's host is gone. This is for what answers in the server's place.
+"""
 
 LINGERING = 10.0
 """Seconds that the lines stay when nobody listens any more: the next one who waits for a result comes soon."""
@@ -173,8 +177,10 @@ class _Post:
             running = None
         if running is self._loop:
             self._news.set()
-        elif not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._news.set)
+        else:
+            # Nobody is left to listen on a loop that has closed.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._news.set)
 
     async def _keep(self) -> None:
         try:

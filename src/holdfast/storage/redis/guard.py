@@ -59,6 +59,8 @@ class Server:
     info: Mapping[str, str] | None
     settings: Mapping[str, str]
     refusal: str = ""
+    gone: StorageError | None = None
+    """It cannot be asked at all. What has its jobs there waits; the others go on."""
 
     @property
     def brand(self) -> str:
@@ -111,6 +113,7 @@ class Guard:
         self._connections = connections
         self._address = connections.address
         self._next_look = 0.0
+        self._briefly = False
         self._troubles: set[str] = set()
         self._fleeting: set[Place] = set()
 
@@ -122,6 +125,7 @@ class Guard:
         """
         servers = await inspect(self._connections)
         self._next_look = asyncio.get_running_loop().time() + LOOK_AGAIN
+        self._briefly = all("maxmemory_policy" in (server.info or {}) for server in servers if server.gone is None)
         check(servers, self._address)
         for server in servers:
             if not server.appends and server.snapshots is False and server.place not in self._fleeting:
@@ -139,7 +143,7 @@ class Guard:
             return []
         self._next_look = now + LOOK_AGAIN
         try:
-            servers = await inspect(self._connections)
+            servers = await inspect(self._connections, briefly=self._briefly)
         except StorageError:
             # Whoever calls a verb is told as well.
             return []
@@ -155,12 +159,12 @@ class Guard:
         """Return whatever endangers the promise, each with its remedy."""
         servers = await inspect(self._connections)
         findings = [finding for server in servers for finding in _findings(server, self._address)]
+        there = [server.place for server in servers if server.gone is None]
         if self._address.kind == "cluster":
-            findings.append(await self._state())
-        return [*findings, *[await self._scripts(server.place) for server in servers]]
+            findings.append(await self._state(there[0]))
+        return [*findings, *[await self._scripts(place) for place in there]]
 
-    async def _state(self) -> Finding:
-        [place, *_] = await self._connections.places()
+    async def _state(self, place: Place) -> Finding:
         try:
             told = _lines(text(await self._connections.ask(place, "CLUSTER", "INFO")))
         except StorageError as error:
@@ -192,16 +196,26 @@ class Guard:
         )
 
 
-async def inspect(connections: Connections) -> list[Server]:
-    """Ask every server what it is.
+async def inspect(connections: Connections, *, briefly: bool = False) -> list[Server]:
+    """Ask every server what it is; `briefly`: without the settings that it does not tell by itself.
 
     Raises:
-        StorageError: one is out of reach, or lets nobody in.
+        StorageError: all are out of reach, or let nobody in.
     """
     places = await connections.places()
-    asked = [("INFO",), ("CONFIG", "GET", *_SETTINGS)]
-    replies = await asyncio.gather(*(connections.ask_all(place, asked) for place in places))
-    return [_read(place, info, settings) for place, (info, settings) in zip(places, replies, strict=True)]
+    asked = [("INFO",)] if briefly else [("INFO",), ("CONFIG", "GET", *_SETTINGS)]
+    outcomes = await asyncio.gather(*(connections.ask_all(place, asked) for place in places), return_exceptions=True)
+    servers: list[Server] = []
+    for place, outcome in zip(places, outcomes, strict=True):
+        if isinstance(outcome, StorageError):
+            servers.append(Server(place, None, {}, gone=outcome))
+        elif isinstance(outcome, BaseException):
+            raise outcome
+        else:
+            servers.append(_read(place, *outcome))
+    if all(server.gone is not None for server in servers):
+        raise servers[0].gone or StorageUnavailableError(f"{connections.address.shown} has no servers")
+    return servers
 
 
 def check(servers: Sequence[Server], address: RedisAddress) -> None:
@@ -217,7 +231,7 @@ def check(servers: Sequence[Server], address: RedisAddress) -> None:
             raise error
 
 
-def _read(place: Place, info: Reply, settings: Reply) -> Server:
+def _read(place: Place, info: Reply, settings: Reply = None) -> Server:
     refusal = said(info) or said(settings)
     told = None if said(info) is not None else _lines(text(info))
     words = [text(word) for word in cast("list[object]", settings)] if isinstance(settings, list) else []
@@ -231,6 +245,8 @@ def _lines(info: str) -> dict[str, str]:
 
 def _refusal(server: Server, address: RedisAddress) -> StorageError | None:
     at = f"{address.shown} ({server.place})"
+    if server.gone is not None:
+        return None
     if server.info is None:
         if address.allow_unchecked:
             return None
@@ -272,6 +288,9 @@ def _version(said: str) -> tuple[int, ...]:
 
 
 def _findings(server: Server, address: RedisAddress) -> Iterator[Finding]:
+    if server.gone is not None:
+        yield Finding("error", "server", f"{server.place} is out of reach: {server.gone}", "see that it runs")
+        return
     refusal = _refusal(server, address)
     name = f"{server.brand} {server.version} at {server.place}"
     if refusal is not None:

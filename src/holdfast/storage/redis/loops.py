@@ -48,9 +48,7 @@ class PerLoop(Generic[T]):
             if loop is here:
                 await close(thing)
             else:
-                # It may be blocked; then this goes on without it, and it closes what it has when it can.
-                closing = asyncio.run_coroutine_threadsafe(close(thing), loop)
-                await asyncio.wait([asyncio.wrap_future(closing)], timeout=CLOSING)
+                await _elsewhere(close(thing), loop)
 
     def everywhere(self, tell: Callable[[T], object]) -> None:
         """Have each loop do something with its thing, soon."""
@@ -72,6 +70,20 @@ class PerLoop(Generic[T]):
             self._abandon(thing)
         # Never collected: the end of a connection or a task is told to an event loop that the parent runs.
         _abandoned.extend(things)
+
+
+async def _elsewhere(closing: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop) -> None:
+    try:
+        ended = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(closing, loop))
+    except RuntimeError:
+        # That loop has ended in between, and closed what it had.
+        closing.close()
+        return
+    # It may be blocked; then this goes on without it, and it closes what it has when it can.
+    done, _ = await asyncio.wait([ended], timeout=CLOSING)
+    for one in done:
+        if not one.cancelled():
+            one.result()
 
 
 _all: "weakref.WeakSet[PerLoop[Any]]" = weakref.WeakSet()
