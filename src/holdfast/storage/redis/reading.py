@@ -19,16 +19,16 @@ from holdfast.storage.protocol import Query, QueueSurvey, Reader, Settings, Surv
 from holdfast.storage.redis.hand import schedule_of, settings_of
 from holdfast.storage.redis.records import Parcel, record, ref_of, ref_text
 
-_INDEXES_AT_ONCE = 256
+_INDEXES_AT_ONCE = 224
 """How many indexes one step of a listing looks at."""
 
 _LOOKED_UP_AT_ONCE = 128
 """In how many queues one step looks for a job of an id."""
 
-GOT_AT_ONCE = 128
+GOT_AT_ONCE = 100
 """How many jobs one step is asked for."""
 
-SURVEYED_AT_ONCE = 64
+SURVEYED_AT_ONCE = 50
 """How many queues one step of a survey looks at."""
 
 _STATES = (

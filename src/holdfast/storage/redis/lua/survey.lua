@@ -20,9 +20,13 @@ local function oldest(queue)
 end
 
 local function row_of(queue)
-  local row = { queue, call('ZCARD', key('ready', queue)), oldest(queue) }
+  local row = { queue, 0, false }
   for number, state in ipairs(STATES) do
     row[3 + number] = call('ZCARD', key('in', pair(queue, state)))
+  end
+  -- Of a queue where nobody waits that is all.
+  if row[5] + row[6] > 0 then
+    row[2], row[3] = call('ZCARD', key('ready', queue)), oldest(queue)
   end
   return row
 end
