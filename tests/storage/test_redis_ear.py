@@ -9,11 +9,14 @@ from random import Random
 import pytest
 
 from holdfast.core.patience import Patience
+from holdfast.errors import StorageUnavailableError
 from holdfast.storage.notices import Listener
+from holdfast.storage.redis import connections as calls
 from holdfast.storage.redis import ear as module
 from holdfast.storage.redis.address import read
 from holdfast.storage.redis.connections import Connections
 from holdfast.storage.redis.ear import Ear, channel
+from holdfast.testing.proxy import Proxy
 from tests import servers
 from tests.servers import RedisServer
 from tests.storage.forks import forked
@@ -228,6 +231,33 @@ async def test_a_server_that_says_nothing_any_more_is_given_up_and_found_again(
     redis_server.thaw()
 
     await woken(listener)
+
+
+async def test_when_a_call_goes_unanswered_the_line_is_tried_at_once(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ANSWERING", 0.2)
+    monkeypatch.setattr(calls, "ANSWERING", 0.2)
+    with Proxy(redis_server.port) as proxy:
+        connections = Connections(read(f"redis://{proxy.address}"))
+        ear = Ear(connections, lambda topic: [BASE])
+        listener = ear.listen(["queue:mail"])
+        await subscribed(redis_server, "queue:mail")
+        await woken(listener)
+        await connections.tell(BASE, "GET", f"{BASE}:n")
+        assert await asleep(listener)
+        proxy.abandon()
+
+        with pytest.raises(StorageUnavailableError):
+            await connections.tell(BASE, "GET", f"{BASE}:n")
+
+        await woken(listener)
+        while not await asleep(listener):
+            pass
+        publish(redis_server, "queue:mail")
+        await woken(listener)
+        await ear.close()
+        await connections.close()
 
 
 async def test_an_idle_line_costs_nothing_but_a_ping_now_and_then(

@@ -10,7 +10,7 @@ connection that is cut, or an answer that is late, leaves that open and is the c
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from random import Random
@@ -70,7 +70,11 @@ class Connections:
     def __init__(self, address: RedisAddress, *, rng: Random | None = None) -> None:
         self.address = address
         chance = rng or entropy()
-        self._homes = PerLoop(lambda: _Home(address, chance), abandon=_Home.abandon)
+        self.on_trouble: Callable[[Place], None] = lambda place: None
+        """Told when a server has not answered a call, on the event loop of that call."""
+        self._homes = PerLoop(
+            lambda: _Home(address, chance, lambda place: self.on_trouble(place)), abandon=_Home.abandon
+        )
 
     async def call(self, script: Script, base: str, *args: Word, durable: bool = False) -> Reply:
         """Call a script on a cell and return what it says.
@@ -202,7 +206,8 @@ class _Pool:
 class _Home:
     """The connections of one event loop; used on it and nowhere else."""
 
-    def __init__(self, address: RedisAddress, rng: Random) -> None:
+    def __init__(self, address: RedisAddress, rng: Random, trouble: Callable[[Place], None]) -> None:
+        self._trouble = trouble
         self.routes: Routes = routes(address)
         self._address = address
         self._rng = rng
@@ -243,6 +248,7 @@ class _Home:
             # What has cut one connection, or made it silent, has not spared those that are idle; each of them would be
             # found out by a call that waits for its answer in vain.
             self._retire(place)
+            self._trouble(place)
             raise
 
     async def _asked(

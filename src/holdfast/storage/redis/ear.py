@@ -25,7 +25,7 @@ from holdfast.errors import HoldfastError, StorageUnavailableError
 from holdfast.storage.notices import Hub, Listener
 from holdfast.storage.redis.address import Place
 from holdfast.storage.redis.connections import Connections
-from holdfast.storage.redis.link import Command, Link, Reply, said, text, why
+from holdfast.storage.redis.link import ANSWERING, Command, Link, Reply, said, text, why
 from holdfast.storage.redis.loops import PerLoop
 from holdfast.waiting import first
 
@@ -60,6 +60,7 @@ class Ear:
     ) -> None:
         chance = rng or entropy()
         self._posts = PerLoop(lambda: _Post(connections, bases_of, chance), abandon=_Post.abandon)
+        connections.on_trouble = self._doubt
 
     def listen(self, topics: Iterable[str]) -> Listener:
         """Start to listen on the running loop; a hint from now on is not missed, though it may come late."""
@@ -75,6 +76,10 @@ class Ear:
     def resume(self) -> None:
         """Go on for whoever has been listening since before the end."""
         self._posts.everywhere(_Post.resume)
+
+    def _doubt(self, place: Place) -> None:
+        if (post := self._posts.there()) is not None:
+            post.doubt(place)
 
 
 class _Hub(Hub):
@@ -147,6 +152,11 @@ class _Post:
         if self._deaf:
             self._deaf = False
             logger.info("the notices of %s come in again", self._connections.address.shown)
+
+    def doubt(self, place: Place) -> None:
+        """Try a line at once, for what has silenced a call may have silenced it, too."""
+        if (line := self._lines.get(place)) is not None:
+            line.doubt()
 
     def lost(self, line: "_Line", error: BaseException) -> None:
         """Note that a line is no more; its cells are looked for anew, after a rest."""
@@ -254,6 +264,7 @@ class _Line:
         self._leaving: Counter[str] = Counter()
         """How often leave of a channel has been asked for and not yet given."""
         self._pinged = False
+        self._doubted = False
         self._news = asyncio.Event()
         self._link: Link | None = None
         self._task = asyncio.get_running_loop().create_task(self._run(), name=f"holdfast-ear {place}")
@@ -273,6 +284,11 @@ class _Line:
             if self._arriving.pop(name, None) is None:
                 self._departing[name] = wish
             self._news.set()
+
+    def doubt(self) -> None:
+        """See soon whether the server still says anything."""
+        self._doubted = True
+        self._news.set()
 
     async def stop(self) -> None:
         """Hang up."""
@@ -300,7 +316,7 @@ class _Line:
     async def _read(self, link: Link) -> None:
         while True:
             self._heard(await link.hear())
-            self._pinged = False
+            self._pinged = self._doubted = False
 
     def _heard(self, reply: Reply) -> None:
         if (error := said(reply)) is not None:
@@ -327,15 +343,19 @@ class _Line:
             departing, self._departing = self._departing, {}
             arriving, self._arriving = self._arriving, {}
             self._leaving.update(departing.keys())
-            commands = [*_commands("SUNSUBSCRIBE", departing), *_commands("SSUBSCRIBE", arriving)]
+            commands: list[Command] = [*_commands("SUNSUBSCRIBE", departing), *_commands("SSUBSCRIBE", arriving)]
+            if self._doubted and not self._pinged:
+                self._pinged = True
+                commands.append(("PING",))
             if commands:
                 await link.send(commands)
+            within = ANSWERING if self._doubted else PING_EVERY
             try:
-                async with asyncio.timeout(PING_EVERY):
+                async with asyncio.timeout(within):
                     await self._news.wait()
             except TimeoutError:
                 if self._pinged:
-                    raise StorageUnavailableError(f"{self.place} has not answered for {PING_EVERY:g} s") from None
+                    raise StorageUnavailableError(f"{self.place} has not answered for {within:g} s") from None
                 self._pinged = True
                 await link.send([("PING",)])
 

@@ -36,6 +36,10 @@ class PerLoop(Generic[T]):
             thing = self._things[loop] = self._make()
             return thing, True
 
+    def there(self) -> T | None:
+        """Return what the running loop has so far."""
+        return self._things.get(asyncio.get_running_loop())
+
     async def close(self, close: Callable[[T], Coroutine[Any, Any, None]], *, keep: bool = False) -> None:
         """Close the thing of each loop, there; `keep`: it is used again if the loop comes back."""
         here = asyncio.get_running_loop()
