@@ -290,6 +290,13 @@ def command(client: redis.Redis, *words: object) -> Any:
     return untyped.execute_command(*words)
 
 
+def subscribed(server: RedisServer) -> list[dict[str, str]]:
+    """Return the connections of clients that listen to sharded channels there."""
+    told = str(server.command("CLIENT", "LIST"), "utf-8")
+    clients = [dict(pair.split("=", 1) for pair in line.split()) for line in told.splitlines()]
+    return [client for client in clients if int(client.get("ssub", 0))]
+
+
 def client_of(url: str, *, patience: float = 60, tries: int = 2) -> redis.Redis:
     """Return a connection: one that gives up late, for frozen servers, and asks twice, for restarted ones."""
     untyped: Any = redis.Redis

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
+from holdfast.core.events import JobReleased
 from holdfast.core.lifecycle import State
 from holdfast.errors import StorageFullError
 from holdfast.testing.proxy import Proxy
@@ -251,3 +252,44 @@ async def test_runs_that_continue_are_not_repeated_after_a_freeze_of_three_lease
     await ordeal.judge(stalls=False)
     assert {line.run for line in ordeal.starts()} == {1}
     assert len(ordeal.starts()) == 16
+
+
+@pytest.mark.parametrize(
+    ("timing", "lease", "seconds"),
+    [
+        ({"lease": "5s", "sweep": "500ms", "grace": "750ms"}, 5, 15),
+        pytest.param(
+            {"lease": "20s", "sweep": "2s", "grace": "3s"}, 20, 60, marks=[pytest.mark.slow, pytest.mark.timeout(240)]
+        ),
+    ],
+    ids=["a quarter of it", "60 s"],
+)
+async def test_runs_that_stop_do_so_before_their_lease_can_pass_on_and_are_handed_back(
+    farm: MakeFarm, start_redis: StartRedis, timing: dict[str, str], lease: float, seconds: float
+) -> None:
+    server = start_redis()
+    here = farm(url=server.url, **timing)
+    ordeal = Ordeal(here, task="careful", seconds=2 * lease)
+    await ordeal.begin(jobs=8)
+    await asyncio.sleep(0.5)
+    frozen_at = here.storage_now()
+    await freeze(server, seconds)
+    thawed_at = here.storage_now()
+    await ordeal.finish()
+    await ordeal.judge(stalls=False)
+    stopped = [line for line in here.lines() if line.what == "stop"]
+    assert {line.id for line in stopped} == {ref.id for ref in ordeal.acknowledged}
+    # The last renewal was before the freeze; what a busy machine adds comes out of the margin.
+    after = [(line.at - frozen_at) / SECOND for line in stopped]
+    assert min(after) > 0, after
+    assert max(after) < lease, after
+    released = [event for event in await here.events() if isinstance(event, JobReleased)]
+    handed_back = {(event.id, event.run) for event in released if event.reason == "unreachable"}
+    assert handed_back == {(line.id, 1) for line in stopped}
+    # The call that told so may have been made after all, with a claim in it; nobody ran what that brought.
+    assert {event.reason for event in released} <= {"unreachable", "prefetch"}
+    for detail in await here.details(ordeal.acknowledged):
+        assert (detail.job.failures, detail.job.stalls) == (0, 0)
+        again = [line for line in ordeal.starts() if line.id == detail.job.id and line.run > 1]
+        assert len(again) == 1
+        assert again[0].at > thawed_at

@@ -29,7 +29,7 @@ from holdfast.storage.redis.address import Login, Place, RedisAddress
 CONNECTING = 2.0
 """Seconds until a server that does not answer a connection is taken to be out of reach."""
 
-ANSWERING = 5.0
+ANSWERING = 3.0
 """Seconds until a server that does not answer a command is taken to be out of reach."""
 
 Word = bytes | str | int
@@ -95,7 +95,7 @@ class Link:
         """
         wire = _wire(place, address, address.login if login is None else login, db)
         try:
-            # The host has two seconds to take the connection, and the rest of five to let us in.
+            # The host has two seconds to take the connection, and the rest of three to let us in.
             async with asyncio.timeout(ANSWERING):
                 await wire.connect()
         except BaseException:

@@ -1,0 +1,83 @@
+"""What Redis is asked by those who have nothing to do, and how much room a job takes there."""
+
+import asyncio
+import re
+import socket
+from collections import Counter
+from collections.abc import Callable
+from time import monotonic
+
+import pytest
+
+from holdfast.core.job import NewJob
+from holdfast.storage.locate import locate
+from tests.servers import RedisServer, subscribed
+from tests.system.farm import Farm
+
+pytestmark = pytest.mark.system
+
+SOURCES = 5
+"""Claims, beats, sweeps, pings and the guard's looks: of each a window may catch one more than on average."""
+
+
+def overheard(port: int, seconds: float) -> Counter[str]:
+    """Return what clients ask a server in so many seconds, by command; what scripts do inside is not among it."""
+    seen = bytearray()
+    with socket.create_connection(("127.0.0.1", port)) as line:
+        line.sendall(b"MONITOR\r\n")
+        until = monotonic() + seconds
+        while (left := until - monotonic()) > 0:
+            line.settimeout(left)
+            try:
+                seen += line.recv(65_536)
+            except TimeoutError:
+                break
+    told = re.findall(rb'^\+[\d.]+ \[\d+ ([^\]]+)\] "([^"]+)"', bytes(seen), re.MULTILINE)
+    return Counter(command.decode().lower() for who, command in told if who != b"lua")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(("queues", "each_second"), [(1, 1), (200, 20)])
+async def test_an_idle_worker_asks_once_a_second_at_most(
+    farm: Callable[..., Farm], redis_server: RedisServer, queues: int, each_second: int
+) -> None:
+    # Worker, keeper and reaper in one process, with the built-in timing.
+    here = farm(url=redis_server.url, deaf="1", lease="20s", sweep="2s", grace="3s")
+    served = ",".join(["default", *(f"q{number}" for number in range(1, queues))])
+    worker = here.worker("-q", served)
+
+    async def at_work() -> bool:
+        return await here.pids() == [worker.pid]
+
+    await here.until(at_work, within=30)
+    await here.storage.close()
+    seconds = 60.0
+    asked = await asyncio.to_thread(overheard, redis_server.port, seconds)
+    print(f"{queues} queues: {asked.total() / seconds:.2f} commands a second: {dict(asked)}")
+    assert asked.total() <= each_second * seconds + SOURCES, asked
+    # However many there are, and whatever it does, it is no more for them.
+    assert asked.total() <= 60 + SOURCES, asked
+    # One for each event loop: the worker's, and the one of its keeper and its reaper.
+    assert len(subscribed(redis_server)) == 2, subscribed(redis_server)
+
+
+async def test_a_waiting_job_of_200_bytes_takes_a_kibibyte_at_most(redis_server: RedisServer) -> None:
+    def used() -> int:
+        return int(redis_server.command("INFO", "memory")["used_memory"])
+
+    storage = locate(redis_server.url)
+    try:
+        jobs = [
+            NewJob(queue="default", id=f"01a1ffc7-b4e3-757c-8d4a-{number:012x}", task="crew.quick", payload=bytes(200))
+            for number in range(10_100)
+        ]
+        await storage.enqueue(jobs[:100])  # with all that is there once, and the scripts
+        before = used()
+        for start in range(100, len(jobs), 1_000):
+            await storage.enqueue(jobs[start : start + 1_000])
+        each = (used() - before) / 10_000
+    finally:
+        await storage.close()
+    print(f"{each:.0f} bytes a job")
+    assert each <= 1024

@@ -1,0 +1,157 @@
+"""Between processes, news come by push; the record is the truth, and a hint that is lost costs one look."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable
+
+import pytest
+
+from holdfast import Holdfast, JobCompleted, handle
+from holdfast.core.job import Ref
+from holdfast.core.lifecycle import State
+from holdfast.handle import Job
+from holdfast.storage import follow
+from holdfast.storage.protocol import EVENTS_END, Cancel
+from holdfast.testing.proxy import Proxy
+from tests.servers import RedisServer, subscribed
+from tests.system.farm import Farm, timing_of
+
+pytestmark = pytest.mark.system
+
+USUAL = {"lease": "20s", "sweep": "2s", "grace": "3s"}
+"""The built-in timing, with a beat of 5 s; a worker looks for jobs each 5 s."""
+
+SECOND = 1_000_000
+SOON = SECOND
+"""A push takes milliseconds; the rest is for processes that wait for a core."""
+
+LONG = 60.0
+"""Seconds between two looks by oneself, where nothing but a push can have brought the news."""
+
+
+@pytest.fixture
+async def here(farm: Callable[..., Farm], redis_server: RedisServer) -> Farm:
+    """A farm with one worker at work."""
+    here = farm(url=redis_server.url, **USUAL)
+    worker = here.worker("-c", "10")
+
+    async def at_work() -> bool:
+        return await here.pids() == [worker.pid]
+
+    await here.until(at_work, within=30)
+    return here
+
+
+class Waiter:
+    """Another process, as far as the worker knows: it enqueues the crew's naps and waits for them."""
+
+    def __init__(self, farm: Farm, url: str = "") -> None:
+        self._farm = farm
+        self.app = Holdfast(url or farm.url, timing=timing_of(farm.env))
+
+        @self.app.task(name="crew.nap")
+        async def nap(seconds: float) -> str:
+            return f"the crew rests for {seconds} s"
+
+        self.nap = nap
+
+    async def late(self, job: Job[str]) -> int:
+        """Wait for a result; return how many microseconds after its handler's end it came."""
+        assert await job.result(timeout="30s") == "rested"
+        came_at = self._farm.storage_now()
+        [end] = [line.at for line in self._farm.lines() if line.what == "end" and line.id == job.id]
+        return came_at - end
+
+
+@contextlib.asynccontextmanager
+async def waiter(farm: Farm, url: str = "") -> AsyncGenerator[Waiter]:
+    one = Waiter(farm, url)
+    try:
+        yield one
+    finally:
+        await one.app.storage.close()
+
+
+async def running(farm: Farm, refs: list[Ref]) -> None:
+    """Wait until all of these jobs run."""
+
+    async def all_run() -> bool:
+        return {ref.id for ref in refs} <= {line.id for line in farm.lines() if line.what == "start"}
+
+    await farm.until(all_run, within=10)
+
+
+async def test_a_job_starts_and_its_result_arrives_by_push(here: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handle, "POLL", LONG)
+    async with waiter(here) as one:
+        # One after the other: each finds a worker and a waiter that have nothing else to wake them.
+        for _ in range(5):
+            enqueued_at = here.storage_now()
+            job = await one.nap.enqueue(0.3)
+            assert await one.late(job) < SOON
+            [start] = [line.at for line in here.lines() if line.what == "start" and line.id == job.id]
+            assert start - enqueued_at < SOON
+
+
+async def test_events_arrive_by_push(here: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follow, "POLL", LONG)
+    async with waiter(here) as one, contextlib.aclosing(follow.follow(one.app.storage, EVENTS_END)) as events:
+        story = asyncio.ensure_future(anext(aiter(events)))
+        await asyncio.sleep(0.5)  # it listens by now; else it would read them as what is there already
+        for _ in range(5):
+            job = await one.nap.enqueue(0.3)
+            event = await asyncio.wait_for(story, 10)
+            came_at = here.storage_now()
+            assert isinstance(event, JobCompleted)
+            assert event.id == job.id
+            assert event.at is not None
+            assert came_at - event.at.timestamp() * SECOND < SOON
+            story = asyncio.ensure_future(anext(aiter(events)))
+        story.cancel()
+        await asyncio.gather(story, return_exceptions=True)
+
+
+async def test_a_cancel_reaches_runs_by_push_long_before_the_next_beat(here: Farm) -> None:
+    async with waiter(here) as one:
+        jobs = await one.app.enqueue_many(one.nap.call(60.0) for _ in range(6))
+        await running(here, [job.ref for job in jobs])
+        for job in jobs:
+            [revised] = await here.storage.revise([Cancel(job.ref, "enough", "me")])
+            assert revised.verdict == "asked"
+
+        async def all_over() -> bool:
+            return await here.count(State.CANCELLED) == len(jobs)
+
+        await here.until(all_over, within=10)
+        ended = [detail.job for detail in await here.details([job.ref for job in jobs])]
+        waits = [(job.finished or 0) - (job.cancel_at or 0) for job in ended]
+        assert max(waits) < SOON, waits
+
+
+async def test_a_subscription_that_is_killed_again_and_again_costs_one_look(
+    here: Farm, redis_server: RedisServer
+) -> None:
+    async with waiter(here) as one:
+        jobs = await one.app.enqueue_many(one.nap.call(2.0) for _ in range(5))
+        waiting = asyncio.gather(*(one.late(job) for job in jobs))
+        killed = 0
+        while not waiting.done():
+            killed += redis_server.command("CLIENT", "KILL", "TYPE", "pubsub")
+            await asyncio.sleep(0.02)
+        assert killed >= 5
+        late = await waiting
+        assert max(late) < handle.POLL * SECOND + SOON, late
+
+
+async def test_a_subscription_that_has_fallen_silent_costs_one_look(here: Farm, redis_server: RedisServer) -> None:
+    with Proxy(redis_server.port) as proxy:
+        async with waiter(here, f"redis://{proxy.address}/0") as one:
+            jobs = await one.app.enqueue_many(one.nap.call(2.0) for _ in range(5))
+            waiting = asyncio.gather(*(one.late(job) for job in jobs))
+            await running(here, [job.ref for job in jobs])
+            listening = {int(client["addr"].rpartition(":")[2]) for client in subscribed(redis_server)}
+            silenced = [line for line in proxy.lines if line.ends[1].get_extra_info("sockname")[1] in listening]
+            assert len(silenced) == 1
+            silenced[0].silent = True
+            late = await waiting
+            assert max(late) < handle.POLL * SECOND + SOON, late
