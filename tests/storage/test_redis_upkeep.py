@@ -1,4 +1,4 @@
-"""What the sweeps of a Redis keep in order: indexes that somebody broke, chores that fail, what comes round in turns."""
+"""What sweeps of a Redis keep in order: indexes that somebody broke, chores that fail, what comes round in turns."""
 
 from collections.abc import AsyncIterator, Callable
 from typing import Any, NamedTuple
