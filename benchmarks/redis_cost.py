@@ -1,0 +1,112 @@
+"""Measures what holding jobs costs a Redis: `python -m benchmarks.redis_cost`.
+
+Ten workers hold a thousand jobs each and renew them every five seconds, as keepers do; how much of a core that takes is
+the server's own account (`used_cpu_user` and `used_cpu_sys`) over a stretch of beats, less what it takes when nobody
+asks it anything.
+"""
+
+import argparse
+import asyncio
+import sys
+import time
+from typing import Any
+
+from redis import Redis
+
+from benchmarks.report import machine
+from benchmarks.server import a_server
+from holdfast.core.job import NewJob, Owner
+from holdfast.core.lease import Lease
+from holdfast.storage.locate import locate
+from holdfast.storage.protocol import CLAIM_LIMIT, RENEW_LIMIT, Beat, Order, Renewal, Storage, WorkerInfo
+from holdfast.storage.redis.address import read
+
+BEAT = 5.0
+TRIP = 1_000
+WORKER = WorkerInfo(queues=("default",), concurrency=1_000)
+
+
+class Holder:
+    """A worker as its keeper shows it to the storage."""
+
+    def __init__(self, storage: Storage, number: int) -> None:
+        self.owner = Owner(f"{number:016x}", f"worker-{number}", "here", number)
+        self.leases: list[Lease] = []
+        self._storage = storage
+
+    async def claim(self, jobs: int) -> None:
+        """Take so many jobs."""
+        while left := jobs - len(self.leases):
+            order = Order(("default",), min(left, CLAIM_LIMIT))
+            self.leases += (await self._storage.exchange(self.owner, order=order)).leases
+
+    async def beat(self) -> None:
+        """Renew all that is held."""
+        for start in range(0, len(self.leases), RENEW_LIMIT):
+            due = [Renewal(lease.ref, lease.fence) for lease in self.leases[start : start + RENEW_LIMIT]]
+            pulse = await self._storage.renew(Beat(self.owner, tuple(due), WORKER))
+            assert not pulse.lost
+
+
+def used(client: Redis) -> float:
+    """Return the seconds of a core that the server has used so far."""
+    untyped: Any = client
+    told: dict[str, float] = untyped.info("cpu")
+    return told["used_cpu_user"] + told["used_cpu_sys"]
+
+
+async def share(client: Redis, holders: list[Holder], beats: int) -> tuple[float, float]:
+    """Return the share of a core that a stretch of beats takes, and what it would be if all were like the cheapest."""
+    loop = asyncio.get_running_loop()
+    costs: list[float] = []
+    before, began = used(client), time.perf_counter()
+    for number in range(beats):
+        await asyncio.sleep(began + number * BEAT - time.perf_counter())
+        at = await loop.run_in_executor(None, used, client)
+        for holder in holders:
+            await holder.beat()
+        costs.append(await loop.run_in_executor(None, used, client) - at)
+    await asyncio.sleep(began + beats * BEAT - time.perf_counter())
+    spent = await loop.run_in_executor(None, used, client) - before
+    return spent / (time.perf_counter() - began), min(costs) / BEAT
+
+
+async def measure(url: str, jobs: int, workers: int, beats: int) -> tuple[float, float, float]:
+    """Return the share of a core for these jobs, that of the cheapest beat, and that of a server in peace."""
+    storage = locate(url)
+    try:
+        for start in range(0, jobs, TRIP):
+            await storage.enqueue(
+                [
+                    NewJob(queue="default", id=f"job-{number}", task="work", payload=bytes(200))
+                    for number in range(start, min(start + TRIP, jobs))
+                ]
+            )
+        holders = [Holder(storage, number) for number in range(workers)]
+        for holder in holders:
+            await holder.claim(jobs // workers)
+        with Redis(port=read(url).places[0].port) as client:
+            return *await share(client, holders, beats), (await share(client, [], 2))[0]
+    finally:
+        await storage.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--jobs", type=int, default=10_000)
+    parser.add_argument("--workers", type=int, default=10)
+    parser.add_argument("--beats", type=int, default=6, help="how many beats the stretch has")
+    asked = parser.parse_args()
+    with a_server() as server:
+        if server is None:
+            sys.exit("there is no redis-server on the PATH; make servers installs one")
+        busy, least, idle = asyncio.run(measure(server.url, asked.jobs, asked.workers, asked.beats))
+        about = machine(server.version)
+        print(f"Redis {about.redis}, {about.system}, {about.cores} cores, load {about.load}")
+        print(f"{asked.jobs:,} jobs held by {asked.workers} workers, renewed each {BEAT:g} s, {asked.beats} times")
+        print(f"of one core of the server: {100 * busy:.2f} %, of which {100 * idle:.2f} % in peace")
+        print(f"the cheapest beat: {100 * least:.2f} %; on a machine that is busy with other things it says the most")
+
+
+if __name__ == "__main__":
+    main()
