@@ -126,7 +126,7 @@ class Kept(Struct, omit_defaults=True, kw_only=True):
     start_grace: int = 0
     renewed: bool = True
     pinned: tuple[str, ...] = ()
-    on_expire: OnExpire = "fail"
+    on_expire: str = "fail"
     policy: str | None = None
     fence: int = 0
     settled_fence: int = 0

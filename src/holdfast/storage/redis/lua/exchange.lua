@@ -122,7 +122,7 @@ local function claim(queues, room, looks)
         end
         left = left - 1
         Purse.pay(STARTING)
-        local job = Shelf.entry(ready, queue, id, 'waiting')
+        local job = Audit.known_in('ready', queue, id)
         if job and Record.lapsed(job) then
           Ends.expire(job)
         elseif job then

@@ -66,6 +66,8 @@ function Audit.check(index, ref, member)
   local job = Record.at(ref)
   if not job then
     call('ZREM', index, member)
+    -- Or the next beat would put it back among the leases.
+    call('HDEL', key('beats'), ref)
     tell(ref, nil, { 'in ' .. shown(index) .. ' without a record' }, { 'taken out' })
     return nil
   end
@@ -108,6 +110,27 @@ local RIGHTLY = {
   redrives = function(job)
     return job.state == 'failed' and job.redrive_at ~= nil
   end,
+  ready = function(job)
+    return job.state == 'waiting' and not job.parked_under
+  end,
+  parked = function(job, under)
+    return job.state == 'waiting' and job.parked_under == under
+  end,
+  delayed = function(job)
+    return job.state == 'delayed'
+  end,
+  merge = function(job, name)
+    return not TERMINAL[job.state] and job.merge and Shelf.merge_name(job.merge) == name and Shelf.is_open(job)
+  end,
+  busy = function(job, name)
+    return not TERMINAL[job.state] and job.merge and Shelf.merge_name(job.merge) == name and not Shelf.is_open(job)
+  end,
+  queued = function(job, schedule)
+    return job.schedule == schedule and (job.state == 'waiting' or job.state == 'delayed')
+  end,
+  running = function(job, schedule)
+    return job.schedule == schedule and job.state == 'active'
+  end,
 }
 
 -- The job that an index of refs names, if its state puts it there; what is wrong must not hold up a chore.
@@ -119,13 +142,34 @@ function Audit.known(kind, ref)
   return Audit.check(key(kind), ref, ref)
 end
 
--- Likewise for an index of a queue, whose members are ids; `states`: those it may hold.
-function Audit.known_of(queue, index, id, states)
+-- Likewise for an index of a queue, or of a name in it, whose members are ids.
+function Audit.known_in(kind, queue, id, name)
   local job = Record.of(queue, id)
-  if job and states[job.state] then
+  if job and RIGHTLY[kind](job, name) then
     return job
   end
-  return Audit.check(index, pair(queue, id), id)
+  return Audit.check(key(kind, name and pair(queue, name) or queue), pair(queue, id), id)
+end
+
+-- Likewise for those of a queue that came to an end.
+function Audit.known_over(queue, state, id)
+  local job = Record.of(queue, id)
+  if job and job.state == state then
+    return job
+  end
+  return Audit.check(key('over', pair(queue, state)), pair(queue, id), id)
+end
+
+-- Likewise for the jobs of a schedule: whether there are any.
+function Audit.knows_any(kind, schedule)
+  local index = key(kind, schedule)
+  for _, ref in ipairs(first_of(index, Audit.LIMIT)) do
+    local job = Record.at(ref)
+    if job and RIGHTLY[kind](job, schedule) or Audit.check(index, ref, ref) then
+      return true
+    end
+  end
+  return false
 end
 
 -- Check the next entries of an index; return how many, and whether it ends there.

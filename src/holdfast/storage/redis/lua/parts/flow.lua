@@ -1,4 +1,4 @@
--- requires: cell, record, settings, journal, lease, line, rates, shelf, parking, ends
+-- requires: cell, record, settings, journal, lease, line, rates, shelf, parking, ends, audit
 -- From waiting to active and back: what is claimed, promoted, settled. storage/model.py says the same.
 local Flow = {}
 
@@ -16,7 +16,7 @@ function Flow.promote_due(queue, limit)
   local delayed = key('delayed', queue)
   local due = up_to(delayed, NOW, limit)
   for _, id in ipairs(due) do
-    local job = Shelf.entry(delayed, queue, id, 'delayed')
+    local job = Audit.known_in('delayed', queue, id)
     if job then
       Flow.promote(job)
     end

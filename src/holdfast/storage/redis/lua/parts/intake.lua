@@ -1,4 +1,4 @@
--- requires: cell, record, settings, journal, line, shelf, parking, ends
+-- requires: cell, record, settings, journal, line, shelf, parking, ends, audit
 -- How a call is taken in: as a job of its own, or by one that is there. storage/intake.py says the same, and why.
 --
 -- windows  ZSET  of each key that is held for a time (queue, name) until when
@@ -20,7 +20,11 @@ local function window_of(queue, name, length)
     ends = NOW + length
     call('ZADD', key('windows'), ends, place)
   end
-  local held = cmsgpack.unpack(call('HGET', key('window'), place))
+  local body = call('HGET', key('window'), place)
+  if not body then
+    return nil
+  end
+  local held = cmsgpack.unpack(body)
   return { ends = ends, jobs = held[1], id = held[2] }
 end
 
@@ -63,9 +67,9 @@ local EDGE = 20
 -- Of those that gather, all but the youngest are full, unless calls of one key do not agree how many that are. So a
 -- backlog of full ones is not walked.
 local function come_to(queue, merge)
-  local name = pair(queue, Shelf.merge_name(merge))
-  local index = key('merge', name)
-  local ids = first_of(index, merge.type == 'collect' and EDGE or 1)
+  local name = Shelf.merge_name(merge)
+  local index = key('merge', pair(queue, name))
+  local ids = first_of(index, EDGE)
   if #ids == EDGE then
     local youngest = call('ZRANGE', index, -EDGE, -1)
     for _, id in ipairs(youngest) do
@@ -74,17 +78,18 @@ local function come_to(queue, merge)
   end
   local eldest
   for _, id in ipairs(ids) do
-    local job = Record.of(queue, id)
+    local job = Audit.known_in('merge', queue, id, name)
     if job and (merge.type ~= 'collect' or not is_full(merge, job.gathered, job.gathered_bytes)) then
       eldest = job
       break
     end
   end
   if merge.type == 'unique' and merge.scope ~= 'queued' then
-    local busy = first_of(key('busy', name), 1)[1]
-    local other = busy and Record.of(queue, busy)
-    if other and (not eldest or other.made < eldest.made) then
-      eldest = other
+    for _, id in ipairs(first_of(key('busy', pair(queue, name)), EDGE)) do
+      local other = Audit.known_in('busy', queue, id, name)
+      if other then
+        return eldest and eldest.made < other.made and eldest or other
+      end
     end
   end
   return eldest

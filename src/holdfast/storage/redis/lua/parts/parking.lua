@@ -1,4 +1,4 @@
--- requires: cell, record, settings, journal, rates, shelf
+-- requires: cell, record, settings, journal, rates, shelf, audit
 -- Who is out of line until there is room: under a key that is full, a rate that is not open, a task that is paused.
 local Parking = {}
 
@@ -8,7 +8,8 @@ function Parking.full(job)
     return PAUSED .. job.task
   end
   for _, held in ipairs(job.keys) do
-    if Shelf.room(job.queue, held[1]) == 0 then
+    -- Where a limit is lost, as only somebody's hand can lose it, the job goes by its own.
+    if Shelf.room(job.queue, held[1], held[2]) == 0 then
       return held[1]
     end
   end
@@ -60,7 +61,7 @@ function Parking.unpark(queue, name, most)
   local parked = key('parked', pair(queue, name))
   local let_in = first_of(parked, min(room(queue, name), most or PROMOTE_LIMIT, PROMOTE_LIMIT))
   for _, id in ipairs(let_in) do
-    local job = Shelf.entry(parked, queue, id, 'waiting')
+    local job = Audit.known_in('parked', queue, id, name)
     if job then
       Shelf.move(job, { parked_under = NONE })
     end

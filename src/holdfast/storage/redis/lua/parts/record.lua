@@ -103,7 +103,9 @@ function Record.at(ref)
   local job = loaded[ref]
   if job == nil then
     local body = call('GET', key('job', ref))
-    job = body and Record.new(ref, cmsgpack.unpack(body))
+    -- What nobody can read is as good as gone: it must hold up no others.
+    local readable, fields = pcall(cmsgpack.unpack, body)
+    job = body and readable and type(fields) == 'table' and Record.new(ref, fields)
     loaded[ref] = job
     packed[ref] = body or nil
     local beaten = job and job.beaten and call('HGET', key('beats'), ref)

@@ -42,12 +42,16 @@ local function in_line(job)
   return job.state == 'waiting' and not job.parked_under
 end
 
+-- Whether a later call may still come to an unfinished job by its merge key: it is in `merge` then, else in `busy`.
+function Shelf.is_open(job)
+  return job.state ~= 'active' and (job.merge.type == 'unique' or job.starts == 0)
+end
+
 -- What an unfinished job is in, whatever its state: the groups of its merge key and of its schedule.
 local function stand_in_groups(job, stand)
   local queued = job.state ~= 'active'
   if job.merge then
-    local open = queued and (job.merge.type == 'unique' or job.starts == 0)
-    stand(key(open and 'merge' or 'busy', pair(job.queue, Shelf.merge_name(job.merge))), job.made, job.id)
+    stand(key(Shelf.is_open(job) and 'merge' or 'busy', pair(job.queue, Shelf.merge_name(job.merge))), job.made, job.id)
   end
   if job.schedule then
     stand(key(queued and 'queued' or 'running', job.schedule), job.made, job.ref)
@@ -150,7 +154,7 @@ end
 local function name_keys(job, more)
   for _, held in ipairs(job.keys) do
     call('HSETNX', key('limits', job.queue), held[1], held[2])
-    if call('HINCRBY', key('named', job.queue), held[1], more) == 0 then
+    if call('HINCRBY', key('named', job.queue), held[1], more) <= 0 then
       call('HDEL', key('named', job.queue), held[1])
       call('HDEL', key('limits', job.queue), held[1])
     end
@@ -249,18 +253,6 @@ function Shelf.drop(job)
   Record.drop(job)
 end
 
--- The job of an index's entry, or nil: one that does not stand where its index says is no job to go by.
---
--- A mistake, or somebody's hand; it must neither be run again nor hold up who stands behind it.
-function Shelf.entry(index, queue, id, state)
-  local job = Record.of(queue, id)
-  if job and job.state == state then
-    return job
-  end
-  call('ZREM', index, id)
-  return nil
-end
-
 -- A key that was left since the last time, and how often; nil if none was.
 function Shelf.next_freed()
   local place = table.remove(freed_order)
@@ -272,8 +264,8 @@ function Shelf.next_freed()
   return nil
 end
 
--- How many more jobs may hold a key.
-function Shelf.room(queue, name)
-  local limit = tonumber(call('HGET', key('limits', queue), name) or '')
+-- How many more jobs may hold a key; `own`: the limit that goes where none is known.
+function Shelf.room(queue, name, own)
+  local limit = tonumber(call('HGET', key('limits', queue), name) or '') or own
   return limit and max(0, limit - call('ZCARD', key('slots', pair(queue, name)))) or 0
 end

@@ -1,4 +1,4 @@
--- requires: cell, journal, intake
+-- requires: cell, journal, intake, audit
 -- Schedules: put, paused, removed, and moved on tick by tick, each tick once. core/schedule.py says the same, and why.
 --
 -- schedules  HASH  of each by its name: what is looked at here by the names of Schedule's fields; all it was put with
@@ -76,10 +76,10 @@ local function may_fire(name, overlap)
   if overlap == 'allow' then
     return true
   end
-  if call('EXISTS', key('queued', name)) == 1 then
+  if Audit.knows_any('queued', name) then
     return false
   end
-  return overlap == 'queue_one' or call('EXISTS', key('running', name)) == 0
+  return overlap == 'queue_one' or not Audit.knows_any('running', name)
 end
 
 -- Enqueue a tick's job; return its id, or why there is none.

@@ -20,7 +20,6 @@ local KEPT = {
   failed = { age = 30 * 24 * HOUR },
 }
 local ENDS = { 'cancelled', 'completed', 'expired', 'failed' }
-local DELAYED = { delayed = true }
 
 -- End the jobs that are too old to start; a job that is forgotten counts as many as the calls it answers for.
 function Upkeep.expire(limit)
@@ -47,7 +46,7 @@ function Upkeep.promote(limit)
     local delayed = key('delayed', queue)
     local due = up_to(delayed, NOW, limit - promoted)
     for _, id in ipairs(due) do
-      local job = Audit.known_of(queue, delayed, id, DELAYED)
+      local job = Audit.known_in('delayed', queue, id)
       if job then
         Flow.promote(job)
       end
@@ -242,7 +241,7 @@ function Upkeep.trim(limit)
     for _, state in ipairs(ENDS) do
       local over = key('over', pair(queue.name, state))
       for _, id in ipairs(worn(over, told[state] or KEPT[state], limit - trimmed)) do
-        local job = trimmed < limit and Audit.known_of(queue.name, over, id, { [state] = true })
+        local job = trimmed < limit and Audit.known_over(queue.name, state, id)
         if job then
           forget(job)
         end

@@ -1,0 +1,330 @@
+"""What must never be in a Redis, done to it by hand: others go on, nothing that is over runs again, and it is mended.
+
+Each test breaks something of a cell in which all kinds of jobs stand, and looks from outside, by tests/redis_books.py,
+at what is wrong before and after. The ordinary verbs go on meanwhile; sweeps mend the rest and tell of it.
+"""
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+import redis
+
+from holdfast.clock import SECOND
+from holdfast.core.events import JobRepaired
+from holdfast.core.job import CollectKey, Key, Policy, RateKey, Ref, UniqueKey
+from holdfast.core.lifecycle import State
+from holdfast.core.outcome import Raised, Returned
+from holdfast.core.retry import Backoff
+from holdfast.core.schedule import Schedule
+from holdfast.storage.protocol import PutSchedule, Query, Tick
+from holdfast.storage.redis.address import read
+from holdfast.storage.redis.storage import RedisStorage
+from holdfast.testing import ManualClock
+from holdfast.testing.conformance.material import (
+    ALICE,
+    BOB,
+    RAISED,
+    REAPER,
+    beat,
+    bid,
+    claim,
+    enqueue,
+    new_job,
+    record,
+    settle,
+    told_of,
+)
+from tests.redis_books import troubles
+from tests.servers import client_of
+
+pytestmark = pytest.mark.redis
+
+Q = "broken"
+ROUND = 60
+"""Sweeps in which the audit has surely come round over all that stands in the cell of a test."""
+
+KEYED = (Key("k"),)
+UNIQUE = UniqueKey("u")
+COLLECTED = CollectKey("c", 20 * SECOND, 9)
+PACED = (RateKey("r", 3600 * SECOND),)
+
+
+class Cell(NamedTuple):
+    """A storage, the keys that it lies in, and its clock."""
+
+    storage: RedisStorage
+    client: redis.Redis
+    base: str
+    clock: ManualClock
+
+    @property
+    def raw(self) -> Any:
+        """The client, whose commands have no types worth the name."""
+        return self.client
+
+    def key(self, kind: str, *names: str) -> str:
+        """Return the name of a key."""
+        return ":".join((self.base, kind, "\0".join(names))) if names else f"{self.base}:{kind}"
+
+    def wrong(self) -> list[str]:
+        """Return what the records contradict; that a repair was told of is no such thing."""
+        return [trouble for trouble in troubles(self.client, self.base) if "tells of a repair" not in trouble]
+
+    def rewrite(self, id_: str, **fields: Any) -> None:
+        """Change the record of a job, and nothing else."""
+        name = self.key("job", Q, id_)
+        self.raw.set(name, msgspec.msgpack.encode(msgspec.msgpack.decode(self.raw.get(name)) | fields))
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+async def cell(clock: ManualClock, redis_url: str) -> AsyncIterator[Cell]:
+    address = read(redis_url)
+    storage = RedisStorage(address, clock=clock)
+    await storage.open()
+    with client_of(redis_url.partition("?")[0]) as client:
+        yield Cell(storage, client, address.bases[0], clock)
+    await storage.close()
+
+
+async def peopled(cell: Cell) -> None:
+    """Have a job of each kind in the cell."""
+    storage = cell.storage
+    await enqueue(
+        storage,
+        new_job("holder", queue=Q, keys=KEYED),
+        new_job("ended", queue=Q),
+        new_job("erred", queue=Q, policy=Policy(retry=Backoff(max_attempts=1))),
+        new_job("silent", queue=Q),
+        new_job("paced", queue=Q, rates=PACED),
+    )
+    leases = {lease.ref.id: lease for lease in await claim(storage, queue=Q)}
+    await settle(storage, ALICE, leases["ended"], Returned(b"1"))
+    await settle(storage, ALICE, leases["erred"], RAISED)
+    await settle(storage, ALICE, leases["paced"], Returned(b"1"))
+    await enqueue(storage, new_job("kept-out", queue=Q, keys=KEYED), new_job("too-soon", queue=Q, rates=PACED))
+    assert await claim(storage, queue=Q) == []
+    await enqueue(
+        storage,
+        new_job("waits", queue=Q),
+        new_job("later", queue=Q, delay=30 * SECOND),
+        new_job("unique", queue=Q, merge=UNIQUE, delay=30 * SECOND),
+        new_job("gathers", queue=Q, merge=COLLECTED),
+        new_job("nightly", queue=Q, schedule="nightly", delay=30 * SECOND),
+        new_job("aged", queue=Q, ttl=40 * SECOND, delay=30 * SECOND),
+    )
+    assert cell.wrong() == []
+
+
+REF = f"{Q}\0"
+
+STRAYS: dict[str, Callable[[Cell, str], object]] = {
+    "ready": lambda cell, id_: cell.raw.zadd(cell.key("ready", Q), {id_: 1}),
+    "delayed": lambda cell, id_: cell.raw.zadd(cell.key("delayed", Q), {id_: 1}),
+    "leases": lambda cell, id_: cell.raw.zadd(cell.key("leases"), {REF + id_: 1}),
+    "suspects": lambda cell, id_: cell.raw.zadd(cell.key("suspects"), {REF + id_: 1}),
+    "aging": lambda cell, id_: cell.raw.zadd(cell.key("aging"), {REF + id_: 1}),
+    "kept": lambda cell, id_: cell.raw.zadd(cell.key("kept"), {REF + id_: 1}),
+    "redrives": lambda cell, id_: cell.raw.zadd(cell.key("redrives"), {REF + id_: 1}),
+    "parked under a key": lambda cell, id_: cell.raw.zadd(cell.key("parked", Q, "k"), {id_: 1}),
+    "parked under a rate": lambda cell, id_: cell.raw.zadd(cell.key("parked", Q, "rate:r"), {id_: 1}),
+    "slots": lambda cell, id_: cell.raw.zadd(cell.key("slots", Q, "k"), {id_: 1}),
+    "merge": lambda cell, id_: cell.raw.zadd(cell.key("merge", Q, "unique:u"), {id_: 0}),
+    "busy": lambda cell, id_: cell.raw.zadd(cell.key("busy", Q, "unique:u"), {id_: 0}),
+    "gathering": lambda cell, id_: cell.raw.zadd(cell.key("merge", Q, "collect:c"), {id_: 0}),
+    "queued": lambda cell, id_: cell.raw.zadd(cell.key("queued", "weekly"), {REF + id_: 0}),
+    "running": lambda cell, id_: cell.raw.zadd(cell.key("running", "weekly"), {REF + id_: 0}),
+    "held": lambda cell, id_: cell.raw.zadd(cell.key("held", ALICE.id), {REF + id_: 0}),
+    "over": lambda cell, id_: cell.raw.zadd(cell.key("over", Q, "cancelled"), {id_: 1}),
+    "in": lambda cell, id_: cell.raw.zadd(cell.key("in", Q, "waiting"), {id_: 0}),
+    "ages": lambda cell, id_: cell.raw.zadd(cell.key("ages", Q), {id_: 1}),
+}
+"""By index, how an entry comes into it that is first in its line."""
+
+
+@pytest.mark.parametrize("member", ["nobody", "ended"])
+@pytest.mark.parametrize("index", STRAYS)
+async def test_a_stray_entry_holds_up_nobody_and_is_taken_out(cell: Cell, index: str, member: str) -> None:
+    await peopled(cell)
+    STRAYS[index](cell, member)
+
+    assert cell.wrong()
+    assert await all_verbs_go_on(cell) == ["duplicate", "gathered"]
+
+    await everything_ends(cell)
+
+    assert cell.wrong() == []
+    assert {event.id for event in await told_of(cell.storage, JobRepaired)} == {member}
+    # What was over is over.
+    ended = await record(cell.storage, Ref(Q, "ended"))
+    assert (ended.state, ended.starts, ended.result) == (State.COMPLETED, 1, b"1")
+
+
+GONE: dict[str, Callable[[Cell], object]] = {
+    "an active job without a lease": lambda cell: cell.raw.zrem(cell.key("leases"), REF + "holder"),
+    "an active job without a holder": lambda cell: cell.raw.zrem(cell.key("held", ALICE.id), REF + "holder"),
+    "a waiting job out of line": lambda cell: cell.raw.delete(cell.key("ready", Q)),
+    "delayed jobs that nobody looks for": lambda cell: cell.raw.delete(cell.key("delayed", Q)),
+    "delayed jobs whose queue is never due": lambda cell: cell.raw.delete(cell.key("dues")),
+    "parked jobs that nobody looks for": lambda cell: cell.raw.delete(cell.key("places")),
+    "parked jobs that are in no place": lambda cell: cell.raw.delete(cell.key("parked", Q, "k")),
+    "a slot that is taken and looks free": lambda cell: cell.raw.delete(cell.key("slots", Q, "k")),
+    "a queue that is not known": lambda cell: cell.raw.delete(cell.key("queues")),
+    "a time to live without an end": lambda cell: cell.raw.delete(cell.key("aging")),
+    "a key that nobody holds": lambda cell: cell.raw.delete(cell.key("merge", Q, "unique:u")),
+    "a schedule's job that is forgotten": lambda cell: cell.raw.delete(cell.key("queued", "nightly")),
+    "a key without a limit": lambda cell: cell.raw.delete(cell.key("limits", Q), cell.key("named", Q)),
+}
+"""What may be missing."""
+
+
+@pytest.mark.parametrize("gone", GONE)
+async def test_an_entry_that_is_missing_is_put_back(cell: Cell, gone: str) -> None:
+    await peopled(cell)
+    GONE[gone](cell)
+
+    assert cell.wrong()
+
+    if gone != "a queue that is not known":
+        # Who enqueues makes a queue known, too.
+        await others_go_on(cell)
+    await everything_ends(cell)
+
+    assert cell.wrong() == []
+    assert await told_of(cell.storage, JobRepaired)
+
+
+@pytest.mark.parametrize("id_", ["waits", "later", "holder", "kept-out", "too-soon", "unique", "gathers", "nightly"])
+async def test_a_record_that_is_gone_holds_up_nobody(cell: Cell, id_: str) -> None:
+    await peopled(cell)
+    cell.raw.delete(cell.key("job", Q, id_))
+
+    await all_verbs_go_on(cell)
+    await everything_ends(cell, but=id_)
+
+    assert {event.id for event in await told_of(cell.storage, JobRepaired)} == {id_}
+
+
+@pytest.mark.parametrize("body", [b"", b"\xc1", b"\x93\x01\x02"])
+async def test_a_record_that_nobody_can_read_holds_up_nobody(cell: Cell, body: bytes) -> None:
+    await peopled(cell)
+    cell.raw.set(cell.key("job", Q, "waits"), body)
+
+    await all_verbs_go_on(cell)
+    await everything_ends(cell, but="waits")
+
+
+async def test_a_payload_that_is_gone_costs_its_job_and_no_other(cell: Cell) -> None:
+    await peopled(cell)
+    cell.raw.delete(cell.key("load", Q, "waits"))
+    leases = {lease.ref.id: lease for lease in await claim(cell.storage, queue=Q)}
+
+    assert leases["waits"].job.payload == b""
+
+
+async def test_a_result_that_is_gone_leaves_its_job_completed(cell: Cell) -> None:
+    await peopled(cell)
+    cell.raw.delete(cell.key("result", Q, "ended"))
+    await all_verbs_go_on(cell)
+    ended = await record(cell.storage, Ref(Q, "ended"))
+
+    assert (ended.state, ended.result) == (State.COMPLETED, None)
+
+
+@pytest.mark.parametrize("count", [-3, 0, 1, 99])
+async def test_a_count_of_those_that_name_a_key_may_be_wrong(cell: Cell, count: int) -> None:
+    await peopled(cell)
+    cell.raw.hset(cell.key("named", Q), "k", count)
+    await all_verbs_go_on(cell)
+    await everything_ends(cell)
+
+
+@pytest.mark.parametrize("limit", [0, 1, 7])
+async def test_a_limit_that_is_wrong_is_right_with_the_next_call(cell: Cell, limit: int) -> None:
+    await peopled(cell)
+    cell.raw.hset(cell.key("limits", Q), "k", limit)
+    await enqueue(cell.storage, new_job("another", queue=Q, keys=KEYED))
+
+    assert cell.raw.hget(cell.key("limits", Q), "k") == b"1"
+
+    await everything_ends(cell)
+
+
+async def test_a_record_of_a_newer_version_is_carried_along(cell: Cell) -> None:
+    await peopled(cell)
+    newer = {"colour": "green", "shape": {"sides": [1, 2]}, "on_expire": "archive"}
+    cell.rewrite("waits", **newer, policy='{"on_worker_lost":"clone","retry":{"type":"fibonacci"},"moon":1}')
+    (lease,) = [one for one in await claim(cell.storage, queue=Q) if one.ref.id == "waits"]
+    kept = msgspec.msgpack.decode(cell.raw.get(cell.key("job", Q, "waits")))
+
+    assert {name: kept[name] for name in newer} == newer
+    # Judged by the strictest policy there is.
+    assert lease.job.policy.retry.max_attempts == 1
+
+    await settle(cell.storage, ALICE, lease, Raised(RAISED.error, after=0))
+    await all_verbs_go_on(cell)
+    await everything_ends(cell)
+
+    assert "waits" in [job.id for job in (await cell.storage.find(Query(limit=100))).jobs]
+
+
+# ── what goes on ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def others_go_on(cell: Cell) -> None:
+    """See that jobs which nobody broke come in, are claimed, renewed, settled and listed; none that is over runs."""
+    storage = cell.storage
+    await enqueue(
+        storage, new_job("fresh", queue=Q, priority=-9, boost=-9 * SECOND), new_job("apart", queue="other", keys=KEYED)
+    )
+    leases = [*await claim(storage, queue="other"), *await claim(storage, queue=Q)]
+    ids = {lease.ref.id for lease in leases}
+    assert ids >= {"fresh", "apart"}
+    assert not ids & {"ended", "erred", "holder", "silent", "nobody"}
+    await beat(storage, ALICE, leases)
+    for lease in leases:
+        await settle(storage, ALICE, lease, Returned(b"1"))
+    assert {"fresh", "apart"} <= {job.id for job in (await storage.find(Query(limit=100))).jobs}
+    await storage.survey()
+
+
+async def all_verbs_go_on(cell: Cell) -> list[str]:
+    """See that the keys and schedules can be used that stand in what is broken, too; return what was made of calls."""
+    storage, now = cell.storage, cell.clock.now()
+    await others_go_on(cell)
+    calls = [new_job("unique-2", queue=Q, merge=UNIQUE), new_job("item", queue=Q, merge=COLLECTED)]
+    receipts = await storage.enqueue(calls)
+    schedule = Schedule(name="weekly", job=new_job(""), every=SECOND, made=now, last_tick=now)
+    tick = Tick("weekly", now, now + 1, now + SECOND, new_job("tick", queue=Q, schedule="weekly"))
+    planned = await storage.plan([PutSchedule(schedule), tick])
+    assert planned[1].ref == Ref(Q, "tick")
+    return [receipt.made for receipt in receipts]
+
+
+async def everything_ends(cell: Cell, *, but: str = "") -> None:
+    """Let sweeps and workers go on until all is over; `but`: a job whose record is gone."""
+    storage = cell.storage
+    runs: list[str] = []
+    for _ in range(ROUND):
+        cell.clock.advance(1)
+        swept = await storage.sweep(bid())
+        assert swept.troubles == ()
+        for stalled in swept.stalled:
+            await settle(storage, REAPER, stalled.lease)
+        for queue in (Q, "other"):
+            for lease in await claim(storage, BOB, queue=queue):
+                runs.append(lease.ref.id)
+                await settle(storage, BOB, lease)
+    assert (await storage.reclaim(ALICE.id, REAPER)).stalled == ()
+    jobs = {job.id: job for job in (await storage.find(Query(limit=100))).jobs}
+    # The rate allows one in an hour.
+    assert {job.id for job in jobs.values() if job.finished is None} <= {"too-soon"}
+    assert set(jobs) >= {"waits", "later", "holder", "silent", "kept-out", "too-soon", "unique", "gathers"} - {but}
+    assert not set(runs) & {"ended", "erred"}
+    assert len(runs) == len(set(runs))
