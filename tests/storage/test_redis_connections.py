@@ -223,6 +223,46 @@ async def test_when_one_connection_has_gone_silent_no_other_idle_one_is_waited_f
         assert await asyncio.gather(*(connections.call(READ, base) for _ in range(10))) == [b"10"] * 10
 
 
+async def test_a_connection_that_is_silent_while_the_server_answers_on_another_is_given_up_early(
+    connect: Connect, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SILENT", 0.2)
+    monkeypatch.setattr(module, "ANSWERING", 60.0)
+    with Proxy(redis_server.port) as proxy:
+        connections = connect(f"redis://{proxy.address}")
+        base = base_of(connections)
+        await connections.call(ADD, base, 1)
+        proxy.abandon()
+
+        async with asyncio.timeout(20):
+            with pytest.raises(StorageUnavailableError, match="no answer in time"):
+                await connections.call(ADD, base, 1)
+
+            assert await connections.call(READ, base) == b"1"
+
+
+async def test_a_server_that_is_busy_is_waited_for_though_a_call_takes_long(
+    connect: Connect, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SILENT", 0.1)
+    connections = connect(redis_server.url)
+
+    assert await connections.call(SLOW, base_of(connections)) == b"slow"
+
+
+async def test_an_answer_that_takes_long_to_come_is_waited_for(
+    connect: Connect, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SILENT", 0.1)
+    with Proxy(redis_server.port) as proxy:
+        connections = connect(f"redis://{proxy.address}")
+        base = base_of(connections)
+        await connections.call(ECHO, base)
+        proxy.weather(latency=0.3)
+
+        assert await connections.call(ECHO, base, b"x" * 3_000_000) == [base.encode(), b"x" * 3_000_000, 1]
+
+
 async def test_a_slow_network_slows_calls_and_fails_none(connect: Connect, redis_server: RedisServer) -> None:
     with Proxy(redis_server.port) as proxy:
         connections = connect(f"redis://{proxy.address}/2")

@@ -236,8 +236,8 @@ async def test_a_server_that_says_nothing_any_more_is_given_up_and_found_again(
 async def test_when_a_call_goes_unanswered_the_line_is_tried_at_once(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "ANSWERING", 0.2)
-    monkeypatch.setattr(calls, "ANSWERING", 0.2)
+    monkeypatch.setattr(module, "SILENT", 0.2)
+    monkeypatch.setattr(calls, "SILENT", 0.2)
     with Proxy(redis_server.port) as proxy:
         connections = Connections(read(f"redis://{proxy.address}"))
         ear = Ear(connections, lambda topic: [BASE])

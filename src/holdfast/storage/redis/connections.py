@@ -10,8 +10,9 @@ connection that is cut, or an answer that is late, leaves that open and is the c
 """
 
 import asyncio
+import contextvars
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from random import Random
 from typing import Protocol, cast
@@ -38,6 +39,9 @@ KEPT = 16
 TRIES = 7
 PATIENCE = Patience(0.05, 0.4)
 """How often, and after which rests, a call is made that its server refuses for now: about a second in all."""
+
+SILENT = 2.0
+"""Seconds after which a call without an answer is compared with another connection: half-open ones are found out so."""
 
 CONFIRMING = 1.0
 """Seconds that a replica gets to confirm a write."""
@@ -214,6 +218,7 @@ class _Home:
         self._pools: dict[Place, _Pool] = {}
         self._links: set[Link] = set()
         self._confirm: dict[Place, str] = {}
+        self._comparing: set[asyncio.Task[None]] = set()
         self._end: AsyncGenerator[None] | None = None
         self._closed = False
 
@@ -255,15 +260,43 @@ class _Home:
         self, place: Place, commands: Sequence[Command], load: Sequence[Script], durable: bool
     ) -> list[Reply]:
         sent = [*(("SCRIPT", "LOAD", script.text) for script in load), *commands]
-        async with asyncio.timeout(ANSWERING + CONFIRMING * durable), self._lent(place) as link:
-            if not durable:
-                return _unloaded(await link.ask(sent, len(sent)), len(load))
-            replies = await link.ask([*sent, self._confirmation(place)], len(sent) + 1)
-            if self._confirm.get(place) != "WAIT" and _knows_no_waitaof(replies[-1]):
-                self._confirm[place] = "WAIT"
-                # On the same connection: it asks for what this one has written.
-                replies[-1:] = await link.ask([self._confirmation(place)], 1)
-            return _unloaded(replies, len(load))
+        more = CONFIRMING * durable
+        async with asyncio.timeout(ANSWERING + more) as limit, self._lent(place) as link:
+            compare = asyncio.get_running_loop().call_later(SILENT + more, self._compare_soon, place, link, limit)
+            try:
+                if not durable:
+                    return _unloaded(await link.ask(sent, len(sent)), len(load))
+                replies = await link.ask([*sent, self._confirmation(place)], len(sent) + 1)
+                if self._confirm.get(place) != "WAIT" and _knows_no_waitaof(replies[-1]):
+                    self._confirm[place] = "WAIT"
+                    # On the same connection: it asks for what this one has written.
+                    replies[-1:] = await link.ask([self._confirmation(place)], 1)
+                return _unloaded(replies, len(load))
+            finally:
+                compare.cancel()
+
+    def _compare_soon(self, place: Place, link: Link, limit: asyncio.Timeout) -> None:
+        comparing = asyncio.get_running_loop().create_task(
+            self._compare(place, link, limit), name="holdfast-compare", context=contextvars.Context()
+        )
+        self._comparing.add(comparing)
+        comparing.add_done_callback(self._comparing.discard)
+
+    async def _compare(self, place: Place, link: Link, limit: asyncio.Timeout) -> None:
+        """Give up a connection that says nothing, if the server answers on another one."""
+        try:
+            async with asyncio.timeout(ANSWERING):
+                other = await Link.open(place, self._address, db=self._address.db)
+                try:
+                    [reply] = await other.ask([("PING",)], 1)
+                finally:
+                    await other.drop()
+        except (RedisError, OSError):
+            return
+        if said(reply) is None and link.silent:
+            # The call may have come to its end in between.
+            with suppress(RuntimeError):
+                limit.reschedule(asyncio.get_running_loop().time())
 
     async def close(self) -> None:
         """Close what is idle now, and what is not when it is."""
@@ -273,6 +306,8 @@ class _Home:
     async def shut(self) -> None:
         """See `close`."""
         self._closed = True
+        for comparing in self._comparing:
+            comparing.cancel()
         for pool in self._pools.values():
             while pool.idle:
                 link = pool.idle.pop()

@@ -24,8 +24,8 @@ from holdfast.core.patience import Patience
 from holdfast.errors import HoldfastError, StorageUnavailableError
 from holdfast.storage.notices import Hub, Listener
 from holdfast.storage.redis.address import Place
-from holdfast.storage.redis.connections import Connections
-from holdfast.storage.redis.link import ANSWERING, Command, Link, Reply, said, text, why
+from holdfast.storage.redis.connections import SILENT, Connections
+from holdfast.storage.redis.link import Command, Link, Reply, said, text, why
 from holdfast.storage.redis.loops import PerLoop
 from holdfast.waiting import first
 
@@ -349,7 +349,7 @@ class _Line:
                 commands.append(("PING",))
             if commands:
                 await link.send(commands)
-            within = ANSWERING if self._doubted else PING_EVERY
+            within = SILENT if self._doubted else PING_EVERY
             try:
                 async with asyncio.timeout(within):
                     await self._news.wait()

@@ -23,6 +23,7 @@ from redis.exceptions import (
 )
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.utils import HIREDIS_AVAILABLE
 
 from holdfast.storage.redis.address import Login, Place, RedisAddress
 
@@ -137,7 +138,16 @@ class Link:
         # connection but its end.
         looked = select.poll()
         looked.register(line, select.POLLIN)
-        return bool(looked.poll(0)) or bool(getattr(getattr(self._wire, "_reader", None), "_buffer", b""))
+        return bool(looked.poll(0)) or self._unread
+
+    @property
+    def silent(self) -> bool:
+        """Whether nothing of a command is still to be sent, and nothing of an answer has come."""
+        writer = cast("asyncio.StreamWriter | None", getattr(self._wire, "_writer", None))
+        if writer is None or HIREDIS_AVAILABLE:
+            # hiredis keeps what has come of an answer to itself: a long one on a slow line would look like silence.
+            return False
+        return not writer.transport.get_write_buffer_size() and not self._unread
 
     async def drop(self) -> None:
         """Cut the connection, now."""
@@ -158,6 +168,11 @@ class Link:
             nothing = os.open(os.devnull, os.O_RDWR)
             os.dup2(nothing, line, inheritable=False)
             os.close(nothing)
+
+    @property
+    def _unread(self) -> bool:
+        """Whether something has come that was not read yet."""
+        return bool(getattr(getattr(self._wire, "_reader", None), "_buffer", b""))
 
     def _line(self) -> int | None:
         """Return the descriptor of the connection's socket, while it has one."""
