@@ -70,6 +70,10 @@ local CHORES = {
       return #overdue
     end,
   },
+  -- Before anybody is let in: that notes anew when a rate opens.
+  { 'rates anew', LOOK_LIMIT, 0, function()
+    return 0, Upkeep.look_anew(swept_at and NOW < swept_at)
+  end },
   { 'suspect', SWEEP_LIMIT, 40, function(limit)
     return Suspicion.suspect(ASKED.grace, resumed_at, limit)
   end },
@@ -79,9 +83,6 @@ local CHORES = {
   { 'redrive', SWEEP_LIMIT, 100, Upkeep.redrive },
   { 'trim', TRIM_LIMIT, 50, Upkeep.trim },
   { 'events', TRIM_LIMIT, 3, Upkeep.forget_events },
-  { 'rates anew', LOOK_LIMIT, 0, function()
-    return 0, Upkeep.look_anew(swept_at and NOW < swept_at)
-  end },
   { 'workers', TRIM_LIMIT, 2, Upkeep.forget_workers },
   { 'windows', WINDOW_LIMIT, 3, Upkeep.forget_windows },
   { 'rates', PASSED_LIMIT, 3, Upkeep.forget_rates },
@@ -92,9 +93,9 @@ local CHORES = {
     due, next_tick = Timetable.due()
   end },
 }
-local COUNTED = 8
+local COUNTED = { reclaim = 1, suspect = 2, expire = 3, promote = 4, unpark = 5, redrive = 6, trim = 7, events = 8 }
 
-local did, troubles, more = {}, {}, false
+local did, troubles, more = { 0, 0, 0, 0, 0, 0, 0, 0 }, {}, false
 
 -- Do a chore as far as the purse goes, whatever happens to it; what it had done until then stays done. Return how many
 -- that were, and whether there was room for more.
@@ -118,8 +119,9 @@ while CHORES[go_on] and not Purse.is_empty() do
   local chore = CHORES[go_on]
   local count, went_round = work_at(chore, chore[2] - done)
   done = done + count
-  if go_on <= COUNTED then
-    did[go_on] = (did[go_on] or 0) + count
+  local number = COUNTED[chore[1]]
+  if number then
+    did[number] = did[number] + count
   end
   more = more or done >= chore[2]
   if went_round then
@@ -129,9 +131,6 @@ end
 local freed, trouble = pcall(Parking.let_in)
 if not freed then
   troubles[#troubles + 1] = tostring(trouble)
-end
-for number = 1, COUNTED do
-  did[number] = did[number] or 0
 end
 local ends = not CHORES[go_on]
 if ends then
