@@ -1,6 +1,7 @@
 """The conductor: sets up the ground and the crew, has faults committed, heals everything, waits, and has it audited."""
 
 import asyncio
+import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -91,7 +92,7 @@ async def play(act: Act, *, clock: Clock, say: Say) -> Outcome:
     """Play an act, and return what the audit says of it.
 
     Raises:
-        UsageError: there is no such storage, or no server for it.
+        UsageError: there is no such storage, or no server for it, or this is not Linux.
         StorageError: it cannot be used before any fault.
     """
     made, own = _ground(act.storage, control=act.control)
@@ -114,6 +115,8 @@ async def play(act: Act, *, clock: Clock, say: Say) -> Outcome:
 
 def _ground(storage: str, *, control: bool) -> tuple[Callable[[Path], Ground], dict[str, Fault]]:
     """Return what makes the ground of that name in a folder, and its own faults."""
+    if not os.path.exists("/proc/self/stat"):
+        raise UsageError("the chaos looks for workers in /proc; run it on Linux")
     match storage:
         case "sqlite" if control:
             raise UsageError("a SQLite file cannot be made to forget; take the control with --storage redis")
