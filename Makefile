@@ -16,6 +16,12 @@ UV := uv==0.13.8
 QUICK := not system and not slow and not redis
 NO_PYTHON := Holdfast needs Python 3.11 or newer with venv and sqlite3: install one, or name it: make PYTHON=/path/to/python3
 
+# Quick tests write to memory where there is some to spare: none of them cares what a power cut would leave.
+MEMORY := $(shell df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 2097152 { print "/dev/shm" }')
+
+# Else each run would rewrite all tests for their assertions anew; `make clean` removes what is kept.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup servers demo examples test quick check lint types format coverage simulate mutants chaos bench lock \
@@ -40,7 +46,7 @@ servers: ## install the servers that tests start: Redis, by apt-get; nothing is 
 check: lint types quick ## what must be green before a commit: format, lint, types, quick tests
 
 quick: $(READY) ## run the tests that start no process or server and take no time
-	@$(BIN)/python -m pytest -n 2 -m '$(QUICK)' $(ARGS)
+	@TMPDIR="$${TMPDIR:-$(MEMORY)}" $(BIN)/python -m pytest -n 2 -m '$(QUICK)' $(ARGS)
 
 lint: $(READY) ## check the format and lint
 	@$(BIN)/ruff format --check .

@@ -1,5 +1,6 @@
-"""The servers that tests ask for, and what becomes of these tests where there is none: never a silence."""
+"""What tests ask for: servers above all, and what becomes of these tests where there is none: never a silence."""
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 import pytest
 
+from holdfast.storage.sqlite.storage import SQLiteStorage
 from tests.clusters import RedisCluster
 from tests.sentinels import RedisSentinels
 from tests.servers import REDIS, VALKEY, Brand, Commons, RedisServer, client_of
@@ -82,6 +84,23 @@ def _needs(request: pytest.FixtureRequest, brand: Brand, mark: str = "redis", *,
     reason = brand.missing(own=own)
     if reason is not None:
         pytest.skip(NEEDS + reason)
+
+
+# --- a database ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a database with nothing in it, to be copied: it takes less than half the time of making another."""
+    path = tmp_path_factory.mktemp("empty") / "holdfast.db"
+
+    async def make() -> None:
+        storage = SQLiteStorage(path)
+        await storage.open()
+        await storage.close()
+
+    asyncio.run(make())
+    return path
 
 
 # --- one server ------------------------------------------------------------------------------------

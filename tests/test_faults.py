@@ -2,15 +2,12 @@
 
 from tests import faults
 
-FOUND = faults.shown(faults.PLACES)
 
+def test_every_fault_has_a_test_or_a_reason_to_have_none_and_every_mark_names_one() -> None:
+    found = faults.shown(faults.PLACES)
 
-def test_every_fault_has_a_test_or_a_reason_to_have_none() -> None:
-    assert faults.missing(FOUND) == []
-
-
-def test_every_mark_names_a_fault_that_there_is() -> None:
-    assert set(FOUND) <= set(faults.FAULTS)
+    assert faults.missing(found) == []
+    assert set(found) <= set(faults.FAULTS)
 
 
 def test_the_table_has_them_all() -> None:

@@ -5,6 +5,7 @@ import inspect
 import re
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -89,12 +90,20 @@ def room_of(path: Path) -> str:
     return path.relative_to(HOUSE).parts[0].removesuffix(".py")
 
 
-def imports(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text())):
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
+def imports(path: Path) -> tuple[str, ...]:
+    found: list[str] = []
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
+            found.append(node.module)
+    return tuple(found)
 
 
 @pytest.mark.parametrize("path", list(rooms()), ids=lambda path: str(path.relative_to(HOUSE)))
@@ -130,7 +139,7 @@ def test_only_the_app_and_those_above_it_locate_a_storage() -> None:
 
 def test_the_core_is_pure() -> None:
     for path in HOUSE.glob("core/*.py"):
-        tree = ast.parse(path.read_text())
+        tree = parsed(path)
         foreign = {module.split(".")[0] for module in imports(path)} - PURE - {"holdfast"}
         awaits = [node for node in ast.walk(tree) if isinstance(node, ast.AsyncFunctionDef | ast.Await | ast.AsyncFor)]
         calls = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
@@ -160,7 +169,7 @@ def test_time_and_chance_are_read_in_one_place() -> None:
 def test_sql_stands_in_files_of_its_own() -> None:
     spoken = re.compile(r"\b(SELECT\s.+\sFROM|INSERT\s+INTO|UPDATE\s+\w+\s+SET|DELETE\s+FROM|redis\.call)\b", re.DOTALL)
     for path in rooms():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 assert not spoken.search(node.value), f"{path}:{node.lineno}"
 
@@ -196,7 +205,7 @@ def test_every_part_of_a_script_is_a_part_of_one() -> None:
 
 def test_every_room_says_in_one_sentence_what_it_is() -> None:
     for path in rooms():
-        said = ast.get_docstring(ast.parse(path.read_text()))
+        said = ast.get_docstring(parsed(path))
         assert path.name == "_version.py" or said, path
 
 

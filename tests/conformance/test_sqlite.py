@@ -1,5 +1,6 @@
 """The SQLite storage passes the suite."""
 
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -13,8 +14,10 @@ from holdfast.testing.conformance import StorageConformance
 
 class TestSQLite(StorageConformance):
     @pytest.fixture
-    async def storage(self, clock: ManualClock, tmp_path: Path) -> AsyncIterator[Storage]:
-        storage = SQLiteStorage(tmp_path / "holdfast.db", clock=clock)
+    async def storage(self, clock: ManualClock, tmp_path: Path, empty_database: Path) -> AsyncIterator[Storage]:
+        path = tmp_path / "holdfast.db"
+        shutil.copyfile(empty_database, path)
+        storage = SQLiteStorage(path, clock=clock)
         await storage.open()
         yield storage
         await storage.close()

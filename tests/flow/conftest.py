@@ -1,6 +1,7 @@
 """A stage for whole flows in virtual time: real app, worker, keeper and reaper on one loop, on every storage."""
 
 import asyncio
+import shutil
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from random import Random
@@ -63,7 +64,7 @@ Play = Callable[[Scenario], None]
 
 
 @pytest.fixture(params=["memory", "sqlite"])
-def play(request: pytest.FixtureRequest, tmp_path: Path) -> Play:
+def play(request: pytest.FixtureRequest, tmp_path: Path, empty_database: Path) -> Play:
     """Return what plays a scenario to its end, in virtual time, on each storage."""
 
     def run(scenario: Scenario) -> None:
@@ -71,7 +72,7 @@ def play(request: pytest.FixtureRequest, tmp_path: Path) -> Play:
 
         async def main(loop: SimLoop) -> None:
             clock = SimClock(loop)
-            storage = _storage(request.param, tmp_path, clock)
+            storage = _storage(request.param, tmp_path / "queue.db", empty_database, clock)
             made.append(storage)
             await storage.open()
             try:
@@ -90,10 +91,12 @@ def play(request: pytest.FixtureRequest, tmp_path: Path) -> Play:
     return run
 
 
-def _storage(kind: str, folder: Path, clock: SimClock) -> Storage:
+def _storage(kind: str, path: Path, empty: Path, clock: SimClock) -> Storage:
     if kind == "memory":
         return MemoryStorage(clock=clock)
-    return SingleThreaded(folder / "queue.db", clock=clock)
+    if not path.exists():
+        shutil.copyfile(empty, path)
+    return SingleThreaded(path, clock=clock)
 
 
 class SingleThreaded(SQLiteStorage):

@@ -141,6 +141,7 @@ def test_a_completed_job_is_not_revived_by_later_sweeps(play: Play) -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 @pytest.mark.fault("F2", "W-T2")
 def test_the_recovery_is_not_switched_off_by_nine_thousand_active_jobs(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
@@ -225,6 +226,7 @@ def test_a_job_is_neither_lost_nor_doubled_by_a_reaper_that_dies_halfway(play: P
 
 
 @pytest.mark.fault("F7", "F8", "W-N1")
+@pytest.mark.slow
 def test_a_job_of_four_hours_is_neither_run_twice_nor_forgotten(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(timing=Timing(lease="2m", sweep="30s", grace="30s"))

@@ -586,6 +586,7 @@ class Distant(MemoryStorage):
         return await asyncio.shield(self._loop.start(self._wire, there_and_back()))
 
 
+@pytest.mark.slow
 @pytest.mark.fault("W-T19", "W-T20")
 def test_ten_schedulers_whose_leader_is_killed_or_paused_again_and_again_make_3600_jobs_of_an_hour() -> None:
     async def main(loop: SimLoop) -> None:

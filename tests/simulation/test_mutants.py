@@ -38,6 +38,7 @@ def test_there_are_more_than_a_few_and_each_says_what_it_does() -> None:
     assert len({one.guard for one in harmful}) == len(harmful)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "invariant"),
     [

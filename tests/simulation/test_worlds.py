@@ -1,6 +1,7 @@
 """Worlds drawn from seeds: workers, keepers and reapers as they are, in virtual time, with everything going wrong.
 
-These are a few, and the set pieces; `make simulate` runs as many as one likes, and CI 2,000.
+These are a few, and the set pieces; `make simulate` runs as many as one likes, and CI 2,000. The first world of each
+kind is lived before each commit, the others, marked slow, by `make test`.
 """
 
 from collections import Counter
@@ -20,6 +21,10 @@ SEEDS = 40
 CHUNK = 10
 OFTEN = 6
 
+first_and_more = pytest.mark.parametrize(
+    "seeds", [range(1), pytest.param(range(1, OFTEN), marks=pytest.mark.slow)], ids=["first", "more"]
+)
+
 
 def corpus() -> list[tuple[int, str]]:
     lines = [
@@ -35,34 +40,40 @@ def test_a_world_that_once_failed_holds(seed: int, scenario: str) -> None:
 
 
 @pytest.mark.fault("F13")
-@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
+@pytest.mark.parametrize(
+    "first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(CHUNK, SEEDS, CHUNK))]
+)
 def test_every_invariant_holds_whatever_goes_wrong(first: int) -> None:
     for seed in range(first, first + CHUNK):
         World(seed).run()
 
 
+@first_and_more
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_every_invariant_holds_in_the_set_pieces(scenario: str) -> None:
-    for seed in range(OFTEN):
+def test_every_invariant_holds_in_the_set_pieces(scenario: str, seeds: range) -> None:
+    for seed in seeds:
         World(seed, SCENARIOS[scenario], name=scenario).run()
 
 
-def test_no_live_job_is_run_again_because_the_storage_froze() -> None:
-    for seed in range(OFTEN):
+@first_and_more
+def test_no_live_job_is_run_again_because_the_storage_froze(seeds: range) -> None:
+    for seed in seeds:
         world = World(seed, SCENARIOS["freeze"], name="freeze").run()
 
         assert world.stage.weather.counts()["freeze"] == 1
         assert not world.stage.witness.stalls
 
 
+@first_and_more
 @pytest.mark.parametrize("seconds", STEPS)
-def test_no_live_job_is_run_again_because_the_clock_was_stepped(seconds: float) -> None:
-    for seed in range(OFTEN):
+def test_no_live_job_is_run_again_because_the_clock_was_stepped(seconds: float, seeds: range) -> None:
+    for seed in seeds:
         world = World(seed, replace(SCENARIOS["one step"], steps=(seconds,))).run()
 
         assert not world.stage.witness.stalls
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seconds", STEPS)
 def test_a_dead_workers_jobs_come_back_in_time_although_the_clock_was_stepped(seconds: float) -> None:
     # A step back by less than a lease looks like a younger lease; a longer one is noticed, and costs two beats.
@@ -77,6 +88,7 @@ def test_a_dead_workers_jobs_come_back_in_time_although_the_clock_was_stepped(se
     assert max(one.seconds for one in recovered) <= bound
 
 
+@pytest.mark.slow
 def test_a_stall_is_heard_of_by_somebody() -> None:
     hearing = (seed for seed in range(1_000) if World(seed).plan.hearing)
     heard = 0
@@ -86,6 +98,7 @@ def test_a_stall_is_heard_of_by_somebody() -> None:
     assert heard
 
 
+@pytest.mark.slow
 def test_calls_are_told_everything_that_a_call_can_be_told() -> None:
     told: Counter[str] = Counter()
     for seed in range(OFTEN):
@@ -94,6 +107,7 @@ def test_calls_are_told_everything_that_a_call_can_be_told() -> None:
     assert set(told) == set(get_args(Made))
 
 
+@pytest.mark.slow
 def test_what_is_gathered_comes_to_a_handler() -> None:
     gathered: list[int] = []
     for seed in range(OFTEN):
@@ -103,6 +117,7 @@ def test_what_is_gathered_comes_to_a_handler() -> None:
     assert max(gathered) > 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scenario", ["schedules", "all tick"])
 def test_ticks_are_dealt_with_though_many_come_with_the_same(scenario: str) -> None:
     ticks: Counter[str] = Counter()

@@ -80,6 +80,7 @@ async def test_one_high_job_behind_ten_thousand_low_ones_is_the_next_one_claimed
     assert [lease.ref.id for lease in first] == ["high"]
 
 
+@pytest.mark.slow
 async def test_a_tenant_of_a_hundred_thousand_keeps_nobody_waiting_for_a_second(
     storage: Storage, clock: ManualClock
 ) -> None:

@@ -26,7 +26,10 @@ def twins_on(path: Path, seed: int) -> Twins:
     return Twins(lambda clock: SQLiteStorage(path, clock=clock), seed)
 
 
-@pytest.mark.parametrize("seed", range(8))
+# Before each commit one walk of each kind; `make test` takes them all.
+@pytest.mark.parametrize(
+    "seed", [pytest.param(seed, marks=[] if seed in (3, 6) else pytest.mark.slow) for seed in range(8)]
+)
 async def test_every_answer_is_that_of_the_model(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     patch(monkeypatch, EVENTS_KEPT=kept(seed))
     if seed % 2:

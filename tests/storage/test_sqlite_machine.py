@@ -32,6 +32,7 @@ def test_every_answer_and_every_state_is_the_models(tmp_path: Path) -> None:
     equals_the_model(make, PROFILES[os.environ.get("HYPOTHESIS_PROFILE", "brief")])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "broken", ["no_fence", "no_owner", "no_state_guard", "no_duplicate_rule", "reclaim_keeps_fence", "run_left_open"]
 )
