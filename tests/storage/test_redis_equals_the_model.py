@@ -29,7 +29,7 @@ def twins_on(url: str, seed: int) -> Twins:
 
 
 def lower(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lower the limits, in the model as in the scripts."""
+    """Lower the limits, in the model as in the scripts and who calls them."""
 
     def low(name: str) -> Script:
         before, after = verb(name).text.split(LAST_LIMIT)
@@ -40,7 +40,7 @@ def lower(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cell, "verb", low)
     monkeypatch.setitem(CHORE_LIMITS, "expired", LOW["EXPIRE_LIMIT"])
     for name, value in LOW.items():
-        for module in (model, timetable):
+        for module in (model, timetable, cell):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, value)
 
