@@ -65,7 +65,7 @@ def test_an_app_that_cannot_be_had_is_named_with_the_remedy(
         (("reaper", "--sweep", "0s"), "--sweep = '0s' must be longer than nothing"),
         (("reaper", "tasks:app", "--grace", "1s"), "leave --grace out"),
         (("reaper", "tasks:app", "--url", "sqlite:///x.db"), "a storage of its own"),
-        (("info", "--url", "redis://here"), "storage URL 'redis://here' is none that Holdfast knows"),
+        (("info", "--url", "amqp://here"), "storage URL 'amqp://here' is none that Holdfast knows"),
         (("info", "--url", "sqlite:///"), "names no file"),
         (("info", "--url", "sqlite:///x.db?color=red"), "unknown option 'color'"),
         (("info", "--every", "soon"), "--every = 'soon' is no duration"),
