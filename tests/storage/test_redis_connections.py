@@ -10,6 +10,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from redis.utils import HIREDIS_AVAILABLE
 
 from holdfast.errors import NotDurableError, StorageError, StorageFullError, StorageUnavailableError
 from holdfast.storage.redis import connections as module
@@ -223,6 +224,7 @@ async def test_when_one_connection_has_gone_silent_no_other_idle_one_is_waited_f
         assert await asyncio.gather(*(connections.call(READ, base) for _ in range(10))) == [b"10"] * 10
 
 
+@pytest.mark.skipif(HIREDIS_AVAILABLE, reason="hiredis does not tell whether an answer has begun to come")
 async def test_a_connection_that_is_silent_while_the_server_answers_on_another_is_given_up_early(
     connect: Connect, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
