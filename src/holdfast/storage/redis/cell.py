@@ -16,8 +16,6 @@ from holdfast.storage.cursors import place_of
 from holdfast.storage.protocol import (
     CLAIM_LIMIT,
     EVENTS_END,
-    PROMOTE_LIMIT,
-    SCAN_LIMIT,
     SWEEP_LIMIT,
     Beat,
     Bid,
@@ -42,6 +40,7 @@ from holdfast.storage.protocol import (
     Target,
     Verdict,
 )
+from holdfast.storage.redis.flow import BEGIN as FIRST
 from holdfast.storage.redis.flow import answer_enqueue, answer_exchange, ask_enqueue, ask_exchange
 from holdfast.storage.redis.hand import answer_plan, answer_revise, answer_tune, ask_plan, ask_revise, ask_tune
 from holdfast.storage.redis.library import Script, verb
@@ -110,11 +109,11 @@ class Cell:
         """See `Storage.exchange`: as many calls as it takes, one as a rule."""
         verdicts: list[Verdict] = []
         leases: list[Lease] = []
-        looks, promotes = SCAN_LIMIT, PROMOTE_LIMIT
+        place = FIRST
         while True:
             rest = settlements[len(verdicts) :]
             more = order and Order(order.queues, min(order.room, CLAIM_LIMIT) - len(leases))
-            asked = ask_exchange(owner, rest, more, looks=looks, promotes=promotes)
+            asked = ask_exchange(owner, rest, more, place)
             try:
                 part = answer_exchange(await self._call("exchange", asked, durable=self._durable and bool(rest)), rest)
             except StorageError:
@@ -124,12 +123,11 @@ class Cell:
                 return Exchanged(tuple(verdicts), tuple(leases), left=True)
             verdicts += part.exchanged.verdicts
             leases += part.exchanged.leases
-            looks -= part.looked
-            promotes -= part.promoted
-            if not part.stopped:
+            if part.place is None:
                 return Exchanged(
                     tuple(verdicts), tuple(leases), left=part.exchanged.left, next_due=part.exchanged.next_due
                 )
+            place = part.place
 
     async def renew(self, beat: Beat) -> Pulse:
         """See `Storage.renew`: as many calls as it takes, one as a rule; the last remembers the worker."""

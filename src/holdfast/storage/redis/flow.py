@@ -17,6 +17,12 @@ from holdfast.storage.redis.records import Parcel, error_text, record, ref_of, r
 _encode = msgspec.msgpack.Encoder().encode
 
 
+Place = tuple[int, int, int]
+"""How far a claim has got: in which of its queues, how many were promoted there, how many were looked at in all."""
+
+BEGIN: Place = (1, 0, 0)
+
+
 class Told(Struct, omit_defaults=True):
     """An event that comes with a settlement: its body's place, its name, and whether it says who did it."""
 
@@ -47,20 +53,14 @@ class _Exchange(Struct, omit_defaults=True, kw_only=True):
     settlements: list[Settling]
     queues: tuple[str, ...] = ()
     room: int | None = None
-    looks: int
-    promotes: int
+    place: Place
 
 
 class Part(Struct, frozen=True):
-    """What one call made of an exchange: at so many jobs it looked, so many it let come into line.
-
-    `stopped`: the rest is left to the next call.
-    """
+    """What one call made of an exchange, and where the next goes on; None at the end."""
 
     exchanged: Exchanged
-    looked: int
-    promoted: int
-    stopped: bool
+    place: Place | None
 
 
 def ask_enqueue(jobs: Sequence[NewJob]) -> list[bytes]:
@@ -78,9 +78,9 @@ def answer_enqueue(reply: Any, jobs: Sequence[NewJob]) -> list[Receipt]:
 
 
 def ask_exchange(
-    owner: Owner, settlements: Sequence[Settlement], order: Order | None, *, looks: int, promotes: int
+    owner: Owner, settlements: Sequence[Settlement], order: Order | None, place: Place = BEGIN
 ) -> list[bytes]:
-    """Return the request to settle and to claim: the claim may look at so many jobs, and let so many come into line."""
+    """Return the request to settle, and to claim from a place on."""
     parcel = Parcel()
     return parcel.sealed(
         _Exchange(
@@ -88,15 +88,14 @@ def ask_exchange(
             settlements=[_settling(asked, parcel) for asked in settlements],
             queues=() if order is None else order.queues,
             room=None if order is None else order.room,
-            looks=looks,
-            promotes=promotes,
+            place=place,
         )
     )
 
 
 def answer_exchange(reply: Any, settlements: Sequence[Settlement]) -> Part:
     """Return what became of each settlement that there was time for, and what was claimed."""
-    verdicts, leases, left, next_due, looked, promoted, stopped = reply
+    verdicts, leases, left, next_due, place = reply
     exchanged = Exchanged(
         tuple(
             Verdict(asked.ref, asked.fence, verdict.decode())
@@ -106,7 +105,7 @@ def answer_exchange(reply: Any, settlements: Sequence[Settlement]) -> Part:
         left=bool(left),
         next_due=next_due,
     )
-    return Part(exchanged, looked, promoted, bool(stopped))
+    return Part(exchanged, None if place is None else tuple(place))
 
 
 def _settling(asked: Settlement, parcel: Parcel) -> Settling:

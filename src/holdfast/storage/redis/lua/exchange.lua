@@ -2,12 +2,12 @@
 -- requires: flow, work, purse
 -- exchange: apply each settlement whose run is the current one, then claim what is ordered.
 --
--- Request: {owner = {id, name, host, pid}, settlements, queues, room, looks, promotes}; a claim may look at so many jobs,
--- and let so many come into line.
+-- Request: {owner = {id, name, host, pid}, settlements, queues, room, place}. `place`: how far the claim has got by the calls
+-- before: {queue, promoted, looked}, the queue by its number, in which so many were promoted; so many were looked at in all.
 -- A settlement is {ref, fence, state, result, error, reason, charge, keep, redrive_after, after, ended, events}: a
 -- state to finish in, or `after` to be put back; `events` a list of {body, name, by}; `by`: whether it says who did it.
--- Answer: {verdicts, leases, left, next_due, looked, promoted, stopped}; a lease is {ref, record, payload}. `stopped`: there
--- was no time for the rest: for settlements without a verdict, or for more jobs than were looked at, and promoted.
+-- Answer: {verdicts, leases, left, next_due, place}; a lease is {ref, record, payload}. `place`: there was no time for the
+-- rest, for settlements without a verdict or for more jobs; from there on the next call is to claim. Else false.
 local owner = ASKED.owner
 
 -- What a settlement becomes where somebody has asked the job to stop; core/settlement.py says why.
@@ -102,25 +102,33 @@ end
 
 local SETTLING, STARTING, PROMOTING = 50, 30, 50
 
-local function claim(queues, room, looks)
-  local leases, left, promoted = {}, looks, 0
+-- Claim from the queues; return what was won, and where to go on if there was no time for the rest.
+local function claim(queues, room, place)
+  local leases, from, promoted, looked = {}, place[1], place[2], place[3]
   room = min(room, CLAIM_LIMIT)
-  for _, queue in ipairs(queues) do
-    if not Settings.queue_paused(queue) and not Purse.is_empty() then
+  for number = from, #queues do
+    local queue = queues[number]
+    if Purse.is_empty() then
+      return leases, { number, promoted, looked }
+    end
+    if not Settings.queue_paused(queue) then
       local ready = key('ready', queue)
-      local due = Flow.promote_due(queue, Purse.affords(PROMOTING, ASKED.promotes - promoted))
+      local due = Flow.promote_due(queue, Purse.affords(PROMOTING, PROMOTE_LIMIT - promoted))
       Purse.pay(PROMOTING * due)
       promoted = promoted + due
       if Rates.queue_opens_at(queue) <= NOW then
         Parking.open_up(queue)
       end
       Parking.let_in()
-      while #leases < room and left > 0 and not Purse.is_empty() and Rates.queue_opens_at(queue) <= NOW do
+      while #leases < room and looked < SCAN_LIMIT and Rates.queue_opens_at(queue) <= NOW do
+        if Purse.is_empty() then
+          return leases, { number, promoted, looked }
+        end
         local id = first_of(ready, 1)[1]
         if not id then
           break
         end
-        left = left - 1
+        looked = looked + 1
         Purse.pay(STARTING)
         local job = Audit.known_in('ready', queue, id)
         if job and Record.lapsed(job) then
@@ -136,8 +144,9 @@ local function claim(queues, room, looks)
         Parking.let_in()
       end
     end
+    promoted = 0
   end
-  return leases, looks - left, promoted, #leases < room and left > 0 and Purse.is_empty()
+  return leases, nil
 end
 
 -- Whether a queue has a job that could be claimed, and when time alone gives it another.
@@ -168,10 +177,10 @@ return carry_out(function()
     Purse.pay(SETTLING)
   end
   Parking.let_in()
-  local stopped = #verdicts < #ASKED.settlements
-  local leases, looked, promoted, left, next_due = {}, 0, 0, 0, nil
-  if ASKED.room and not stopped then
-    leases, looked, promoted, stopped = claim(ASKED.queues, ASKED.room, ASKED.looks)
+  local leases, left, next_due = {}, 0, nil
+  local place = #verdicts < #ASKED.settlements and ASKED.place or nil
+  if ASKED.room and not place then
+    leases, place = claim(ASKED.queues, ASKED.room, ASKED.place)
     for _, queue in ipairs(ASKED.queues) do
       if not Settings.queue_paused(queue) then
         local ready, due = glance(queue)
@@ -181,5 +190,5 @@ return carry_out(function()
     end
   end
   local next_in = next_due and max(0, next_due - NOW) or false
-  return { verdicts, leases, left, next_in, looked, promoted, stopped and 1 or 0 }
+  return { verdicts, leases, left, next_in, place or false }
 end)
