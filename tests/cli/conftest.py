@@ -25,7 +25,9 @@ def terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Termin
 
 
 @pytest.fixture
-def there(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    """A terminal whose environment names its storage."""
+def there(request: pytest.FixtureRequest, terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """A terminal whose environment names its storage: SQLite, or what the test says (`EVERYWHERE`)."""
+    if getattr(request, "param", "sqlite") == "redis":
+        terminal.url = request.getfixturevalue("redis_url")
     monkeypatch.setenv("HOLDFAST_URL", terminal.url)
     return terminal

@@ -11,11 +11,15 @@ import termios
 from pathlib import Path
 from typing import Any
 
+import pytest
 from click.testing import CliRunner, Result
 
 import holdfast
 from holdfast import Holdfast, Retry
 from holdfast.cli.main import root
+
+EVERYWHERE = pytest.mark.parametrize("there", ["sqlite", pytest.param("redis", marks=pytest.mark.redis)], indirect=True)
+"""For one test or two of each command: it works on every storage, and says of each the same."""
 
 TASKS = """
 import sys

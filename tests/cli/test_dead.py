@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from tests.cli.terminal import Terminal
+from tests.cli.terminal import EVERYWHERE, Terminal
 
 
 def fail(there: Terminal, count: int) -> list[str]:
@@ -64,6 +64,7 @@ def test_a_list_can_be_narrowed_and_goes_on_at_its_cursor(there: Terminal) -> No
     assert [json.loads(line)["id"] for line in lines] == ids[::-1]
 
 
+@EVERYWHERE
 def test_groups_name_each_fault_once(there: Terminal) -> None:
     ids = fail(there, 3)
     seen = there.read("dead", "groups")
@@ -79,6 +80,7 @@ def test_groups_name_each_fault_once(there: Terminal) -> None:
     assert line.split()[:4] == [group["fault"], "3", "bad", "exhausted"]
 
 
+@EVERYWHERE
 def test_a_redrive_has_a_cap_says_what_is_left_and_does_nothing_twice(there: Terminal) -> None:
     ids = fail(there, 3)
 
@@ -217,6 +219,7 @@ def test_a_person_is_asked(there: Terminal, answer: str, code: int, left: int) -
     assert len(there.read("dead", "list")["letters"]) == left
 
 
+@EVERYWHERE
 def test_jobs_are_deleted_by_id_unless_they_run(there: Terminal) -> None:
     first, second = there.enqueue("add", 1, 2), there.enqueue("add", 3, 4)
 

@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.cli.terminal import Terminal
+from tests.cli.terminal import EVERYWHERE, Terminal
 
 JOBS = ("--kind", "completed", "--kind", "failed", "--kind", "redriven")
 
 
+@EVERYWHERE
 def test_the_latest_events_are_told_oldest_first_without_results(there: Terminal) -> None:
     failed = there.enqueue("bad", 1)
     done = there.enqueue("add", 1, 2, work=True)
@@ -39,6 +40,7 @@ def test_a_line_says_when_what_whose_and_the_rest_by_name(there: Terminal) -> No
     assert "Traceback" not in line
 
 
+@EVERYWHERE
 def test_reading_goes_on_behind_a_cursor(there: Terminal) -> None:
     there.enqueue("bad", 1)
     there.enqueue("add", 1, 2, work=True)

@@ -9,11 +9,12 @@ import pytest
 from holdfast.clock import SECOND
 from holdfast.core.job import Owner
 from holdfast.storage.protocol import Beat, WorkerInfo
-from tests.cli.terminal import Terminal
+from tests.cli.terminal import EVERYWHERE, Terminal
 
 KEYS = {"url", "now", "queues", "paused_tasks", "task_rates", "workers", "leaders", "swept_ago", "complaints"}
 
 
+@EVERYWHERE
 def test_it_works_with_zero_workers(there: Terminal) -> None:
     there.enqueue("add", 1, 2)
     seen = there.read("info")
@@ -41,6 +42,7 @@ def test_plain_lines_name_every_queue(there: Terminal) -> None:
     assert "leader: none, never swept" in lines
 
 
+@EVERYWHERE
 def test_check_exits_with_3_while_jobs_wait_and_nobody_serves_them(there: Terminal) -> None:
     there.enqueue("add", 1, 2)
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from holdfast import Collect, JsonCodec
-from tests.cli.terminal import Terminal
+from tests.cli.terminal import EVERYWHERE, Terminal
 
 
 class Backwards(JsonCodec):
@@ -18,6 +18,7 @@ class Backwards(JsonCodec):
         return super().decode(data[:-1][::-1])
 
 
+@EVERYWHERE
 def test_a_list_is_newest_first_and_goes_on_at_its_cursor(there: Terminal) -> None:
     ids = [there.enqueue("add", number, 1) for number in range(3)]
     first = there.read("jobs", "list", "--limit", "2")
@@ -54,6 +55,7 @@ def test_a_cursor_that_is_none_is_refused(there: Terminal) -> None:
     assert "--after 'soon' is no cursor" in there.refused("jobs", "list", "--after", "soon")
 
 
+@EVERYWHERE
 def test_show_tells_all_there_is_of_a_job(there: Terminal) -> None:
     job = there.enqueue("bad", 7, work=True)
     seen = there.read("jobs", "show", job)
@@ -115,6 +117,7 @@ def test_an_id_cannot_steer_the_terminal(there: Terminal) -> None:
     assert there.run("jobs", "list", "--quiet").stdout == "a\\x1b[31mb\\nc:d/é\n"
 
 
+@EVERYWHERE
 def test_cancel_and_redrive_say_what_became_of_each_job(there: Terminal) -> None:
     first, second = there.enqueue("add", 1, 2), there.enqueue("add", 3, 4)
 

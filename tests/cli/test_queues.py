@@ -5,9 +5,10 @@ import asyncio
 import pytest
 
 from holdfast import Keep, Rate, Retention, Stall
-from tests.cli.terminal import Terminal
+from tests.cli.terminal import EVERYWHERE, Terminal
 
 
+@EVERYWHERE
 def test_a_list_tells_how_each_queue_stands_and_what_is_set_for_it(there: Terminal) -> None:
     app = there.app()
 
@@ -68,6 +69,7 @@ def test_a_list_sets_nothing(there: Terminal) -> None:
     assert there.read("queues", "list")[0]["paused"]
 
 
+@EVERYWHERE
 def test_queues_and_tasks_are_paused_and_resumed_by_name(there: Terminal) -> None:
     waiting, other = there.enqueue("add", 1, 2), there.enqueue("elsewhere")
 
@@ -159,6 +161,7 @@ def test_nothing_to_pause_is_a_mistake(there: Terminal) -> None:
     assert "QUEUE = '' must be a text of 1 to 1,024 bytes" in there.refused("queues", "pause", "")
 
 
+@EVERYWHERE
 def test_stats_tell_what_ended_of_late_and_why_jobs_failed(there: Terminal) -> None:
     there.enqueue("bad", 1)
     there.enqueue("add", 1, 2, work=True)

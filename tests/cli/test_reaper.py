@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.cli.terminal import Terminal
+from tests.cli.terminal import EVERYWHERE, Terminal
 
 MORTAL = """
 import asyncio, os, sys
@@ -56,6 +56,7 @@ async def report() -> None: ...
 
 
 @pytest.mark.system
+@EVERYWHERE
 def test_it_puts_the_schedules_of_its_app_into_the_storage(there: Terminal) -> None:
     there.write("scheduled.py", SCHEDULED)
     with there.start("reaper", "scheduled:app") as process:

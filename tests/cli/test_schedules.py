@@ -8,7 +8,7 @@ import pytest
 
 from holdfast import All, Throttle
 from holdfast.maintenance.ticking import moves
-from tests.cli.terminal import Terminal
+from tests.cli.terminal import EVERYWHERE, Terminal
 
 
 @pytest.fixture
@@ -26,6 +26,7 @@ def some(there: Terminal) -> Terminal:
     return there
 
 
+@EVERYWHERE
 def test_a_list_tells_what_is_enqueued_and_when(some: Terminal) -> None:
     nightly, often = some.read("schedules", "list")
 
@@ -67,6 +68,7 @@ def test_schedules_are_paused_and_resumed_by_name(some: Terminal) -> None:
     assert some.run("schedules", "resume", "often", "--quiet").stdout == ""
 
 
+@EVERYWHERE
 def test_a_trigger_makes_a_job_now(some: Terminal) -> None:
     before = some.read("schedules", "list")
     (made,) = some.read("schedules", "trigger", "nightly")

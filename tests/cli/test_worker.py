@@ -11,7 +11,7 @@ from msgspec import structs
 from holdfast import Schedule
 from holdfast.cli.worker import Crew, worker
 from holdfast.storage.protocol import PutSchedule
-from tests.cli.terminal import TASKS, Terminal
+from tests.cli.terminal import EVERYWHERE, TASKS, Terminal
 
 
 @pytest.fixture
@@ -21,6 +21,7 @@ def tasks(there: Terminal) -> Terminal:
 
 
 @pytest.mark.system
+@EVERYWHERE
 def test_a_burst_does_what_there_is_and_ends(tasks: Terminal) -> None:
     job = tasks.enqueue("add", 1, 2)
     done = tasks.ended("worker", "tasks:app", "--burst", "--name", "bursting")

@@ -38,7 +38,7 @@ from holdfast.storage.redis.cells import Cells
 from holdfast.storage.redis.connections import Connections
 from holdfast.storage.redis.ear import Ear
 from holdfast.storage.redis.guard import Guard
-from holdfast.storage.redis.schema import settle_on
+from holdfast.storage.redis.schema import examine_layout, settle_on
 
 
 class RedisStorage:
@@ -80,7 +80,11 @@ class RedisStorage:
 
     async def examine(self, *, deep: bool = True) -> list[Finding]:
         """See `Storage.examine`."""
-        return await self._guard.examine()
+        findings = await self._guard.examine()
+        # A server that is out of reach is not waited for once more.
+        if not any(finding.level == "error" and finding.subject == "server" for finding in findings):
+            findings += await examine_layout(self._connections, self._cells[0].base, cells=len(self._cells))
+        return findings
 
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
         """See `Storage.enqueue`."""
