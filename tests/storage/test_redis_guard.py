@@ -1,5 +1,6 @@
 """What a server must be before jobs are trusted to it."""
 
+import re
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from holdfast.storage.redis import guard as module
 from holdfast.storage.redis.address import Place, read
 from holdfast.storage.redis.connections import Connections
 from holdfast.storage.redis.guard import Guard, Server, check
+from holdfast.storage.redis.library import verb
 from holdfast.testing.conformance.material import bid
 from tests.clusters import RedisCluster
 from tests.sentinels import RedisSentinels
@@ -64,6 +66,21 @@ async def test_a_read_replica_is_refused_and_its_master_named(guarded: Guarded, 
 
     with pytest.raises(StorageUnavailableError, match=rf"read replica.*127\.0\.0\.1:{master.port}"):
         await guarded(replica.url).admit()
+
+
+async def test_a_server_that_lacks_what_a_script_may_once_need_is_refused_naming_it(
+    guarded: Guarded, start_redis: StartRedis
+) -> None:
+    server = start_redis(rename_command="XTRIM CUT", **SOUND)
+
+    with pytest.raises(StorageError, match="does not know XTRIM, which the scripts need; undo rename-command"):
+        await guarded(server.url).admit()
+
+
+def test_what_a_server_must_be_able_to_do_is_what_the_scripts_ask_of_it() -> None:
+    called = {name for verb_ in module.VERBS for name in re.findall(r"call\('([A-Z]+)'", verb(verb_).text)}
+
+    assert called | {"EVALSHA", "SCRIPT", "SSUBSCRIBE"} == set(module.NEEDED)
 
 
 async def test_a_service_that_hides_config_but_tells_its_policy_is_admitted(

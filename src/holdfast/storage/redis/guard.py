@@ -44,6 +44,14 @@ VERBS = (
 )
 """The scripts, each named like its verb."""
 
+NEEDED = (
+    *("APPEND", "EVALSHA", "EXISTS", "GET", "HDEL", "HEXISTS", "HGET", "HGETALL", "HINCRBY", "HKEYS", "HMGET", "HSET"),
+    *("HSETNX", "HVALS", "LINDEX", "LLEN", "LRANGE", "LSET", "LTRIM", "RPUSH", "SCRIPT", "SET", "SPUBLISH"),
+    *("SSUBSCRIBE", "TIME", "UNLINK", "XADD", "XINFO", "XLEN", "XRANGE", "XTRIM", "ZADD", "ZCARD", "ZCOUNT", "ZRANGE"),
+    *("ZRANGEBYLEX", "ZRANGEBYSCORE", "ZREM", "ZREMRANGEBYRANK", "ZREVRANGEBYSCORE", "ZSCORE"),
+)
+"""What every server must be able to do: the commands of the scripts and of whoever calls them."""
+
 _SETTINGS = ("maxmemory-policy", "appendonly", "appendfsync", "save", "min-replicas-to-write")
 
 _UNCHECKED = "; if you know that all is well there, say so with allow_unchecked=1 in the URL"
@@ -127,6 +135,7 @@ class Guard:
         self._next_look = asyncio.get_running_loop().time() + LOOK_AGAIN
         self._briefly = all("maxmemory_policy" in (server.info or {}) for server in servers if server.gone is None)
         check(servers, self._address)
+        await self._try_abilities([server.place for server in servers if server.gone is None])
         for server in servers:
             if not server.appends and server.snapshots is False and server.place not in self._fleeting:
                 self._fleeting.add(server.place)
@@ -134,6 +143,20 @@ class Guard:
                     "%s keeps NOTHING on disk: when it restarts, all jobs are gone. Turn appendonly on there, or use "
                     "it for tests only",
                     server.place,
+                )
+
+    async def _try_abilities(self, places: Sequence[Place]) -> None:
+        """See that nothing is missing: a service may have renamed or left out what a rare turn of a script needs."""
+        for place in places:
+            [told] = await self._connections.ask_all(place, [("COMMAND", "INFO", *NEEDED)])
+            if not isinstance(told, list):
+                # Whoever hides that may still be able to do all of it.
+                continue
+            missing = [name for name, known in zip(NEEDED, cast("list[object]", told), strict=True) if not known]
+            if missing:
+                raise StorageError(
+                    f"{self._address.shown} ({place}) does not know {', '.join(missing)}, which the scripts need; undo "
+                    "rename-command there, or use another server"
                 )
 
     async def look_again(self) -> list[str]:
