@@ -23,6 +23,9 @@ LAST_LIMIT = "LOOK_LIMIT, DUE_LIMIT = 5000, 5000, 500, 100\n"
 A_SWEEP_AFTER_THE_CLOCK_WAS_SET_BACK = 201
 """Where jobs were once let in that a rate had yet to let start."""
 
+A_CLAIM_THAT_RAN_OUT_OF_TIME = 408
+"""Where a queue was once passed over that had jobs due."""
+
 
 def twins_on(url: str, seed: int) -> Twins:
     return Twins(lambda clock: RedisStorage(read(url), clock=clock), seed, in_turn=True)
@@ -45,7 +48,7 @@ def lower(monkeypatch: pytest.MonkeyPatch) -> None:
                 monkeypatch.setattr(module, name, value)
 
 
-@pytest.mark.parametrize("seed", [*range(8), A_SWEEP_AFTER_THE_CLOCK_WAS_SET_BACK])
+@pytest.mark.parametrize("seed", [*range(8), A_SWEEP_AFTER_THE_CLOCK_WAS_SET_BACK, A_CLAIM_THAT_RAN_OUT_OF_TIME])
 async def test_every_answer_is_that_of_the_model(redis_url: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if seed in range(1, 8, 2):
         lower(monkeypatch)
