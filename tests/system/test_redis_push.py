@@ -12,7 +12,7 @@ from holdfast.core.lifecycle import State
 from holdfast.handle import Job
 from holdfast.storage import follow
 from holdfast.storage.protocol import EVENTS_END, Cancel
-from holdfast.testing.proxy import Proxy
+from holdfast.testing.proxy import Line, Proxy
 from tests.servers import RedisServer, subscribed
 from tests.system.farm import Farm, timing_of
 
@@ -146,12 +146,23 @@ async def test_a_subscription_that_is_killed_again_and_again_costs_one_look(
 async def test_a_subscription_that_has_fallen_silent_costs_one_look(here: Farm, redis_server: RedisServer) -> None:
     with Proxy(redis_server.port) as proxy:
         async with waiter(here, f"redis://{proxy.address}/0") as one:
-            jobs = await one.app.enqueue_many(one.nap.call(2.0) for _ in range(5))
+            jobs = await one.app.enqueue_many(one.nap.call(3.0) for _ in range(5))
             waiting = asyncio.gather(*(one.late(job) for job in jobs))
             await running(here, [job.ref for job in jobs])
-            listening = {int(client["addr"].rpartition(":")[2]) for client in subscribed(redis_server)}
-            silenced = [line for line in proxy.lines if line.ends[1].get_extra_info("sockname")[1] in listening]
-            assert len(silenced) == 1
-            silenced[0].silent = True
+            line = await listening(here, redis_server, proxy)
+            line.silent = True
             late = await waiting
             assert max(late) < handle.POLL * SECOND + SOON, late
+
+
+async def listening(farm: Farm, server: RedisServer, proxy: Proxy) -> Line:
+    """Return the line by which somebody behind a proxy listens, once there is one."""
+    found: list[Line] = []
+
+    async def subscription() -> bool:
+        ports = {int(client["addr"].rpartition(":")[2]) for client in subscribed(server)}
+        found[:] = [line for line in proxy.lines if line.ends[-1].get_extra_info("sockname")[1] in ports]
+        return len(found) == 1
+
+    await farm.until(subscription, within=10)
+    return found[0]

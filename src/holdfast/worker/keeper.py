@@ -75,6 +75,8 @@ class Keeper:
         self._retry_at = -math.inf
         self._failures = 0
         self._hinted = False
+        self._hint: Callable[[], None] = lambda: None
+        """Tells the loop that beats of a hint; from any thread."""
         self._heeds_at = -math.inf
         """The uptime until which no hint is heeded."""
         self._false_alarms = 0
@@ -93,21 +95,25 @@ class Keeper:
         loop = asyncio.get_running_loop()
         # Woken as what it is, not as a part of the run that knocked.
         knocked, here = asyncio.Event(), contextvars.copy_context()
-        self._holdings.when_urgent(lambda: _knock(loop, knocked, here))
-        async with asyncio.TaskGroup() as crew:
-            listening = crew.create_task(self._listen(knocked))
-            # A worker whose loop has ended without a stop holds jobs that nobody runs: they must pass to others.
-            while self._wanted():
-                self._holdings.next_look = math.inf
-                wait = await self.turn()
-                self._holdings.next_look = self._clock.uptime() + wait
-                try:
-                    async with asyncio.timeout(wait):
-                        await knocked.wait()
-                        knocked.clear()
-                except TimeoutError:
-                    continue
-            listening.cancel()
+
+        def hinted() -> None:
+            self._hinted = True
+            self._holdings.hinted_at = self._clock.uptime()
+            knocked.set()
+
+        self._holdings.when_urgent(lambda: _tell(loop, knocked.set, here))
+        self._hint = lambda: _tell(loop, hinted, here)
+        # A worker whose loop has ended without a stop holds jobs that nobody runs: they must pass to others.
+        while self._wanted():
+            self._holdings.next_look = math.inf
+            wait = await self.turn()
+            self._holdings.next_look = self._clock.uptime() + wait
+            try:
+                async with asyncio.timeout(wait):
+                    await knocked.wait()
+                    knocked.clear()
+            except TimeoutError:
+                continue
 
     async def turn(self) -> float:
         """Beat if it is time, stop what may no longer run, and return the seconds until the next turn."""
@@ -118,15 +124,16 @@ class Keeper:
         self._fence_in(self._clock.uptime())
         return self._next(self._clock.uptime())
 
-    async def _listen(self, knocked: asyncio.Event) -> None:
-        """Hear that somebody wants to be asked for. Nothing rests on it: the next beat asks anyway."""
+    async def listen(self) -> None:
+        """Hear that somebody wants to be asked for, until cancelled. Nothing rests on it: the next beat asks anyway.
+
+        On the worker's own loop, which is the one that stops runs, and which listens already: a process listens once.
+        """
         hints = Hints(self._storage, [owner_topic(self._owner.id)], rng=self._rng, logger=self._logger)
         try:
             while True:
                 await hints.next()
-                self._hinted = True
-                self._holdings.hinted_at = self._clock.uptime()
-                knocked.set()
+                self._hint()
         finally:
             hints.close()
 
@@ -234,7 +241,7 @@ class Keeper:
         return max(SHORTEST, min([self._due(held), *ends]) - now)
 
 
-def _knock(loop: asyncio.AbstractEventLoop, knocked: asyncio.Event, context: contextvars.Context) -> None:
+def _tell(loop: asyncio.AbstractEventLoop, news: Callable[[], object], context: contextvars.Context) -> None:
     # The loop is closed once its thread has been stopped; then there is nobody left who needs to hurry.
     if not loop.is_closed():
-        loop.call_soon_threadsafe(knocked.set, context=context)
+        loop.call_soon_threadsafe(news, context=context)

@@ -278,6 +278,7 @@ class Worker:
         async with asyncio.TaskGroup() as crew:
             crew.create_task(self._exchange.run())
             crew.create_task(self._bus.run())
+            crew.create_task(self._keeper.listen())
             if self._lifespan.lives:
                 crew.create_task(self._lifespan.fail())
             if self._burst:
