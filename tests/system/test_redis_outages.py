@@ -157,6 +157,12 @@ async def test_ten_seconds_out_of_reach_cost_nothing_but_these(
     await partition(farm, start_redis(), weather, 10)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+async def test_two_minutes_out_of_reach_cost_nothing_but_these(farm: MakeFarm, start_redis: StartRedis) -> None:
+    await partition(farm, start_redis(), {"refuse": True}, 120, lease="20s", sweep="2s", grace="3s")
+
+
 async def test_half_a_second_of_latency_with_resets_and_cut_replies_stops_nobody(
     farm: MakeFarm, start_redis: StartRedis
 ) -> None:
