@@ -25,10 +25,10 @@ pytestmark = [pytest.mark.system, pytest.mark.slow]
 
 SEED = int(os.environ.get("HOLDFAST_SEED", "0"))
 
-TORN = 24
+TORN = 60
 """How many moments are looked at in which the server was about to write."""
 
-ROUNDS = 5
+ROUNDS = 10
 """How many streams are cut short; in each the server is killed between two calls, too, twice."""
 
 JUST = 0.0015
