@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from holdfast.core.lifecycle import State
 from holdfast.errors import StorageError, StorageUnavailableError
 from holdfast.storage.locate import locate
 from holdfast.storage.protocol import Finding
@@ -14,7 +15,7 @@ from holdfast.storage.redis.address import Place, read
 from holdfast.storage.redis.connections import Connections
 from holdfast.storage.redis.guard import Guard, Server, check
 from holdfast.storage.redis.library import verb
-from holdfast.testing.conformance.material import bid
+from holdfast.testing.conformance.material import ALICE, beat, bid, claim, enqueue, new_job, record, settle
 from tests.clusters import RedisCluster
 from tests.sentinels import RedisSentinels
 from tests.servers import RedisServer
@@ -106,6 +107,58 @@ async def test_a_server_that_hides_everything_is_refused_unless_that_is_allowed(
     findings = await guarded(f"{url}?allow_unchecked=1").examine()
 
     assert [finding.level for finding in findings if "hides settings" in finding.message] == ["warning"]
+
+
+def without_channels(server: RedisServer) -> str:
+    """Return the URL of a user who was given all but the channels, which Redis gives to nobody by itself."""
+    server.command("ACL", "SETUSER", "app", "on", ">secret", "~*", "+@all")
+    return server.url.replace("//", "//app:secret@")
+
+
+async def test_a_user_without_channels_is_warned_of_once_with_what_gives_them(
+    guarded: Guarded, start_redis: StartRedis, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = start_redis(**SOUND)
+    guard = guarded(without_channels(server))
+    await guard.admit()
+    await guard.admit()
+    [finding] = [finding for finding in await guard.examine() if finding.subject == "notices"]
+
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert finding.level == "warning"
+    assert "&{holdfast}*" in finding.remedy
+    assert finding.remedy in caplog.text
+
+    server.command("ACL", "SETUSER", "app", "&{holdfast}*")
+
+    assert levels(await guard.examine())["notices"] == "ok"
+
+
+async def test_of_a_cluster_each_node_must_let_its_notices_be_published(
+    guarded: Guarded, redis_cluster: RedisCluster
+) -> None:
+    for node in redis_cluster.masters:
+        without_channels(node)
+    redis_cluster.masters[0].command("ACL", "SETUSER", "app", "&{holdfast:*")
+    guard = guarded(redis_cluster.url.replace("//", "//app:secret@"))
+    found = [finding for finding in await guard.examine() if finding.subject == "notices"]
+
+    assert sorted(finding.level for finding in found) == ["ok", "warning", "warning"]
+    assert {finding.remedy for finding in found if finding.level == "warning" and "&{holdfast:*" in finding.remedy}
+
+
+async def test_a_notice_that_may_not_be_published_fails_no_verb(start_redis: StartRedis) -> None:
+    storage = locate(without_channels(start_redis(**SOUND)))
+    try:
+        await enqueue(storage, new_job("job"))
+        [lease] = await claim(storage)
+        await beat(storage, ALICE, [lease])
+        await settle(storage, ALICE, lease)
+
+        assert (await storage.sweep(bid())).troubles == ()
+        assert (await record(storage, lease.ref)).state is State.COMPLETED
+    finally:
+        await storage.close()
 
 
 TOLD = Server(
@@ -234,7 +287,8 @@ def levels(findings: list[Finding]) -> dict[str, str]:
 async def test_a_sound_server_has_no_finding_that_endangers_anything(guarded: Guarded, start_redis: StartRedis) -> None:
     findings = await guarded(start_redis(**SOUND, maxmemory="100mb").url).examine()
 
-    assert levels(findings) == dict.fromkeys(("server", "persistence", "replication", "memory", "scripts"), "ok")
+    subjects = ("server", "persistence", "replication", "memory", "scripts", "notices")
+    assert levels(findings) == dict.fromkeys(subjects, "ok")
 
 
 @pytest.mark.parametrize(

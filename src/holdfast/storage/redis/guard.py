@@ -2,7 +2,7 @@
 
 refused   one that may throw jobs away (an eviction policy), that takes no writes (a replica), that is too old, that is
           something else than the address says, or that does not let itself be looked at (unless `allow_unchecked=1`)
-warned    one that keeps nothing on disk
+warned    one that keeps nothing on disk, or lets nobody hint at what has happened
 """
 
 import asyncio
@@ -11,10 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
+from redis.exceptions import NoPermissionError
+
 from holdfast.errors import StorageError, StorageUnavailableError
 from holdfast.storage.protocol import Finding
 from holdfast.storage.redis.address import Place, RedisAddress
 from holdfast.storage.redis.connections import Connections
+from holdfast.storage.redis.ear import channel
 from holdfast.storage.redis.library import verb
 from holdfast.storage.redis.link import Reply, said, text
 
@@ -124,6 +127,7 @@ class Guard:
         self._briefly = False
         self._troubles: set[str] = set()
         self._fleeting: set[Place] = set()
+        self._mute: set[Place] = set()
 
     async def admit(self) -> None:
         """Look at the servers before the first job.
@@ -144,6 +148,38 @@ class Guard:
                     "it for tests only",
                     server.place,
                 )
+        for place in await self._without_notices():
+            if place not in self._mute:
+                self._mute.add(place)
+                logger.warning(
+                    "%s lets the user of the URL publish no notices, so workers find new jobs late: %s",
+                    place,
+                    self._channels,
+                )
+
+    @property
+    def _channels(self) -> str:
+        """What lets a user publish and hear notices."""
+        namespace = self._address.namespace
+        pattern = f"&{{{namespace}:*" if self._address.kind == "cluster" else f"&{{{namespace}}}*"
+        return f"allow it the channels of the namespace (ACL SETUSER its-name '{pattern}', and in the ACL file)"
+
+    async def _without_notices(self) -> list[Place]:
+        """Return the servers that refuse the user our channels: an ACL user has none unless he is given them."""
+        # In a Cluster each server has users of its own, and publishes on the channels of its own slots only.
+        bases: dict[Place, str] = {}
+        mute: list[Place] = []
+        try:
+            for base in self._address.bases:
+                bases.setdefault(await self._connections.place(base), base)
+            for place, base in bases.items():
+                [reply] = await self._connections.ask_all(place, [("SPUBLISH", channel(base, "check"), "")])
+                if isinstance(reply, NoPermissionError):
+                    mute.append(place)
+        except StorageError:
+            # Whoever calls a verb is told.
+            return mute
+        return mute
 
     async def _try_abilities(self, places: Sequence[Place]) -> None:
         """See that nothing is missing: a service may have renamed or left out what a rare turn of a script needs."""
@@ -185,7 +221,19 @@ class Guard:
         there = [server.place for server in servers if server.gone is None]
         if self._address.kind == "cluster":
             findings.append(await self._state(there[0]))
-        return [*findings, *[await self._scripts(place) for place in there]]
+        findings += [await self._scripts(place) for place in there]
+        mute = await self._without_notices()
+        return [*findings, *[self._notices(place, heard=place not in mute) for place in there]]
+
+    def _notices(self, place: Place, *, heard: bool) -> Finding:
+        if heard:
+            return Finding("ok", "notices", f"{place} lets notices be published")
+        return Finding(
+            "warning",
+            "notices",
+            f"{place} lets the user of the URL publish no notices, so workers find new jobs late",
+            self._channels,
+        )
 
     async def _state(self, place: Place) -> Finding:
         try:
