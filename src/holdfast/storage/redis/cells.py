@@ -181,8 +181,9 @@ class Cells:
         for change in changes:
             if isinstance(change, PutSchedule):
                 home = self.of(change.schedule.job.queue)
-                await _all([cell.plan([RemoveSchedule(change.name)]) for cell in self._cells if cell is not home])
+                # Put first: whoever dies in between leaves it twice until it is put again, not lost.
                 planned += await home.plan([change])
+                await _all([cell.plan([RemoveSchedule(change.name)]) for cell in self._cells if cell is not home])
             else:
                 answers = [answer for [answer] in await _all([cell.plan([change]) for cell in self._cells])]
                 planned.append(next((one for one in answers if one.verdict != "gone"), answers[0]))
