@@ -69,7 +69,7 @@ local function first_of(index, limit)
 end
 
 -- What a storage promises of its limits (storage/protocol.py says why).
-local SETTLE_LIMIT, CLAIM_LIMIT, RENEW_LIMIT, SWEEP_LIMIT = 256, 128, 500, 200
+local CLAIM_LIMIT, SWEEP_LIMIT = 128, 200
 local PROMOTE_LIMIT, EXPIRE_LIMIT, TRIM_LIMIT, SCAN_LIMIT = 100, 200, 500, 500
 local WINDOW_LIMIT, PASSED_LIMIT, LOOK_LIMIT, DUE_LIMIT = 5000, 5000, 500, 100
 local RUNS_KEPT, LOG_LINES_KEPT = 100, 1000

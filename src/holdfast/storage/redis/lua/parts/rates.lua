@@ -7,10 +7,6 @@
 -- A rate is {name, interval, burst}; what is taken is {until, reach}.
 local Rates = {}
 
-function Rates.name(rate)
-  return rate[1]
-end
-
 -- How far ahead of now a start can take time.
 local function whole_reach(rate)
   return rate[2] * (rate[3] + 1)
