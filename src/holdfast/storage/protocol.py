@@ -109,8 +109,9 @@ class Verdict(Struct, frozen=True):
 class Exchanged(Struct, frozen=True):
     """The answer to an exchange: a verdict each, the leases won, and when to ask again.
 
-    A storage of several servers, one of which cannot be reached, answers for the others: a verdict that is missing is
-    asked for again.
+    A storage of several servers answers for those of them that it reaches. `unanswered`: one of them did not, and what
+    it was asked for is asked again; so are verdicts that are missing. `doubtful`: it was asked for jobs, and may have
+    given some out that nobody has heard of.
     `left`: ready jobs were left behind: there was no room, or the call had looked at as many as one may. `next_due`:
     microseconds until the next delayed job of the ordered queues falls due, or a rate that holds jobs back lets one
     start; None if there is neither.
@@ -120,6 +121,8 @@ class Exchanged(Struct, frozen=True):
     leases: tuple[Lease, ...] = ()
     left: bool = False
     next_due: int | None = None
+    unanswered: bool = False
+    doubtful: bool = False
 
 
 class NewLogLine(Struct, frozen=True):

@@ -144,8 +144,6 @@ class ExchangeLoop:
         try:
             await self._send_signs(batch)
             answer = await self._storage.exchange(self._owner, batch, order)
-            if self._in_doubt:
-                await self._look_for_strays()
         except StorageError as error:
             self._in_doubt = self._in_doubt or claiming
             return self._back_off(error)
@@ -160,6 +158,9 @@ class ExchangeLoop:
         self._heed(answer)
         for lease in answer.leases:
             self._take(lease, asked_at)
+        self._in_doubt = self._in_doubt or answer.doubtful
+        if self._in_doubt and not answer.unanswered:
+            await self._look_for_strays()
         # Each queue is the first in its turn, so that a full one cannot keep the others waiting.
         self._queues = self._queues[1:] + self._queues[:1]
         self.empty = claiming and not answer.leases and not answer.left and answer.next_due != 0
@@ -312,13 +313,13 @@ class ExchangeLoop:
 
     async def _look_for_strays(self) -> None:
         """Hand back, unbegun and uncharged, what was claimed by a call whose answer never came."""
-        self._in_doubt = False
         try:
             found = await strays(self._storage, self._owner.id, self._queues, self._holdings.get)
         except Exception as error:
-            # Nothing rests on it: what is not found here stalls, and is recovered a lease later.
+            # Looked for again after the next answer; what is not found stalls, and is recovered a lease later.
             self._logger.warning("cannot look for jobs of a claim that was never answered: %r", error)
             return
+        self._in_doubt = False
         for lease in found:
             self._unsettled[lease.ref, lease.fence] = settlement(lease, Interrupted("prefetch"), self._rng)
 

@@ -6,12 +6,14 @@ from itertools import islice
 from operator import itemgetter
 from typing import Any, Protocol
 
+from msgspec import structs
+
 from holdfast.clock import Clock
 from holdfast.core.job import JobDetail, JobRecord, NewJob, Owner, Ref
 from holdfast.core.leadership import Term
 from holdfast.core.lease import Lease
 from holdfast.core.settlement import Settlement
-from holdfast.errors import StorageError
+from holdfast.errors import NotDurableError, StorageError
 from holdfast.storage.cursors import place_of
 from holdfast.storage.protocol import (
     CLAIM_LIMIT,
@@ -107,6 +109,13 @@ class Cell:
         self, owner: Owner, settlements: Sequence[Settlement] = (), order: Order | None = None
     ) -> Exchanged:
         """See `Storage.exchange`: as many calls as it takes, one as a rule."""
+        if self._durable and settlements and order is not None:
+            # Were both one call, the jobs that it claims would be lost where no replica confirms what it settles.
+            try:
+                settled = await self.exchange(owner, settlements)
+            except NotDurableError:
+                settled = Exchanged()
+            return structs.replace(await self.exchange(owner, order=order), verdicts=settled.verdicts)
         verdicts: list[Verdict] = []
         leases: list[Lease] = []
         place = FIRST
@@ -120,7 +129,7 @@ class Cell:
                 if not leases:
                     raise
                 # What was claimed so far must be run: nobody else will before its lease is out.
-                return Exchanged(tuple(verdicts), tuple(leases), left=True)
+                return Exchanged(tuple(verdicts), tuple(leases), left=True, unanswered=True, doubtful=True)
             verdicts += part.exchanged.verdicts
             leases += part.exchanged.leases
             if part.place is None:

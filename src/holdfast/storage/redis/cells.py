@@ -6,7 +6,7 @@ worker's name falls to. A schedule lies with the queue of its job, so that a tic
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 from zlib import crc32
 
@@ -49,8 +49,8 @@ from holdfast.storage.redis.many import cursor_of, listed, places_of, surveyed, 
 T = TypeVar("T")
 A = TypeVar("A")
 
-REST = 1.0
-"""For how many seconds a cell that could not be reached is not asked for jobs: each try may take seconds of its own."""
+REST = 4.0
+"""For how many seconds a cell that could not be reached is not asked again, unless a sweep finds it before that."""
 
 
 class Cells:
@@ -80,15 +80,18 @@ class Cells:
         for settlement in settlements:
             asked[self.of(settlement.ref.queue)].append(settlement)
         orders = self._orders(order)
-        elsewhere = [cell for cell in asked if cell not in orders]
-        outcomes = await _outcomes([self._try(cell, owner, asked[cell], None) for cell in elsewhere])
+        elsewhere = [(cell, None) for cell in asked if cell not in orders]
         room = 0 if order is None else order.room
-        for cell, queues in orders.items():
-            # What is settled where something is claimed, too, goes along on that trip.
-            [outcome] = await _outcomes([self._try(cell, owner, asked.get(cell, ()), Order(queues, room))])
-            outcomes.append(outcome)
-            if isinstance(outcome, Exchanged):
-                room -= len(outcome.leases)
+        outcomes = await self._try_all(owner, elsewhere, asked, 0)
+        waiting = list(orders.items())
+        while waiting:
+            # In turn, for what one gives is room that the next has not; but where one is out of reach others may be,
+            # and to wait for each of them would keep all from their jobs.
+            some = waiting if any(isinstance(outcome, BaseException) for outcome in outcomes) else waiting[:1]
+            waiting = waiting[len(some) :]
+            found = await self._try_all(owner, some, asked, room)
+            room -= sum(len(answer.leases) for answer in found if isinstance(answer, Exchanged))
+            outcomes += found
         answers = _some(outcomes)
         verdicts: defaultdict[tuple[Ref, int], list[Verdict]] = defaultdict(list)
         for answer in answers:
@@ -99,6 +102,11 @@ class Cells:
             tuple(lease for answer in answers for lease in answer.leases),
             left=any(answer.left for answer in answers),
             next_due=_least(answer.next_due for answer in answers),
+            unanswered=len(answers) < len(outcomes) or any(answer.unanswered for answer in answers),
+            doubtful=any(
+                outcome.doubtful if isinstance(outcome, Exchanged) else not isinstance(outcome, _RestingError)
+                for outcome in outcomes
+            ),
         )
 
     async def renew(self, beat: Beat) -> Pulse:
@@ -110,10 +118,12 @@ class Cells:
             parts.setdefault(self.of(renewal.ref.queue), []).append(renewal)
         outcomes = await _outcomes(
             [
-                cell.renew(
+                self._ask(
+                    cell,
+                    cell.renew,
                     Beat(beat.owner, tuple(part), beat.worker, beat.events, beat.last)
                     if cell is home
-                    else Beat(beat.owner, tuple(part))
+                    else Beat(beat.owner, tuple(part)),
                 )
                 for cell, part in parts.items()
             ]
@@ -142,6 +152,10 @@ class Cells:
     async def sweep(self, bid: Bid) -> Swept:
         """See `Storage.sweep`: every cell has a leader of its own; one that is out of reach is a trouble."""
         outcomes = await _outcomes([cell.sweep(bid) for cell in self._cells])
+        for cell, outcome in zip(self._cells, outcomes, strict=True):
+            if isinstance(outcome, Swept):
+                # It is back, if it was away.
+                self._rests.pop(cell, None)
         swept = _some(outcomes)
         led = [one for one in swept if one.retry_in is None]
         did: defaultdict[str, int] = defaultdict(int)
@@ -240,12 +254,28 @@ class Cells:
             pages = await _all([cell.events(place, limit=limit, reader=reader) for cell, place in asked])
         return woven(pages, limit)
 
-    async def _try(self, cell: Cell, owner: Owner, settlements: Sequence[Settlement], order: Order | None) -> Exchanged:
-        now = asyncio.get_running_loop().time()
-        if now < self._rests.get(cell, now):
-            raise StorageUnavailableError("a part of the storage could not be reached a moment ago")
+    async def _try_all(
+        self,
+        owner: Owner,
+        cells: Sequence[tuple[Cell, tuple[str, ...] | None]],
+        settlements: Mapping[Cell, Sequence[Settlement]],
+        room: int,
+    ) -> list[Exchanged | BaseException]:
+        """Exchange with several cells at once, the room shared out among those that have queues to claim from."""
+        each, rest = divmod(room, max(1, len(cells)))
+
+        async def one(place: int, cell: Cell, queues: tuple[str, ...] | None) -> Exchanged:
+            order = None if queues is None else Order(queues, each + (place < rest))
+            return await self._ask(cell, lambda order: cell.exchange(owner, settlements.get(cell, ()), order), order)
+
+        return await _outcomes([one(place, cell, queues) for place, (cell, queues) in enumerate(cells)])
+
+    async def _ask(self, cell: Cell, ask: Callable[[A], Awaitable[T]], what: A) -> T:
+        """Ask a cell, unless it was out of reach a moment ago: each try may take seconds."""
+        if asyncio.get_running_loop().time() < self._rests.get(cell, 0.0):
+            raise _RestingError("a part of the storage could not be reached a moment ago")
         try:
-            return await cell.exchange(owner, settlements, order)
+            return await ask(what)
         except StorageUnavailableError:
             self._rests[cell] = asyncio.get_running_loop().time() + REST
             raise
@@ -278,6 +308,10 @@ class Cells:
             for place, answer in zip(some, answer_list, strict=True)
         }
         return [answered[place] for place in range(len(asked))]
+
+
+class _RestingError(StorageUnavailableError):
+    """A cell was not asked, for it was out of reach a moment ago."""
 
 
 async def _all(asked: Iterable[Awaitable[T]]) -> list[T]:

@@ -58,7 +58,7 @@ class RedisStorage:
         ]
         self._verbs = self._cells[0] if alone else Cells(self._cells)
         self._guard = Guard(self._connections)
-        self._ear = Ear(self._connections, self._bases_of)
+        self._ear = Ear(self._connections, self.bases_of)
         self._open = False
         self._closed = False
 
@@ -157,7 +157,7 @@ class RedisStorage:
         """See `Storage.notices`."""
         return self._ear.listen(topics)
 
-    def _bases_of(self, topic: str) -> Sequence[str]:
+    def bases_of(self, topic: str) -> Sequence[str]:
         """Return the cells that may hint at a topic: what is of a queue happens in one, all else in any of them."""
         if isinstance(self._verbs, Cells):
             kind, _, name = topic.partition(":")
