@@ -115,10 +115,16 @@ local function answers_for(queue, id)
   return answering[queue] and call('HGET', key('answers', queue), id) or id
 end
 
+-- How many calls a job answers for at most, the latest: a key that is debounced for ever gathers no more than that. As
+-- many as one that collects may take in.
+local ANSWERS_KEPT = 10000
+
 local function answer_for(wish, job)
   answering[job.queue] = true
   call('HSET', key('answers', job.queue), wish.id, job.id)
-  call('RPUSH', key('calls', job.ref), wish.id)
+  if call('RPUSH', key('calls', job.ref), wish.id) > ANSWERS_KEPT then
+    call('HDEL', key('answers', job.queue), call('LPOP', key('calls', job.ref)))
+  end
 end
 
 local made, reserved = 0, 0
