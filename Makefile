@@ -3,6 +3,7 @@
 VENV ?= .venv
 PYTHON ?=
 ARGS =
+REPORTS =
 URL =
 SEEDS = 300
 STORAGE = sqlite
@@ -38,7 +39,7 @@ examples: $(READY) ## run every example
 	@for example in examples/*.py; do printf '\n== %s\n' "$$example"; $(BIN)/python "$$example" || exit 1; done
 
 test: $(READY) ## run all tests, on Redis too if `make servers` has been here (ARGS="-k lease")
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(if $(ARGS),$(BIN)/python -m pytest $(ARGS),.ci/all-tests $(BIN)/python $(REPORTS))
 
 servers: ## install the servers that tests start: Redis, by apt-get; nothing is left running
 	@.ci/get-servers

@@ -37,6 +37,7 @@ def overheard(port: int, seconds: float) -> Counter[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.patient
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(("queues", "each_second"), [(1, 1), (200, 20)])
 async def test_an_idle_worker_asks_once_a_second_at_most_and_listens_on_one_connection(
@@ -57,7 +58,7 @@ async def test_an_idle_worker_asks_once_a_second_at_most_and_listens_on_one_conn
     print(f"{queues} queues: {asked.total() / seconds:.2f} commands a second: {dict(asked)}")
     assert asked.total() <= each_second * seconds + SOURCES, asked
     # However many there are, and whatever it does, it is no more for them.
-    assert asked.total() <= 60 + SOURCES, asked
+    assert asked.total() <= seconds + SOURCES, asked
     assert len(subscribed(redis_server)) == 1, subscribed(redis_server)
 
 

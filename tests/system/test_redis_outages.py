@@ -22,6 +22,9 @@ StartRedis = Callable[..., RedisServer]
 SAFE = {"appendonly": True, "appendfsync": "always"}
 """The settings under which Redis itself loses nothing that it has acknowledged."""
 
+REAL = [pytest.mark.slow, pytest.mark.patient, pytest.mark.timeout(240)]
+"""What is done at the real numbers takes minutes."""
+
 
 async def resumed(ordeal: Ordeal) -> None:
     """See that every worker is at work again as soon as was promised."""
@@ -158,6 +161,7 @@ async def test_ten_seconds_out_of_reach_cost_nothing_but_these(
 
 
 @pytest.mark.slow
+@pytest.mark.patient
 @pytest.mark.timeout(240)
 async def test_two_minutes_out_of_reach_cost_nothing_but_these(farm: MakeFarm, start_redis: StartRedis) -> None:
     await partition(farm, start_redis(), {"refuse": True}, 120, lease="20s", sweep="2s", grace="3s")
@@ -236,9 +240,7 @@ async def freeze(server: RedisServer, seconds: float) -> None:
     ("timing", "seconds", "nap"),
     [
         ({"lease": "5s", "sweep": "500ms", "grace": "750ms"}, 15, 5),
-        pytest.param(
-            {"lease": "20s", "sweep": "2s", "grace": "3s"}, 60, 20, marks=[pytest.mark.slow, pytest.mark.timeout(240)]
-        ),
+        pytest.param({"lease": "20s", "sweep": "2s", "grace": "3s"}, 60, 20, marks=REAL),
     ],
     ids=["a quarter of it", "60 s"],
 )
@@ -264,9 +266,7 @@ async def test_runs_that_continue_are_not_repeated_after_a_freeze_of_three_lease
     ("timing", "lease", "seconds"),
     [
         ({"lease": "5s", "sweep": "500ms", "grace": "750ms"}, 5, 15),
-        pytest.param(
-            {"lease": "20s", "sweep": "2s", "grace": "3s"}, 20, 60, marks=[pytest.mark.slow, pytest.mark.timeout(240)]
-        ),
+        pytest.param({"lease": "20s", "sweep": "2s", "grace": "3s"}, 20, 60, marks=REAL),
     ],
     ids=["a quarter of it", "60 s"],
 )
