@@ -15,7 +15,7 @@ import pytest
 from holdfast.core.job import Owner
 from holdfast.storage.protocol import Order
 from tests.cli.terminal import Terminal
-from tests.servers import RedisServer
+from tests.servers import RedisServer, client_of
 
 APP = """
 import asyncio
@@ -75,7 +75,7 @@ def test_deep_reads_all_that_is_kept(tasks: Terminal) -> None:
         connection.execute("UPDATE tally SET jobs = jobs + 1 WHERE state = 'completed' OR state = 'waiting'")
     shallow, deep = (subjects(tasks.read("doctor", *flag, code=3), "ok", "error") for flag in ((), ("--deep",)))
 
-    assert deep - shallow == {"integrity", "counters"}
+    assert deep - shallow == {"integrity", "counters", "repairs"}
     assert "counters" in subjects(tasks.read("doctor", "--deep", code=3), "error")
 
 
@@ -196,6 +196,30 @@ def test_it_looks_at_a_redis_as_at_any_storage(tasks: Terminal, redis_url: str) 
 
     assert subjects(seen, "ok", "warning") >= OF_ALL | OF_REDIS
     assert subjects(seen, "error") == set()
+
+
+@pytest.mark.system
+def test_on_a_redis_deep_tells_what_the_sweeps_have_mended(tasks: Terminal, redis_server: RedisServer) -> None:
+    url = redis_server.url
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOLDFAST_URL", url)
+        patch.setattr(tasks, "url", url)
+        tasks.enqueue("add", 1, 2)
+        sound = tasks.read("doctor", "--deep", code=3)
+        with client_of(url) as client:
+            assert client.zadd("{holdfast}:ready:default", {"nobody": 1}) == 1
+        with started(tasks, "reaper"):
+            while not tasks.read("events", "--kind", "repaired")["events"]:
+                time.sleep(0.05)
+        seen, shallow = tasks.read("doctor", "--deep", code=3), tasks.read("doctor", code=3)
+    (finding,) = [finding for finding in seen["findings"] if finding["subject"] == "repairs"]
+
+    assert "repairs" in subjects(sound, "ok")
+    assert finding["level"] == "warning"
+    assert "mended once among" in finding["message"]
+    assert "nobody in queue 'default': in ready:default without a record; taken out" in finding["message"]
+    assert "report it" in finding["remedy"]
+    assert "repairs" not in subjects(shallow, "ok", "warning", "error")
 
 
 @pytest.mark.system

@@ -16,10 +16,11 @@ from holdfast.cli.session import Session
 from holdfast.cli.session import storage as storage_options
 from holdfast.cli.views import DoctorView
 from holdfast.clock import SystemClock
+from holdfast.core.events import EventsTrimmed, JobRepaired, at_micros
 from holdfast.core.job import JobRecord
 from holdfast.core.lifecycle import State
 from holdfast.errors import HoldfastError, SchemaMismatchError, StorageUnavailableError, UsageError
-from holdfast.health.diagnosis import PENDING, RETURNED, Evidence, TaskFacts, diagnose
+from holdfast.health.diagnosis import PENDING, RETURNED, Evidence, TaskFacts, diagnose, repairs
 from holdfast.storage.protocol import Finding, Query, Storage
 
 LIMIT = 10.0
@@ -42,7 +43,7 @@ T = TypeVar("T")
 @click.command()
 @storage_options
 @click.argument("target", required=False, metavar="[MODULE:APP]")
-@click.option("--deep", is_flag=True, help="Read all that is kept, too: its integrity and its counters. May take long.")
+@click.option("--deep", is_flag=True, help="Look longer: at the event log for repairs, on SQLite at all that is kept.")
 @click.option("--strict", is_flag=True, help="Exit with 3 for warnings, too.")
 @click.pass_obj
 def doctor(session: Session, target: str | None, deep: bool, strict: bool) -> int:
@@ -98,6 +99,8 @@ class _Visit:
         self._findings += own
         if not refused:
             self._findings += await self._part(self._diagnosed) or []
+            if deep:
+                self._findings += await self._part(self._repairs, limit=None) or []
         if not self._hangs:
             await closed(self._storage)
         levels = {finding.level for finding in self._findings}
@@ -142,6 +145,22 @@ class _Visit:
             await asyncio.sleep(SECOND_LOOK)
             found = diagnose(await self._gathered(), self._access.timing)
         return found
+
+    async def _repairs(self) -> list[Finding]:
+        """Read the event log, as far as it goes by now: the sweeps of some storages audit it and record repairs."""
+        now = (await self._storage.survey()).now
+        found: list[JobRepaired] = []
+        looked = 0
+        place: str | None = None
+        while True:
+            page = await self._storage.events(place, limit=_PAGE)
+            told = [event for event in page.events if not isinstance(event, EventsTrimmed) and at_micros(event) <= now]
+            found += (event for event in told if isinstance(event, JobRepaired))
+            looked += len(told)
+            # A page may be empty before the end; and where events come faster than they are read, there is no end.
+            if page.next == place or (page.events and not told):
+                return [repairs(found, looked)]
+            place = page.next
 
     async def _gathered(self) -> Evidence:
         storage = self._storage

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from holdfast.clock import SECOND
 from holdfast.core.backlog import Backlog, Thresholds
+from holdfast.core.events import JobRepaired
 from holdfast.core.job import JobDetail, JobRecord
 from holdfast.core.lifecycle import State
 from holdfast.health.judge import Health, judged
@@ -79,6 +80,27 @@ def diagnose(evidence: Evidence, timing: Timing) -> list[Finding]:
         *_schedules(evidence.survey, timing),
         *_tasks(evidence),
     ]
+
+
+def repairs(found: Sequence[JobRepaired], looked: int) -> Finding:
+    """Return what the repairs in an event log come to: `found`, the oldest first, among `looked` events."""
+    if not found:
+        return Finding("ok", "repairs", f"none {_among(looked)}")
+    newest = found[-1]
+    at = "" if newest.at is None else f" at {newest.at:%Y-%m-%d %H:%M:%S} UTC"
+    many = "once" if len(found) == 1 else f"{len(found)} times"
+    return Finding(
+        "warning",
+        "repairs",
+        f"what a sweep found at odds was mended {many} {_among(looked)}; the newest{at}, of job {newest.id} in queue "
+        f"{newest.queue!r}: {newest.found}; {newest.mended}",
+        "unless somebody changed it by hand this is a mistake of Holdfast's: report it, with what holdfast events "
+        "--kind repaired prints",
+    )
+
+
+def _among(looked: int) -> str:
+    return f"among {looked} {'event' if looked == 1 else 'events'} in the log"
 
 
 def _clock(evidence: Evidence) -> Iterator[Finding]:
