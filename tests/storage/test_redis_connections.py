@@ -336,7 +336,7 @@ async def test_a_wrong_password_is_told_with_its_remedy(connect: Connect, redis_
     redis_server.command("ACL", "SETUSER", "app", "on", ">right", "~*", "&*", "+@all")
 
     wrong = connect(redis_server.url.replace("//", "//app:wrong@"))
-    with pytest.raises(StorageError, match="Check user and password") as caught:
+    with pytest.raises(StorageError, match="put the right user and password into the URL") as caught:
         await wrong.call(ECHO, base_of(wrong))
 
     assert "wrong@" not in str(caught.value)

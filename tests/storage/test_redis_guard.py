@@ -15,7 +15,19 @@ from holdfast.storage.redis.address import Place, read
 from holdfast.storage.redis.connections import Connections
 from holdfast.storage.redis.guard import Guard, Server, check
 from holdfast.storage.redis.library import verb
-from holdfast.testing.conformance.material import ALICE, beat, bid, claim, enqueue, new_job, record, settle
+from holdfast.storage.redis.wall import RULES
+from holdfast.testing.conformance.material import (
+    ALICE,
+    beat,
+    bid,
+    claim,
+    claim_one,
+    enqueue,
+    new_job,
+    record,
+    settle,
+    start,
+)
 from tests.clusters import RedisCluster
 from tests.sentinels import RedisSentinels
 from tests.servers import RedisServer
@@ -159,6 +171,57 @@ async def test_a_notice_that_may_not_be_published_fails_no_verb(start_redis: Sta
         assert (await record(storage, lease.ref)).state is State.COMPLETED
     finally:
         await storage.close()
+
+
+@pytest.mark.parametrize("rules", [RULES, RULES.replace("~* &*", "~{holdfast}* &{holdfast}*")])
+async def test_a_user_who_is_allowed_what_we_advise_can_do_all_of_it(start_redis: StartRedis, rules: str) -> None:
+    server = start_redis(**SOUND)
+    server.command("ACL", "SETUSER", "app", "reset", "on", ">secret", *rules.split())
+    storage = locate(server.url.replace("//", "//app:secret@"))
+    try:
+        await storage.open()
+        lease = await start(storage)
+        await beat(storage, ALICE, [lease], sign=True)
+        await settle(storage, ALICE, lease)
+        await enqueue(storage, new_job("next"))
+        await claim_one(storage, ALICE)
+        await storage.sweep(bid())
+        await storage.reclaim(ALICE.id, ALICE)
+        await storage.survey()
+        await storage.events()
+        findings = await storage.examine()
+    finally:
+        await storage.close()
+
+    assert {finding.level for finding in findings} == {"ok"}
+    assert server.command("ACL", "LOG") == []
+
+
+async def test_what_a_user_may_not_do_within_a_script_is_told_with_the_whole_remedy(start_redis: StartRedis) -> None:
+    server = start_redis(**SOUND)
+    server.command("ACL", "SETUSER", "app", "reset", "on", ">secret", *RULES.split())
+    storage = locate(server.url.replace("//", "//app:secret@"))
+    try:
+        await storage.open()
+        server.command("ACL", "SETUSER", "app", "-time")
+
+        with pytest.raises(StorageError, match="ACL SETUSER <user> " + re.escape(RULES)):
+            await storage.sweep(bid())
+    finally:
+        await storage.close()
+
+
+async def test_a_server_that_wants_a_password_says_so_and_not_that_it_hides_something(
+    guarded: Guarded, start_redis: StartRedis
+) -> None:
+    server = start_redis(**SOUND)
+    server.command("CONFIG", "SET", "requirepass", "secret")
+
+    for guest in ("", ":wrong@", "nobody:secret@"):
+        with pytest.raises(StorageError, match="put the right user and password into the URL") as caught:
+            await guarded(server.url.replace("//", f"//{guest}")).admit()
+        assert "allow_unchecked" not in str(caught.value)
+        assert not isinstance(caught.value, StorageUnavailableError)
 
 
 TOLD = Server(

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from redis.exceptions import NoPermissionError
+from redis.exceptions import AuthenticationError, NoPermissionError
 
 from holdfast.errors import StorageError, StorageUnavailableError
 from holdfast.storage.protocol import Finding
@@ -20,6 +20,7 @@ from holdfast.storage.redis.connections import Connections
 from holdfast.storage.redis.ear import channel
 from holdfast.storage.redis.library import verb
 from holdfast.storage.redis.link import Reply, said, text
+from holdfast.storage.redis.wall import ours
 
 OLDEST: dict[str, tuple[int, int]] = {"Redis": (7, 0), "Valkey": (7, 2)}
 """Older ones have no sharded pub/sub, and scripts without the flags that ours need."""
@@ -283,7 +284,7 @@ async def inspect(connections: Connections, *, briefly: bool = False) -> list[Se
         elif isinstance(outcome, BaseException):
             raise outcome
         else:
-            servers.append(_read(place, *outcome))
+            servers.append(_read(place, connections.address.shown, *outcome))
     if all(server.gone is not None for server in servers):
         raise servers[0].gone or StorageUnavailableError(f"{connections.address.shown} has no servers")
     return servers
@@ -302,7 +303,9 @@ def check(servers: Sequence[Server], address: RedisAddress) -> None:
             raise error
 
 
-def _read(place: Place, info: Reply, settings: Reply = None) -> Server:
+def _read(place: Place, shown: str, info: Reply, settings: Reply = None) -> Server:
+    if isinstance(info, AuthenticationError):
+        return Server(place, None, {}, gone=cast("StorageError", ours(info, shown)))
     refusal = said(info) or said(settings)
     told = None if said(info) is not None else _lines(text(info))
     words = [text(word) for word in cast("list[object]", settings)] if isinstance(settings, list) else []
@@ -360,7 +363,11 @@ def _version(said: str) -> tuple[int, ...]:
 
 def _findings(server: Server, address: RedisAddress) -> Iterator[Finding]:
     if server.gone is not None:
-        yield Finding("error", "server", f"{server.place} is out of reach: {server.gone}", "see that it runs")
+        if isinstance(server.gone, StorageUnavailableError):
+            yield Finding("error", "server", f"{server.place} is out of reach: {server.gone}", "see that it runs")
+        else:
+            message, _, remedy = str(server.gone).partition("; ")
+            yield Finding("error", "server", f"{server.place}: {message}", remedy)
         return
     refusal = _refusal(server, address)
     name = f"{server.brand} {server.version} at {server.place}"

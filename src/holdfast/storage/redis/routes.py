@@ -5,7 +5,7 @@ import binascii
 from collections.abc import Sequence
 from typing import Protocol, cast
 
-from redis.exceptions import ClusterDownError, RedisError
+from redis.exceptions import AuthenticationError, ClusterDownError, RedisError
 
 from holdfast.errors import StorageError
 from holdfast.storage.redis.address import Place, RedisAddress
@@ -15,6 +15,9 @@ SLOTS = 1 << 14
 
 ASKING_AROUND = 2.0
 """Seconds that one Sentinel or node gets to say who is who, before the next one is asked."""
+
+
+_SENTINEL_LOGIN = " (put sentinel_password=... into the URL, and sentinel_username=... if it knows users)"
 
 
 class Routes(Protocol):
@@ -102,7 +105,9 @@ class _Sentinels:
                     sentinel, self._address, ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._address.service)
                 )
             except (RedisError, OSError) as error:
-                troubles.append(f"{sentinel}: {why(error)}")
+                reply = error
+            if isinstance(reply, BaseException):
+                troubles.append(f"{sentinel}: {why(reply)}{_SENTINEL_LOGIN * isinstance(reply, AuthenticationError)}")
                 continue
             if isinstance(reply, list):
                 host, port = (text(part) for part in cast("list[object]", reply))
@@ -153,10 +158,15 @@ class _Cluster:
         for node in dict.fromkeys((*self._owners.values(), *self._address.places)):
             try:
                 reply = await _once(node, self._address, ("CLUSTER", "SLOTS"))
+            except AuthenticationError:
+                # It is there, and so is the mistake, which is the address's.
+                raise
             except (RedisError, OSError) as error:
                 troubles.append(f"{node}: {why(error)}")
                 continue
             if (trouble := said(reply)) is not None:
+                if isinstance(trouble, AuthenticationError):
+                    raise trouble
                 if "cluster support disabled" in str(trouble):
                     raise StorageError(f"{self._address.shown} ({node}) belongs to no Cluster; use redis://{node}")
                 troubles.append(f"{node}: {trouble}")

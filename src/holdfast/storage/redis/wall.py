@@ -28,6 +28,9 @@ _REFUSED: tuple[type[RedisError], ...] = (
     ReadOnlyError,
     TryAgainError,
 )
+RULES = "~* &* +@read +@write +@scripting +@pubsub +@connection +time +info +config|get +cluster +role"
+"""What a user must be allowed, as ACL SETUSER takes it. WAIT and COMMAND are among what is @connection."""
+
 _REFUSALS = ("ASK ", "CLUSTERDOWN ", "LOADING ", "MASTERDOWN ", "MOVED ", "READONLY ", "TRYAGAIN ")
 
 
@@ -41,12 +44,13 @@ def ours(error: BaseException, shown: str, script: str = "") -> BaseException:
     match error:
         case HoldfastError():
             return error
-        case AuthenticationError() | AuthorizationError() | NoPermissionError():
+        case AuthenticationError():
             return StorageError(
-                f"{shown} does not let us in, or not do everything ({why(error)}). Check user and password in the "
-                "URL; the user needs all keys and channels of the namespace, and +@all or at least +@read +@write "
-                "+@scripting +@pubsub +@connection +info +config|get"
+                f"{shown} does not let us in ({why(error).rstrip('.')}); put the right user and password into the URL: "
+                "redis://user:password@host, or redis://:password@host if it knows no users"
             )
+        case AuthorizationError() | NoPermissionError():
+            return _forbidden(why(error), shown)
         case OutOfMemoryError():
             return _full(shown)
         case RedisError() if undone(error):
@@ -59,6 +63,13 @@ def ours(error: BaseException, shown: str, script: str = "") -> BaseException:
             return StorageUnavailableError(f"{shown} cannot be reached: {why(error)}")
         case _:
             return error
+
+
+def _forbidden(text: str, shown: str) -> StorageError:
+    return StorageError(
+        f"{shown}: the user of the URL may not do everything that is needed ({text}); allow it: ACL SETUSER <user> "
+        f"{RULES}. Instead of all keys and channels those of the namespace do: docs/howto/redis.md"
+    )
 
 
 def _answered(text: str, shown: str, script: str) -> StorageError:
@@ -78,6 +89,8 @@ def _answered(text: str, shown: str, script: str) -> StorageError:
             return StorageUnavailableError(f"{shown} is busy with a script for too long ({text}); try again")
         case "UNKILLABLE":
             return StorageUnavailableError(f"{shown} is busy with a script that cannot be killed ({text})")
+        case _ if "user executing the script" in text:
+            return _forbidden(text, shown)
         case _ if "max number of clients" in text:
             return StorageUnavailableError(f"{shown} has no room for a further client ({text}); raise its maxclients")
         case _:
