@@ -10,7 +10,6 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from redis.utils import HIREDIS_AVAILABLE
 
 from holdfast.errors import NotDurableError, StorageError, StorageFullError, StorageUnavailableError
 from holdfast.storage.redis import connections as module
@@ -32,6 +31,7 @@ ECHO = script("echo", "return {KEYS[1], ARGV[1] or false, #ARGV}")
 ADD = script("add", "return redis.call('INCRBY', KEYS[1] .. ':n', ARGV[1])")
 READ = script("read", "return redis.call('GET', KEYS[1] .. ':n')")
 BROKEN = script("broken", "local nothing\nreturn nothing.there")
+GIVE = script("give", "return string.rep(string.rep('x', 1000), tonumber(ARGV[1]) / 1000)")
 BIG = script("big", "redis.call('SET', KEYS[1] .. ':big', string.rep('x', tonumber(ARGV[1]))) return 1")
 SLOW = script(
     "slow", "local t = redis.call('TIME') repeat local n = redis.call('TIME') until n[1] - t[1] > 1 return 'slow'"
@@ -224,7 +224,6 @@ async def test_when_one_connection_has_gone_silent_no_other_idle_one_is_waited_f
         assert await asyncio.gather(*(connections.call(READ, base) for _ in range(10))) == [b"10"] * 10
 
 
-@pytest.mark.skipif(HIREDIS_AVAILABLE, reason="hiredis does not tell whether an answer has begun to come")
 async def test_a_connection_that_is_silent_while_the_server_answers_on_another_is_given_up_early(
     connect: Connect, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,6 +262,54 @@ async def test_an_answer_that_takes_long_to_come_is_waited_for(
         proxy.weather(latency=0.3)
 
         assert await connections.call(ECHO, base, b"x" * 3_000_000) == [base.encode(), b"x" * 3_000_000, 1]
+
+
+async def test_an_answer_may_take_longer_than_a_silence_while_its_bytes_flow(
+    connect: Connect, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ANSWERING", 0.5)
+    with Proxy(redis_server.port) as proxy:
+        connections = connect(f"redis://{proxy.address}")
+        base = base_of(connections)
+        await connections.call(GIVE, base, 1000)
+        proxy.weather(rate=1_000_000)
+
+        assert await connections.call(GIVE, base, 2_000_000) == b"x" * 2_000_000
+
+
+async def test_an_answer_that_stops_half_way_is_waited_for_no_longer_than_any(
+    connect: Connect, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ANSWERING", 0.5)
+    with Proxy(redis_server.port) as proxy:
+        connections = connect(f"redis://{proxy.address}")
+        base = base_of(connections)
+        await connections.call(GIVE, base, 1000)
+        proxy.weather(rate=1_000_000)
+        call = asyncio.ensure_future(connections.call(GIVE, base, 8_000_000))
+        done, _ = await asyncio.wait([call], timeout=1)
+        proxy.weather(hold=True)
+
+        assert not done
+        async with asyncio.timeout(20):
+            with pytest.raises(StorageUnavailableError, match="no answer in time"):
+                await call
+
+
+async def test_an_answer_that_trickles_without_an_end_is_given_up(
+    connect: Connect, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ANSWERING", 0.5)
+    monkeypatch.setattr(module, "LONGEST", 1.0)
+    with Proxy(redis_server.port) as proxy:
+        connections = connect(f"redis://{proxy.address}")
+        base = base_of(connections)
+        await connections.call(GIVE, base, 1000)
+        proxy.weather(rate=1_000_000)
+
+        async with asyncio.timeout(20):
+            with pytest.raises(StorageUnavailableError, match="no answer in time"):
+                await connections.call(GIVE, base, 8_000_000)
 
 
 async def test_a_slow_network_slows_calls_and_fails_none(connect: Connect, redis_server: RedisServer) -> None:

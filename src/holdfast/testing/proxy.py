@@ -29,6 +29,7 @@ class Weather:
 
     latency: float = 0.0  # so many seconds longer, each way,
     jitter: float = 0.0  # and by chance up to so many more
+    rate: float = 0.0  # so many bytes a second pass each way, if it is not 0
     cut_after: int = 0  # so many bytes of a reply pass before its connection is reset,
     cuts: int = 0  # this often
     swallow: bool = False  # all is accepted, nothing passed on; who was silenced so is silent for ever
@@ -161,6 +162,8 @@ class Proxy:
             due, data = await way.get()
             await asyncio.sleep(due - self._loop.time())
             await self._flows.wait()
+            if self._weather.rate:
+                await asyncio.sleep(len(data) / self._weather.rate)
             line.silent |= self._weather.swallow
             if line.silent:
                 continue

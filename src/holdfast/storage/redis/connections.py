@@ -25,7 +25,7 @@ from holdfast.core.patience import Patience
 from holdfast.errors import HoldfastError, NotDurableError
 from holdfast.storage.redis.address import Place, RedisAddress
 from holdfast.storage.redis.library import Script
-from holdfast.storage.redis.link import ANSWERING, Command, Link, Reply, Word, said, unreached, why
+from holdfast.storage.redis.link import ANSWERING, LONGEST, Command, Link, Reply, Word, said, unreached, why
 from holdfast.storage.redis.loops import PerLoop
 from holdfast.storage.redis.routes import Routes, routes
 from holdfast.storage.redis.wall import ours, undone
@@ -262,7 +262,7 @@ class _Home:
         sent = [*(("SCRIPT", "LOAD", script.text) for script in load), *commands]
         more = CONFIRMING * durable
         async with asyncio.timeout(ANSWERING + more) as limit, self._lent(place) as link:
-            compare = asyncio.get_running_loop().call_later(SILENT + more, self._compare_soon, place, link, limit)
+            watch = _Watch(link, limit, more, lambda: self._compare_soon(place, link, limit))
             try:
                 if not durable:
                     return _unloaded(await link.ask(sent, len(sent)), len(load))
@@ -273,7 +273,7 @@ class _Home:
                     replies[-1:] = await link.ask([self._confirmation(place)], 1)
                 return _unloaded(replies, len(load))
             finally:
-                compare.cancel()
+                watch.end()
 
     def _compare_soon(self, place: Place, link: Link, limit: asyncio.Timeout) -> None:
         comparing = asyncio.get_running_loop().create_task(
@@ -429,6 +429,41 @@ class _Home:
         if self._confirm.get(place) == "WAIT":
             return ("WAIT", 1, within)
         return ("WAITAOF", 1, 1, within)
+
+
+class _Watch:
+    """Gives a call time for as long as its bytes flow, and has its connection compared with another if none do."""
+
+    def __init__(self, link: Link, limit: asyncio.Timeout, more: float, compare: Callable[[], None]) -> None:
+        self._link = link
+        self._limit = limit
+        self._patience = ANSWERING + more
+        self._compare: Callable[[], None] | None = compare
+        self._loop = asyncio.get_running_loop()
+        self._began = self._loop.time()
+        self._compare_at = self._began + SILENT + more
+        self._flow = link.flow
+        self._timer = self._next()
+
+    def end(self) -> None:
+        """Look no more."""
+        self._timer.cancel()
+
+    def _next(self) -> asyncio.TimerHandle:
+        # A call as they are is over long before the first look.
+        return self._loop.call_later(min(SILENT, ANSWERING) / 8, self._look)
+
+    def _look(self) -> None:
+        self._timer = self._next()
+        now = self._loop.time()
+        if (flow := self._link.flow) != self._flow:
+            self._flow = flow
+            with suppress(RuntimeError):
+                # It may be over already.
+                self._limit.reschedule(min(now + self._patience, self._began + LONGEST))
+        if self._compare is not None and now >= self._compare_at:
+            compare, self._compare = self._compare, None
+            compare()
 
 
 class _Redirection(Protocol):

@@ -9,7 +9,7 @@ import asyncio
 import os
 import select
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from inspect import signature
 from typing import Any, Protocol, cast
 
@@ -23,7 +23,6 @@ from redis.exceptions import (
 )
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
-from redis.utils import HIREDIS_AVAILABLE
 
 from holdfast.storage.redis.address import Login, Place, RedisAddress
 
@@ -31,7 +30,10 @@ CONNECTING = 2.0
 """Seconds until a server that does not answer a connection is taken to be out of reach."""
 
 ANSWERING = 3.0
-"""Seconds until a server that does not answer a command is taken to be out of reach."""
+"""Seconds without a byte of a command or its answer until a server is taken to be out of reach."""
+
+LONGEST = 30.0
+"""Seconds that a command and its answer may take however steadily their bytes flow."""
 
 Word = bytes | str | int
 """A word of a command."""
@@ -76,6 +78,26 @@ class _Wire(Protocol):
     async def read_response(self, *, disconnect_on_error: bool = True) -> Reply: ...
 
 
+class _Count:
+    """How many bytes have come by a connection, whichever parser reads them: hiredis keeps to itself what it has."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+    def listen(self, wire: _Wire) -> None:
+        """Count what comes from now on."""
+        reader = getattr(wire, "_reader", None)
+        if reader is None:
+            return
+        feed: Callable[[bytes], None] = reader.feed_data
+
+        def counted(data: bytes) -> None:
+            self.bytes += len(data)
+            feed(data)
+
+        reader.feed_data = counted
+
+
 class Link:
     """A connection that is open."""
 
@@ -85,6 +107,9 @@ class Link:
         """Not to be used again."""
         self._wire = wire
         self._greeted = False
+        self._heard = _Count()
+        self._heard_before = 0
+        self._heard.listen(wire)
 
     @classmethod
     async def open(cls, place: Place, address: RedisAddress, *, login: Login | None = None, db: int = 0) -> "Link":
@@ -113,6 +138,7 @@ class Link:
         try:
             greeting = () if self._greeted else _GREETING
             self._greeted = True
+            self._heard_before = self._heard.bytes
             await self.send((*greeting, *commands))
             said = [await self._read() for _ in range(len(greeting) + replies)]
             return said[len(greeting) :]
@@ -143,11 +169,12 @@ class Link:
     @property
     def silent(self) -> bool:
         """Whether nothing of a command is still to be sent, and nothing of an answer has come."""
-        writer = cast("asyncio.StreamWriter | None", getattr(self._wire, "_writer", None))
-        if writer is None or HIREDIS_AVAILABLE:
-            # hiredis keeps what has come of an answer to itself: a long one on a slow line would look like silence.
-            return False
-        return not writer.transport.get_write_buffer_size() and not self._unread
+        return not self._unsent and self._heard.bytes == self._heard_before
+
+    @property
+    def flow(self) -> tuple[int, int]:
+        """How many bytes have come, and how many are still to be sent: what changes while a call gets on."""
+        return self._heard.bytes, self._unsent
 
     async def drop(self) -> None:
         """Cut the connection, now."""
@@ -173,6 +200,12 @@ class Link:
     def _unread(self) -> bool:
         """Whether something has come that was not read yet."""
         return bool(getattr(getattr(self._wire, "_reader", None), "_buffer", b""))
+
+    @property
+    def _unsent(self) -> int:
+        """How many bytes the kernel has not taken yet."""
+        writer = cast("asyncio.StreamWriter | None", getattr(self._wire, "_writer", None))
+        return 0 if writer is None else writer.transport.get_write_buffer_size()
 
     def _line(self) -> int | None:
         """Return the descriptor of the connection's socket, while it has one."""
