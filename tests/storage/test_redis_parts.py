@@ -36,6 +36,10 @@ from holdfast.testing.conformance.material import ALICE, QUEUE, REAPER, new_job,
 pytestmark = pytest.mark.redis
 
 
+LARGE = 900_000
+"""Bytes of a payload, or of a result, of which one script has time for one."""
+
+
 class Wire:
     """A way to the server that counts the calls of each script, and can be cut after so many more."""
 
@@ -80,6 +84,14 @@ async def held(cell: Cell, number: int, owner: Owner = ALICE) -> list[Lease]:
     while won := (await cell.exchange(owner, (), Order((QUEUE,), CLAIM_LIMIT))).leases:
         leases += won
     return leases
+
+
+async def large_jobs(cell: Cell, number: int) -> dict[str, bytes]:
+    """Enqueue so many jobs of almost a megabyte; return what each carries."""
+    payloads = {f"large-{at:02}": b"%02d" % at * (LARGE // 2) for at in range(number)}
+    for id_, payload in payloads.items():
+        await cell.enqueue([new_job(id_, payload=payload)])
+    return payloads
 
 
 async def test_few_settlements_and_claims_are_one_script(cell: Cell, wire: Wire) -> None:
@@ -144,6 +156,73 @@ async def test_settlements_that_are_cut_off_are_made_again(cell: Cell, wire: Wir
 
     assert set(verdicts) == {"duplicate", "done"}
     assert verdicts == sorted(verdicts, reverse=True)
+
+
+async def test_a_claim_of_large_jobs_comes_in_several_scripts_and_ends_when_it_has_become_long(
+    cell: Cell, wire: Wire
+) -> None:
+    payloads = await large_jobs(cell, 12)
+    wire.calls.clear()
+    answer = await cell.exchange(ALICE, (), Order((QUEUE,), CLAIM_LIMIT))
+
+    assert len(answer.leases) == 9
+    assert answer.left
+    assert wire.calls["exchange"] == 9
+
+    rest = await cell.exchange(ALICE, (), Order((QUEUE,), CLAIM_LIMIT))
+
+    assert not rest.left
+    assert {lease.ref.id: lease.job.payload for lease in (*answer.leases, *rest.leases)} == payloads
+
+
+async def test_large_results_are_settled_in_several_scripts_and_then_jobs_are_claimed(cell: Cell, wire: Wire) -> None:
+    leases = await held(cell, 5)
+    await cell.enqueue([new_job("next")])
+    wire.calls.clear()
+    settlements = [settled(lease, Returned(b"x" * LARGE)) for lease in leases]
+    answer = await cell.exchange(ALICE, settlements, Order((QUEUE,), CLAIM_LIMIT))
+    details = await cell.get([lease.ref for lease in leases])
+
+    assert [(verdict.ref, verdict.verdict) for verdict in answer.verdicts] == [(one.ref, "done") for one in leases]
+    assert [lease.ref.id for lease in answer.leases] == ["next"]
+    assert all(detail and detail.job.result == b"x" * LARGE for detail in details)
+    assert wire.calls["exchange"] > 2
+
+
+async def test_large_jobs_are_reclaimed_a_few_at_a_time(cell: Cell, wire: Wire) -> None:
+    payloads = await large_jobs(cell, 5)
+    await held(cell, 0)
+    wire.calls.clear()
+    taken = await cell.reclaim(ALICE.id, REAPER)
+
+    assert (len(taken.stalled), taken.more) == (3, True)
+    assert wire.calls["reclaim"] == 3
+
+    rest = await cell.reclaim(ALICE.id, REAPER)
+
+    assert not rest.more
+    assert {one.lease.ref.id: one.lease.job.payload for one in (*taken.stalled, *rest.stalled)} == payloads
+
+
+async def test_large_jobs_are_swept_up_a_few_at_a_time_and_keep_no_other_chore_from_being_done(
+    cell: Cell, clock: ManualClock
+) -> None:
+    payloads = await large_jobs(cell, 5)
+    await held(cell, 0)
+    clock.advance(21)
+    await cell.sweep(Bid(REAPER))
+    await cell.enqueue([new_job("delayed", delay=1_000_000)])
+    clock.advance(21)
+    swept = await cell.sweep(Bid(REAPER))
+
+    assert len(swept.stalled) == swept.did["reclaimed"] == 3
+    assert swept.did["promoted"] == 1
+    assert swept.more
+
+    rest = await cell.sweep(Bid(REAPER))
+
+    assert not rest.more
+    assert {one.lease.ref.id: one.lease.job.payload for one in (*swept.stalled, *rest.stalled)} == payloads
 
 
 async def test_all_leases_of_a_beat_are_renewed_and_the_rest_is_told_once(

@@ -112,9 +112,9 @@ class Exchanged(Struct, frozen=True):
     A storage of several servers answers for those of them that it reaches. `unanswered`: one of them did not, and what
     it was asked for is asked again; so are verdicts that are missing. `doubtful`: it was asked for jobs, and may have
     given some out that nobody has heard of.
-    `left`: ready jobs were left behind: there was no room, or the call had looked at as many as one may. `next_due`:
-    microseconds until the next delayed job of the ordered queues falls due, or a rate that holds jobs back lets one
-    start; None if there is neither.
+    `left`: ready jobs were left behind: there was no room, the call had looked at as many as one may, or its answer
+    had become long. `next_due`: microseconds until the next delayed job of the ordered queues falls due, or a rate that
+    holds jobs back lets one start; None if there is neither.
     """
 
     verdicts: tuple[Verdict, ...] = ()

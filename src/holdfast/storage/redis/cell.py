@@ -1,6 +1,6 @@
 """One cell: everything that lies under one hash tag, and each verb on it as one call of a script."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from heapq import merge
 from itertools import islice
 from operator import itemgetter
@@ -43,7 +43,7 @@ from holdfast.storage.protocol import (
     Verdict,
 )
 from holdfast.storage.redis.flow import BEGIN as FIRST
-from holdfast.storage.redis.flow import answer_enqueue, answer_exchange, ask_enqueue, ask_exchange
+from holdfast.storage.redis.flow import answer_enqueue, answer_exchange, ask_enqueue, ask_exchange, at_once
 from holdfast.storage.redis.hand import answer_plan, answer_revise, answer_tune, ask_plan, ask_revise, ask_tune
 from holdfast.storage.redis.library import Script, verb
 from holdfast.storage.redis.reading import (
@@ -75,6 +75,13 @@ from holdfast.storage.redis.sweeping import (
 REVISED_AT_ONCE = 50
 CHANGED_AT_ONCE = 25
 """How many revisions, or changes of schedules, one call of a script makes: each is a step of its own."""
+
+
+ANSWER_BYTES = 8_000_000
+"""After how many bytes of payloads a verb hands out no more jobs: the first leases run while the last jobs come."""
+
+TAKEN_BYTES = 2_000_000
+"""The same of jobs that are taken from the dead or silent: those leases last five seconds."""
 
 
 class Caller(Protocol):
@@ -121,10 +128,13 @@ class Cell:
         place = FIRST
         while True:
             rest = settlements[len(verdicts) :]
-            more = order and Order(order.queues, min(order.room, CLAIM_LIMIT) - len(leases))
-            asked = ask_exchange(owner, rest, more, place)
+            some = at_once(rest)
+            more = None
+            if order is not None and len(some) == len(rest):
+                more = Order(order.queues, min(order.room, CLAIM_LIMIT) - len(leases))
+            asked = ask_exchange(owner, some, more, place)
             try:
-                part = answer_exchange(await self._call("exchange", asked, durable=self._durable and bool(rest)), rest)
+                part = answer_exchange(await self._call("exchange", asked, durable=self._durable and bool(some)), some)
             except StorageError:
                 if not leases:
                     raise
@@ -132,11 +142,13 @@ class Cell:
                 return Exchanged(tuple(verdicts), tuple(leases), left=True, unanswered=True, doubtful=True)
             verdicts += part.exchanged.verdicts
             leases += part.exchanged.leases
-            if part.place is None:
+            if part.place is None and len(verdicts) == len(settlements):
                 return Exchanged(
                     tuple(verdicts), tuple(leases), left=part.exchanged.left, next_due=part.exchanged.next_due
                 )
-            place = part.place
+            if weight(leases) > ANSWER_BYTES:
+                return Exchanged(tuple(verdicts), tuple(leases), left=True)
+            place = part.place or place
 
     async def renew(self, beat: Beat) -> Pulse:
         """See `Storage.renew`: as many calls as it takes, one as a rule; the last remembers the worker."""
@@ -154,6 +166,7 @@ class Cell:
         """See `Storage.sweep`: as many calls as its limits take."""
         place: tuple[int, int] | None = BEGIN
         parts: list[Swept] = []
+        long = False
         while place is not None:
             try:
                 part = answer_sweep(await self._call("sweep", ask_sweep(bid, self.scope, place)), bid, self.scope)
@@ -164,10 +177,17 @@ class Cell:
                 return joined(parts, more=True)
             if part.swept.retry_in is not None:
                 # Another leads by now, and goes on with it.
-                return joined(parts) if parts else part.swept
+                return joined(parts, more=long) if parts else part.swept
             parts.append(part.swept)
             place = part.next
-        return joined(parts)
+            if (
+                place is not None
+                and place[0] == BEGIN[0]
+                and weight(taken.lease for one in parts for taken in one.stalled) > TAKEN_BYTES
+            ):
+                # The other chores are done all the same.
+                long, place = True, (BEGIN[0] + 1, 0)
+        return joined(parts, more=long)
 
     async def reclaim(self, dead: str, owner: Owner) -> Reclaimed:
         """See `Storage.reclaim`: as many calls as its limit takes."""
@@ -181,7 +201,7 @@ class Cell:
                     raise
                 return Reclaimed(tuple(stalled), more=True)
             stalled += taken.stalled
-            if not taken.more or len(stalled) >= SWEEP_LIMIT:
+            if not taken.more or len(stalled) >= SWEEP_LIMIT or weight(one.lease for one in stalled) > TAKEN_BYTES:
                 return Reclaimed(tuple(stalled), more=taken.more)
 
     async def resign(self, term: Term) -> None:
@@ -301,3 +321,8 @@ class Cell:
     async def _call(self, name: str, arguments: Sequence[bytes], *, durable: bool = False) -> Any:
         now = "" if self._clock is None else self._clock.now()
         return await self._caller.call(verb(name), self.base, now, *arguments, durable=durable)
+
+
+def weight(leases: Iterable[Lease]) -> int:
+    """Return how many bytes of payload come with leases."""
+    return sum(len(lease.job.payload) for lease in leases)

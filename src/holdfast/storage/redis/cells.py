@@ -43,7 +43,7 @@ from holdfast.storage.protocol import (
     Target,
     Verdict,
 )
-from holdfast.storage.redis.cell import Cell
+from holdfast.storage.redis.cell import ANSWER_BYTES, Cell, weight
 from holdfast.storage.redis.many import cursor_of, listed, places_of, surveyed, woven
 
 T = TypeVar("T")
@@ -83,6 +83,7 @@ class Cells:
         elsewhere = [(cell, None) for cell in asked if cell not in orders]
         room = 0 if order is None else order.room
         outcomes = await self._try_all(owner, elsewhere, asked, 0)
+        carried = 0
         waiting = list(orders.items())
         while waiting:
             # In turn, for what one gives is room that the next has not; but where one is out of reach others may be,
@@ -90,8 +91,10 @@ class Cells:
             some = waiting if any(isinstance(outcome, BaseException) for outcome in outcomes) else waiting[:1]
             waiting = waiting[len(some) :]
             found = await self._try_all(owner, some, asked, room)
-            room -= sum(len(answer.leases) for answer in found if isinstance(answer, Exchanged))
             outcomes += found
+            won = [lease for answer in found if isinstance(answer, Exchanged) for lease in answer.leases]
+            carried += weight(won)
+            room = room - len(won) if carried <= ANSWER_BYTES else 0
         answers = _some(outcomes)
         verdicts: defaultdict[tuple[Ref, int], list[Verdict]] = defaultdict(list)
         for answer in answers:

@@ -22,6 +22,9 @@ Place = tuple[int, int, int]
 
 BEGIN: Place = (1, 0, 0)
 
+REQUEST_BYTES = 1_000_000
+"""After how many bytes of results a call settles no more: whatever it leaves undone is sent once more."""
+
 
 class Told(Struct, omit_defaults=True):
     """An event that comes with a settlement: its body's place, its name, and whether it says who did it."""
@@ -91,6 +94,17 @@ def ask_exchange(
             place=place,
         )
     )
+
+
+def at_once(settlements: Sequence[Settlement]) -> Sequence[Settlement]:
+    """Return the first of these settlements, as many as make no request too long for a slow line."""
+    size = 0
+    for number, asked in enumerate(settlements):
+        if size > REQUEST_BYTES:
+            return settlements[:number]
+        if isinstance(asked.decision, Finish):
+            size += len(asked.decision.result or b"")
+    return settlements
 
 
 def answer_exchange(reply: Any, settlements: Sequence[Settlement]) -> Part:

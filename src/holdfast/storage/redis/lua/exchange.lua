@@ -138,7 +138,9 @@ local function claim(queues, room, place)
           if full then
             Parking.park(job, full)
           else
-            leases[#leases + 1] = Flow.start(job, owner)
+            local lease = Flow.start(job, owner)
+            Purse.pay_for(lease[2], lease[3])
+            leases[#leases + 1] = lease
           end
         end
         Parking.let_in()
@@ -175,6 +177,7 @@ return carry_out(function()
     end
     verdicts[number] = settle(asked)
     Purse.pay(SETTLING)
+    Purse.pay_for(asked.result and ARGV[asked.result])
   end
   Parking.let_in()
   local leases, left, next_due = {}, 0, nil

@@ -3,6 +3,7 @@
 -- reclaim: take every active job of an owner known to be dead, without grace.
 --
 -- Request: {dead, owner, most}: two ids, and how many at most. Answer: {stalled, more}; a stalled one is as sweep's.
+-- It may end before so many, where it has become long: whoever asked asks on.
 local held = key('held', ASKED.dead)
 local TAKING = 60
 local most = Purse.affords(TAKING, min(ASKED.most, SWEEP_LIMIT))
@@ -31,7 +32,13 @@ end
 return carry_out(function()
   local stalled = {}
   for number, job in ipairs(jobs) do
+    if Purse.is_empty() then
+      more = true
+      break
+    end
     stalled[number] = Reclaiming.take(job, ASKED.owner, 'process_died')
+    Purse.pay(TAKING)
+    Purse.pay_for(stalled[number][2], stalled[number][3])
   end
   Parking.let_in()
   return { stalled, more and 1 or 0 }

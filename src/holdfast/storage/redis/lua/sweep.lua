@@ -53,7 +53,8 @@ local stalled, due, next_tick = {}, {}, false
 -- The chores in the order that the protocol tells: what was expired is not promoted, what was redriven is not trimmed.
 --
 -- Each is {name, limit, price, work}: `work` is told how many to do, and returns how many it did, whether there are more
--- that it has not counted, and what its looks have cost. A price is about what one takes, in microseconds.
+-- that it has not counted, what its looks have cost, and whether it stopped before so many for want of time. A price is
+-- about what one takes, in microseconds.
 local CHORES = {
   {
     'reclaim',
@@ -61,10 +62,15 @@ local CHORES = {
     60,
     function(limit)
       local overdue = up_to(key('suspects'), NOW, limit)
-      for _, ref in ipairs(overdue) do
+      for number, ref in ipairs(overdue) do
+        if Purse.is_empty() then
+          return number - 1, false, 0, true
+        end
         local job = Audit.known('suspects', ref)
         if job then
-          stalled[#stalled + 1] = Reclaiming.take(job, ASKED.owner)
+          local taken = Reclaiming.take(job, ASKED.owner)
+          Purse.pay_for(taken[2], taken[3])
+          stalled[#stalled + 1] = taken
         end
       end
       return #overdue
@@ -102,7 +108,7 @@ local did, troubles, more = { 0, 0, 0, 0, 0, 0, 0, 0 }, {}, false
 local function work_at(chore, limit)
   local name, price = chore[1], chore[3]
   local room = Purse.affords(price, limit)
-  local well, result, unfinished, looks = pcall(chore[4], room)
+  local well, result, unfinished, looks, stopped = pcall(chore[4], room)
   if not well then
     local text = type(result) == 'table' and result.err or tostring(result)
     troubles[#troubles + 1] = name .. ': ' .. string.gsub(text, '%s+', ' ')
@@ -111,7 +117,7 @@ local function work_at(chore, limit)
   local count = result or 0
   Purse.pay(count * price + (looks or 0))
   more = more or unfinished == true
-  return count, count < room or room == limit
+  return count, not stopped and (count < room or room == limit)
 end
 
 local go_on, done = ASKED.chore, ASKED.done

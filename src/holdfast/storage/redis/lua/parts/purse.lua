@@ -11,6 +11,14 @@ function Purse.is_empty()
   return Purse.left <= 0
 end
 
+-- Bytes cost, too: to copy, and whoever asked has to take them all before he has any. So no answer is much longer than
+-- 750 kB and its last job.
+function Purse.pay_for(...)
+  for _, text in ipairs({ ... }) do
+    Purse.pay(#text / 250)
+  end
+end
+
 -- How many things of a price are left to be done, of so many; one is always.
 function Purse.affords(price, most)
   return price > 0 and min(most, max(1, floor(Purse.left / price))) or most
