@@ -81,7 +81,7 @@ def test_it_passes_on_everything_both_ways_and_the_end_too(proxy: Proxy) -> None
 
 def test_latency_is_added_each_way_and_keeps_the_order(proxy: Proxy) -> None:
     with joined(proxy) as client:
-        proxy.weather(latency=0.1, jitter=0.1)
+        proxy.weather(latency=1.0, jitter=0.1)
         began = monotonic()
         said = b"0123456789" * 20
         for byte in said:
@@ -91,12 +91,12 @@ def test_latency_is_added_each_way_and_keeps_the_order(proxy: Proxy) -> None:
             heard += client.recv(1_000)
 
         assert heard == said
-        assert monotonic() - began >= 0.2
+        assert monotonic() - began >= 2
 
         proxy.clean()
         began = monotonic()
         assert echoed(client) == b"hello"
-        assert monotonic() - began < 0.2
+        assert monotonic() - began < 2
 
 
 def test_a_reply_is_cut_after_so_many_bytes_and_so_often(proxy: Proxy) -> None:

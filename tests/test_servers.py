@@ -191,7 +191,7 @@ def test_a_server_does_not_outlive_a_test_run_that_is_killed(brand: Brand, tmp_p
             assert until(gone, "the end of the server")
 
 
-def outcome(*, path: str = os.environ["PATH"], **more: str) -> str:
+def outcome(*, path: str, **more: str) -> str:
     """Return what a run says of three of the tests above."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_TEST_")}
     chosen = "nothing_else or frozen_server or run_that_is_killed"
@@ -228,9 +228,16 @@ def test_a_server_that_runs_already_does_for_those_that_share_one(redis_server: 
 
 
 @pytest.mark.system
-def test_what_needs_valkey_is_collected_only_where_there_is_one(redis_server: RedisServer, tmp_path: Path) -> None:
-    without = outcome()
-    with_ = outcome(HOLDFAST_TEST_VALKEY_URL=redis_server.url)
+def test_what_needs_valkey_is_collected_only_where_there_is_one(
+    brand: Brand, redis_server: RedisServer, tmp_path: Path
+) -> None:
+    # A folder with nothing but this: the machine may have a Valkey, too, or only that.
+    only_redis = tmp_path / "bin"
+    only_redis.mkdir()
+    (only_redis / "redis-server").symlink_to(str(brand.program))
+
+    without = outcome(path=str(only_redis))
+    with_ = outcome(path=str(only_redis), HOLDFAST_TEST_VALKEY_URL=redis_server.url)
 
     assert "3 passed" in without
     assert "skipped" not in without

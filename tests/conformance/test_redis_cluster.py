@@ -4,11 +4,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from holdfast.core.events import JobRepaired
 from holdfast.storage.protocol import Storage
 from holdfast.storage.redis.address import read
 from holdfast.storage.redis.storage import RedisStorage
 from holdfast.testing import ManualClock
 from holdfast.testing.conformance import StorageConformance
+from holdfast.testing.conformance.material import told_of
 
 
 @pytest.mark.cluster
@@ -20,4 +22,5 @@ class TestRedisCluster(StorageConformance):
         storage = RedisStorage(read(f"{cluster_url}&cells=3"), clock=clock)
         await storage.open()
         yield storage
+        assert await told_of(storage, JobRepaired) == []
         await storage.close()

@@ -463,6 +463,7 @@ async def test_a_durable_call_waits_for_a_replica_and_says_if_none_confirms(
 
     assert await connections.call(READ, base) == b"1"
 
+    monkeypatch.setattr(module, "CONFIRMING", 10.0)
     replica = start_redis()
     replica.command("REPLICAOF", "127.0.0.1", master.port)
     await until(lambda: replica.command("INFO", "replication")["master_link_status"] == "up")

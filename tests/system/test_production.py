@@ -37,6 +37,9 @@ SOURCE = Path(holdfast.__file__).parents[1]
 STOP = 30.0
 """Seconds after which whoever stops a process kills it: the drain and 5 s."""
 
+ROOM = 1.0
+"""Seconds that a busy machine may add."""
+
 
 # ── five processes ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -192,7 +195,7 @@ async def test_three_workers_and_two_reapers_lose_nothing_when_they_are_killed_a
     before, after = (await leads(shop))[-2:]
     assert after.at is not None
     gap = after.at.timestamp() - killed_at / SECOND
-    assert 0 < gap < (timing.leader_ttl + timing.sweep).total_seconds(), gap
+    assert 0 < gap < (timing.leader_ttl + timing.sweep).total_seconds() + ROOM, gap
     print(f"taken over after {gap:.2f} s")
     assert (after.owner != before.owner, after.epoch > before.epoch) == (True, True)
     assert await shop.leader() is not leader

@@ -94,6 +94,7 @@ async def test_a_server_may_be_killed_at_any_moment(
 
     with capsys.disabled():
         print(f"\n{ROUNDS} streams that a server's death cut short (HOLDFAST_SEED={SEED}): {dict(found)}")
+    assert len(found) >= 2, found  # else it is always killed too early or too late, and proves little
 
 
 async def killed_at(

@@ -93,11 +93,15 @@ async def test_a_job_starts_and_its_result_arrives_by_push(here: Farm, monkeypat
             assert start - enqueued_at < SOON
 
 
-async def test_events_arrive_by_push(here: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_events_arrive_by_push(here: Farm, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follow, "POLL", LONG)
     async with waiter(here) as one, contextlib.aclosing(follow.follow(one.app.storage, EVENTS_END)) as events:
         story = asyncio.ensure_future(anext(aiter(events)))
-        await asyncio.sleep(0.5)  # it listens by now; else it would read them as what is there already
+
+        async def both_listen() -> bool:
+            return len(subscribed(redis_server)) == 2
+
+        await here.until(both_listen, within=10)  # else it would read them as what is there already
         for _ in range(5):
             job = await one.nap.enqueue(0.3)
             event = await asyncio.wait_for(story, 10)
