@@ -66,10 +66,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for report in terminalreporter.stats.get("skipped", []):
         if isinstance(report, pytest.TestReport) and NEEDS in report.longreprtext:
             reasons[report.longreprtext.partition(NEEDS)[2].rstrip(")'")] += 1
+    absent = VALKEY.missing(own=True)
+    if absent is not None and not reasons:
+        # Its tests were not even made, for a skipped one fails CI: so this line is all that tells of them.
+        terminalreporter.line(f"NOT TESTED: {VALKEY.untested} ({absent})", red=True, bold=True)
     if reasons:
         terminalreporter.section("NOT TESTED: there was no server", sep="!", red=True, bold=True)
         for reason, count in reasons.items():
             terminalreporter.line(f"{count} skipped: {reason}", red=True)
+        if absent is not None:
+            terminalreporter.line(f"no test made for {VALKEY.untested}: {absent}", red=True)
         terminalreporter.line("`make servers` installs one; the tests start and stop it themselves.", red=True)
 
 

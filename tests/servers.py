@@ -61,6 +61,11 @@ class Brand:
             return f"{self.program} is too old ({'.'.join(map(str, version))}, not 7.0){remedy}"
         return None
 
+    @property
+    def untested(self) -> str:
+        """What is left out where no program is there: all, or with a server that runs already what kills one."""
+        return self.name if self.url is None else f"{self.name}, where a test needs one of its own"
+
 
 REDIS = Brand("redis")
 VALKEY = Brand("valkey")

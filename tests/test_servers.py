@@ -15,7 +15,7 @@ from redis.exceptions import MovedError, ReadOnlyError, TryAgainError
 
 from tests.clusters import RedisCluster
 from tests.sentinels import RedisSentinels
-from tests.servers import Brand, Commons, RedisServer, client_of, command, until
+from tests.servers import VALKEY, Brand, Commons, RedisServer, client_of, command, until
 
 ROOT = Path(__file__).parent.parent
 
@@ -217,6 +217,7 @@ def test_a_run_without_a_server_says_loudly_what_it_skipped_and_what_to_do(tmp_p
     assert "NOT TESTED" in said
     assert "2 skipped: no redis-server on the PATH\n" in said
     assert "1 skipped: no redis-server on the PATH and HOLDFAST_TEST_REDIS_URL is not set\n" in said
+    assert "no test made for valkey: no valkey-server on the PATH\n" in said
     assert "make servers" in said
 
 
@@ -241,5 +242,6 @@ def test_what_needs_valkey_is_collected_only_where_there_is_one(
 
     assert "3 passed" in without
     assert "skipped" not in without
+    assert "NOT TESTED: valkey" in without or VALKEY.program is not None
     assert "4 passed" in with_
     assert "skipped" not in with_

@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -148,6 +149,8 @@ def _paused(seen: InfoView) -> list[str]:
 
 def _leading(seen: InfoView) -> str:
     names = {worker.owner: worker.name for worker in seen.workers}
-    leaders = ", ".join(names.get(leader.owner, leader.owner) for leader in seen.leaders)
+    # On a Cluster each cell has one, as a rule the same.
+    cells = Counter(names.get(leader.owner, leader.owner) for leader in seen.leaders)
+    leaders = ", ".join(name if count == 1 else f"{name} ({count} cells)" for name, count in cells.items())
     swept = "never swept" if seen.swept_ago is None else f"last swept {span_text(seen.swept_ago)} ago"
     return f"leader: {leaders or 'none'}, {swept}"
