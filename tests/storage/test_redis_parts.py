@@ -286,3 +286,28 @@ async def test_a_sweep_that_is_cut_before_it_took_anything_says_so(cell: Cell, w
     wire.cut_after = 0
     with pytest.raises(StorageUnavailableError):
         await cell.sweep(Bid(REAPER))
+
+
+async def test_sweeps_that_never_get_to_their_end_are_no_gap(cell: Cell, wire: Wire, clock: ManualClock) -> None:
+    bid = Bid(REAPER)
+    await held(cell, 2 * SWEEP_LIMIT)
+    for _ in range(6):
+        await cell.sweep(bid)
+        clock.advance(2)
+    await cell.enqueue([new_job("late")])
+    [late] = (await cell.exchange(ALICE, (), Order((QUEUE,), 1))).leases
+    for _ in range(6):
+        await cell.sweep(bid)
+        clock.advance(2)
+    # By now so many leases are to be taken that a call has time for nothing else.
+    for _ in range(4):
+        wire.cut_after = 1
+        assert (await cell.sweep(bid)).more
+        clock.advance(2)
+    wire.cut_after = None
+    await cell.sweep(bid)
+    [detail] = await cell.get([late.ref])
+
+    assert detail is not None
+    # The grace of every day, not the longer one after nobody swept.
+    assert detail.job.suspect_until == clock.now() + bid.grace

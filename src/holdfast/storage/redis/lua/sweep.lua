@@ -2,7 +2,8 @@
 -- requires: upkeep, suspicion, reclaiming, timetable, purse
 -- sweep: elect the bidder if need be, then do one bounded turn of the chores.
 --
--- leader  HASH  owner, epoch, length and `until` of the term; when a leader swept_at last, and after a gap resumed_at
+-- leader  HASH  owner, epoch, length and `until` of the term; when a leader swept_at last, to the end; when it was last at
+--               any of the chores (busy_at), and after a gap in that resumed_at
 --
 -- A sweep at its limits would keep the server for too long, so one call does a part of it, and says where to go on.
 --
@@ -41,12 +42,14 @@ if ASKED.term then
     return { retry_in }
   end
 end
-local times = call('HMGET', LEADER, 'swept_at', 'resumed_at')
-local swept_at, resumed_at = tonumber(times[1] or ''), tonumber(times[2] or '')
-if ASKED.chore == 1 and swept_at and NOW - swept_at > 3 * ASKED.every then
+local times = call('HMGET', LEADER, 'swept_at', 'busy_at', 'resumed_at')
+local swept_at, busy_at, resumed_at = tonumber(times[1] or ''), tonumber(times[2] or ''), tonumber(times[3] or '')
+-- Sweeps that never get to their end are no gap: suspects would be granted the longer grace for ever.
+if busy_at and NOW - busy_at > 3 * ASKED.every then
   resumed_at = NOW
   call('HSET', LEADER, 'resumed_at', NOW)
 end
+call('HSET', LEADER, 'busy_at', NOW)
 
 local stalled, due, next_tick = {}, {}, false
 
