@@ -13,6 +13,7 @@ from holdfast.core.lifecycle import State
 from holdfast.core.retry import Backoff
 from holdfast.storage.protocol import (
     PROMOTE_LIMIT,
+    TRIM_LIMIT,
     Beat,
     Bid,
     Cancel,
@@ -240,6 +241,23 @@ async def test_more_queues_than_one_sweep_looks_at_come_round(cell: Cell, clock:
 
     assert (sum(trimmed), max(trimmed)) == (450, 200)
     assert not cell.client.exists(cell.key("queues"))
+
+
+async def test_queues_that_one_sweep_had_no_room_to_trim_are_the_first_of_the_next(
+    cell: Cell, clock: ManualClock
+) -> None:
+    worn = [Ref(QUEUE, f"job-{number:03}") for number in range(TRIM_LIMIT + 50)] + [Ref("second", "job")]
+    # More than one sweep looks at: what it passes over has to wait until all the others have come round.
+    queues = [f"q-{number:03}" for number in range(250)]
+    await enqueue(cell.storage, *(new_job(ref.id, queue=ref.queue) for ref in worn))
+    await enqueue(cell.storage, *(new_job(queue=queue) for queue in queues))
+    await cell.storage.revise([Cancel(ref) for ref in worn])
+    clock.advance(8 * DAY)
+    trimmed = [(await cell.storage.sweep(bid())).did["trimmed"] for _ in range(4)]
+
+    # The full queue has had its turn, and gets another when the others have had theirs.
+    assert trimmed[:2] == [TRIM_LIMIT, 1]
+    assert sum(trimmed) == len(worn)
 
 
 async def test_a_queue_that_is_set_something_is_not_forgotten(cell: Cell, clock: ManualClock) -> None:

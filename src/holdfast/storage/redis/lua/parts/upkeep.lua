@@ -192,12 +192,18 @@ function Upkeep.queues()
   return queues
 end
 
--- Note how far the queues were looked at.
+-- Note how far the queues were looked at; no further than the trim got, be that in an earlier call of this sweep.
 local function remember_queues()
+  local round = key('sweep')
+  local trimmed = call('HGET', round, 'trimmed')
+  if trimmed then
+    call('HDEL', round, 'trimmed')
+    cursor = trimmed ~= '' and trimmed or nil
+  end
   if cursor then
-    call('HSET', key('sweep'), 'queues', cursor)
+    call('HSET', round, 'queues', cursor)
   else
-    call('HDEL', key('sweep'), 'queues')
+    call('HDEL', round, 'queues')
   end
 end
 
@@ -231,10 +237,13 @@ function Upkeep.trim(limit)
       forget(job)
     end
   end
+  local round = key('sweep')
+  call('HDEL', round, 'trimmed')
   for number, queue in ipairs(Upkeep.queues()) do
     if trimmed >= limit then
       -- The next sweep goes on with this one.
-      cursor = number > 1 and queues[number - 1].number or call('HGET', key('sweep'), 'queues') or nil
+      local before = number > 1 and queues[number - 1].number or call('HGET', round, 'queues') or ''
+      call('HSET', round, 'trimmed', before)
       break
     end
     local told = Settings.of('queue', queue.name).retention or {}
@@ -313,7 +322,8 @@ function Upkeep.forget_queues()
   return 0, false, 4 * #Upkeep.queues()
 end
 
--- Take the first so many members that are over by now from a sorted set, and from the hash beside it.
+-- Take the first so many members that are over by now from a sorted set, and from the hash beside it; return how many
+-- those were, and which.
 local function forget_first(index, beside, limit, until_when)
   local over = up_to(key(index), until_when, limit)
   for from = 1, #over, 1000 do
@@ -322,22 +332,26 @@ local function forget_first(index, beside, limit, until_when)
   if #over > 0 then
     call('ZREMRANGEBYRANK', key(index), 0, #over - 1)
   end
-  return #over
+  return #over, over
 end
 
 -- Forget who took no leave and has been silent for long.
 function Upkeep.forget_workers(limit)
-  return forget_first('seen', 'workers', limit, NOW - WORKER_KEPT)
+  local forgotten, owners = forget_first('seen', 'workers', limit, NOW - WORKER_KEPT)
+  for _, owner in ipairs(owners) do
+    Settings.forget_worker(owner)
+  end
+  return forgotten
 end
 
 -- Forget the keys whose time is over.
 function Upkeep.forget_windows(limit)
-  return forget_first('windows', 'window', limit, NOW)
+  return (forget_first('windows', 'window', limit, NOW))
 end
 
 -- Forget the time of rates that has gone by.
 function Upkeep.forget_rates(limit)
-  return forget_first('taken', 'reach', limit, NOW)
+  return (forget_first('taken', 'reach', limit, NOW))
 end
 
 local function number_of(entry)
