@@ -306,14 +306,14 @@ class Model(Timetable):
                 self._extend(job, asked, now)
             if job.cancel_at is not None:
                 cancelling.append(Cancelling(asked.ref, asked.fence, job.cancel_reason))
+        orders = self._setting("worker", beat.owner.id)
         if beat.last:
-            self._workers.pop(beat.owner.id, None)
+            self._forget_worker(beat.owner.id)
         elif beat.worker is not None:
             seen = self._workers.get(beat.owner.id)
             self._workers[beat.owner.id] = _Seen(beat, seen.started if seen else now, now)
         for event in beat.events:
             self._record(event, now)
-        orders = self._setting("worker", beat.owner.id)
         told = tuple(name for name in ("quiet", "stop") if getattr(orders, name))
         return Pulse(tuple(lost), tuple(cancelling), told)
 
@@ -510,7 +510,12 @@ class Model(Timetable):
         return trimmed
 
     def _forget_workers(self, now: int) -> None:
-        self._workers = {owner: seen for owner, seen in self._workers.items() if seen.at > now - WORKER_KEPT}
+        for owner in [owner for owner, seen in self._workers.items() if seen.at <= now - WORKER_KEPT]:
+            self._forget_worker(owner)
+
+    def _forget_worker(self, owner: str) -> None:
+        self._workers.pop(owner, None)
+        self._settings.pop(Target("worker", owner), None)
 
     def reclaim(self, dead: str, owner: Owner) -> Reclaimed:
         """Take every active job of a dead owner, without grace."""

@@ -57,6 +57,7 @@ _FORGET_RATES = query("sweep", "forget_rates")
 _FORGET_TIME = query("sweep", "forget_time")
 _FORGET_WINDOWS = query("sweep", "forget_windows")
 _FORGET_WORKERS = query("sweep", "forget_workers")
+_FORGET_ORDERS = query("sweep", "forget_orders")
 
 _encode = msgspec.json.Encoder().encode
 _place = msgspec.json.Decoder(tuple[str, str]).decode
@@ -234,5 +235,8 @@ def _worn(step: Step, queue: str, state: State, keep: Keep, jobs: int, room: int
 
 
 def forget_workers(step: Step) -> None:
-    """Forget those who took no leave and have been silent for long."""
+    """Forget those who took no leave and have been silent for long, and what they were told."""
+    step.run(_FORGET_ORDERS, (step.now - WORKER_KEPT,))
     step.run(_FORGET_WORKERS, (step.now - WORKER_KEPT,))
+    for target in [target for target in step.settings if target[0] == "worker"]:
+        del step.settings[target]

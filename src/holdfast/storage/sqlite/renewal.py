@@ -19,6 +19,7 @@ _LOGGED = query("renew", "logged")
 _LOG = query("renew", "log")
 _SEEN = query("renew", "seen")
 _FORGET_WORKER = query("renew", "forget_worker")
+_FORGET_ORDERS = query("renew", "forget_orders")
 
 _encode = msgspec.json.Encoder().encode
 
@@ -36,10 +37,10 @@ def renew(step: Step, beat: Beat) -> Pulse:
         cancel_at, cancel_reason = _extend(step, asked, row)
         if cancel_at is not None:
             cancelling.append(Cancelling(asked.ref, asked.fence, cancel_reason))
+    orders = setting(step, "worker", beat.owner.id)
     _remember(step, beat)
     for event in beat.events:
         step.record(event)
-    orders = setting(step, "worker", beat.owner.id)
     told = tuple(name for name in ("quiet", "stop") if getattr(orders, name))
     return Pulse(tuple(lost), tuple(cancelling), told)
 
@@ -108,6 +109,8 @@ def _remember(step: Step, beat: Beat) -> None:
     owner = beat.owner
     if beat.last:
         step.run(_FORGET_WORKER, (owner.id,))
+        step.run(_FORGET_ORDERS, (owner.id,))
+        step.settings.pop(("worker", owner.id), None)
     elif beat.worker is not None:
         step.run(
             _SEEN,

@@ -10,6 +10,7 @@ from holdfast.core.outcome import Interrupted
 from holdfast.storage.protocol import (
     LOG_LINES_KEPT,
     RENEW_LIMIT,
+    WORKER_KEPT,
     Beat,
     Cancel,
     Cancelling,
@@ -29,6 +30,7 @@ from holdfast.testing.conformance.material import (
     LEASE,
     Conformance,
     beat,
+    bid,
     claim,
     claim_one,
     enqueue,
@@ -383,6 +385,21 @@ class RenewConformance(Conformance):
         assert quiet == ("quiet",)
         assert set(stop) == {"quiet", "stop"}
         assert (await storage.renew(Beat(BOB))).orders == ()
+
+    @pytest.mark.parametrize("leave", [True, False])
+    async def test_orders_for_a_worker_go_with_it(self, storage: Storage, clock: ManualClock, leave: bool) -> None:
+        target = Target("worker", ALICE.id)
+        await storage.renew(Beat(ALICE, worker=WorkerInfo()))
+        await storage.tune(target, Settings(quiet=True))
+        if leave:
+            last = await storage.renew(Beat(ALICE, last=True))
+
+            assert last.orders == ("quiet",)
+        else:
+            clock.advance(WORKER_KEPT / SECOND)
+            await storage.sweep(bid())
+
+        assert await storage.tune(target, Settings()) == Settings()
 
     async def test_a_renewal_that_only_asks_extends_nothing_and_hears_all(
         self, storage: Storage, clock: ManualClock

@@ -116,6 +116,7 @@ local function remember_worker()
   if ASKED.last then
     call('HDEL', workers, owner.id)
     call('ZREM', key('seen'), owner.id)
+    Settings.forget_worker(owner.id)
   elseif ASKED.worker then
     local body = call('HGET', workers, owner.id)
     local known, worker = body and cmsgpack.unpack(body) or {}, ASKED.worker
@@ -164,11 +165,11 @@ return carry_out(function()
     renewed = last
   end
   if renewed == #renewals then
+    local told = Settings.of('worker', owner.id)
     remember_worker()
     for _, event in ipairs(ASKED.events) do
       Journal.record_as_told(ARGV[event.body], event.ref)
     end
-    local told = Settings.of('worker', owner.id)
     for _, order in ipairs({ 'quiet', 'stop' }) do
       if told[order] then
         orders[#orders + 1] = order

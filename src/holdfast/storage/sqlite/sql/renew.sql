@@ -42,6 +42,9 @@ ON CONFLICT (owner) DO UPDATE
 -- name: forget_worker
 DELETE FROM worker WHERE owner = ?;
 
+-- name: forget_orders
+DELETE FROM setting WHERE kind = 'worker' AND name = ?;
+
 -- name: cancelling
 -- The runs of an owner that somebody has asked to stop.
 SELECT seq, fence FROM job INDEXED BY job_cancelling WHERE state = 'active' AND cancel_at IS NOT NULL AND owner = ?;

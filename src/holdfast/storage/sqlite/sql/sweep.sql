@@ -22,6 +22,12 @@ SELECT owner FROM worker WHERE died = 0;
 -- Those who took no leave and have been silent for so long. Parameters: the last beat that is forgotten.
 DELETE FROM worker WHERE seen_at <= ?;
 
+-- name: forget_orders
+-- What those were told. Parameters: the last beat that is forgotten.
+DELETE FROM setting
+ WHERE kind = 'worker'
+   AND name IN (SELECT owner FROM worker WHERE seen_at <= ?);
+
 -- name: forget_windows
 -- The keys whose time is over, the longest over first. Parameters: now, limit.
 DELETE FROM window

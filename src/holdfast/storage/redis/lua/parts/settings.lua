@@ -20,6 +20,12 @@ function Settings.put(kind, name, settings)
   call('HSET', key('settings'), target, cmsgpack.pack(settings))
 end
 
+-- Forget what a worker was told who is gone: nobody has his id again.
+function Settings.forget_worker(owner)
+  known[pair('worker', owner)] = nil
+  call('HDEL', key('settings'), pair('worker', owner))
+end
+
 -- Whether a queue records an event that is recorded on request.
 function Settings.records(queue, event)
   for _, asked in ipairs(Settings.of('queue', queue).record or {}) do
