@@ -8,7 +8,7 @@ import pytest
 from holdfast import Holdfast
 from holdfast.errors import UsageError
 from holdfast.storage.locate import locate
-from holdfast.storage.redis.address import SCHEMES, Login, Place, RedisAddress, Tls, read
+from holdfast.storage.redis.address import SCHEMES, Kind, Login, Place, RedisAddress, Tls, instead, read
 
 PLAIN = read("redis://localhost")
 
@@ -119,6 +119,30 @@ def test_an_address_that_cannot_be_is_refused_naming_what_is_wrong(url: str, nam
         locate(url)
 
     assert named in str(caught.value)
+
+
+def test_an_unknown_option_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(UsageError) as one:
+        read("redis://localhost?cells=4")
+    with pytest.raises(UsageError) as many:
+        read("rediss+cluster://localhost?namespce=shop")
+
+    assert "here may be namespace, durability, allow_unchecked" in str(one.value)
+    assert "cells" not in str(one.value).partition("here may be")[2]
+    assert "cells" in str(many.value)
+    assert "ssl_ca_certs" in str(many.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "kind", "right"),
+    [
+        ("rediss://app:hidden@a/3?namespace=shop", "cluster", "rediss+cluster://app:***@b:7000?namespace=shop"),
+        ("valkey+cluster://a?cells=4&namespace=shop", "server", "valkey://b:7000?namespace=shop"),
+        ("redis://:hidden@a?durability=ack", "sentinel", "redis+sentinel://:***@b:7000/NAME?durability=ack"),
+    ],
+)
+def test_an_address_of_another_kind_keeps_user_tls_and_options(url: str, kind: Kind, right: str) -> None:
+    assert instead(read(url), kind, Place("b", 7000)) == right
 
 
 @pytest.mark.parametrize(

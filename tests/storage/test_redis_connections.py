@@ -379,6 +379,44 @@ async def test_a_full_server_says_so_and_wrote_nothing(connect: Connect, redis_s
     assert redis_server.command("STRLEN", f"{base}:big") == 1
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+async def test_a_server_that_is_not_there_is_told_once_with_the_remedy(connect: Connect, host: str) -> None:
+    url = f"redis://{host}:{free_port()}"
+    gone = connect(url)
+
+    with pytest.raises(StorageUnavailableError) as caught:
+        await gone.call(ECHO, base_of(gone))
+
+    assert str(caught.value) == (
+        f"{url} cannot be reached: connection refused; see that it runs there, and that host and port are right"
+    )
+
+
+async def test_a_plain_port_that_is_called_by_tls_is_told_with_the_remedy(
+    connect: Connect, redis_server: RedisServer
+) -> None:
+    plain = connect(redis_server.url.replace("redis://", "rediss://"))
+
+    with pytest.raises(StorageUnavailableError, match="see that it runs and speaks TLS there"):
+        await plain.call(ECHO, base_of(plain))
+
+
+async def test_a_database_that_is_not_there_is_told_with_those_that_are(
+    connect: Connect, redis_server: RedisServer
+) -> None:
+    beyond = connect(f"redis://{redis_server.address}/99")
+
+    with pytest.raises(StorageError, match=r"a database that the server does not have; use one from 0 to"):
+        await beyond.call(ECHO, base_of(beyond))
+
+
+async def test_a_name_that_no_sentinel_knows_is_told_with_the_remedy(connect: Connect, sentinel_url: str) -> None:
+    unknown = connect(f"redis+sentinel://{read(sentinel_url).places[0]}/nobody")
+
+    with pytest.raises(StorageUnavailableError, match="knows a master 'nobody'; check the name after the hosts"):
+        await unknown.call(ECHO, base_of(unknown))
+
+
 async def test_a_wrong_password_is_told_with_its_remedy(connect: Connect, redis_server: RedisServer) -> None:
     redis_server.command("ACL", "SETUSER", "app", "on", ">right", "~*", "&*", "+@all")
 

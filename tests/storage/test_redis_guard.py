@@ -290,6 +290,30 @@ async def test_a_server_that_keeps_nothing_on_disk_is_warned_of_once(
     assert not caplog.records
 
 
+async def test_nodes_that_keep_nothing_are_named_in_one_line(
+    guarded: Guarded, redis_cluster: RedisCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    for node in redis_cluster.masters:
+        node.command("CONFIG", "SET", "appendonly", "no", "save", "")
+
+    await guarded(redis_cluster.url).admit()
+
+    [warned] = [record.getMessage() for record in caplog.records]
+    assert all(node.address in warned for node in redis_cluster.masters)
+
+
+async def test_a_server_without_the_replica_that_shall_confirm_is_warned_of_once(
+    guarded: Guarded, start_redis: StartRedis, caplog: pytest.LogCaptureFixture
+) -> None:
+    guard = guarded(f"{start_redis(**SOUND).url}?durability=replicated")
+
+    await guard.admit()
+    await guard.admit()
+
+    [warned] = [record.getMessage() for record in caplog.records]
+    assert "has no replica, so no write can be confirmed" in warned
+
+
 async def test_what_goes_wrong_later_is_seen_within_a_minute_and_logged_once(
     guarded: Guarded, start_redis: StartRedis, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -151,7 +151,8 @@ def read(url: str) -> RedisAddress:
         _flag(options.pop("allow_unchecked", "0"), "allow_unchecked", shown),
     )
     if options:
-        raise _bad(shown, f"has the unknown option {next(iter(options))!r}; leave it out")
+        known = ", ".join(_known(kind, tls=scheme.endswith("s") and scheme != "redis"))
+        raise _bad(shown, f"has the unknown option {next(iter(options))!r}; here may be {known}")
     if kind == "cluster" and address.db:
         raise _bad(shown, "names a database; a Cluster has none but 0")
     return address
@@ -178,6 +179,27 @@ def shown_of(url: str) -> str:
     ]
     query = f"?{'&'.join(kept)}" if kept else ""
     return f"{parts.scheme}://{name}{':***' if password else ''}{at}{hosts}{parts.path}{query}"
+
+
+def instead(address: RedisAddress, kind: Kind, place: Place) -> str:
+    """Return an address as it may be seen for a place that turned out to be of another kind than the address says."""
+    parts = urlsplit(address.shown)
+    scheme = parts.scheme.partition("+")[0]
+    user, at, _ = parts.netloc.rpartition("@")
+    fitting = _known(kind, tls=address.tls is not None)
+    kept = [pair for pair in parts.query.split("&") if pair.partition("=")[0] in fitting]
+    way, path = {"server": ("", ""), "sentinel": ("+sentinel", "/NAME"), "cluster": ("+cluster", "")}[kind]
+    return f"{scheme}{way}://{user}{at}{place}{path}{'?' * bool(kept)}{'&'.join(kept)}"
+
+
+def _known(kind: Kind, *, tls: bool) -> list[str]:
+    """Return the options that an address can have."""
+    return [
+        *("namespace", "durability", "allow_unchecked", "db", "username", "password"),
+        *(("sentinel_username", "sentinel_password") if kind == "sentinel" else ()),
+        *(("cells",) if kind == "cluster" else ()),
+        *(("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname") if tls else ()),
+    ]
 
 
 def _authority(netloc: str) -> _Authority:

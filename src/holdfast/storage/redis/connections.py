@@ -413,7 +413,9 @@ class _Home:
             link = await Link.open(place, self._address, db=self._address.db)
         except (RedisError, OSError) as error:
             if unreached(error):
-                raise _UnreachedError(f"{place}: {why(error)}") from error
+                # Of one server the place is the address, which is named anyhow.
+                at = "" if self._address.kind == "server" else f"{place}: "
+                raise _UnreachedError(f"{at}{why(error)}") from error
             raise
         if self._address.kind == "sentinel":
             # Sentinels are told of a failover before the server is that they have named.

@@ -2,7 +2,8 @@
 
 refused   one that may throw jobs away (an eviction policy), that takes no writes (a replica), that is too old, that is
           something else than the address says, or that does not let itself be looked at (unless `allow_unchecked=1`)
-warned    one that keeps nothing on disk, or lets nobody hint at what has happened
+warned    one that keeps nothing on disk, that has no replica to confirm what shall be replicated, or that lets nobody
+          hint at what has happened
 """
 
 import asyncio
@@ -15,7 +16,7 @@ from redis.exceptions import AuthenticationError, NoPermissionError
 
 from holdfast.errors import StorageError, StorageUnavailableError
 from holdfast.storage.protocol import Finding
-from holdfast.storage.redis.address import Place, RedisAddress
+from holdfast.storage.redis.address import Place, RedisAddress, instead
 from holdfast.storage.redis.connections import Connections
 from holdfast.storage.redis.ear import channel
 from holdfast.storage.redis.library import verb
@@ -128,6 +129,7 @@ class Guard:
         self._briefly = False
         self._troubles: set[str] = set()
         self._fleeting: set[Place] = set()
+        self._alone: set[Place] = set()
         self._mute: set[Place] = set()
 
     async def admit(self) -> None:
@@ -141,14 +143,20 @@ class Guard:
         self._briefly = all("maxmemory_policy" in (server.info or {}) for server in servers if server.gone is None)
         check(servers, self._address)
         await self._try_abilities([server.place for server in servers if server.gone is None])
-        for server in servers:
-            if not server.appends and server.snapshots is False and server.place not in self._fleeting:
-                self._fleeting.add(server.place)
-                logger.warning(
-                    "%s keeps NOTHING on disk: when it restarts, all jobs are gone. Turn appendonly on there, or use "
-                    "it for tests only",
-                    server.place,
-                )
+        fleeting = [server for server in servers if not server.appends and server.snapshots is False]
+        if new := _new(fleeting, self._fleeting):
+            logger.warning(
+                "%s keeps NOTHING on disk: when it restarts, all jobs are gone. Turn appendonly on there, or use "
+                "it for tests only",
+                new,
+            )
+        alone = [server for server in servers if server.info and not server.number("connected_slaves")]
+        if self._address.durability == "replicated" and (new := _new(alone, self._alone)):
+            logger.warning(
+                "%s has no replica, so no write can be confirmed (durability=replicated): bring a replica back, or "
+                "use durability=ack",
+                new,
+            )
         for place in await self._without_notices():
             if place not in self._mute:
                 self._mute.add(place)
@@ -329,11 +337,13 @@ def _refusal(server: Server, address: RedisAddress) -> StorageError | None:
         )
     mode = server.info.get("redis_mode", "standalone")
     if mode == "sentinel":
-        return StorageError(f"{at} is a Sentinel; use redis+sentinel://{server.place}/NAME, NAME being the master's")
+        return StorageError(
+            f"{at} is a Sentinel; use {instead(address, 'sentinel', server.place)}, NAME being the master's"
+        )
     if mode == "cluster" and address.kind != "cluster":
-        return StorageError(f"{at} belongs to a Cluster; use redis+cluster://{server.place}")
+        return StorageError(f"{at} belongs to a Cluster; use {instead(address, 'cluster', server.place)}")
     if mode != "cluster" and address.kind == "cluster":
-        return StorageError(f"{at} belongs to no Cluster; use redis://{server.place}")
+        return StorageError(f"{at} belongs to no Cluster; use {instead(address, 'server', server.place)}")
     oldest = OLDEST[server.brand]
     if _version(server.version) < oldest:
         return StorageError(
@@ -355,6 +365,13 @@ def _refusal(server: Server, address: RedisAddress) -> StorageError | None:
             "set it to noeviction: CONFIG SET maxmemory-policy noeviction, and in redis.conf"
         )
     return None
+
+
+def _new(servers: Sequence[Server], known: set[Place]) -> str:
+    """Return those of the servers that are not known yet, in one line, and know them from here on."""
+    new = [server.place for server in servers if server.place not in known]
+    known.update(new)
+    return ", ".join(map(str, new))
 
 
 def _version(said: str) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ what is raised is trouble with the connection itself.
 """
 
 import asyncio
+import errno
 import os
 import select
 import socket
@@ -241,9 +242,24 @@ def said(reply: Reply) -> RedisError | None:
     return reply if isinstance(reply, RedisError) else None
 
 
+REFUSED = "connection refused"
+NO_HOST = "no such host"
+LATE = "no answer in time"
+
+
 def why(error: BaseException) -> str:
-    """Return what an error says; one of asyncio's says nothing when the time is over."""
-    return str(error) or "no answer in time"
+    """Return what an error says, without the address that whoever tells it names already."""
+    if isinstance(error, TimeoutError | RedisTimeoutError):
+        return LATE
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, socket.gaierror):
+            return NO_HOST
+        # A host of several addresses that all refuse has several errors in one, which has their texts only.
+        if isinstance(cause, ConnectionRefusedError) or f"[Errno {errno.ECONNREFUSED}]" in str(cause):
+            return REFUSED
+        cause = cause.__cause__ or cause.__context__
+    return str(error) or LATE
 
 
 def unreached(error: BaseException) -> bool:

@@ -7,8 +7,8 @@ from typing import Protocol, cast
 
 from redis.exceptions import AuthenticationError, ClusterDownError, RedisError
 
-from holdfast.errors import StorageError
-from holdfast.storage.redis.address import Place, RedisAddress
+from holdfast.errors import StorageError, StorageUnavailableError
+from holdfast.storage.redis.address import Place, RedisAddress, instead
 from holdfast.storage.redis.link import Link, Reply, said, text, why
 
 SLOTS = 1 << 14
@@ -99,6 +99,7 @@ class _Sentinels:
 
     async def _ask_around(self) -> Place:
         troubles: list[str] = []
+        ignorant = 0
         for sentinel in list(self._sentinels):
             try:
                 reply = await _once(
@@ -116,6 +117,12 @@ class _Sentinels:
                 self._sentinels.insert(0, sentinel)
                 return Place(host, int(port))
             troubles.append(f"{sentinel}: knows no master {self._address.service!r}")
+            ignorant += 1
+        if ignorant == len(self._sentinels):
+            raise StorageUnavailableError(
+                f"{self._address.shown}: no Sentinel there knows a master {self._address.service!r}; check the name "
+                "after the hosts"
+            )
         raise ClusterDownError(f"no Sentinel names a master ({'; '.join(troubles)})")
 
 
@@ -168,7 +175,8 @@ class _Cluster:
                 if isinstance(trouble, AuthenticationError):
                     raise trouble
                 if "cluster support disabled" in str(trouble):
-                    raise StorageError(f"{self._address.shown} ({node}) belongs to no Cluster; use redis://{node}")
+                    right = instead(self._address, "server", node)
+                    raise StorageError(f"{self._address.shown} ({node}) belongs to no Cluster; use {right}")
                 troubles.append(f"{node}: {trouble}")
                 continue
             owners = _owners(cast("list[list[object]]", reply), node, {slot(base) for base in self._address.bases})

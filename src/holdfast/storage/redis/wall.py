@@ -17,7 +17,7 @@ from redis.exceptions import (
 )
 
 from holdfast.errors import HoldfastError, StorageError, StorageFullError, StorageUnavailableError
-from holdfast.storage.redis.link import why
+from holdfast.storage.redis.link import LATE, NO_HOST, REFUSED, why
 
 _REFUSED: tuple[type[RedisError], ...] = (
     AskError,
@@ -60,9 +60,17 @@ def ours(error: BaseException, shown: str, script: str = "") -> BaseException:
         case ResponseError():
             return _answered(str(error), shown, script)
         case RedisError() | OSError():
-            return StorageUnavailableError(f"{shown} cannot be reached: {why(error)}")
+            return StorageUnavailableError(f"{shown} cannot be reached: {_unreached(why(error), shown)}")
         case _:
             return error
+
+
+def _unreached(reason: str, shown: str) -> str:
+    if reason.endswith((REFUSED, NO_HOST)):
+        return f"{reason}; see that it runs there, and that host and port are right"
+    if reason.endswith(LATE) and shown.startswith(("rediss", "valkeys")):
+        return f"{reason}; see that it runs and speaks TLS there (if it does not, the address begins with redis)"
+    return reason
 
 
 def _forbidden(text: str, shown: str) -> StorageError:
@@ -91,6 +99,11 @@ def _answered(text: str, shown: str, script: str) -> StorageError:
             return StorageUnavailableError(f"{shown} is busy with a script that cannot be killed ({text})")
         case _ if "user executing the script" in text:
             return _forbidden(text, shown)
+        case _ if "DB index is out of range" in text:
+            return StorageError(
+                f"{shown} names a database that the server does not have; use one from 0 to its setting databases less "
+                "one (0 to 15 unless that was changed)"
+            )
         case _ if "max number of clients" in text:
             return StorageUnavailableError(f"{shown} has no room for a further client ({text}); raise its maxclients")
         case _:
