@@ -11,6 +11,7 @@ from holdfast.clock import SECOND
 from holdfast.core.job import Owner
 from holdfast.storage.protocol import Beat, Bid, WorkerInfo
 from tests.cli.terminal import EVERYWHERE, Terminal
+from tests.clusters import RedisCluster
 
 KEYS = {"url", "now", "queues", "paused_tasks", "task_rates", "workers", "leaders", "swept_ago", "complaints"}
 
@@ -147,3 +148,19 @@ def test_watch_prints_a_line_a_turn_where_nobody_looks(there: Terminal) -> None:
 
     assert process.returncode == 0
     assert all("default: 1 waiting | 0 workers alive, 0 stale | leader: none" in line for line in lines)
+
+
+@pytest.mark.system
+def test_what_a_storage_warns_of_is_one_line_that_says_so_and_none_with_quiet(
+    terminal: Terminal, redis_cluster: RedisCluster
+) -> None:
+    for node in redis_cluster.masters:
+        node.command("CONFIG", "SET", "appendonly", "no", "save", "")
+    loud = terminal.ended("info", "--url", redis_cluster.url)
+    quiet = terminal.ended("info", "--url", redis_cluster.url, "--quiet")
+
+    (line,) = loud.stderr.splitlines()
+    assert line.startswith("warning: ")
+    assert "keeps NOTHING on disk" in line
+    assert all(node.address in line for node in redis_cluster.masters)
+    assert (loud.returncode, quiet.returncode, quiet.stderr) == (0, 0, "")

@@ -8,6 +8,7 @@ from typing import Any
 
 from holdfast.app import DEFAULT_URL
 from holdfast.cli.load import load
+from holdfast.cli.logs import warn
 from holdfast.cli.session import Session
 from holdfast.codec import JsonCodec
 from holdfast.errors import UsageError
@@ -63,6 +64,7 @@ def reach(session: Session, *, auto_migrate: bool = False) -> Access:
     Raises:
         UsageError: there is no such app or storage, or other processes cannot see it.
     """
+    warn(quiet=session.quiet)
     if session.url is None and session.app is not None:
         app = load(session.app)
         # Whoever only looks on must not migrate under the feet of those who work.

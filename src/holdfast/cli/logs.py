@@ -1,4 +1,4 @@
-"""Logging as the long-running commands set it up: to stderr, as lines or as JSON."""
+"""Logging as the long-running commands set it up, to stderr, as lines or as JSON; and as the others do without it."""
 
 import logging
 import time
@@ -54,6 +54,19 @@ def set_up(level: str, form: str, *, quiet: bool) -> None:
     handler.setFormatter(JsonLines() if form == "json" else _lines())
     least = logging.WARNING if quiet else logging.NOTSET
     logging.basicConfig(handlers=[handler], level=max(least, getattr(logging, level.upper())))
+
+
+class Plain(logging.Handler):
+    """One line on stderr that begins as that of an error does."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Say it."""
+        click.echo(f"{record.levelname.lower()}: {' '.join(record.getMessage().split())}", err=True)
+
+
+def warn(*, quiet: bool) -> None:
+    """Say warnings plainly where nobody has set up logging, and with `quiet` none."""
+    logging.lastResort = Plain(logging.ERROR if quiet else logging.WARNING)
 
 
 def _lines() -> logging.Formatter:
