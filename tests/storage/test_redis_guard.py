@@ -224,6 +224,19 @@ async def test_a_server_that_wants_a_password_says_so_and_not_that_it_hides_some
         assert not isinstance(caught.value, StorageUnavailableError)
 
 
+async def test_a_cluster_or_sentinels_that_want_a_password_say_so(
+    guarded: Guarded, redis_cluster: RedisCluster, redis_sentinels: RedisSentinels
+) -> None:
+    for node in redis_cluster.masters:
+        node.command("ACL", "SETUSER", "app", "on", ">secret", "~*", "&*", "+@all")
+    [sentinel, *_] = read(redis_sentinels.url).places
+
+    with pytest.raises(StorageError, match="put the right user and password into the URL"):
+        await guarded(redis_cluster.url.replace("//", "//app:wrong@")).admit()
+    with pytest.raises(StorageUnavailableError, match=r"put sentinel_password=\.\.\. into the URL"):
+        await guarded(f"redis+sentinel://{sentinel}/main?sentinel_password=wrong&sentinel_username=nobody").admit()
+
+
 TOLD = Server(
     Place("db", 6379),
     {"redis_version": "7.0.15", "redis_mode": "standalone", "role": "master", "maxmemory_policy": "noeviction"},

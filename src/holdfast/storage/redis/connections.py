@@ -331,7 +331,7 @@ class _Home:
         for at in left:
             try:
                 groups.setdefault(await self.routes.place(calls[at].base), []).append(at)
-            except (RedisError, OSError) as error:
+            except (HoldfastError, RedisError, OSError) as error:
                 replies[at] = error
         load = list(unknown.values())
         unknown.clear()
