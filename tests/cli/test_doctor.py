@@ -85,7 +85,7 @@ def test_a_task_without_a_timeout_is_a_warning_that_strict_makes_count(tasks: Te
     (warning,) = [finding for finding in seen["findings"] if finding["level"] == "warning"]
 
     assert seen["status"] == "warning"
-    assert warning["message"].startswith("1 tasks have neither timeout nor heartbeat_timeout: hang;")
+    assert warning["message"].startswith("1 task with neither timeout nor heartbeat_timeout: hang;")
     assert tasks.run("doctor", "tasks:app").exit_code == 0
     assert tasks.run("doctor", "tasks:app", "--strict").exit_code == 3
     assert tasks.run("--app", "tasks:app", "doctor", "--strict").exit_code == 3
@@ -99,7 +99,7 @@ def test_jobs_that_nobody_serves_are_an_error_with_their_remedy_and_exit_with_3(
     assert plain.exit_code == 3
     lines = plain.stdout.splitlines()
     place = next(number for number, line in enumerate(lines) if line.startswith("error"))
-    assert "1 jobs wait in queue 'elsewhere'" in lines[place]
+    assert "1 job waits in queue 'elsewhere'" in lines[place]
     assert lines[place + 1].strip() == "remedy: start one: holdfast worker module:app -q elsewhere"
     assert any("has no such task" in line for line in lines)
 

@@ -53,7 +53,7 @@ def test_it_exits_with_3_where_jobs_wait_and_no_worker_lives(there: Terminal) ->
     plain = there.run("health")
 
     assert plain.exit_code == 3
-    assert plain.stdout.splitlines()[:2] == ["degraded", "queue 'default': 1 jobs wait and no live worker serves it"]
+    assert plain.stdout.splitlines()[:2] == ["degraded", "queue 'default': 1 job waits and no live worker serves it"]
     assert there.read("health", code=3)["status"] == "degraded"
     assert there.read("health", "-q", "default", code=3)["queues"].keys() == {"default"}
 

@@ -50,7 +50,7 @@ def test_check_exits_with_3_while_jobs_wait_and_nobody_serves_them(there: Termin
 
     assert there.run("info").exit_code == 0
     assert there.read("info", "--check", code=3)["complaints"] == [
-        "queue 'default': 1 jobs wait and no live worker serves it"
+        "queue 'default': 1 job waits and no live worker serves it"
     ]
 
     there.enqueue("add", 1, 2, work=True)

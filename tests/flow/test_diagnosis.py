@@ -133,7 +133,7 @@ def test_jobs_of_a_paused_task_are_a_warning() -> None:
     parked = job(state=State.WAITING, parked_under="paused:t")
     finding = one(structs.replace(WELL, paused_tasks=("t", "idle")), pending=(parked,))
 
-    assert finding.message == "1 jobs of task 't' wait, which somebody has paused"
+    assert finding.message == "1 job of task 't' held back, which somebody has paused"
 
 
 def parked(id_: str, **fields: Any) -> JobRecord:
@@ -188,7 +188,7 @@ def test_a_schedule_that_nobody_fires_is_an_error() -> None:
     finding = one(structs.replace(WELL, schedules=(due, structs.replace(due, name="off", paused=True))))
 
     assert (finding.level, finding.subject) == ("error", "schedules")
-    assert finding.message == "1 schedules are due and nobody fires them, up to 60.0 s late: nightly"
+    assert finding.message == "1 schedule due and not fired by anybody, up to 60.0 s late: nightly"
     assert found(structs.replace(WELL, schedules=(structs.replace(due, next_tick=NOW - SECOND),))) == []
 
 
@@ -197,9 +197,9 @@ def test_tasks_without_a_timeout_and_jobs_of_unknown_tasks_are_warnings() -> Non
     unbounded, unknown = found(tasks=tasks, pending=(job(state=State.WAITING), job(state=State.DELAYED, task="gone")))
 
     assert unbounded.message.startswith(
-        "7 tasks have neither timeout nor heartbeat_timeout: slow0, slow1, slow2, slow3, slow4 and 2 more;"
+        "7 tasks with neither timeout nor heartbeat_timeout: slow0, slow1, slow2, slow3, slow4 and 2 more;"
     )
-    assert unknown.message == "1 jobs of task 'gone' are to run, and the app that was given has no such task"
+    assert unknown.message == "1 job of task 'gone' to run, and the app that was given has no such task"
     assert (unbounded.level, unknown.level) == ("warning", "warning")
 
 

@@ -295,7 +295,7 @@ def test_jobs_that_wait_while_no_worker_lives_are_degraded_with_the_status_that_
         assert (nobody.status, nobody.json["status"]) == (status, "degraded")
         assert nobody.json["queues"]["default"]["status"] == "degraded"
         assert nobody.json["queues"]["mail"]["status"] == "ok"
-        assert nobody.json["complaints"] == ["queue 'default': 1 jobs wait and no live worker serves it"]
+        assert nobody.json["complaints"] == ["queue 'default': 1 job waits and no live worker serves it"]
         assert (somebody.status, somebody.json["status"]) == (200, "ok")
         assert (dead.status, dead.json["status"]) == (status, "degraded")
 

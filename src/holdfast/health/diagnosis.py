@@ -15,7 +15,7 @@ from holdfast.core.backlog import Backlog, Thresholds
 from holdfast.core.events import JobRepaired
 from holdfast.core.job import JobDetail, JobRecord
 from holdfast.core.lifecycle import State
-from holdfast.health.judge import Health, judged
+from holdfast.health.judge import Health, jobs_are, jobs_wait, judged
 from holdfast.options import Timing
 from holdfast.storage.protocol import PAUSED, RATE, Finding, Survey
 
@@ -100,7 +100,7 @@ def repairs(found: Sequence[JobRepaired], looked: int) -> Finding:
 
 
 def _among(looked: int) -> str:
-    return f"among {looked} {'event' if looked == 1 else 'events'} in the log"
+    return f"among {_some(looked, 'event')} in the log"
 
 
 def _clock(evidence: Evidence) -> Iterator[Finding]:
@@ -129,7 +129,7 @@ def _sweeping(survey: Survey, health: Health, timing: Timing) -> Iterator[Findin
         yield Finding(
             "error",
             "reaper",
-            f"{active} jobs are active and {nobody}: what their workers leave behind, nobody recovers",
+            f"{jobs_are(active)} active and {nobody}: what their workers leave behind, nobody recovers",
             remedy,
         )
     elif age is not None and age <= timing.recovery_bound.total_seconds():
@@ -140,7 +140,7 @@ def _sweeping(survey: Survey, health: Health, timing: Timing) -> Iterator[Findin
         yield Finding(
             "warning",
             "reaper",
-            f"{nobody}, with {unfinished} jobs unfinished and {len(survey.schedules)} schedules: "
+            f"{nobody}, with {_some(unfinished, 'job')} unfinished and {_some(len(survey.schedules), 'schedule')}: "
             "nobody recovers, expires or schedules anything",
             remedy,
         )
@@ -196,7 +196,7 @@ def _queues(health: Health) -> Iterator[Finding]:
         yield Finding(
             "error",
             "queues",
-            f"{queue.waiting} jobs wait in queue {name!r}{oldest}, and no live worker serves it",
+            f"{jobs_wait(queue.waiting)} in queue {name!r}{oldest}, and no live worker serves it",
             f"start one: holdfast worker module:app -q {name}",
         )
 
@@ -207,7 +207,7 @@ def _paused(evidence: Evidence) -> Iterator[Finding]:
             yield Finding(
                 "warning",
                 "paused",
-                f"{waiting} jobs wait in queue {queue.queue!r}, which somebody has paused",
+                f"{jobs_wait(waiting)} in queue {queue.queue!r}, which somebody has paused",
                 f"let it go on when it may: holdfast queues resume {queue.queue}",
             )
     held = Counter(job.parked_under for job in evidence.pending)
@@ -216,7 +216,7 @@ def _paused(evidence: Evidence) -> Iterator[Finding]:
             yield Finding(
                 "warning",
                 "paused",
-                f"{_least(jobs, evidence)} jobs of task {task!r} wait, which somebody has paused",
+                f"{_some(jobs, 'job', evidence)} of task {task!r} held back, which somebody has paused",
                 f"let it go on when it may: holdfast queues resume --task {task}",
             )
 
@@ -289,7 +289,7 @@ def _schedules(survey: Survey, timing: Timing) -> Iterator[Finding]:
         yield Finding(
             "error",
             "schedules",
-            f"{len(late)} schedules are due and nobody fires them, up to {_span(longest)} late: "
+            f"{_some(len(late), 'schedule')} due and not fired by anybody, up to {_span(longest)} late: "
             f"{_listed([schedule.name for schedule in late])}",
             "start a worker or holdfast reaper; if one sweeps, look into its log",
         )
@@ -312,8 +312,8 @@ def _tasks(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "tasks",
-            f"{len(unbounded)} tasks have neither timeout nor heartbeat_timeout: {_listed(unbounded)}; a run of theirs "
-            "that hangs keeps its slot for ever",
+            f"{_some(len(unbounded), 'task')} with neither timeout nor heartbeat_timeout: {_listed(unbounded)}; "
+            "a run of theirs that hangs keeps its slot for ever",
             'give each a timeout="5m" that fits it, or all of them: Holdfast(defaults=TaskOptions(timeout="1h"))',
         )
     else:
@@ -323,9 +323,14 @@ def _tasks(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "unknown task",
-            f"{_least(jobs, evidence)} jobs of task {task!r} are to run, and the app that was given has no such task",
+            f"{_some(jobs, 'job', evidence)} of task {task!r} to run, and the app that was given has no such task",
             f"if no other app has it either, deploy one that has, or cancel them: see holdfast jobs list --task {task}",
         )
+
+
+def _some(count: int, what: str, evidence: Evidence | None = None) -> str:
+    least = count if evidence is None else _least(count, evidence)
+    return f"{least} {what}{'' if count == 1 else 's'}"
 
 
 def _jobs(jobs: Sequence[JobRecord]) -> str:

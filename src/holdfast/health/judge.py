@@ -219,13 +219,13 @@ def _complaints(
     for name, queue in queues.items():
         if queue.status == "unhealthy":
             yield (
-                f"queue {name!r}: {queue.waiting} jobs wait, more than {queue.threshold} "
+                f"queue {name!r}: {jobs_wait(queue.waiting)}, more than {queue.threshold} "
                 f"for {queue.above_for or 0:.0f} s; add workers, or find out what holds them up"
             )
         elif not queue.known:
             yield f"queue {name!r}: nobody knows it: no job was ever in it, no task goes there; is it spelled right?"
         elif queue.status == "degraded":
-            yield f"queue {name!r}: {queue.waiting} jobs wait and no live worker serves it"
+            yield f"queue {name!r}: {jobs_wait(queue.waiting)} and no live worker serves it"
     for worker in workers:
         if worker.state == "stale":
             yield (
@@ -234,4 +234,14 @@ def _complaints(
             )
     if reaper.late:
         age = "ever" if reaper.age is None else f"for {reaper.age:.0f} s"
-        yield f"{active} jobs are active and nobody has swept {age}; start a worker or holdfast reaper"
+        yield f"{jobs_are(active)} active and nobody has swept {age}; start a worker or holdfast reaper"
+
+
+def jobs_wait(count: int) -> str:
+    """Return the words for so many jobs that wait."""
+    return "1 job waits" if count == 1 else f"{count} jobs wait"
+
+
+def jobs_are(count: int) -> str:
+    """Return the words that go before what so many jobs are."""
+    return "1 job is" if count == 1 else f"{count} jobs are"
