@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from holdfast.testing.proxy import free_port
-from tests.servers import REDIS, Brand, RedisServer, until
+from tests.servers import REDIS, Brand, RedisServer, Startable, until
 
 SLOTS = 16_384
 
@@ -22,7 +22,7 @@ class Member:
     slots: tuple[tuple[int, int], ...]
 
 
-class RedisCluster:
+class RedisCluster(Startable):
     """Three masters, each with as many replicas as asked for, on free ports of the loopback."""
 
     def __init__(
@@ -42,13 +42,6 @@ class RedisCluster:
             )
             for number in range(masters * (1 + replicas))
         ]
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.kill()
 
     @property
     def url(self) -> str:

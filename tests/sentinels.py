@@ -1,9 +1,9 @@
 """A master watched by sentinels, for the tests: it falls, and another takes its place."""
 
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from tests.servers import REDIS, Brand, RedisServer, until
+from tests.servers import REDIS, Brand, RedisServer, Startable, until
 
 SERVICE = "jobs"
 """The name under which the sentinels know the master."""
@@ -16,7 +16,7 @@ shorter ones there would now and then be no replica fit for promotion.
 """
 
 
-class RedisSentinels:
+class RedisSentinels(Startable):
     """A master, its replicas, and three sentinels with short patience, on free ports of the loopback."""
 
     def __init__(
@@ -30,13 +30,6 @@ class RedisSentinels:
         self.servers = [RedisServer(folder / "server-1", brand=brand, **config)]
         self.sentinels: list[RedisServer] = []
         self._replicas = replicas
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.kill()
 
     @property
     def url(self) -> str:

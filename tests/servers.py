@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -80,7 +81,26 @@ def version_of(program: str) -> tuple[int, ...]:
     return tuple(map(int, found[1].split(".")))
 
 
-class RedisServer:
+class Startable(ABC):
+    """What runs inside of a `with`."""
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start all of it, and return when it answers."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """Kill all of it."""
+
+
+class RedisServer(Startable):
     """A server of the test's own, on a free port of the loopback; `config` are settings, `-` written as `_`."""
 
     def __init__(self, folder: Path, *, brand: Brand = REDIS, mode: str = "", **config: Any) -> None:
@@ -96,13 +116,6 @@ class RedisServer:
         self._config = config
         self._process: subprocess.Popen[bytes] | None = None
         self._client: redis.Redis | None = None
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.kill()
 
     @property
     def url(self) -> str:

@@ -5,9 +5,8 @@ import hashlib
 import shutil
 import subprocess
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from random import Random
 
 import pytest
 
@@ -36,19 +35,6 @@ BIG = script("big", "redis.call('SET', KEYS[1] .. ':big', string.rep('x', tonumb
 SLOW = script(
     "slow", "local t = redis.call('TIME') repeat local n = redis.call('TIME') until n[1] - t[1] > 1 return 'slow'"
 )
-
-
-@pytest.fixture
-async def connect() -> AsyncIterator[Callable[[str], Connections]]:
-    made: list[Connections] = []
-
-    def connected(url: str) -> Connections:
-        made.append(Connections(read(url), rng=Random(1)))
-        return made[-1]
-
-    yield connected
-    for one in made:
-        await one.close()
 
 
 Connect = Callable[[str], Connections]

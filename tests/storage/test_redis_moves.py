@@ -1,7 +1,7 @@
 """Cells that are not where they were: slots that move, masters that fall, scripts that are new to a node."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from random import Random
 
 import pytest
@@ -10,7 +10,6 @@ from holdfast.core.patience import Patience
 from holdfast.errors import StorageUnavailableError
 from holdfast.storage.redis import connections as module
 from holdfast.storage.redis import ear as ears
-from holdfast.storage.redis.address import read
 from holdfast.storage.redis.connections import Call, Connections
 from holdfast.storage.redis.ear import Ear, channel
 from holdfast.storage.redis.routes import slot
@@ -24,19 +23,6 @@ from tests.storage.test_redis_ear import asleep, woken
 Connect = Callable[[str], Connections]
 
 FIRST = "{holdfast:0}"
-
-
-@pytest.fixture
-async def connect() -> AsyncIterator[Connect]:
-    made: list[Connections] = []
-
-    def connected(url: str) -> Connections:
-        made.append(Connections(read(url), rng=Random(1)))
-        return made[-1]
-
-    yield connected
-    for one in made:
-        await one.close()
 
 
 async def off_the_loop(work: Callable[[], object]) -> None:

@@ -1,0 +1,22 @@
+"""What tests of the Redis storage share beside the servers."""
+
+from collections.abc import AsyncIterator, Callable
+from random import Random
+
+import pytest
+
+from holdfast.storage.redis.address import read
+from holdfast.storage.redis.connections import Connections
+
+
+@pytest.fixture
+async def connect() -> AsyncIterator[Callable[[str], Connections]]:
+    made: list[Connections] = []
+
+    def connected(url: str) -> Connections:
+        made.append(Connections(read(url), rng=Random(1)))
+        return made[-1]
+
+    yield connected
+    for one in made:
+        await one.close()
