@@ -154,8 +154,8 @@ class Keeper:
         events = self._announced()
         news = unanswered = 0
         try:
-            # A storage that hangs must not keep this from its other duty, to fence its process in.
-            async with asyncio.timeout(max(self._beat, every)):
+            # A storage that hangs must not keep this from its other duty, to fence its process in, and in time.
+            async with asyncio.timeout(max(SHORTEST, min([max(self._beat, every), *self._ends(held, asked_at)]))):
                 for start in range(0, max(len(due), 1), RENEW_LIMIT):
                     sent = [one.message(asked_at) for one in due[start : start + RENEW_LIMIT]]
                     renewals = tuple(message.renewal for message in sent)
@@ -222,6 +222,10 @@ class Keeper:
             if one.stops_unreachable and one.stop is None and now >= one.trusted_until:
                 self._stop(one, "unreachable", None)
 
+    def _ends(self, held: list[Held], now: float) -> list[float]:
+        """Return in how many seconds those must stop that may not outlive their leases."""
+        return [one.trusted_until - now for one in held if one.stops_unreachable and one.stop is None]
+
     def _every(self, held: list[Held]) -> float:
         return max(SHORTEST, min([self._beat, *(one.beat for one in held)]))
 
@@ -237,8 +241,7 @@ class Keeper:
 
     def _next(self, now: float) -> float:
         held = self._holdings.all()
-        ends = [one.trusted_until for one in held if one.stops_unreachable and one.stop is None]
-        return max(SHORTEST, min([self._due(held), *ends]) - now)
+        return max(SHORTEST, min([self._due(held) - now, *self._ends(held, now)]))
 
 
 def _tell(loop: asyncio.AbstractEventLoop, news: Callable[[], object], context: contextvars.Context) -> None:

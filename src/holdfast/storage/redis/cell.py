@@ -6,14 +6,12 @@ from itertools import islice
 from operator import itemgetter
 from typing import Any, Protocol
 
-from msgspec import structs
-
 from holdfast.clock import Clock
 from holdfast.core.job import JobDetail, JobRecord, NewJob, Owner, Ref
 from holdfast.core.leadership import Term
 from holdfast.core.lease import Lease
 from holdfast.core.settlement import Settlement
-from holdfast.errors import NotDurableError, StorageError
+from holdfast.errors import StorageError
 from holdfast.storage.cursors import place_of
 from holdfast.storage.protocol import (
     CLAIM_LIMIT,
@@ -42,6 +40,7 @@ from holdfast.storage.protocol import (
     Target,
     Verdict,
 )
+from holdfast.storage.redis.connections import UnconfirmedError
 from holdfast.storage.redis.flow import BEGIN as FIRST
 from holdfast.storage.redis.flow import answer_enqueue, answer_exchange, ask_enqueue, ask_exchange, at_once
 from holdfast.storage.redis.hand import answer_plan, answer_revise, answer_tune, ask_plan, ask_revise, ask_tune
@@ -116,33 +115,37 @@ class Cell:
         self, owner: Owner, settlements: Sequence[Settlement] = (), order: Order | None = None
     ) -> Exchanged:
         """See `Storage.exchange`: as many calls as it takes, one as a rule."""
-        if self._durable and settlements and order is not None:
-            # Were both one call, the jobs that it claims would be lost where no replica confirms what it settles.
-            try:
-                settled = await self.exchange(owner, settlements)
-            except NotDurableError:
-                settled = Exchanged()
-            return structs.replace(await self.exchange(owner, order=order), verdicts=settled.verdicts)
         verdicts: list[Verdict] = []
         leases: list[Lease] = []
-        place = FIRST
+        place, settled, confirmed = FIRST, 0, True
         while True:
-            rest = settlements[len(verdicts) :]
+            rest = settlements[settled:]
             some = at_once(rest)
             more = None
             if order is not None and len(some) == len(rest):
                 more = Order(order.queues, min(order.room, CLAIM_LIMIT) - len(leases))
-            asked = ask_exchange(owner, some, more, place)
+            # To claim nothing is to ask whether anybody is there: that needs nobody's confirmation.
+            durable = self._durable and bool(some or (more is not None and more.room))
             try:
-                part = answer_exchange(await self._call("exchange", asked, durable=self._durable and bool(some)), some)
+                reply = await self._call("exchange", ask_exchange(owner, some, more, place), durable=durable)
+                part = answer_exchange(reply, some)
+            except UnconfirmedError as error:
+                part = answer_exchange(error.reply, some)
+                if order is None or (part.exchanged.leases and not leases):
+                    raise
+                if part.exchanged.leases:
+                    return Exchanged(tuple(verdicts), tuple(leases), left=True, unanswered=True, doubtful=True)
+                # What it settled is not acknowledged, and will be sent again.
+                confirmed = False
             except StorageError:
                 if not leases:
                     raise
                 # What was claimed so far must be run: nobody else will before its lease is out.
                 return Exchanged(tuple(verdicts), tuple(leases), left=True, unanswered=True, doubtful=True)
-            verdicts += part.exchanged.verdicts
+            settled += len(part.exchanged.verdicts)
+            verdicts += part.exchanged.verdicts if confirmed else ()
             leases += part.exchanged.leases
-            if part.place is None and len(verdicts) == len(settlements):
+            if part.place is None and settled == len(settlements):
                 return Exchanged(
                     tuple(verdicts), tuple(leases), left=part.exchanged.left, next_due=part.exchanged.next_due
                 )

@@ -355,7 +355,7 @@ class _Home:
             self.routes.doubt()
             return [error] * len(calls)
         if durable and (lacking := _lacking(replies.pop(), self._address.shown)) is not None:
-            replies = [lacking if said(reply) is None else reply for reply in replies]
+            replies = [UnconfirmedError(lacking, reply) if said(reply) is None else reply for reply in replies]
         for call, reply in zip(calls, replies, strict=True):
             match reply:
                 case MovedError():
@@ -475,6 +475,14 @@ class _Redirection(Protocol):
     port: int
 
 
+class UnconfirmedError(NotDurableError):
+    """No replica has confirmed a write that was made. `reply`: what the server that made it said."""
+
+    def __init__(self, message: str, reply: Reply = None) -> None:
+        super().__init__(message)
+        self.reply = reply
+
+
 class _UnreachedError(RedisConnectionError):
     """No connection came about, so nothing was done."""
 
@@ -512,14 +520,14 @@ def _knows_no_waitaof(reply: Reply) -> bool:
     return "unknown command" in error or "appendonly is disabled" in error
 
 
-def _lacking(reply: Reply, shown: str) -> HoldfastError | None:
-    """Return what to raise if not one replica has what was written, from the reply to WAIT or WAITAOF."""
+def _lacking(reply: Reply, shown: str) -> str | None:
+    """Return what to say if not one replica has what was written, from the reply to WAIT or WAITAOF."""
     if (error := said(reply)) is not None:
-        return NotDurableError(f"{shown} cannot confirm a write ({error}); it was made all the same")
+        return f"{shown} cannot confirm a write ({error}); it was made all the same"
     local, replicas = cast("list[int]", reply) if isinstance(reply, list) else (1, cast("int", reply))
     if replicas >= 1 and local >= 1:
         return None
-    return NotDurableError(
+    return (
         f"{shown} has made the write, but no replica has confirmed it within {CONFIRMING:g} s. See that one is "
         'connected, or accept that a failover can lose writes: durability="ack"'
     )
