@@ -195,7 +195,7 @@ async def test_a_service_that_sentinels_do_not_know_is_told_by_name(
 ) -> None:
     connections = connect(redis_sentinels.url.replace("/jobs/", "/other/"))
 
-    with pytest.raises(StorageUnavailableError, match="knows no master 'other'"):
+    with pytest.raises(StorageUnavailableError, match="no Sentinel there knows a master 'other'"):
         await connections.call(ECHO, "{holdfast}")
 
 

@@ -15,7 +15,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="looks for workers in /proc"),
 ]
 
-SECONDS = 6.0
+SECONDS = 8.0
 
 
 async def strike(storage: str, seed: int) -> None:
@@ -24,7 +24,10 @@ async def strike(storage: str, seed: int) -> None:
 
     outcome = await play(act, clock=SystemClock(), say=said.append)
 
-    wrong = {check.name: check.examples for check in outcome.finding.checks if not check.holds}
+    # In so short an act a slow fault leaves no time for others of its kind; that all kinds come is for the long one.
+    checks = [check for check in outcome.finding.checks if check.name != "faults were committed"]
+    wrong = {check.name: check.examples for check in checks if not check.holds}
+    assert said
     assert not wrong, (said, outcome.folder, outcome.stderr)
     assert outcome.finding.jobs["completed"] > 0
 
