@@ -52,7 +52,7 @@ class Calls:
         if taker is not None and _is_forgotten(before[taker], now):
             # A call is forgotten with the result of the job that took it in.
             taker = None
-        # Who is known by its id is answered before anybody looks at how long a key is held, and with that cuts it short.
+        # Who is known by its id is answered before anybody looks at how long a key is held, and so cuts it short.
         held = self._held(new, now) if known is None and taker is None else None
         holders = [one.ref for one in _holders(new, before, now)] if held is None else [held]
         self._holding = self._holding or isinstance(new.merge, UniqueKey)
