@@ -25,11 +25,6 @@ CELLS = 16
 
 MOST_CELLS = 1024
 
-FORMS = (
-    'use "redis://host:6379/0", "rediss://..." (TLS), "redis+sentinel://host:26379,host:26379/name/0" or '
-    '"redis+cluster://host:6379,host:6379"'
-)
-
 _PORTS: dict[Kind, int] = {"server": 6379, "sentinel": 26379, "cluster": 6379}
 
 
