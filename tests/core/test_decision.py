@@ -1,6 +1,7 @@
 """What becomes of a job after one run, for every outcome and every budget."""
 
 from random import Random
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -91,7 +92,7 @@ def test_a_stall_fails_the_job_when_the_count_is_above_the_maximum(max_stalls: i
         assert decision.error.type == "JobStalledError"
         assert str(stalls + 1) in decision.error.message
     else:
-        assert decision == PutBack(charge="stalls", reason="lease_expired")
+        assert decision == PutBack(charge="stalls", reason="lease_expired", quarantine=True)
 
 
 RULED = Policy(retry=Backoff(max_attempts=3, jitter=0.0), redrive=Redriving(after=60 * SECOND, times=3))
@@ -260,3 +261,32 @@ def test_a_decision_charges_one_budget_at_most_and_delays_never_backwards(
 )
 def test_the_run_history_has_a_word_for_each_outcome(outcome: Outcome, end: RunEnd) -> None:
     assert run_end(outcome) == end
+
+
+@pytest.mark.parametrize("reason", get_args(StallReason))
+def test_whoever_was_cut_off_with_its_process_runs_next_in_quarantine_but_not_who_kept_silent(
+    reason: StallReason,
+) -> None:
+    decision = decide(active(), Stalled(reason), Random(1))
+
+    assert isinstance(decision, PutBack)
+    assert decision.quarantine == (reason != "no_progress")
+
+
+@pytest.mark.parametrize("outcome", [Interrupted("shutdown"), Interrupted("prefetch", 5), Unknown(10)])
+def test_a_run_that_was_not_let_run_leaves_its_job_in_quarantine(outcome: Outcome) -> None:
+    kept = decide(structs.replace(active(), quarantined=True), outcome, Random(1))
+    free = decide(active(), outcome, Random(1))
+
+    assert isinstance(kept, PutBack)
+    assert kept.quarantine
+    assert isinstance(free, PutBack)
+    assert not free.quarantine
+
+
+def test_a_run_that_came_to_an_outcome_of_its_own_ends_the_quarantine() -> None:
+    for outcome in (Raised(RecordedError("E", "")), Snoozed(5), TimedOut(RecordedError("E", ""))):
+        decision = decide(structs.replace(active(), quarantined=True), outcome, Random(1))
+
+        assert isinstance(decision, PutBack)
+        assert not decision.quarantine

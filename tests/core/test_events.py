@@ -45,6 +45,7 @@ from holdfast.core.events import (
     UnreadableEvent,
     WorkerDied,
     WorkerFailed,
+    WorkerHung,
     WorkerStarted,
     WorkerStopped,
     WorkerStopping,
@@ -109,6 +110,7 @@ SAMPLES: tuple[AnyEvent, ...] = (
     WorkerStopping(owner=OWNER, reason="SIGTERM"),
     WorkerStopped(owner=OWNER, released=3),
     WorkerDied(owner=OWNER, host="h", pid=7, signal=9, status=None, peak_memory=2**33, jobs=3),
+    WorkerHung(owner=OWNER, blocked_for=600.5, stack="somewhere"),
     WorkerFailed(error="out of reach", retry_in=0.05),
     ReaperFailed(scope="*", error="out of reach"),
     EventsTrimmed(oldest="41"),
@@ -126,6 +128,7 @@ LOG_NAMES: dict[type[Event], str] = {
     QueuePaused: "queue_paused",
     LeadershipAcquired: "leadership_acquired",
     WorkerDied: "worker_died",
+    WorkerHung: "worker_hung",
     EventsTrimmed: "events_trimmed",
     UnreadableEvent: "unreadable_event",
 }

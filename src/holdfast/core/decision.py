@@ -41,12 +41,16 @@ class Finish(Struct, frozen=True, kw_only=True):
 
 
 class PutBack(Struct, frozen=True, kw_only=True):
-    """The job runs again: after `after` microseconds, or at once with its place in the line kept."""
+    """The job runs again: after `after` microseconds, or at once with its place in the line kept.
+
+    `quarantine`: alone in a process, for the last one that it ran in may have ended by its fault.
+    """
 
     charge: Charge
     after: int = 0
     reason: str | None = None
     error: RecordedError | None = None
+    quarantine: bool = False
 
 
 Decision = Finish | PutBack
@@ -62,9 +66,9 @@ def decide(job: JobRecord, outcome: Outcome, rng: Random) -> Decision:
         case Snoozed(delay):
             return PutBack(charge="releases", after=delay, reason="snoozed")
         case Interrupted(reason, delay):
-            return PutBack(charge="releases", after=delay, reason=reason)
+            return PutBack(charge="releases", after=delay, reason=reason, quarantine=job.quarantined)
         case Unknown(delay, reason):
-            return PutBack(charge="releases", after=delay, reason=reason)
+            return PutBack(charge="releases", after=delay, reason=reason, quarantine=job.quarantined)
         case Stalled() if job.cancel_at is not None:
             return Finish(state=State.CANCELLED, reason=job.cancel_reason)
         case Stalled(reason):
@@ -76,7 +80,8 @@ def decide(job: JobRecord, outcome: Outcome, rng: Random) -> Decision:
                     charge="stalls",
                     redrive_after=None if job.policy.on_worker_lost == "fail" else _redrive_after(job),
                 )
-            return PutBack(charge="stalls", reason=reason)
+            # A handler that kept silent was the only one to blame; else nobody knows who took the process along.
+            return PutBack(charge="stalls", reason=reason, quarantine=reason != "no_progress")
         case Rejected(error):
             return Finish(state=State.FAILED, error=error, reason="rejected", charge="failures")
         case Unreadable(error):

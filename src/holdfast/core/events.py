@@ -321,6 +321,14 @@ class WorkerDied(Event, frozen=True, kw_only=True):
     jobs: int = 0
 
 
+class WorkerHung(Event, frozen=True, kw_only=True):
+    """A worker's event loop has not turned for `blocked_for` seconds, and is given up; `stack` is where it hangs."""
+
+    owner: str
+    blocked_for: float
+    stack: str = ""
+
+
 class WorkerFailed(Event, frozen=True, kw_only=True):
     """A worker could not reach the storage and tries again after `retry_in` seconds. Local, not recorded."""
 
@@ -381,6 +389,7 @@ AnyEvent = (
     | WorkerStopping
     | WorkerStopped
     | WorkerDied
+    | WorkerHung
     | WorkerFailed
     | ReaperFailed
     | EventsTrimmed

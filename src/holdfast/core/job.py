@@ -221,6 +221,7 @@ class JobRecord(Struct, frozen=True, kw_only=True):
     and take `gathered_bytes`.
     `heard_at` is when the holder of its lease last gave a sign of life: its claim or its latest beat.
     `starts` is the number of its latest run; `failures`, `stalls` and `releases` are what its runs were charged to.
+    `quarantined`: its last run was cut off together with its process, so the next one gets a process to itself.
     `ttl` is how long it may wait before it starts, counted anew by a redrive. `kept_until`: when a completed job's own
     `result_ttl` is over. `redrive_at`: when a rule puts a failed one back in line, as it has done `redrives` times.
     """
@@ -264,6 +265,7 @@ class JobRecord(Struct, frozen=True, kw_only=True):
     failures: int = 0
     stalls: int = 0
     releases: int = 0
+    quarantined: bool = False
     cancel_at: int | None = None
     cancel_reason: str | None = None
     cancel_by: str | None = None
@@ -294,7 +296,11 @@ class JobRecord(Struct, frozen=True, kw_only=True):
 
 
 class RunRecord(Struct, frozen=True, kw_only=True):
-    """One start of a job: who ran it under which fence, and how it ended."""
+    """One start of a job: who ran it under which fence, and how it ended.
+
+    `trace` is where its handler was at its latest beat that found it elsewhere than before: what is left of a run whose
+    process is gone. It is forgotten when the run ends.
+    """
 
     number: int
     fence: int
@@ -307,6 +313,7 @@ class RunRecord(Struct, frozen=True, kw_only=True):
     ended: str | None = None
     reason: str | None = None
     detail: str | None = None
+    trace: str | None = None
 
 
 class LogLine(Struct, frozen=True, kw_only=True):

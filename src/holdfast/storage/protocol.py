@@ -139,6 +139,7 @@ class Renewal(Struct, frozen=True):
 
     `extend=False` only asks whether the run is still ours and wanted: for a lease that the handler alone renews. `ran`
     and `silent`: for how long the run has gone on, and since its last sign, in microseconds of the holder's uptime.
+    `trace`: where the handler is, if that is not where the last beat found it.
     """
 
     ref: Ref
@@ -150,16 +151,23 @@ class Renewal(Struct, frozen=True):
     progress: float | None = None
     note: str | None = None
     log: tuple[NewLogLine, ...] = ()
+    trace: str | None = None
 
 
 class WorkerInfo(Struct, frozen=True):
-    """What a worker tells of itself with each beat. `turned_ago`: microseconds since its claim loop last turned."""
+    """What a worker tells of itself with each beat.
+
+    `turned_ago`: microseconds since its claim loop last turned. `lag`: the longest that its event loop kept anything
+    waiting since the beat before, in microseconds. `memory`: what its process occupies, in bytes; 0 where nobody knows.
+    """
 
     queues: tuple[str, ...] = ()
     concurrency: int = 0
     active: int = 0
     turned_ago: int = 0
     stopping: bool = False
+    lag: int = 0
+    memory: int = 0
 
 
 class Beat(Struct, frozen=True):
@@ -452,6 +460,8 @@ class WorkerSurvey(Struct, frozen=True, kw_only=True):
     turned_ago: int = 0
     stopping: bool = False
     died: bool = False
+    lag: int = 0
+    memory: int = 0
 
 
 class Survey(Struct, frozen=True, kw_only=True):
