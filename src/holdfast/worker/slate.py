@@ -1,0 +1,244 @@
+"""What a worker process has written down for whoever watches over it: memory that both of them see.
+
+Nothing is sent and nobody is woken. The process notes when its loops last turned, and each run that it holds; so the
+watcher knows what to renew while a handler lets nothing else happen there, and what ran when it died.
+
+    worker  ──writes──► turned at, held runs ──reads──► watcher
+            ◄──reads─── renewed for you at  ◄──writes──
+
+Each field has one writer, and is a number of eight bytes, which no reader sees half written. A line of several fields
+has a count of its writings beside it, odd while it is being written: what was read across a change of it is void.
+All moments are uptimes, which the processes of a machine share.
+"""
+
+import mmap
+import os
+import sys
+import tempfile
+from struct import Struct as Packing
+from typing import Literal, Self, get_args
+
+from msgspec import Struct
+
+from holdfast.clock import SECOND
+from holdfast.core.job import Ref
+from holdfast.core.lease import Lease
+
+Way = Literal["loop", "thread", "process"]
+"""Where a handler runs: what it can block, and what can end it."""
+
+_WAYS: tuple[Way, ...] = get_args(Way)
+
+_HEAD = 512
+_LINE = 4096
+_TEXT = 256
+"""Where the names stand within a line; three of a kilobyte each, the longest there are, find room behind it."""
+
+_TURNED, _CLAIMED, _BEATEN, _LAG, _MEMORY, _WATCHED, _NEXT = range(7)
+_WRITES, _FENCE, _RUN, _SINCE, _SIGNED, _RENEWED, _LEASE, _TIMEOUT, _PROGRESS, _WAY, _QUEUE, _ID, _TASK = range(13)
+_FIELDS = Packing("13d")
+"""All that the worker writes on a line, in this order."""
+_KEPT_FENCE, _KEPT = 16, 17
+
+_NEVER = float("inf")
+
+
+class Watched(Struct, frozen=True):
+    """A run as the slate has it. Lengths in seconds, infinite where there is no such limit; moments are uptimes."""
+
+    line: int
+    ref: Ref
+    task: str
+    fence: int
+    number: int
+    claimed_at: float
+    signed_at: float
+    renewed_at: float
+    """When the latest renewal was asked for that was answered, whoever of the two had asked."""
+    lease: float
+    timeout: float
+    heartbeat_timeout: float
+    way: Way
+
+
+class Slate:
+    """The memory, as one of its two sides has it open."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        size = os.fstat(descriptor).st_size
+        self._memory = mmap.mmap(descriptor, size)
+        self._bytes = memoryview(self._memory)
+        self._head = self._bytes[:_HEAD].cast("d")
+        self._lines = [self._bytes[start : start + _TEXT].cast("d") for start in range(_HEAD, size - _LINE + 1, _LINE)]
+        self._free = list(range(len(self._lines) - 1, -1, -1))
+
+    @classmethod
+    def new(cls, lines: int) -> Self:
+        """Return an empty one with room for so many runs; pages that nothing was written on take no memory."""
+        if sys.platform == "linux":
+            descriptor = os.memfd_create("holdfast-slate")
+        else:
+            descriptor, path = tempfile.mkstemp(prefix="holdfast-slate-")
+            os.unlink(path)
+        os.ftruncate(descriptor, _HEAD + lines * _LINE)
+        return cls(descriptor)
+
+    def close(self) -> None:
+        """Let go of it. Idempotent."""
+        if self._memory.closed:
+            return
+        for line in self._lines:
+            line.release()
+        self._head.release()
+        self._bytes.release()
+        self._memory.close()
+        os.close(self.descriptor)
+
+    # ---------------------------------------------------------------------------------------------- the worker's side
+
+    def turned(self, at: float, lag: float) -> None:
+        """Note that the event loop turned, and how long it had kept others waiting, in seconds."""
+        self._head[_TURNED] = at
+        self._head[_LAG] = lag
+
+    def claimed(self, at: float) -> None:
+        """Note that the claim loop turned."""
+        self._head[_CLAIMED] = at
+
+    def beaten(self, at: float, memory: int) -> None:
+        """Note that the keeper within the process turned, and how many bytes the process occupies."""
+        self._head[_BEATEN] = at
+        self._head[_MEMORY] = memory
+
+    def write(self, lease: Lease, *, way: Way, claimed_at: float, renewed_at: float) -> int | None:
+        """Note a run, and return its line; None where there is none left, and nobody watches over it."""
+        if not self._free:
+            return None
+        place = self._free.pop()
+        line, job = self._lines[place], lease.job
+        writes, queue, id_, task = line[_WRITES] + 1, job.queue.encode(), job.id.encode(), job.task.encode()
+        text, start = queue + id_ + task, _HEAD + place * _LINE
+        line[_WRITES] = writes
+        self._bytes[start + _TEXT : start + _TEXT + len(text)] = text
+        _FIELDS.pack_into(
+            self._memory,
+            start,
+            writes,
+            lease.fence,
+            job.starts,
+            claimed_at,
+            renewed_at,
+            renewed_at,
+            job.stall.lease / SECOND,
+            _NEVER if job.timeout is None else job.timeout / SECOND,
+            _NEVER if job.heartbeat_timeout is None else job.heartbeat_timeout / SECOND,
+            _WAYS.index(way),
+            len(queue),
+            len(id_),
+            len(task),
+        )
+        line[_WRITES] = writes + 1
+        return place
+
+    def wipe(self, place: int) -> None:
+        """Forget a run."""
+        line = self._lines[place]
+        line[_WRITES] += 1
+        line[_FENCE] = 0.0
+        line[_WRITES] += 1
+        self._free.append(place)
+
+    def renewed(self, place: int, at: float) -> None:
+        """Note that the worker itself has had a lease renewed, by what it had asked for then."""
+        self._lines[place][_RENEWED] = at
+
+    def signed(self, place: int, at: float) -> None:
+        """Note that a handler gave a sign."""
+        self._lines[place][_SIGNED] = at
+
+    def kept(self, place: int, fence: int) -> float:
+        """Return when the watcher asked for the latest renewal of this very run that it got; 0 if it had none."""
+        line = self._lines[place]
+        at = line[_KEPT]
+        return at if line[_KEPT_FENCE] == fence and line[_KEPT] == at else 0.0
+
+    @property
+    def next_look(self) -> float:
+        """When the watcher looks here again by itself."""
+        return self._head[_NEXT]
+
+    @property
+    def watched_at(self) -> float:
+        """When the watcher last looked; 0 if it never did."""
+        return self._head[_WATCHED]
+
+    # --------------------------------------------------------------------------------------------- the watcher's side
+
+    def looked(self, at: float, next_look: float) -> None:
+        """Note that it is watched, and until when it may not be again."""
+        self._head[_WATCHED] = at
+        self._head[_NEXT] = next_look
+
+    def keep(self, run: Watched, at: float) -> None:
+        """Note that a lease was renewed for the worker, by what was asked for then."""
+        line = self._lines[run.line]
+        # In this order: a run that has come into this line meanwhile must not take it for its own.
+        line[_KEPT_FENCE] = 0.0
+        line[_KEPT] = at
+        line[_KEPT_FENCE] = run.fence
+
+    @property
+    def turned_at(self) -> float:
+        """When the event loop last turned; 0 before it first did."""
+        return self._head[_TURNED]
+
+    @property
+    def claimed_at(self) -> float:
+        """When the claim loop last turned; 0 before it first did."""
+        return self._head[_CLAIMED]
+
+    @property
+    def beaten_at(self) -> float:
+        """When the keeper within the process last turned; 0 before it first did."""
+        return self._head[_BEATEN]
+
+    @property
+    def lag(self) -> float:
+        """For how many seconds the event loop last kept others waiting."""
+        return self._head[_LAG]
+
+    @property
+    def memory(self) -> int:
+        """How many bytes the process occupied at its last beat."""
+        return int(self._head[_MEMORY])
+
+    def runs(self) -> list[Watched]:
+        """Return the runs that are held; but for those that are being written at this moment."""
+        return [run for place in range(len(self._lines)) if (run := self._read(place)) is not None]
+
+    def _read(self, place: int) -> Watched | None:
+        line = self._lines[place]
+        writes, fence = line[_WRITES], int(line[_FENCE])
+        if not fence or writes % 2:
+            return None
+        seen = line.tolist()
+        start = _HEAD + place * _LINE + _TEXT
+        queue, id_, task = int(seen[_QUEUE]), int(seen[_ID]), int(seen[_TASK])
+        text = bytes(self._bytes[start : start + queue + id_ + task])
+        if line[_WRITES] != writes:
+            return None
+        return Watched(
+            line=place,
+            ref=Ref(text[:queue].decode(), text[queue : queue + id_].decode()),
+            task=text[queue + id_ :].decode(),
+            fence=fence,
+            number=int(seen[_RUN]),
+            claimed_at=seen[_SINCE],
+            signed_at=seen[_SIGNED],
+            renewed_at=max(seen[_RENEWED], self.kept(place, fence)),
+            lease=seen[_LEASE],
+            timeout=seen[_TIMEOUT],
+            heartbeat_timeout=seen[_PROGRESS],
+            way=_WAYS[int(seen[_WAY])],
+        )

@@ -1,0 +1,150 @@
+"""What a worker writes down in shared memory is what its watcher reads, also while it is being written."""
+
+import os
+import struct
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+
+import pytest
+from msgspec import structs
+
+from holdfast.core.job import Ref
+from holdfast.core.lease import Lease
+from holdfast.worker.slate import Slate
+from tests.core.cases import active
+
+LINES = 512
+"""Where the first line stands, and in it first the count of its writings."""
+
+LONGEST = "n" * 1021 + "ü"
+"""A name of 1,023 bytes; none is longer than a kilobyte."""
+
+
+@pytest.fixture
+def slate() -> Iterator[Slate]:
+    made = Slate.new(3)
+    yield made
+    made.close()
+
+
+def lease(id_: str = "a", *, fence: int = 7, queue: str = "mail", task: str = "send") -> Lease:
+    return Lease(structs.replace(active(), queue=queue, id=id_, task=task, fence=fence))
+
+
+def test_a_run_is_read_as_it_was_written(slate: Slate) -> None:
+    given = Lease(structs.replace(lease().job, timeout=3_000_000, heartbeat_timeout=500_000, starts=4))
+    place = slate.write(given, way="thread", claimed_at=12.5, renewed_at=12.25)
+    assert place is not None
+    slate.signed(place, 13.0)
+    slate.renewed(place, 14.0)
+
+    (run,) = slate.runs()
+
+    assert (run.ref, run.task, run.fence, run.number, run.way) == (Ref("mail", "a"), "send", 7, 4, "thread")
+    assert (run.claimed_at, run.signed_at, run.renewed_at) == (12.5, 13.0, 14.0)
+    assert (run.timeout, run.heartbeat_timeout) == (3.0, 0.5)
+    assert run.lease == given.job.stall.lease / 1_000_000
+
+
+def test_a_run_without_limits_has_infinite_ones(slate: Slate) -> None:
+    slate.write(lease(), way="loop", claimed_at=1.0, renewed_at=1.0)
+
+    assert (slate.runs()[0].timeout, slate.runs()[0].heartbeat_timeout) == (float("inf"), float("inf"))
+
+
+def test_the_longest_names_have_room_on_every_line(slate: Slate) -> None:
+    for _ in range(3):
+        slate.write(lease(LONGEST, queue=LONGEST, task=LONGEST), way="loop", claimed_at=1.0, renewed_at=1.0)
+
+    assert [(run.ref, run.task) for run in slate.runs()] == [(Ref(LONGEST, LONGEST), LONGEST)] * 3
+
+
+def test_a_full_slate_takes_no_more_and_a_wiped_line_is_free_again(slate: Slate) -> None:
+    places = [slate.write(lease(str(n)), way="loop", claimed_at=1.0, renewed_at=1.0) for n in range(3)]
+
+    assert slate.write(lease("late"), way="loop", claimed_at=1.0, renewed_at=1.0) is None
+
+    slate.wipe(places[1] or 0)
+
+    assert [run.ref.id for run in slate.runs()] == ["0", "2"]
+    assert slate.write(lease("late"), way="loop", claimed_at=1.0, renewed_at=1.0) == places[1]
+    assert [run.ref.id for run in slate.runs()] == ["0", "late", "2"]
+
+
+def test_a_renewal_by_the_watcher_counts_for_its_run_and_no_other(slate: Slate) -> None:
+    place = slate.write(lease(fence=7), way="loop", claimed_at=1.0, renewed_at=1.0)
+    assert place is not None
+    (run,) = slate.runs()
+    slate.keep(run, 9.0)
+
+    assert slate.kept(place, 7) == 9.0
+    assert slate.runs()[0].renewed_at == 9.0
+
+    slate.wipe(place)
+    assert slate.write(lease("next", fence=8), way="loop", claimed_at=2.0, renewed_at=2.0) == place
+
+    # What was asked for in the name of the run that was here before comes late.
+    slate.keep(run, 10.0)
+
+    assert slate.kept(place, 8) == 0.0
+    assert slate.runs()[0].renewed_at == 2.0
+
+
+def test_a_line_that_is_being_written_is_not_read(slate: Slate) -> None:
+    place = slate.write(lease(), way="loop", claimed_at=1.0, renewed_at=1.0)
+    writes = struct.unpack("d", os.pread(slate.descriptor, 8, LINES))[0]
+    os.pwrite(slate.descriptor, struct.pack("d", writes + 1), LINES)
+
+    assert place == 0
+    assert slate.runs() == []
+
+
+def test_the_moments_of_the_loops_are_read_as_written(slate: Slate) -> None:
+    slate.turned(5.0, 0.25)
+    slate.claimed(4.0)
+    slate.beaten(6.0, 123_456_789)
+    slate.looked(7.0, 9.5)
+
+    assert (slate.turned_at, slate.lag, slate.claimed_at) == (5.0, 0.25, 4.0)
+    assert (slate.beaten_at, slate.memory) == (6.0, 123_456_789)
+    assert (slate.watched_at, slate.next_look) == (7.0, 9.5)
+
+
+def test_another_process_sees_it_while_it_is_written_and_never_a_mixture(slate: Slate) -> None:
+    reader = textwrap.dedent(
+        """
+        import sys
+        from holdfast.worker.slate import Slate
+
+        slate, seen = Slate(int(sys.argv[1])), set()
+        print("ready", flush=True)
+        while not slate.turned_at:
+            for run in slate.runs():
+                assert run.ref.id == run.task == str(run.fence) * 100, run
+                assert run.claimed_at == run.fence, run
+                seen.add(run.fence)
+        print(len(seen))
+        """
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", reader, str(slate.descriptor)],
+        pass_fds=[slate.descriptor],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        for fence in range(1, 20_001):
+            name = str(fence) * 100
+            place = slate.write(
+                lease(name[:1024], fence=fence, task=name[:1024]), way="loop", claimed_at=fence, renewed_at=1.0
+            )
+            if place is not None:
+                slate.wipe(place)
+        slate.turned(1.0, 0.0)
+        said = process.stdout.read()
+
+    assert process.returncode == 0
+    assert int(said) > 0
