@@ -1,0 +1,138 @@
+"""A process of ours: what it is told, what is known of it while it lives, and how it ended."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from holdfast.worker.offspring import Death, Offspring, stands_still
+
+pytestmark = pytest.mark.system
+
+VARIABLE = "HOLDFAST_TEST_LINE"
+
+OPENED = f"import os, socket, sys, time\nline = socket.socket(fileno=int(os.environ['{VARIABLE}'].partition(':')[0]))\n"
+
+
+def start(script: str, *, told: str = "") -> Offspring:
+    return Offspring.started(
+        [sys.executable, "-c", OPENED + script], variable=VARIABLE, told=told, env=dict(os.environ)
+    )
+
+
+async def heard(one: Offspring) -> bytes:
+    async with asyncio.timeout(20):
+        return await asyncio.get_running_loop().sock_recv(one.line, 1000)
+
+
+async def ended(one: Offspring) -> Death:
+    async with asyncio.timeout(20):
+        return await one.ended()
+
+
+async def test_it_is_told_who_it_is_and_speaks_on_its_line() -> None:
+    one = start(f"line.sendall(os.environ['{VARIABLE}'].partition(':')[2].encode())", told="somebody")
+
+    assert await heard(one) == b"somebody"
+    assert (await ended(one)).status == 0
+    one.sweep_up()
+
+
+@pytest.mark.parametrize(
+    ("script", "status", "said"),
+    [
+        ("sys.exit(3)", 3, "exit status 3"),
+        ("os._exit(0)", 0, "exit status 0"),
+        ("os.kill(os.getpid(), 9)", -9, "signal 9 (SIGKILL)"),
+        ("import ctypes; ctypes.string_at(0)", -11, "signal 11 (SIGSEGV)"),
+    ],
+)
+async def test_how_it_ended_is_known_and_can_be_said(script: str, status: int, said: str) -> None:
+    one = start(script)
+    death = await ended(one)
+
+    assert (death.status, str(death)) == (status, said)
+    assert one.death == death
+    one.sweep_up()
+
+
+async def test_its_peak_of_memory_is_known_though_it_was_killed_at_it() -> None:
+    one = start("much = b'x' * 300_000_000; os.kill(os.getpid(), 9)")
+    death = await ended(one)
+
+    assert death.peak_memory is not None
+    assert 300_000_000 < death.peak_memory < 600_000_000
+    one.sweep_up()
+
+
+async def test_whether_it_is_stopped_is_seen_and_that_it_goes_on_too() -> None:
+    one = start("line.sendall(b'up'); line.recv(1); line.sendall(b'still here'); time.sleep(600)")
+    assert await heard(one) == b"up"
+    assert [one.stopped for _ in range(2)] == [False, False]
+
+    one.send(signal.SIGSTOP)
+    await until(lambda: one.stopped)
+    # Asked as often as one likes.
+    assert [one.stopped for _ in range(2)] == [True, True]
+
+    one.send(signal.SIGCONT)
+    await until(lambda: not one.stopped)
+    one.say(b".")
+
+    assert await heard(one) == b"still here"
+    one.send(signal.SIGKILL)
+    assert (await ended(one)).signal == 9
+    assert [one.stopped] == [False]
+    one.sweep_up()
+
+
+async def test_what_it_had_started_goes_when_it_is_swept_up() -> None:
+    one = start("pid = os.fork()\nline.sendall(str(pid).encode() + b' ') if pid else time.sleep(600)\n")
+    child = int((await heard(one)).split()[0])
+    await ended(one)
+    one.sweep_up()
+
+    await until(
+        lambda: not Path(f"/proc/{child}").exists() or "\nState:\tZ" in Path(f"/proc/{child}/status").read_text()
+    )
+
+
+async def test_one_that_cannot_be_started_is_an_os_error_and_leaves_nothing_open() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        with pytest.raises(OSError, match="no-such-program"):
+            Offspring.started(["/no-such-program"], variable=VARIABLE, env=dict(os.environ))
+
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+async def test_a_hundred_deaths_leave_no_zombie_and_no_descriptor() -> None:
+    async def die() -> int:
+        one = Offspring.started(["/bin/sh", "-c", "kill -9 $$"], variable=VARIABLE, env=dict(os.environ))
+        death = await ended(one)
+        one.sweep_up()
+        assert death.signal == 9
+        return one.pid
+
+    await die()
+    before = len(os.listdir("/proc/self/fd"))
+    pids = [await die() for _ in range(100)]
+
+    assert not [pid for pid in pids if str(pid) in os.listdir("/proc")]
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_process_that_is_not_there_stands_not_still() -> None:
+    assert not stands_still(2**22 + 1)
+
+
+async def until(there: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not there():
+        assert time.monotonic() < deadline, "it did not come to pass"
+        await asyncio.sleep(0.01)
