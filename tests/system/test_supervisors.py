@@ -116,7 +116,9 @@ async def test_a_child_that_cannot_be_started_is_tried_again(farm: MakeFarm) -> 
     assert supervisor.wait(10) == 0
 
 
-@pytest.mark.parametrize("hello", ["good morning", '{"url": 7}', '{"url": "gopher://nowhere"}'])
+@pytest.mark.parametrize(
+    "hello", ["good morning", '{"say": "hello", "url": 7}', '{"say": "hello", "url": "gopher://nowhere"}']
+)
 async def test_a_child_that_says_nonsense_harms_no_other(farm: MakeFarm, hello: str) -> None:
     here = farm()
     record = here.folder / "born"

@@ -19,31 +19,22 @@ import msgspec
 
 from holdfast.errors import UsageError
 from holdfast.worker.orders import SIGNALS, Obedient, Orders
-
-VARIABLE = "HOLDFAST_CHILD"
-"""Carries the descriptor of the child's line to its supervisor, and the owner id chosen for it."""
-
-GOODBYE = b"goodbye\n"
-"""What a child says that has handed back what it held and ends for that."""
-
-NOW = b"now\n"
-"""What a supervisor says to a child that shall leave at once; it has nothing else to say."""
+from holdfast.worker.slate import Slate
+from holdfast.worker.stacks import StackFile
+from holdfast.worker.words import VARIABLE, Goodbye, Hello, Told, spoken
 
 _PR_SET_PDEATHSIG = 1
-
-
-class Hello(msgspec.Struct, frozen=True):
-    """What a child says on its line when it is ready: where the jobs are remembered."""
-
-    url: str
 
 
 class Child:
     """The child's end of the line. Its other end closes with the supervisor, and then this process goes at once."""
 
-    def __init__(self, line: socket.socket, incarnation: str) -> None:
+    def __init__(self, line: socket.socket, incarnation: str, slate: Slate, stacks: StackFile) -> None:
         self.incarnation = incarnation
+        self.slate = slate
+        """What this process writes down for its supervisor."""
         self._line = line
+        self._stacks = stacks
         self._hurried = False
         self._hurry: Callable[[], object] = lambda: None
 
@@ -54,16 +45,19 @@ class Child:
         Raises:
             UsageError: the variable is set, but not by a supervisor.
         """
-        told = os.environ.pop(VARIABLE, None)
-        if told is None:
+        value = os.environ.pop(VARIABLE, None)
+        if value is None:
             return None
-        descriptor, _, incarnation = told.partition(":")
+        descriptor, _, text = value.partition(":")
         try:
-            line = socket.socket(fileno=int(descriptor))
-        except (ValueError, OSError) as error:
-            raise UsageError(f"{VARIABLE} = {told!r} is set by hand; unset it, the supervisor sets its own") from error
-        line.set_inheritable(False)
-        return cls(line, incarnation)
+            line, told = socket.socket(fileno=int(descriptor)), msgspec.json.decode(text, type=Told)
+            slate, stacks = Slate(told.slate), StackFile(told.stacks)
+        except (ValueError, OSError, msgspec.MsgspecError) as error:
+            raise UsageError(f"{VARIABLE} = {value!r} is set by hand; unset it, the supervisor sets its own") from error
+        # What a handler starts must not come by them.
+        for inherited in (line.fileno(), slate.descriptor, stacks.descriptor):
+            os.set_inheritable(inherited, False)
+        return cls(line, told.incarnation, slate, stacks)
 
     def hello(self, url: str) -> None:
         """Tell the supervisor where the jobs are remembered, and follow it into death from now on."""
@@ -72,7 +66,9 @@ class Child:
             with contextlib.suppress(OSError, AttributeError):
                 ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         threading.Thread(target=self._follow, name="holdfast-orphan", daemon=True).start()
-        self._line.sendall(msgspec.json.encode(Hello(url)) + b"\n")
+        # From the hello on it may be asked.
+        self._stacks.answer_here()
+        self._line.sendall(spoken(Hello(url)))
 
     async def work(self, worker: Obedient) -> None:
         """Let a worker work until SIGTERM or SIGINT, however often they come, or until its supervisor is in a hurry.
@@ -95,7 +91,7 @@ class Child:
     def goodbye(self) -> None:
         """Tell the supervisor that nothing is left to be taken back."""
         with contextlib.suppress(OSError):
-            self._line.sendall(GOODBYE)
+            self._line.sendall(spoken(Goodbye()))
 
     def _follow(self) -> None:
         with contextlib.suppress(OSError):

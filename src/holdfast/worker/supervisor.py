@@ -23,21 +23,19 @@ from dataclasses import dataclass
 from datetime import timedelta
 from random import Random
 
-import msgspec
-
 from holdfast.clock import Clock, SystemClock, entropy
 from holdfast.core.duration import Duration, duration
-from holdfast.core.events import WorkerDied
 from holdfast.core.job import Owner
 from holdfast.core.patience import Patience
 from holdfast.errors import UsageError
 from holdfast.ids import owner_id
-from holdfast.settle import settle_stalled
 from holdfast.storage.locate import locate
-from holdfast.storage.protocol import Beat, Storage
+from holdfast.storage.protocol import Storage
 from holdfast.waiting import first
-from holdfast.worker.child import GOODBYE, NOW, VARIABLE, Hello
+from holdfast.worker.burial import Burial, Deceased
 from holdfast.worker.orders import SIGNALS
+from holdfast.worker.ward import Ward
+from holdfast.worker.words import Hello, Word
 
 STRAGGLERS = 4.25
 """Seconds beyond the drain after which a child that still lives is killed; by itself it is gone after about 4."""
@@ -65,12 +63,6 @@ SETTLED_IN = 10.0
 
 USAGE = 2
 """The exit status of a command that was called wrongly; starting it again would not help."""
-
-LAST_WORDS = 0.1
-"""Seconds that what a child said just before its death may take to come through."""
-
-LONGEST = 65_536
-"""So many bytes of what a child says are kept."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +100,8 @@ class Supervisor:
         self._logger = logger
         host = socket.gethostname()
         self._owner = Owner(owner_id(rng), f"supervisor {host}:{os.getpid()}", host, os.getpid())
-        self._children: dict[str, tuple[asyncio.subprocess.Process, socket.socket]] = {}
+        self._wards: set[Ward] = set()
+        self._burial = Burial(self._owner, clock=clock, rng=rng, logger=logger)
         self._stopping = asyncio.Event()
         self._hurried = asyncio.Event()
         self._storage: Storage | None = None
@@ -140,27 +133,23 @@ class Supervisor:
         if self._stopping.is_set():
             self._hurried.set()
         self._stopping.set()
-        for process, line in self._children.values():
-            self._pass_on(process, line)
+        for ward in self._wards:
+            self._pass_on(ward)
 
-    def _pass_on(self, process: asyncio.subprocess.Process, line: socket.socket) -> None:
-        # Not by a second signal: whoever tells the whole group has sent the children one of their own.
+    def _pass_on(self, ward: Ward) -> None:
         if self._hurried.is_set():
-            with contextlib.suppress(OSError):
-                line.send(NOW)
+            ward.hurry()
         else:
-            with contextlib.suppress(ProcessLookupError):
-                process.terminate()
+            ward.process.send(signal.SIGTERM)
 
     async def _bring_to_an_end(self, keepers: "list[asyncio.Task[None]]") -> None:
         """See to it that nothing outlives its time: first the children, then what is done for the dead."""
         await self._stopping.wait()
         await first(self._hurried.wait(), within=self._drain + STRAGGLERS - HASTY)
         await asyncio.sleep(HASTY)
-        for process, _ in self._children.values():
-            self._logger.error("worker %d would not stop and is killed", process.pid)
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
+        for ward in self._wards:
+            self._logger.error("worker %d would not stop and is killed", ward.process.pid)
+            ward.process.send(signal.SIGKILL)
         await asyncio.sleep(LAST)
         for keeper in keepers:
             keeper.cancel()
@@ -197,102 +186,40 @@ class Supervisor:
 
     async def _live(self) -> Life:
         """Lead one child from its start to its burial."""
-        incarnation = owner_id(self._rng)
-        began = self._clock.uptime()
-        ours, theirs = socket.socketpair()
-        with ours, theirs:
-            ours.setblocking(False)
-            process = await asyncio.create_subprocess_exec(
-                *self._command,
-                env={**os.environ, VARIABLE: f"{theirs.fileno()}:{incarnation}"},
-                pass_fds=[theirs.fileno()],
-                stdin=asyncio.subprocess.DEVNULL,
-                # Of its own session, so a signal to our group (Ctrl-C) comes through us, and once.
-                start_new_session=True,
-            )
-            theirs.close()
-            self._children[incarnation] = process, ours
-            try:
-                if self._stopping.is_set():
-                    # It listens to nothing yet but this.
-                    process.terminate()
-                    self._pass_on(process, ours)
-                said = await self._said(ours, process)
-                status = await process.wait()
-            finally:
-                del self._children[incarnation]
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    # What the child had started must not work on beside the runs that replace its own.
-                    os.killpg(process.pid, signal.SIGKILL)
-        died_at, lived = self._clock.now(), self._clock.uptime() - began
-        hello, _, rest = said.partition(b"\n")
-        life = Life(process.pid, status, lived, parted=status == 0 and rest == GOODBYE)
-        if hello and not life.parted:
-            await self._bury(life, incarnation, msgspec.json.decode(hello, type=Hello).url, died_at)
-        elif not hello and not self._stopping.is_set():
-            self._logger.error("worker %d ended (%s) before it was ready", life.pid, _how(status))
+        ward = Ward.started(self._command, owner_id(self._rng), clock=self._clock)
+        self._wards.add(ward)
+        try:
+            if self._stopping.is_set():
+                # It listens to nothing yet but this.
+                ward.process.send(signal.SIGTERM)
+                self._pass_on(ward)
+            death = await ward.ended(self._heard)
+            died_at, lived = self._clock.now(), self._clock.uptime() - ward.born_at
+        finally:
+            self._wards.discard(ward)
+            ward.clear_away()
+        life = Life(ward.process.pid, death.status, lived, parted=death.status == 0 and ward.parted)
+        if ward.hello is not None and not life.parted:
+            await self._bury(Deceased(ward.incarnation, life.pid, death, died_at), ward.hello)
+        elif ward.hello is None and not self._stopping.is_set():
+            self._logger.error("worker %d ended (%s) before it was ready", life.pid, death)
         return life
 
-    async def _said(self, line: socket.socket, process: asyncio.subprocess.Process) -> bytes:
-        """Return all that a child says until it dies, which its line may not tell: a fork of it may hold that open."""
-        said = bytearray()
-        heard = asyncio.ensure_future(self._listen(line, said))
+    def _heard(self, word: Word) -> None:
+        self._proven = True
+        if self._storage is None and isinstance(word, Hello):
+            # To import a driver takes longer than to bury a child, and a burial is in a hurry. If there is trouble,
+            # the burial tells of it.
+            with contextlib.suppress(Exception):
+                self._storage = locate(word.url)
+
+    async def _bury(self, one: Deceased, hello: Hello) -> None:
         try:
-            await process.wait()
-            await asyncio.wait({heard}, timeout=LAST_WORDS)
-        finally:
-            heard.cancel()
-            await asyncio.gather(heard, return_exceptions=True)
-        return bytes(said)
-
-    async def _listen(self, line: socket.socket, said: bytearray) -> None:
-        loop = asyncio.get_running_loop()
-        while part := await loop.sock_recv(line, 4096):
-            self._proven = True
-            said += part[: LONGEST - len(said)]
-            if self._storage is None and b"\n" in said:
-                # To import a driver takes longer than to bury a child, and a burial is in a hurry. If there is trouble,
-                # the burial tells of it.
-                with contextlib.suppress(Exception):
-                    self._storage = locate(msgspec.json.decode(said.partition(b"\n")[0], type=Hello).url)
-
-    async def _bury(self, life: Life, incarnation: str, url: str, died_at: int) -> None:
-        """Take back what a dead child held, and put it on record."""
-        pid, status, how = life.pid, life.status, _how(life.status)
-        jobs = 0
-        try:
-            async with asyncio.timeout(FAREWELL if self._stopping.is_set() else BURIAL):
-                storage = await self._opened(url)
-                more = True
-                while more:
-                    taken = await storage.reclaim(incarnation, self._owner)
-                    await settle_stalled(storage, self._owner, taken.stalled, self._rng, detail=how)
-                    jobs += len(taken.stalled)
-                    more = taken.more
-                died = WorkerDied(
-                    owner=incarnation,
-                    host=self._owner.host,
-                    pid=pid,
-                    signal=-status if status < 0 else None,
-                    status=status if status >= 0 else None,
-                    jobs=jobs,
-                )
-                await storage.renew(Beat(self._owner, events=(died,)))
-        except asyncio.CancelledError:
-            self._logger.error("worker %d died (%s); its jobs are left to the reapers: no time is left", pid, how)
-            raise
-        except Exception as error:
-            # Whatever it is: the next child must be started all the same.
-            self._logger.error("worker %d died (%s); its jobs are left to the reapers: %r", pid, how, error)
-        else:
-            took = (self._clock.now() - died_at) / 1_000_000
-            self._logger.warning("worker %d died (%s); %d jobs taken back within %.3f s", pid, how, jobs, took)
-
-    async def _opened(self, url: str) -> Storage:
-        if self._storage is None:
-            self._storage = locate(url)
-        await self._storage.open()
-        return self._storage
+            storage = self._storage = self._storage or locate(hello.url)
+        except UsageError as error:
+            self._logger.error("worker %d died (%s); nobody knows where its jobs are: %s", one.pid, one.death, error)
+            return
+        await self._burial.bury(one, storage, within=FAREWELL if self._stopping.is_set() else BURIAL)
 
 
 def supervise(
@@ -323,14 +250,3 @@ def supervise(
     )
     # Never closed: closing waits for threads, and a storage that hangs may hold one.
     return asyncio.Runner().run(supervisor.run())
-
-
-def _how(status: int) -> str:
-    return f"signal {-status} ({_signal_name(-status)})" if status < 0 else f"exit status {status}"
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return "unnamed"

@@ -1,0 +1,99 @@
+"""One worker process in the care of its supervisor, from its start until all of it is gone.
+
+started ──► said hello ──► at work ──► goodbye, status 0: it has parted, and left nothing behind
+                                  └──► any other end: it has died, and holds what it held
+"""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from typing import Self
+
+import msgspec
+
+from holdfast.clock import Clock
+from holdfast.worker.offspring import Death, Offspring
+from holdfast.worker.slate import Slate
+from holdfast.worker.stacks import StackFile
+from holdfast.worker.words import NOW, VARIABLE, Ear, Goodbye, Hello, Told, Word
+
+LINES = 2_048
+"""How many runs a child's slate has room for: its concurrency, and outcomes that wait for a storage."""
+
+LAST_WORDS = 0.1
+"""Seconds that what a child said just before its death may take to come through."""
+
+
+class Ward:
+    """A child that was started; with a slate that it writes on, and a file in which it says where it is."""
+
+    def __init__(
+        self, incarnation: str, process: Offspring, slate: Slate, stacks: StackFile, *, born_at: float
+    ) -> None:
+        self.incarnation = incarnation
+        self.process = process
+        self.slate = slate
+        self.stacks = stacks
+        self.born_at = born_at
+        """The uptime of its start."""
+        self.hello: Hello | None = None
+        self.parted = False
+        """Whether it has said goodbye; what it holds after that, it holds no more."""
+
+    @classmethod
+    def started(cls, command: Sequence[str], incarnation: str, *, clock: Clock) -> Self:
+        """Start a child.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        slate, stacks = Slate.new(LINES), StackFile.new()
+        told = Told(incarnation, slate.descriptor, stacks.descriptor)
+        try:
+            process = Offspring.started(
+                command,
+                variable=VARIABLE,
+                told=msgspec.json.encode(told).decode(),
+                give=[slate.descriptor, stacks.descriptor],
+                env=os.environ,
+            )
+        except BaseException:
+            slate.close()
+            stacks.close()
+            raise
+        return cls(incarnation, process, slate, stacks, born_at=clock.uptime())
+
+    async def ended(self, hear: Callable[[Word], None]) -> Death:
+        """Wait until it is dead, hearing what it says. A fork of it may hold its line open; that keeps nobody."""
+        heard = asyncio.ensure_future(self._listen(hear))
+        try:
+            death = await self.process.ended()
+            await asyncio.wait({heard}, timeout=LAST_WORDS)
+        finally:
+            heard.cancel()
+            await asyncio.gather(heard, return_exceptions=True)
+        return death
+
+    def hurry(self) -> None:
+        """Tell it to leave at once."""
+        # Not by a second signal: whoever tells the whole group has sent the children one of their own.
+        self.process.say(NOW)
+
+    def clear_away(self) -> None:
+        """Kill what it had started, for that must not work on beside the runs that replace its own; let go of it."""
+        self.process.sweep_up()
+        self.slate.close()
+        self.stacks.close()
+
+    async def _listen(self, hear: Callable[[Word], None]) -> None:
+        loop, ear = asyncio.get_running_loop(), Ear()
+        with contextlib.suppress(ConnectionError):
+            while part := await loop.sock_recv(self.process.line, 65_536):
+                for word in ear.hear(part):
+                    match word:
+                        case Hello():
+                            self.hello = self.hello or word
+                        case Goodbye():
+                            self.parted = True
+                    hear(word)

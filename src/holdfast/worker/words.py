@@ -1,0 +1,66 @@
+"""What a supervisor and its children say to each other, one JSON object a line.
+
+child ──► hello, where the jobs are remembered … goodbye ──► supervisor
+      ◄── now: leave at once                             ◄──
+"""
+
+import msgspec
+from msgspec import Struct
+
+VARIABLE = "HOLDFAST_CHILD"
+"""Carries the descriptor of the child's end of the line, and what `Told` says."""
+
+LONGEST = 65_536
+"""Bytes that one word may have; what is longer is no word of ours."""
+
+
+class Told(Struct, frozen=True):
+    """What a child is told when it is started: its owner id, and the descriptors of its slate and its stack file."""
+
+    incarnation: str
+    slate: int
+    stacks: int
+
+
+class Hello(Struct, frozen=True, tag="hello", tag_field="say"):
+    """The child is ready, and the jobs are remembered there."""
+
+    url: str
+
+
+class Goodbye(Struct, frozen=True, tag="goodbye", tag_field="say"):
+    """The child has handed back what it held, and ends for that."""
+
+
+Word = Hello | Goodbye
+"""What a child says."""
+
+_WORDS: msgspec.json.Decoder[Word] = msgspec.json.Decoder(Word)
+
+NOW = b"now\n"
+"""What a supervisor says to a child that shall leave at once; it has nothing else to say."""
+
+
+def spoken(word: Word) -> bytes:
+    """Return a word as it goes over the line."""
+    return msgspec.json.encode(word) + b"\n"
+
+
+class Ear:
+    """Puts together what comes over the line. What is no word is not heard: a child may run any code."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def hear(self, part: bytes) -> list[Word]:
+        """Return the words that end with this part."""
+        *lines, self._rest = (self._rest + part).split(b"\n")
+        self._rest = self._rest[:LONGEST]
+        return [word for line in lines if (word := _understood(line)) is not None]
+
+
+def _understood(line: bytes) -> Word | None:
+    try:
+        return _WORDS.decode(line)
+    except msgspec.MsgspecError:
+        return None
