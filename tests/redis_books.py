@@ -223,6 +223,9 @@ def _of_what_lies_beside(books: Books) -> Iterator[str]:
     beaten = {ref for ref, job in books.jobs.items() if job.get("beaten")}
     if beaten != set(books.hash("beats")):
         yield f"beats are kept of {set(books.hash('beats'))}, the records say {beaten}"
+    active = {ref for ref, job in books.jobs.items() if job["state"] == "active"}
+    if not set(books.hash("traces")) <= active:
+        yield f"traces are kept of {set(books.hash('traces')) - active}, which are not active"
     for index, beside in (("windows", "window"), ("taken", "reach"), ("seen", "workers")):
         if set(books.scores(index)) != set(books.hash(beside)):
             yield f"{index} are {set(books.scores(index))}, beside them are {set(books.hash(beside))}"

@@ -11,6 +11,7 @@ from msgspec import structs
 from holdfast.clock import SECOND
 from holdfast.core.events import AnyEvent, OnRequest, WorkerStarted
 from holdfast.core.job import (
+    TRACE_KEPT,
     CollectKey,
     DebounceKey,
     JobRecord,
@@ -287,10 +288,13 @@ class Twins:
                         progress=dice.choice((None, 0.5)),
                         note=dice.choice((None, "half")),
                         log=(line,) * dice.choice((0, 0, 1, 300)),
+                        trace=dice.choice((None, "here ☃", "there", "x" * TRACE_KEPT)),
                     )
                     for lease in dice.sample(held, min(len(held), dice.randrange(6)))
                 ),
-                dice.choice((None, WorkerInfo(QUEUES, 10, 2, dice.randrange(SECOND), stopping=True))),
+                dice.choice(
+                    (None, WorkerInfo(QUEUES, 10, 2, dice.randrange(SECOND), True, 7, dice.randrange(1 << 40)))
+                ),
                 events,
                 last=dice.random() < 0.1,
             ),

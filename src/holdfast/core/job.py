@@ -14,6 +14,9 @@ from holdfast.core.retry import Backoff
 FOREVER = 100 * 365 * 86_400 * 1_000_000
 """A hundred years: the lease of a job whose stall detection is switched off."""
 
+TRACE_KEPT = 16_384
+"""How many characters of where a handler was are kept."""
+
 Charge = Literal["failures", "stalls", "releases"]
 OnExpire = Literal["fail", "discard"]
 OnWorkerLost = Literal["retry", "fail"]

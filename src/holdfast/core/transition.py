@@ -89,6 +89,7 @@ def expired(job: JobRecord, now: int) -> JobRecord:
         job,
         state=State.EXPIRED,
         parked_under=None,
+        quarantined=False,
         finished=now,
         error=too_late(job.ttl),
         reason=None,

@@ -180,6 +180,7 @@ class Model(Timetable):
             suspect_until=None,
             run_until=None,
             progress_until=None,
+            quarantined=isinstance(decision, PutBack) and decision.quarantine,
         )
         if decision.charge is not None:
             freed = structs.replace(freed, **{decision.charge: getattr(job, decision.charge) + 1})
@@ -287,7 +288,9 @@ class Model(Timetable):
     def _close_run(self, job: JobRecord, ended: RunEnd, now: int) -> None:
         runs = self._runs[job.ref]
         if runs and runs[-1].number == job.starts:
-            runs[-1] = structs.replace(runs[-1], end=now, ended=ended.ended, reason=ended.reason, detail=ended.detail)
+            runs[-1] = structs.replace(
+                runs[-1], end=now, ended=ended.ended, reason=ended.reason, detail=ended.detail, trace=None
+            )
 
     def renew(self, beat: Beat) -> Pulse:
         """Remember that an owner lives, and extend every lease it names that nobody has taken."""
@@ -302,6 +305,8 @@ class Model(Timetable):
                     self._record(refused(job, beat.owner.id, asked.fence, "renew"), now)
                 lost.append((asked.ref, asked.fence))
                 continue
+            if asked.trace is not None:
+                self._runs[job.ref][-1] = structs.replace(self._runs[job.ref][-1], trace=asked.trace)
             if asked.extend:
                 self._extend(job, asked, now)
             if job.cancel_at is not None:
@@ -582,6 +587,7 @@ class Model(Timetable):
                 job,
                 state=State.CANCELLED,
                 parked_under=None,
+                quarantined=False,
                 cancel_at=now,
                 cancel_reason=asked.reason,
                 cancel_by=asked.by,
@@ -718,6 +724,8 @@ class Model(Timetable):
                     turned_ago=max(0, now - seen.at) + seen.beat.worker.turned_ago,
                     stopping=seen.beat.worker.stopping,
                     died=seen.died,
+                    lag=seen.beat.worker.lag,
+                    memory=seen.beat.worker.memory,
                 )
                 for seen in self._workers.values()
                 if seen.beat.worker is not None

@@ -139,7 +139,8 @@ class Renewal(Struct, frozen=True):
 
     `extend=False` only asks whether the run is still ours and wanted: for a lease that the handler alone renews. `ran`
     and `silent`: for how long the run has gone on, and since its last sign, in microseconds of the holder's uptime.
-    `trace`: where the handler is, if that is not where the last beat found it.
+    `trace`: where the handler is, if that is not where the last beat found it; at most `TRACE_KEPT` characters. It is
+    kept with the run whether the lease is extended or not, until the run's end is recorded.
     """
 
     ref: Ref

@@ -331,6 +331,7 @@ class Witness:
         story.accepted.append(asked.fence)
         story.run = None
         story.cancels += cancelled
+        story.quarantined = isinstance(decision, PutBack) and decision.quarantine
         stalled = isinstance(decision, PutBack) and decision.charge == "stalls" and not stopped
         story.recovered = run.number if stalled else 0
         self._put_back(job, decision, stopped=stopped)
@@ -623,6 +624,7 @@ class Witness:
         """Take in that a job begins anew; `unfinished`: those that are not over at that moment."""
         story = self._story(was.ref)
         story.ends = story.starts = story.cancels = 0
+        story.quarantined = False
         self.calls.redriven(was.ref)
         for key in was.keys:
             # A key that no unfinished job named was forgotten; it has the limit of the one that names it again.
@@ -698,6 +700,8 @@ class Witness:
         self._require(
             job.redrives <= (rule.times if rule is not None else 0), "I7", f"{job.ref}: {job.redrives} redrives"
         )
+        marked = story.quarantined and job.state not in TERMINAL
+        self._require(job.quarantined == marked, "I7", f"{job.ref}: in quarantine, or not: {shown(job)}")
         self._require((job.state is State.ACTIVE) == (story.run is not None), "I5", f"{job.ref}: {shown(job)}")
         self._require((job.state in TERMINAL) == (story.ends == 1), "I2", f"{job.ref}: {story.ends} ends: {shown(job)}")
         if story.run is not None:
@@ -716,6 +720,8 @@ class Witness:
         runs = detail.runs
         counted = len(runs) == min(job.starts, RUNS_KEPT) and (not runs or runs[-1].number == job.starts)
         self._require(counted, "I7", f"{job.ref}: {len(runs)} rows for {job.starts} starts")
+        traced = [run.number for run in runs if run.end is not None and run.trace is not None]
+        self._require(not traced, "I7", f"{job.ref}: the traces of {traced} are kept, which have ended")
         unended = [run.number for run in runs if run.end is None]
         expected = [job.starts] if job.state is State.ACTIVE else []
         self._require(unended == expected, "I7", f"{job.ref}: the rows of {unended} are open: {shown(job)}")

@@ -35,6 +35,9 @@ class Story:
     starts: int = 0
     cancels: int = 0
     deleted: bool = False
+    quarantined: bool = False
+    """Whether its latest run was put back into quarantine."""
+
     recovered: int = 0
     """The number of the run that was put back for a stall, if its latest was."""
 
@@ -46,4 +49,5 @@ def shown(job: JobRecord | None) -> str:
     return (
         f"{job.ref.id} {job.state} fence {job.fence} owner {job.owner} starts {job.starts} failures {job.failures} "
         f"stalls {job.stalls} releases {job.releases} lease {job.lease_until} suspect {job.suspect_until}"
+        f"{' quarantined' if job.quarantined else ''}"
     )

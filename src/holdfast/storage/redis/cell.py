@@ -61,6 +61,7 @@ from holdfast.storage.redis.reading import (
     survey_of,
 )
 from holdfast.storage.redis.renewal import answer_renew, ask_renew
+from holdfast.storage.redis.renewal import at_once as renewed_at_once
 from holdfast.storage.redis.sweeping import (
     BEGIN,
     answer_reclaim,
@@ -158,7 +159,9 @@ class Cell:
         lost: list[tuple[Ref, int]] = []
         cancelling: list[Cancelling] = []
         while True:
-            pulse, renewed = answer_renew(await self._call("renew", ask_renew(beat)), beat)
+            some = renewed_at_once(beat.renewals)
+            part = beat if len(some) == len(beat.renewals) else Beat(beat.owner, some)
+            pulse, renewed = answer_renew(await self._call("renew", ask_renew(part)), part)
             lost += pulse.lost
             cancelling += pulse.cancelling
             if renewed == len(beat.renewals):

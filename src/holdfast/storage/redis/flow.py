@@ -47,6 +47,7 @@ class Settling(Struct, omit_defaults=True, kw_only=True):
     keep: int | None = None
     redrive_after: int | None = None
     after: int | None = None
+    quarantine: bool = False
     ended: RunEnd
     events: list[Told]
 
@@ -144,6 +145,7 @@ def _settling(asked: Settlement, parcel: Parcel) -> Settling:
                 ref=ref_text(asked.ref),
                 fence=asked.fence,
                 after=again.after,
+                quarantine=again.quarantine,
                 error=error_text(again.error),
                 reason=again.reason,
                 charge=again.charge,

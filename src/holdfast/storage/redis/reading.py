@@ -93,6 +93,8 @@ class _Worker(Struct, kw_only=True):
     stopping: bool = False
     started: int = 0
     died: bool = False
+    lag: int = 0
+    memory: int = 0
 
 
 class _Line(Struct, kw_only=True):
@@ -162,12 +164,19 @@ def answer_get(reply: Any) -> list[JobDetail | None]:
 
 
 def _detail(
-    ref: bytes, body: bytes, payload: bytes, result: bytes | None, runs: Sequence[bytes], log: Sequence[bytes]
+    ref: bytes,
+    body: bytes,
+    payload: bytes,
+    result: bytes | None,
+    runs: Sequence[bytes],
+    log: Sequence[bytes],
+    trace: bytes | None,
 ) -> JobDetail:
+    known = [_run(run) for run in runs]
+    if trace is not None and known:
+        known[-1] = structs.replace(known[-1], trace=trace.decode())
     return JobDetail(
-        record(ref_of(ref), body, payload, result),
-        tuple(_run(run) for run in runs),
-        tuple(_log_line(_line(line)) for line in log),
+        record(ref_of(ref), body, payload, result), tuple(known), tuple(_log_line(_line(line)) for line in log)
     )
 
 
@@ -309,6 +318,8 @@ def _workers(workers: Mapping[bytes, bytes], seen: Mapping[bytes, bytes], now: i
             turned_ago=max(0, now - at) + worker.turned_ago,
             stopping=worker.stopping,
             died=worker.died,
+            lag=worker.lag,
+            memory=worker.memory,
         )
         for owner, worker, at in known
     )

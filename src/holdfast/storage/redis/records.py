@@ -140,6 +140,7 @@ class Kept(Struct, omit_defaults=True, kw_only=True):
     failures: int = 0
     stalls: int = 0
     releases: int = 0
+    quarantined: bool = False
     cancel_at: int | None = None
     cancel_reason: str | None = None
     cancel_by: str | None = None
@@ -259,6 +260,7 @@ def record(ref: Ref, body: bytes, payload: bytes, result: bytes | None = None) -
         failures=kept.failures,
         stalls=kept.stalls,
         releases=kept.releases,
+        quarantined=kept.quarantined,
         cancel_at=kept.cancel_at,
         cancel_reason=kept.cancel_reason,
         cancel_by=kept.cancel_by,

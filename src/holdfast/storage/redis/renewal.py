@@ -1,5 +1,6 @@
 """The keeper's beat on its way to and from a cell."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -14,6 +15,10 @@ _encode = msgspec.msgpack.Encoder().encode
 _json = msgspec.json.Encoder().encode
 
 
+REQUEST_CHARS = 500_000
+"""After how many characters of traces a call renews no more: a server takes such a request in at once."""
+
+
 class Line(Struct, omit_defaults=True, kw_only=True):
     """A line of a log as a script reads it; `fields` as text."""
 
@@ -24,7 +29,7 @@ class Line(Struct, omit_defaults=True, kw_only=True):
 
 
 class Renewing(Struct, omit_defaults=True, kw_only=True):
-    """A renewal as a script reads it."""
+    """A renewal as a script reads it. `trace`: its place in the parcel."""
 
     ref: str
     fence: int
@@ -35,6 +40,7 @@ class Renewing(Struct, omit_defaults=True, kw_only=True):
     progress: float | None = None
     note: str | None = None
     log: list[Line] | None = None
+    trace: int | None = None
 
 
 class Announced(Struct, omit_defaults=True):
@@ -58,12 +64,22 @@ def ask_renew(beat: Beat) -> list[bytes]:
     return parcel.sealed(
         _Renew(
             owner=beat.owner,
-            renewals=[_renewing(asked) for asked in beat.renewals],
+            renewals=[_renewing(asked, parcel) for asked in beat.renewals],
             worker=beat.worker,
             events=[_announced(event, parcel) for event in beat.events],
             last=beat.last,
         )
     )
+
+
+def at_once(renewals: Sequence[Renewal]) -> tuple[Renewal, ...]:
+    """Return the first of these renewals, as many as make no request too long for a server that others wait for."""
+    size = 0
+    for number, asked in enumerate(renewals):
+        if size > REQUEST_CHARS:
+            return tuple(renewals[:number])
+        size += len(asked.trace or "")
+    return tuple(renewals)
 
 
 def answer_renew(reply: Any, beat: Beat) -> tuple[Pulse, int]:
@@ -79,7 +95,7 @@ def answer_renew(reply: Any, beat: Beat) -> tuple[Pulse, int]:
     return pulse, renewed
 
 
-def _renewing(asked: Renewal) -> Renewing:
+def _renewing(asked: Renewal, parcel: Parcel) -> Renewing:
     return Renewing(
         ref=ref_text(asked.ref),
         fence=asked.fence,
@@ -99,6 +115,7 @@ def _renewing(asked: Renewal) -> Renewing:
             for line in asked.log
         ]
         or None,
+        trace=None if asked.trace is None else parcel.put(asked.trace.encode()),
     )
 
 

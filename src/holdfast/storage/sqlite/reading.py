@@ -212,6 +212,8 @@ def _worker(row: rows.Row, now: int) -> WorkerSurvey:
         turned_ago=max(0, now - seen_at) + info.turned_ago,
         stopping=info.stopping,
         died=bool(died),
+        lag=info.lag,
+        memory=info.memory,
     )
 
 

@@ -15,6 +15,7 @@ from holdfast.storage.sqlite.step import Step
 
 _STANDING = query("renew", "standing")
 _EXTEND = query("renew", "extend")
+_TRACE = query("renew", "trace")
 _LOGGED = query("renew", "logged")
 _LOG = query("renew", "log")
 _SEEN = query("renew", "seen")
@@ -57,6 +58,8 @@ def _extend(step: Step, asked: Renewal, row: Row) -> Row:
     now = step.now
     seq, run, started, lease, start_grace, timeout, deadline, heartbeat_timeout, *rest = row
     run_until, progress_until, suspect_until, progress, note, cancel_at, cancel_reason = rest
+    if asked.trace is not None:
+        step.run(_TRACE, (asked.trace, seq, run))
     if not asked.extend:
         return cancel_at, cancel_reason
     if asked.log:

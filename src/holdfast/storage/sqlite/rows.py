@@ -159,6 +159,7 @@ def record(row: Row) -> JobRecord:
         parent,
         payload,
         result,
+        quarantined,
     ) = row
     return JobRecord(
         queue=queue,
@@ -200,6 +201,7 @@ def record(row: Row) -> JobRecord:
         failures=failures,
         stalls=stalls,
         releases=releases,
+        quarantined=bool(quarantined),
         cancel_at=cancel_at,
         cancel_reason=cancel_reason,
         cancel_by=cancel_by,
@@ -222,7 +224,7 @@ def record(row: Row) -> JobRecord:
 
 def run(row: Row) -> RunRecord:
     """Return the run that a row holds."""
-    number, fence, owner, worker, host, pid, start, end, ended, reason, detail = row
+    number, fence, owner, worker, host, pid, start, end, ended, reason, detail, trace = row
     return RunRecord(
         number=number,
         fence=fence,
@@ -235,6 +237,7 @@ def run(row: Row) -> RunRecord:
         ended=ended,
         reason=reason,
         detail=detail,
+        trace=trace,
     )
 
 

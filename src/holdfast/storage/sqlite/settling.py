@@ -125,7 +125,7 @@ def _note(step: Step, owner: Owner, asked: Settlement, seq: int, boost: int, pag
                     owner.id,
                 )
             )
-        case PutBack(after=after, error=error, reason=reason):
+        case PutBack(after=after, error=error, reason=reason, quarantine=quarantine):
             step.moved(ref.queue, left="active", to="delayed" if after else "waiting")
             step.knocked.append(queue_topic(ref.queue))
             page.put_back.append(
@@ -138,6 +138,7 @@ def _note(step: Step, owner: Owner, asked: Settlement, seq: int, boost: int, pag
                     "failures": failures,
                     "stalls": stalls,
                     "releases": releases,
+                    "quarantine": quarantine,
                     "seq": seq,
                     "fence": asked.fence,
                     "owner": owner.id,

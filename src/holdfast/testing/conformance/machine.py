@@ -249,6 +249,7 @@ outcomes: st.SearchStrategy[Outcome] = st.one_of(
     ),
     st.sampled_from((Interrupted("shutdown"), Interrupted("prefetch", SECOND), Snoozed(3 * SECOND), Snoozed(0))),
     st.sampled_from((Stalled("process_died", 12, "owner", "signal 9"), Stalled("lease_expired"), Unknown(2 * SECOND))),
+    st.just(Stalled("no_progress")),
 )
 
 orders = st.builds(
@@ -281,6 +282,8 @@ class Sign:
     times: int
     """How often each line is told; a log keeps a thousand."""
 
+    trace: str | None
+
     def of(self, lease: Lease) -> Renewal:
         """Return the renewal of a lease."""
         return Renewal(
@@ -293,6 +296,7 @@ class Sign:
             progress=self.progress,
             note=self.note,
             log=self.log * self.times,
+            trace=self.trace,
         )
 
 
@@ -306,6 +310,7 @@ signs = st.builds(
     note=st.sampled_from((None, "half")),
     log=log_lines,
     times=st.sampled_from((1, 1, 600)),
+    trace=st.sampled_from((None, None, "here ☃", "there\0", "")),
 )
 
 infos = st.none() | st.builds(
@@ -315,6 +320,8 @@ infos = st.none() | st.builds(
     active=st.sampled_from((0, 3)),
     turned_ago=st.sampled_from((0, SECOND)),
     stopping=st.booleans(),
+    lag=st.sampled_from((0, SECOND // 10)),
+    memory=st.sampled_from((0, 1 << 40)),
 )
 
 bys = st.sampled_from((None, "me"))

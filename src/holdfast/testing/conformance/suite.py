@@ -2,6 +2,7 @@
 
 from holdfast.testing.conformance.collecting import CollectConformance
 from holdfast.testing.conformance.corners import CornersConformance
+from holdfast.testing.conformance.crashes import CrashesConformance
 from holdfast.testing.conformance.dead_letters import DeadLettersConformance
 from holdfast.testing.conformance.enqueue import EnqueueConformance
 from holdfast.testing.conformance.events import EventsConformance
@@ -32,6 +33,7 @@ class StorageConformance(
     SweepConformance,
     ElectionConformance,
     ReclaimConformance,
+    CrashesConformance,
     ReviseConformance,
     TtlConformance,
     KeysConformance,

@@ -4,8 +4,8 @@
 --
 -- Request: {owner = {id, name, host, pid}, settlements, queues, room, place}. `place`: how far the claim has got by the calls
 -- before: {queue, promoted, looked}, the queue by its number, in which so many were promoted; so many were looked at in all.
--- A settlement is {ref, fence, state, result, error, reason, charge, keep, redrive_after, after, ended, events}: a
--- state to finish in, or `after` to be put back; `events` a list of {body, name, by}; `by`: whether it says who did it.
+-- A settlement is {ref, fence, state, result, error, reason, charge, keep, redrive_after, after, quarantine, ended, events}:
+-- a state to finish in, or `after` to be put back, perhaps into quarantine; `events` a list of {body, name, by}; `by`: whether it says who did it.
 -- Answer: {verdicts, leases, left, next_due, place}; a lease is {ref, record, payload}. `place`: there was no time for the
 -- rest, for settlements without a verdict or for more jobs; from there on the next call is to claim. Else false.
 local owner = ASKED.owner
@@ -38,6 +38,7 @@ local function apply(job, asked)
     suspect_until = NONE,
     run_until = NONE,
     progress_until = NONE,
+    quarantined = asked.after and asked.quarantine or NONE,
     reason = asked.reason or NONE,
   }
   if asked.charge then
@@ -67,6 +68,7 @@ local function apply(job, asked)
 end
 
 local function close_run(job, ended)
+  Record.forget_trace(job.ref)
   local runs = key('runs', job.ref)
   local last = call('LINDEX', runs, -1)
   local run = last and cmsgpack.unpack(last)

@@ -2,8 +2,8 @@
 -- requires: record
 -- get: jobs with their runs and logs. A call that another job has taken in is answered by that.
 --
--- Request: {refs}. Answer: for each false or {ref, record, payload, result, runs, log}; runs and log are lists of
--- msgpack. It may end before the last, where it has become long: whoever asked asks on.
+-- Request: {refs}. Answer: for each false or {ref, record, payload, result, runs, log, trace}; runs and log are lists of
+-- msgpack, and where the handler of the last run is or false. It may end before the last, where it has become long: whoever asked asks on.
 local ITEMS, BYTES = 2000, 1048576
 
 local items, bytes = 0, 0
@@ -19,8 +19,9 @@ local function read(ref)
   local payload, result = call('GET', key('load', ref)) or '', call('GET', key('result', ref))
   local runs, log = call('LRANGE', key('runs', ref), 0, -1), call('LRANGE', key('log', ref), 0, -1)
   items = items + #runs + #log
-  bytes = bytes + #payload + (result and #result or 0)
-  return { ref, Record.packed(job), payload, result, runs, log }
+  local trace = job.state == 'active' and Record.trace_of(job)
+  bytes = bytes + #payload + (result and #result or 0) + (trace and #trace or 0)
+  return { ref, Record.packed(job), payload, result, runs, log, trace or false }
 end
 
 local found = {}

@@ -7,8 +7,8 @@
 -- seen     ZSET  of each when that was
 -- log:<ref>  LIST  the lines that a job's handlers logged
 --
--- Request: {owner = {id, name, host, pid}, renewals, worker, events, last}. A renewal has the fields of Renewal, a line
--- of its log {level, message, fields, ago}; an event is {body, ref}, its body's place and its job if it is of one.
+-- Request: {owner = {id, name, host, pid}, renewals, worker, events, last}. A renewal has the fields of Renewal, its trace's
+-- place instead of that; a line of its log is {level, message, fields, ago}; an event is {body, ref}, its body's place and its job if it is of one.
 -- Answer: {lost, cancelling, orders, renewed}; what is lost by its place among the renewals, {place, reason} of what shall
 -- stop; `renewed`: for how many there was time. The worker and the events wait for the call that has time for all.
 local owner = ASKED.owner
@@ -80,6 +80,32 @@ local function extend(job, asked)
   end
 end
 
+local traces = {}
+
+-- Note where the handler of a run is whose renewal is well, if that is told.
+local function note_trace(number, job)
+  local place = ASKED.renewals[number].trace
+  if place then
+    traces[number] = Record.trace(job, ARGV[place])
+    Purse.pay_for(traces[number])
+  end
+end
+
+-- Keep what was noted of a span of the renewals, in their order.
+local function keep_traces(first, last)
+  if not next(traces) then
+    return
+  end
+  local told = {}
+  for number = first, last do
+    if traces[number] then
+      told[#told + 1], told[#told + 2] = ASKED.renewals[number].ref, traces[number]
+    end
+  end
+  call('HSET', key('traces'), unpack(told))
+  traces = {}
+end
+
 local SPAN = 125
 local BEATING, EXTENDING = 6, 35
 
@@ -101,6 +127,7 @@ local function beat(first, last)
       job.heard_at, job.lease_until, job.run_until, job.progress_until = NOW, ends, run_until, progress_until
       leases[#leases + 1], leases[#leases + 2] = ends, asked.ref
       beats[#beats + 1], beats[#beats + 2] = asked.ref, Record.beat(job)
+      note_trace(places[at], job)
       extended[places[at]] = true
     end
   end
@@ -133,6 +160,7 @@ local lost, cancelling, orders = {}, {}, {}
 local function renew(number, asked)
   local job = Record.at(asked.ref)
   if job and Record.holds(job, owner.id, asked.fence) then
+    note_trace(number, job)
     if asked.extend then
       extend(job, asked)
     end
@@ -162,6 +190,7 @@ return carry_out(function()
       end
       Purse.pay(BEATING)
     end
+    keep_traces(renewed + 1, last)
     renewed = last
   end
   if renewed == #renewals then

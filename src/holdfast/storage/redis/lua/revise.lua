@@ -21,6 +21,7 @@ function revise.cancel(job, asked)
   Shelf.move(job, {
     state = 'cancelled',
     parked_under = NONE,
+    quarantined = NONE,
     cancel_at = NOW,
     cancel_reason = asked.reason or NONE,
     cancel_by = asked.by or NONE,

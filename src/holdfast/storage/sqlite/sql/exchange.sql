@@ -17,6 +17,7 @@ UPDATE job
        failures = failures + ?,
        stalls = stalls + ?,
        releases = releases + ?,
+       quarantined = 0,
        settled_fence = fence,
        owner = NULL,
        heard_at = NULL,
@@ -45,6 +46,7 @@ UPDATE job
        failures = failures + :failures,
        stalls = stalls + :stalls,
        releases = releases + :releases,
+       quarantined = :quarantine,
        settled_fence = fence,
        owner = NULL,
        heard_at = NULL,
@@ -59,7 +61,7 @@ UPDATE job
    AND cancel_at IS NULL;
 
 -- name: close_run
-UPDATE run SET "end" = ?, ended = ?, reason = ?, detail = ? WHERE seq = ? AND number = ?;
+UPDATE run SET "end" = ?, ended = ?, reason = ?, detail = ?, trace = NULL WHERE seq = ? AND number = ?;
 
 -- name: due
 -- Parameters: queue, now, limit. Returns when each is too old to start, too, and whether it has a fair key.
@@ -103,6 +105,7 @@ SELECT *
 UPDATE job
    SET state = 'expired',
        parked_under = NULL,
+       quarantined = 0,
        finished = :now,
        error = :error,
        reason = NULL,

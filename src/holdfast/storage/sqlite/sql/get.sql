@@ -15,7 +15,7 @@ SELECT job FROM call WHERE queue = ? AND id = ?;
 SELECT payload FROM call INDEXED BY call_of_job WHERE queue = ? AND job = ? ORDER BY place;
 
 -- name: runs
-SELECT number, fence, owner, worker, host, pid, start, "end", ended, reason, detail
+SELECT number, fence, owner, worker, host, pid, start, "end", ended, reason, detail, trace
   FROM run
  WHERE seq = ?
  ORDER BY number;

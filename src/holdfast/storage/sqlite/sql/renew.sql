@@ -22,6 +22,10 @@ UPDATE job
        progress_note = ?
  WHERE seq = ?;
 
+-- name: trace
+-- Parameters: where the handler is, seq, the run's number.
+UPDATE run SET trace = ? WHERE seq = ? AND number = ?;
+
 -- name: logged
 SELECT count(*) FROM log WHERE seq = ?;
 

@@ -7,6 +7,7 @@ UPDATE job SET cancel_at = ?, cancel_reason = ?, cancel_by = ? WHERE seq = ?;
 UPDATE job
    SET state = 'cancelled',
        parked_under = NULL,
+       quarantined = 0,
        cancel_at = :now,
        cancel_reason = :reason,
        cancel_by = :by,

@@ -68,6 +68,7 @@ function Audit.check(index, ref, member)
     call('ZREM', index, member)
     -- Or the next beat would put it back among the leases.
     call('HDEL', key('beats'), ref)
+    Record.forget_trace(ref)
     tell(ref, nil, { 'in ' .. shown(index) .. ' without a record' }, { 'taken out' })
     return nil
   end

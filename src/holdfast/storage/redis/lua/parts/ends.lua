@@ -39,6 +39,7 @@ function Ends.expire(job)
     Shelf.move(job, {
       state = 'expired',
       parked_under = NONE,
+      quarantined = NONE,
       finished = NOW,
       -- What it says follows from the job's time to live; whoever reads the record writes it.
       error = NONE,

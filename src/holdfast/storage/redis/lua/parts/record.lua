@@ -5,7 +5,9 @@
 -- in `headers`, `policy` and `error`; payload, result, runs and log are keys of their own, so that a beat does not copy
 -- them. Nor does it write the record: what a beat changes lies beside it, of those that have `beaten` set.
 --
--- beats  HASH  of each such job, by its ref, what a beat looks at, as numbers of eight bytes; then its owner
+-- beats   HASH  of each such job, by its ref, what a beat looks at, as numbers of eight bytes; then its owner
+-- traces  HASH  where the handlers of active jobs are, by ref, as far as they have told: when the run was started, as a
+--               number of eight bytes; then the text
 local Record = {}
 
 -- Stands for a field that is taken away.
@@ -96,6 +98,24 @@ end
 function Record.let_beat(job)
   job.beaten = true
   call('HSET', key('beats'), job.ref, Record.beat(job))
+end
+
+-- What is kept of where the handler of a job's current run is.
+function Record.trace(job, text)
+  return struct.pack('<d', job.started) .. text
+end
+
+-- Where that is, or nil. What an earlier run has left there, settled by who knew of no traces, is not said of this one.
+function Record.trace_of(job)
+  local body = call('HGET', key('traces'), job.ref)
+  if body and struct.unpack('<d', body) == job.started then
+    return string.sub(body, 9)
+  end
+  return nil
+end
+
+function Record.forget_trace(ref)
+  call('HDEL', key('traces'), ref)
 end
 
 -- The job of a ref, or nil.
