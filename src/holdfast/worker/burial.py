@@ -12,6 +12,7 @@ from holdfast.core.job import Owner
 from holdfast.settle import settle_stalled
 from holdfast.storage.protocol import Beat, Storage
 from holdfast.worker.offspring import Death
+from holdfast.worker.sentence import Sentence
 
 
 class Deceased(Struct, frozen=True):
@@ -21,6 +22,8 @@ class Deceased(Struct, frozen=True):
     pid: int
     death: Death
     died_at: int
+    killed_for: Sentence | None = None
+    """Why its supervisor killed it, None if somebody or something else did."""
 
 
 class Burial:

@@ -1,0 +1,28 @@
+"""Why a supervisor kills a child that still lives, and for whose fault: what its burial has to know beside its death."""
+
+from typing import Literal
+
+from msgspec import Struct
+
+from holdfast.core.job import Ref
+
+
+class Sentence(Struct, frozen=True):
+    """A child's event loop did not turn, and nothing within it could help that.
+
+    `loop_blocked`: for longer than `max_block`; whose fault that is nobody knows for sure. `timeout`: so that the runs
+    named here could not be ended when their time was over; they have timed out, and their neighbours are innocent.
+    """
+
+    reason: Literal["loop_blocked", "timeout"]
+    blocked_for: float
+    """Seconds."""
+    culprits: tuple[tuple[Ref, int], ...] = ()
+    """The runs whose time was over, by job and fence."""
+    stack: str = ""
+    """Where its threads were, the latest call first; empty where it did not say."""
+
+    def __str__(self) -> str:
+        if self.reason == "timeout":
+            return f"killed by its supervisor: a run was past its timeout, and the loop blocked {self.blocked_for:.1f} s"
+        return f"killed by its supervisor: its event loop was blocked for {self.blocked_for:.1f} s"
