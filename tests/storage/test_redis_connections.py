@@ -32,9 +32,6 @@ READ = script("read", "return redis.call('GET', KEYS[1] .. ':n')")
 BROKEN = script("broken", "local nothing\nreturn nothing.there")
 GIVE = script("give", "return string.rep(string.rep('x', 1000), tonumber(ARGV[1]) / 1000)")
 BIG = script("big", "redis.call('SET', KEYS[1] .. ':big', string.rep('x', tonumber(ARGV[1]))) return 1")
-SLOW = script(
-    "slow", "local t = redis.call('TIME') repeat local n = redis.call('TIME') until n[1] - t[1] > 1 return 'slow'"
-)
 
 
 Connect = Callable[[str], Connections]
@@ -234,7 +231,8 @@ async def test_a_server_that_is_busy_is_waited_for_though_a_call_takes_long(
     monkeypatch.setattr(module, "SILENT", 0.1)
     connections = connect(redis_server.url)
 
-    assert await connections.call(SLOW, base_of(connections)) == b"slow"
+    # A script cannot do it: from Redis 7.2 on, and in Valkey, its TIME stands still.
+    assert await connections.tell(base_of(connections), "DEBUG", "SLEEP", "1.2") == b"OK"
 
 
 async def test_an_answer_that_takes_long_to_come_is_waited_for(
@@ -381,7 +379,7 @@ async def test_a_server_that_is_not_there_is_told_once_with_the_remedy(connect: 
 async def test_a_plain_port_that_is_called_by_tls_is_told_with_the_remedy(
     connect: Connect, redis_server: RedisServer
 ) -> None:
-    plain = connect(redis_server.url.replace("redis://", "rediss://"))
+    plain = connect(redis_server.url.replace("://", "s://"))
 
     with pytest.raises(StorageUnavailableError, match="see that it runs and speaks TLS there"):
         await plain.call(ECHO, base_of(plain))
@@ -439,7 +437,12 @@ async def test_a_server_is_called_by_tls_and_only_if_its_certificate_is_good(
     words = [*make.split(), "-out", str(cert), "-keyout", str(key)]
     await asyncio.to_thread(lambda: subprocess.run(words, check=True, capture_output=True))
     port = free_port()
-    start_redis(tls_port=port, tls_cert_file=cert, tls_key_file=key, tls_ca_cert_file=cert, tls_auth_clients=False)
+    try:
+        start_redis(tls_port=port, tls_cert_file=cert, tls_key_file=key, tls_ca_cert_file=cert, tls_auth_clients=False)
+    except RuntimeError as error:
+        if "TLS support" in str(error):
+            pytest.skip("this server was built without TLS")
+        raise
 
     trusting = connect(f"rediss://127.0.0.1:{port}?ssl_ca_certs={cert}")
     base = base_of(trusting)

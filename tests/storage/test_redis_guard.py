@@ -248,19 +248,28 @@ def told(**info: str) -> Server:
     return replace(TOLD, info={**(TOLD.info or {}), **info})
 
 
+def as_valkey(**info: str) -> Server:
+    """Return one that tells as Valkey does: there the mode has another name."""
+    known = {name: value for name, value in (TOLD.info or {}).items() if name != "redis_mode"}
+    is_ = {"server_name": "valkey", "valkey_version": "9.1.2", "redis_version": "7.2.4", "server_mode": "standalone"}
+    return replace(TOLD, info={**known, **is_, **info})
+
+
 @pytest.mark.parametrize(
     ("server", "refused"),
     [
         (told(), None),
         (told(redis_version="255.255.255"), None),
         (told(redis_version="6.2.14"), "is Redis 6.2.14; Holdfast needs Redis 7.0"),
-        (told(server_name="valkey", valkey_version="8.0.1", redis_version="7.2.4"), None),
+        (as_valkey(), None),
         (told(server_name="valkey", valkey_version="7.2.4", redis_version="7.2.4"), None),
-        (told(server_name="valkey", valkey_version="7.0.1", redis_version="7.0.1"), "is Valkey 7.0.1"),
+        (as_valkey(valkey_version="7.0.1", redis_version="7.0.1"), "is Valkey 7.0.1"),
         (told(maxmemory_policy="volatile-lru"), "volatile-lru"),
         (replace(TOLD, info={k: v for k, v in (TOLD.info or {}).items() if k != "maxmemory_policy"}), "hides what"),
         (told(redis_mode="sentinel"), r"is a Sentinel; use redis\+sentinel://db:6379/NAME"),
         (told(redis_mode="cluster"), r"belongs to a Cluster; use redis\+cluster://db:6379"),
+        (as_valkey(server_mode="sentinel"), r"is a Sentinel; use redis\+sentinel://db:6379/NAME"),
+        (as_valkey(server_mode="cluster"), r"belongs to a Cluster; use redis\+cluster://db:6379"),
     ],
 )
 def test_what_a_server_tells_of_itself_decides(server: Server, refused: str | None) -> None:
@@ -282,7 +291,7 @@ async def test_an_address_that_says_another_kind_of_server_is_refused_with_the_r
         await guarded(f"redis://{node}").admit()
     with pytest.raises(StorageError, match=rf"redis\+sentinel://{sentinel}/NAME"):
         await guarded(f"redis://{sentinel}").admit()
-    with pytest.raises(StorageError, match=rf"no Cluster; use redis://{redis_server.address}"):
+    with pytest.raises(StorageError, match=rf"no Cluster; use {redis_server.url.removesuffix('/0')}"):
         await guarded(redis_server.url.replace("://", "+cluster://")).admit()
 
 

@@ -214,7 +214,18 @@ async def test_a_failover_loses_nothing_that_a_replica_has_confirmed(
 ) -> None:
     # A write is confirmed by one replica: where there are two, the other may be the one that is promoted. So there is
     # one, unless that would be left alone and could have nothing confirmed.
-    servers = start_sentinels(replicas=2 if killed else 1)
+    await fail_over(farm, start_sentinels(replicas=2 if killed else 1), killed=killed)
+
+
+@pytest.mark.valkey
+async def test_a_failover_loses_nothing_that_a_replica_has_confirmed_to_be_on_its_disk(
+    farm: MakeFarm, start_sentinels: Callable[..., RedisSentinels]
+) -> None:
+    await fail_over(farm, start_sentinels(**SAFE), killed=True)
+
+
+async def fail_over(farm: MakeFarm, servers: RedisSentinels, *, killed: bool) -> None:
+    """Have a replica take the place of a master under work that replicas confirm."""
     ordeal = Ordeal(farm(url=f"{servers.url}?durability=replicated", lease="4s", sweep="1s"))
     await ordeal.begin()
     async with ordeal.producing():

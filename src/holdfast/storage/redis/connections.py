@@ -44,7 +44,17 @@ SILENT = 2.0
 """Seconds after which a call without an answer is compared with another connection: half-open ones are found out so."""
 
 CONFIRMING = 1.0
-"""Seconds that a replica gets to confirm a write."""
+"""Seconds that a replica gets to confirm a write where that is to be had in memory only (WAIT)."""
+
+WRITING = 3.0
+"""Seconds that a server and a replica get to have a write on their disks (WAITAOF). With `appendfsync everysec` it is
+there after up to one, after two if the disk is busy, and a replica says so once a second."""
+
+SOON = 0.05
+"""The part of it after which they are asked once more: it does where both write before they answer (`always`)."""
+
+AGAIN = 60.0
+"""Seconds after which a server without WAITAOF, or without an append-only file, is asked whether it has one by now."""
 
 
 @dataclass(frozen=True)
@@ -217,7 +227,8 @@ class _Home:
         self._rng = rng
         self._pools: dict[Place, _Pool] = {}
         self._links: set[Link] = set()
-        self._confirm: dict[Place, str] = {}
+        self._in_memory: dict[Place, float] = {}
+        """Until when the servers that cannot confirm what is on disk are not asked for it."""
         self._comparing: set[asyncio.Task[None]] = set()
         self._end: AsyncGenerator[None] | None = None
         self._closed = False
@@ -260,20 +271,37 @@ class _Home:
         self, place: Place, commands: Sequence[Command], load: Sequence[Script], durable: bool
     ) -> list[Reply]:
         sent = [*(("SCRIPT", "LOAD", script.text) for script in load), *commands]
-        more = CONFIRMING * durable
+        in_memory = asyncio.get_running_loop().time() < self._in_memory.get(place, 0.0)
+        more = durable * (CONFIRMING if in_memory else WRITING)
         async with asyncio.timeout(ANSWERING + more) as limit, self._lent(place) as link:
             watch = _Watch(link, limit, more, lambda: self._compare_soon(place, link, limit))
             try:
                 if not durable:
                     return _unloaded(await link.ask(sent, len(sent)), len(load))
-                replies = await link.ask([*sent, self._confirmation(place)], len(sent) + 1)
-                if self._confirm.get(place) != "WAIT" and _knows_no_waitaof(replies[-1]):
-                    self._confirm[place] = "WAIT"
-                    # On the same connection: it asks for what this one has written.
-                    replies[-1:] = await link.ask([self._confirmation(place)], 1)
+                if in_memory:
+                    replies = await link.ask([*sent, _wait()], len(sent) + 1)
+                else:
+                    replies = await link.ask(sent, len(sent))
+                    replies.append(await self._on_disk(place, link))
                 return _unloaded(replies, len(load))
             finally:
                 watch.end()
+
+    async def _on_disk(self, place: Place, link: Link) -> Reply:
+        """Ask whether what a connection has written is on the disks of the server and of a replica."""
+        # In a trip of its own, and again soon: a replica tells when it is asked what it has on disk, and else once a
+        # second. Asked along with a write, it tells what it had there before it.
+        reply: Reply = None
+        for within in (SOON, WRITING - SOON):
+            [reply] = await link.ask([("WAITAOF", 1, 1, round(within * 1000))], 1)
+            if _knows_no_waitaof(reply):
+                self._in_memory[place] = asyncio.get_running_loop().time() + AGAIN
+                # On the same connection: it asks for what this one has written.
+                [reply] = await link.ask([_wait()], 1)
+                break
+            if 0 not in _counts(reply):
+                break
+        return reply
 
     def _compare_soon(self, place: Place, link: Link, limit: asyncio.Timeout) -> None:
         comparing = asyncio.get_running_loop().create_task(
@@ -426,12 +454,6 @@ class _Home:
         self._links.add(link)
         return link
 
-    def _confirmation(self, place: Place) -> Command:
-        within = round(CONFIRMING * 1000)
-        if self._confirm.get(place) == "WAIT":
-            return ("WAIT", 1, within)
-        return ("WAITAOF", 1, 1, within)
-
 
 class _Watch:
     """Gives a call time for as long as its bytes flow, and has its connection compared with another if none do."""
@@ -515,19 +537,41 @@ def _unloaded(replies: list[Reply], loaded: int) -> list[Reply]:
     return [trouble if isinstance(reply, NoScriptError) else reply for reply in told]
 
 
+def _wait() -> Command:
+    return ("WAIT", 1, round(CONFIRMING * 1000))
+
+
 def _knows_no_waitaof(reply: Reply) -> bool:
     error = str(said(reply) or "")
     return "unknown command" in error or "appendonly is disabled" in error
+
+
+def _counts(reply: Reply) -> list[int]:
+    """Return who has a write: by WAITAOF the server and its replicas, by WAIT the replicas, by an error nobody."""
+    if said(reply) is not None:
+        return [0]
+    return cast("list[int]", reply) if isinstance(reply, list) else [cast("int", reply)]
 
 
 def _lacking(reply: Reply, shown: str) -> str | None:
     """Return what to say if not one replica has what was written, from the reply to WAIT or WAITAOF."""
     if (error := said(reply)) is not None:
         return f"{shown} cannot confirm a write ({error}); it was made all the same"
-    local, replicas = cast("list[int]", reply) if isinstance(reply, list) else (1, cast("int", reply))
-    if replicas >= 1 and local >= 1:
-        return None
+    match _counts(reply):
+        case [0, _]:
+            return (
+                f"{shown} has made the write, but did not get it onto its own disk within {WRITING:g} s. See to that "
+                "disk, and that appendfsync there is always or everysec"
+            )
+        case [_, 0]:
+            lacking = f"no replica has confirmed within {WRITING:g} s that it is on its disk, too"
+            remedy = "See that one is connected and writes an append-only file (appendonly yes there, too)"
+        case [0]:
+            lacking = f"no replica has confirmed it within {CONFIRMING:g} s"
+            remedy = "See that one is connected"
+        case _:
+            return None
     return (
-        f"{shown} has made the write, but no replica has confirmed it within {CONFIRMING:g} s. See that one is "
-        'connected, or accept that a failover can lose writes: durability="ack"'
+        f"{shown} has made the write, but {lacking}. {remedy}, or accept that a failover can lose writes: "
+        'durability="ack"'
     )

@@ -14,7 +14,7 @@ from typing import cast
 
 from redis.exceptions import AuthenticationError, NoPermissionError
 
-from holdfast.errors import StorageError, StorageUnavailableError
+from holdfast.errors import NotDurableError, StorageError, StorageUnavailableError
 from holdfast.storage.protocol import Finding
 from holdfast.storage.redis.address import Place, RedisAddress, instead
 from holdfast.storage.redis.connections import Connections
@@ -88,6 +88,12 @@ class Server:
         """Its version, as it says it."""
         told = self.info or {}
         return told.get("valkey_version") or told.get("redis_version") or "unknown"
+
+    @property
+    def mode(self) -> str:
+        """What part it plays: `standalone`, `cluster` or `sentinel`."""
+        told = self.info or {}
+        return told.get("redis_mode") or told.get("server_mode") or "standalone"  # Valkey has renamed it
 
     @property
     def policy(self) -> str | None:
@@ -176,12 +182,9 @@ class Guard:
     async def _without_notices(self) -> list[Place]:
         """Return the servers that refuse the user our channels: an ACL user has none unless he is given them."""
         # In a Cluster each server has users of its own, and publishes on the channels of its own slots only.
-        bases: dict[Place, str] = {}
         mute: list[Place] = []
         try:
-            for base in self._address.bases:
-                bases.setdefault(await self._connections.place(base), base)
-            for place, base in bases.items():
+            for place, base in (await self._bases()).items():
                 [reply] = await self._connections.ask_all(place, [("SPUBLISH", channel(base, "check"), "")])
                 if isinstance(reply, NoPermissionError):
                     mute.append(place)
@@ -189,6 +192,13 @@ class Guard:
             # Whoever calls a verb is told.
             return mute
         return mute
+
+    async def _bases(self) -> dict[Place, str]:
+        """Return one of the cells of each server."""
+        bases: dict[Place, str] = {}
+        for base in self._address.bases:
+            bases.setdefault(await self._connections.place(base), base)
+        return bases
 
     async def _try_abilities(self, places: Sequence[Place]) -> None:
         """See that nothing is missing: a service may have renamed or left out what a rare turn of a script needs."""
@@ -231,6 +241,8 @@ class Guard:
         if self._address.kind == "cluster":
             findings.append(await self._state(there[0]))
         findings += [await self._scripts(place) for place in there]
+        if self._address.durability == "replicated":
+            findings += await self._confirmations({one.place for one in servers if one.number("connected_slaves")})
         mute = await self._without_notices()
         return [*findings, *[self._notices(place, heard=place not in mute) for place in there]]
 
@@ -243,6 +255,25 @@ class Guard:
             f"{place} lets the user of the URL publish no notices, so workers find new jobs late",
             self._channels,
         )
+
+    async def _confirmations(self, replicated: set[Place]) -> list[Finding]:
+        """Have replicas confirm what their servers have by now: to ask that, no write is needed."""
+        findings: list[Finding] = []
+        try:
+            for place, base in (await self._bases()).items():
+                if place not in replicated:
+                    continue
+                try:
+                    await self._connections.tell(base, "EXISTS", base, durable=True)
+                    findings.append(Finding("ok", "replication", f"a replica of {place} confirms writes"))
+                except NotDurableError as error:
+                    message, _, remedy = str(error).partition(". ")
+                    trouble = message.partition(", but ")[2] or message
+                    findings.append(Finding("error", "replication", f"{place}: {trouble}", remedy))
+        except StorageError:
+            # Other findings tell of it.
+            return findings
+        return findings
 
     async def _state(self, place: Place) -> Finding:
         try:
@@ -335,14 +366,13 @@ def _refusal(server: Server, address: RedisAddress) -> StorageError | None:
         return StorageError(
             f"{at} does not tell what it is ({server.refusal}); let the user of the URL call INFO{_UNCHECKED}"
         )
-    mode = server.info.get("redis_mode", "standalone")
-    if mode == "sentinel":
+    if server.mode == "sentinel":
         return StorageError(
             f"{at} is a Sentinel; use {instead(address, 'sentinel', server.place)}, NAME being the master's"
         )
-    if mode == "cluster" and address.kind != "cluster":
+    if server.mode == "cluster" and address.kind != "cluster":
         return StorageError(f"{at} belongs to a Cluster; use {instead(address, 'cluster', server.place)}")
-    if mode != "cluster" and address.kind == "cluster":
+    if server.mode != "cluster" and address.kind == "cluster":
         return StorageError(f"{at} belongs to no Cluster; use {instead(address, 'server', server.place)}")
     oldest = OLDEST[server.brand]
     if _version(server.version) < oldest:

@@ -97,7 +97,7 @@ def _answered(text: str, shown: str, script: str) -> StorageError:
             return StorageUnavailableError(f"{shown} is busy with a script for too long ({text}); try again")
         case "UNKILLABLE":
             return StorageUnavailableError(f"{shown} is busy with a script that cannot be killed ({text})")
-        case _ if "user executing the script" in text:
+        case _ if "user executing the script" in text or "ACL failure in script" in text:
             return _forbidden(text, shown)
         case _ if "DB index is out of range" in text:
             return StorageError(

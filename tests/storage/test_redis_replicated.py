@@ -1,0 +1,183 @@
+"""`durability=replicated` where the server has WAITAOF: what is acknowledged lies on two disks."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from holdfast.core.job import Ref
+from holdfast.core.lifecycle import State
+from holdfast.errors import NotDurableError
+from holdfast.storage.redis import connections
+from holdfast.storage.redis.address import read
+from holdfast.storage.redis.storage import RedisStorage
+from holdfast.testing.conformance.material import ALICE, claim, new_job, record, settle, states
+from tests.servers import RedisServer, until
+
+pytestmark = pytest.mark.valkey
+
+StartRedis = Callable[..., RedisServer]
+
+SAFE = {"appendonly": True, "appendfsync": "always"}
+"""Every write is on disk before it is answered."""
+
+LAZY = {"appendonly": True, "appendfsync": "no"}
+"""Writes reach the disk when the kernel likes; the server never says that they have."""
+
+
+@pytest.fixture
+async def replicated() -> AsyncIterator[Callable[[RedisServer], RedisStorage]]:
+    """Return what opens storages whose writes a replica has to confirm."""
+    opened: list[RedisStorage] = []
+
+    def open_(server: RedisServer) -> RedisStorage:
+        opened.append(RedisStorage(read(f"{server.url}?durability=replicated")))
+        return opened[-1]
+
+    yield open_
+    for storage in opened:
+        await storage.close()
+
+
+Replicated = Callable[[RedisServer], RedisStorage]
+
+
+def follow(replica: RedisServer, server: RedisServer) -> None:
+    """Have a server follow another, and return when both know."""
+    replica.command("REPLICAOF", "127.0.0.1", server.port)
+    until(lambda: replica.command("ROLE")[3] == b"connected", "the replica to have all")
+    until(lambda: server.command("ROLE")[2], "the server to know of its replica")
+
+
+@pytest.mark.parametrize("late", ["the server", "the replica"])
+async def test_an_enqueue_is_acknowledged_when_it_is_on_both_disks_and_not_before(
+    start_redis: StartRedis, replicated: Replicated, late: str
+) -> None:
+    server = start_redis(**LAZY if late == "the server" else SAFE)
+    replica = start_redis(**LAZY if late == "the replica" else SAFE)
+    follow(replica, server)
+    storage = replicated(server)
+    await storage.open()
+    loop = asyncio.get_running_loop()
+
+    acknowledged: list[float] = []
+    enqueue = asyncio.ensure_future(storage.enqueue([new_job("job")]))
+    enqueue.add_done_callback(lambda _: acknowledged.append(loop.time()))
+    await asyncio.to_thread(until, lambda: replica.command("KEYS", "*job*default*job"), "the job there")
+    written_at = loop.time()
+    (server if late == "the server" else replica).command("CONFIG", "SET", "appendfsync", "always")
+    [receipt] = await enqueue
+
+    assert receipt.made == "created"
+    assert acknowledged[0] > written_at
+
+
+async def test_two_servers_that_write_to_disk_each_second_confirm_each_write_in_time(
+    start_redis: StartRedis, replicated: Replicated
+) -> None:
+    server, replica = start_redis(appendonly=True), start_redis(appendonly=True)
+    follow(replica, server)
+    storage = replicated(server)
+
+    for number in range(3):
+        [receipt] = await storage.enqueue([new_job(f"job-{number}")])
+        assert receipt.made == "created"
+
+
+async def test_what_is_acknowledged_outlives_the_death_of_both_servers_on_each_of_them(
+    start_redis: StartRedis, replicated: Replicated
+) -> None:
+    server, replica = start_redis(**SAFE), start_redis(**SAFE)
+    follow(replica, server)
+    storage = replicated(server)
+    expected: dict[str, State] = {}
+    for number in range(20):
+        await storage.enqueue([new_job(f"job-{number}")])
+        expected[f"job-{number}"] = State.WAITING
+    for lease in await claim(storage, room=5):
+        assert await settle(storage, ALICE, lease) == "done"
+        expected[lease.ref.id] = State.COMPLETED
+    await storage.enqueue([new_job("last")])
+    for one in (server, replica):
+        os.kill(one.pid, signal.SIGKILL)
+    for one in (server, replica):
+        one.restart(kill=True)
+
+    # Nobody tells the replica to follow again: it is what somebody would promote.
+    for survivor in (server, replica):
+        assert await states(RedisStorage(read(survivor.url))) == expected | {"last": State.WAITING}
+
+
+@pytest.mark.parametrize(
+    ("replica", "lacking", "remedy"),
+    [
+        (None, "no replica has confirmed within 0.3 s that it is on its disk", "See that one is connected"),
+        ({}, "no replica has confirmed within 0.3 s that it is on its disk", "appendonly yes there, too"),
+        (LAZY, "no replica has confirmed within 0.3 s that it is on its disk", "appendonly yes there, too"),
+    ],
+    ids=["no replica", "one without a file", "one that never writes it to disk"],
+)
+async def test_who_gets_no_confirmation_is_told_what_it_lacks(
+    start_redis: StartRedis,
+    replicated: Replicated,
+    monkeypatch: pytest.MonkeyPatch,
+    replica: dict[str, object] | None,
+    lacking: str,
+    remedy: str,
+) -> None:
+    monkeypatch.setattr(connections, "WRITING", 0.3)
+    server = start_redis(**SAFE)
+    if replica is not None:
+        follow(start_redis(**replica), server)
+    storage = replicated(server)
+
+    with pytest.raises(NotDurableError, match=lacking) as caught:
+        await storage.enqueue([new_job("job")])
+    findings = [one for one in await storage.examine() if one.subject == "replication" and one.level == "error"]
+
+    assert remedy in str(caught.value)
+    assert (await record(storage, Ref("default", "job"))).state is State.WAITING  # as it says: it was made
+    assert len(findings) == 1, findings
+    assert ("has no replica" if replica is None else lacking) in findings[0].message
+
+
+async def test_a_server_that_cannot_write_to_its_own_disk_in_time_says_so(
+    start_redis: StartRedis, replicated: Replicated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "WRITING", 0.3)
+    server = start_redis(**LAZY)
+    follow(start_redis(**SAFE), server)
+
+    with pytest.raises(NotDurableError, match="did not get it onto its own disk"):
+        await replicated(server).enqueue([new_job("job")])
+
+
+async def test_a_server_without_a_file_has_replicas_confirm_what_they_know_until_it_has_one(
+    start_redis: StartRedis, replicated: Replicated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "WRITING", 0.3)
+    server = start_redis()
+    follow(start_redis(), server)
+    storage = replicated(server)
+
+    [receipt] = await storage.enqueue([new_job("in-memory")])
+    server.command("CONFIG", "SET", "appendonly", "yes")
+    [still] = await storage.enqueue([new_job("in-memory-too")])
+    assert (receipt.made, still.made) == ("created", "created")
+
+    monkeypatch.setattr(connections, "AGAIN", 0.0)
+    other = replicated(server)
+    with pytest.raises(NotDurableError, match="on its disk"):
+        await other.enqueue([new_job("on-disk")])
+
+
+async def test_the_doctor_says_that_a_replica_confirms(start_redis: StartRedis, replicated: Replicated) -> None:
+    server, replica = start_redis(**SAFE), start_redis(**SAFE)
+    follow(replica, server)
+
+    findings = await replicated(server).examine()
+
+    assert {finding.level for finding in findings} == {"ok"}, findings
+    assert f"a replica of {server.address} confirms writes" in {finding.message for finding in findings}
