@@ -5,16 +5,24 @@ import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from types import CodeType, CoroutineType
+from typing import Any, Literal, TypeAlias
 
 from holdfast.clock import SECOND
 from holdfast.context import JobContext, Said, Signs
 from holdfast.core.job import Ref
 from holdfast.core.lease import Lease, trusted_until
 from holdfast.storage.protocol import NewLogLine, Renewal
+from holdfast.worker.threads import Lane
 
 StopReason = Literal["cancelled", "lost", "unreachable", "shutdown"]
 RunKey = tuple[Ref, int]
+Waiting: TypeAlias = "CoroutineType[Any, Any, Any]"
+Place = tuple[CodeType, int]
+"""Where one frame of a stack is: its code, and the instruction."""
+
+Mark = tuple[Place, ...]
+"""What tells a stack from others: its frames, the outermost first."""
 
 
 @dataclass(eq=False)
@@ -36,6 +44,17 @@ class Held:
     """Whether its handler, or its hook, is at work in a thread, which can only be told to stop."""
     hooking: bool = False
     """Whether its handler has ended and its on_cancel hook is at work."""
+    lane: Lane | None = None
+    """The thread of its plain functions, if it has any."""
+    elsewhere: str | None = None
+    """Where its handler is, of one that is at work in another process and tells so by itself."""
+    mark: Mark = ()
+    """Where its handler was when somebody last looked."""
+    tip: tuple[Waiting, object] | None = None
+    """The coroutine that all the others wait for, and what that one waited for."""
+    trace: str | None = None
+    """The same as text, and what of it the storage knows."""
+    traced: str | None = None
 
     key: RunKey = field(init=False)
     """What names the run: the job and its fence."""
@@ -65,15 +84,15 @@ class Held:
             # The storage lets no lease outlast the progress clock, so neither may our trust.
             self.trusted_until = min(self.trusted_until, trusted_until(self.signed_at, job.heartbeat_timeout))
 
-    def message(self, now: float) -> "Message":
-        """Return the next renewal of this run, with all that its handler has said."""
-        return Message(self, self.signs.take(), now)
+    def message(self, now: float, trace: str | None = None) -> "Message":
+        """Return the next renewal of this run, with all that its handler has said, and where it is if that is new."""
+        return Message(self, self.signs.take(), now, trace)
 
 
 class Message:
     """One renewal on its way; if it does not get through, what it carried is taken back."""
 
-    def __init__(self, held: Held, said: Said, now: float) -> None:
+    def __init__(self, held: Held, said: Said, now: float, trace: str | None) -> None:
         signed_at, progress, log = said
         self.held = held
         self.signed_at = signed_at
@@ -92,6 +111,7 @@ class Message:
                 NewLogLine(level, message, fields, max(0, round((now - at) * SECOND)))
                 for at, level, message, fields in log
             ),
+            trace=trace,
         )
 
     def unsent(self) -> None:
@@ -100,6 +120,7 @@ class Message:
 
     def arrived(self, asked_at: float, *, lost: bool) -> None:
         """Note that it was answered, and whether the lease is ours."""
+        self.held.traced = self.renewal.trace or self.held.traced
         if self.renewal.extend and not lost:
             self.held.trust(asked_at, signed_at=self.signed_at)
         else:

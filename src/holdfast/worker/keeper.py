@@ -32,6 +32,7 @@ from holdfast.storage.protocol import (
     owner_topic,
 )
 from holdfast.worker.held import Held, Holdings, Message, StopReason
+from holdfast.worker.traces import Traces
 
 SHORTEST = 0.005
 """Seconds that lie at least between two beats, whatever lease a task has chosen."""
@@ -70,6 +71,7 @@ class Keeper:
         self._info = info
         self._stop = stop
         self._wanted = wanted
+        self._traces = Traces()
         self._announcements: deque[Event] = deque()
         self._last_beat = -math.inf
         self._retry_at = -math.inf
@@ -157,7 +159,9 @@ class Keeper:
             # A storage that hangs must not keep this from its other duty, to fence its process in, and in time.
             async with asyncio.timeout(max(SHORTEST, min([max(self._beat, every), *self._ends(held, asked_at)]))):
                 for start in range(0, max(len(due), 1), RENEW_LIMIT):
-                    sent = [one.message(asked_at) for one in due[start : start + RENEW_LIMIT]]
+                    some = due[start : start + RENEW_LIMIT]
+                    traces = self._traces.news(some, asked_at)
+                    sent = [one.message(asked_at, trace) for one, trace in zip(some, traces, strict=True)]
                     renewals = tuple(message.renewal for message in sent)
                     pulse = await self._storage.renew(Beat(self._owner, renewals, self._info(), events))
                     events = ()

@@ -167,7 +167,7 @@ class Runner:
     ) -> Any:
         """Call a function, on the loop or in a thread, with its arguments and what is injected."""
         needed = needs(function, self._replaced) if self._replaced else usual
-        lane = self._threads.lane()
+        held.lane = lane = self._threads.lane()
         complain = functools.partial(self._complain, held)
         try:
             async with Provision(needed, lane, complain=complain, leave=self._leave) as given:
@@ -179,7 +179,7 @@ class Runner:
 
     async def _alone(self, called: Callable[[], Any], held: Held) -> Any:
         """Call a plain function that is given nothing."""
-        lane = self._threads.lane()
+        held.lane = lane = self._threads.lane()
         try:
             return await _in(lane, called, held)
         finally:

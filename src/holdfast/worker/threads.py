@@ -71,6 +71,8 @@ class Lane:
         self._context = self._seen = contextvars.Context()
         """The context that it all happens in, and that of the last caller."""
         self._at_work = 0
+        self.thread: int | None = None
+        """The ident of the thread while a function is at work in it."""
         self._idle: asyncio.Event | None = None
 
     @property
@@ -105,6 +107,7 @@ class Lane:
 
         def work() -> None:
             value, failure = None, None
+            self.thread = threading.get_ident()
             try:
                 for variable, told in news:
                     context.run(variable.set, told)
@@ -114,6 +117,8 @@ class Lane:
                 failure = (
                     error if isinstance(error, Exception) and not isinstance(error, StopIteration) else wrapped(error)
                 )
+            finally:
+                self.thread = None
             if not loop.is_closed():
                 loop.call_soon_threadsafe(settle, value, failure)
 

@@ -38,6 +38,7 @@ from holdfast.worker.exchange import ExchangeLoop
 from holdfast.worker.held import Held, Holdings, StopReason
 from holdfast.worker.keeper import Keeper
 from holdfast.worker.lifespan import Lifespan
+from holdfast.worker.memory import resident
 from holdfast.worker.orders import SIGNALS, Orders
 from holdfast.worker.run import Runner
 from holdfast.worker.threads import Threads
@@ -407,4 +408,5 @@ class Worker:
             active=self._exchange.running,
             turned_ago=max(0, round((self._equipment.clock.uptime() - self._exchange.turned_at) * SECOND)),
             stopping=self._ending is not None,
+            memory=resident(),
         )

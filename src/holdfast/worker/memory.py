@@ -1,0 +1,14 @@
+"""How much memory this process occupies."""
+
+import os
+from pathlib import Path
+
+_STATM = Path("/proc/self/statm")
+
+
+def resident() -> int:
+    """Return the bytes that this process occupies now; 0 where the system does not tell."""
+    try:
+        return int(_STATM.read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0

@@ -1,0 +1,236 @@
+"""Where handlers are seen to be, while they wait, work, or sit in a thread; and what looking costs."""
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Generator
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from holdfast.core.job import TRACE_KEPT
+from holdfast.core.lease import Lease
+from holdfast.worker.held import Held
+from holdfast.worker.threads import Threads
+from holdfast.worker.traces import Traces, where
+from tests.core.cases import active
+
+LEASE = 20_000_000
+
+
+def held(coroutine: Coroutine[Any, Any, Any] | None = None, *, id_: str = "a") -> Held:
+    """Return a run that was claimed at 0 and beats every 5 s."""
+    job = active()
+    stall = structs.replace(job.stall, lease=LEASE)
+    made = Held(Lease(structs.replace(job, id=id_, stall=stall)), stops_unreachable=False)
+    if coroutine is not None:
+        made.task = asyncio.create_task(coroutine)
+    return made
+
+
+@contextlib.contextmanager
+def threads() -> Generator[Threads]:
+    made = Threads("test")
+    yield made
+    made.close()
+
+
+async def nap() -> None:
+    await asyncio.sleep(60)
+
+
+async def handler(secret: str) -> None:
+    await nap()
+
+
+def functions(trace: str | None) -> list[str]:
+    """Return the functions that a trace goes through."""
+    return [line.rpartition(" in ")[2] for line in (trace or "").splitlines() if line.startswith("  File ")]
+
+
+@contextlib.asynccontextmanager
+async def under_way(run: Held) -> AsyncGenerator[Held]:
+    """Let a run get as far as it gets."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+    try:
+        yield run
+    finally:
+        if run.task is not None:
+            run.task.cancel()
+            await asyncio.gather(run.task, return_exceptions=True)
+
+
+async def test_a_coroutine_that_waits_is_seen_down_to_where_it_waits() -> None:
+    async with under_way(held(handler("hunter2"))) as run:
+        seen = where(run)
+
+    assert seen is not None
+    assert seen.startswith("Traceback (most recent call last):\n")
+    assert functions(seen) == ["handler", "nap", "sleep"]
+    assert "    await asyncio.sleep(60)\n" in seen
+    assert "hunter2" not in seen
+
+
+async def test_what_waits_in_async_generators_and_in_tasks_that_are_awaited_is_seen() -> None:
+    async def each() -> AsyncIterator[int]:
+        yield 1
+        await asyncio.create_task(nap())
+
+    async def walks() -> None:
+        async for _ in each():
+            pass
+
+    async with under_way(held(walks())) as run:
+        assert functions(where(run)) == ["walks", "each", "nap", "sleep"]
+
+
+async def test_of_what_is_gathered_the_place_is_seen_where_it_is_waited_for() -> None:
+    async def gathers() -> None:
+        await asyncio.gather(nap(), nap())
+
+    async with under_way(held(gathers())) as run:
+        assert functions(where(run)) == ["gathers"]
+
+
+async def test_a_coroutine_that_blocks_its_loop_is_seen_from_another_thread() -> None:
+    go, seen = threading.Event(), list[str | None]([None])
+
+    def blocks() -> None:
+        go.wait(10)
+
+    async def hog() -> None:
+        looker.start()
+        blocks()
+
+    run = held(hog())
+
+    def look() -> None:
+        while functions(seen[-1])[:3] != ["hog", "blocks", "wait"] and len(seen) < 10_000:
+            seen.append(where(run))
+        go.set()
+
+    looker = threading.Thread(target=look)
+    async with under_way(run):
+        await asyncio.to_thread(looker.join)
+
+    assert functions(seen[-1])[:3] == ["hog", "blocks", "wait"]
+
+
+async def test_a_plain_function_is_seen_in_its_thread_without_what_is_ours() -> None:
+    go, begun = threading.Event(), threading.Event()
+
+    def plain() -> None:
+        begun.set()
+        go.wait(10)
+
+    with threads() as pool:
+        lane = pool.lane()
+        run = held(lane.run(plain))
+        run.lane = lane
+        async with under_way(run):
+            await asyncio.to_thread(begun.wait, 10)
+            seen = where(run)
+            go.set()
+            await lane.idle()
+            after = where(run)
+        lane.close()
+
+    assert functions(seen)[:2] == ["plain", "wait"]
+    assert after is None
+
+
+async def test_a_deep_stack_is_cut_to_its_innermost_frames() -> None:
+    async def deeper(depth: int) -> None:
+        if depth:
+            await deeper_still_and_with_a_rather_long_name_so_that_the_text_is_long(depth)
+        await asyncio.sleep(60)
+
+    async def deeper_still_and_with_a_rather_long_name_so_that_the_text_is_long(depth: int) -> None:
+        await deeper(depth - 1)
+
+    async with under_way(held(deeper(150))) as run:
+        seen = where(run) or ""
+
+    assert TRACE_KEPT - 500 < len(seen) <= TRACE_KEPT
+    assert "outer frames left out]" in seen.splitlines()[1]
+    assert functions(seen)[-1] == "sleep"
+
+
+async def test_only_what_is_new_is_told_and_nothing_of_a_run_that_has_not_lived_a_beat() -> None:
+    traces = Traces()
+    second = asyncio.Event()
+
+    async def moves() -> None:
+        await second.wait()
+        await nap()
+
+    async with under_way(held(moves())) as run:
+        assert traces.news([run], 4.9) == [None]
+        (first,) = traces.news([run], 5.0)
+        assert functions(first) == ["moves", "wait"]
+
+        lost = run.message(5.0, first)
+        lost.unsent()
+        assert traces.news([run], 5.1) == [first]
+        run.message(5.1, first).arrived(5.1, lost=False)
+        assert traces.news([run], 10.0) == [None]
+
+        second.set()
+        for _ in range(3):
+            await asyncio.sleep(0)
+        (moved,) = traces.news([run], 15.0)
+        assert functions(moved) == ["moves", "nap", "sleep"]
+
+
+async def test_what_a_run_elsewhere_tells_of_itself_is_passed_on_once() -> None:
+    traces, run = Traces(), held()
+    run.elsewhere = "there"
+
+    (told,) = traces.news([run], 5.0)
+    run.message(5.0, told).arrived(5.0, lost=False)
+
+    assert told == where(run) == "there"
+    assert traces.news([run], 10.0) == [None]
+
+
+async def test_a_function_that_comes_back_to_the_same_line_is_not_news() -> None:
+    traces, turns = Traces(), asyncio.Event()
+
+    async def loops() -> None:
+        while True:
+            await turns.wait()
+            turns.clear()
+
+    async with under_way(held(loops())) as run:
+        (first,) = traces.news([run], 5.0)
+        run.message(5.0, first).arrived(5.0, lost=False)
+        turns.set()
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+        assert traces.news([run], 10.0) == [None]
+
+
+@pytest.mark.parametrize("count", [2_000])
+async def test_to_look_at_sleeping_runs_again_takes_next_to_nothing(count: int) -> None:
+    traces = Traces()
+    runs = [held(handler("x"), id_=str(number)) for number in range(count)]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    for one, news in zip(runs, traces.news(runs, 5.0), strict=True):
+        one.message(5.0, news).arrived(5.0, lost=False)
+    took = list[float]()
+    for _ in range(5):
+        began = time.perf_counter()
+        assert not any(traces.news(runs, 10.0))
+        took.append(time.perf_counter() - began)
+    for one in runs:
+        assert one.task is not None
+        one.task.cancel()
+    await asyncio.gather(*(one.task for one in runs if one.task is not None), return_exceptions=True)
+
+    # A beat is 5 s; a hundredth of it is there for 10,000 of them.
+    assert min(took) < 0.05 * count / 10_000, took
