@@ -30,7 +30,6 @@ ON_VALKEY = {
     "storage/test_redis_guard.py",
     "storage/test_redis_partial.py",
     "system/test_redis_cluster.py",
-    "test_servers.py",
 }
 """The tests that run on Valkey, too: of the promise, and of what a server is. HOLDFAST_TEST_VALKEY=all has all of them
 do so, in some minutes more; that is for a new version of it."""

@@ -238,7 +238,7 @@ def test_what_needs_valkey_is_collected_only_where_there_is_one(
     (only_redis / "redis-server").symlink_to(str(brand.program))
 
     without = outcome(path=str(only_redis))
-    with_ = outcome(path=str(only_redis), HOLDFAST_TEST_VALKEY_URL=redis_server.url)
+    with_ = outcome(path=str(only_redis), HOLDFAST_TEST_VALKEY="all", HOLDFAST_TEST_VALKEY_URL=redis_server.url)
 
     assert "3 passed" in without
     assert "skipped" not in without
