@@ -542,10 +542,14 @@ def test_a_worker_is_ready_while_its_claim_loop_turns_and_it_does_not_stop(play:
         await look()
         await beat(stage)
         await look()
+        await beat(stage, quiet=True)
+        await look()
+        await beat(stage)
+        await look()
         stopping.append(True)
         await look()
 
-        assert words == ["no", "no", "yes", "no", "yes", "no", "yes", "no"]
+        assert words == ["no", "no", "yes", "no", "yes", "no", "yes", "no", "yes", "no"]
 
     play(scenario)
 

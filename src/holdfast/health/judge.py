@@ -22,7 +22,7 @@ from holdfast.options import Timing
 from holdfast.storage.protocol import QueueSurvey, Survey, WorkerSurvey
 
 Status = Literal["ok", "degraded", "unhealthy", "unreachable"]
-WorkerState = Literal["alive", "stopping", "stale"]
+WorkerState = Literal["alive", "quiet", "stopping", "stale"]
 
 LONGEST_REST = 5.0
 """Seconds after which a healthy claim loop turns, even if there is nothing to do (`worker.exchange.POLL`)."""
@@ -139,7 +139,7 @@ def unreachable(error: str) -> Health:
 
 
 def consuming(survey: Survey, owner: str, timing: Timing) -> bool:
-    """Say whether this worker claims jobs: known to the storage, not about to leave, its loop turning."""
+    """Say whether this worker claims jobs: known to the storage, told to do so, its loop turning."""
     return any(worker.owner.id == owner and _state(worker, timing) == "alive" for worker in survey.workers)
 
 
@@ -155,7 +155,9 @@ def _state(worker: WorkerSurvey, timing: Timing) -> WorkerState:
     silent = worker.seen_ago > three.total_seconds() * SECOND or worker.turned_ago > turn.total_seconds() * SECOND
     if worker.died or silent:
         return "stale"
-    return "stopping" if worker.stopping else "alive"
+    if worker.stopping:
+        return "stopping"
+    return "quiet" if worker.quiet else "alive"
 
 
 def _worker(worker: WorkerSurvey, timing: Timing) -> WorkerHealth:

@@ -637,6 +637,8 @@ class Model(Timetable):
         if after == before:
             return after
         self._settings[target] = after
+        if target.kind == "worker":
+            self.knocked.append(owner_topic(target.name))
         if target.kind == "queue" and bool(before.paused) != bool(after.paused):
             kind = QueuePaused if after.paused else QueueResumed
             self._record(kind(queue=target.name, by=by), now)
@@ -726,6 +728,7 @@ class Model(Timetable):
                     died=seen.died,
                     lag=seen.beat.worker.lag,
                     memory=seen.beat.worker.memory,
+                    quiet=seen.beat.worker.quiet,
                 )
                 for seen in self._workers.values()
                 if seen.beat.worker is not None

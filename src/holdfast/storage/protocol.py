@@ -160,6 +160,7 @@ class WorkerInfo(Struct, frozen=True):
 
     `turned_ago`: microseconds since its claim loop last turned. `lag`: the longest that its event loop kept anything
     waiting since the beat before, in microseconds. `memory`: what its process occupies, in bytes; 0 where nobody knows.
+    `quiet`: an operator has told it to claim no more.
     """
 
     queues: tuple[str, ...] = ()
@@ -169,6 +170,7 @@ class WorkerInfo(Struct, frozen=True):
     stopping: bool = False
     lag: int = 0
     memory: int = 0
+    quiet: bool = False
 
 
 class Beat(Struct, frozen=True):
@@ -193,12 +195,13 @@ class Cancelling(Struct, frozen=True):
 class Pulse(Struct, frozen=True):
     """The answer to a beat, exceptions only: what is no longer ours, what shall stop, what the operator ordered.
 
-    `unanswered`: what could not be renewed, for the one of several servers that keeps it was out of reach.
+    `unanswered`: what could not be renewed, for the one of several servers that keeps it was out of reach. `orders`:
+    all that are in force ("quiet", "stop"); None: the server that keeps them was out of reach.
     """
 
     lost: tuple[tuple[Ref, int], ...] = ()
     cancelling: tuple[Cancelling, ...] = ()
-    orders: tuple[str, ...] = ()
+    orders: tuple[str, ...] | None = ()
     unanswered: tuple[tuple[Ref, int], ...] = ()
 
 
@@ -463,6 +466,7 @@ class WorkerSurvey(Struct, frozen=True, kw_only=True):
     died: bool = False
     lag: int = 0
     memory: int = 0
+    quiet: bool = False
 
 
 class Survey(Struct, frozen=True, kw_only=True):
@@ -609,7 +613,10 @@ class Storage(Protocol):
         ...
 
     async def tune(self, target: Target, settings: Settings, *, by: str | None = None) -> Settings:
-        """Set what every worker must know; return the settings in force. Idempotent; an unset field stays."""
+        """Set what every worker must know; return the settings in force. Idempotent; an unset field stays.
+
+        An order for a worker is hinted at once: by its topic.
+        """
         ...
 
     async def resign(self, term: Term) -> None:

@@ -88,10 +88,10 @@ class Child:
             orders.hurry()
         await orders.obeyed_by(worker)
 
-    def goodbye(self) -> None:
-        """Tell the supervisor that nothing is left to be taken back."""
+    def goodbye(self, *, dismissed: bool = False) -> None:
+        """Tell the supervisor that nothing is left to be taken back, and whether an operator wanted us gone."""
         with contextlib.suppress(OSError):
-            self._line.sendall(spoken(Goodbye()))
+            self._line.sendall(spoken(Goodbye(dismissed)))
 
     def _follow(self) -> None:
         with contextlib.suppress(OSError):

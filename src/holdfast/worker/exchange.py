@@ -84,6 +84,8 @@ class ExchangeLoop:
         self._refused: dict[RunKey, int] = {}
         self.turned_at = clock.uptime()
         self.released = 0
+        self.quiet = False
+        """Whether an operator has told it to claim no more; what runs goes on."""
         self.empty = False
         """Whether the last claim found nothing to start, and the next one would not either; what a burst waits for."""
 
@@ -170,6 +172,11 @@ class ExchangeLoop:
         if self._unsettled or (answer.left and self._room()) or (probing and room):
             return 0.0
         return POLL if answer.next_due is None else min(POLL, answer.next_due / SECOND)
+
+    def be_quiet(self, quiet: bool) -> None:
+        """Claim no more until told otherwise; what a claim in flight still brings is run."""
+        self.quiet = quiet
+        self._wake.set()
 
     def stop_claiming(self) -> None:
         """Claim no more; what a claim in flight still brings is handed back unbegun."""
@@ -266,7 +273,7 @@ class ExchangeLoop:
             return
 
     def _room(self) -> int:
-        if not self._claiming or len(self._unsettled) > UNSETTLED_LIMIT:
+        if not self._claiming or self.quiet or len(self._unsettled) > UNSETTLED_LIMIT:
             return 0
         return max(0, self._concurrency - len(self._running))
 

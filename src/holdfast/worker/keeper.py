@@ -59,6 +59,7 @@ class Keeper:
         logger: logging.Logger,
         info: Callable[[], WorkerInfo],
         stop: Callable[[Held, StopReason, str | None], None],
+        obey: Callable[[tuple[str, ...]], None],
         wanted: Callable[[], bool],
     ) -> None:
         self._storage = storage
@@ -70,6 +71,8 @@ class Keeper:
         self._logger = logger
         self._info = info
         self._stop = stop
+        self._obey = obey
+        self._orders: tuple[str, ...] = ()
         self._wanted = wanted
         self._traces = Traces()
         self._announcements: deque[Event] = deque()
@@ -204,8 +207,12 @@ class Keeper:
         return one.signs.pending or now - one.renewed_at >= every / 2 or one.renewed_at <= self._holdings.hinted_at
 
     def _heed(self, sent: list[Message], pulse: Pulse, asked_at: float) -> int:
-        """Do as the answer says; return how many runs heard something new."""
+        """Do as the answer says; return how many runs heard something new, the worker itself counted as one."""
         news = 0
+        if pulse.orders is not None and pulse.orders != self._orders:
+            self._orders = pulse.orders
+            self._obey(pulse.orders)
+            news = 1
         lost, unanswered = set(pulse.lost), set(pulse.unanswered)
         for message in sent:
             if message.held.key in unanswered:

@@ -67,12 +67,13 @@ USAGE = 2
 
 @dataclass(frozen=True)
 class Life:
-    """What became of one child: how it ended, after how many seconds, and whether it had said goodbye."""
+    """What became of one child: how it ended, after how many seconds, whether it had said goodbye, and by order."""
 
     pid: int
     status: int
     lived: float
     parted: bool
+    dismissed: bool = False
 
 
 class Supervisor:
@@ -171,6 +172,9 @@ class Supervisor:
             self._status = USAGE
             self._stop()
             return True
+        if life.parted and life.dismissed:
+            self._logger.info("worker %d has left: an operator has ordered it, so none follows", life.pid)
+            return True
         if life.parted and not self._burst:
             self._logger.warning("worker %d left though nobody told us to stop; another follows", life.pid)
         return life.parted and self._burst
@@ -198,7 +202,9 @@ class Supervisor:
         finally:
             self._wards.discard(ward)
             ward.clear_away()
-        life = Life(ward.process.pid, death.status, lived, parted=death.status == 0 and ward.parted)
+        life = Life(
+            ward.process.pid, death.status, lived, parted=death.status == 0 and ward.parted, dismissed=ward.dismissed
+        )
         if ward.hello is not None and not life.parted:
             await self._bury(Deceased(ward.incarnation, life.pid, death, died_at), ward.hello)
         elif ward.hello is None and not self._stopping.is_set():

@@ -40,6 +40,8 @@ class Ward:
         self.hello: Hello | None = None
         self.parted = False
         """Whether it has said goodbye; what it holds after that, it holds no more."""
+        self.dismissed = False
+        """Whether it said so because an operator wants it gone."""
 
     @classmethod
     def started(cls, command: Sequence[str], incarnation: str, *, clock: Clock) -> Self:
@@ -95,5 +97,5 @@ class Ward:
                         case Hello():
                             self.hello = self.hello or word
                         case Goodbye():
-                            self.parted = True
+                            self.parted, self.dismissed = True, word.dismissed
                     hear(word)

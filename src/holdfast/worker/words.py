@@ -29,7 +29,12 @@ class Hello(Struct, frozen=True, tag="hello", tag_field="say"):
 
 
 class Goodbye(Struct, frozen=True, tag="goodbye", tag_field="say"):
-    """The child has handed back what it held, and ends for that."""
+    """The child has handed back what it held, and ends for that.
+
+    `dismissed`: by an operator's order, so that no other shall follow it.
+    """
+
+    dismissed: bool = False
 
 
 Word = Hello | Goodbye

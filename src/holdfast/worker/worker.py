@@ -90,6 +90,8 @@ class Worker:
         self._state: Literal["new", "starting", "running", "ended"] = "new"
         self._main: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
+        self.dismissed = False
+        """Whether an operator has ordered it to stop, so that nobody shall take its place."""
         self._forced = asyncio.Event()
         self._unwanted, self._gone = asyncio.Event(), asyncio.Event()
         """Set when it is stopped while it starts, and when it has then let go."""
@@ -144,6 +146,7 @@ class Worker:
             logger=equipment.logger,
             info=self._info,
             stop=self._stop_run,
+            obey=self._obey,
             wanted=self._lives,
         )
 
@@ -401,6 +404,21 @@ class Worker:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._exchange.stop_run, held, reason, detail, context=self._context)
 
+    def _obey(self, orders: tuple[str, ...]) -> None:
+        """Do as an operator has ordered, from the keeper's thread: these are all the orders that are in force."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._ordered, orders, context=self._context)
+
+    def _ordered(self, orders: tuple[str, ...]) -> None:
+        if (quiet := "quiet" in orders) != self._exchange.quiet:
+            done = "claims no more" if quiet else "claims again"
+            self._equipment.logger.info("worker %s %s: an operator has ordered it", self.owner.name, done)
+            self._exchange.be_quiet(quiet)
+        if "stop" in orders and not self.stopping:
+            self._equipment.logger.info("worker %s stops: an operator has ordered it", self.owner.name)
+            self.dismissed = True
+            self._begin_to_end(self._drain.total_seconds(), "ordered")
+
     def _info(self) -> WorkerInfo:
         return WorkerInfo(
             queues=self._queues,
@@ -409,4 +427,5 @@ class Worker:
             turned_ago=max(0, round((self._equipment.clock.uptime() - self._exchange.turned_at) * SECOND)),
             stopping=self._ending is not None,
             memory=resident(),
+            quiet=self._exchange.quiet,
         )

@@ -143,7 +143,7 @@ class Cells:
                     key=lambda asked: place[asked.ref, asked.fence],
                 )
             ),
-            tuple(order for pulse in pulses for order in pulse.orders),
+            None if isinstance(outcomes[0], BaseException) else outcomes[0].orders,
             tuple(
                 (renewal.ref, renewal.fence)
                 for part, outcome in zip(parts.values(), outcomes, strict=True)

@@ -95,6 +95,7 @@ class _Worker(Struct, kw_only=True):
     died: bool = False
     lag: int = 0
     memory: int = 0
+    quiet: bool = False
 
 
 class _Line(Struct, kw_only=True):
@@ -320,6 +321,7 @@ def _workers(workers: Mapping[bytes, bytes], seen: Mapping[bytes, bytes], now: i
             died=worker.died,
             lag=worker.lag,
             memory=worker.memory,
+            quiet=worker.quiet,
         )
         for owner, worker, at in known
     )

@@ -214,6 +214,7 @@ def _worker(row: rows.Row, now: int) -> WorkerSurvey:
         died=bool(died),
         lag=info.lag,
         memory=info.memory,
+        quiet=info.quiet,
     )
 
 

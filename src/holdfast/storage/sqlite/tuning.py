@@ -4,7 +4,7 @@ import msgspec
 
 from holdfast.core.events import QueuePaused, QueueResumed
 from holdfast.core.job import RateKey
-from holdfast.storage.protocol import PAUSED, Settings, Target, queue_topic
+from holdfast.storage.protocol import PAUSED, Settings, Target, owner_topic, queue_topic
 from holdfast.storage.sqlite import rates, slots
 from holdfast.storage.sqlite.queries import query
 from holdfast.storage.sqlite.settings import setting
@@ -24,6 +24,8 @@ def tune(step: Step, target: Target, settings: Settings, by: str | None) -> Sett
         return after
     step.run(_SET, (target.kind, target.name, _encode(after).decode()))
     step.settings[target.kind, target.name] = after
+    if target.kind == "worker":
+        step.knocked.append(owner_topic(target.name))
     if target.kind == "queue" and bool(before.paused) != bool(after.paused):
         kind = QueuePaused if after.paused else QueueResumed
         step.record(kind(queue=target.name, by=by))

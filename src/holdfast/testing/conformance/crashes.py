@@ -280,13 +280,13 @@ class CrashesConformance(Conformance):
     # ── how a worker is ───────────────────────────────────────────────────────────────────────────────────────────
 
     async def test_a_beat_tells_how_its_worker_is(self, storage: Storage) -> None:
-        await storage.renew(Beat(ALICE, worker=WorkerInfo(concurrency=10, lag=250_000, memory=9 << 30)))
+        await storage.renew(Beat(ALICE, worker=WorkerInfo(concurrency=10, lag=250_000, memory=9 << 30, quiet=True)))
         busy = await worker(storage)
         await storage.renew(Beat(ALICE, worker=WorkerInfo(concurrency=10)))
         idle = await worker(storage)
 
-        assert (busy.lag, busy.memory) == (250_000, 9 << 30)
-        assert (idle.lag, idle.memory) == (0, 0)
+        assert (busy.lag, busy.memory, busy.quiet) == (250_000, 9 << 30, True)
+        assert (idle.lag, idle.memory, idle.quiet) == (0, 0, False)
 
     async def test_who_renews_for_a_worker_that_hangs_does_not_speak_for_it(
         self, storage: Storage, clock: ManualClock
@@ -329,7 +329,7 @@ class CrashesConformance(Conformance):
         assert before == ()
         assert [set(told) for told in repeated] == [{"quiet", "stop"}] * 3
         # The keeper of a worker that hangs hears them, too.
-        assert set(unowned.orders) == {"quiet", "stop"}
+        assert set(unowned.orders or ()) == {"quiet", "stop"}
         assert fewer == last.orders == ("stop",)
         assert await orders(storage) == ()
 
@@ -385,4 +385,6 @@ async def worker(storage: Storage) -> WorkerSurvey:
 
 async def orders(storage: Storage) -> tuple[str, ...]:
     """Return what Alice is told to do with a beat."""
-    return (await storage.renew(Beat(ALICE, worker=WorkerInfo()))).orders
+    told = (await storage.renew(Beat(ALICE, worker=WorkerInfo()))).orders
+    assert told is not None
+    return told

@@ -322,6 +322,7 @@ infos = st.none() | st.builds(
     stopping=st.booleans(),
     lag=st.sampled_from((0, SECOND // 10)),
     memory=st.sampled_from((0, 1 << 40)),
+    quiet=st.booleans(),
 )
 
 bys = st.sampled_from((None, "me"))

@@ -9,7 +9,17 @@ import pytest
 from holdfast.clock import SECOND
 from holdfast.core.job import OnExpire, Policy
 from holdfast.core.outcome import Interrupted
-from holdfast.storage.protocol import EVENTS_TOPIC, Cancel, Notices, Storage, job_topic, owner_topic, queue_topic
+from holdfast.storage.protocol import (
+    EVENTS_TOPIC,
+    Cancel,
+    Notices,
+    Settings,
+    Storage,
+    Target,
+    job_topic,
+    owner_topic,
+    queue_topic,
+)
 from holdfast.testing.clock import ManualClock
 from holdfast.testing.conformance.material import (
     ALICE,
@@ -58,6 +68,11 @@ class NoticesConformance(Conformance):
         lease = await start(storage)
         notices = storage.notices([owner_topic(ALICE.id)])
         await woken_by(notices, lambda: storage.revise([Cancel(lease.ref, "enough")]))
+        notices.close()
+
+    async def test_an_order_wakes_the_worker_that_it_is_for(self, storage: Storage) -> None:
+        notices = storage.notices([owner_topic(ALICE.id)])
+        await woken_by(notices, lambda: storage.tune(Target("worker", ALICE.id), Settings(quiet=True)))
         notices.close()
 
     @pytest.mark.statement(65)

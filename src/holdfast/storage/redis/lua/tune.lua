@@ -138,6 +138,9 @@ return carry_out(function()
   end
   if not same(before, after) then
     Settings.put(kind, name, after)
+    if kind == 'worker' then
+      Journal.knock('owner:' .. name)
+    end
     if kind == 'queue' and (before.paused or false) ~= (after.paused or false) then
       Journal.record(after.paused and 'queue_paused' or 'queue_resumed', { queue = name, by = ASKED.by })
       Journal.knock_queue(name)

@@ -1,0 +1,132 @@
+"""What an operator orders a single worker to do: be quiet, go on, stop."""
+
+import asyncio
+
+from holdfast import Holdfast, State, Timing
+from holdfast.core.events import WorkerStopped, WorkerStopping
+from holdfast.core.job import Owner
+from holdfast.storage.memory import MemoryStorage
+from holdfast.storage.protocol import Beat, Pulse, Settings, Target, WorkerSurvey
+from tests.flow.conftest import FAST, Play, Stage
+
+
+def napping(app: Holdfast) -> Holdfast:
+    """Return the app with a task that rests for a while."""
+
+    @app.task(name="nap")
+    async def nap(seconds: float) -> str:
+        await asyncio.sleep(seconds)
+        return "rested"
+
+    return app
+
+
+async def told(stage: Stage, owner: Owner, settings: Settings) -> None:
+    """Give a worker an order."""
+    await stage.storage.tune(Target("worker", owner.id), settings)
+
+
+async def seen(stage: Stage, owner: Owner) -> WorkerSurvey:
+    """Return what a worker says of itself."""
+    [found] = [one for one in (await stage.storage.survey()).workers if one.owner.id == owner.id]
+    return found
+
+
+def test_a_quiet_worker_ends_what_it_has_claims_no_more_and_goes_on_when_it_may(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = napping(stage.app(timing=FAST))
+        worker = app.worker()
+        await stage.start(worker)
+        nap = app.find_task("nap")
+        running = await nap.enqueue(3)
+        await asyncio.sleep(0.2)
+        await told(stage, worker.owner, Settings(quiet=True))
+        await asyncio.sleep(1)
+        later = await nap.enqueue(0)
+        await asyncio.sleep(10)
+
+        assert await running.state() is State.COMPLETED
+        assert await later.state() is State.WAITING
+        hushed = await seen(stage, worker.owner)
+        assert (hushed.quiet, hushed.stopping) == (True, False)
+        # It lives, and is not taken for one that hangs.
+        assert hushed.turned_ago < 7_000_000
+
+        await told(stage, worker.owner, Settings(quiet=False))
+        await asyncio.sleep(1)
+
+        assert await later.state() is State.COMPLETED
+        assert not (await seen(stage, worker.owner)).quiet
+
+    play(scenario)
+
+
+def test_an_order_reaches_a_worker_long_before_its_next_beat(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = napping(stage.app(timing=Timing()))
+        worker = app.worker()
+        await stage.start(worker)
+        await asyncio.sleep(1)
+        await told(stage, worker.owner, Settings(quiet=True))
+        await asyncio.sleep(0.5)
+        late = await app.find_task("nap").enqueue(0)
+        await asyncio.sleep(3)
+
+        assert await late.state() is State.WAITING
+
+    play(scenario)
+
+
+def test_a_worker_that_is_ordered_to_stop_drains_and_takes_its_leave(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = napping(stage.app(timing=FAST))
+        worker, other = app.worker(), app.worker()
+        await stage.start(worker, "worker")
+        await stage.start(other, "other")
+        jobs = [await app.find_task("nap").enqueue(3) for _ in range(15)]
+        await asyncio.sleep(0.2)
+        await told(stage, worker.owner, Settings(stop=True))
+        await worker.wait()
+
+        assert (worker.ended, worker.dismissed) == (True, True)
+        assert [one.owner.id for one in (await stage.storage.survey()).workers] == [other.owner.id]
+        [why] = [one.reason for one in await stage.told(WorkerStopping) if one.owner == worker.owner.id]
+        [released] = [one.released for one in await stage.told(WorkerStopped) if one.owner == worker.owner.id]
+        assert (why, released) == ("ordered", 0)
+
+        for job in jobs:
+            assert await job.result(timeout=20) == "rested"
+        assert not other.stopping
+
+    play(scenario)
+
+
+class Forgetful(MemoryStorage):
+    """A storage of several servers, of which at times the one that keeps the orders is out of reach."""
+
+    away = False
+
+    async def renew(self, beat: Beat) -> Pulse:
+        pulse = await super().renew(beat)
+        return Pulse(pulse.lost, pulse.cancelling, None) if self.away else pulse
+
+
+def test_a_quiet_worker_stays_quiet_while_nobody_tells_what_its_orders_are(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        storage = Forgetful(clock=stage.clock)
+        app = napping(stage.app(storage=storage, timing=FAST))
+        worker = app.worker()
+        await stage.start(worker)
+        await storage.tune(Target("worker", worker.owner.id), Settings(quiet=True))
+        await asyncio.sleep(2)
+        storage.away = True
+        await asyncio.sleep(5)
+        job = await app.find_task("nap").enqueue(0)
+        await asyncio.sleep(5)
+        assert await job.state() is State.WAITING
+
+        storage.away = False
+        await storage.tune(Target("worker", worker.owner.id), Settings(quiet=False))
+        assert await job.result(timeout=5) == "rested"
+
+    play(scenario)
