@@ -8,10 +8,10 @@ import pytest
 
 from holdfast.core.duration import moment
 from holdfast.core.events import QueueDrained
-from holdfast.core.job import Key, Owner
+from holdfast.core.job import TRACE_KEPT, Key, Owner
 from holdfast.core.lease import Lease
 from holdfast.core.lifecycle import State
-from holdfast.core.outcome import Returned
+from holdfast.core.outcome import Interrupted, Returned
 from holdfast.errors import StorageUnavailableError
 from holdfast.storage.protocol import (
     CLAIM_LIMIT,
@@ -23,6 +23,7 @@ from holdfast.storage.protocol import (
     Bid,
     NewLogLine,
     Order,
+    Pulse,
     Renewal,
     WorkerInfo,
 )
@@ -32,6 +33,7 @@ from holdfast.storage.redis.connections import Connections
 from holdfast.storage.redis.library import Script
 from holdfast.testing import ManualClock
 from holdfast.testing.conformance.material import ALICE, QUEUE, REAPER, new_job, new_jobs, settled
+from tests.servers import client_of, command
 
 pytestmark = pytest.mark.redis
 
@@ -243,6 +245,57 @@ async def test_all_leases_of_a_beat_are_renewed_and_the_rest_is_told_once(
     assert [detail and (detail.job.heard_at, len(detail.log)) for detail in details[::2]] == [(clock.now(), 1)] * 250
     assert len(drained) == 1
     assert [worker.owner.id for worker in (await cell.survey()).workers] == [ALICE.id]
+
+
+async def test_a_beat_with_long_traces_is_sent_in_parts_and_the_last_remembers_the_worker(
+    cell: Cell, wire: Wire, clock: ManualClock
+) -> None:
+    leases = await held(cell, 100)
+    texts = [f"{number}" + "x" * (TRACE_KEPT - 9) for number in range(100)]
+    renewals = tuple(Renewal(lease.ref, lease.fence, trace=text) for lease, text in zip(leases, texts, strict=True))
+    told = (QueueDrained(queue="other", at=moment(0)),)
+    for _ in range(2):
+        clock.advance(5)
+        wire.calls.clear()
+
+        assert await cell.renew(Beat(ALICE, renewals, WorkerInfo(queues=(QUEUE,)), told)) == Pulse()
+        assert wire.calls["renew"] >= 4
+
+    details = await cell.get([lease.ref for lease in leases])
+    drained = [event for event in (await cell.events(limit=1000)).events if isinstance(event, QueueDrained)]
+
+    assert [detail and detail.runs[-1].trace for detail in details] == texts
+    assert {detail and detail.job.heard_at for detail in details} == {clock.now()}
+    assert len(drained) == 2
+
+    # Without any it is one call again.
+    clock.advance(5)
+    wire.calls.clear()
+    untold = tuple(Renewal(lease.ref, lease.fence) for lease in leases)
+
+    assert await cell.renew(Beat(ALICE, untold, WorkerInfo(queues=(QUEUE,)))) == Pulse()
+    assert wire.calls["renew"] == 1
+
+
+async def test_a_trace_that_nobody_took_away_is_not_said_of_the_next_run(
+    cell: Cell, clock: ManualClock, redis_url: str
+) -> None:
+    [first] = await held(cell, 1)
+    told = Renewal(first.ref, first.fence, trace="here")
+    await cell.renew(Beat(ALICE, (told,)))
+    with client_of(redis_url.partition("?")[0]) as client:
+        there = command(client, "HGETALL", f"{cell.base}:traces")
+        # Settled by the scripts of the version before, which know of none.
+        await cell.exchange(ALICE, [settled(first, Interrupted("shutdown"))])
+        gone = command(client, "HGETALL", f"{cell.base}:traces")
+        command(client, "HSET", f"{cell.base}:traces", *next(iter(there.items())))
+    clock.advance(1)
+    await cell.exchange(ALICE, (), Order((QUEUE,), 1))
+    [detail] = await cell.get([first.ref])
+
+    assert (len(there), len(gone)) == (1, 0)
+    assert detail is not None
+    assert [run.trace for run in detail.runs] == [None, None]
 
 
 async def test_all_that_a_reclaim_may_take_is_taken(cell: Cell, wire: Wire) -> None:

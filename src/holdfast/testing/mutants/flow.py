@@ -424,6 +424,24 @@ class RuleForgotten(Model):
         return 0
 
 
+@mutant()
+class QuarantineForgotten(Model):
+    """Whoever went down with its process is put back unmarked."""
+
+    def _apply(self, job: JobRecord, decision: Decision, now: int) -> None:
+        marked = isinstance(decision, PutBack) and decision.quarantine
+        super()._apply(job, structs.replace(decision, quarantine=False) if marked else decision, now)
+
+
+@mutant()
+class QuarantineForGood(Model):
+    """Whoever was marked once stays so, however its next run ends."""
+
+    def _apply(self, job: JobRecord, decision: Decision, now: int) -> None:
+        again = isinstance(decision, PutBack) and job.quarantined
+        super()._apply(job, structs.replace(decision, quarantine=True) if again else decision, now)
+
+
 # ── beats ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -82,13 +82,10 @@ end
 
 local traces = {}
 
--- Note where the handler of a run is whose renewal is well, if that is told.
-local function note_trace(number, job)
-  local place = ASKED.renewals[number].trace
-  if place then
-    traces[number] = Record.trace(job, ARGV[place])
-    Purse.pay_for(traces[number])
-  end
+-- Note where the handler of a run is whose renewal is well.
+local function note_trace(number, job, place)
+  traces[number] = Record.trace(job, ARGV[place])
+  Purse.pay_for(traces[number])
 end
 
 -- Keep what was noted of a span of the renewals, in their order.
@@ -127,7 +124,9 @@ local function beat(first, last)
       job.heard_at, job.lease_until, job.run_until, job.progress_until = NOW, ends, run_until, progress_until
       leases[#leases + 1], leases[#leases + 2] = ends, asked.ref
       beats[#beats + 1], beats[#beats + 2] = asked.ref, Record.beat(job)
-      note_trace(places[at], job)
+      if asked.trace then
+        note_trace(places[at], job, asked.trace)
+      end
       extended[places[at]] = true
     end
   end
@@ -160,7 +159,9 @@ local lost, cancelling, orders = {}, {}, {}
 local function renew(number, asked)
   local job = Record.at(asked.ref)
   if job and Record.holds(job, owner.id, asked.fence) then
-    note_trace(number, job)
+    if asked.trace then
+      note_trace(number, job, asked.trace)
+    end
     if asked.extend then
       extend(job, asked)
     end
