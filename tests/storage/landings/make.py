@@ -15,7 +15,8 @@ from random import Random
 from msgspec import structs
 
 from holdfast.clock import SECOND
-from holdfast.core.events import WorkerStarted
+from holdfast.core.decision import PutBack
+from holdfast.core.events import WorkerHung, WorkerStarted
 from holdfast.core.job import (
     FOREVER,
     CollectKey,
@@ -83,6 +84,7 @@ PAUSED = "paused ü:/."
 STRICT = "strict"
 IDLE = "idle"
 DOOMED = "doomed"
+WRECKED = "wrecked"
 KEYED = "keyed"
 DUSTY = "dusty"
 FAIR = "fair"
@@ -336,6 +338,26 @@ async def second(storage: Storage, clock: ManualClock) -> None:
     )
 
 
+async def third(storage: Storage, clock: ManualClock) -> None:
+    """Tell a storage all that it could remember at the third landing: what crashes leave behind."""
+    await second(storage, clock)
+    await storage.enqueue([wish("crashed-later", WRECKED), wish("traced", WRECKED)])
+    dice = Random(3)
+    leases = (await storage.exchange(MORTAL, (), Order((WRECKED,), 100))).leases
+    trace = 'File "größe.py", line 7, in größe ☃'
+    info = WorkerInfo((WRECKED,), 10, len(leases), 1500, lag=250_000, memory=9 << 30)
+    await storage.renew(Beat(MORTAL, tuple(Renewal(lease.ref, lease.fence, trace=trace) for lease in leases), info))
+    hung = WorkerHung(owner=MORTAL.id, blocked_for=600.5, stack=trace)
+    await storage.renew(Beat(MORTAL, events=(hung,)))
+    await storage.tune(Target("worker", MORTAL.id), Settings(quiet=True), by="ann")
+    # One is put back for later, the other is still held by whoever is to judge them.
+    taken = await storage.reclaim(MORTAL.id, LEADER)
+    [late] = [one for one in taken.stalled if one.lease.job.id == "crashed-later"]
+    marked = PutBack(charge="stalls", after=SECOND, reason="process_died", quarantine=True)
+    settled = settlement(late.lease, Stalled(late.reason, late.silent_for, late.owner, "signal 11"), dice)
+    await storage.exchange(LEADER, [structs.replace(settled, decision=marked)])
+
+
 def gathering(number: int) -> NewJob:
     """Return one of the calls that are gathered, as many as three in one job."""
     return structs.replace(
@@ -343,7 +365,7 @@ def gathering(number: int) -> NewJob:
     )
 
 
-LANDINGS: dict[str, Callable[[Storage, ManualClock], Awaitable[None]]] = {"0001": first, "0002": second}
+LANDINGS: dict[str, Callable[[Storage, ManualClock], Awaitable[None]]] = {"0001": first, "0002": second, "0003": third}
 
 
 async def save(landing: str) -> None:
