@@ -77,6 +77,22 @@ def ask_again_in(every: float, retry_in: float | None, rng: Random) -> float:
     return every if retry_in is None else retry_in + rng.random() * min(LATE, every / 4)
 
 
+def longest_rest(lease: float, every: float, term: float) -> float:
+    """Return for how long what has no lease and nothing due may be left alone; 0 if not for longer than between sweeps.
+
+    A lease that begins meanwhile is to be watched in time, whatever happens:
+
+    - half a lease: a rest that ends too late, for the leader stood still, is a gap to the pause guard, which then
+      grants half a lease of grace for half a lease. Both are over when the lease is.
+    - a lease less three sweeps: what stood still for less than that after a rest is no gap, so all that stood still
+      unnoticed did so for less than a lease, and nothing has run out by it.
+    - a lease less a term and a sweep: if the leader dies with the holder, his term stands for the rest, and for its own
+      length after it; who follows him is there before the lease is out.
+    """
+    rest = min(lease / 2, lease - max(3 * every, term + every))
+    return rest if rest > every else 0.0
+
+
 def _gone(standing: Standing, reason: str) -> tuple[Standing, list[Event]]:
     told: list[Event] = [
         LeadershipLost(

@@ -12,11 +12,13 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
+from msgspec import structs
+
 from holdfast.bus import Hearers
 from holdfast.core.duration import micros
 from holdfast.core.events import Event, ReaperFailed
 from holdfast.core.job import Owner
-from holdfast.core.leadership import Standing, answered, ask_again_in, resigned, unanswered
+from holdfast.core.leadership import Standing, answered, ask_again_in, longest_rest, resigned, unanswered
 from holdfast.equipment import Equipment, bare
 from holdfast.errors import StorageError, UsageError
 from holdfast.maintenance.ticking import tick_all
@@ -57,6 +59,9 @@ class Reaping:
             every=micros(timing.sweep),
             grace=micros(timing.grace),
         )
+        rest = longest_rest(timing.lease.total_seconds(), self._every, self._patience)
+        self._bid_of_many = structs.replace(self._bid, rest=round(1_000_000 * rest))
+        """For turns that come again and again: what has nothing to do may be left alone by some of them."""
 
     async def run(self) -> None:
         """Sweep until cancelled, then resign."""
@@ -64,17 +69,20 @@ class Reaping:
             wait = 0.0
             while True:
                 await asyncio.sleep(wait)
-                wait = await self.turn()
+                wait = await self._turn(self._bid_of_many)
         finally:
             await self.resign()
 
     async def turn(self) -> float:
-        """Sweep once and settle what stalled; return the seconds until the next turn."""
+        """Sweep all there is once and settle what stalled; return the seconds until the next turn."""
+        return await self._turn(self._bid)
+
+    async def _turn(self, bid: Bid) -> float:
         asked_at = self._clock.uptime()
         try:
             # A storage that hangs answers nobody; whoever leads must not believe it for longer than its term.
             async with asyncio.timeout(self._patience):
-                swept = await self._storage.sweep(self._bid)
+                swept = await self._storage.sweep(bid)
             self.standing, told = answered(self.standing, swept.terms, asked_at=asked_at)
             self._tell(told)
             self._report(swept.troubles)
@@ -98,7 +106,8 @@ class Reaping:
         retry_in = swept.retry_in / 1_000_000 if swept.retry_in is not None else None
         wait = ask_again_in(self._spread(self._every), retry_in, self._rng)
         # No timer is set for a tick beyond the next sweep, however far ahead it is.
-        return min([wait, *(tick / 1_000_000 for tick in (swept.next_tick, ticked.next_tick) if tick is not None)])
+        sooner = (swept.next_tick, ticked.next_tick, swept.again_in)
+        return min([wait, *(at / 1_000_000 for at in sooner if at is not None)])
 
     async def resign(self) -> None:
         """Give up whatever it leads. It acts no more from here on, so it tells so first."""

@@ -95,6 +95,12 @@ class Listener:
         self._event.clear()
         self._told = False
 
+    def take(self) -> bool:
+        """Say whether there was a hint since the last time, without waiting for one."""
+        told, self._told = self._told, False
+        self._event.clear()
+        return told
+
     def close(self) -> None:
         """Listen no more."""
         self._hub.forget(self)

@@ -206,12 +206,17 @@ class Pulse(Struct, frozen=True):
 
 
 class Bid(Struct, frozen=True):
-    """A request to sweep. `term`: how long to lead, or None to sweep without election. Durations in microseconds."""
+    """A request to sweep. `term`: how long to lead, or None to sweep without election. Durations in microseconds.
+
+    `rest`: for how long a storage of many parts may leave one alone in which nothing waits for a sweep; its leader
+    leads it meanwhile. By 0 all are swept. A storage of one part takes no rest.
+    """
 
     owner: Owner
     term: int | None = 4_000_000
     every: int = 2_000_000
     grace: int = 3_000_000
+    rest: int = 0
 
 
 class StalledLease(Struct, frozen=True):
@@ -232,7 +237,8 @@ class Swept(Struct, frozen=True):
     `troubles`: chores that failed, one line each; the others were done all the same.
     `due`: schedules with a tick that has come by `now`, the storage's clock, for whoever swept to move on, and those
     that have got further than it (`Schedule.is_ahead`); `next_tick`: microseconds until the next schedule has one, None
-    if none will. All three are for the leader only.
+    if none will. All three are for the leader only. `again_in`: microseconds after which the next sweep finds
+    more to do than it would at once; None if the rhythm is the reaper's own.
     """
 
     terms: tuple[Term, ...] = ()
@@ -244,6 +250,7 @@ class Swept(Struct, frozen=True):
     due: tuple[Schedule, ...] = ()
     next_tick: int | None = None
     now: int = 0
+    again_in: int | None = None
 
 
 class Reclaimed(Struct, frozen=True):

@@ -66,6 +66,7 @@ from holdfast.storage.redis.sweeping import (
     BEGIN,
     answer_reclaim,
     answer_sweep,
+    ask_look,
     ask_reclaim,
     ask_resign,
     ask_sweep,
@@ -194,6 +195,11 @@ class Cell:
                 # The other chores are done all the same.
                 long, place = True, (BEGIN[0] + 1, 0)
         return joined(parts, more=long)
+
+    async def look(self, bases: Sequence[str]) -> list[int]:
+        """Return what there is in cells, this one among them: see look.lua. Those of other servers it cannot see."""
+        sights: list[int] = await self._call("look", ask_look(bases))
+        return sights
 
     async def reclaim(self, dead: str, owner: Owner) -> Reclaimed:
         """See `Storage.reclaim`: as many calls as its limit takes."""

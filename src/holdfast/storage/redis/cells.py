@@ -44,7 +44,8 @@ from holdfast.storage.protocol import (
     Verdict,
 )
 from holdfast.storage.redis.cell import ANSWER_BYTES, Cell, weight
-from holdfast.storage.redis.many import cursor_of, listed, places_of, surveyed, woven
+from holdfast.storage.redis.many import cursor_of, least, listed, places_of, surveyed, swept_all, woven
+from holdfast.storage.redis.rounds import Round
 
 T = TypeVar("T")
 A = TypeVar("A")
@@ -56,8 +57,10 @@ REST = 4.0
 class Cells:
     """The verbs over many cells: each goes where it belongs, and what comes back is put together."""
 
-    def __init__(self, cells: Sequence[Cell]) -> None:
+    def __init__(self, cells: Sequence[Cell], start_round: Callable[[Sequence[Cell]], Round]) -> None:
         self._cells = tuple(cells)
+        self._start_round = start_round
+        self._rounds: dict[str, Round] = {}
         self._rests: dict[Cell, float] = {}
 
     def of(self, name: str) -> Cell:
@@ -104,7 +107,7 @@ class Cells:
             tuple(verdicts[one.ref, one.fence].pop(0) for one in settlements if verdicts[one.ref, one.fence]),
             tuple(lease for answer in answers for lease in answer.leases),
             left=any(answer.left for answer in answers),
-            next_due=_least(answer.next_due for answer in answers),
+            next_due=least(answer.next_due for answer in answers),
             unanswered=len(answers) < len(outcomes) or any(answer.unanswered for answer in answers),
             doubtful=any(
                 outcome.doubtful if isinstance(outcome, Exchanged) else not isinstance(outcome, _RestingError)
@@ -116,6 +119,8 @@ class Cells:
         """See `Storage.renew`."""
         # The worker itself is known in one cell, which hears from it with every beat.
         home = self.of(beat.owner.id)
+        if beat.last and (ended := self._rounds.pop(beat.owner.id, None)) is not None:
+            ended.close()
         parts: dict[Cell, list[Renewal]] = {home: []}
         for renewal in beat.renewals:
             parts.setdefault(self.of(renewal.ref.queue), []).append(renewal)
@@ -154,30 +159,17 @@ class Cells:
 
     async def sweep(self, bid: Bid) -> Swept:
         """See `Storage.sweep`: every cell has a leader of its own; one that is out of reach is a trouble."""
+        if bid.rest:
+            told, reached = await self._round_of(bid.owner).turn(bid)
+            for cell in reached:
+                # It is back, if it was away.
+                self._rests.pop(cell, None)
+            return told
         outcomes = await _outcomes([cell.sweep(bid) for cell in self._cells])
         for cell, outcome in zip(self._cells, outcomes, strict=True):
             if isinstance(outcome, Swept):
-                # It is back, if it was away.
                 self._rests.pop(cell, None)
-        swept = _some(outcomes)
-        led = [one for one in swept if one.retry_in is None]
-        did: defaultdict[str, int] = defaultdict(int)
-        for one in led:
-            for chore, done in one.did.items():
-                did[chore] += done
-        unswept = [f"{error}" for error in outcomes if isinstance(error, BaseException)]
-        return Swept(
-            tuple(term for one in led for term in one.terms),
-            None if led else _least(one.retry_in for one in swept),
-            tuple(lease for one in led for lease in one.stalled),
-            dict(did),
-            more=any(one.more for one in led),
-            troubles=(*(trouble for one in led for trouble in one.troubles), *unswept),
-            due=tuple(schedule for one in led for schedule in one.due),
-            next_tick=_least(one.next_tick for one in led),
-            # The servers' clocks differ a little; by the slowest no tick has come that has not.
-            now=min((one.now for one in led), default=0),
-        )
+        return swept_all(_some(outcomes), [f"{error}" for error in outcomes if isinstance(error, BaseException)])
 
     async def reclaim(self, dead: str, owner: Owner) -> Reclaimed:
         """See `Storage.reclaim`."""
@@ -283,6 +275,12 @@ class Cells:
             self._rests[cell] = asyncio.get_running_loop().time() + REST
             raise
 
+    def _round_of(self, owner: Owner) -> Round:
+        round_ = self._rounds.get(owner.id)
+        if round_ is None:
+            round_ = self._rounds[owner.id] = self._start_round(self._cells)
+        return round_
+
     def _orders(self, order: Order | None) -> dict[Cell, tuple[str, ...]]:
         """Return which queues are to be claimed from in which cell, in the order of the first that each holds."""
         return self._queues(() if order is None else order.queues)
@@ -342,7 +340,3 @@ def _some(outcomes: Sequence[T | BaseException]) -> list[T]:
         errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         raise errors[0]
     return answers
-
-
-def _least(numbers: Iterable[int | None]) -> int | None:
-    return min((number for number in numbers if number is not None), default=None)

@@ -38,6 +38,7 @@ VERBS = (
     "exchange",
     "find",
     "get",
+    "look",
     "plan",
     "reclaim",
     "renew",
@@ -47,7 +48,7 @@ VERBS = (
     "sweep",
     "tune",
 )
-"""The scripts, each named like its verb."""
+"""The scripts, each named like its verb; and the look at many cells that comes before a sweep."""
 
 NEEDED = (
     *("APPEND", "EVALSHA", "EXISTS", "GET", "HDEL", "HEXISTS", "HGET", "HGETALL", "HINCRBY", "HKEYS", "HMGET", "HSET"),

@@ -5,6 +5,7 @@ cell, joined by dots. Whoever reads on from it misses nothing in any cell, whate
 single number is that place in every cell.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heapreplace
 from typing import TypeVar
@@ -14,7 +15,7 @@ from msgspec import structs
 from holdfast.core.events import AnyEvent, EventsTrimmed, at_micros
 from holdfast.core.job import JobRecord
 from holdfast.storage.cursors import place_of
-from holdfast.storage.protocol import EventPage, Page, Survey
+from holdfast.storage.protocol import EventPage, Page, Survey, Swept
 
 T = TypeVar("T")
 
@@ -78,8 +79,12 @@ def listed(found: Sequence[Sequence[tuple[int, JobRecord]]], before: Sequence[in
 
 
 def surveyed(parts: Sequence[Survey]) -> Survey:
-    """Return one survey of all cells. The chores were last done when the cell was swept that has waited for longest."""
-    swept = [part.swept_ago for part in parts if part.swept_ago is not None]
+    """Return one survey of all cells. The chores were last done when the cell was swept that has waited for longest.
+
+    Cells without jobs and schedules wait for nobody; one that has just got its first will be swept as the others are.
+    """
+    used = [part for part in parts if part.schedules or any(queue.counts for queue in part.queues)]
+    swept = [part.swept_ago for part in used or parts if part.swept_ago is not None]
     rates = {task: rate for part in parts for task, rate in part.task_rates.items()}
     return Survey(
         queues=tuple(sorted((queue for part in parts for queue in part.queues), key=lambda queue: queue.queue)),
@@ -93,9 +98,35 @@ def surveyed(parts: Sequence[Survey]) -> Survey:
         ),
         leaders=tuple(term for part in parts for term in part.leaders),
         schedules=tuple(sorted((schedule for part in parts for schedule in part.schedules), key=lambda one: one.name)),
-        swept_ago=max(swept) if len(swept) == len(parts) else None,
+        swept_ago=max(swept, default=None),
         now=max(part.now for part in parts),
     )
+
+
+def swept_all(swept: Sequence[Swept], troubles: Sequence[str]) -> Swept:
+    """Return what sweeps of several cells did, and why there is no more of them. Each cell has a leader of its own."""
+    led = [one for one in swept if one.retry_in is None]
+    did: defaultdict[str, int] = defaultdict(int)
+    for one in led:
+        for chore, done in one.did.items():
+            did[chore] += done
+    return Swept(
+        tuple(term for one in led for term in one.terms),
+        None if led else least(one.retry_in for one in swept),
+        tuple(lease for one in led for lease in one.stalled),
+        dict(did),
+        more=any(one.more for one in led),
+        troubles=(*(trouble for one in led for trouble in one.troubles), *troubles),
+        due=tuple(schedule for one in led for schedule in one.due),
+        next_tick=least(one.next_tick for one in led),
+        # The servers' clocks differ a little; by the slowest no tick has come that has not.
+        now=min((one.now for one in led), default=0),
+    )
+
+
+def least(numbers: Iterable[int | None]) -> int | None:
+    """Return the least of the numbers that there are."""
+    return min((number for number in numbers if number is not None), default=None)
 
 
 def _beginning(page: EventPage) -> int:

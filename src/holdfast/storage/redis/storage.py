@@ -38,6 +38,7 @@ from holdfast.storage.redis.cells import Cells
 from holdfast.storage.redis.connections import Connections
 from holdfast.storage.redis.ear import Ear
 from holdfast.storage.redis.guard import Guard
+from holdfast.storage.redis.rounds import STIRRED, Round
 from holdfast.storage.redis.schema import examine_layout, settle_on
 
 
@@ -56,7 +57,7 @@ class RedisStorage:
             Cell(self._connections, base, scope="*" if alone else f"cell {number}", clock=clock, durable=durable)
             for number, base in enumerate(address.bases)
         ]
-        self._verbs = self._cells[0] if alone else Cells(self._cells)
+        self._verbs = self._cells[0] if alone else Cells(self._cells, self._round)
         self._guard = Guard(self._connections)
         self._ear = Ear(self._connections, self.bases_of)
         self._open = False
@@ -105,7 +106,9 @@ class RedisStorage:
 
     async def sweep(self, bid: Bid) -> Swept:
         """See `Storage.sweep`. Who leads also sees to it that the servers are still what they must be."""
-        swept = await (await self._ready()).sweep(bid)
+        verbs = await self._ready()
+        # One cell alone is swept each time: there are no others that this would be too much for.
+        swept = await verbs.sweep(bid if isinstance(verbs, Cells) else replace(bid, rest=0))
         if swept.retry_in is None and (troubles := await self._guard.look_again()):
             return replace(swept, troubles=(*swept.troubles, *troubles))
         return swept
@@ -164,6 +167,9 @@ class RedisStorage:
             if kind in ("queue", "job"):
                 return (self._verbs.of(name.partition("\0")[0]).base,)
         return self._address.bases
+
+    def _round(self, cells: Sequence[Cell]) -> Round:
+        return Round(cells, self._connections.place, lambda: self._ear.listen((STIRRED,)))
 
     async def _opened(self) -> Cell | Cells:
         if self._closed:

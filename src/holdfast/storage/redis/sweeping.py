@@ -19,6 +19,7 @@ class _Sweep(Struct, omit_defaults=True, kw_only=True):
     term: int | None = None
     every: int
     grace: int
+    rest: int | None = None
     chore: int
     done: int
 
@@ -56,6 +57,7 @@ def ask_sweep(bid: Bid, scope: str, place: tuple[int, int]) -> list[bytes]:
             term=bid.term,
             every=bid.every,
             grace=bid.grace,
+            rest=bid.rest or None,
             chore=chore,
             done=done,
         ),
@@ -66,7 +68,7 @@ def answer_sweep(reply: Any, bid: Bid, scope: str) -> Part:
     """Return what was done by one call."""
     if reply[0] is not None:
         return Part(Swept(retry_in=reply[0]))
-    _, epoch, stalled, did, more, troubles, due, next_tick, now, chore, done = reply
+    _, epoch, stalled, did, more, troubles, due, next_tick, now, chore, done, rests = reply
     swept = Swept(
         () if bid.term is None else (Term(scope, bid.owner.id, epoch, bid.term),),
         None,
@@ -77,8 +79,18 @@ def answer_sweep(reply: Any, bid: Bid, scope: str) -> Part:
         due=tuple(schedule_of(body) for body in due),
         next_tick=next_tick,
         now=now,
+        again_in=rests or None,
     )
     return Part(swept, None if chore is None else (chore, done))
+
+
+class _Look(Struct):
+    bases: Sequence[str]
+
+
+def ask_look(bases: Sequence[str]) -> list[bytes]:
+    """Return the request for what there is in several cells of one server."""
+    return Parcel().sealed(_Look(bases))
 
 
 def joined(parts: Sequence[Swept], *, more: bool = False) -> Swept:
@@ -94,6 +106,7 @@ def joined(parts: Sequence[Swept], *, more: bool = False) -> Swept:
         due=last.due,
         next_tick=last.next_tick,
         now=last.now,
+        again_in=None if more or any(part.more for part in parts) else last.again_in,
     )
 
 

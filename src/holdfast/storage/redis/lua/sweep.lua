@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- requires: upkeep, suspicion, reclaiming, timetable, purse
+-- requires: upkeep, suspicion, reclaiming, timetable, purse, rest
 -- sweep: elect the bidder if need be, then do one bounded turn of the chores.
 --
 -- leader  HASH  owner, epoch, length and `until` of the term; when a leader swept_at last, to the end; when it was last at
@@ -7,10 +7,10 @@
 --
 -- A sweep at its limits would keep the server for too long, so one call does a part of it, and says where to go on.
 --
--- Request: {owner, scope, term, every, grace, chore, done}; without a term it is swept without an election. `chore`: the
--- one to begin with, of which so many are done already.
+-- Request: {owner, scope, term, every, grace, rest, chore, done}; without a term it is swept without an election. `rest`:
+-- for how long it may be left alone then, if at all. `chore`: the one to begin with, of which so many are done already.
 -- Answer: {retry_in} where another leads; else {false, epoch or false, stalled, did, more, troubles, due, next_tick, now,
--- chore, done}; `chore`: where to go on, or false at the end. A stalled one is {ref, record, payload, reason, owner,
+-- chore, done, rests}; `chore`: where to go on, or false at the end; `rests`: for how long it is left alone. A stalled one is {ref, record, payload, reason, owner,
 -- silent_for}; `did`: the counts of this call, in the order of the chores.
 local LEADER = key('leader')
 
@@ -42,10 +42,12 @@ if ASKED.term then
     return { retry_in }
   end
 end
+local rested = Rest.over()
 local times = call('HMGET', LEADER, 'swept_at', 'busy_at', 'resumed_at')
 local swept_at, busy_at, resumed_at = tonumber(times[1] or ''), tonumber(times[2] or ''), tonumber(times[3] or '')
 -- Sweeps that never get to their end are no gap: suspects would be granted the longer grace for ever.
-if busy_at and NOW - busy_at > 3 * ASKED.every then
+-- Nor is a rest one.
+if busy_at and NOW - max(busy_at, rested or 0) > 3 * ASKED.every then
   resumed_at = NOW
   call('HSET', LEADER, 'resumed_at', NOW)
 end
@@ -141,9 +143,15 @@ local freed, trouble = pcall(Parking.let_in)
 if not freed then
   troubles[#troubles + 1] = tostring(trouble)
 end
-local ends = not CHORES[go_on]
+local ends, rests = not CHORES[go_on], 0
 if ends then
   call('HSET', LEADER, 'swept_at', NOW)
+  if ASKED.rest and not more and #troubles == 0 then
+    rests = Rest.longest(ASKED.rest, ASKED.every, ASKED.term)
+    if rests > 0 then
+      Rest.begin(rests, ASKED.term)
+    end
+  end
 end
 Record.flush()
 Journal.flush()
@@ -159,4 +167,5 @@ return {
   NOW,
   not ends and go_on,
   done,
+  rests,
 }

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- requires: parking, work
+-- requires: parking, rest, work
 -- tune: lay settings over those in force, and heed them at once.
 --
 -- Request: {kind, name, settings[, by]}, the settings by the names of Settings' fields, those not told left out.
@@ -140,6 +140,9 @@ return carry_out(function()
     Settings.put(kind, name, after)
     if kind == 'worker' then
       Journal.knock('owner:' .. name)
+    end
+    if kind == 'queue' and after.stall and after.stall.lease then
+      Rest.heed(after.stall.lease)
     end
     if kind == 'queue' and (before.paused or false) ~= (after.paused or false) then
       Journal.record(after.paused and 'queue_paused' or 'queue_resumed', { queue = name, by = ASKED.by })

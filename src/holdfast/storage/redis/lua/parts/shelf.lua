@@ -1,4 +1,4 @@
--- requires: cell, record, settings, journal, line, rates
+-- requires: cell, record, settings, journal, rest, line, rates
 -- Where jobs stand: each in exactly the indexes that its state puts it in. There is one door, `move`.
 --
 -- All of them are sorted sets; `<a>.<b>` stands for two names joined by NUL.
@@ -192,8 +192,12 @@ end
 function Shelf.add(job)
   if not noted_queues[job.queue] then
     noted_queues[job.queue] = true
-    call('ZADD', key('queues'), 'NX', job.made, job.queue)
+    if call('ZADD', key('queues'), 'NX', job.made, job.queue) == 1 then
+      Rest.wake()
+    end
   end
+  Rest.stir()
+  Rest.heed(job.lease)
   name_keys(job, 1)
   go(job, {})
   if is_tenant(job) then
@@ -219,6 +223,10 @@ function Shelf.move(job, changes)
   local before = Shelf.stands(job)
   local was_active, was_in_line, was_unfinished = job.state == 'active', in_line(job), unfinished(job)
   local was_parked = job.parked_under
+  Rest.stir()
+  if changes.lease then
+    Rest.heed(changes.lease)
+  end
   if is_tenant(job) then
     Line.count(job, -1)
   end

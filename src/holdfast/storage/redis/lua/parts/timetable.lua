@@ -1,4 +1,4 @@
--- requires: cell, journal, intake, audit
+-- requires: cell, journal, rest, intake, audit
 -- Schedules: put, paused, removed, and moved on tick by tick, each tick once. core/schedule.py says the same, and why.
 --
 -- schedules  HASH  of each by its name: what is looked at here by the names of Schedule's fields; all it was put with
@@ -16,7 +16,10 @@ function Timetable.of(name)
 end
 
 local function keep(name, schedule)
-  call('HSET', key('schedules'), name, cmsgpack.pack(schedule))
+  Rest.stir()
+  if call('HSET', key('schedules'), name, cmsgpack.pack(schedule)) == 1 then
+    Rest.wake()
+  end
   if schedule.paused then
     call('ZREM', key('ticks'), name)
     call('ZREM', key('reached'), name)
