@@ -10,7 +10,7 @@ from holdfast.core.job import JobRecord, Owner, RateKey
 from holdfast.core.leadership import Term
 from holdfast.core.lifecycle import State
 from holdfast.storage.cursors import LARGEST
-from holdfast.storage.protocol import EventPage, Page, QueueSurvey, Survey, WorkerSurvey
+from holdfast.storage.protocol import EventPage, Page, QueueSurvey, Settings, Survey, WorkerSurvey
 from holdfast.storage.redis.many import cursor_of, listed, places_of, surveyed, woven
 
 # ── cursors ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -184,5 +184,12 @@ def test_a_survey_of_all_cells_has_what_each_has() -> None:
     )
 
 
-def test_as_long_as_one_cell_was_never_swept_nobody_says_when_all_were() -> None:
-    assert surveyed([Survey(swept_ago=5), Survey()]).swept_ago is None
+def test_the_sweeping_is_as_old_as_in_the_cell_that_has_waited_for_longest_of_those_with_work() -> None:
+    busy = (QueueSurvey(queue="q", counts={State.ACTIVE: 1}),)
+    told = (QueueSurvey(queue="q", settings=Settings(paused=True)),)
+
+    assert surveyed([Survey(queues=busy, swept_ago=5), Survey(queues=busy, swept_ago=7)]).swept_ago == 7
+    assert surveyed([Survey(queues=busy, swept_ago=5), Survey(queues=told, swept_ago=7), Survey()]).swept_ago == 5
+    assert surveyed([Survey(swept_ago=5), Survey()]).swept_ago == 5
+    assert surveyed([Survey(queues=busy), Survey(swept_ago=5)]).swept_ago is None
+    assert surveyed([Survey(), Survey()]).swept_ago is None

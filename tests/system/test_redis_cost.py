@@ -10,7 +10,9 @@ from time import monotonic
 import pytest
 
 from holdfast.core.job import NewJob
+from holdfast.core.lifecycle import State
 from holdfast.storage.locate import locate
+from tests.clusters import RedisCluster
 from tests.servers import RedisServer, subscribed
 from tests.system.farm import Farm
 
@@ -60,6 +62,36 @@ async def test_an_idle_worker_asks_once_a_second_at_most_and_listens_on_one_conn
     # However many there are, and whatever it does, it is no more for them.
     assert asked.total() <= seconds + SOURCES, asked
     assert len(subscribed(redis_server)) == 1, subscribed(redis_server)
+
+
+@pytest.mark.slow
+@pytest.mark.patient
+@pytest.mark.cluster
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(("queues", "each_second"), [(1, 1), (200, 20)])
+async def test_an_idle_worker_asks_a_cluster_once_a_second_at_most_and_less_than_20_times_for_200_queues(
+    farm: Callable[..., Farm], redis_cluster: RedisCluster, queues: int, each_second: int
+) -> None:
+    # The worker serves the queues of sixteen cells on three servers, or that of one of them.
+    names = ["default", *(f"q{number}" for number in range(1, queues))]
+    here = farm(url=redis_cluster.url, deaf="1", lease="20s", sweep="2s", grace="3s")
+    worker = here.worker("-q", ",".join(names))
+    # Queues that are in use, each with a job that is over.
+    await here.storage.enqueue([NewJob(queue=name, id="job", task="crew.quick", payload=b"[[1],{}]") for name in names])
+
+    async def over() -> bool:
+        return await here.pids() == [worker.pid] and not await here.count(State.WAITING, State.DELAYED, State.ACTIVE)
+
+    await here.until(over, within=60)
+    await here.storage.close()
+    await asyncio.sleep(15)  # until the cells rest: the first rest is what all others are
+    seconds = 60.0
+    asked = await asyncio.gather(
+        *(asyncio.to_thread(overheard, master.port, seconds) for master in redis_cluster.masters)
+    )
+    told = sum(asked, Counter[str]())
+    print(f"{queues} queues, three servers: {told.total() / seconds:.2f} commands a second: {dict(told)}")
+    assert told.total() <= each_second * seconds + SOURCES, told
 
 
 async def test_a_waiting_job_of_200_bytes_takes_a_kibibyte_at_most(redis_server: RedisServer) -> None:

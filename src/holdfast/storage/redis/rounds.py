@@ -119,7 +119,7 @@ class Round:
         tidied = [cell for cell in empty if self._spare(cell, sights[cell], bid, now)]
         await asyncio.gather(*(self._leave(cell) for cell in empty))
         # Nobody leads where there is nothing to lead.
-        alone = structs.replace(bid, term=None, rest=0)
+        alone = structs.replace(bid, term=None)
         found = await asyncio.gather(
             *(self._sweep(cell, bid) for cell in swept), *(self._sweep(cell, alone) for cell in tidied)
         )

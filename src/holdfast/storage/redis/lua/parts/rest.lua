@@ -2,10 +2,15 @@
 -- Rests: who leads many cells may leave one alone for a while in which nothing waits for a sweep.
 --
 -- leader  HASH  rests: until when; stirred: something has changed since; term: how long a term is without a rest; shortest:
---               the shortest lease that any job here has had so far
+--               the shortest lease, or progress clock, that any job here has had so far
 local Rest = {}
 
 local stirred, shortest = false, nil
+
+-- Whether there is nothing that could ever wait for a sweep in time.
+function Rest.is_empty()
+  return call('EXISTS', key('queues'), key('schedules')) == 0
+end
 
 local function least(index, so_far)
   local head = head_of(key(index))
@@ -71,7 +76,7 @@ function Rest.wake()
   Journal.knock('stirred')
 end
 
--- Note how long a job's lease is: no rest goes on for much of it.
+-- Note how long a job's lease is, or its progress clock: no rest goes on for much of it.
 function Rest.heed(lease)
   if shortest == nil then
     shortest = tonumber(call('HGET', key('leader'), 'shortest') or '') or false

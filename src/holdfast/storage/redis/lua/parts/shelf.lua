@@ -197,7 +197,7 @@ function Shelf.add(job)
     end
   end
   Rest.stir()
-  Rest.heed(job.lease)
+  Rest.heed(min(job.lease, job.heartbeat_timeout or job.lease))
   name_keys(job, 1)
   go(job, {})
   if is_tenant(job) then

@@ -1,0 +1,144 @@
+"""Cells of a Cluster that rest: a worker that is killed there is found, and what falls due there starts, in time."""
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+
+from holdfast import Holdfast, Timing
+from holdfast.clock import SECOND
+from holdfast.core.events import JobStalled, LeadershipAcquired, LeadershipLost, ScheduleFired
+from holdfast.core.job import Ref
+from holdfast.core.lifecycle import State
+from holdfast.storage.redis.address import read
+from holdfast.storage.redis.storage import RedisStorage
+from tests.system.farm import Farm
+
+pytestmark = [pytest.mark.system, pytest.mark.cluster]
+
+TIMING = Timing(lease="4s", sweep="400ms", grace="600ms")
+SETTINGS = {"lease": "4s", "sweep": "400ms", "grace": "600ms", "deaf": "1"}
+SLACK = timedelta(milliseconds=500)
+"""What two cores that others use, too, may cost on top of a bound."""
+
+
+async def rests(here: Farm, queue: str) -> int | None:
+    """Return the process that leads the cell of a queue, if that rests: then the term lasts for longer than any."""
+    storage = here.storage
+    assert isinstance(storage, RedisStorage)
+    [base] = storage.bases_of(f"queue:{queue}")
+    scope = f"cell {read(here.url).bases.index(base)}"
+    survey = await here.survey()
+    pids = {worker.owner.id: worker.owner.pid for worker in survey.workers}
+    longest = TIMING.leader_ttl.total_seconds() * SECOND
+    return next((pids[term.owner] for term in survey.leaders if term.scope == scope and term.length > longest), None)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("leads", ["the killed one", "the other one"])
+async def test_a_worker_that_is_killed_with_a_job_in_a_resting_cell_is_announced_within_the_bound(
+    farm: Callable[..., Farm], cluster_url: str, leads: str
+) -> None:
+    here = farm(url=cluster_url, **SETTINGS)
+
+    queues = ["default", "elsewhere"] if leads == "the killed one" else ["elsewhere", "default"]
+    first = here.worker("-q", queues[0])
+
+    async def at_rest() -> bool:
+        return await rests(here, "default") == first.pid
+
+    async def ran() -> bool:
+        return await here.count(State.COMPLETED) == 1
+
+    async def alone() -> bool:
+        return await here.pids() == [first.pid]
+
+    # Who is alone when the queue begins leads its cell.
+    await here.until(alone, within=30)
+    here.enqueue("quick", 1)
+    await here.until(at_rest, within=20)
+    second = here.worker("-q", queues[1])
+    victim, witness = (first, second) if leads == "the killed one" else (second, first)
+
+    async def both() -> bool:
+        return len(await here.pids()) == 2
+
+    await here.until(both, within=30)
+    await here.until(ran, within=20)
+    await here.until(at_rest, within=20)
+    [job] = here.enqueue("nap", 60)
+
+    async def started() -> bool:
+        return any(line.id == job.id for line in here.lines())
+
+    await here.until(started, within=20)
+    victim.kill()
+    victim.wait()
+    killed_at = here.storage_now()
+
+    async def announced() -> bool:
+        return any(isinstance(event, JobStalled) for event in await here.events())
+
+    await here.until(announced, within=30)
+    [stalled] = [event for event in await here.events() if isinstance(event, JobStalled)]
+    took = timedelta(microseconds=round(stalled.at.timestamp() * SECOND) - killed_at)
+    print(f"{leads} leads: announced {took.total_seconds():.2f} s after it was killed")
+
+    assert stalled.id == job.id
+    assert took <= TIMING.recovery_bound + SLACK
+    assert witness.poll() is None
+
+    here.worker("-q", "default")
+
+    async def again() -> bool:
+        return any(line.id == job.id and line.run == 2 for line in here.lines())
+
+    await here.until(again, within=20)
+
+
+@pytest.mark.timeout(120)
+async def test_what_falls_due_in_a_resting_cell_starts_in_time_and_nobody_else_comes_to_lead(
+    farm: Callable[..., Farm], cluster_url: str
+) -> None:
+    here = farm(url=cluster_url, **SETTINGS)
+    workers = [here.worker("-q", "default"), here.worker("-q", "default")]
+    app = Holdfast(cluster_url, timing=TIMING)
+
+    @app.task(name="crew.quick")
+    async def quick(number: int) -> int:
+        return number
+
+    async def both() -> bool:
+        return len(await here.pids()) == len(workers)
+
+    async def at_rest() -> bool:
+        return await rests(here, "default") is not None
+
+    runs = 0
+
+    async def ran() -> bool:
+        return await here.count(State.COMPLETED) >= runs
+
+    async def fired() -> bool:
+        return sum(isinstance(event, ScheduleFired) for event in await here.events()) >= 3
+
+    await here.until(both, within=30)
+    async with app:
+        late: list[float] = []
+        for number in range(5):
+            job = await quick.options(delay=0.3 * number).enqueue(number)
+            runs += 1
+            await here.until(ran, within=20)
+            [detail] = await here.details([Ref("default", job.id)])
+            late.append((detail.runs[0].start - detail.job.run_at) / SECOND)
+            await here.until(at_rest, within=20)
+        await app.schedules.put("tick", quick.call(0), every="3s")
+        await here.until(fired, within=30)
+    events = await here.events()
+    ticks = [event.late_by for event in events if isinstance(event, ScheduleFired)]
+    print("late by:", *(f"{one:.3f}" for one in late), "ticks:", *(f"{one:.3f}" for one in ticks))
+
+    assert max(*late, *ticks) <= (TIMING.sweep + SLACK).total_seconds()
+    terms = [event for event in events if isinstance(event, LeadershipAcquired | LeadershipLost)]
+    assert all(isinstance(event, LeadershipAcquired) for event in terms)
+    assert len(terms) == len({event.scope for event in terms})
