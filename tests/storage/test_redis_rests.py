@@ -8,11 +8,11 @@ from msgspec import Struct
 
 from holdfast.clock import SECOND
 from holdfast.core.events import AnyEvent, JobSuspected, LeadershipAcquired, LeadershipLost
-from holdfast.core.job import Key, Owner, StallTerms
+from holdfast.core.job import Key, Owner, StallSetting, StallTerms
 from holdfast.core.leadership import LATE, longest_rest
 from holdfast.core.lease import Lease
 from holdfast.core.schedule import Schedule
-from holdfast.storage.protocol import Beat, Bid, Order, PutSchedule, Renewal, Settings, StallSetting, Swept, Target
+from holdfast.storage.protocol import Beat, Bid, Order, PutSchedule, Renewal, Settings, Swept, Target
 from holdfast.storage.redis.address import read
 from holdfast.storage.redis.cell import Cell
 from holdfast.storage.redis.connections import Connections

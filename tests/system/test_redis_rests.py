@@ -81,6 +81,7 @@ async def test_a_worker_that_is_killed_with_a_job_in_a_resting_cell_is_announced
 
     await here.until(announced, within=30)
     [stalled] = [event for event in await here.events() if isinstance(event, JobStalled)]
+    assert stalled.at is not None
     took = timedelta(microseconds=round(stalled.at.timestamp() * SECOND) - killed_at)
     print(f"{leads} leads: announced {took.total_seconds():.2f} s after it was killed")
 

@@ -146,10 +146,7 @@ end
 local ends, rests = not CHORES[go_on], 0
 if ends then
   call('HSET', LEADER, 'swept_at', NOW)
-  if ASKED.rest and Rest.is_empty() then
-    -- Nobody comes again for long, and nobody is to think that this is late.
-    call('HDEL', LEADER, 'swept_at')
-  elseif ASKED.rest and not more and #troubles == 0 then
+  if ASKED.rest and not more and #troubles == 0 then
     rests = Rest.longest(ASKED.rest, ASKED.every, ASKED.term)
     if rests > 0 then
       Rest.begin(rests, ASKED.term)

@@ -7,11 +7,6 @@ local Rest = {}
 
 local stirred, shortest = false, nil
 
--- Whether there is nothing that could ever wait for a sweep in time.
-function Rest.is_empty()
-  return call('EXISTS', key('queues'), key('schedules')) == 0
-end
-
 local function least(index, so_far)
   local head = head_of(key(index))
   return head and min(so_far, head - NOW) or so_far
@@ -21,6 +16,14 @@ end
 --
 -- core/leadership.py says why it depends on the leases that may begin meanwhile.
 function Rest.longest(most, every, term)
+  if call('EXISTS', key('queues'), key('schedules')) == 0 then
+    -- It is empty: nobody comes again for long, and nobody is to think that this is late.
+    call('HDEL', key('leader'), 'swept_at')
+    if call('EXISTS', key('settings')) == 0 then
+      call('HDEL', key('leader'), 'shortest')
+    end
+    return most
+  end
   if call('EXISTS', key('leases'), key('suspects'), key('places')) > 0 then
     return 0
   end
