@@ -35,11 +35,15 @@ Outcome = Swept | BaseException
 
 
 class _Stand(Struct):
-    """How a reaper stands to a cell: when it comes again, whether it looks first, and what it leads there."""
+    """How a reaper stands to a cell: when it comes again, whether it looks first, and what it leads there.
+
+    `empty`: so it was found; `rested`: it has just had a rest.
+    """
 
     comes_at: float = 0.0
     looks: bool = True
     empty: bool = False
+    rested: bool = False
     leads: bool = False
     terms: tuple[Term, ...] = ()
     tidied_at: float | None = None
@@ -69,7 +73,13 @@ class Round:
         began = loop.time()
         stirs = self._listener.take()
         due = [cell for cell, stand in self._stands.items() if stand.comes_at <= began]
-        looks = [cell for cell, stand in self._stands.items() if (stand.looks if cell in due else stirs)]
+        # Whoever looks at one looks at all that rest: that is no more calls.
+        all_resting = stirs or any(self._stands[cell].looks for cell in due)
+        looks = [
+            cell
+            for cell, stand in self._stands.items()
+            if (cell in due and stand.looks) or (all_resting and (cell not in due or stand.rested))
+        ]
         straight = [cell for cell in due if cell not in looks]
         found = await asyncio.gather(
             *(self._sweep(cell, bid) for cell in straight),
@@ -113,6 +123,7 @@ class Round:
             sights = dict.fromkeys(cells, AWAKE)
         for cell, sight in sights.items():
             self._stands[cell].empty = sight in (EMPTY, LEFTOVERS)
+            self._stands[cell].rested &= sight == RESTING
         empty = [cell for cell in cells if self._stands[cell].empty]
         # One that rests is swept when its time is over; one that is not here has moved on to another server.
         swept = [cell for cell in cells if cell not in empty and (sights[cell] != RESTING or cell in due)]
@@ -158,6 +169,7 @@ class Round:
         if stand.empty:
             # It was only tidied.
             return
+        rested, stand.rested = stand.rested, False
         stand.terms, stand.leads, stand.looks, stand.comes_at = (), False, False, began
         if outcome.retry_in is not None:
             stand.comes_at = now + outcome.retry_in / 1_000_000
@@ -165,8 +177,9 @@ class Round:
         stand.terms, stand.leads = outcome.terms, True
         if outcome.again_in is not None and not outcome.more:
             stand.comes_at = began + outcome.again_in / 1_000_000
-            # What falls due is not to be looked for first.
-            stand.looks = outcome.again_in == bid.rest
+            # Only after some work is it worth a look whether that was the last.
+            stand.looks = outcome.again_in == bid.rest and (not rested or any(outcome.did.values()))
+            stand.rested = True
 
     def _told(self, swept: Mapping[Cell, Swept], troubles: Sequence[str], bid: Bid, now: float) -> Swept:
         stands = self._stands.values()
