@@ -1,24 +1,177 @@
-"""What becomes of runs that were taken from the dead and the silent: decided like any outcome, settled like any run."""
+"""What becomes of runs that were taken from the dead and the silent: decided like any outcome, settled like any run.
 
+stalled leases ──► what is on record of them (get, survey) ──► post-mortem ──► Stalled ──► decide ──► settle
+"""
+
+import asyncio
+import contextlib
+from collections import defaultdict
 from collections.abc import Sequence
 from random import Random
 
-from holdfast.core.job import Owner
-from holdfast.core.outcome import Stalled
-from holdfast.core.settlement import settlement
-from holdfast.storage.protocol import SETTLE_LIMIT, StalledLease, Storage
+from msgspec import Struct, field
+
+from holdfast.core.duration import spoken
+from holdfast.core.job import JobDetail, Owner, RecordedError, Ref, RunRecord, StallReason
+from holdfast.core.outcome import Interrupted, Outcome, Stalled, TimedOut
+from holdfast.core.postmortem import Ending, Workplace, post_mortem, ran_for, seconds, stall_cause
+from holdfast.core.settlement import Settlement, settlement
+from holdfast.storage.protocol import SETTLE_LIMIT, StalledLease, Storage, WorkerSurvey
+
+LOOK = 0.5
+"""Seconds for all that is read about the stalled: they shall run again, whether or not anybody can tell of them."""
+
+READ_LIMIT = 20
+"""How many jobs are read at once, with their logs."""
+
+WRITE_LIMIT = 262_144
+"""Characters of post-mortems that go into one call; the storage keeps each of them two or three times."""
+
+
+class Witness(Struct, frozen=True):
+    """What its supervisor knows of a worker process that died.
+
+    `hung`: it was killed because its event loop no longer turned. `overdue`: the jobs whose runs it was killed for, as
+    they went on beyond their timeouts; then the other runs are not to blame.
+    """
+
+    ending: Ending
+    workplace: Workplace = Workplace()
+    hung: bool = False
+    overdue: frozenset[Ref] = field(default_factory=frozenset[Ref])
 
 
 async def settle_stalled(
-    storage: Storage, owner: Owner, stalled: Sequence[StalledLease], rng: Random, *, detail: str | None = None
+    storage: Storage,
+    owner: Owner,
+    stalled: Sequence[StalledLease],
+    rng: Random,
+    *,
+    witness: Witness | None = None,
+    max_block: int | None = None,
+    within: float = LOOK,
 ) -> None:
-    """Settle stalled runs in the name of who took them; for reapers and supervisors. `detail` goes to the history.
+    """Settle stalled runs in the name of who took them; for reapers and supervisors.
+
+    What can be read about them `within` so many seconds goes into their post-mortems. `max_block`: how long an event
+    loop may be blocked, in microseconds; a reaper tells by it what the silence of a worker meant.
 
     Raises:
         StorageError: some may not be settled; they are reaped again when the taker's own lease has run out.
     """
-    settlements = [
-        settlement(one.lease, Stalled(one.reason, one.silent_for, one.owner, detail), rng) for one in stalled
-    ]
-    for start in range(0, len(settlements), SETTLE_LIMIT):
-        await storage.exchange(owner, settlements[start : start + SETTLE_LIMIT])
+    seen = await _seen(storage, stalled, workers=witness is None, within=within)
+    coming: list[Settlement] = []
+    length = 0
+    for one in stalled:
+        outcome = _outcome(one, seen, witness, max_block)
+        coming.append(settlement(one.lease, outcome, rng))
+        length += _length(outcome)
+        if len(coming) == SETTLE_LIMIT or length > WRITE_LIMIT:
+            await storage.exchange(owner, coming)
+            coming, length = [], 0
+    if coming:
+        await storage.exchange(owner, coming)
+
+
+class _Seen:
+    """What could be read about stalled runs and their workers."""
+
+    def __init__(self, stalled: Sequence[StalledLease]) -> None:
+        self.details: dict[Ref, JobDetail] = {}
+        self.workers: dict[str, WorkerSurvey] = {}
+        self.tasks: defaultdict[str, list[tuple[Ref, str]]] = defaultdict(list)
+        for one in stalled:
+            self.tasks[one.owner].append((one.lease.ref, one.lease.job.task))
+
+    def run(self, one: StalledLease) -> RunRecord | None:
+        """Return the run that the lease is for."""
+        detail = self.details.get(one.lease.ref)
+        runs = () if detail is None else detail.runs
+        return next((run for run in reversed(runs) if run.number == one.lease.run), None)
+
+    def beside(self, one: StalledLease) -> list[str]:
+        """Return the tasks of what was taken from the same worker."""
+        return [task for ref, task in self.tasks[one.owner] if ref != one.lease.ref]
+
+
+async def _seen(storage: Storage, stalled: Sequence[StalledLease], *, workers: bool, within: float) -> _Seen:
+    seen = _Seen(stalled)
+    refs = [one.lease.ref for one in stalled]
+    # Whatever goes wrong here makes for a shorter post-mortem; it must not keep a job from its next run.
+    with contextlib.suppress(Exception):
+        async with asyncio.timeout(within):
+            if workers and stalled:
+                survey = await storage.survey([])
+                seen.workers = {worker.owner.id: worker for worker in survey.workers}
+            for start in range(0, len(refs), READ_LIMIT):
+                found = await storage.get(refs[start : start + READ_LIMIT])
+                seen.details.update((detail.job.ref, detail) for detail in found if detail is not None)
+    return seen
+
+
+def _outcome(one: StalledLease, seen: _Seen, witness: Witness | None, max_block: int | None) -> Outcome:
+    if witness is not None and witness.overdue:
+        if one.lease.ref not in witness.overdue:
+            return Interrupted("shutdown")
+        cause = _overdue(one, seen)
+        message = f"{cause}; its process was killed"
+        text = _text(one, message, seen, witness)
+        return TimedOut(RecordedError("TimeoutError", message, f"{text}\nTimeoutError: {message}"))
+    reason = _reason(one, seen, witness, max_block)
+    cause = stall_cause(
+        one.lease.job,
+        reason,
+        silent_for=one.silent_for,
+        run=seen.run(one),
+        ending=None if witness is None else witness.ending,
+        max_block=max_block,
+    )
+    return Stalled(reason, one.silent_for, one.owner, _text(one, cause, seen, witness))
+
+
+def _reason(one: StalledLease, seen: _Seen, witness: Witness | None, max_block: int | None) -> StallReason:
+    if witness is not None:
+        return "loop_blocked" if witness.hung else one.reason
+    worker = seen.workers.get(one.owner)
+    # A worker whose loop is blocked for so long has its leases run out on purpose, and says so before.
+    blocked = worker is not None and max_block is not None and worker.lag >= max_block
+    return "loop_blocked" if blocked and one.reason == "lease_expired" else one.reason
+
+
+def _overdue(one: StalledLease, seen: _Seen) -> str:
+    job = one.lease.job
+    ran = ran_for(job, seen.run(one))
+    limit = "its timeout" if job.timeout is None else f"its timeout of {spoken(job.timeout)}"
+    return f"the run passed {limit} and would not stop{'' if ran is None else f' for {seconds(ran)} in all'}"
+
+
+def _text(one: StalledLease, cause: str, seen: _Seen, witness: Witness | None) -> str:
+    detail, worker = seen.details.get(one.lease.ref), seen.workers.get(one.owner)
+    place = None if witness is None else witness.workplace
+    if worker is not None:
+        # What tells of the run came with the older of the two: somebody else may have renewed its lease.
+        place = Workplace(worker.lag, worker.memory, max(one.silent_for, worker.seen_ago))
+    # What is on record may be anything.
+    with contextlib.suppress(Exception):
+        return post_mortem(
+            one.lease.job,
+            cause,
+            silent_for=one.silent_for,
+            died=one.reason == "process_died",
+            run=seen.run(one),
+            log=() if detail is None else detail.log,
+            workplace=place,
+            ending=None if witness is None else witness.ending,
+            beside=seen.beside(one),
+        )
+    return cause
+
+
+def _length(outcome: Outcome) -> int:
+    match outcome:
+        case Stalled(detail=detail):
+            return len(detail or "")
+        case TimedOut(error):
+            return len(error.traceback)
+        case _:
+            return 0

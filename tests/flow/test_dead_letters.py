@@ -26,7 +26,8 @@ from holdfast import (
 )
 from holdfast import dead as room
 from holdfast.core.job import Owner, Ref
-from holdfast.settle import settle_stalled
+from holdfast.core.postmortem import Ending, first_line
+from holdfast.settle import Witness, settle_stalled
 from holdfast.storage.memory import MemoryStorage
 from holdfast.storage.protocol import Query, Storage
 from holdfast.task import TaskDecorator
@@ -80,7 +81,9 @@ async def perish(stage: Stage, app: Holdfast) -> dict[str, Job[Any]]:
     # As a supervisor does that has seen its child die.
     crew = Owner("ab" * 8, "supervisor")
     taken = await stage.storage.reclaim(doomed.owner.id, crew)
-    await settle_stalled(stage.storage, crew, taken.stalled, Random(0), detail="signal 9")
+    await settle_stalled(
+        stage.storage, crew, taken.stalled, Random(0), witness=Witness(Ending("was ended by signal 9"))
+    )
     await asyncio.sleep(app.timing.recovery_bound.total_seconds() + 2)
     return jobs
 
@@ -125,7 +128,9 @@ def test_every_failed_job_is_there_with_its_reason_and_the_trail_of_its_runs(pla
             "timeout": ["timed_out"],
         }
         assert [run.reason for run in letters["crashed"].runs] == ["process_died"]
-        assert [run.detail for run in letters["crashed"].runs] == ["signal 9"]
+        assert [first_line(run.detail or "") for run in letters["crashed"].runs] == [
+            "its process was ended by signal 9"
+        ]
         assert letters["stalled"].runs[0].reason == "lease_expired"
         assert all(run.worker and run.end is not None for letter in letters.values() for run in letter.runs)
 

@@ -5,6 +5,7 @@ from itertools import groupby
 
 from holdfast.core.job import JobRecord, RunRecord
 from holdfast.core.lifecycle import State
+from holdfast.core.postmortem import first_line
 
 _LOST = {
     "process_died": "its process died",
@@ -49,8 +50,7 @@ def _fate(run: RunRecord) -> str:
         case "completed":
             return "completed"
         case "stalled":
-            told = f" ({run.detail})" if run.detail else ""
-            return f"was lost because {_LOST.get(run.reason or '', run.reason or 'of a stall')}{told}"
+            return f"was lost because {first_line(run.detail) if run.detail else _lost(run.reason)}"
         case "raised":
             return f"raised {run.reason}"
         case "timed_out":
@@ -65,6 +65,10 @@ def _fate(run: RunRecord) -> str:
             return "was cancelled"
         case other:
             return f"ended as {other}"
+
+
+def _lost(reason: str | None) -> str:
+    return _LOST.get(reason or "", reason or "of a stall")
 
 
 def _redriven(job: JobRecord, last: RunRecord) -> bool:

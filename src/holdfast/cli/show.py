@@ -9,7 +9,9 @@ from holdfast.cli.history import why_again
 from holdfast.cli.lookup import find_job
 from holdfast.cli.render import as_json, block, moment_text, pairs, printable, span_text, table
 from holdfast.cli.session import Session, naming, storage
-from holdfast.cli.views import DetailView, RunView, detail_view, value_text
+from holdfast.cli.views import DetailView, ErrorView, RunView, detail_view, value_text
+from holdfast.core.decision import STALL_ERROR
+from holdfast.core.postmortem import first_line
 from holdfast.errors import JobNotFoundError
 
 
@@ -38,10 +40,13 @@ async def _detail(session: Session, job_id: str, queue: str | None) -> DetailVie
 def _shown(session: Session, job: DetailView) -> None:
     pairs(session, [(name, value) for name, value in _told(job) if value])
     if job.error is not None:
-        block(session, "error", job.error.traceback or f"{job.error.type}: {job.error.message}")
+        block(session, "error", _error(job.error))
     if job.runs:
         click.echo()
         table(session, _RUN_COLUMNS, [_run(run) for run in job.runs], title="runs")
+        for run in job.runs:
+            if run.ended == "stalled" and run.detail is not None and "\n" in run.detail:
+                block(session, f"post-mortem of run {run.number}", run.detail)
     if job.log:
         said = [
             f"{moment_text(line.at)} run {line.run} {line.level}: {_line(line.message, line.fields)}"
@@ -50,6 +55,12 @@ def _shown(session: Session, job: DetailView) -> None:
         block(session, "log", "\n".join(said))
     if job.why is not None:
         click.echo(f"\n{printable(job.why)}")
+
+
+def _error(error: ErrorView) -> str:
+    said = f"{error.type}: {error.message}"
+    # What a job failed by that stalled is told in full with the run.
+    return said if error.type == STALL_ERROR else error.traceback or said
 
 
 def _told(job: DetailView) -> list[tuple[str, str]]:
@@ -97,7 +108,7 @@ def _run(run: RunView) -> list[str]:
         moment_text(run.start),
         span_text(run.took),
         run.ended or "active",
-        ": ".join(part for part in (run.reason, run.detail) if part) or "-",
+        ": ".join(part for part in (run.reason, first_line(run.detail or "")) if part) or "-",
     ]
 
 

@@ -20,6 +20,10 @@ from holdfast.core.outcome import (
     Unknown,
     Unreadable,
 )
+from holdfast.core.postmortem import first_line, stall_cause
+
+STALL_ERROR = "JobStalledError"
+"""The type of the error that a job has which failed by its stalls."""
 
 EndState = Literal[State.COMPLETED, State.FAILED, State.CANCELLED]
 
@@ -75,7 +79,7 @@ def decide(job: JobRecord, outcome: Outcome, rng: Random) -> Decision:
             if job.stalls + 1 > job.stall.max_stalls or job.policy.on_worker_lost == "fail":
                 return Finish(
                     state=State.FAILED,
-                    error=_stall_error(job),
+                    error=_stall_error(job, outcome),
                     reason="crashed" if reason == "process_died" else "stalled",
                     charge="stalls",
                     redrive_after=None if job.policy.on_worker_lost == "fail" else _redrive_after(job),
@@ -111,12 +115,21 @@ def _redrive_after(job: JobRecord) -> int | None:
     return None if rule is None or job.redrives >= rule.times else rule.after << job.redrives
 
 
-def _stall_error(job: JobRecord) -> RecordedError:
+def _stall_error(job: JobRecord, stalled: Stalled) -> RecordedError:
+    """Return what the job failed by: why it may not run again, how its last run ended, and all that is known of it."""
+    cause = (
+        first_line(stalled.detail)
+        if stalled.detail
+        else stall_cause(job, stalled.reason, silent_for=stalled.silent_for)
+    )
     if job.policy.on_worker_lost == "fail":
-        message = "the worker was lost, and this job must not run twice (on_worker_lost='fail')"
+        message = f"the worker was lost, and this job must not run twice (on_worker_lost='fail'); {cause}"
     else:
-        message = f"the job stalled {job.stalls + 1} times, more than its max_count of {job.stall.max_stalls}"
-    return RecordedError("JobStalledError", message)
+        stalls = f"the job stalled {job.stalls + 1} times, more than its max_count of {job.stall.max_stalls}"
+        message = f"{stalls}; the last time {cause}"
+    # As a traceback ends: with the error.
+    trace = f"{stalled.detail}\n{STALL_ERROR}: {message}" if stalled.detail else ""
+    return RecordedError(STALL_ERROR, message, trace)
 
 
 class RunEnd(Struct, frozen=True):

@@ -310,7 +310,7 @@ class WorkerStopped(Event, frozen=True, kw_only=True):
 
 
 class WorkerDied(Event, frozen=True, kw_only=True):
-    """A worker process died under its supervisor; `jobs` of its runs were taken back."""
+    """A worker process died under its supervisor; `jobs` of its runs were taken back. `how`: what happened to it."""
 
     owner: str
     host: str
@@ -319,6 +319,7 @@ class WorkerDied(Event, frozen=True, kw_only=True):
     status: int | None = None
     peak_memory: int | None = None
     jobs: int = 0
+    how: str = ""
 
 
 class WorkerHung(Event, frozen=True, kw_only=True):

@@ -2,7 +2,8 @@
 
 Two failures have the same fingerprint when their task, reason and error type are the same, their message is the same
 but for numbers, ids, addresses, paths and quoted values, and the innermost frame of their traceback is the same
-function of the same file, on whatever line and wherever it is installed.
+function of the same file, on whatever line and wherever it is installed. A task's stalls are one fault,
+whatever their post-mortems say.
 """
 
 import hashlib
@@ -13,6 +14,8 @@ from holdfast.core.job import RecordedError
 
 LENGTH = 12
 """How many hexadecimal digits a fingerprint has."""
+
+_BY_STALLS = ("stalled", "crashed")
 
 _LOOKED_AT = 2000
 _COMPARED = 400
@@ -47,6 +50,9 @@ _FRAME = re.compile(r"""[\s|+-]*File "([^"\n]+)", line \d+, in ([^\n]+)""")
 def fingerprint(task: str, reason: str | None, error: RecordedError | None) -> str:
     """Return what all failures of one fault have in common and no others have: twelve hexadecimal digits."""
     told = RecordedError("", "") if error is None else error
+    if reason in _BY_STALLS:
+        # How its last run happened to end, and where it was just then, is told behind the semicolon and as traceback.
+        told = RecordedError(told.type, told.message.partition("; ")[0])
     parts = (task, reason or "", told.type, normalized(told.message), innermost(told))
     # None of them holds a NUL, for no storage could keep it.
     return hashlib.blake2s("\0".join(parts).encode(errors="replace"), digest_size=LENGTH // 2).hexdigest()

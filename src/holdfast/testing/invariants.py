@@ -244,7 +244,9 @@ class Witness:
             gone = known is None or known.deleted or self._forgettable(before[job.ref])
             self._require(gone, "I8", f"{job.ref} was made twice")
             self.ticking.made(job)
-            self.stories[job.ref] = Story(job.ref, runs=known.runs if known is not None else {})
+            # Where its record was still there, it goes on from its fences: a late word on its last run is known.
+            accepted = known.accepted if known is not None and job.ref in before else []
+            self.stories[job.ref] = Story(job.ref, runs=known.runs if known is not None else {}, accepted=accepted)
             self._note("enqueued", job.id, job.task)
             if named is not None:
                 there[job.ref] = named

@@ -9,8 +9,10 @@ from msgspec import Struct
 from holdfast.clock import SECOND, Clock
 from holdfast.core.events import WorkerDied
 from holdfast.core.job import Owner
-from holdfast.settle import settle_stalled
+from holdfast.core.postmortem import Ending, Workplace
+from holdfast.settle import LOOK, Witness, settle_stalled
 from holdfast.storage.protocol import Beat, Storage
+from holdfast.worker.autopsy import told
 from holdfast.worker.offspring import Death
 from holdfast.worker.sentence import Sentence
 
@@ -24,6 +26,25 @@ class Deceased(Struct, frozen=True):
     died_at: int
     killed_for: Sentence | None = None
     """Why its supervisor killed it, None if somebody or something else did."""
+    for_memory: bool = False
+    """Whether the kernel killed it, for want of memory."""
+    workplace: Workplace = Workplace()
+    """What it last told of itself."""
+
+    @property
+    def witness(self) -> Witness:
+        """What those who write its post-mortems must know."""
+        sentence = self.killed_for
+        return Witness(
+            Ending(
+                told(self.death, for_memory=self.for_memory, sentence="" if sentence is None else str(sentence)),
+                self.death.peak_memory,
+                "" if sentence is None else sentence.stack,
+            ),
+            self.workplace,
+            hung=sentence is not None and sentence.reason == "loop_blocked",
+            overdue=frozenset(ref for ref, _ in sentence.culprits) if sentence is not None else frozenset(),
+        )
 
 
 class Burial:
@@ -35,19 +56,20 @@ class Burial:
         self._rng = rng
         self._logger = logger
 
-    async def bury(self, one: Deceased, storage: Storage, *, within: float) -> None:
+    async def bury(self, one: Deceased, storage: Storage, *, within: float) -> int:
         """Take back what a dead child held, and put it on record. What cannot be done in time is left to the reapers.
 
-        Raises nothing that the storage raises: the next child must be started all the same.
+        Returns how many jobs were taken back. Raises nothing that the storage raises: the next child must be started
+        all the same.
         """
-        jobs = 0
+        jobs, witness, look = 0, one.witness, min(LOOK, within / 4)
         try:
             async with asyncio.timeout(within):
                 await storage.open()
                 more = True
                 while more:
                     taken = await storage.reclaim(one.owner, self._owner)
-                    await settle_stalled(storage, self._owner, taken.stalled, self._rng, detail=str(one.death))
+                    await settle_stalled(storage, self._owner, taken.stalled, self._rng, witness=witness, within=look)
                     jobs += len(taken.stalled)
                     more = taken.more
                 died = WorkerDied(
@@ -58,6 +80,7 @@ class Burial:
                     status=one.death.status if one.death.signal is None else None,
                     peak_memory=one.death.peak_memory,
                     jobs=jobs,
+                    how=witness.ending.how,
                 )
                 await storage.renew(Beat(self._owner, events=(died,)))
         except asyncio.CancelledError:
@@ -68,8 +91,10 @@ class Burial:
         else:
             took = (self._clock.now() - one.died_at) / SECOND
             self._logger.warning(
-                "worker %d died (%s); %d jobs taken back within %.3f s", one.pid, one.death, jobs, took
+                "worker %d %s; %d jobs taken back within %.3f s", one.pid, witness.ending.how, jobs, took
             )
+        return jobs
 
     def _log_left(self, one: Deceased, why: str) -> None:
-        self._logger.error("worker %d died (%s); its jobs are left to the reapers: %s", one.pid, one.death, why)
+        how = one.witness.ending.how
+        self._logger.error("worker %d %s; its jobs are left to the reapers: %s", one.pid, how, why)

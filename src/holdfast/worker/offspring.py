@@ -27,7 +27,11 @@ _PROC = Path("/proc/self/stat").exists()
 
 
 class Death(Struct, frozen=True):
-    """How a process ended. `peak_memory`: the most that it had occupied, in bytes, where the system tells."""
+    """How a process ended. `peak_memory`: the most that it had occupied, in bytes, where the system tells.
+
+    It is the largest resident set of the process, or of one that it had started itself and waited for: the kernel
+    counts them as one. Pages that are shared count in full, those swapped out not at all.
+    """
 
     status: int
     """The exit status; of a process that a signal ended, minus its number."""

@@ -1,4 +1,4 @@
-"""Why a supervisor kills a child that still lives, and for whose fault: what its burial has to know beside its death."""
+"""Why a supervisor kills a child that lives, and for whose fault: what its burial must know beside its death."""
 
 from typing import Literal
 
@@ -24,5 +24,7 @@ class Sentence(Struct, frozen=True):
 
     def __str__(self) -> str:
         if self.reason == "timeout":
-            return f"killed by its supervisor: a run was past its timeout, and the loop blocked {self.blocked_for:.1f} s"
+            return (
+                f"killed by its supervisor: a run was past its timeout, and the loop blocked {self.blocked_for:.1f} s"
+            )
         return f"killed by its supervisor: its event loop was blocked for {self.blocked_for:.1f} s"

@@ -19,7 +19,7 @@ import os
 import signal
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from random import Random
 
@@ -32,6 +32,7 @@ from holdfast.ids import owner_id
 from holdfast.storage.locate import locate
 from holdfast.storage.protocol import Storage
 from holdfast.waiting import first
+from holdfast.worker.autopsy import OomKills
 from holdfast.worker.burial import Burial, Deceased
 from holdfast.worker.orders import SIGNALS
 from holdfast.worker.ward import Ward
@@ -56,7 +57,11 @@ CLOSING = 0.1
 """Seconds that the supervisor's own storage gets to close."""
 
 PATIENCE = Patience(0.1, 30.0)
-"""Before a dead child is replaced; it grows with each death that comes soon after its start."""
+"""Before a dead child is replaced; it grows with each death that comes soon after its start, before any work.
+
+A death that took jobs along is not one of these: they are charged for it, so there is an end to such deaths, and the
+jobs behind them must not wait for that.
+"""
 
 SETTLED_IN = 10.0
 """A child that lived for so many seconds died of something new; its replacement does not wait for the last one's."""
@@ -67,13 +72,19 @@ USAGE = 2
 
 @dataclass(frozen=True)
 class Life:
-    """What became of one child: how it ended, after how many seconds, whether it had said goodbye, and by order."""
+    """What became of one child: its end, after how many seconds, if it said goodbye, if by order, what it held."""
 
     pid: int
     status: int
     lived: float
     parted: bool
     dismissed: bool = False
+    jobs: int = 0
+
+    @property
+    def early(self) -> bool:
+        """Whether it died before it could have done anything, so that the next one may do the same."""
+        return self.lived <= SETTLED_IN and not self.jobs
 
 
 class Supervisor:
@@ -102,6 +113,7 @@ class Supervisor:
         host = socket.gethostname()
         self._owner = Owner(owner_id(rng), f"supervisor {host}:{os.getpid()}", host, os.getpid())
         self._wards: set[Ward] = set()
+        self._oom_kills = OomKills()
         self._burial = Burial(self._owner, clock=clock, rng=rng, logger=logger)
         self._stopping = asyncio.Event()
         self._hurried = asyncio.Event()
@@ -162,9 +174,9 @@ class Supervisor:
             life = await self._life()
             if self._stopping.is_set() or (life is not None and self._over(life)):
                 return
-            deaths = deaths + 1 if life is None or life.lived <= SETTLED_IN else 0
-            if deaths:
-                await first(self._stopping.wait(), within=PATIENCE.rest(deaths, self._rng))
+            deaths = deaths + 1 if life is None or life.early else 0
+            if deaths or (life is not None and life.lived <= SETTLED_IN):
+                await first(self._stopping.wait(), within=PATIENCE.rest(max(1, deaths), self._rng))
 
     def _over(self, life: Life) -> bool:
         """Say whether a child needs no replacement, though nobody asked us to stop."""
@@ -198,34 +210,41 @@ class Supervisor:
                 ward.process.send(signal.SIGTERM)
                 self._pass_on(ward)
             death = await ward.ended(self._heard)
-            died_at, lived = self._clock.now(), self._clock.uptime() - ward.born_at
+            died_at, uptime = self._clock.now(), self._clock.uptime()
+            for_memory, workplace = self._oom_kills.took(death), ward.workplace(uptime)
         finally:
             self._wards.discard(ward)
             ward.clear_away()
+        lived = uptime - ward.born_at
         life = Life(
             ward.process.pid, death.status, lived, parted=death.status == 0 and ward.parted, dismissed=ward.dismissed
         )
         if ward.hello is not None and not life.parted:
-            await self._bury(Deceased(ward.incarnation, life.pid, death, died_at), ward.hello)
+            dead = Deceased(ward.incarnation, life.pid, death, died_at, for_memory=for_memory, workplace=workplace)
+            return replace(life, jobs=await self._bury(dead, ward.hello))
         elif ward.hello is None and not self._stopping.is_set():
             self._logger.error("worker %d ended (%s) before it was ready", life.pid, death)
         return life
 
     def _heard(self, word: Word) -> None:
         self._proven = True
+        if isinstance(word, Hello):
+            self._oom_kills.forget()
         if self._storage is None and isinstance(word, Hello):
             # To import a driver takes longer than to bury a child, and a burial is in a hurry. If there is trouble,
             # the burial tells of it.
             with contextlib.suppress(Exception):
                 self._storage = locate(word.url)
 
-    async def _bury(self, one: Deceased, hello: Hello) -> None:
+    async def _bury(self, one: Deceased, hello: Hello) -> int:
         try:
             storage = self._storage = self._storage or locate(hello.url)
         except UsageError as error:
-            self._logger.error("worker %d died (%s); nobody knows where its jobs are: %s", one.pid, one.death, error)
-            return
-        await self._burial.bury(one, storage, within=FAREWELL if self._stopping.is_set() else BURIAL)
+            self._logger.error(
+                "worker %d %s; nobody knows where its jobs are: %s", one.pid, one.witness.ending.how, error
+            )
+            return 0
+        return await self._burial.bury(one, storage, within=FAREWELL if self._stopping.is_set() else BURIAL)
 
 
 def supervise(

@@ -12,7 +12,8 @@ from typing import Self
 
 import msgspec
 
-from holdfast.clock import Clock
+from holdfast.clock import SECOND, Clock
+from holdfast.core.postmortem import Workplace
 from holdfast.worker.offspring import Death, Offspring
 from holdfast.worker.slate import Slate
 from holdfast.worker.stacks import StackFile
@@ -76,6 +77,12 @@ class Ward:
             heard.cancel()
             await asyncio.gather(heard, return_exceptions=True)
         return death
+
+    def workplace(self, now: float) -> Workplace:
+        """Return what it last told of itself, at this uptime."""
+        beaten_at, lag = self.slate.beaten_at, self.slate.lag
+        told_ago = None if not beaten_at else max(0, round((now - beaten_at) * SECOND))
+        return Workplace(round(lag * SECOND), self.slate.memory, told_ago)
 
     def hurry(self) -> None:
         """Tell it to leave at once."""

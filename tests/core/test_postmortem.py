@@ -1,0 +1,204 @@
+"""Post-mortems: what ran out is named, what is known is told, and no text is too long or too strange for them."""
+
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from holdfast.core.job import LogLine, RunRecord, StallReason, StallTerms
+from holdfast.core.postmortem import (
+    LINES,
+    LONGEST,
+    Ending,
+    Workplace,
+    first_line,
+    post_mortem,
+    size,
+    stall_cause,
+)
+from tests.core.cases import active
+
+SECOND = 1_000_000
+NOW = 1_800_000_000 * SECOND
+TRACE = '  File "/srv/app/mail.py", line 12, in send\n    body = render(order)\n'
+
+
+def taken(**fields: Any) -> Any:
+    """Return a job as whoever took it has it: its run began 12 s ago."""
+    return structs.replace(active(), starts=2, heard_at=NOW, **fields)
+
+
+def a_run(trace: str | None = None) -> RunRecord:
+    return RunRecord(
+        number=2,
+        fence=7,
+        owner="0" * 16,
+        worker="web-1:42",
+        host="web-1",
+        pid=42,
+        start=NOW - 12 * SECOND,
+        trace=trace,
+    )
+
+
+def said(number: int, message: str = "sent", **fields: str) -> LogLine:
+    return LogLine(at=NOW - SECOND, run=2, level="info", message=f"{message} {number}", fields=fields)
+
+
+def text(**told: Any) -> str:
+    job = told.pop("job", None) or taken()
+    given: dict[str, Any] = {"silent_for": 3_200_000, "died": True, **told}
+    return post_mortem(job, "its process died", **given)
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [
+        ("process_died", "its process died, and nobody saw how"),
+        ("lease_expired", "its worker was silent for 27.0 s, longer than the lease of 20s"),
+        ("no_progress", "its handler gave no sign of progress for longer than its heartbeat_timeout of 5s"),
+        ("loop_blocked", "the event loop of its worker was blocked for longer than max_block of 10m"),
+    ],
+)
+def test_the_cause_names_what_ran_out_and_its_length(reason: StallReason, told: str) -> None:
+    job = taken(heartbeat_timeout=5 * SECOND)
+
+    assert stall_cause(job, reason, silent_for=27 * SECOND, max_block=600 * SECOND) == told
+
+
+def test_the_cause_of_a_death_is_how_the_process_ended() -> None:
+    ending = Ending("was killed by signal 9 (SIGKILL), cause unknown")
+
+    assert stall_cause(taken(), "process_died", silent_for=0, ending=ending) == (
+        "its process was killed by signal 9 (SIGKILL), cause unknown"
+    )
+
+
+def test_a_lease_that_ended_with_its_runs_own_limit_is_told_from_a_silent_worker() -> None:
+    late = taken(timeout=10 * SECOND)
+    past = taken(deadline=NOW - 1)
+
+    assert stall_cause(late, "lease_expired", silent_for=SECOND, run=a_run()) == (
+        "it went on for 12.0 s, past its timeout of 10s, and could not be stopped"
+    )
+    assert stall_cause(past, "lease_expired", silent_for=SECOND, run=a_run()) == (
+        "it went on past the deadline of its job, and could not be stopped"
+    )
+    assert stall_cause(taken(), "lease_expired", silent_for=SECOND, run=a_run()) == (
+        "its worker was silent for longer than the lease of 20s"
+    )
+
+
+def test_a_lease_that_only_its_handler_renews_ran_out_of_its_signs() -> None:
+    job = taken(stall=StallTerms(renewed=False))
+
+    assert stall_cause(job, "lease_expired", silent_for=27 * SECOND) == (
+        "its handler gave no sign for 27.0 s, longer than its lease of 20s, which nothing else renews (heartbeat=False)"
+    )
+
+
+def test_limits_that_nobody_knows_are_not_made_up() -> None:
+    assert stall_cause(taken(), "no_progress", silent_for=0).endswith("longer than its heartbeat_timeout")
+    assert stall_cause(taken(), "loop_blocked", silent_for=0).endswith("longer than max_block")
+
+
+def test_all_that_is_known_of_a_run_is_told() -> None:
+    told = text(
+        job=taken(timeout=60 * SECOND, progress=0.5, progress_note="half of it"),
+        run=a_run(trace=TRACE),
+        log=[said(1, order="17"), structs.replace(said(2), run=1), said(3)],
+        workplace=Workplace(lag=0, memory=2 << 30, told_ago=1_500_000),
+        ending=Ending("was killed", peak_memory=3 << 30),
+        beside=["send", "resize", "send"],
+    )
+
+    assert told.splitlines() == [
+        "its process died",
+        "job: a of queue mail, task send, run 2, fence 7",
+        "worker: web-1:42, host web-1, pid 42",
+        "ran for 12.0 s; last heard of 3.2 s before it died; lease 20s; timeout 1m",
+        "process: 2.0 GiB of memory at its last beat; 3.0 GiB at most",
+        "beside it ran: 3 others, of send (2), resize",
+        "progress: 0.5 (half of it)",
+        "its last log lines:",
+        "  2027-01-15 07:59:59Z info: sent 1 order=17",
+        "  2027-01-15 07:59:59Z info: sent 3",
+        "where its handler was at its last beat, 1.5 s before it died:",
+        '    File "/srv/app/mail.py", line 12, in send',
+        "      body = render(order)",
+    ]
+
+
+def test_a_loop_that_kept_others_waiting_is_told_of() -> None:
+    told = text(workplace=Workplace(lag=3_400_000))
+
+    assert "\nprocess: its event loop had kept others waiting for 3.4 s\n" in told
+
+
+def test_what_is_not_known_is_not_told_but_for_the_place() -> None:
+    assert text(died=False).splitlines() == [
+        "its process died",
+        "job: a of queue mail, task send, run 2",
+        "last heard of 3.2 s before it was given up; lease 20s",
+        "where its handler was is not known: no beat has told of it",
+    ]
+
+
+def test_the_stack_of_who_was_asked_before_it_was_killed_comes_before_an_older_one() -> None:
+    told = text(run=a_run(trace=TRACE), ending=Ending("was killed", stack="Current thread 0x01:\n  File x"))
+
+    assert told.endswith(
+        "where the threads of its process were when it was killed:\n  Current thread 0x01:\n    File x"
+    )
+
+
+def test_one_other_run_is_one_and_of_many_tasks_the_most_frequent_are_named() -> None:
+    assert "beside it ran: 1 other, of send" in text(beside=["send"])
+    assert "beside it ran: 30 others, of 0 (2), 1 (2)" in text(beside=[str(number % 15) for number in range(30)])
+    assert "7, and 7 more tasks" in text(beside=[str(number % 15) for number in range(15)])
+
+
+def test_a_post_mortem_is_bounded_and_keeps_the_innermost_frame_and_the_last_lines() -> None:
+    job = taken(progress=1.0, progress_note="ä" * 10_000)
+    trace = "".join(f'  File "/srv/a.py", line {number}, in deep\n' for number in range(2_000)) + "  the last\n"
+    told = text(job=job, run=a_run(trace=trace), log=[said(number, "x" * 3_000) for number in range(1000)])
+
+    assert len(told.encode()) <= LONGEST
+    assert told.endswith("the last")
+    assert "where its handler was" in told
+    assert told.count("info: ") <= LINES
+    assert first_line(told) == "its process died"
+
+
+@pytest.mark.parametrize("threads", [3, 200])
+def test_of_a_long_dump_the_main_thread_is_kept_from_its_innermost_frame_on(threads: int) -> None:
+    frames = "\n".join(f'  File "/srv/a.py", line {number} in deep' for number in range(20 if threads > 3 else 900))
+    stack = "\n\n".join(f"Thread {number}:\n{frames}" for number in range(threads))
+    told = text(ending=Ending("was killed", stack=stack))
+
+    assert len(told.encode()) <= LONGEST
+    assert f"Thread {threads - 1}:\n    File" in told
+    assert "line 0 in deep" in told.partition(f"Thread {threads - 1}:")[2]
+    assert "Thread 0:" not in told
+
+
+def test_the_last_log_lines_are_those_that_are_quoted() -> None:
+    told = text(log=[said(number) for number in range(50)])
+
+    assert told.count("info: sent") == LINES
+    assert "info: sent 49" in told
+    assert "info: sent 29" not in told
+
+
+def test_no_text_breaks_the_form_nor_what_a_storage_can_keep() -> None:
+    job = taken(progress=0.1, progress_note="a\0b\ud800")
+    told = text(job=job, run=a_run(trace="\ud800 here\0"), log=[said(1, "one\n two\x1b[0m"), said(2, "\ud800" * 500)])
+
+    assert "\0" not in told
+    assert "info: one two" in told
+    told.encode()
+
+
+@pytest.mark.parametrize(("count", "told"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (3 << 30, "3.0 GiB")])
+def test_sizes_are_told_in_the_unit_that_fits(count: int, told: str) -> None:
+    assert size(count) == told

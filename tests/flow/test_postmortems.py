@@ -1,0 +1,245 @@
+"""What is told of runs that were taken from the dead and the silent, and that telling keeps none from its next run."""
+
+import asyncio
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+
+from holdfast import State
+from holdfast.core.events import JobFailed, JobReleased, JobStalled
+from holdfast.core.fingerprint import fingerprint
+from holdfast.core.job import JobDetail, LogLine, NewJob, Owner, Ref, StallTerms
+from holdfast.core.lease import Lease
+from holdfast.core.postmortem import Ending, Workplace
+from holdfast.core.settlement import Settlement
+from holdfast.settle import Witness, settle_stalled
+from holdfast.storage.memory import MemoryStorage
+from holdfast.storage.protocol import (
+    Beat,
+    Bid,
+    Exchanged,
+    NewLogLine,
+    Order,
+    Reclaimed,
+    Renewal,
+    StalledLease,
+    Survey,
+    WorkerInfo,
+)
+from holdfast.testing.clock import ManualClock
+
+SECOND = 1_000_000
+WORKER = Owner("a" * 16, "web-1:42", "web-1", 42)
+TAKER = Owner("b" * 16, "supervisor")
+DEATH = Witness(Ending("was killed by signal 9 (SIGKILL), cause unknown", peak_memory=1 << 30))
+TRACE = 'Traceback (most recent call last):\n  File "/srv/app/mail.py", line 12, in send\n    body = render(order)\n'
+
+
+class Unread(MemoryStorage):
+    """A storage that has trouble with all that is read of the stalled."""
+
+    trouble: Exception | None = None
+
+    async def get(self, refs: Sequence[Ref]) -> list[JobDetail | None]:
+        await self._stumble()
+        return await super().get(refs)
+
+    async def survey(self, queues: Sequence[str] = ()) -> Survey:
+        await self._stumble()
+        return await super().survey(queues)
+
+    async def _stumble(self) -> None:
+        if self.trouble is None:
+            await asyncio.Event().wait()
+        else:
+            raise self.trouble
+
+
+class Odd(MemoryStorage):
+    """A storage that has kept what nobody can read as an instant."""
+
+    async def get(self, refs: Sequence[Ref]) -> list[JobDetail | None]:
+        line = LogLine(at=10**30, run=1, level="info", message="from another age")
+        return [JobDetail(one.job, one.runs, (line,)) for one in await super().get(refs) if one is not None]
+
+
+class Counting(MemoryStorage):
+    """A storage that notes how many settlements come at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches: list[int] = []
+
+    async def exchange(
+        self, owner: Owner, settlements: Sequence[Settlement] = (), order: Order | None = None
+    ) -> Exchanged:
+        self.batches.append(len(settlements))
+        return await super().exchange(owner, settlements, order)
+
+
+async def held(storage: MemoryStorage, *tasks: str, max_stalls: int = 1, timeout: int | None = None) -> list[Lease]:
+    """Let a worker hold a job of each of these tasks."""
+    jobs = [
+        NewJob(
+            queue="mail", id=f"{number:04}", task=task, payload=b"[]", stall=StallTerms(max_stalls=max_stalls),
+            timeout=timeout,
+        )
+        for number, task in enumerate(tasks)
+    ]  # fmt: skip
+    await storage.enqueue(jobs)
+    leases = list((await storage.exchange(WORKER, (), Order(("mail",), len(jobs)))).leases)
+    return sorted(leases, key=lambda lease: lease.ref)
+
+
+async def taken(storage: MemoryStorage) -> Sequence[StalledLease]:
+    found: Reclaimed = await storage.reclaim(WORKER.id, TAKER)
+    return found.stalled
+
+
+async def detail_of(storage: MemoryStorage, lease: Lease) -> JobDetail:
+    (found,) = await MemoryStorage.get(storage, [lease.ref])
+    assert found is not None
+    return found
+
+
+async def told(storage: MemoryStorage, lease: Lease) -> str:
+    """Return the post-mortem of a job's first run."""
+    return (await detail_of(storage, lease)).runs[0].detail or ""
+
+
+async def test_what_a_run_had_last_said_is_in_its_history_and_in_the_event() -> None:
+    clock = ManualClock()
+    storage = MemoryStorage(clock=clock)
+    lease, other = await held(storage, "send", "resize")
+    line = NewLogLine("info", "page 17 of 40", {"size": "3"})
+    renewal = Renewal(lease.ref, lease.fence, progress=0.4, note="page 17", log=(line,), trace=TRACE)
+    await storage.renew(Beat(WORKER, (renewal,), worker=WorkerInfo(("mail",))))
+    clock.advance(3.2)
+    await settle_stalled(storage, TAKER, await taken(storage), Random(0), witness=DEATH)
+    text = await told(storage, lease)
+    events = [event for event in (await storage.events(None)).events if isinstance(event, JobStalled)]
+
+    assert text.startswith("its process was killed by signal 9 (SIGKILL), cause unknown\n")
+    assert f"run 1, fence {lease.fence}\nworker: web-1:42, host web-1, pid 42\n" in text
+    assert "last heard of 3.2 s before it died; lease 20s" in text
+    assert "1.0 GiB at most" in text
+    assert "beside it ran: 1 other, of resize" in text
+    assert "progress: 0.4 (page 17)" in text
+    assert "info: page 17 of 40 size=3" in text
+    assert "where its handler was at its last beat, 3.2 s before it died:\n  Traceback" in text
+    assert [event.post_mortem for event in events if event.id == lease.job.id] == [text]
+    assert "beside it ran: 1 other, of send" in await told(storage, other)
+
+
+@pytest.mark.parametrize("trouble", [None, OSError("gone"), ValueError("not of ours")])
+async def test_what_cannot_be_read_makes_a_post_mortem_shorter_and_keeps_no_job_waiting(
+    trouble: Exception | None,
+) -> None:
+    storage = Unread()
+    storage.trouble = trouble
+    (lease,) = await held(storage, "send")
+    await settle_stalled(storage, TAKER, await taken(storage), Random(0), within=0.01)
+    detail = await detail_of(storage, lease)
+
+    assert (detail.job.state, detail.job.stalls) == (State.WAITING, 1)
+    assert (detail.runs[0].detail or "").startswith("its process died, and nobody saw how\njob: 0000 of queue mail")
+
+
+async def test_what_is_on_record_may_be_anything() -> None:
+    storage = Odd()
+    (lease,) = await held(storage, "send")
+    await settle_stalled(storage, TAKER, await taken(storage), Random(0), witness=DEATH)
+
+    assert await told(storage, lease) == "its process was killed by signal 9 (SIGKILL), cause unknown"
+
+
+async def test_what_a_job_failed_by_says_how_its_last_run_ended_and_is_one_fault() -> None:
+    faults: set[str] = set()
+    for how in ("crashed: signal 11 (SIGSEGV)", "was killed by signal 9 (SIGKILL), cause unknown"):
+        storage = MemoryStorage()
+        (lease,) = await held(storage, "send", max_stalls=0)
+        if how.startswith("crashed"):
+            await storage.renew(Beat(WORKER, (Renewal(lease.ref, lease.fence, trace=TRACE),)))
+        await settle_stalled(storage, TAKER, await taken(storage), Random(0), witness=Witness(Ending(how)))
+        job = (await detail_of(storage, lease)).job
+        failed = [event for event in (await storage.events(None)).events if isinstance(event, JobFailed)]
+
+        assert job.error is not None
+        assert (job.state, job.reason, job.error.type) == (State.FAILED, "crashed", "JobStalledError")
+        assert (
+            job.error.message
+            == f"the job stalled 1 times, more than its max_count of 0; the last time its process {how}"
+        )
+        assert job.error.traceback.startswith(f"its process {how}\n")
+        assert job.error.traceback.endswith(f"JobStalledError: {job.error.message}")
+        assert [event.error for event in failed] == [job.error]
+        faults.add(fingerprint(job.task, job.reason, job.error))
+
+    assert len(faults) == 1
+
+
+async def test_a_hung_process_that_was_killed_has_its_loop_to_blame() -> None:
+    storage = MemoryStorage()
+    (lease,) = await held(storage, "send")
+    ending = Ending("was killed by its supervisor", stack="Current thread 0x1:\n  File x, line 3 in spin")
+    await settle_stalled(storage, TAKER, await taken(storage), Random(0), witness=Witness(ending, hung=True))
+    detail = await detail_of(storage, lease)
+
+    assert detail.runs[0].reason == "loop_blocked"
+    assert (detail.job.stalls, detail.job.quarantined) == (1, True)
+    assert (detail.runs[0].detail or "").endswith(
+        "when it was killed:\n  Current thread 0x1:\n    File x, line 3 in spin"
+    )
+
+
+async def test_a_run_that_was_killed_for_its_timeout_has_timed_out_and_its_neighbours_are_handed_back() -> None:
+    clock = ManualClock()
+    storage = MemoryStorage(clock=clock)
+    lease, other = await held(storage, "send", "resize", timeout=10 * SECOND)
+    clock.advance(12.5)
+    ending = Ending("was killed by its supervisor", stack="  File x, line 3 in spin")
+    witness = Witness(ending, Workplace(lag=12 * SECOND), overdue=frozenset({lease.ref}))
+    await settle_stalled(storage, TAKER, await taken(storage), Random(0), witness=witness)
+    culprit, innocent = await detail_of(storage, lease), await detail_of(storage, other)
+    released = [event for event in (await storage.events(None)).events if isinstance(event, JobReleased)]
+
+    assert (culprit.job.failures, culprit.job.stalls, culprit.runs[0].ended) == (1, 0, "timed_out")
+    assert culprit.job.error is not None
+    assert culprit.job.error.message == (
+        "the run passed its timeout of 10s and would not stop for 12.5 s in all; its process was killed"
+    )
+    assert "File x, line 3 in spin" in culprit.job.error.traceback
+    assert (innocent.job.state, innocent.job.releases, innocent.job.stalls) == (State.WAITING, 1, 0)
+    assert [event.id for event in released] == [other.job.id]
+
+
+@pytest.mark.parametrize(("lag", "reason"), [(600 * SECOND, "loop_blocked"), (599 * SECOND, "lease_expired")])
+async def test_a_reaper_tells_a_blocked_loop_from_a_silent_worker(lag: int, reason: str) -> None:
+    clock = ManualClock()
+    storage = MemoryStorage(clock=clock)
+    (lease,) = await held(storage, "send")
+    told_of_it = WorkerInfo(("mail",), lag=lag, memory=64 << 20)
+    await storage.renew(Beat(WORKER, worker=told_of_it))
+    stalled: Sequence[StalledLease] = ()
+    while not stalled:
+        clock.advance(2)
+        stalled = (await storage.sweep(Bid(TAKER))).stalled
+    await settle_stalled(storage, TAKER, stalled, Random(0), max_block=600 * SECOND)
+    detail = await detail_of(storage, lease)
+
+    assert (detail.runs[0].reason, detail.job.stalls) == (reason, 1)
+    assert "64.0 MiB of memory at its last beat" in (detail.runs[0].detail or "")
+    assert "before it was given up" in (detail.runs[0].detail or "")
+
+
+async def test_many_long_post_mortems_are_written_a_few_at_a_time() -> None:
+    storage = Counting()
+    leases = await held(storage, *["send"] * 100)
+    for lease in leases:
+        await storage.renew(Beat(WORKER, (Renewal(lease.ref, lease.fence, trace=TRACE * 100),)))
+    storage.batches.clear()
+    await settle_stalled(storage, TAKER, await taken(storage), Random(0), witness=DEATH, within=5)
+
+    assert sum(storage.batches) == 100
+    assert max(storage.batches) < 50

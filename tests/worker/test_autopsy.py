@@ -1,0 +1,119 @@
+"""What a process died of: told from its status, and from the counters of a control group."""
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from holdfast.worker.autopsy import OomKills, told
+from holdfast.worker.offspring import Death
+
+KILLED = Death(-signal.SIGKILL)
+
+
+def unified(folder: Path, *, path: str = "/app") -> Path:
+    """Lay out a cgroup v2 as a process in it sees it; return the file with its counts."""
+    events = folder / "fs" / path.lstrip("/") / "memory.events"
+    events.parent.mkdir(parents=True, exist_ok=True)
+    (folder / "own").write_text(f"0::{path}\n")
+    return events
+
+
+def first(folder: Path) -> Path:
+    """Lay out a cgroup v1, in a container: the path is the host's, what is mounted is our group."""
+    control = folder / "fs" / "memory" / "memory.oom_control"
+    control.parent.mkdir(parents=True)
+    (folder / "own").write_text("9:name=systemd:/\n4:memory,hugetlb:/docker/0815\n0::/\n")
+    return control
+
+
+def counted(events: Path, kills: int) -> None:
+    events.write_text(f"low 0\nhigh 3\noom 7\noom_kill {kills}\noom_group_kill 0\n")
+
+
+def looking(folder: Path) -> OomKills:
+    return OomKills(folder / "fs", folder / "own")
+
+
+def test_a_kill_that_the_control_group_counts_was_for_memory(tmp_path: Path) -> None:
+    events = unified(tmp_path)
+    counted(events, 3)
+    kills = looking(tmp_path)
+
+    assert kills.readable
+    assert not kills.took(KILLED)
+
+    counted(events, 4)
+
+    assert not kills.took(Death(-signal.SIGSEGV))
+    assert not kills.took(Death(1))
+    assert kills.took(KILLED)
+
+
+def test_each_kill_accounts_for_one_death(tmp_path: Path) -> None:
+    events = unified(tmp_path)
+    counted(events, 0)
+    kills = looking(tmp_path)
+    counted(events, 2)
+
+    assert [kills.took(KILLED) for _ in range(3)] == [True, True, False]
+
+
+def test_a_kill_of_what_a_child_had_started_accounts_for_no_later_death(tmp_path: Path) -> None:
+    events = unified(tmp_path)
+    counted(events, 0)
+    kills = looking(tmp_path)
+    counted(events, 1)
+    kills.forget()
+
+    assert not kills.took(KILLED)
+
+
+def test_the_older_control_groups_are_read_too_also_from_within_a_container(tmp_path: Path) -> None:
+    control = first(tmp_path)
+    control.write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 0\n")
+    kills = looking(tmp_path)
+    control.write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 1\n")
+
+    assert kills.took(KILLED)
+
+
+@pytest.mark.parametrize("shape", ["nothing", "no count", "no file", "garbage", "an old kernel"])
+def test_where_nothing_can_be_read_no_kill_is_called_one_for_memory(tmp_path: Path, shape: str) -> None:
+    match shape:
+        case "no count":
+            (tmp_path / "own").write_text("0::/app\n3:cpu:/\n")
+        case "no file":
+            unified(tmp_path)
+        case "garbage":
+            unified(tmp_path).write_text("oom_kill many\n")
+        case _:
+            first(tmp_path).write_text("oom_kill_disable 0\nunder_oom 0\n")
+            if shape == "nothing":
+                (tmp_path / "own").unlink()
+    kills = looking(tmp_path)
+    kills.forget()
+
+    assert not kills.readable
+    assert not kills.took(KILLED)
+
+
+@pytest.mark.parametrize(
+    ("death", "how"),
+    [
+        (KILLED, "was killed by signal 9 (SIGKILL), cause unknown"),
+        (Death(-signal.SIGSEGV), "crashed: signal 11 (SIGSEGV)"),
+        (Death(-signal.SIGTERM), "was ended by signal 15 (SIGTERM)"),
+        (Death(0), "exited with status 0"),
+        (Death(70), "exited with status 70"),
+    ],
+)
+def test_how_a_process_ended_is_told_in_a_clause(death: Death, how: str) -> None:
+    assert told(death, for_memory=False) == how
+
+
+def test_who_killed_it_is_told_where_that_is_known() -> None:
+    assert told(KILLED, for_memory=True).startswith("was killed by the OOM killer (signal 9, SIGKILL)")
+    assert told(KILLED, for_memory=False, sentence="killed by its supervisor: hung") == (
+        "was killed by its supervisor: hung"
+    )
