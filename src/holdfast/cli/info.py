@@ -137,7 +137,7 @@ def _worker_rows(seen: InfoView) -> list[list[str]]:
             ",".join(worker.queues),
             f"{worker.active}/{worker.concurrency}",
             f"{span_text(worker.seen_ago)} ago",
-            "stale" if worker.stale else "stopping" if worker.stopping else "alive",
+            "stale" if worker.stale else "stopping" if worker.stopping else "quiet" if worker.quiet else "alive",
         ]
         for worker in seen.workers
     ]

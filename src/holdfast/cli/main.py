@@ -23,6 +23,7 @@ COMMANDS = {
     "jobs": ("holdfast.cli.jobs:jobs", "List, show, redrive, cancel and delete jobs."),
     "dead": ("holdfast.cli.dead:dead", "List failed jobs, group them by fault, redrive and purge them."),
     "queues": ("holdfast.cli.queues:queues", "List, pause and resume queues, and show how they do."),
+    "workers": ("holdfast.cli.workers:workers", "List workers, quiet and stop them, and show where their runs are."),
     "schedules": ("holdfast.cli.schedules:schedules", "List, pause, trigger and remove schedules."),
     "events": ("holdfast.cli.events:events", "Show what has happened, and what happens."),
     "migrate": ("holdfast.cli.migrate:migrate", "Bring a storage to this version's schema."),

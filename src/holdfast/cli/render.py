@@ -26,6 +26,8 @@ _STYLES = {
     "cancelled": "magenta",
     "expired": "magenta",
     "paused": "yellow",
+    "quiet": "yellow",
+    "died": "red",
 }
 
 _STEPS = ((86_400, "d"), (3_600, "h"), (60, "m"))
@@ -117,6 +119,11 @@ def span_text(seconds: float | None) -> str:
         if abs(seconds) >= 2 * length:
             return f"{seconds / length:.1f} {unit}"
     return f"{seconds * 1000:.0f} ms" if abs(seconds) < 1 else f"{seconds:.1f} s"
+
+
+def size_text(count: int) -> str:
+    """Return a number of bytes for people, or a dash where nobody knows it."""
+    return f"{count / 1_048_576:,.0f} MiB" if count else "-"
 
 
 def _colors(session: Session) -> bool | None:

@@ -316,7 +316,7 @@ class TickView(Struct, frozen=True, kw_only=True):
 
 
 class WorkerView(Struct, frozen=True, kw_only=True):
-    """A worker at a glance, as health judges it: stale, about to leave, or alive."""
+    """A worker at a glance, as health judges it: stale, about to leave, told to claim no more, or alive."""
 
     owner: str
     name: str
@@ -330,6 +330,7 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     turned_ago: float
     stale: bool
     stopping: bool
+    quiet: bool
 
 
 class LeaderView(Struct, frozen=True, kw_only=True):
@@ -578,6 +579,7 @@ def worker_view(worker: WorkerHealth) -> WorkerView:
         turned_ago=worker.turned_ago,
         stale=worker.state == "stale",
         stopping=worker.state == "stopping",
+        quiet=worker.state == "quiet",
     )
 
 

@@ -140,7 +140,7 @@ def unreachable(error: str) -> Health:
 
 def consuming(survey: Survey, owner: str, timing: Timing) -> bool:
     """Say whether this worker claims jobs: known to the storage, told to do so, its loop turning."""
-    return any(worker.owner.id == owner and _state(worker, timing) == "alive" for worker in survey.workers)
+    return any(worker.owner.id == owner and state_of(worker, timing) == "alive" for worker in survey.workers)
 
 
 def waiting(survey: Survey) -> Mapping[str, int]:
@@ -148,7 +148,8 @@ def waiting(survey: Survey) -> Mapping[str, int]:
     return {queue.queue: queue.counts.get(State.WAITING, 0) for queue in survey.queues}
 
 
-def _state(worker: WorkerSurvey, timing: Timing) -> WorkerState:
+def state_of(worker: WorkerSurvey, timing: Timing) -> WorkerState:
+    """Return how a worker is; one that has died is stale, for it claims and renews nothing."""
     three = 3 * timing.beat
     # Beside a quick beat the loop of an idle worker is slow; its turns must not be asked for more often than they come.
     turn = max(three, timedelta(seconds=LONGEST_REST) + 2 * timing.beat)
@@ -170,7 +171,7 @@ def _worker(worker: WorkerSurvey, timing: Timing) -> WorkerHealth:
         concurrency=worker.concurrency,
         active=worker.active,
         started=moment(worker.started),
-        state=_state(worker, timing),
+        state=state_of(worker, timing),
         age=max(worker.seen_ago, worker.turned_ago) / SECOND,
         seen_ago=worker.seen_ago / SECOND,
         turned_ago=worker.turned_ago / SECOND,

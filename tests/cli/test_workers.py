@@ -1,0 +1,164 @@
+"""`holdfast workers`: how they do, orders for them, and where their runs are."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from msgspec import structs
+
+from holdfast.clock import SECOND
+from holdfast.core.job import Owner
+from holdfast.storage.protocol import Beat, Order, Renewal, WorkerInfo
+from tests.cli.terminal import EVERYWHERE, Terminal
+
+ANN = Owner("a1b2c3d4e5f60718", "host:7", "host", 7)
+BOB = Owner("a1ffffffffffffff", "bob", "host", 8)
+TRACE = 'Traceback (most recent call last):\n  File "tasks.py", line 3, in add\n    await nap()\n'
+INFO = WorkerInfo(("default", "mail"), 10, 1, lag=250_000, memory=64 << 20)
+
+
+def beat(there: Terminal, *beats: Beat) -> None:
+    """Let workers beat."""
+    app = there.app()
+
+    async def go() -> None:
+        async with app:
+            for one in beats:
+                await app.storage.renew(one)
+
+    asyncio.run(go())
+
+
+def running(there: Terminal, owner: Owner, *traces: str | None) -> list[str]:
+    """Let a worker run a job for each of these traces; return the ids of the jobs, the first claimed first."""
+    app = there.app()
+
+    async def go() -> list[str]:
+        async with app:
+            for _ in traces:
+                await app.find_task("add").enqueue(1, 2)
+            leases = (await app.storage.exchange(owner, (), Order(("default",), len(traces)))).leases
+            renewals = [
+                Renewal(lease.ref, lease.fence, trace=trace) for lease, trace in zip(leases, traces, strict=True)
+            ]
+            await app.storage.renew(Beat(owner, tuple(renewals), INFO))
+            return [lease.ref.id for lease in leases]
+
+    return asyncio.run(go())
+
+
+def orders(there: Terminal, owner: Owner) -> Sequence[str]:
+    """Return what a worker is told with its next beat."""
+    app = there.app()
+
+    async def go() -> Sequence[str]:
+        async with app:
+            return (await app.storage.renew(Beat(owner, worker=INFO))).orders or ()
+
+    return asyncio.run(go())
+
+
+@EVERYWHERE
+def test_a_list_tells_how_each_worker_does(there: Terminal) -> None:
+    beat(there, Beat(ANN, worker=INFO), Beat(BOB, worker=structs.replace(INFO, quiet=True, lag=0, memory=0)))
+    ann, bob = there.read("workers", "list")
+
+    assert ann.keys() == {
+        *("owner", "name", "host", "pid", "queues", "concurrency", "active", "started", "seen_ago", "turned_ago"),
+        *("state", "lag", "memory"),
+    }
+    assert (ann["owner"], ann["name"], ann["host"], ann["pid"]) == (ANN.id, "host:7", "host", 7)
+    assert (ann["state"], ann["lag"], ann["memory"]) == ("alive", 0.25, 64 << 20)
+    assert (bob["state"], bob["memory"]) == ("quiet", 0)
+
+    header, first, second = there.run("workers", "list").stdout.splitlines()
+    assert header.split() == [*("owner", "name", "host", "pid", "queues", "running", "seen", "state", "lag", "memory")]
+    assert first.split()[:6] == [ANN.id, "host:7", "host", "7", "default,mail", "1/10"]
+    assert first.endswith("alive  250 ms  64 MiB")
+    assert second.split()[-4:] == ["quiet", "0", "ms", "-"]
+    assert there.run("workers", "list", "--quiet").stdout.split() == [ANN.id, BOB.id]
+    assert [worker["quiet"] for worker in there.read("info")["workers"]] == [False, True]
+
+
+def test_a_worker_that_stops_or_is_silent_says_so(there: Terminal) -> None:
+    stopping = structs.replace(INFO, stopping=True, quiet=True)
+    beat(there, Beat(ANN, worker=stopping), Beat(BOB, worker=structs.replace(INFO, turned_ago=60 * SECOND, quiet=True)))
+
+    assert [worker["state"] for worker in there.read("workers", "list")] == ["stopping", "stale"]
+
+
+def test_without_workers_there_is_nothing_to_list(there: Terminal) -> None:
+    there.enqueue("add", 1, 2)
+
+    assert there.read("workers", "list") == []
+    assert there.run("workers", "stack").stdout == "nothing runs\n"
+
+
+@EVERYWHERE
+def test_a_worker_is_told_to_be_quiet_and_to_go_on(there: Terminal) -> None:
+    beat(there, Beat(ANN, worker=INFO), Beat(BOB, worker=INFO))
+
+    told = there.run("workers", "quiet", "host:7")
+    assert told.stdout == f"worker host:7 ({ANN.id}) is told to claim no more jobs\n"
+    assert (orders(there, ANN), orders(there, BOB)) == (("quiet",), ())
+
+    assert there.read("workers", "quiet", "--undo", ANN.id) == [
+        {"owner": ANN.id, "name": "host:7", "quiet": False, "stop": False}
+    ]
+    assert orders(there, ANN) == ()
+
+
+def test_several_workers_are_told_to_stop_at_once(there: Terminal) -> None:
+    beat(there, Beat(ANN, worker=INFO), Beat(BOB, worker=INFO))
+
+    assert [one["stop"] for one in there.read("workers", "stop", "7", "bob", "8")] == [True, True]
+    assert (orders(there, ANN), orders(there, BOB)) == (("stop",), ("stop",))
+
+
+@pytest.mark.parametrize("name", [ANN.id, ANN.id[:3], "host:7", "7"])
+def test_a_worker_is_named_by_its_id_the_beginning_of_that_its_name_or_its_process(there: Terminal, name: str) -> None:
+    beat(there, Beat(ANN, worker=INFO), Beat(BOB, worker=INFO))
+
+    assert [one["owner"] for one in there.read("workers", "quiet", name)] == [ANN.id]
+
+
+def test_a_name_that_nobody_or_more_than_one_has_is_refused_and_nobody_is_told(there: Terminal) -> None:
+    beat(there, Beat(ANN, worker=INFO), Beat(BOB, worker=INFO))
+
+    assert "there is no worker 'carol'; see holdfast workers list" in there.refused(
+        "workers", "stop", "bob", "carol", code=4
+    )
+    said = there.refused("workers", "stop", "a1")
+    assert f"several workers ({ANN.id} (host:7), {BOB.id} (bob))" in said
+    assert orders(there, BOB) == ()
+
+
+@EVERYWHERE
+def test_a_stack_tells_where_each_run_of_a_worker_is_and_how_long_ago(there: Terminal) -> None:
+    known, young = running(there, ANN, TRACE, None)
+    (other,) = running(there, BOB, TRACE)
+    here, soon = there.read("workers", "stack", "host:7")
+
+    assert here.keys() == {
+        *("worker", "owner", "queue", "id", "task", "run", "fence", "started", "ran", "seen_ago", "trace")
+    }
+    assert (here["id"], here["worker"], here["owner"]) == (known, "host:7", ANN.id)
+    assert (here["task"], here["run"], here["trace"]) == ("add", 1, TRACE)
+    assert 0 <= here["seen_ago"] < 60
+    assert 0 < here["ran"] < 60
+    assert (soon["id"], soon["trace"]) == (young, None)
+
+    text = there.run("workers", "stack", "host:7").stdout
+    assert f"add {known} of queue default on host:7, run 1, for " in text
+    assert " ago it was here:" in text
+    assert '  File "tasks.py", line 3, in add' in text
+    assert "not known yet: a run is looked at when it is a beat old" in text
+    assert other not in text
+    assert [one["id"] for one in there.read("workers", "stack")] == [known, young, other]
+    assert [one["id"] for one in there.read("workers", "stack", "--limit", "1")] == [known]
+
+
+def test_a_worker_without_runs_has_no_stack(there: Terminal) -> None:
+    beat(there, Beat(BOB, worker=INFO))
+
+    assert there.run("workers", "stack", "bob").stdout == "nothing runs there\n"

@@ -1,0 +1,120 @@
+"""What an operator sees of real workers, and what they do when he orders it."""
+
+import json
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from holdfast.core.lifecycle import State
+from holdfast.storage.protocol import Survey, WorkerSurvey
+from tests.system.farm import Farm
+
+pytestmark = pytest.mark.system
+
+QUICK = {"lease": "1s", "sweep": "200ms", "grace": "400ms"}
+"""A beat of 250 ms."""
+
+
+@pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.redis)])
+def there(request: pytest.FixtureRequest, farm: Callable[..., Farm]) -> Farm:
+    """Return a farm on each storage."""
+    return farm(**QUICK, **({"url": request.getfixturevalue("redis_url")} if request.param == "redis" else {}))
+
+
+def told(there: Farm, *words: str) -> Any:
+    """Return what `holdfast workers` says in JSON."""
+    done = there.run("workers", *words, "-o", "json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+async def comes(there: Farm, holds: Callable[[Survey], bool], *, within: float = 20) -> tuple[WorkerSurvey, ...]:
+    """Wait until a survey shows something; return the workers."""
+
+    async def shown() -> bool:
+        return holds(await there.survey())
+
+    await there.until(shown, within=within)
+    return (await there.survey()).workers
+
+
+async def ends(there: Farm, process: "subprocess.Popen[bytes]") -> int:
+    """Wait until a process has ended by itself; return its status."""
+
+    async def ended() -> bool:
+        return process.poll() is not None
+
+    await there.until(ended, within=20)
+    return process.returncode
+
+
+async def test_stacks_show_the_line_of_a_sleeping_handler_in_the_loop_and_in_a_thread(there: Farm) -> None:
+    process = there.worker("--drain", "0")
+    resting = [*there.enqueue("nap", 60), *there.enqueue("blocking", 60)]
+
+    async def all_seen() -> bool:
+        return all(detail.runs and detail.runs[-1].trace for detail in await there.details(resting))
+
+    await there.until(all_seen, within=30)
+    on_loop, in_thread = told(there, "stack", str(process.pid))
+
+    assert [on_loop["task"], in_thread["task"]] == ["crew.nap", "crew.blocking"]
+    assert "    await asyncio.sleep(seconds)\n" in on_loop["trace"]
+    assert in_thread["trace"].endswith("in blocking\n    time.sleep(seconds)\n")
+    # Nothing of ours is in it, and nothing of what they were called with.
+    for one in (on_loop, in_thread):
+        assert one["trace"].count("holdfast/worker/") == 0
+        assert one["trace"].splitlines()[1].endswith((" in nap", " in blocking"))
+        assert one["seen_ago"] < 10
+
+    [crew] = told(there, "list")
+    assert (crew["pid"], crew["state"], crew["active"]) == (process.pid, "alive", 2)
+    assert crew["memory"] > 10_000_000
+
+
+async def test_a_worker_is_quieted_goes_on_and_is_stopped(there: Farm) -> None:
+    process = there.worker("--drain", "20s")
+    [running] = there.enqueue("nap", 6)
+    [worker] = await comes(there, lambda survey: any(one.active for one in survey.workers))
+
+    assert told(there, "quiet", worker.owner.id)[0]["quiet"]
+    await comes(there, lambda survey: survey.workers[0].quiet)
+    [later] = there.enqueue("quick", 1)
+    assert [one["state"] for one in told(there, "list")] == ["quiet"]
+    [waiting] = await there.details([later])
+    assert waiting.job.state is State.WAITING
+
+    told(there, "quiet", "--undo", worker.owner.id)
+
+    async def done() -> bool:
+        return (await there.details([later]))[0].job.state is State.COMPLETED
+
+    await there.until(done, within=10)
+    told(there, "stop", str(process.pid))
+
+    assert await ends(there, process) == 0
+    [detail] = await there.details([running])
+    assert (detail.job.state, detail.job.starts, detail.job.releases) == (State.COMPLETED, 1, 0)
+    assert (await there.survey()).workers == ()
+
+
+async def test_a_supervised_worker_that_is_ordered_to_stop_is_not_replaced(there: Farm) -> None:
+    supervisor = there.worker("--processes", "2", "--drain", "1s")
+    first, second = await comes(there, lambda survey: len(survey.workers) == 2, within=30)
+
+    told(there, "stop", first.owner.id)
+    await comes(there, lambda survey: [one.owner for one in survey.workers] == [second.owner])
+    [ref] = there.enqueue("quick", 1)
+
+    async def done() -> bool:
+        return (await there.details([ref]))[0].job.state is State.COMPLETED
+
+    await there.until(done, within=10)
+    assert [one.owner for one in (await there.survey()).workers] == [second.owner]
+    assert supervisor.poll() is None
+
+    told(there, "stop", second.owner.name)
+    assert await ends(there, supervisor) == 0
+    assert (await there.survey()).workers == ()
