@@ -41,6 +41,7 @@ FLOORS: dict[str, int] = {
     "settle": 3,
     "handle": 3,
     "hearing": 3,
+    "whereabouts": 3,
     "migration": 3,
     "dead": 3,
     "queue": 3,

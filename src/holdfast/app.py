@@ -46,6 +46,7 @@ from holdfast.signature import Signature
 from holdfast.storage.locate import locate, read
 from holdfast.storage.protocol import TASK_RATE, Receipt, Settings, Storage, Target
 from holdfast.task import Call, DeclaredTask, Task
+from holdfast.whereabouts import Whereabouts, whereabouts
 from holdfast.worker.worker import DRAIN, Worker
 
 P = ParamSpec("P")
@@ -383,6 +384,7 @@ class Holdfast(Definer):
             reaper=Reaping(equipment, owner, election).run if flag(reaper, field="reaper") else None,
             drain=drain,
             burst=bool(flag(burst, field="burst")),
+            supervised=incarnation is not None,
         )
 
     def health(
@@ -432,7 +434,13 @@ class Holdfast(Definer):
             middleware=tuple(self._middleware),
             replaced=self._replaced,
             lifespan=None if self._lifespan is None else functools.partial(self._lifespan, self),
+            whereabouts=self._whereabouts,
         )
+
+    def _whereabouts(self) -> Whereabouts | None:
+        tasks = self.tasks.values()
+        around = [one for task in tasks for one in task.middleware]
+        return whereabouts(self, [*(task.function for task in tasks), *self._middleware, *around])
 
     # ── the storage ───────────────────────────────────────────────────────────────────────────────────────────────
 

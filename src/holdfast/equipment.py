@@ -22,6 +22,7 @@ from holdfast.sideloop import Side, SideLoop
 from holdfast.storage.locate import locate
 from holdfast.storage.protocol import Storage
 from holdfast.task import Task
+from holdfast.whereabouts import Whereabouts
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ class Equipment:
     replaced: Mapping[Provider, Provider] = field(default_factory=dict[Provider, Provider])
     """Which providers others stand in for, at this moment."""
     lifespan: Callable[[], AbstractAsyncContextManager[Any]] | None = None
+    whereabouts: Callable[[], Whereabouts | None] = lambda: None
+    """Tells where another process finds the app, at this moment; None where it does not."""
 
     def complete(self) -> None:
         """Make sure that every task understands all the versions of its payload that it says it does.

@@ -142,7 +142,7 @@ def run_worker(app: Holdfast, crew: Crew, *, child: Child | None = None, http: H
     try:
         runner.run(_work(app, made, crew, server, child))
         if child is not None:
-            child.goodbye(dismissed=made.dismissed)
+            child.goodbye(dismissed=made.dismissed, recycled=made.recycled)
         code = OK
     except BaseException as error:
         code = told(error)

@@ -9,13 +9,13 @@ from holdfast.core.job import RecordedError, StallReason
 ReleaseReason = Literal["shutdown", "prefetch", "snoozed", "unreachable", "unknown_task", "newer_payload"]
 
 
-class Returned(Struct, frozen=True):
+class Returned(Struct, frozen=True, tag=True):
     """The handler returned; its result, encoded."""
 
     result: bytes
 
 
-class Raised(Struct, frozen=True):
+class Raised(Struct, frozen=True, tag=True):
     """The handler raised. `final`: its policy says never again; `after`: it named its own delay."""
 
     error: RecordedError
@@ -23,53 +23,53 @@ class Raised(Struct, frozen=True):
     after: int | None = None
 
 
-class TimedOut(Struct, frozen=True):
+class TimedOut(Struct, frozen=True, tag=True):
     """The run passed its `timeout`, or the job its `deadline` (then `final`)."""
 
     error: RecordedError
     final: bool = False
 
 
-class Rejected(Struct, frozen=True):
+class Rejected(Struct, frozen=True, tag=True):
     """The handler said: never again."""
 
     error: RecordedError
 
 
-class Unreadable(Struct, frozen=True):
+class Unreadable(Struct, frozen=True, tag=True):
     """Arguments that cannot be decoded, or a result that cannot be encoded: a further run would change nothing."""
 
     error: RecordedError
 
 
-class Unknown(Struct, frozen=True):
+class Unknown(Struct, frozen=True, tag=True):
     """This worker does not know the task, or not this version of its payload; another one may."""
 
     delay: int
     reason: Literal["unknown_task", "newer_payload"] = "unknown_task"
 
 
-class Snoozed(Struct, frozen=True):
+class Snoozed(Struct, frozen=True, tag=True):
     """The handler asked to be run later."""
 
     delay: int
 
 
-class Interrupted(Struct, frozen=True):
+class Interrupted(Struct, frozen=True, tag=True):
     """The run was stopped, or never begun, for no fault of its own."""
 
     reason: Literal["shutdown", "prefetch", "unreachable"]
     delay: int = 0
 
 
-class Cancelled(Struct, frozen=True):
+class Cancelled(Struct, frozen=True, tag=True):
     """The run stopped because somebody had asked for it, or its handler did."""
 
     reason: str | None = None
     by: str | None = None
 
 
-class Stalled(Struct, frozen=True):
+class Stalled(Struct, frozen=True, tag=True):
     """The run's holder fell silent or died; told by a reaper or a supervisor, never by the run itself."""
 
     reason: StallReason

@@ -24,6 +24,8 @@ Made = TypeVar("Made")
 
 OnUnreachable = Literal["auto", "stop", "continue"]
 
+RunIn = Literal["auto", "process"]
+
 FairWeight = int | Callable[..., int]
 """A whole number from 1 to 1000, or a function of the call's arguments that gives one."""
 
@@ -53,6 +55,9 @@ class TaskOptions(Layer):
     `throw_on_duplicate`: a call that makes no job because one is there raises `DuplicateJobError`. `debounce`,
     `throttle`: see these classes. Keys, rates and what merges or refuses calls are undone by False where an app or a
     router sets them.
+
+    `run`: where the handler runs: "auto" is the event loop for a coroutine function and a thread for a plain one,
+    "process" a process of its own for either, which nothing that it does can take the worker along with.
     """
 
     queue: str | None
@@ -79,6 +84,7 @@ class TaskOptions(Layer):
     throw_on_duplicate: bool | None
     debounce: Debounce | Literal[False] | None
     throttle: Throttle | Literal[False] | None
+    run: RunIn | None
 
     def __init__(
         self,
@@ -107,6 +113,7 @@ class TaskOptions(Layer):
         throw_on_duplicate: bool | None = None,
         debounce: Debounce | Literal[False] | None = None,
         throttle: Throttle | Literal[False] | None = None,
+        run: RunIn | None = None,
     ) -> None:
         """Take what differs from the defaults.
 
@@ -145,6 +152,7 @@ class TaskOptions(Layer):
             throw_on_duplicate=flag(throw_on_duplicate, field="throw_on_duplicate"),
             debounce=_or_undone(debounce, debounced),
             throttle=_or_undone(throttle, throttled),
+            run=one_of(run, get_args(RunIn), field="run"),
         )
         agreeing(self)
 
@@ -180,6 +188,7 @@ class TaskSettings(TypedDict, total=False):
     throw_on_duplicate: bool
     debounce: Debounce | Literal[False]
     throttle: Throttle | Literal[False]
+    run: RunIn
 
 
 class CallOptions(TypedDict, total=False):

@@ -88,10 +88,10 @@ class Child:
             orders.hurry()
         await orders.obeyed_by(worker)
 
-    def goodbye(self, *, dismissed: bool = False) -> None:
-        """Tell the supervisor that nothing is left to be taken back, and whether an operator wanted us gone."""
+    def goodbye(self, *, dismissed: bool = False, recycled: str | None = None) -> None:
+        """Tell the supervisor that nothing is left to be taken back; `Goodbye` says what else it wants to know."""
         with contextlib.suppress(OSError):
-            self._line.sendall(spoken(Goodbye(dismissed)))
+            self._line.sendall(spoken(Goodbye(dismissed, recycled)))
 
     def _follow(self) -> None:
         with contextlib.suppress(OSError):

@@ -20,8 +20,11 @@ from holdfast.errors import StorageError
 from holdfast.storage.hints import Hints
 from holdfast.storage.protocol import SETTLE_LIMIT, Beat, Exchanged, Order, Storage, queue_topic
 from holdfast.task import Task
+from holdfast.worker.abandoned import LINGER, Abandoned
 from holdfast.worker.held import Held, Holdings, RunKey, StopReason
-from holdfast.worker.run import Runner, recorded
+from holdfast.worker.on_cancel import LIMIT
+from holdfast.worker.run import Runner, recorded, stopped
+from holdfast.worker.slots import Slots
 from holdfast.worker.strays import strays
 
 POLL = 5.0
@@ -48,8 +51,10 @@ class ExchangeLoop:
         storage: Storage,
         owner: Owner,
         runner: Runner,
+        slots: Slots,
         holdings: Holdings,
         *,
+        abandoned: Abandoned,
         queues: tuple[str, ...],
         concurrency: int,
         tasks: Mapping[str, Task[..., Any]],
@@ -61,6 +66,8 @@ class ExchangeLoop:
         self._storage = storage
         self._owner = owner
         self._runner = runner
+        self._slots = slots
+        self._abandoned = abandoned
         self._holdings = holdings
         self._queues = queues
         self._concurrency = concurrency
@@ -192,8 +199,6 @@ class ExchangeLoop:
         if self._running.get(held.key) is not held:
             # It is over, and its outcome on the way: beat and settlement have crossed.
             return
-        if held.context is not None:
-            held.context.stop(detail)
         if reason in ("lost", "unreachable"):
             job = held.lease.job
             self._tell(
@@ -207,14 +212,10 @@ class ExchangeLoop:
                     reason="lost" if reason == "lost" else "unreachable",
                 )
             )
-        # A thread cannot be cancelled; where its lease is gone it is left to itself, and its slot is free again.
-        stoppable = not held.threading or reason in ("lost", "unreachable")
-        if held.hooking and reason == "cancelled":
-            # Its handler had cancelled it already.
-            return
-        # A run that has not begun yet finds out by itself; cancelled before its first step it would come to nothing.
-        if held.context is not None and held.task is not None and stoppable:
-            held.task.cancel()
+        if held.make_end is not None:
+            held.make_end()
+        elif held.end():
+            self._expect(held, reason)
 
     def stop_all(self) -> None:
         """Make all runs end, for the worker must."""
@@ -360,12 +361,33 @@ class ExchangeLoop:
     async def _attend(self, held: Held) -> None:
         began = self._clock.uptime()
         try:
-            outcome = await self._runner.run(held)
+            apart = await self._slots.run(held) if self._slots.wanted(held) else None
+            outcome = await self._runner.run(held, self._overdue) if apart is None else apart
         except Exception as error:
             # The runner itself failed, not the handler; the job must come to something all the same.
             self._logger.exception("job %s: its run could not be carried out", held.lease.ref.id)
             outcome = Raised(recorded(error))
         self._done(held, outcome, self._clock.uptime() - began)
+
+    def _expect(self, held: Held, reason: StopReason) -> None:
+        """Leave a run to itself that will not end. When the worker stops it sees to all of them at once."""
+        if reason == "shutdown" or (reason == "cancelled" and held.lease.job.timeout is not None):
+            return
+        # Who is merely asked to stop has its lease and its keys, and may tidy up under them; until its timeout at most.
+        within = LIMIT if reason == "cancelled" else LINGER
+        asyncio.get_running_loop().call_later(within, lambda: self._overdue(held, stopped(held)))
+
+    def _overdue(self, held: Held, outcome: Outcome) -> None:
+        """Leave a run to itself whose handler goes on although it was cancelled; what it still comes to is refused."""
+        if self._running.get(held.key) is not held or held.hooking or held.task is None or held.task.done():
+            return
+        job = held.lease.job
+        self._logger.error(
+            "job %s (%s): the handler goes on although it was cancelled; it is left to itself", job.id, job.task
+        )
+        held.abandoned = True
+        self._abandoned.task(held.task)
+        self._done(held, outcome, self._clock.uptime() - held.claimed_at)
 
     def _never_began(self, held: Held) -> None:
         """Hand back a run whose task was cancelled before its first step; one that ended is not running any more."""
@@ -408,6 +430,10 @@ class ExchangeLoop:
                     job.starts,
                     error.type if error else "no error",
                     after / SECOND,
+                )
+            case PutBack(charge="stalls"):
+                self._logger.error(
+                    "job %s (%s): its process died in run %d: %s", job.id, job.task, job.starts, asked.ended.detail
                 )
             case PutBack(charge="releases", reason="unknown_task"):
                 self._logger.warning("job %s is of task %r, which this worker does not know", job.id, job.task)

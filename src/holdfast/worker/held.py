@@ -55,6 +55,10 @@ class Held:
     trace: str | None = None
     """The same as text, and what of it the storage knows."""
     traced: str | None = None
+    abandoned: bool = False
+    """Whether it was left to itself: settled without its handler, which goes on."""
+    make_end: Callable[[], None] | None = None
+    """Tells the process of its slot that it shall end, where it runs in one."""
 
     key: RunKey = field(init=False)
     """What names the run: the job and its fence."""
@@ -65,6 +69,20 @@ class Held:
     def stops_for(self, *reasons: StopReason) -> bool:
         """Say whether it shall end for one of these reasons."""
         return self.stop in reasons
+
+    def end(self) -> bool:
+        """Make its handler end, and say whether that was cancelled: a coroutine is, a thread can only be told."""
+        if self.context is None:
+            # It has not begun and finds out by itself; cancelled before its first step it would come to nothing.
+            return False
+        self.context.stop(self.stop_detail)
+        if self.hooking and self.stop == "cancelled":
+            # Its handler had cancelled it already.
+            return False
+        # Where its lease is gone a thread is left to itself, and its slot is free again.
+        if self.task is None or (self.threading and not self.stops_for("lost", "unreachable")):
+            return False
+        return self.task.cancel()
 
     @property
     def beat(self) -> float:

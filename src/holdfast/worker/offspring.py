@@ -120,6 +120,11 @@ class Offspring:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
+    def send_all(self, number: int) -> None:
+        """Send a signal to it and to whatever it has started in its session."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+
     def say(self, words: bytes) -> None:
         """Say something on its line, if it still listens."""
         with contextlib.suppress(OSError):
@@ -127,8 +132,7 @@ class Offspring:
 
     def sweep_up(self) -> None:
         """Kill whatever it had started and is still there, and close the line. For when it is dead, or shall be."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
+        self.send_all(signal.SIGKILL)
         self.line.close()
 
     def _wait(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
-from holdfast.clock import Clock
+from holdfast.clock import SECOND, Clock
 from holdfast.codec import Codec
 from holdfast.context import JobContext, entered
 from holdfast.control import Cancel, Reject, RetryLater, Snooze
@@ -36,13 +36,18 @@ from holdfast.functions import is_async
 from holdfast.injection import Needs, Provider, needs
 from holdfast.middleware import Middleware, Onion, RunCall, onion
 from holdfast.task import Task
+from holdfast.worker.abandoned import LINGER, Abandoned
 from holdfast.worker.held import Held
+from holdfast.worker.limit import Limit, TimeIsOver
 from holdfast.worker.on_cancel import CancelHooks
 from holdfast.worker.provision import Provision
 from holdfast.worker.threads import Lane, Threads
 
 UNKNOWN_DELAY = 10_000_000
 """How long a job of an unknown task or a newer version is put back for, in microseconds: others may know it."""
+
+Overdue = Callable[[Held, Outcome], None]
+"""Takes a run that will not end, and what it has come to all the same."""
 
 TRACEBACK_KEPT = 16_384
 MESSAGE_KEPT = 4_096
@@ -62,6 +67,7 @@ class Runner:
         middleware: tuple[Middleware, ...],
         replaced: Mapping[Provider, Provider],
         state: Callable[[], Any],
+        abandoned: Abandoned,
     ) -> None:
         self._tasks = tasks
         self._codec = codec
@@ -71,12 +77,16 @@ class Runner:
         self._middleware = middleware
         self._replaced = replaced
         self._state = state
+        self._abandoned = abandoned
         self._onions: dict[str, Onion | None] = {}
         self._left: set[asyncio.Task[None]] = set()
         self._hooks = CancelHooks(codec, clock, call=self._provided, complain=self._complain)
 
-    async def run(self, held: Held) -> Outcome:
-        """Run one lease to its outcome. Never raises; being cancelled is an outcome too."""
+    async def run(self, held: Held, overdue: Overdue = lambda held, outcome: None) -> Outcome:
+        """Run one lease to its outcome. Never raises; being cancelled is an outcome too.
+
+        A handler that goes on though it was cancelled at its timeout is waited for; `overdue` is called then.
+        """
         job = held.lease.job
         task = self._tasks.get(job.task)
         if task is None:
@@ -89,19 +99,16 @@ class Runner:
             # Migrations are user code, too.
             return Unreadable(recorded(error))
         if held.stop is not None:
-            return _stopped(held)
+            return stopped(held)
         held.context = JobContext(job, held.signs, self._clock.uptime, self._state())
         entered(held.context)
         began = self._clock.uptime()
         try:
-            value = await self._call(task, held.context, args, kwargs, held)
-        except _TimeIsOver:
-            if not held.stops_for("cancelled"):
-                return TimedOut(RecordedError("TimeoutError", f"the run passed its timeout of {_seconds(job.timeout)}"))
-            # Too slow to stop.
-            outcome = _stopped(held)
+            value = await self._call(task, held.context, args, kwargs, held, overdue)
+        except TimeIsOver:
+            outcome = timed_out(held)
         except asyncio.CancelledError:
-            outcome = _stopped(held)
+            outcome = stopped(held)
         except BaseException as error:
             outcome = _said(error, task, held)
         else:
@@ -109,11 +116,13 @@ class Runner:
                 return Returned(task.signature.encode_result(self._codec, value))
             except Exception as error:
                 return Unreadable(recorded(error))
-        # A thread that was left to itself still runs, and nobody may tidy up after it yet.
-        if isinstance(outcome, Cancelled) and not held.threading and task.cancel_hook is not None:
+        # A thread that was left to itself still runs, and nobody may tidy up after it yet. Who was left to itself as a
+        # whole has nothing to tidy up any more: the job may be another run's by now.
+        tidies = isinstance(outcome, Cancelled) and not held.threading and not held.abandoned
+        if tidies and task.cancel_hook is not None:
             await self._hooks.tidy_up(task, task.cancel_hook, held, began)
             if held.stops_for("lost", "unreachable"):
-                return _stopped(held)
+                return stopped(held)
         return outcome
 
     async def tidied(self) -> None:
@@ -122,21 +131,25 @@ class Runner:
             await asyncio.wait(self._left)
 
     async def _call(
-        self, task: Task[..., Any], context: JobContext, args: tuple[Any, ...], kwargs: dict[str, Any], held: Held
+        self,
+        task: Task[..., Any],
+        context: JobContext,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        held: Held,
+        overdue: Overdue,
     ) -> Any:
-        timeout = held.lease.job.timeout
-        if timeout is None:
+        job = held.lease.job
+        if job.timeout is None:
             return await self._way(task, context, args, kwargs, held)
-        limit = asyncio.timeout(timeout / 1_000_000)
-        try:
-            async with limit:
-                return await self._way(task, context, args, kwargs, held)
-        except TimeoutError:
-            # The handler may raise a TimeoutError of its own; only ours is the run's.
-            if not limit.expired():
-                raise
-        context.stop("the run passed its timeout")
-        raise _TimeIsOver
+        async with Limit(
+            job.timeout / SECOND,
+            # The storage lets no lease outlast the timeout by more than a beat of its own.
+            min(LINGER, job.stall.lease / 4 / SECOND),
+            over=lambda: context.stop("the run passed its timeout"),
+            overdue=lambda: overdue(held, timed_out(held)),
+        ):
+            return await self._way(task, context, args, kwargs, held)
 
     def _way(
         self, task: Task[..., Any], context: JobContext, args: tuple[Any, ...], kwargs: dict[str, Any], held: Held
@@ -176,6 +189,8 @@ class Runner:
         finally:
             # Also a provider may be left at work.
             held.threading = lane.busy
+            if lane.busy:
+                self._abandoned.lane(lane)
 
     async def _alone(self, called: Callable[[], Any], held: Held) -> Any:
         """Call a plain function that is given nothing."""
@@ -183,6 +198,8 @@ class Runner:
         try:
             return await _in(lane, called, held)
         finally:
+            if lane.busy:
+                self._abandoned.lane(lane)
             lane.close()
 
     def _leave(self, closing: Coroutine[Any, Any, None]) -> None:
@@ -208,11 +225,8 @@ async def _in(lane: Lane, called: Callable[[], Any], held: Held) -> Any:
         held.threading = lane.busy
 
 
-class _TimeIsOver(Exception):
-    """The run passed its own limit."""
-
-
-def _stopped(held: Held) -> Outcome:
+def stopped(held: Held) -> Outcome:
+    """Return what a run has come to that was made to end."""
     match held.stop:
         case "cancelled":
             return Cancelled(held.stop_detail)
@@ -224,16 +238,25 @@ def _stopped(held: Held) -> Outcome:
             return Raised(RecordedError("CancelledError", "the handler was cancelled from within"))
 
 
+def timed_out(held: Held) -> Outcome:
+    """Return what a run has come to that passed its limit."""
+    if held.stops_for("cancelled"):
+        # Too slow to stop.
+        return stopped(held)
+    limit = (held.lease.job.timeout or 0) / SECOND
+    return TimedOut(RecordedError("TimeoutError", f"the run passed its timeout of {limit:g} s"))
+
+
 def _said(error: BaseException, task: Task[..., Any], held: Held) -> Outcome:
     match error:
         case Snooze() | RetryLater() if held.stop == "cancelled":
             # It wants another run, which the record would refuse it.
-            return _stopped(held)
+            return stopped(held)
         case Snooze():
             return Snoozed(micros(error.delay))
         case Cancel():
             if held.stop in ("shutdown", "unreachable", "lost"):
-                return _stopped(held)
+                return stopped(held)
             said = None if error.reason is None else storable(str(error.reason))
             return Cancelled(said, by="handler" if held.stop is None else None)
         case Reject():
@@ -242,7 +265,7 @@ def _said(error: BaseException, task: Task[..., Any], held: Held) -> Outcome:
             return Raised(recorded(error), after=micros(error.delay))
         case _ if held.stop is not None:
             # It was made to stop and fell over while stopping.
-            return _stopped(held)
+            return stopped(held)
         case _:
             return Raised(recorded(error), final=task.retry.final(error))
 
@@ -268,7 +291,3 @@ def _trace(error: BaseException) -> str:
         return "".join(traceback.format_exception(error))
     except Exception:
         return "".join(traceback.format_tb(error.__traceback__))
-
-
-def _seconds(length: int | None) -> str:
-    return f"{(length or 0) / 1_000_000:g} s"

@@ -79,6 +79,8 @@ class Life:
     lived: float
     parted: bool
     dismissed: bool = False
+    recycled: str | None = None
+    """For what it wants to be replaced, if it does."""
     jobs: int = 0
 
     @property
@@ -174,6 +176,9 @@ class Supervisor:
             life = await self._life()
             if self._stopping.is_set() or (life is not None and self._over(life)):
                 return
+            if life is not None and life.recycled is not None:
+                deaths = 0
+                continue
             deaths = deaths + 1 if life is None or life.early else 0
             if deaths or (life is not None and life.lived <= SETTLED_IN):
                 await first(self._stopping.wait(), within=PATIENCE.rest(max(1, deaths), self._rng))
@@ -187,6 +192,9 @@ class Supervisor:
         if life.parted and life.dismissed:
             self._logger.info("worker %d has left: an operator has ordered it, so none follows", life.pid)
             return True
+        if life.recycled is not None:
+            self._logger.info("worker %d is replaced by another: %s", life.pid, life.recycled)
+            return False
         if life.parted and not self._burst:
             self._logger.warning("worker %d left though nobody told us to stop; another follows", life.pid)
         return life.parted and self._burst
@@ -216,8 +224,9 @@ class Supervisor:
             self._wards.discard(ward)
             ward.clear_away()
         lived = uptime - ward.born_at
+        parted = death.status == 0 and ward.parted
         life = Life(
-            ward.process.pid, death.status, lived, parted=death.status == 0 and ward.parted, dismissed=ward.dismissed
+            ward.process.pid, death.status, lived, parted, ward.dismissed, recycled=ward.recycled if parted else None
         )
         if ward.hello is not None and not life.parted:
             dead = Deceased(ward.incarnation, life.pid, death, died_at, for_memory=for_memory, workplace=workplace)

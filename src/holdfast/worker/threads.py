@@ -74,6 +74,7 @@ class Lane:
         self.thread: int | None = None
         """The ident of the thread while a function is at work in it."""
         self._idle: asyncio.Event | None = None
+        self._once_idle: Callable[[], None] | None = None
 
     @property
     def busy(self) -> bool:
@@ -96,8 +97,8 @@ class Lane:
 
         def settle(value: Any, error: BaseException | None) -> None:
             self._at_work -= 1
-            if self._idle is not None and not self._at_work:
-                self._idle.set()
+            if not self._at_work:
+                self._rest()
             if done.done():
                 return
             if error is None:
@@ -131,6 +132,19 @@ class Lane:
         if self.busy:
             self._idle = asyncio.Event()
             await self._idle.wait()
+
+    def once_idle(self, call: Callable[[], None]) -> None:
+        """Have that called, once, when nothing is at work any more."""
+        self._once_idle = call
+        if not self.busy:
+            self._rest()
+
+    def _rest(self) -> None:
+        if self._idle is not None:
+            self._idle.set()
+        call, self._once_idle = self._once_idle, None
+        if call is not None:
+            call()
 
     def close(self) -> None:
         """Give the thread back, at once or as soon as it is idle."""

@@ -43,6 +43,8 @@ class Ward:
         """Whether it has said goodbye; what it holds after that, it holds no more."""
         self.dismissed = False
         """Whether it said so because an operator wants it gone."""
+        self.recycled: str | None = None
+        """For what it is to be replaced by another, if it has said so."""
 
     @classmethod
     def started(cls, command: Sequence[str], incarnation: str, *, clock: Clock) -> Self:
@@ -103,6 +105,6 @@ class Ward:
                     match word:
                         case Hello():
                             self.hello = self.hello or word
-                        case Goodbye():
-                            self.parted, self.dismissed = True, word.dismissed
+                        case Goodbye(dismissed, recycled):
+                            self.parted, self.dismissed, self.recycled = True, dismissed, recycled
                     hear(word)

@@ -31,10 +31,11 @@ class Hello(Struct, frozen=True, tag="hello", tag_field="say"):
 class Goodbye(Struct, frozen=True, tag="goodbye", tag_field="say"):
     """The child has handed back what it held, and ends for that.
 
-    `dismissed`: by an operator's order, so that no other shall follow it.
+    `dismissed`: by an operator's order, so that no other shall follow it. `recycled`: why another shall, at once.
     """
 
     dismissed: bool = False
+    recycled: str | None = None
 
 
 Word = Hello | Goodbye

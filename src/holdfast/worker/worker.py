@@ -34,6 +34,8 @@ from holdfast.errors import UsageError
 from holdfast.schedules import put_all
 from holdfast.storage.protocol import WorkerInfo
 from holdfast.waiting import first
+from holdfast.whereabouts import not_while_loading
+from holdfast.worker.abandoned import Abandoned
 from holdfast.worker.exchange import ExchangeLoop
 from holdfast.worker.held import Held, Holdings, StopReason
 from holdfast.worker.keeper import Keeper
@@ -41,6 +43,7 @@ from holdfast.worker.lifespan import Lifespan
 from holdfast.worker.memory import resident
 from holdfast.worker.orders import SIGNALS, Orders
 from holdfast.worker.run import Runner
+from holdfast.worker.slots import Slots
 from holdfast.worker.threads import Threads
 
 DRAIN = timedelta(seconds=25)
@@ -73,6 +76,7 @@ class Worker:
         reaper: Callable[[], Coroutine[Any, Any, None]] | None = None,
         drain: Duration = DRAIN,
         burst: bool = False,
+        supervised: bool = False,
     ) -> None:
         if isinstance(concurrency, bool) or concurrency < 1:
             raise UsageError(f"concurrency = {concurrency!r} must be 1 or more")
@@ -85,6 +89,9 @@ class Worker:
         self._reaper = reaper
         self._drain = duration(drain, field="drain", zero=True)
         self._burst = burst
+        self._supervised = supervised
+        self.recycled: str | None = None
+        """Why it ends to be replaced by another, None where it does not."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._context: contextvars.Context | None = None
         self._state: Literal["new", "starting", "running", "ended"] = "new"
@@ -103,6 +110,8 @@ class Worker:
         self._side = equipment.side("holdfast-keeper")
         self._threads = Threads("holdfast-handler")
         self._lifespan = Lifespan(equipment.lifespan, worker=self.owner.name, logger=equipment.logger)
+        self._abandoned = Abandoned(self._worn_out)
+        self._slots = Slots(equipment, worker=self.owner.name, owner=self.owner.id, isolates=supervised)
         self._runner = Runner(
             equipment.tasks,
             equipment.codec,
@@ -112,6 +121,7 @@ class Worker:
             middleware=equipment.middleware,
             replaced=equipment.replaced,
             state=lambda: self._lifespan.state,
+            abandoned=self._abandoned,
         )
         self._holdings = Holdings()
         self._bus = Bus(
@@ -127,7 +137,9 @@ class Worker:
             equipment.storage,
             self.owner,
             self._runner,
+            self._slots,
             self._holdings,
+            abandoned=self._abandoned,
             queues=self._queues,
             concurrency=concurrency,
             tasks=equipment.tasks,
@@ -155,15 +167,18 @@ class Worker:
 
         Raises:
             StorageError: the storage cannot be opened, or not told of the schedules that code declares.
-            UsageError: the worker has been stopped, or a task lacks a migration from an older version.
+            UsageError: the worker has been stopped; a task lacks a migration from an older version, or has
+                run="process" in an app that other processes do not find.
             BaseException: whatever entering the lifespan raised.
         """
         if self._state == "ended":
             raise UsageError("this worker has been stopped; make another with app.worker()")
         if self._state != "new":
             return
+        not_while_loading()
         # Also those defined since the worker was made.
         self._equipment.complete()
+        self._slots.find()
         self._state = "starting"
         try:
             await self._equipment.storage.open()
@@ -224,6 +239,12 @@ class Worker:
             return
         # Whoever gives up waiting must not leave the worker half stopped.
         await asyncio.shield(self._begin_to_end(drain.total_seconds(), "forced" if force else "asked"))
+
+    def recycle(self, why: str) -> None:
+        """Claim no more, drain, and end, for a supervisor to start another in the place of this process. Idempotent."""
+        if self._main is not None and self._ending is None:
+            self.recycled = why
+            self._begin_to_end(self._drain.total_seconds(), "recycled")
 
     @property
     def stopping(self) -> bool:
@@ -336,6 +357,7 @@ class Worker:
 
     async def _leave(self) -> None:
         leaving = asyncio.create_task(self._leave_lifespan())
+        closing = asyncio.create_task(self._slots.close(within=self._patience()))
         # What runs beside may hang in the storage, too; it is cancelled, and its thread keeps nobody.
         await first(self._side.stop(), within=self._left())
         self._keeper.announce(WorkerStopped(owner=self.owner.id, released=self._exchange.released))
@@ -352,6 +374,7 @@ class Worker:
             # A handler that swallows its cancellation must not hold up the end of its worker.
             await asyncio.wait({self._main}, timeout=FORCED_LINGER)
         await leaving
+        await closing
         self._threads.close()
         self._state = "ended"
 
@@ -365,11 +388,30 @@ class Worker:
         await first(self._runner.tidied(), within=FORCED_LINGER)
         self._lifespan.end()
         if not self._forced.is_set():
-            patience = max(self._left(), self._drained - asyncio.get_running_loop().time())
-            await first(self._lifespan.ended(), self._forced.wait(), within=patience)
+            await first(self._lifespan.ended(), self._forced.wait(), within=self._patience())
         if self._forced.is_set():
             await first(self._lifespan.ended(), within=self._left())
         await self._lifespan.cut_off()
+
+    def _patience(self) -> float:
+        """Return the seconds that lifespans get to be left in."""
+        left = self._left()
+        return left if self._forced.is_set() else max(left, self._drained - asyncio.get_running_loop().time())
+
+    def _worn_out(self) -> None:
+        """Have this process replaced, in which too many runs go on that nobody waits for."""
+        if self._ending is not None:
+            return
+        told = f"{self._abandoned.count} handlers go on in it although they were told to end"
+        if not self._supervised:
+            self._equipment.logger.critical(
+                "worker %s: %s; restart it soon, or run it by `holdfast worker`, which does that by itself",
+                self.owner.name,
+                told,
+            )
+            return
+        self._equipment.logger.error("worker %s is replaced by another: %s", self.owner.name, told)
+        self.recycle(told)
 
     def _left_untold(self, error: Exception | None) -> None:
         """Log what the storage was not told; the reaper finds out by itself."""

@@ -1,0 +1,314 @@
+"""The process of a slot: it loads the app, enters its lifespan, and runs one job after another for its worker.
+
+    enter ──► the modules are loaded ──► the lifespan is entered ──► ready
+    run ────► the same Runner as in a worker ──► ended             stop: a coroutine is cancelled, a thread is told
+    leave ──► the lifespan is left ──► the end                     the line is closed: killed, and all that it started
+
+It never talks to the storage, of which it knows nothing but what the app's own code does with it. Its worker holds the
+lease, and hears the signs that the handler gives over the line; from a thread, for a handler may block the loop here.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Protocol, cast, get_args, runtime_checkable
+
+from holdfast.context import Progress, Signs
+from holdfast.core.lease import Lease
+from holdfast.core.outcome import Raised
+from holdfast.equipment import Equipment
+from holdfast.waiting import first
+from holdfast.whereabouts import known_as, load
+from holdfast.worker.abandoned import Abandoned
+from holdfast.worker.frames import (
+    VARIABLE,
+    Answer,
+    Ended,
+    Enter,
+    GarbledError,
+    Leave,
+    Logged,
+    Order,
+    Ready,
+    Run,
+    Said,
+    Stop,
+    Unfit,
+    ear_of_slot,
+    framed,
+)
+from holdfast.worker.held import Held, StopReason
+from holdfast.worker.lifespan import Lifespan
+from holdfast.worker.orders import SIGNALS
+from holdfast.worker.run import Runner, recorded
+from holdfast.worker.threads import Threads
+from holdfast.worker.traces import where
+
+TIDYING = 1.5
+"""Seconds that a plain handler which was told to stop gets to end by itself; then its process is killed."""
+
+BREATH = 0.05
+"""Seconds between two reports of what the handler says: it may say something ten thousand times a second."""
+
+_PR_SET_PDEATHSIG = 1
+
+_PART = 262_144
+
+
+@runtime_checkable
+class Equipped(Protocol):
+    """An app, as far as a slot needs it."""
+
+    def equipment(self) -> Equipment:
+        """Return what it hands to its workers."""
+        ...
+
+
+class Line:
+    """The slot's end of the line: heard and spoken in threads, so that it works beside a loop that is blocked."""
+
+    def __init__(self, line: socket.socket) -> None:
+        self._line = line
+        self._ear = ear_of_slot()
+        self._lock = threading.Lock()
+        self._speaking = threading.Lock()
+        self._early: list[Order] = []
+        self._hear: Callable[[Order], None] = self._early.append
+
+    def told(self) -> Order:
+        """Return the first word, and hear from then on; without a worker that says one this is the end."""
+        while not self._early:
+            part = self._line.recv(_PART)
+            if not part:
+                sys.exit(1)
+            self._early += self._ear.hear(part)
+        word = self._early.pop(0)
+        threading.Thread(target=self._follow, name="holdfast-line", daemon=True).start()
+        return word
+
+    def heard_by(self, hear: Callable[[Order], None]) -> None:
+        """Hand over what is heard, and what has been; from the listening thread."""
+        with self._lock:
+            self._hear = hear
+            for word in self._early:
+                hear(word)
+            self._early.clear()
+
+    def say(self, word: Answer) -> None:
+        """Say something, if anybody still listens; from any thread."""
+        with self._speaking, contextlib.suppress(OSError):
+            self._line.sendall(framed(word))
+
+    def _follow(self) -> None:
+        with contextlib.suppress(OSError, GarbledError):
+            while part := self._line.recv(_PART):
+                for word in self._ear.hear(part):
+                    with self._lock:
+                        self._hear(word)
+        # Whoever holds the lease is gone: nothing may go on beside the run that replaces this one.
+        with contextlib.suppress(OSError):
+            if os.getpgid(0) == os.getpid():
+                os.killpg(0, signal.SIGKILL)
+        os._exit(1)
+
+
+class SpokenSigns(Signs):
+    """Signs that wake whoever passes them on."""
+
+    def __init__(self, news: threading.Event) -> None:
+        super().__init__()
+        self._news = news
+
+    def sign(self, at: float, progress: Progress | None = None) -> None:
+        """Note a sign, and have it passed on."""
+        super().sign(at, progress)
+        self._news.set()
+
+    def log(self, at: float, level: str, message: str, fields: dict[str, str]) -> None:
+        """Note a line, and have it passed on."""
+        super().log(at, level, message, fields)
+        self._news.set()
+
+
+class LogOverLine(logging.Handler):
+    """Sends log records to the worker, which has the formats and the files."""
+
+    def __init__(self, line: Line) -> None:
+        super().__init__()
+        self._line = line
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Send it."""
+        trace = None
+        if record.exc_info and record.exc_info[1] is not None:
+            trace = "".join(traceback.format_exception(record.exc_info[1]))
+        try:
+            self._line.say(Logged(record.name, record.levelno, record.getMessage(), trace))
+        except Exception:
+            self.handleError(record)
+
+
+class SlotProcess:
+    """Runs jobs until it is told to leave."""
+
+    def __init__(self, equipment: Equipment, line: Line, *, worker: str) -> None:
+        self._equipment = equipment
+        self._line = line
+        self._threads = Threads("holdfast-handler")
+        self._lifespan = Lifespan(equipment.lifespan, worker=worker, logger=equipment.logger)
+        self._abandoned = Abandoned()
+        self._runner = Runner(
+            {known_as(name): task for name, task in equipment.tasks.items()},
+            equipment.codec,
+            self._threads,
+            equipment.clock,
+            equipment.logger,
+            middleware=equipment.middleware,
+            replaced=equipment.replaced,
+            state=lambda: self._lifespan.state,
+            abandoned=self._abandoned,
+        )
+        self._held: Held | None = None
+        self._news = threading.Event()
+        self._orders: asyncio.Queue[Order] = asyncio.Queue()
+
+    async def work(self) -> None:
+        """Enter the lifespan, run what it is told to, leave the lifespan."""
+        loop = asyncio.get_running_loop()
+
+        def hear(word: Order) -> None:
+            loop.call_soon_threadsafe(self._heard, word)
+
+        self._line.heard_by(hear)
+        try:
+            await self._lifespan.enter(asyncio.Event().wait)
+        except (Exception, SystemExit) as error:
+            self._line.say(Unfit(f"the lifespan cannot be entered: {_shown(error)}"))
+            return
+        threading.Thread(target=self._pass_on, name="holdfast-signs", daemon=True).start()
+        self._line.say(Ready())
+        while not isinstance(order := await self._orders.get(), Leave):
+            if isinstance(order, Run):
+                await self._run(order)
+        self._lifespan.end()
+        # Whoever told us to leave sees to it that this does not take too long.
+        await self._lifespan.ended()
+        await self._lifespan.cut_off()
+        self._threads.close()
+
+    async def _run(self, order: Run) -> None:
+        held = Held(Lease(order.job), stops_unreachable=False, signs=SpokenSigns(self._news))
+        held.claimed_at = held.signed_at = self._equipment.clock.uptime()
+        self._held = held
+        held.task = asyncio.create_task(self._attend(held))
+        await asyncio.wait({held.task})
+
+    async def _attend(self, held: Held) -> None:
+        try:
+            outcome = await self._runner.run(held)
+        except Exception as error:
+            # The runner itself failed, not the handler; the job must come to something all the same.
+            self._equipment.logger.exception("job %s: its run could not be carried out", held.lease.ref.id)
+            outcome = Raised(recorded(error))
+        # It was told to end, and what it has left half done it had better tidy up itself.
+        await first(self._abandoned.over(), within=TIDYING)
+        self._held = None
+        self._say_signs(held)
+        ended = self._equipment.lifespan is not None and not self._lifespan.lives
+        self._line.say(Ended(outcome, spoiled=ended or self._abandoned.count > 0))
+
+    def _heard(self, word: Order) -> None:
+        match word:
+            case Stop(fence, reason, detail):
+                held = self._held
+                if held is not None and held.lease.fence == fence and reason in get_args(StopReason):
+                    held.stop, held.stop_detail = cast(StopReason, reason), detail
+                    held.end()
+            case _:
+                self._orders.put_nowait(word)
+
+    def _pass_on(self) -> None:
+        """Tell the worker what the handler says, and where it is, in a thread of its own."""
+        rest, looked_at = threading.Event(), 0.0
+        while True:
+            held = self._held
+            self._news.wait(BREATH if held is None else held.beat)
+            self._news.clear()
+            if held is not None and self._held is held:
+                now = self._equipment.clock.uptime()
+                looks = now - max(looked_at, held.claimed_at) >= held.beat
+                looked_at = now if looks else looked_at
+                self._say_signs(held, where(held) if looks else None)
+            rest.wait(BREATH)
+
+    def _say_signs(self, held: Held, trace: str | None = None) -> None:
+        at, progress, log = held.signs.take()
+        if trace == held.traced:
+            trace = None
+        held.traced = trace or held.traced
+        if at is not None or trace is not None:
+            self._line.say(Said(at, progress, tuple(log), held.hooking, trace))
+
+
+def main() -> None:
+    """Be the process of a slot, until the worker says that it is over."""
+    told = os.environ.pop(VARIABLE, "")
+    try:
+        line = socket.socket(fileno=int(told.partition(":")[0]))
+    except (ValueError, OSError):
+        sys.exit(f"{VARIABLE} = {told!r}: a worker starts this, and nobody else")
+    # What a handler starts must not come by it.
+    os.set_inheritable(line.fileno(), False)
+    if sys.platform == "linux":
+        # The kernel's own net: it works while a handler holds the interpreter.
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    for number in SIGNALS:
+        # Whoever tells all processes of a service to stop tells this one, too; but it is its worker who drains. Not
+        # ignored by the system: that would pass on to all that handlers start.
+        signal.signal(number, _minded)
+    _serve(Line(line))
+
+
+def _minded(number: int, _: object) -> None:
+    """Go on."""
+
+
+def _serve(line: Line) -> None:
+    order = line.told()
+    if not isinstance(order, Enter):
+        return
+    try:
+        app = load(order.app)
+        if not isinstance(app, Equipped):
+            raise TypeError(f"{order.app.module}:{order.app.attribute} is no app")
+        _log_over(line, order.level)
+        equipment = app.equipment()
+    except (Exception, SystemExit) as error:
+        line.say(Unfit(f"the app cannot be loaded: {_shown(error)}"))
+        return
+    asyncio.run(SlotProcess(equipment, line, worker=order.worker).work())
+
+
+def _log_over(line: Line, level: int) -> None:
+    root = logging.getLogger()
+    if not root.handlers:
+        # An app that sets up logging itself, when it is loaded, has the last word.
+        root.addHandler(LogOverLine(line))
+        root.setLevel(level)
+
+
+def _shown(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error)).strip()[-4_096:]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,395 @@
+"""The processes that run one job each: started when they are needed, kept for the next, replaced when they die.
+
+    run ──► one that is idle, or a new one: enter ──► ready ──► run ──► what it says goes to the keeper ──► ended
+                                                                └─────► it dies ──► process_died, settled at once
+    cancelled, lost, timed out: told ──1 s──► SIGTERM to it and all that it started ──0.75 s──► SIGKILL
+
+Each run has a process of its own, so nothing that a handler does there can take another run along, or keep the worker
+from what it promises. There are never more of them than the worker runs jobs at once. They end with the worker: told
+to, or by the end of the line, or by the kernel.
+"""
+
+import asyncio
+import contextlib
+import functools
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Generator, Mapping
+from typing import Any
+
+from holdfast.clock import SECOND
+from holdfast.core.outcome import Interrupted, Outcome, Stalled
+from holdfast.equipment import Equipment
+from holdfast.errors import UsageError
+from holdfast.task import Task
+from holdfast.waiting import first
+from holdfast.whereabouts import Whereabouts
+from holdfast.worker.frames import (
+    VARIABLE,
+    Answer,
+    Ended,
+    Enter,
+    GarbledError,
+    Leave,
+    Logged,
+    Order,
+    Ready,
+    Run,
+    Said,
+    Stop,
+    Unfit,
+    ear_of_worker,
+    framed,
+)
+from holdfast.worker.held import Held
+from holdfast.worker.offspring import Death, Offspring
+from holdfast.worker.run import UNKNOWN_DELAY, stopped, timed_out
+
+COMMAND = (sys.executable, "-m", "holdfast.worker.slot")
+
+STARTING = 60.0
+"""Seconds that a process gets until it is ready: to load the app, and to enter its lifespan."""
+
+ASKED, KILLED = 1.0, 1.75
+"""Seconds after a run was told to end, or should have, until its process is sent SIGTERM, and until it is killed."""
+
+HOOK = 35.0
+"""Seconds that an on_cancel hook gets at least, which has limits of its own within the process."""
+
+GONE = 0.5
+"""Seconds in which what was killed is surely dead, unless the kernel keeps it."""
+
+_PART = 262_144
+
+
+class UnfitError(Exception):
+    """No process can be had that runs jobs of this app."""
+
+
+class Slot:
+    """One process, and what is said to it and heard of it."""
+
+    def __init__(self, process: Offspring) -> None:
+        self.process = process
+        self.why: str | None = None
+        """What we kill it for, once we do."""
+        self._ear = ear_of_worker()
+        self._heard: list[Answer] = []
+        self._timers: list[asyncio.TimerHandle] = []
+        self._in_use = False
+        """Whether somebody speaks or listens on the line; then it must not be closed."""
+        self._death = asyncio.ensure_future(process.ended())
+        self._death.add_done_callback(self._died)
+
+    @classmethod
+    def started(cls, gone: "Callable[[Slot], None]") -> "Slot":
+        """Start one; `gone` is called when it is dead.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        slot = cls(Offspring.started(COMMAND, variable=VARIABLE, env=os.environ))
+        slot._death.add_done_callback(lambda _: gone(slot))
+        return slot
+
+    @property
+    def lives(self) -> bool:
+        """Whether it can be told something."""
+        return self.process.death is None and self.why is None
+
+    async def say(self, word: Order) -> None:
+        """Say something; if it is dead, that is heard next."""
+        with self._using(), contextlib.suppress(OSError):
+            await asyncio.get_running_loop().sock_sendall(self.process.line, framed(word))
+
+    def say_at_once(self, word: Order) -> None:
+        """Say something short, if there is room for it on the line."""
+        self.process.say(framed(word))
+
+    async def hear(self) -> Answer | None:
+        """Wait for a word and return it; None once it is dead, or has said what is none and is killed for that."""
+        while not self._heard:
+            part = b""
+            try:
+                with self._using():
+                    part = await asyncio.get_running_loop().sock_recv(self.process.line, _PART)
+                self._heard += self._ear.hear(part)
+            except GarbledError as error:
+                self.kill(f"what it says is {error}")
+                part = b""
+            except OSError:
+                pass
+            if not part:
+                # Its end is closed at its death, and then that is known in a moment; or it has closed it and lives on.
+                await first(self.death(), within=GONE)
+                self.kill("it has closed its line")
+                await self.death()
+                return None
+        return self._heard.pop(0)
+
+    def expect(self, within: float, why: str) -> None:
+        """Have it killed unless it is calmed before: asked after so many seconds, and a little more to leave."""
+        loop = asyncio.get_running_loop()
+        self._timers += [
+            loop.call_later(within + ASKED, self.process.send_all, signal.SIGTERM),
+            loop.call_later(within + KILLED, self.kill, why),
+        ]
+
+    def calm(self) -> None:
+        """Let it live, whatever was expected of it."""
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
+
+    def kill(self, why: str) -> None:
+        """Kill it, and all that it has started. Idempotent."""
+        if self.process.death is None:
+            self.why = self.why or why
+            self.process.send_all(signal.SIGKILL)
+
+    async def death(self) -> Death:
+        """Wait until it is dead."""
+        return await asyncio.shield(self._death)
+
+    @contextlib.contextmanager
+    def _using(self) -> Generator[None]:
+        self._in_use = True
+        try:
+            yield
+        finally:
+            self._in_use = False
+            if self.process.death is not None:
+                self.process.line.close()
+
+    def _died(self, _: object) -> None:
+        self.calm()
+        # What it had started must not go on, and may hold the other end of the line, which would then never end.
+        self.process.send_all(signal.SIGKILL)
+        if not self._in_use:
+            self.process.line.close()
+            return
+        with contextlib.suppress(OSError):
+            self.process.line.shutdown(socket.SHUT_RDWR)
+
+
+class Slots:
+    """The processes of one worker."""
+
+    def __init__(
+        self,
+        equipment: Equipment,
+        *,
+        worker: str,
+        owner: str,
+        isolates: bool,
+        detail: "Callable[[Held, Death], str]" = lambda _, death: str(death),
+    ) -> None:
+        self._whereabouts = equipment.whereabouts
+        self._tasks: Mapping[str, Task[..., Any]] = equipment.tasks
+        self._clock = equipment.clock
+        self._logger = equipment.logger
+        self._worker = worker
+        self._owner = owner
+        self._isolates = isolates
+        """Whether a job in quarantine gets a process to itself, whatever its task says."""
+        self._detail = detail
+        self._app: Whereabouts | None = None
+        self._idle: list[Slot] = []
+        self._all: set[Slot] = set()
+        self._closed = False
+
+    def find(self) -> None:
+        """Look where other processes find the app.
+
+        Raises:
+            UsageError: a task wants a process, and they do not find it.
+        """
+        wanting = next((task for task in self._tasks.values() if task.settings.run == "process"), None)
+        if wanting is not None or self._isolates:
+            self._app = self._whereabouts()
+        if wanting is not None and self._app is None:
+            raise UsageError(
+                f"task {wanting.name!r} runs in a process of its own, which cannot find its app: make the app and its "
+                "tasks at the top of a module or of the script, not in a function or a shell; or leave out "
+                'run="process"'
+            )
+
+    def wanted(self, held: Held) -> bool:
+        """Say whether a run is to be carried out in a process of its own."""
+        job = held.lease.job
+        if job.quarantined and self._isolates and self._app is not None and job.task in self._tasks:
+            return True
+        task = self._tasks.get(job.task)
+        return task is not None and task.settings.run == "process"
+
+    async def run(self, held: Held) -> Outcome | None:
+        """Run one lease to its outcome in a process of its own. Being cancelled is an outcome, too.
+
+        None: no process can be had, and the job can do without.
+        """
+        slot: Slot | None = None
+        try:
+            slot = await self._taken(held)
+            return stopped(held) if held.stop is not None else await self._carried_out(slot, held)
+        except UnfitError as error:
+            return stopped(held) if held.stop is not None else self._unfit(held, error)
+        except asyncio.CancelledError:
+            if slot is not None:
+                slot.kill("its worker ends")
+            return stopped(held)
+        finally:
+            held.make_end = None
+            if slot is not None:
+                self._put_away(slot)
+
+    async def close(self, *, within: float) -> None:
+        """Let the processes end that are idle, for so many seconds at most; kill what is left of all."""
+        self._closed = True
+        for slot in self._idle:
+            slot.say_at_once(Leave())
+        leaving = [slot.death() for slot in self._idle]
+        await first(_all(leaving), within=within)
+        self._idle.clear()
+        for slot in self._all:
+            slot.kill("its worker ends")
+        await first(_all([slot.death() for slot in self._all]), within=GONE)
+
+    async def _taken(self, held: Held) -> Slot:
+        """Return a process that is ready.
+
+        Raises:
+            UnfitError: there is none, and none can be made.
+        """
+        while self._idle:
+            slot = self._idle.pop()
+            if slot.lives:
+                return slot
+        if self._app is None:
+            raise UnfitError("the processes of this worker do not find the app")
+        try:
+            slot = Slot.started(self._all.discard)
+        except OSError as error:
+            raise UnfitError(f"no process can be started: {error}") from error
+        self._all.add(slot)
+        try:
+            await self._ready(slot, self._app, held)
+        except BaseException:
+            slot.kill("it is of no use")
+            raise
+        return slot
+
+    async def _ready(self, slot: Slot, app: Whereabouts, held: Held) -> None:
+        # While it loads nothing of the job has begun.
+        held.make_end = functools.partial(slot.kill, "its run shall end")
+        if held.stop is not None:
+            slot.kill("its run shall end")
+        try:
+            async with asyncio.timeout(STARTING):
+                await slot.say(Enter(app, self._worker, logging.getLogger().level))
+                while True:
+                    match await slot.hear():
+                        case Ready():
+                            return
+                        case Unfit(why):
+                            raise UnfitError(why)
+                        case Logged() as record:
+                            _log(record)
+                        case None:
+                            raise UnfitError(f"the process ended ({await slot.death()}) before it was ready")
+                        case Said() | Ended():
+                            continue
+        except TimeoutError:
+            raise UnfitError(f"the process was not ready within {STARTING:g} s") from None
+
+    async def _carried_out(self, slot: Slot, held: Held) -> Outcome:
+        job = held.lease.job
+        # It runs from here on: the time that it took to start a process must not count as a part of the run.
+        held.claimed_at = self._clock.uptime()
+        await slot.say(Run(job))
+        if job.timeout is not None:
+            slot.expect(job.timeout / SECOND, "timeout")
+        held.make_end = functools.partial(self._tell, slot, held)
+        if held.stop is not None:
+            self._tell(slot, held)
+        while True:
+            match await slot.hear():
+                case Said() as said:
+                    self._take(slot, held, said)
+                case Logged() as record:
+                    _log(record)
+                case Ended(outcome, spoiled):
+                    slot.calm()
+                    if spoiled:
+                        slot.kill("something of its last run goes on")
+                        await slot.death()
+                    return outcome
+                case None:
+                    return self._died(slot, held, await slot.death())
+                case Ready() | Unfit():
+                    continue
+
+    def _tell(self, slot: Slot, held: Held) -> None:
+        if held.hooking and held.stop == "cancelled":
+            # Its handler had cancelled it already.
+            return
+        slot.say_at_once(Stop(held.lease.fence, held.stop or "shutdown", held.stop_detail))
+        slot.expect(0.0, "stop")
+
+    def _take(self, slot: Slot, held: Held, said: Said) -> None:
+        for at, level, message, fields in said.log:
+            held.signs.log(at, level, message, fields)
+        if said.at is not None:
+            held.signs.sign(said.at, said.progress)
+        held.elsewhere = said.trace or held.elsewhere
+        if said.hooking and not held.hooking:
+            held.hooking = True
+            slot.calm()
+            slot.expect(max(HOOK, (held.lease.job.timeout or 0) / SECOND), "stop")
+
+    def _died(self, slot: Slot, held: Held, death: Death) -> Outcome:
+        if slot.why == "stop" and held.stop is not None:
+            return stopped(held)
+        if slot.why == "timeout":
+            return timed_out(held)
+        silent = self._clock.uptime() - max(held.claimed_at, held.signed_at, held.signs.last)
+        detail = self._detail(held, death)
+        told = detail if slot.why is None else f"{slot.why}; {detail}"
+        return Stalled("process_died", max(0, round(silent * SECOND)), self._owner, told)
+
+    def _unfit(self, held: Held, error: UnfitError) -> Outcome | None:
+        job = held.lease.job
+        self._logger.error("job %s (%s) has no process to run in: %s", job.id, job.task, error)
+        task = self._tasks.get(job.task)
+        if task is None or task.settings.run != "process":
+            return None
+        held.signs.log(self._clock.uptime(), "error", f"there is no process to run in: {error}", {})
+        return Interrupted("unreachable", UNKNOWN_DELAY)
+
+    def _put_away(self, slot: Slot) -> None:
+        slot.calm()
+        if slot.lives and not self._closed:
+            self._idle.append(slot)
+        else:
+            slot.kill("its worker ends")
+
+
+def _log(record: Logged) -> None:
+    """Log what a process has to say, as if it had been said here."""
+    logger = logging.getLogger(record.logger)
+    if logger.isEnabledFor(record.level):
+        told = {
+            "name": record.logger,
+            "levelno": record.level,
+            "levelname": logging.getLevelName(record.level),
+            "msg": record.message,
+            "exc_text": record.trace,
+        }
+        logger.handle(logging.makeLogRecord(told))
+
+
+async def _all(deaths: "list[Any]") -> None:
+    if deaths:
+        await asyncio.gather(*deaths)

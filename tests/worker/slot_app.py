@@ -1,0 +1,162 @@
+"""Handlers for processes of their own; the tests load a copy of this under a name of its own."""
+
+import asyncio
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from holdfast import (
+    Holdfast,
+    Inject,
+    Reject,
+    Retry,
+    RetryLater,
+    Snooze,
+    Stall,
+    TaskOptions,
+    Timing,
+    current_job,
+)
+from holdfast.middleware import Proceed, RunCall
+
+
+@asynccontextmanager
+async def lifespan(app: Holdfast) -> AsyncGenerator[dict[str, int]]:
+    yield {"entered_by": os.getpid()}
+
+
+app = Holdfast(
+    "memory://",
+    timing=Timing.fast(),
+    defaults=TaskOptions(run="process", retry=Retry(max_attempts=1), stall=Stall(max_count=0)),
+    lifespan=lifespan,
+)
+
+
+@app.middleware
+async def tripled(call: RunCall, proceed: Proceed) -> Any:
+    value = await proceed()
+    return value * 3 if call.task.endswith(".plus") else value
+
+
+def connection() -> Generator[str]:
+    yield f"connection of {os.getpid()}"
+
+
+@app.task
+def plus(a: int, b: int) -> int:
+    return a + b
+
+
+@app.task
+async def where() -> tuple[int, int, str]:
+    return os.getpid(), current_job().state["entered_by"], current_job().id
+
+
+@app.task
+def provided(number: int, given: str = Inject(connection)) -> str:
+    return f"{number}: {given}"
+
+
+@app.task
+def telling() -> None:
+    current_job().progress(0.5, "half")
+    current_job().log.info("so far", seen="yes")
+
+
+@app.task
+def raising(how: str) -> None:
+    match how:
+        case "error":
+            raise ValueError("too bad")
+        case "reject":
+            raise Reject("never")
+        case "snooze":
+            raise Snooze("1h")
+        case "later":
+            raise RetryLater("1h")
+        case _:
+            sys.exit(3)
+
+
+@app.task
+async def dying(how: str) -> None:
+    match how:
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "segfault":
+            ctypes.string_at(0)
+        case "exit":
+            os._exit(0)
+        case _:
+            os.write(_line(), b"\xff\xff\xff\xffgarbage" if how == "garbage" else b"\0\0\0\3abc")
+            await asyncio.sleep(60)
+
+
+def _line() -> int:
+    """Return the descriptor of this process's line, which no handler has any business with."""
+    return next(number for number in map(int, os.listdir("/proc/self/fd")) if number > 2 and _is_line(number))
+
+
+def _is_line(number: int) -> bool:
+    try:
+        # asyncio's own pair of sockets blocks nobody.
+        return os.readlink(f"/proc/self/fd/{number}").startswith("socket:") and os.get_blocking(number)
+    except OSError:
+        return False
+
+
+@app.task
+async def sleeping(seconds: float) -> None:
+    await asyncio.sleep(seconds)
+
+
+@app.task(timeout="500ms")
+async def heeding() -> None:
+    await asyncio.sleep(60)
+
+
+@app.task(timeout="500ms")
+async def deaf() -> None:
+    while True:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            current_job().log.info("heard, and going on")
+
+
+@app.task(timeout="500ms")
+def busy() -> None:
+    while True:
+        time.sleep(0.01)
+
+
+@app.task(timeout="500ms")
+def tidy() -> None:
+    while not current_job().cancelled:
+        time.sleep(0.01)
+    current_job().log.info("tidied up")
+
+
+@app.task
+def endless() -> None:
+    current_job().progress(0)
+    while True:
+        time.sleep(0.01)
+
+
+@app.task
+async def cancellable() -> None:
+    current_job().progress(0)
+    await asyncio.sleep(60)
+
+
+@cancellable.on_cancel
+async def clean_up() -> None:
+    await asyncio.sleep(2.5)
+    current_job().log.info("cleaned up")

@@ -1,0 +1,278 @@
+"""Runs in processes of their own: what they come to, and how they are ended, with real processes in a real worker."""
+
+import asyncio
+import contextlib
+import importlib
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast import Holdfast, JobCancelledError, JobStalled, State, UsageError
+from holdfast.core.job import JobDetail
+
+pytestmark = pytest.mark.system
+
+COUNT = itertools.count()
+
+
+@pytest.fixture
+def mod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Return the module of handlers, as one that no other test has used."""
+    name = f"slot_app_{os.getpid()}_{next(COUNT)}"
+    shutil.copy(Path(__file__).with_name("slot_app.py"), tmp_path / f"{name}.py")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    yield importlib.import_module(name)
+    del sys.modules[name]
+
+
+async def detail_of(app: Holdfast, job_id: str) -> JobDetail:
+    """Return all that is remembered of a job."""
+    detail = await app.job(job_id).info()
+    assert detail is not None
+    return detail
+
+
+async def over(app: Holdfast, job_id: str, *, within: float = 30) -> JobDetail:
+    """Wait until a job runs no more and waits for nothing but its time, and return all that is remembered of it."""
+    async with asyncio.timeout(within):
+        # The storage is what changes.
+        while await app.job(job_id).state() in (State.WAITING, State.ACTIVE):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    return await detail_of(app, job_id)
+
+
+async def began(app: Holdfast, job_id: str, *, within: float = 30) -> None:
+    """Wait until a handler has told how far it is."""
+    async with asyncio.timeout(within):
+        while (await detail_of(app, job_id)).job.progress is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+def took(detail: JobDetail) -> float:
+    """Return the seconds of a job's only run, as recorded."""
+    [run] = detail.runs
+    assert run.end is not None
+    return (run.end - run.start) / 1_000_000
+
+
+async def test_a_plain_function_and_a_coroutine_function_run_in_a_process_that_is_kept(mod: Any) -> None:
+    async with mod.app, mod.app.worker(concurrency=1):
+        assert await (await mod.plus.enqueue(1, 2)).result(timeout=30) == 9
+        first = await (await mod.where.enqueue()).result(timeout=30)
+        second = await (await mod.where.enqueue()).result(timeout=30)
+        given = await (await mod.provided.enqueue(7)).result(timeout=30)
+
+    pid = first[0]
+    assert pid != os.getpid()
+    assert first[:2] == (pid, pid)
+    assert second[:2] == (pid, pid)
+    assert given == f"7: connection of {pid}"
+    assert not children()
+
+
+async def test_what_a_handler_says_there_is_kept_with_its_job(mod: Any) -> None:
+    async with mod.app, mod.app.worker():
+        job = await mod.telling.enqueue()
+        await job.result(timeout=30)
+        detail = await detail_of(mod.app, job.id)
+
+    assert (detail.job.progress, detail.job.progress_note) == (0.5, "half")
+    assert [(line.message, line.fields) for line in detail.log] == [("so far", {"seen": "yes"})]
+
+
+@pytest.mark.parametrize(
+    ("how", "state", "ended", "error"),
+    [
+        ("error", State.FAILED, "raised", "ValueError"),
+        ("reject", State.FAILED, "rejected", "Reject"),
+        ("snooze", State.DELAYED, "released", None),
+        ("later", State.FAILED, "raised", "RetryLater"),
+        ("exit", State.FAILED, "raised", "HandlerExit"),
+    ],
+)
+async def test_what_a_handler_raises_there_decides_as_anywhere(
+    mod: Any, how: str, state: State, ended: str, error: str | None
+) -> None:
+    async with mod.app, mod.app.worker():
+        job = await mod.raising.enqueue(how)
+        detail = await over(mod.app, job.id)
+
+    assert (detail.job.state, detail.runs[-1].ended) == (state, ended)
+    assert (detail.job.error.type if detail.job.error else None) == error
+
+
+@pytest.mark.parametrize(
+    ("how", "detail"),
+    [
+        ("kill", "signal 9 (SIGKILL)"),
+        ("segfault", "signal 11 (SIGSEGV)"),
+        ("exit", "exit status 0"),
+        ("garbage", "what it says is a word of 4294967295 bytes"),
+        ("nonsense", "what it says is no word at all"),
+    ],
+)
+async def test_a_process_that_dies_takes_its_own_run_along_and_no_other(mod: Any, how: str, detail: str) -> None:
+    async with mod.app, mod.app.worker(concurrency=2):
+        neighbour = await mod.sleeping.enqueue(1.5)
+        job = await mod.dying.enqueue(how)
+        crashed = await over(mod.app, job.id)
+        assert await (await mod.plus.enqueue(1, 2)).result(timeout=30) == 9
+        await neighbour.result(timeout=30)
+        unharmed = await detail_of(mod.app, neighbour.id)
+        told = [one for one in (await mod.app.storage.events(limit=1000)).events if isinstance(one, JobStalled)]
+
+    assert (crashed.job.state, crashed.job.reason) == (State.FAILED, "crashed")
+    assert (crashed.runs[-1].ended, crashed.runs[-1].reason) == ("stalled", "process_died")
+    assert detail in (crashed.runs[-1].detail or "")
+    assert [(one.id, one.reason) for one in told] == [(job.id, "process_died")]
+    assert len(unharmed.runs) == 1
+
+
+@pytest.mark.parametrize("task", ["heeding", "deaf", "busy", "tidy"])
+async def test_a_timeout_gives_the_slot_back_within_two_seconds_whatever_the_handler_does(mod: Any, task: str) -> None:
+    async with mod.app, mod.app.worker(concurrency=1):
+        # The process is there already; how long one takes to start is another matter.
+        pid = (await (await mod.where.enqueue()).result(timeout=30))[0]
+        job = await mod.app.tasks[f"{mod.__name__}.{task}"].enqueue()
+        next_one = await mod.where.enqueue()
+        timed_out = await over(mod.app, job.id)
+        next_pid = (await next_one.result(timeout=30))[0]
+
+    assert (timed_out.job.state, timed_out.job.reason) == (State.FAILED, "timeout")
+    assert 0.5 <= took(timed_out) < 0.5 + 2.0
+    # Nothing of a run that is over goes on: who does not end is killed.
+    assert (next_pid == pid) == (task in ("heeding", "tidy"))
+    if task == "tidy":
+        assert [line.message for line in timed_out.log] == ["tidied up"]
+
+
+async def test_a_cancelled_plain_handler_is_ended_with_its_process(mod: Any) -> None:
+    async with mod.app, mod.app.worker():
+        job = await mod.endless.enqueue()
+        await began(mod.app, job.id)
+        await job.cancel("enough")
+        with pytest.raises(JobCancelledError, match="enough"):
+            await job.result(timeout=10)
+        record = (await detail_of(mod.app, job.id)).job
+
+    assert record.finished is not None
+    assert record.cancel_at is not None
+    assert record.finished - record.cancel_at < 3_000_000
+
+
+async def test_an_on_cancel_hook_runs_there_to_its_end(mod: Any) -> None:
+    async with mod.app, mod.app.worker():
+        job = await mod.cancellable.enqueue()
+        await began(mod.app, job.id)
+        await job.cancel()
+        with pytest.raises(JobCancelledError):
+            await job.result(timeout=20)
+        detail = await detail_of(mod.app, job.id)
+
+    assert [line.message for line in detail.log] == ["cleaned up"]
+
+
+async def test_a_worker_that_stops_hands_back_what_runs_there_and_leaves_nothing_behind(mod: Any) -> None:
+    async with mod.app:
+        worker = mod.app.worker(drain=0)
+        await worker.start()
+        jobs = [await mod.endless.enqueue(), await mod.cancellable.enqueue()]
+        for job in jobs:
+            await began(mod.app, job.id)
+        await worker.stop()
+        details = [await detail_of(mod.app, job.id) for job in jobs]
+
+    assert [(one.job.state, one.job.releases, one.job.stalls) for one in details] == [(State.WAITING, 1, 0)] * 2
+    assert not children()
+
+
+async def test_a_task_whose_app_no_other_process_finds_is_refused_when_the_worker_starts() -> None:
+    app = Holdfast("memory://")
+
+    @app.task(name="lonely", run="process")
+    def lonely() -> None: ...
+
+    with pytest.raises(UsageError, match=r"'lonely' .* at the top of a module"):
+        await app.worker().start()
+
+
+async def test_a_module_that_starts_a_worker_as_it_is_loaded_is_told_so(mod: Any, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.replace("GUARD", "True").replace("WAIT", "3s"))
+    said = await ran(script)
+
+    assert "the module starts a worker as it is loaded" in said
+
+
+async def test_a_script_is_found_as_multiprocessing_finds_it(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.replace("GUARD", '__name__ == "__main__"').replace("WAIT", "30s"))
+
+    assert (await ran(script)).split()[-1] == "42"
+
+
+SCRIPT = """
+import asyncio
+from holdfast import Holdfast
+
+app = Holdfast("memory://")
+
+@app.task(run="process")
+def answer() -> int:
+    return 42
+
+async def main() -> None:
+    async with app, app.worker():
+        print(await answer.options(wait="WAIT").enqueue_and_wait())
+
+if GUARD:
+    asyncio.run(main())
+"""
+
+
+async def ran(script: Path) -> str:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, str(script), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    try:
+        async with asyncio.timeout(60):
+            said, _ = await process.communicate()
+    except TimeoutError:
+        process.kill()
+        said, _ = await process.communicate()
+    return said.decode()
+
+
+def children() -> list[int]:
+    """Return the pids of this process's children, zombies included."""
+    return [int(stat.parent.name) for stat in Path("/proc").glob("[0-9]*/stat") if _parent(stat) == os.getpid()]
+
+
+def _parent(stat: Path) -> int:
+    with contextlib.suppress(OSError, IndexError):
+        return int(stat.read_text().rpartition(")")[2].split()[1])
+    return 0
+
+
+@pytest.mark.slow
+async def test_many_deaths_in_a_row_leave_no_zombie_and_no_descriptor(mod: Any) -> None:
+    async with mod.app, mod.app.worker(concurrency=4):
+        await (await mod.plus.enqueue(1, 2)).result(timeout=30)
+        before = len(os.listdir("/proc/self/fd"))
+        jobs = [await mod.dying.enqueue("kill") for _ in range(30)]
+        for job in jobs:
+            await over(mod.app, job.id, within=90)
+        assert await (await mod.plus.enqueue(1, 2)).result(timeout=30) == 9
+        after, living = len(os.listdir("/proc/self/fd")), len(children())
+
+    # One of the four may not have been there before, and has its line.
+    assert after <= before + 4
+    assert living <= 4
+    assert not children()
