@@ -3,17 +3,23 @@
 import asyncio
 import json
 import signal
+import time
+from random import Random
 
 import pytest
 
 from holdfast import Holdfast
 from holdfast.clock import SECOND
 from holdfast.core.job import Owner
-from holdfast.storage.protocol import Beat, Bid, WorkerInfo
+from holdfast.core.outcome import Returned
+from holdfast.core.settlement import settlement
+from holdfast.storage.locate import locate
+from holdfast.storage.protocol import Beat, Bid, Order, WorkerInfo
+from holdfast.testing.clock import ManualClock
 from tests.cli.terminal import EVERYWHERE, Terminal
 from tests.clusters import RedisCluster
 
-KEYS = {"url", "now", "queues", "paused_tasks", "task_rates", "workers", "leaders", "swept_ago", "complaints"}
+KEYS = {"url", "now", "queues", "paused_tasks", "task_rates", "workers", "leaders", "swept_ago", "slow", "complaints"}
 
 
 @EVERYWHERE
@@ -99,6 +105,45 @@ def test_check_judges_a_worker_as_health_does(there: Terminal, turned_ago: float
     assert [worker["state"] == "stale" for worker in health["workers"]] == [stale]
     assert [worker["stale"] for worker in info["workers"]] == [stale]
     assert len(info["complaints"]) == len(health["complaints"]) == stale
+
+
+@EVERYWHERE
+def test_runs_far_beyond_what_is_usual_for_their_task_are_named(there: Terminal) -> None:
+    ann = Owner("one", "ann", "host", 7)
+
+    async def run(app: Holdfast, clock: ManualClock, task: str, times: int, *, ends: bool) -> list[str]:
+        for _ in range(times):
+            await app.find_task(task).enqueue(*((1, 2) if task == "add" else ()))
+        leases = (await app.storage.exchange(ann, (), Order(("default",), times))).leases
+        clock.advance(1)
+        if ends:
+            over = [settlement(lease, Returned(b"null"), Random(0)) for lease in leases]
+            await app.storage.exchange(ann, over, None)
+        return [lease.ref.id for lease in leases]
+
+    async def prepare() -> list[str]:
+        clock = ManualClock(time.time_ns() // 1000 - 330 * SECOND)
+        async with there.app(storage=locate(there.url, clock=clock)) as app:
+            await run(app, clock, "add", 20, ends=True)
+            # Of these nobody knows what is usual.
+            await run(app, clock, "hang", 9, ends=True)
+            slow = await run(app, clock, "add", 2, ends=False)
+            await run(app, clock, "hang", 1, ends=False)
+            clock.advance(300)
+            await run(app, clock, "add", 1, ends=False)
+            return slow
+
+    ids = asyncio.run(prepare())
+    slow = there.read("info")["slow"]
+
+    assert slow[0].keys() == {"queue", "id", "task", "run", "owner", "ran", "usual"}
+    assert [one["id"] for one in slow] == ids
+    assert [(one["task"], one["run"], one["owner"], one["usual"]) for one in slow] == [("add", 1, ann.id, 1.0)] * 2
+    assert all(300 < one["ran"] < 400 for one in slow)
+    text = there.run("info").stdout
+    assert f"job {ids[0]} (add) has run for 5." in text
+    assert " m, and 19 in 20 of its task's take no longer than 1.0 s\n" in text
+    assert text.count("holdfast workers stack shows where they are") == 1
 
 
 @pytest.mark.system

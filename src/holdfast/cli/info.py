@@ -16,10 +16,14 @@ from holdfast.cli.exits import OK, UNHEALTHY
 from holdfast.cli.queues import QUEUE_COLUMNS, queue_row
 from holdfast.cli.render import as_json, console, drawn, moment_text, on_terminal, printable, span_text, table
 from holdfast.cli.session import Session, length, storage
+from holdfast.cli.slow import Slow
 from holdfast.cli.views import InfoView, info_view
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+SHOWN = 10
+"""So many of the runs are named that go on far beyond what is usual."""
 
 
 @click.command()
@@ -38,7 +42,8 @@ if TYPE_CHECKING:
 def info(session: Session, watch: bool, every: timedelta, check: bool) -> int:
     """Show queues, workers and who leads.
 
-    Needs no worker to be running. With --check it exits with 3 if jobs wait and nobody serves their queue, if a
+    Needs no worker to be running. Runs are named that go on for more than ten times as long as is usual for their task,
+    and for a minute at least. With --check it exits with 3 if jobs wait and nobody serves their queue, if a
     worker is stale, or if work is under way and nobody sweeps.
     """
     return asyncio.run(_watched(session, every.total_seconds()) if watch else _once(session, check=check))
@@ -46,7 +51,7 @@ def info(session: Session, watch: bool, every: timedelta, check: bool) -> int:
 
 async def _once(session: Session, *, check: bool) -> int:
     async with accessed(session) as access:
-        seen = await _look(access)
+        seen = await _look(access, Slow())
     if not as_json(session, seen):
         _shown(session, seen)
     return UNHEALTHY if check and seen.complaints else OK
@@ -57,10 +62,11 @@ async def _watched(session: Session, every: float) -> int:
     over = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, over.set)
+    slow = Slow()
     async with accessed(session) as access:
         with _screen(session) as show:
             while not over.is_set():
-                show(await _look(access))
+                show(await _look(access, slow))
                 try:
                     async with asyncio.timeout(every):
                         await over.wait()
@@ -69,8 +75,10 @@ async def _watched(session: Session, every: float) -> int:
     return OK
 
 
-async def _look(access: Access) -> InfoView:
-    return info_view(await access.storage.survey(), url=access.storage.url, timing=access.timing)
+async def _look(access: Access, slow: Slow) -> InfoView:
+    survey = await access.storage.survey()
+    found = await slow.look(access.storage, survey)
+    return info_view(survey, found, url=access.storage.url, timing=access.timing)
 
 
 @contextmanager
@@ -92,7 +100,7 @@ def _shown(session: Session, seen: InfoView) -> None:
     click.echo()
     table(session, _WORKER_COLUMNS, _worker_rows(seen), title="workers")
     click.echo()
-    for said in (*_paused(seen), _leading(seen), *seen.complaints):
+    for said in (*_paused(seen), _leading(seen), *_slow(seen), *seen.complaints):
         click.echo(printable(said))
 
 
@@ -108,7 +116,8 @@ def _line(session: Session, seen: InfoView) -> None:
     )
     stale = sum(worker.stale for worker in seen.workers)
     workers = f"{len(seen.workers) - stale} workers alive, {stale} stale"
-    parts = (queues or "no queues", *_paused(seen), workers, _leading(seen))
+    slow = [f"{len(seen.slow)} runs far beyond their usual time"] if seen.slow else []
+    parts = (queues or "no queues", *_paused(seen), workers, _leading(seen), *slow)
     click.echo(printable(f"{moment_text(seen.now)}  {' | '.join(parts)}"))
 
 
@@ -121,6 +130,7 @@ def _drawn(seen: InfoView) -> "RenderableType":
         drawn(_WORKER_COLUMNS, _worker_rows(seen), title="workers"),
         *(Text(printable(said), style="yellow") for said in _paused(seen)),
         Text(printable(_leading(seen))),
+        *(Text(printable(said), style="yellow") for said in _slow(seen)),
         *(Text(printable(complaint), style="red") for complaint in seen.complaints),
     )
 
@@ -145,6 +155,18 @@ def _worker_rows(seen: InfoView) -> list[list[str]]:
 
 def _paused(seen: InfoView) -> list[str]:
     return [f"paused tasks: {', '.join(seen.paused_tasks)}"] if seen.paused_tasks else []
+
+
+def _slow(seen: InfoView) -> list[str]:
+    said = [
+        f"job {one.id} ({one.task}) has run for {span_text(one.ran)}, and 19 in 20 of its task's take no longer than "
+        f"{span_text(one.usual)}"
+        for one in seen.slow[:SHOWN]
+    ]
+    more = len(seen.slow) - len(said)
+    if said:
+        said.append(f"{f'and {more} more; ' if more else ''}holdfast workers stack shows where they are")
+    return said
 
 
 def _leading(seen: InfoView) -> str:

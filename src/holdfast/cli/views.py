@@ -12,6 +12,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 from msgspec import Struct
 
+from holdfast.cli.slow import SlowView
 from holdfast.clock import SECOND
 from holdfast.core.backlog import Backlog, Thresholds
 from holdfast.core.duration import moment
@@ -352,6 +353,7 @@ class InfoView(Struct, frozen=True, kw_only=True):
     workers: list[WorkerView]
     leaders: list[LeaderView]
     swept_ago: float | None
+    slow: list[SlowView]
     complaints: list[str]
 
 
@@ -429,7 +431,7 @@ def detail_view(
     )
 
 
-def info_view(survey: Survey, *, url: str, timing: Timing) -> InfoView:
+def info_view(survey: Survey, slow: list[SlowView], *, url: str, timing: Timing) -> InfoView:
     """Return a survey as it is shown, judged as `holdfast health` judges it."""
     health = judged(survey, timing=timing, thresholds=Thresholds(), backlog=Backlog(), now=0.0)
     return InfoView(
@@ -441,6 +443,7 @@ def info_view(survey: Survey, *, url: str, timing: Timing) -> InfoView:
         workers=[worker_view(worker) for worker in health.workers],
         leaders=[LeaderView(scope=term.scope, owner=term.owner, epoch=term.epoch) for term in survey.leaders],
         swept_ago=_seconds(survey.swept_ago),
+        slow=slow,
         complaints=health.complaints,
     )
 

@@ -1,0 +1,34 @@
+"""What is usual of a task's runs, and what is far beyond it."""
+
+import pytest
+
+from holdfast.core.usual import FEW, is_far_beyond, usual
+
+SECOND = 1_000_000
+
+
+def test_what_is_usual_is_what_nineteen_in_twenty_do_not_pass() -> None:
+    lengths = [SECOND] * 19 + [600 * SECOND]
+
+    assert usual(lengths) == SECOND
+    assert usual([*range(101)]) == 95
+
+
+def test_of_few_runs_nothing_is_usual() -> None:
+    assert usual([SECOND] * (FEW - 1)) is None
+    assert usual([SECOND] * FEW) == SECOND
+    assert not is_far_beyond(10**12, None)
+
+
+@pytest.mark.parametrize(
+    ("ran", "usually", "far"),
+    [
+        (59.9, 0.001, False),
+        (60, 0.001, True),
+        (100, 10, False),
+        (100.1, 10, True),
+        (3_600, 400, False),
+    ],
+)
+def test_far_beyond_is_more_than_ten_times_as_long_and_at_least_a_minute(ran: float, usually: float, far: bool) -> None:
+    assert is_far_beyond(round(ran * SECOND), round(usually * SECOND)) is far
