@@ -22,6 +22,9 @@ Place = tuple[int, int, int]
 
 BEGIN: Place = (1, 0, 0)
 
+SETTLED_AT_ONCE = 64
+"""How many settlements a call brings along at most: about as many as it has time for, or it would read them in vain."""
+
 REQUEST_BYTES = 1_000_000
 """After how many bytes of results a call settles no more: whatever it leaves undone is sent once more."""
 
@@ -98,10 +101,10 @@ def ask_exchange(
 
 
 def at_once(settlements: Sequence[Settlement]) -> Sequence[Settlement]:
-    """Return the first of these settlements, as many as make no request too long for a slow line."""
+    """Return the first of these settlements, as many as one call has time for, and a slow line."""
     size = 0
     for number, asked in enumerate(settlements):
-        if size > REQUEST_BYTES:
+        if size > REQUEST_BYTES or number == SETTLED_AT_ONCE:
             return settlements[:number]
         if isinstance(asked.decision, Finish):
             size += len(asked.decision.result or b"")

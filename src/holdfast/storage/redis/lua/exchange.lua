@@ -102,7 +102,7 @@ local function settle(asked)
   return 'done'
 end
 
-local SETTLING, STARTING, PROMOTING = 50, 30, 50
+local SETTLING, PUTTING_BACK, STARTING, PROMOTING = 55, 65, 55, 65
 
 -- Claim from the queues; return what was won, and where to go on if there was no time for the rest.
 local function claim(queues, room, place)
@@ -115,9 +115,14 @@ local function claim(queues, room, place)
     end
     if not Settings.queue_paused(queue) then
       local ready = key('ready', queue)
-      local due = Flow.promote_due(queue, Purse.affords(PROMOTING, PROMOTE_LIMIT - promoted))
+      local may_promote = PROMOTE_LIMIT - promoted
+      local affords = Purse.affords(PROMOTING, may_promote)
+      local due = Flow.promote_due(queue, affords)
       Purse.pay(PROMOTING * due)
       promoted = promoted + due
+      if due == affords and due < may_promote then
+        return leases, { number, promoted, looked }
+      end
       if Rates.queue_opens_at(queue) <= NOW then
         Parking.open_up(queue)
       end
@@ -178,7 +183,7 @@ return carry_out(function()
       break
     end
     verdicts[number] = settle(asked)
-    Purse.pay(SETTLING)
+    Purse.pay(asked.after and PUTTING_BACK or SETTLING)
     Purse.pay_for(asked.result and ARGV[asked.result])
   end
   Parking.let_in()

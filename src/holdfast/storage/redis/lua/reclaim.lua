@@ -5,7 +5,7 @@
 -- Request: {dead, owner, most}: two ids, and how many at most. Answer: {stalled, more}; a stalled one is as sweep's.
 -- It may end before so many, where it has become long: whoever asked asks on.
 local held = key('held', ASKED.dead)
-local TAKING = 60
+local TAKING = 40
 local most = Purse.affords(TAKING, min(ASKED.most, SWEEP_LIMIT))
 local refs = first_of(held, most + 1)
 local more = #refs > most

@@ -85,10 +85,9 @@ local traces = {}
 -- Note where the handler of a run is whose renewal is well.
 local function note_trace(number, job, place)
   traces[number] = Record.trace(job, ARGV[place])
-  Purse.pay_for(traces[number])
 end
 
--- Keep what was noted of a span of the renewals, in their order.
+-- Keep what was noted of these renewals, in their order; whoever was not come to in this call comes with the next.
 local function keep_traces(first, last)
   if not next(traces) then
     return
@@ -97,14 +96,17 @@ local function keep_traces(first, last)
   for number = first, last do
     if traces[number] then
       told[#told + 1], told[#told + 2] = ASKED.renewals[number].ref, traces[number]
+      Purse.pay_for(traces[number])
     end
   end
-  call('HSET', key('traces'), unpack(told))
+  if #told > 0 then
+    call('HSET', key('traces'), unpack(told))
+  end
   traces = {}
 end
 
 local SPAN = 125
-local BEATING, EXTENDING = 6, 35
+local BEATING, EXTENDING, LOGGING = 4, 22, 7
 
 -- Extend what a beat has extended before, without a look at its record, of a span of the renewals; return which those are.
 local function beat(first, last)
@@ -131,6 +133,8 @@ local function beat(first, last)
     end
   end
   if #leases > 0 then
+    -- Or what a renewal before these has put off would come after them.
+    Index.flush()
     call('ZADD', key('leases'), unpack(leases))
     call('HSET', key('beats'), unpack(beats))
   end
@@ -182,17 +186,19 @@ return carry_out(function()
   local renewed = 0
   while renewed < #renewals and not Purse.is_empty() do
     Lease.note()
-    local last = min(renewed + SPAN, #renewals)
-    local extended = beat(renewed + 1, last)
-    for number = renewed + 1, last do
-      if not extended[number] then
-        renew(number, renewals[number])
-        Purse.pay(EXTENDING)
+    local first, last = renewed + 1, min(renewed + SPAN, #renewals)
+    local extended = beat(first, last)
+    Purse.pay(BEATING * (last - renewed))
+    -- Of each span one is renewed at least.
+    while renewed < last and (extended[renewed + 1] or renewed < first or not Purse.is_empty()) do
+      renewed = renewed + 1
+      local asked = renewals[renewed]
+      if not extended[renewed] then
+        renew(renewed, asked)
+        Purse.pay(EXTENDING + LOGGING * #(asked.log or {}))
       end
-      Purse.pay(BEATING)
     end
-    keep_traces(renewed + 1, last)
-    renewed = last
+    keep_traces(first, renewed)
   end
   if renewed == #renewals then
     local told = Settings.of('worker', owner.id)

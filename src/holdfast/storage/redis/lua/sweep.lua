@@ -85,14 +85,14 @@ local CHORES = {
   { 'rates anew', LOOK_LIMIT, 0, function()
     return 0, Upkeep.look_anew(swept_at and NOW < swept_at)
   end },
-  { 'suspect', SWEEP_LIMIT, 40, function(limit)
+  { 'suspect', SWEEP_LIMIT, 50, function(limit)
     return Suspicion.suspect(ASKED.grace, resumed_at, limit)
   end },
-  { 'expire', EXPIRE_LIMIT, 60, Upkeep.expire },
-  { 'promote', PROMOTE_LIMIT, 50, Upkeep.promote },
-  { 'unpark', PROMOTE_LIMIT, 50, Upkeep.unpark },
-  { 'redrive', SWEEP_LIMIT, 100, Upkeep.redrive },
-  { 'trim', TRIM_LIMIT, 50, Upkeep.trim },
+  { 'expire', EXPIRE_LIMIT, 65, Upkeep.expire },
+  { 'promote', PROMOTE_LIMIT, 70, Upkeep.promote },
+  { 'unpark', PROMOTE_LIMIT, 60, Upkeep.unpark },
+  { 'redrive', SWEEP_LIMIT, 130, Upkeep.redrive },
+  { 'trim', TRIM_LIMIT, 55, Upkeep.trim },
   { 'events', TRIM_LIMIT, 3, Upkeep.forget_events },
   { 'workers', TRIM_LIMIT, 2, Upkeep.forget_workers },
   { 'windows', WINDOW_LIMIT, 3, Upkeep.forget_windows },
@@ -113,6 +113,8 @@ local did, troubles, more = { 0, 0, 0, 0, 0, 0, 0, 0 }, {}, false
 local function work_at(chore, limit)
   local name, price = chore[1], chore[3]
   local room = Purse.affords(price, limit)
+  -- Chores look at all indexes.
+  Index.flush()
   local well, result, unfinished, looks, stopped = pcall(chore[4], room)
   if not well then
     local text = type(result) == 'table' and result.err or tostring(result)
@@ -143,6 +145,9 @@ local freed, trouble = pcall(Parking.let_in)
 if not freed then
   troubles[#troubles + 1] = tostring(trouble)
 end
+Record.flush()
+-- Before anybody asks whether the cell may rest: that depends on who stands where.
+Index.flush()
 local ends, rests = not CHORES[go_on], 0
 if ends then
   call('HSET', LEADER, 'swept_at', NOW)
@@ -153,7 +158,6 @@ if ends then
     end
   end
 end
-Record.flush()
 Journal.flush()
 return {
   false,

@@ -1,4 +1,4 @@
--- requires: cell, record, settings, journal, shelf
+-- requires: cell, record, settings, journal, shelf, index
 -- Holds records and indexes against each other, both ways, and mends what differs: the record is right.
 --
 -- Nothing here is ever to be found. Whatever is, was done by somebody's hand, or is a mistake of ours, and is recorded.
@@ -63,6 +63,7 @@ end
 
 -- Hold an entry of an index against its record, and that against all indexes. Return the job if the entry is right.
 function Audit.check(index, ref, member)
+  Index.flush()
   local job = Record.at(ref)
   if not job then
     call('ZREM', index, member)

@@ -1,9 +1,11 @@
--- requires: cell, settings
+-- requires: cell, settings, index
 -- What a script says: the events it records, and the hints it gives at its end.
 --
 -- The log is a stream whose entries are numbered from 1 without a gap: `0-<number>`. An entry has its event as msgpack
 -- (`e`), the instant (`t`), the job's ref if it is of one (`j`), and what the storage lays over the event (`o`).
 local Journal = {}
+
+local LOG = key('events')
 
 local knocked, in_order = {}, {}
 
@@ -39,7 +41,7 @@ function Journal.record_as_told(body, ref, over)
   if over and next(over) then
     fields[#fields + 1], fields[#fields + 2] = 'o', cmsgpack.pack(over)
   end
-  call('XADD', key('events'), '0-*', unpack(fields))
+  call('XADD', LOG, '0-*', unpack(fields))
   Journal.knock('events')
 end
 
@@ -66,6 +68,7 @@ end
 -- Tell that the last unfinished job of a queue is over, where its queue asks for that.
 function Journal.tell_if_drained(queue)
   if Settings.records(queue, 'queue_drained') then
+    Index.flush()
     for _, state in ipairs({ 'delayed', 'waiting', 'again', 'active' }) do
       if call('EXISTS', key('in', pair(queue, state))) == 1 then
         return

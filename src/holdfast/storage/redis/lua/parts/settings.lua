@@ -2,27 +2,27 @@
 -- Settings: what queues, tasks and workers are told, each a msgpack map of Settings' fields.
 local Settings = {}
 
-local known = {}
+local known = { queue = {}, task = {}, worker = {} }
 
 -- What a target is told: an empty table if nothing.
 function Settings.of(kind, name)
-  local target = pair(kind, name)
-  if known[target] == nil then
-    local body = call('HGET', key('settings'), target)
-    known[target] = body and cmsgpack.unpack(body) or {}
+  local told = known[kind][name]
+  if not told then
+    local body = call('HGET', key('settings'), pair(kind, name))
+    told = body and cmsgpack.unpack(body) or {}
+    known[kind][name] = told
   end
-  return known[target]
+  return told
 end
 
 function Settings.put(kind, name, settings)
-  local target = pair(kind, name)
-  known[target] = settings
-  call('HSET', key('settings'), target, cmsgpack.pack(settings))
+  known[kind][name] = settings
+  call('HSET', key('settings'), pair(kind, name), cmsgpack.pack(settings))
 end
 
 -- Forget what a worker was told who is gone: nobody has his id again.
 function Settings.forget_worker(owner)
-  known[pair('worker', owner)] = nil
+  known.worker[owner] = nil
   call('HDEL', key('settings'), pair('worker', owner))
 end
 

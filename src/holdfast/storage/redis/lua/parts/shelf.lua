@@ -1,4 +1,4 @@
--- requires: cell, record, settings, journal, rest, line, rates
+-- requires: cell, record, settings, journal, rest, line, rates, index
 -- Where jobs stand: each in exactly the indexes that its state puts it in. There is one door, `move`.
 --
 -- All of them are sorted sets; `<a>.<b>` stands for two names joined by NUL.
@@ -47,6 +47,23 @@ function Shelf.is_open(job)
   return job.state ~= 'active' and (job.merge.type == 'unique' or job.starts == 0)
 end
 
+-- The index of who stands in a state.
+local standing_in = {}
+
+local function standing(queue, state)
+  local known = standing_in[queue]
+  if not known then
+    known = {}
+    standing_in[queue] = known
+  end
+  local index = known[state]
+  if not index then
+    index = key('in', pair(queue, state))
+    known[state] = index
+  end
+  return index
+end
+
 -- What an unfinished job is in, whatever its state: the groups of its merge key and of its schedule.
 local function stand_in_groups(job, stand)
   local queued = job.state ~= 'active'
@@ -61,10 +78,11 @@ local function stand_in_groups(job, stand)
   end
 end
 
--- Call `stand(index, number, member)` for each index that a job's state puts it in.
+-- Call `stand(index, number, member, later)` for each index that a job's state puts it in. `later`: no script looks there
+-- once it has moved anybody, but for those that say so to Index.
 local function stand_in_all(job, stand)
   local queue, id, state = job.queue, job.id, job.state
-  local standing = state
+  local stood_in = state
   if state == 'waiting' then
     if job.parked_under then
       stand(key('parked', pair(queue, job.parked_under)), job.score, id)
@@ -72,36 +90,36 @@ local function stand_in_all(job, stand)
       stand(key('ready', queue), job.score, id)
     end
     if job.run_at ~= job.created or job.back then
-      standing = 'again'
-      stand(key('ages', queue), job.run_at, id)
+      stood_in = 'again'
+      stand(key('ages', queue), job.run_at, id, true)
     end
   elseif state == 'delayed' then
     stand(key('delayed', queue), job.run_at, id)
   elseif state == 'active' then
-    stand(key('held', job.owner), job.started, job.ref)
+    stand(key('held', job.owner), job.started, job.ref, true)
     if job.suspect_until then
       stand(key('suspects'), job.suspect_until, job.ref)
     else
-      stand(key('leases'), job.lease_until, job.ref)
+      stand(key('leases'), job.lease_until, job.ref, true)
     end
     for _, held in ipairs(job.keys) do
       stand(key('slots', pair(queue, held[1])), job.started, id)
     end
   elseif state == 'completed' and job.kept_until then
-    stand(key('kept'), job.kept_until, job.ref)
+    stand(key('kept'), job.kept_until, job.ref, true)
   elseif state == 'failed' and job.redrive_at then
     -- Retention must not take what a rule has yet to put back.
     stand(key('redrives'), job.redrive_at, job.ref)
   else
-    stand(key('over', pair(queue, state)), job.finished, id)
+    stand(key('over', pair(queue, state)), job.finished, id, true)
   end
-  stand(key('in', pair(queue, standing)), job.made, id)
+  stand(standing(queue, stood_in), job.made, id, true)
   if unfinished(job) then
     stand_in_groups(job, stand)
   end
 end
 
--- Where a job stands now, to be held against where it will.
+-- Where a job stands now, to be held against what the indexes say.
 function Shelf.stands(job)
   local places = {}
   stand_in_all(job, function(index, number, member)
@@ -110,30 +128,76 @@ function Shelf.stands(job)
   return places
 end
 
-local function leave(places)
-  for _, place in ipairs(places) do
-    call('ZREM', place[1], place[3])
+-- Where the job that is moved has stood, and where it will: lists side by side, the same for each job in its turn.
+local function places()
+  return { count = 0, index = {}, number = {}, member = {}, later = {} }
+end
+
+local before, after = places(), places()
+
+local function stand_before(index, number, member, later)
+  local at = before.count + 1
+  before.count, before.index[at], before.number[at] = at, index, number
+  before.member[at], before.later[at] = member, later
+end
+
+local function stand_after(index, number, member, later)
+  local at = after.count + 1
+  after.count, after.index[at], after.number[at] = at, index, number
+  after.member[at], after.later[at] = member, later
+end
+
+local function note_before(job)
+  before.count = 0
+  stand_in_all(job, stand_before)
+end
+
+local function put(index, number, member, later)
+  if later then
+    Index.put(index, number, member)
+  else
+    call('ZADD', index, number, member)
   end
 end
 
--- Go from where a job stood to where its state puts it: what stays the same is not written.
-local function go(job, before)
-  local stood = {}
-  for _, place in ipairs(before) do
-    stood[place[1]] = place
+local function take_out(index, member, later)
+  if later then
+    Index.take_out(index, member)
+  else
+    call('ZREM', index, member)
   end
-  stand_in_all(job, function(index, number, member)
-    local place = stood[index]
-    if not place or place[2] ~= number then
-      call('ZADD', index, number, member)
-    end
-    stood[index] = nil
-  end)
-  for _, place in ipairs(before) do
-    if stood[place[1]] then
-      call('ZREM', place[1], place[3])
+end
+
+-- The number that the job had in an index, which it is not out of any more then.
+local function taken_over(index)
+  for at = 1, before.count do
+    if before.index[at] == index then
+      before.index[at] = false
+      return before.number[at]
     end
   end
+  return nil
+end
+
+-- Leave where the job stood and does not any more.
+local function leave()
+  for at = 1, before.count do
+    if before.index[at] then
+      take_out(before.index[at], before.member[at], before.later[at])
+    end
+  end
+end
+
+-- Go from where the job stood to where its state puts it: what stays the same is not written.
+local function go(job)
+  after.count = 0
+  stand_in_all(job, stand_after)
+  for at = 1, after.count do
+    if taken_over(after.index[at]) ~= after.number[at] then
+      put(after.index[at], after.number[at], after.member[at], after.later[at])
+    end
+  end
+  leave()
   if job.state == 'delayed' then
     call('ZADD', key('dues'), 'LT', job.run_at, job.queue)
   elseif job.parked_under then
@@ -199,7 +263,8 @@ function Shelf.add(job)
   Rest.stir()
   Rest.heed(min(job.lease, job.heartbeat_timeout or job.lease))
   name_keys(job, 1)
-  go(job, {})
+  before.count = 0
+  go(job)
   if is_tenant(job) then
     Line.count(job, 1)
   end
@@ -220,7 +285,7 @@ end
 
 -- Change a job, and move it in every index with that.
 function Shelf.move(job, changes)
-  local before = Shelf.stands(job)
+  note_before(job)
   local was_active, was_in_line, was_unfinished = job.state == 'active', in_line(job), unfinished(job)
   local was_parked = job.parked_under
   Rest.stir()
@@ -231,7 +296,7 @@ function Shelf.move(job, changes)
     Line.count(job, -1)
   end
   Shelf.touch(job, changes)
-  go(job, before)
+  go(job)
   if is_tenant(job) then
     Line.count(job, 1)
   end
@@ -247,7 +312,8 @@ end
 
 -- Forget a job.
 function Shelf.drop(job)
-  leave(Shelf.stands(job))
+  note_before(job)
+  leave()
   if is_tenant(job) then
     Line.count(job, -1)
   end
