@@ -8,8 +8,8 @@ longest, in the middle of its repeats. Beside them stand how many scripts a call
 least.
 
 The worst is the machine's, too: it takes the processor away from a server amid a script. So the server runs before all
-others where this process may ask for that (as root). A script that only counts, always the same, stands at the top:
-what that takes beyond its least no script of ours can help.
+others where this process may ask for that (as root). Above and below stand two scripts that always do the same: what
+they take beyond their least is the machine's, too: while others are busy on it, all that touches memory takes longer.
 """
 
 import argparse
@@ -96,7 +96,8 @@ LONG = StallTerms(lease=365 * 86_400 * SECOND)
 
 
 COUNTING = "local sum = 0 for number = 1, 250000 do sum = sum + number % 7 end return 0"
-"""A script that takes some milliseconds, reads nothing, makes nothing."""
+LOOKING = "for number = 1, 800 do redis.call('RANDOMKEY') end return 0"
+"""Scripts that always do the same: the one touches no memory, the other touches it where nobody did lately."""
 
 
 class Found(Struct, frozen=True):
@@ -231,13 +232,14 @@ async def filled(probe: Probe, *, waiting: int, active: int) -> tuple[float, lis
 
 async def standing_still(probe: Probe) -> None:
     """Measure what the machine does to a script that always takes the same."""
-    counting = probe.client.script_load(COUNTING)
+    for title, script in (("(a script that only counts)", COUNTING), ("(a script that looks at random keys)", LOOKING)):
+        digest = probe.client.script_load(script)
 
-    async def some() -> None:
-        for _ in range(20):
-            probe.client.evalsha(counting, 0)
+        async def some(digest: str = digest) -> None:
+            for _ in range(20):
+                probe.client.evalsha(digest, 0)
 
-    await probe.case("(a script that only counts)", some)
+        await probe.case(title, some)
 
 
 def settle_down(client: Any) -> None:
@@ -515,6 +517,7 @@ async def measured(url: str, *, waiting: int, active: int, calls: int) -> tuple[
     await hand(probe)
     await reading(probe)
     await sweeps(probe)
+    await standing_still(probe)
     await probe.storage.close()
     return per_job, alone, probe.found
 

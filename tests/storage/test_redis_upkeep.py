@@ -311,6 +311,22 @@ async def test_leases_from_before_the_clock_was_set_back_are_all_found(
     assert cell.client.zcard(cell.key("suspects")) == count
 
 
+async def test_suspicions_from_before_the_clock_was_set_back_all_end_soon(cell: Cell, clock: ManualClock) -> None:
+    count = 90
+    await enqueue(cell.storage, *(new_job(f"job-{number:02}") for number in range(count)))
+    while await claim(cell.storage):
+        pass
+    clock.advance(21)
+    await cell.storage.sweep(bid())
+
+    assert cell.client.zcard(cell.key("suspects")) == count
+
+    clock.step_wall(-3600)
+    await cell.storage.sweep(bid())
+
+    assert cell.client.zcount(cell.key("suspects"), "-inf", clock.now() + 10 * SECOND) == count
+
+
 # ── what a beat leaves beside the record ──────────────────────────────────────────────────────────────────────────────
 
 

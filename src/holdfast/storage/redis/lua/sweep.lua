@@ -53,10 +53,16 @@ if busy_at and NOW - max(busy_at, rested or 0) > 3 * ASKED.every then
 end
 call('HSET', LEADER, 'busy_at', NOW)
 
+-- Nobody waits for a sweep, and what it looks at was last touched long ago: it takes less at a time than the others may.
+Purse.pay(500)
+
 local stalled, due, next_tick = {}, {}, false
 
 -- The chores in the order that the protocol tells: what was expired is not promoted, what was redriven is not trimmed.
 --
+-- What it takes to look at a record, and how many looks are worth beginning with: else the next call does.
+local LOOKING, WORTH_A_LOOK = 8, 50
+
 -- Each is {name, limit, price, work}: `work` is told how many to do, and returns how many it did, whether there are more
 -- that it has not counted, what its looks have cost, and whether it stopped before so many for want of time. A price is
 -- about what one takes, in microseconds.
@@ -86,7 +92,15 @@ local CHORES = {
     return 0, Upkeep.look_anew(swept_at and NOW < swept_at)
   end },
   { 'suspect', SWEEP_LIMIT, 50, function(limit)
-    return Suspicion.suspect(ASKED.grace, resumed_at, limit)
+    local made, unfinished, looks = Suspicion.suspect(ASKED.grace, resumed_at, limit)
+    return made, unfinished, LOOKING * looks
+  end },
+  { 'recall', LOOK_LIMIT, LOOKING, function(limit)
+    if limit < WORTH_A_LOOK then
+      return 0, false, Purse.left, true
+    end
+    local looks, stopped = Suspicion.recall(ASKED.grace, limit)
+    return 0, false, LOOKING * looks, stopped
   end },
   { 'expire', EXPIRE_LIMIT, 65, Upkeep.expire },
   { 'promote', PROMOTE_LIMIT, 70, Upkeep.promote },
@@ -95,8 +109,8 @@ local CHORES = {
   { 'trim', TRIM_LIMIT, 55, Upkeep.trim },
   { 'events', TRIM_LIMIT, 3, Upkeep.forget_events },
   { 'workers', TRIM_LIMIT, 2, Upkeep.forget_workers },
-  { 'windows', WINDOW_LIMIT, 3, Upkeep.forget_windows },
-  { 'rates', PASSED_LIMIT, 3, Upkeep.forget_rates },
+  { 'windows', WINDOW_LIMIT, 4, Upkeep.forget_windows },
+  { 'rates', PASSED_LIMIT, 4, Upkeep.forget_rates },
   { 'lines', PASSED_LIMIT, 1, Upkeep.pass_lines },
   { 'queues', LOOK_LIMIT, 0, Upkeep.forget_queues },
   { 'audit', Audit.LIMIT, 30, Audit.go_on },

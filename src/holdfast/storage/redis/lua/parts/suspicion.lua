@@ -5,11 +5,15 @@
 -- later than now. All of them are looked at then, some in each sweep.
 local Suspicion = {}
 
--- Leases that end further ahead than they are long, the first such ones; and whether there may be more.
+-- How many suspicions one look shortens, and how many leases it looks at that may end too far ahead.
+local RECALLED, LOOKS = 20, 150
+
+-- Leases that end further ahead than they are long, the first such ones; whether there may be more; and how many were
+-- looked at.
 local function ahead(limit)
   local place = key('sweep')
   if not Lease.given_later() then
-    return {}, false
+    return {}, false, 0
   end
   local from = call('HGET', place, 'leases')
   local found, last = {}, nil
@@ -21,7 +25,7 @@ local function ahead(limit)
     'WITHSCORES',
     'LIMIT',
     0,
-    LOOK_LIMIT
+    LOOKS
   )
   for at = 1, #entries, 2 do
     local ref, ends = entries[at], tonumber(entries[at + 1])
@@ -34,41 +38,49 @@ local function ahead(limit)
       found[#found + 1] = ref
     end
   end
-  if #entries < 2 * LOOK_LIMIT and #found < limit then
+  if #entries < 2 * LOOKS and #found < limit then
     call('HDEL', place, 'leases')
     Lease.note_all_sound()
-    return found, false
+    return found, false, #entries / 2
   end
   -- If all of these end at one instant, those that are sound must not hide the others behind them.
   local stuck = #found == 0 and tonumber(entries[2]) == last
   call('HSET', place, 'leases', stuck and beyond(last) or whole(last))
-  return found, true
+  return found, true, #entries / 2
 end
 
--- The clock may have been set back after a suspicion, too: it ends no later than one that begins now.
-local function recall(grace)
+-- The clock may have been set back after a suspicion, too: it ends no later than one that begins now. Look at so many, each
+-- sweep from where the last one ended; return how many that were, and whether to look on at once.
+function Suspicion.recall(grace, limit)
   local place = key('sweep')
   local from = max(NOW + grace, tonumber(call('HGET', place, 'suspects') or '') or 0)
-  local entries = call('ZRANGEBYSCORE', key('suspects'), beyond(from), '+inf', 'WITHSCORES', 'LIMIT', 0, LOOK_LIMIT)
+  local entries = call('ZRANGEBYSCORE', key('suspects'), beyond(from), '+inf', 'WITHSCORES', 'LIMIT', 0, limit)
+  local recalled = 0
   for at = 1, #entries, 2 do
     local job = Audit.known('suspects', entries[at])
     local beats = job and floor(job.lease / 2)
     if job and job.suspect_until > NOW + max(beats, grace) then
       Shelf.move(job, { suspect_until = NOW + beats })
+      recalled = recalled + 1
+      if recalled == RECALLED then
+        -- Those that are left stand behind these by now.
+        return (at + 1) / 2, true
+      end
     end
   end
-  if #entries == 2 * LOOK_LIMIT then
+  if #entries == 2 * limit then
     call('HSET', place, 'suspects', entries[#entries])
   else
     call('HDEL', place, 'suspects')
   end
+  return #entries / 2, false
 end
 
--- Make suspects; return how many, and whether there may be more of them.
+-- Make suspects; return how many, whether there may be more of them, and how many leases were looked at for that.
 function Suspicion.suspect(grace, resumed_at, limit)
   local found = up_to(key('leases'), NOW, limit)
   local out = #found
-  local others, more = ahead(limit)
+  local others, more, looks = ahead(limit)
   for _, ref in ipairs(others) do
     found[#found + 1] = ref
   end
@@ -81,6 +93,5 @@ function Suspicion.suspect(grace, resumed_at, limit)
       end)
     end
   end
-  recall(grace)
-  return out + #others, more
+  return out + #others, more, looks
 end
