@@ -8,10 +8,10 @@ import pytest
 
 from holdfast.core.duration import moment
 from holdfast.core.events import QueueDrained
-from holdfast.core.job import TRACE_KEPT, Key, Owner
+from holdfast.core.job import TRACE_KEPT, Key, Owner, RecordedError
 from holdfast.core.lease import Lease
 from holdfast.core.lifecycle import State
-from holdfast.core.outcome import Interrupted, Returned
+from holdfast.core.outcome import Interrupted, Raised, Returned
 from holdfast.errors import StorageUnavailableError
 from holdfast.storage.protocol import (
     CLAIM_LIMIT,
@@ -189,6 +189,17 @@ async def test_large_results_are_settled_in_several_scripts_and_then_jobs_are_cl
     assert [lease.ref.id for lease in answer.leases] == ["next"]
     assert all(detail and detail.job.result == b"x" * LARGE for detail in details)
     assert wire.calls["exchange"] > 2
+
+
+async def test_settlements_and_renewals_that_are_long_to_read_get_done_all_the_same(cell: Cell) -> None:
+    leases = await held(cell, 20)
+    line = (NewLogLine("info", "x" * 30_000, {}),)
+    pulse = await cell.renew(Beat(ALICE, tuple(Renewal(lease.ref, lease.fence, log=line) for lease in leases)))
+    error = RecordedError("ValueError", "no good", "x" * 30_000)
+    answer = await cell.exchange(ALICE, [settled(lease, Raised(error)) for lease in leases])
+
+    assert pulse.lost == ()
+    assert [verdict.verdict for verdict in answer.verdicts] == ["done"] * 20
 
 
 async def test_large_jobs_are_reclaimed_a_few_at_a_time(cell: Cell, wire: Wire) -> None:

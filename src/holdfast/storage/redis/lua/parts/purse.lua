@@ -2,8 +2,9 @@
 -- What one call may take: a server is busy with one script at a time, so none may go on for long. What a call has no time
 -- for it leaves to the next, which its caller makes at once. Prices are about what a thing takes, in microseconds.
 --
--- To begin takes time, and to read the request.
-local Purse = { left = 2900 - #ARGV[2] / 80 }
+-- To begin takes time, and to read the request; but however long that is, something is done, or the next call would be as
+-- long again.
+local Purse = { left = max(500, 2900 - #ARGV[2] / 80) }
 
 function Purse.pay(price)
   Purse.left = Purse.left - price
