@@ -47,6 +47,7 @@ from holdfast.storage.locate import locate, read
 from holdfast.storage.protocol import TASK_RATE, Receipt, Settings, Storage, Target
 from holdfast.task import Call, DeclaredTask, Task
 from holdfast.whereabouts import Whereabouts, whereabouts
+from holdfast.worker.slate import Slate
 from holdfast.worker.worker import DRAIN, Worker
 
 P = ParamSpec("P")
@@ -353,13 +354,14 @@ class Holdfast(Definer):
         drain: Duration = DRAIN,
         burst: bool = False,
         incarnation: str | None = None,
+        slate: Slate | None = None,
     ) -> Worker:
         """Return a worker of this process; start it with `async with`, `start()` or `run()`.
 
         `queues`: all that the app's tasks go to unless given. `concurrency`: how many jobs run at once. `reaper`:
         whether it also recovers what others left behind. `drain`: how long a stop lets runs go on. `burst`: end when
-        nothing is left to do now; it waits for no delay, retry or rate. `incarnation`: the owner id, where a supervisor
-        has chosen it.
+        nothing is left to do now; it waits for no delay, retry or rate. `incarnation` and `slate`: the owner id, and
+        where to write down what runs, both from a supervisor, where there is one.
 
         Raises:
             UsageError: an option has no valid value, or a task lacks a migration from an older version.
@@ -385,6 +387,7 @@ class Holdfast(Definer):
             drain=drain,
             burst=bool(flag(burst, field="burst")),
             supervised=incarnation is not None,
+            slate=slate,
         )
 
     def health(

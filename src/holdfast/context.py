@@ -4,7 +4,7 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextvars import ContextVar
+from contextvars import Context, ContextVar
 from datetime import datetime
 from typing import Any
 
@@ -35,6 +35,8 @@ class Signs:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._at: float | None = None
+        self.echo: Callable[[float], None] | None = None
+        """Hears of each sign at once, for whoever watches over the run."""
         self.last = -math.inf
         """The uptime of the last sign of all, sent or not."""
         self._progress: Progress | None = None
@@ -46,12 +48,16 @@ class Signs:
             self._at = self.last = at
             if progress is not None:
                 self._progress = progress
+        if self.echo is not None:
+            self.echo(at)
 
     def log(self, at: float, level: str, message: str, fields: dict[str, str]) -> None:
         """Note a line, written at that uptime; whoever writes is alive."""
         with self._lock:
             self._at = self.last = at
             self._log.append((at, level, message, fields))
+        if self.echo is not None:
+            self.echo(at)
 
     @property
     def pending(self) -> bool:
@@ -230,6 +236,11 @@ def current_job() -> JobContext:
         return _CURRENT.get()
     except LookupError:
         raise UsageError("current_job() was called outside of a running job") from None
+
+
+def job_of(context: Context) -> JobContext | None:
+    """Return the job that what runs in this context belongs to."""
+    return context.get(_CURRENT)
 
 
 def entered(context: JobContext) -> None:

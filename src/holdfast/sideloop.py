@@ -20,7 +20,12 @@ LONGEST_GOODBYE = 5.0
 
 
 class Side(Protocol):
-    """Where an agent runs beside the main loop: a thread in production, the same loop in a simulation."""
+    """Where an agent runs beside the main loop: a thread in production, the same loop in a simulation.
+
+    `apart`: whether it is a thread of its own, which goes on while the main loop is blocked.
+    """
+
+    apart: bool
 
     def run(self, agent: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Start an agent."""
@@ -33,6 +38,8 @@ class Side(Protocol):
 
 class SideLoop:
     """A daemon thread with an event loop; started by its first use."""
+
+    apart = True
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -1,6 +1,7 @@
 """The app of the system tests: handlers that keep a diary of their own, outside the queue."""
 
 import asyncio
+import ctypes
 import os
 import signal
 import time
@@ -12,6 +13,7 @@ app = Holdfast(
         lease=os.environ.get("CREW_LEASE", "2s"),
         sweep=os.environ.get("CREW_SWEEP", "400ms"),
         grace=os.environ.get("CREW_GRACE", "600ms"),
+        max_block=os.environ.get("CREW_MAX_BLOCK", "10m"),
     ),
     defaults=TaskOptions(stall=Stall(max_count=int(os.environ.get("CREW_MAX_COUNT", "1000")))),
 )
@@ -93,6 +95,54 @@ async def hog(seconds: float) -> str:
     time.sleep(seconds)  # noqa: ASYNC251 - that is the point
     note("end")
     return "done"
+
+
+@app.task
+async def spin(seconds: float) -> str:
+    """Block the event loop by work that any other thread may interrupt."""
+    note("start")
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        pass
+    note("end")
+    return "dizzy"
+
+
+def _grip(seconds: float) -> None:
+    # A library loaded as PyDLL is called without letting go of the interpreter; and the wait for a lock that the caller
+    # holds itself is one that no signal cuts short.
+    library, lock = ctypes.PyDLL(None), ctypes.create_string_buffer(256)
+    whole, rest = divmod(time.time_ns() + round(seconds * 1e9), 10**9)
+    library.pthread_mutex_init(lock, None)
+    library.pthread_mutex_lock(lock)
+    library.pthread_mutex_timedlock(lock, (ctypes.c_long * 2)(whole, rest))
+
+
+@app.task
+async def grip(seconds: float) -> str:
+    """Hold the interpreter itself, on the loop."""
+    note("start")
+    _grip(seconds)
+    note("end")
+    return "let go"
+
+
+@app.task
+def grip_plain(seconds: float) -> str:
+    """Hold the interpreter itself, from a thread."""
+    note("start")
+    _grip(seconds)
+    note("end")
+    return "let go"
+
+
+@app.task(timeout=0.5)
+async def grip_limited(seconds: float) -> str:
+    """Hold the interpreter itself for longer than the run may take."""
+    note("start")
+    _grip(seconds)
+    note("end")
+    return "let go"
 
 
 @app.task

@@ -1,6 +1,7 @@
 """What a worker writes down in shared memory is what its watcher reads, also while it is being written."""
 
 import os
+import select
 import struct
 import subprocess
 import sys
@@ -120,12 +121,12 @@ def test_another_process_sees_it_while_it_is_written_and_never_a_mixture(slate: 
 
         slate, seen = Slate(int(sys.argv[1])), set()
         print("ready", flush=True)
-        while not slate.turned_at:
+        while len(seen) < 50:
             for run in slate.runs():
                 assert run.ref.id == run.task == str(run.fence) * 100, run
                 assert run.claimed_at == run.fence, run
                 seen.add(run.fence)
-        print(len(seen))
+        print("enough", flush=True)
         """
     )
     with subprocess.Popen(
@@ -136,15 +137,16 @@ def test_another_process_sees_it_while_it_is_written_and_never_a_mixture(slate: 
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        for fence in range(1, 20_001):
+        fence = 0
+        # How much of it the other one gets to see is up to the machine; so this goes on until it has seen enough.
+        while not select.select([process.stdout], [], [], 0)[0]:
+            fence += 1
             name = str(fence) * 100
             place = slate.write(
                 lease(name[:1024], fence=fence, task=name[:1024]), way="loop", claimed_at=fence, renewed_at=1.0
             )
             if place is not None:
                 slate.wipe(place)
-        slate.turned(1.0, 0.0)
         said = process.stdout.read()
 
-    assert process.returncode == 0
-    assert int(said) > 0
+    assert (process.returncode, said) == (0, "enough\n")

@@ -44,7 +44,7 @@ class Crew:
     name: str | None
     drain: timedelta
 
-    def worker(self, app: Holdfast, *, incarnation: str | None = None) -> Worker:
+    def worker(self, app: Holdfast, *, child: Child | None = None) -> Worker:
         """Return the worker, not yet started.
 
         Raises:
@@ -57,7 +57,8 @@ class Crew:
             reaper=self.reaper,
             drain=self.drain,
             burst=self.burst,
-            incarnation=incarnation,
+            incarnation=None if child is None else child.incarnation,
+            slate=None if child is None else child.slate,
         )
 
     def options(self) -> list[str]:
@@ -129,13 +130,13 @@ def run_worker(app: Holdfast, crew: Crew, *, child: Child | None = None, http: H
     Raises:
         UsageError: an option has no valid value.
     """
-    made = crew.worker(app, incarnation=child.incarnation if child is not None else None)
+    made = crew.worker(app, child=child)
     # One of the siblings has the address; the others wait for it.
     server = None if http is None else _server(app, made, http, patient=child is not None)
     if child is not None:
         # Before the first claim: a child that holds jobs is one whose supervisor knows where they are. And after all
         # that may be refused: who has said this is started again.
-        child.hello(app.url)
+        child.hello(app.url, app.equipment().timing)
     _mind_early_and_late_signals(made, child)
     # Never closed: closing waits for threads, and one of them may never end.
     runner = asyncio.Runner()

@@ -16,7 +16,8 @@ class Timing:
     A host or network that is lost is noticed within `lease + grace + 2 * sweep` (27 s by default). `beat`: between
     two renewals of all leases, a quarter of the lease by default. `sweep`: between two turns of the reaper. `grace`:
     how long a lease that has run out stays a mere suspect. `leader_ttl`: how long one reaper leads without renewing,
-    two sweeps by default.
+    two sweeps by default. `max_block`: how long a handler may block its worker's event loop until that worker is given
+    up, 10 minutes by default.
     """
 
     lease: timedelta
@@ -24,6 +25,7 @@ class Timing:
     sweep: timedelta
     grace: timedelta
     leader_ttl: timedelta
+    max_block: timedelta
 
     def __init__(
         self,
@@ -32,6 +34,7 @@ class Timing:
         sweep: Duration = "2s",
         grace: Duration = "3s",
         leader_ttl: Duration | None = None,
+        max_block: Duration = "10m",
     ) -> None:
         """Take durations in seconds, as timedelta, or as text ("30s").
 
@@ -52,7 +55,15 @@ class Timing:
                 f"Timing.leader_ttl = {_seconds(term)} must not be under Timing.sweep = {_seconds(sweep_)}: "
                 "every leader would lose its term between two sweeps; leave it unset for two sweeps"
             )
-        fill(self, lease=lease_, beat=beat_, sweep=sweep_, grace=duration(grace, field="Timing.grace"), leader_ttl=term)
+        fill(
+            self,
+            lease=lease_,
+            beat=beat_,
+            sweep=sweep_,
+            grace=duration(grace, field="Timing.grace"),
+            leader_ttl=term,
+            max_block=duration(max_block, field="Timing.max_block"),
+        )
 
     @classmethod
     def fast(cls) -> Self:

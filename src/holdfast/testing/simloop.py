@@ -229,6 +229,8 @@ class SimClock:
 class SameLoop:
     """Runs agents on the running loop instead of a thread of their own."""
 
+    apart = False
+
     def __init__(self, name: str) -> None:
         self._name = name
         self._agents: list[asyncio.Task[None]] = []

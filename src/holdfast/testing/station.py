@@ -36,6 +36,8 @@ NOTICED = 0.01
 class NodeSide:
     """Runs a worker's agents on a node of their own: the keeper goes on while the worker's loop is blocked."""
 
+    apart = False
+
     def __init__(self, stage: Stage, node: Node) -> None:
         self._stage = stage
         self._node = node

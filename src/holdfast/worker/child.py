@@ -18,6 +18,7 @@ from typing import Self
 import msgspec
 
 from holdfast.errors import UsageError
+from holdfast.options import Timing
 from holdfast.worker.orders import SIGNALS, Obedient, Orders
 from holdfast.worker.slate import Slate
 from holdfast.worker.stacks import StackFile
@@ -59,7 +60,7 @@ class Child:
             os.set_inheritable(inherited, False)
         return cls(line, told.incarnation, slate, stacks)
 
-    def hello(self, url: str) -> None:
+    def hello(self, url: str, timing: Timing) -> None:
         """Tell the supervisor where the jobs are remembered, and follow it into death from now on."""
         if sys.platform == "linux":
             # The kernel's own net: it works while a handler holds the interpreter.
@@ -68,7 +69,7 @@ class Child:
         threading.Thread(target=self._follow, name="holdfast-orphan", daemon=True).start()
         # From the hello on it may be asked.
         self._stacks.answer_here()
-        self._line.sendall(spoken(Hello(url)))
+        self._line.sendall(spoken(Hello(url, timing.beat.total_seconds(), timing.max_block.total_seconds())))
 
     async def work(self, worker: Obedient) -> None:
         """Let a worker work until SIGTERM or SIGINT, however often they come, or until its supervisor is in a hurry.

@@ -24,6 +24,7 @@ from holdfast.worker.abandoned import LINGER, Abandoned
 from holdfast.worker.held import Held, Holdings, RunKey, StopReason
 from holdfast.worker.on_cancel import LIMIT
 from holdfast.worker.run import Runner, recorded, stopped
+from holdfast.worker.slate import Way
 from holdfast.worker.slots import Slots
 from holdfast.worker.strays import strays
 
@@ -344,7 +345,7 @@ class ExchangeLoop:
 
     def _take(self, lease: Lease, asked_at: float) -> None:
         # It runs from the answer on: a claim that a frozen storage held back must not count as a part of the run.
-        held = Held(lease, stops_unreachable=self._stops(lease), claimed_at=self._clock.uptime())
+        held = Held(lease, stops_unreachable=self._stops(lease), claimed_at=self._clock.uptime(), way=self._way(lease))
         held.trust(asked_at, signed_at=asked_at)
         self._holdings.add(held)
         if not self._claiming or self._crew is None:
@@ -439,6 +440,10 @@ class ExchangeLoop:
                 self._logger.warning("job %s is of task %r, which this worker does not know", job.id, job.task)
             case _:
                 return
+
+    def _way(self, lease: Lease) -> Way:
+        task = self._tasks.get(lease.job.task)
+        return "loop" if task is None or task.is_async else "thread"
 
     def _stops(self, lease: Lease) -> bool:
         task = self._tasks.get(lease.job.task)

@@ -3,8 +3,9 @@
 import asyncio
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from types import CodeType, CoroutineType
 from typing import Any, Literal, TypeAlias
 
@@ -13,6 +14,7 @@ from holdfast.context import JobContext, Said, Signs
 from holdfast.core.job import Ref
 from holdfast.core.lease import Lease, trusted_until
 from holdfast.storage.protocol import NewLogLine, Renewal
+from holdfast.worker.slate import Slate, Way
 from holdfast.worker.threads import Lane
 
 StopReason = Literal["cancelled", "lost", "unreachable", "shutdown"]
@@ -59,6 +61,10 @@ class Held:
     """Whether it was left to itself: settled without its handler, which goes on."""
     make_end: Callable[[], None] | None = None
     """Tells the process of its slot that it shall end, where it runs in one."""
+    way: Way = "loop"
+    """Where its handler runs."""
+    line: int | None = None
+    """Its line on the slate, while there is one."""
 
     key: RunKey = field(init=False)
     """What names the run: the job and its fence."""
@@ -148,8 +154,9 @@ class Message:
 class Holdings:
     """The runs held, by job and fence. Reading and writing are safe from both threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, slate: Slate | None = None) -> None:
         self._lock = threading.Lock()
+        self._slate = slate
         self._held: dict[RunKey, Held] = {}
         self._knock: Callable[[], None] | None = None
         self.next_look = math.inf
@@ -164,6 +171,12 @@ class Holdings:
         """Take a run into keeping until its settlement is answered."""
         with self._lock:
             self._held[held.key] = held
+            if self._slate is not None:
+                held.line = self._slate.write(
+                    held.lease, way=held.way, claimed_at=held.claimed_at, renewed_at=held.renewed_at
+                )
+        if held.line is not None:
+            held.signs.echo = partial(self._signed, held)
         # Most jobs are over long before the keeper looks; waking it for each of them would cost more than they do.
         urgent = held.renewed_at + held.beat < self.next_look or held.renewed_at < self.hinted_at
         if self._knock is not None and urgent:
@@ -172,7 +185,10 @@ class Holdings:
     def drop(self, key: RunKey) -> None:
         """Let go of a run."""
         with self._lock:
-            self._held.pop(key, None)
+            held = self._held.pop(key, None)
+            if held is not None and held.line is not None and self._slate is not None:
+                self._slate.wipe(held.line)
+                held.line = None
 
     def get(self, key: RunKey) -> Held | None:
         """Return a run that is held."""
@@ -183,6 +199,31 @@ class Holdings:
         with self._lock:
             return list(self._held.values())
 
+    def note_renewed(self, renewed: Iterable[Held]) -> None:
+        """Tell the watcher, if there is one, that these need not be renewed by it."""
+        if self._slate is None:
+            return
+        with self._lock:
+            for one in renewed:
+                # Its line may be another run's by now.
+                if one.line is not None:
+                    self._slate.renewed(one.line, one.renewed_at)
+
+    def trust_watcher(self) -> None:
+        """Take note of the leases that the watcher has had renewed, while nobody here could."""
+        if self._slate is None:
+            return
+        with self._lock:
+            for one in self._held.values():
+                kept = 0.0 if one.line is None else self._slate.kept(one.line, one.lease.fence)
+                if kept > one.renewed_at:
+                    one.trust(kept, signed_at=None)
+
     def when_urgent(self, knock: Callable[[], None]) -> None:
         """Have the keeper woken for a run that cannot wait until its next look; from the adding thread."""
         self._knock = knock
+
+    def _signed(self, held: Held, at: float) -> None:
+        with self._lock:
+            if held.line is not None and self._slate is not None:
+                self._slate.signed(held.line, at)

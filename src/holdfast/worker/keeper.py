@@ -61,6 +61,7 @@ class Keeper:
         stop: Callable[[Held, StopReason, str | None], None],
         obey: Callable[[tuple[str, ...]], None],
         wanted: Callable[[], bool],
+        given_up: Callable[[], bool],
     ) -> None:
         self._storage = storage
         self._owner = owner
@@ -75,6 +76,7 @@ class Keeper:
         self._orders: tuple[str, ...] = ()
         self._wanted = wanted
         self._traces = Traces()
+        self._given_up = given_up
         self._announcements: deque[Event] = deque()
         self._last_beat = -math.inf
         self._retry_at = -math.inf
@@ -123,9 +125,12 @@ class Keeper:
     async def turn(self) -> float:
         """Beat if it is time, stop what may no longer run, and return the seconds until the next turn."""
         now = self._clock.uptime()
-        held = self._holdings.all()
+        self._holdings.trust_watcher()
+        # A loop that has been blocked for too long is none that anybody waits for any more.
+        held = [] if self._given_up() else self._holdings.all()
         if now >= self._due(held) - SHORTEST:
             await self._renew(held, asked_at=now)
+        self._holdings.trust_watcher()
         self._fence_in(self._clock.uptime())
         return self._next(self._clock.uptime())
 
@@ -221,6 +226,7 @@ class Keeper:
             message.arrived(asked_at, lost=message.held.key in lost)
             if message.held.key in lost:
                 self._stop(message.held, "lost", None)
+        self._holdings.note_renewed([message.held for message in sent])
         for asking in pulse.cancelling:
             asked_to_stop = self._holdings.get((asking.ref, asking.fence))
             if asked_to_stop is not None:

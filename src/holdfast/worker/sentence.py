@@ -6,6 +6,8 @@ from msgspec import Struct
 
 from holdfast.core.job import Ref
 
+Verdict = Literal["loop_blocked", "timeout"]
+
 
 class Sentence(Struct, frozen=True):
     """A child's event loop did not turn, and nothing within it could help that.
@@ -14,7 +16,7 @@ class Sentence(Struct, frozen=True):
     named here could not be ended when their time was over; they have timed out, and their neighbours are innocent.
     """
 
-    reason: Literal["loop_blocked", "timeout"]
+    reason: Verdict
     blocked_for: float
     """Seconds."""
     culprits: tuple[tuple[Ref, int], ...] = ()

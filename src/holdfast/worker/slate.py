@@ -34,7 +34,7 @@ _LINE = 4096
 _TEXT = 256
 """Where the names stand within a line; three of a kilobyte each, the longest there are, find room behind it."""
 
-_TURNED, _CLAIMED, _BEATEN, _LAG, _MEMORY, _WATCHED, _NEXT = range(7)
+_TURNED, _CLAIMED, _BEATEN, _LAG, _MEMORY, _WATCHED, _NEXT, _USED, _WARNED, _WARNED_BY_WATCHER = range(10)
 _WRITES, _FENCE, _RUN, _SINCE, _SIGNED, _RENEWED, _LEASE, _TIMEOUT, _PROGRESS, _WAY, _QUEUE, _ID, _TASK = range(13)
 _FIELDS = Packing("13d")
 """All that the worker writes on a line, in this order."""
@@ -56,6 +56,7 @@ class Watched(Struct, frozen=True):
     renewed_at: float
     """When the latest renewal was asked for that was answered, whoever of the two had asked."""
     lease: float
+    """Infinite for one that its handler alone renews."""
     timeout: float
     heartbeat_timeout: float
     way: Way
@@ -72,6 +73,7 @@ class Slate:
         self._head = self._bytes[:_HEAD].cast("d")
         self._lines = [self._bytes[start : start + _TEXT].cast("d") for start in range(_HEAD, size - _LINE + 1, _LINE)]
         self._free = list(range(len(self._lines) - 1, -1, -1))
+        self._used = 0
 
     @classmethod
     def new(cls, lines: int) -> Self:
@@ -107,7 +109,7 @@ class Slate:
         self._head[_CLAIMED] = at
 
     def beaten(self, at: float, memory: int) -> None:
-        """Note that the keeper within the process turned, and how many bytes the process occupies."""
+        """Note that the keeper's thread within the process turned, and how many bytes the process occupies."""
         self._head[_BEATEN] = at
         self._head[_MEMORY] = memory
 
@@ -116,6 +118,10 @@ class Slate:
         if not self._free:
             return None
         place = self._free.pop()
+        if place >= self._used:
+            # The line that was left last is written on next; so those behind this one have never been.
+            self._used = place + 1
+            self._head[_USED] = self._used
         line, job = self._lines[place], lease.job
         writes, queue, id_, task = line[_WRITES] + 1, job.queue.encode(), job.id.encode(), job.task.encode()
         text, start = queue + id_ + task, _HEAD + place * _LINE
@@ -130,7 +136,7 @@ class Slate:
             claimed_at,
             renewed_at,
             renewed_at,
-            job.stall.lease / SECOND,
+            job.stall.lease / SECOND if job.stall.renewed else _NEVER,
             _NEVER if job.timeout is None else job.timeout / SECOND,
             _NEVER if job.heartbeat_timeout is None else job.heartbeat_timeout / SECOND,
             _WAYS.index(way),
@@ -163,6 +169,13 @@ class Slate:
         at = line[_KEPT]
         return at if line[_KEPT_FENCE] == fence and line[_KEPT] == at else 0.0
 
+    def warns(self, of: float) -> bool:
+        """Say whether it is for the worker to warn of its loop, which last turned at `of`: the watcher has not."""
+        if self._head[_WARNED_BY_WATCHER] == of:
+            return False
+        self._head[_WARNED] = of
+        return True
+
     @property
     def next_look(self) -> float:
         """When the watcher looks here again by itself."""
@@ -188,6 +201,13 @@ class Slate:
         line[_KEPT] = at
         line[_KEPT_FENCE] = run.fence
 
+    def watcher_warns(self, of: float) -> bool:
+        """Say whether it is for the watcher to warn of the loop, which last turned at `of`: the worker has not."""
+        if self._head[_WARNED] == of:
+            return False
+        self._head[_WARNED_BY_WATCHER] = of
+        return True
+
     @property
     def turned_at(self) -> float:
         """When the event loop last turned; 0 before it first did."""
@@ -200,7 +220,7 @@ class Slate:
 
     @property
     def beaten_at(self) -> float:
-        """When the keeper within the process last turned; 0 before it first did."""
+        """When the keeper's thread within the process last turned; 0 before it first did."""
         return self._head[_BEATEN]
 
     @property
@@ -215,7 +235,7 @@ class Slate:
 
     def runs(self) -> list[Watched]:
         """Return the runs that are held; but for those that are being written at this moment."""
-        return [run for place in range(len(self._lines)) if (run := self._read(place)) is not None]
+        return [run for place in range(int(self._head[_USED])) if (run := self._read(place)) is not None]
 
     def _read(self, place: int) -> Watched | None:
         line = self._lines[place]

@@ -36,6 +36,7 @@ from holdfast.worker.autopsy import OomKills
 from holdfast.worker.burial import Burial, Deceased
 from holdfast.worker.orders import SIGNALS
 from holdfast.worker.ward import Ward
+from holdfast.worker.watcher import Watcher
 from holdfast.worker.words import Hello, Word
 
 STRAGGLERS = 4.25
@@ -212,6 +213,7 @@ class Supervisor:
         """Lead one child from its start to its burial."""
         ward = Ward.started(self._command, owner_id(self._rng), clock=self._clock)
         self._wards.add(ward)
+        watch = asyncio.create_task(self._watch(ward))
         try:
             if self._stopping.is_set():
                 # It listens to nothing yet but this.
@@ -221,6 +223,8 @@ class Supervisor:
             died_at, uptime = self._clock.now(), self._clock.uptime()
             for_memory, workplace = self._oom_kills.took(death), ward.workplace(uptime)
         finally:
+            watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
             self._wards.discard(ward)
             ward.clear_away()
         lived = uptime - ward.born_at
@@ -229,11 +233,43 @@ class Supervisor:
             ward.process.pid, death.status, lived, parted, ward.dismissed, recycled=ward.recycled if parted else None
         )
         if ward.hello is not None and not life.parted:
-            dead = Deceased(ward.incarnation, life.pid, death, died_at, for_memory=for_memory, workplace=workplace)
+            dead = Deceased(
+                ward.incarnation,
+                life.pid,
+                death,
+                died_at,
+                killed_for=ward.killed_for,
+                for_memory=for_memory,
+                workplace=workplace,
+            )
             return replace(life, jobs=await self._bury(dead, ward.hello))
         elif ward.hello is None and not self._stopping.is_set():
             self._logger.error("worker %d ended (%s) before it was ready", life.pid, death)
         return life
+
+    async def _watch(self, ward: Ward) -> None:
+        """Watch over a child from its hello on, until cancelled."""
+        await ward.greeted.wait()
+        pid, hello = ward.process.pid, ward.hello
+        if hello is None or self._storage is None:
+            # Nobody knows where its jobs are; that is said when it dies.
+            return
+        watcher = Watcher(
+            self._storage,
+            Owner(ward.incarnation, f"{self._owner.host}:{pid}", self._owner.host, pid),
+            ward.slate,
+            ward.process,
+            beat=hello.beat,
+            max_block=hello.max_block,
+            clock=self._clock,
+            rng=self._rng,
+            logger=self._logger,
+            ask=lambda: ward.stacks.ask(ward.process),
+            condemn=ward.kill,
+        )
+        while True:
+            wait = await watcher.turn()
+            await asyncio.sleep(wait)
 
     def _heard(self, word: Word) -> None:
         self._proven = True

@@ -7,6 +7,7 @@ started ──► said hello ──► at work ──► goodbye, status 0: it h
 import asyncio
 import contextlib
 import os
+import signal
 from collections.abc import Callable, Sequence
 from typing import Self
 
@@ -15,6 +16,7 @@ import msgspec
 from holdfast.clock import SECOND, Clock
 from holdfast.core.postmortem import Workplace
 from holdfast.worker.offspring import Death, Offspring
+from holdfast.worker.sentence import Sentence
 from holdfast.worker.slate import Slate
 from holdfast.worker.stacks import StackFile
 from holdfast.worker.words import NOW, VARIABLE, Ear, Goodbye, Hello, Told, Word
@@ -39,6 +41,9 @@ class Ward:
         self.born_at = born_at
         """The uptime of its start."""
         self.hello: Hello | None = None
+        self.greeted = asyncio.Event()
+        """Set once it has said hello."""
+        self.killed_for: Sentence | None = None
         self.parted = False
         """Whether it has said goodbye; what it holds after that, it holds no more."""
         self.dismissed = False
@@ -68,6 +73,12 @@ class Ward:
             stacks.close()
             raise
         return cls(incarnation, process, slate, stacks, born_at=clock.uptime())
+
+    def kill(self, sentence: Sentence) -> None:
+        """Kill it, and remember why."""
+        if self.process.death is None:
+            self.killed_for = sentence
+            self.process.send(signal.SIGKILL)
 
     async def ended(self, hear: Callable[[Word], None]) -> Death:
         """Wait until it is dead, hearing what it says. A fork of it may hold its line open; that keeps nobody."""
@@ -105,6 +116,7 @@ class Ward:
                     match word:
                         case Hello():
                             self.hello = self.hello or word
+                            self.greeted.set()
                         case Goodbye(dismissed, recycled):
                             self.parted, self.dismissed, self.recycled = True, dismissed, recycled
                     hear(word)

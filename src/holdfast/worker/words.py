@@ -23,9 +23,11 @@ class Told(Struct, frozen=True):
 
 
 class Hello(Struct, frozen=True, tag="hello", tag_field="say"):
-    """The child is ready, and the jobs are remembered there."""
+    """The child is ready, and the jobs are remembered there. Lengths of its timing, in seconds."""
 
     url: str
+    beat: float = 5.0
+    max_block: float = 600.0
 
 
 class Goodbye(Struct, frozen=True, tag="goodbye", tag_field="say"):

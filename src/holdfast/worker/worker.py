@@ -43,8 +43,11 @@ from holdfast.worker.lifespan import Lifespan
 from holdfast.worker.memory import resident
 from holdfast.worker.orders import SIGNALS, Orders
 from holdfast.worker.run import Runner
+from holdfast.worker.slate import Slate
 from holdfast.worker.slots import Slots
 from holdfast.worker.threads import Threads
+from holdfast.worker.turns import Turns
+from holdfast.worker.watchdog import Watchdog
 
 DRAIN = timedelta(seconds=25)
 LINGER = 2.0
@@ -77,6 +80,7 @@ class Worker:
         drain: Duration = DRAIN,
         burst: bool = False,
         supervised: bool = False,
+        slate: Slate | None = None,
     ) -> None:
         if isinstance(concurrency, bool) or concurrency < 1:
             raise UsageError(f"concurrency = {concurrency!r} must be 1 or more")
@@ -123,7 +127,8 @@ class Worker:
             state=lambda: self._lifespan.state,
             abandoned=self._abandoned,
         )
-        self._holdings = Holdings()
+        self._holdings = Holdings(slate)
+        self._turns = Turns(slate)
         self._bus = Bus(
             equipment.storage,
             equipment.hearers,
@@ -160,6 +165,18 @@ class Worker:
             stop=self._stop_run,
             obey=self._obey,
             wanted=self._lives,
+            given_up=lambda: self._watchdog.given_up(),
+        )
+        self._watchdog = Watchdog(
+            self._turns,
+            self._holdings,
+            owner=self.owner.id,
+            slate=slate,
+            max_block=equipment.timing.max_block.total_seconds(),
+            clock=equipment.clock,
+            logger=equipment.logger,
+            announce=self._keeper.announce,
+            claimed_at=lambda: self._exchange.turned_at,
         )
 
     async def start(self) -> None:
@@ -210,7 +227,10 @@ class Worker:
         # The one task without a group around it: a worker outlives the call that starts it. `stop` awaits it.
         self._main = asyncio.create_task(self._crew(), name=f"worker {self.owner.name}")
         self._main.add_done_callback(self._noticed)
-        self._side.run(self._keeper.run)
+        self._side.run(self._keep)
+        if self._side.apart:
+            self._watchdog.start()
+            self._side.run(self._watchdog.watch)
         if self._reaper is not None:
             self._side.run(self._reaper)
 
@@ -310,6 +330,13 @@ class Worker:
                 await self._exchange.dry()
                 self._begin_to_end(0.0, "burst")
 
+    async def _keep(self) -> None:
+        try:
+            await self._keeper.run()
+        finally:
+            # What is not renewed here any more, is to be renewed by no watcher either.
+            self._turns.ended()
+
     def _begin_to_end(self, drain: float, reason: str) -> "asyncio.Task[None]":
         if self._ending is None:
             self._ending = asyncio.create_task(self._end(drain, reason), name=f"end of worker {self.owner.name}")
@@ -360,6 +387,7 @@ class Worker:
         closing = asyncio.create_task(self._slots.close(within=self._patience()))
         # What runs beside may hang in the storage, too; it is cancelled, and its thread keeps nobody.
         await first(self._side.stop(), within=self._left())
+        self._watchdog.stop()
         self._keeper.announce(WorkerStopped(owner=self.owner.id, released=self._exchange.released))
         try:
             async with asyncio.timeout(self._left()):

@@ -124,7 +124,11 @@ class SQLiteStorage:
         """See `Storage.renew`."""
         await self._opened(beat.owner)
         pulse = await self._writer.submit(
-            lambda step: renewal.renew(step, beat), owner=beat.owner.id, parting=beat.last, front=True
+            lambda step: renewal.renew(step, beat),
+            # A watcher renews in the name of another process, whose life must not come to be held here.
+            owner=beat.owner.id if beat.worker is not None or beat.last else None,
+            parting=beat.last,
+            front=True,
         )
         if beat.last and self._reopened and not self._locks.lived:
             await self.close()

@@ -1,0 +1,248 @@
+"""Watches over one worker process from another one, which runs no user code: renews what it cannot renew itself.
+
+    slate ──a run whose renewal is overdue──► renewed in its owner's name ──► slate, where the worker reads it back
+      │
+      ├── a stopped process, one whose loop is blocked beyond max_block: renewed no more
+      └── that, or a run far past its timeout on a loop that does not turn: the process has to go
+
+A worker beats for itself as long as anything goes on in it. So usually all of this is a look at some memory; it matters
+when a handler holds the interpreter itself, and with it the worker's own keeper.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from logging import Logger
+from random import Random
+from typing import Protocol
+
+from holdfast.clock import SECOND, Clock
+from holdfast.core.events import WorkerHung
+from holdfast.core.job import Owner, Ref
+from holdfast.core.patience import Patience
+from holdfast.errors import StorageError
+from holdfast.storage.protocol import RENEW_LIMIT, Beat, Renewal, Storage
+from holdfast.worker.places import At, Dump
+from holdfast.worker.sentence import Sentence, Verdict
+from holdfast.worker.slate import Slate, Watched
+from holdfast.worker.turns import TICK
+from holdfast.worker.watchdog import REMEDY, WARN
+
+LONGEST_LOOK, SHORTEST_LOOK = 0.5, 0.02
+"""Seconds between two looks, at most and at least: often enough for a lease of a second that was claimed just now."""
+
+LATE = 2.0
+"""So many of its beats after its last renewal a run is renewed from here; its worker takes 1.5 of them at most."""
+
+OVERDUE = 2.0
+"""Seconds past its timeout after which a run that its own loop has not ended is ended with its process."""
+
+ABSENT = 2.0
+"""Seconds by which a look may come late; after more, this process stood still, and maybe the whole machine."""
+
+PATIENCE = Patience(0.1, 1.0)
+"""Between two tries at a storage that is out of reach: often enough that a short outage costs no lease."""
+
+RECORDING = 1.0
+"""Seconds that it may take to put on record that a worker hangs, before it is killed all the same."""
+
+
+class Process(Protocol):
+    """The process that is watched, as far as can be seen from outside."""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether somebody has stopped it, so that nothing in it goes on."""
+        ...
+
+
+class Watcher:
+    """Watches over one process; `turn` looks once."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        owner: Owner,
+        slate: Slate,
+        process: Process,
+        *,
+        beat: float,
+        max_block: float,
+        clock: Clock,
+        rng: Random,
+        logger: Logger,
+        ask: Callable[[], Awaitable[str]],
+        condemn: Callable[[Sentence], None] | None,
+    ) -> None:
+        """Take what is watched. `ask`: where its threads are; `condemn`: has it killed, None where nobody may."""
+        self._storage = storage
+        self._owner = owner
+        self._slate = slate
+        self._process = process
+        self._beat = beat
+        self._max_block = max_block
+        self._clock = clock
+        self._rng = rng
+        self._logger = logger
+        self._ask = ask
+        self._condemn = condemn
+        self._looked_at = 0.0
+        self._next_look = 0.0
+        self._excused_at = 0.0
+        """Until when nothing could be expected of the process: it was stopped, or we were."""
+        self._warned = self._hung = 0.0
+        """The last turns of the loop before the blockages that were told of."""
+        self._lost: set[tuple[Ref, int]] = set()
+        self._failures = 0
+        self._retry_at = 0.0
+        self.condemned = False
+
+    async def turn(self) -> float:
+        """Look once, and do what has to be done; return the seconds until the next look. Never raises."""
+        now = self._clock.uptime()
+        try:
+            if self._looked_at and now > self._next_look + ABSENT:
+                self._excused_at = now
+            self._looked_at = now
+            runs = self._slate.runs()
+            if not self.condemned:
+                await self._look(runs, now)
+            wait = self._rhythm(runs)
+        except Exception:
+            # Whatever it is: who dies here leaves a worker alone with its handlers.
+            self._logger.exception("cannot watch over worker %d, trying again", self._owner.pid)
+            wait = LONGEST_LOOK
+        self._next_look = self._clock.uptime() + wait
+        self._slate.looked(self._clock.uptime(), self._next_look)
+        return wait
+
+    async def _look(self, runs: Sequence[Watched], now: float) -> None:
+        if not self._slate.turned_at:
+            # It has not begun, or nothing is expected of it any more.
+            return
+        silent = self._silent(now)
+        late = [run for run in runs if now - run.renewed_at >= LATE * self._beat_of(run)]
+        if not late and silent <= TICK + WARN:
+            return
+        if self._process.stopped:
+            self._excused_at = now
+            return
+        if silent > self._max_block + TICK:
+            await self._give_up(silent, now)
+            return
+        if late and now >= self._retry_at:
+            await self._renew([run for run in late if (run.ref, run.fence) not in self._lost], now)
+        if silent > TICK + WARN:
+            await self._mind_the_silence(runs, silent, now)
+
+    def _silent(self, now: float) -> float:
+        return now - max(self._slate.turned_at, self._excused_at)
+
+    def _beat_of(self, run: Watched) -> float:
+        return min(self._beat, run.lease / 4, run.heartbeat_timeout / 4) if run.lease < float("inf") else run.lease
+
+    def _rhythm(self, runs: Sequence[Watched]) -> float:
+        shortest = min([self._beat, *(self._beat_of(run) for run in runs)])
+        return max(SHORTEST_LOOK, min(LONGEST_LOOK, shortest / 2))
+
+    async def _renew(self, runs: Sequence[Watched], now: float) -> None:
+        try:
+            async with asyncio.timeout(max(self._beat, LONGEST_LOOK)):
+                for start in range(0, len(runs), RENEW_LIMIT):
+                    part = runs[start : start + RENEW_LIMIT]
+                    asked_at = self._clock.uptime()
+                    pulse = await self._storage.renew(Beat(self._owner, tuple(_renewal(run, now) for run in part)))
+                    lost = {*pulse.lost}
+                    self._lost |= lost
+                    for run in part:
+                        if (run.ref, run.fence) not in lost and (run.ref, run.fence) not in pulse.unanswered:
+                            self._slate.keep(run, asked_at)
+        except (StorageError, TimeoutError) as error:
+            if not self._failures:
+                self._logger.warning(
+                    "cannot renew %d leases for worker %d, trying again: %r", len(runs), self._owner.pid, error
+                )
+            self._failures += 1
+            self._retry_at = self._clock.uptime() + PATIENCE.rest(self._failures, self._rng)
+        else:
+            self._failures = 0
+            self._lost &= {(run.ref, run.fence) for run in self._slate.runs()}
+
+    async def _mind_the_silence(self, runs: Sequence[Watched], silent: float, now: float) -> None:
+        turned_at = self._slate.turned_at
+        since = max(turned_at, self._excused_at)
+        overdue = [run for run in runs if run.claimed_at + run.timeout + OVERDUE < now]
+        # The loop has not turned since their time was over, so nothing within could end them.
+        if culprits := [run for run in overdue if since <= run.claimed_at + run.timeout + TICK]:
+            await self._end("timeout", silent, [(run.ref, run.fence) for run in culprits])
+            return
+        # As long as the worker's own thread goes on, it is the one to warn.
+        alone = now - max(self._slate.beaten_at, self._excused_at) > TICK + WARN
+        if alone and self._warned != turned_at and self._slate.watcher_warns(turned_at):
+            self._warned = turned_at
+            self._warn(runs, await self._ask(), silent)
+
+    async def _give_up(self, silent: float, now: float) -> None:
+        if self._hung == self._slate.turned_at:
+            return
+        self._hung = self._slate.turned_at
+        await self._end("loop_blocked", silent, [])
+
+    async def _end(self, reason: Verdict, silent: float, culprits: list[tuple[Ref, int]]) -> None:
+        """Put on record that the worker hangs, and have it killed, where somebody may."""
+        if self._condemn is None and reason == "timeout":
+            return
+        stack = await self._ask()
+        sentence = Sentence(reason, silent, tuple(culprits), stack)
+        at = Dump(stack).on_loop()
+        self._logger.error(
+            "worker %d: %s%s; %s",
+            self._owner.pid,
+            f"its event loop has been blocked for {silent:.1f} s",
+            f" at {at}" if at is not None else "",
+            "its leases are renewed no more" if self._condemn is None else "it is killed",
+        )
+        try:
+            async with asyncio.timeout(RECORDING):
+                event = WorkerHung(owner=self._owner.id, blocked_for=silent, stack=stack)
+                await self._storage.renew(Beat(self._owner, events=(event,)))
+        except (StorageError, TimeoutError) as error:
+            self._logger.warning("cannot put on record that worker %d hangs: %r", self._owner.pid, error)
+        if self._condemn is not None:
+            self.condemned = True
+            self._condemn(sentence)
+
+    def _warn(self, runs: Sequence[Watched], stack: str, silent: float) -> None:
+        dump = Dump(stack)
+        on_loop, in_threads = dump.on_loop(), dump.in_threads()
+        found = [on_loop] if on_loop is not None else in_threads
+        who = _who(found, [run for run in runs if run.way == ("loop" if on_loop is not None else "thread")])
+        self._logger.warning(
+            "%s has held the interpreter of worker %d for %.1f s: %s; its leases are renewed from outside, but nothing "
+            "else runs there meanwhile: %s",
+            who,
+            self._owner.pid,
+            silent,
+            ", or ".join(map(str, found)) or "its line cannot be told",
+            REMEDY,
+        )
+
+
+def _renewal(run: Watched, now: float) -> Renewal:
+    return Renewal(
+        run.ref,
+        run.fence,
+        ran=max(0, round((now - run.claimed_at) * SECOND)),
+        silent=max(0, round((now - run.signed_at) * SECOND)),
+    )
+
+
+def _who(found: Sequence[At], runs: Sequence[Watched]) -> str:
+    """Name the job that is at one of these places, as far as that can be told from the name of its function."""
+    functions = {at.handler.function for at in found}
+    likely = [run for run in runs if run.task.rpartition(".")[2] in functions] or runs
+    if not likely:
+        return "something"
+    named = [f"job {run.ref.id} ({run.task})" for run in likely[:3]]
+    return (
+        named[0] if len(likely) == 1 else f"one of {len(likely)} jobs ({', '.join(named)}{', …' * (len(likely) > 3)})"
+    )
