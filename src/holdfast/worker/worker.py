@@ -490,12 +490,15 @@ class Worker:
             self._begin_to_end(self._drain.total_seconds(), "ordered")
 
     def _info(self) -> WorkerInfo:
+        now = self._equipment.clock.uptime()
+        self._turns.memory = resident()
         return WorkerInfo(
             queues=self._queues,
             concurrency=self._concurrency,
             active=self._exchange.running,
-            turned_ago=max(0, round((self._equipment.clock.uptime() - self._exchange.turned_at) * SECOND)),
+            turned_ago=max(0, round((now - self._exchange.turned_at) * SECOND)),
             stopping=self._ending is not None,
-            memory=resident(),
+            lag=round(self._turns.lag(now) * SECOND),
+            memory=self._turns.memory,
             quiet=self._exchange.quiet,
         )
