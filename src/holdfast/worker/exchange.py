@@ -345,7 +345,8 @@ class ExchangeLoop:
 
     def _take(self, lease: Lease, asked_at: float) -> None:
         # It runs from the answer on: a claim that a frozen storage held back must not count as a part of the run.
-        held = Held(lease, stops_unreachable=self._stops(lease), claimed_at=self._clock.uptime(), way=self._way(lease))
+        held = Held(lease, stops_unreachable=self._stops(lease), claimed_at=self._clock.uptime())
+        held.way = self._way(held)
         held.trust(asked_at, signed_at=asked_at)
         self._holdings.add(held)
         if not self._claiming or self._crew is None:
@@ -441,8 +442,10 @@ class ExchangeLoop:
             case _:
                 return
 
-    def _way(self, lease: Lease) -> Way:
-        task = self._tasks.get(lease.job.task)
+    def _way(self, held: Held) -> Way:
+        if self._slots.wanted(held):
+            return "process"
+        task = self._tasks.get(held.lease.job.task)
         return "loop" if task is None or task.is_async else "thread"
 
     def _stops(self, lease: Lease) -> bool:
