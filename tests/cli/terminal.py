@@ -108,7 +108,7 @@ class Terminal:
 
     def app(self, **options: Any) -> Holdfast:
         """Return an app with some tasks, on this place's storage."""
-        app = Holdfast(**({} if "storage" in options else {"url": self.url}), **options)
+        app = Holdfast(None if "storage" in options else self.url, **options)
 
         @app.task(name="add")
         async def add(a: int, b: int) -> int:

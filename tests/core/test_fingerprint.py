@@ -7,6 +7,7 @@ from uuid import UUID
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from holdfast.core.fingerprint import LENGTH, fingerprint, innermost, normalized
 from holdfast.core.job import RecordedError
@@ -91,6 +92,14 @@ def test_another_task_reason_error_message_or_place_is_another_fault(other: str)
 )
 def test_other_lines_another_installation_and_another_way_there_are_the_same_fault(same: str) -> None:
     assert of("connection refused", trace=TRACE) == of("connection refused", trace=same)
+
+
+def test_where_a_timeout_found_a_run_makes_no_other_fault() -> None:
+    error = RecordedError("TimeoutError", "the run passed its timeout of 5 s", TRACE)
+    elsewhere = structs.replace(error, traceback=TRACE.replace("in deliver", "in wait"))
+
+    assert fingerprint("send", "timeout", error) == fingerprint("send", "timeout", elsewhere)
+    assert fingerprint("send", "exhausted", error) != fingerprint("send", "exhausted", elsewhere)
 
 
 def test_the_innermost_frame_is_that_of_a_real_traceback() -> None:

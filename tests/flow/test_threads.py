@@ -70,6 +70,35 @@ async def test_a_plain_handler_past_its_timeout_gives_its_slot_back(url: str) ->
         go.set()
 
 
+async def test_a_timeout_tells_where_it_found_the_handler(url: str) -> None:
+    app = Holdfast(url)
+    go = threading.Event()
+
+    @app.task(timeout="200ms", retry=Retry(max_attempts=1))
+    def hang(secret: str) -> None:
+        go.wait(30)
+
+    @app.task(timeout="200ms", retry=Retry(max_attempts=1))
+    async def oversleep(secret: str) -> None:
+        await asyncio.sleep(30)
+
+    async with app, app.worker():
+        for task, line in ((hang, "    go.wait(30)\n"), (oversleep, "    await asyncio.sleep(30)\n")):
+            job = await task.enqueue("hunter2")
+            with pytest.raises(JobFailedError):
+                await job.result(timeout=10)
+            error = (await job.info()).job.error
+            assert error is not None
+
+            first, place, *_ = error.traceback.splitlines()
+            assert first == "Traceback (most recent call last):"
+            assert place.endswith((" in hang", " in oversleep"))
+            assert line in error.traceback
+            assert error.traceback.endswith("TimeoutError: the run passed its timeout of 0.2 s\n")
+            assert "hunter2" not in error.traceback
+        go.set()
+
+
 @pytest.mark.fault("W-N17")
 async def test_a_plain_handler_that_lost_its_lease_gives_its_slot_back(url: str) -> None:
     app = Holdfast(url, timing=QUICK)

@@ -3,7 +3,7 @@
 Two failures have the same fingerprint when their task, reason and error type are the same, their message is the same
 but for numbers, ids, addresses, paths and quoted values, and the innermost frame of their traceback is the same
 function of the same file, on whatever line and wherever it is installed. A task's stalls are one fault,
-whatever their post-mortems say.
+whatever their post-mortems say, and so are its timeouts, wherever they found it.
 """
 
 import hashlib
@@ -53,6 +53,9 @@ def fingerprint(task: str, reason: str | None, error: RecordedError | None) -> s
     if reason in _BY_STALLS:
         # How its last run happened to end, and where it was just then, is told behind the semicolon and as traceback.
         told = RecordedError(told.type, told.message.partition("; ")[0])
+    elif reason == "timeout":
+        # Where it was when its time was over is not where the fault is, and each time elsewhere.
+        told = RecordedError(told.type, told.message)
     parts = (task, reason or "", told.type, normalized(told.message), innermost(told))
     # None of them holds a NUL, for no storage could keep it.
     return hashlib.blake2s("\0".join(parts).encode(errors="replace"), digest_size=LENGTH // 2).hexdigest()

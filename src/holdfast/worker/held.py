@@ -57,6 +57,8 @@ class Held:
     trace: str | None = None
     """The same as text, and what of it the storage knows."""
     traced: str | None = None
+    at_limit: str | None = None
+    """Where it was when its time was over."""
     abandoned: bool = False
     """Whether it was left to itself: settled without its handler, which goes on."""
     make_end: Callable[[], None] | None = None

@@ -42,6 +42,7 @@ from holdfast.worker.limit import Limit, TimeIsOver
 from holdfast.worker.on_cancel import CancelHooks
 from holdfast.worker.provision import Provision
 from holdfast.worker.threads import Lane, Threads
+from holdfast.worker.traces import where
 
 UNKNOWN_DELAY = 10_000_000
 """How long a job of an unknown task or a newer version is put back for, in microseconds: others may know it."""
@@ -146,7 +147,7 @@ class Runner:
             job.timeout / SECOND,
             # The storage lets no lease outlast the timeout by more than a beat of its own.
             min(LINGER, job.stall.lease / 4 / SECOND),
-            over=lambda: context.stop("the run passed its timeout"),
+            over=lambda: _tell(held, context),
             overdue=lambda: overdue(held, timed_out(held)),
         ):
             return await self._way(task, context, args, kwargs, held)
@@ -217,6 +218,12 @@ class Runner:
             held.context.log.error(f"{who} {how}", **told)
 
 
+def _tell(held: Held, context: JobContext) -> None:
+    # It is not cancelled yet; a moment later nobody could see where it was.
+    held.at_limit = where(held)
+    context.stop("the run passed its timeout")
+
+
 async def _in(lane: Lane, called: Callable[[], Any], held: Held) -> Any:
     held.threading = True
     try:
@@ -244,7 +251,9 @@ def timed_out(held: Held) -> Outcome:
         # Too slow to stop.
         return stopped(held)
     limit = (held.lease.job.timeout or 0) / SECOND
-    return TimedOut(RecordedError("TimeoutError", f"the run passed its timeout of {limit:g} s"))
+    said = f"the run passed its timeout of {limit:g} s"
+    place = held.at_limit or held.elsewhere or ""
+    return TimedOut(RecordedError("TimeoutError", said, place and f"{place}TimeoutError: {said}\n"[-TRACEBACK_KEPT:]))
 
 
 def _said(error: BaseException, task: Task[..., Any], held: Held) -> Outcome:

@@ -58,7 +58,13 @@ class Traces:
         if held.elsewhere is not None:
             held.trace = held.elsewhere
         else:
-            mark = _look(held, stacks)
+            tip = held.tip
+            thread = None if held.lane is None else held.lane.thread
+            if thread is None and tip is not None and tip[1] is not None and tip[0].cr_await is tip[1]:
+                # It still waits for the very same thing; all that waits for it has not moved either.
+                mark = held.mark
+            else:
+                mark, held.tip = _look(held, thread, stacks)
             if mark and mark != held.mark:
                 held.mark, held.trace = mark, self._text(mark)
         return None if held.trace == held.traced else held.trace
@@ -77,8 +83,12 @@ def where(held: Held) -> str | None:
     """Return where a run's handler is at this moment, as Python writes a traceback; None if that cannot be told."""
     if held.elsewhere is not None:
         return held.elsewhere
-    mark = _look(held, _Stacks())
-    return written(mark) if mark else None
+    try:
+        mark, _ = _look(held, None if held.lane is None else held.lane.thread, _Stacks())
+        return written(mark) if mark else None
+    except Exception:
+        logger.exception("cannot tell where a handler is")
+        return None
 
 
 def written(mark: Mark) -> str:
@@ -103,23 +113,22 @@ def _line(code: CodeType, place: int) -> int:
     return found or code.co_firstlineno
 
 
-def _look(held: Held, stacks: "_Stacks") -> Mark:
-    """Return what tells the place where a run is from others, cheap to come by; empty if that cannot be told."""
-    thread = None if held.lane is None else held.lane.thread
-    if thread is None and held.tip is not None and held.tip[1] is not None and held.tip[0].cr_await is held.tip[1]:
-        # It still waits for the very same thing; all that waits for it has not moved either.
-        return held.mark
-    held.tip = None
+def _look(held: Held, thread: int | None, stacks: "_Stacks") -> tuple[Mark, tuple[Waiting, object] | None]:
+    """Return what tells the place where a run is from others, cheap to come by; empty if that cannot be told.
+
+    With it, the last coroutine that waits, and what it waits for.
+    """
     root = None if held.task is None else held.task.get_coro()
     frames: deque[Place] = deque(maxlen=DEEPEST)
+    tip: tuple[Waiting, object] | None = None
     if isinstance(root, CoroutineType):
         if root.cr_running:
             frames.extend(stacks.below(root))
         else:
-            held.tip = _go_down(root, frames)
+            tip = _go_down(root, frames)
     if thread is not None:
         frames.extend(stacks.of(thread))
-    return tuple(frames)
+    return tuple(frames), tip
 
 
 def _go_down(root: Waiting, frames: deque[Place]) -> tuple[Waiting, object] | None:
