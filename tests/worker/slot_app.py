@@ -86,6 +86,9 @@ def raising(how: str) -> None:
 
 @app.task
 async def dying(how: str) -> None:
+    current_job().log.info("about to die")
+    # Whatever it says goes over the line within a moment.
+    await asyncio.sleep(0.3)
     match how:
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)

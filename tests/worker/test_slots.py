@@ -111,9 +111,9 @@ async def test_what_a_handler_raises_there_decides_as_anywhere(
 @pytest.mark.parametrize(
     ("how", "detail"),
     [
-        ("kill", "signal 9 (SIGKILL)"),
-        ("segfault", "signal 11 (SIGSEGV)"),
-        ("exit", "exit status 0"),
+        ("kill", "its process was killed by signal 9 (SIGKILL), cause unknown"),
+        ("segfault", "its process crashed: signal 11 (SIGSEGV)"),
+        ("exit", "its process exited with status 0"),
         ("garbage", "what it says is a word of 4294967295 bytes"),
         ("nonsense", "what it says is no word at all"),
     ],
@@ -131,7 +131,10 @@ async def test_a_process_that_dies_takes_its_own_run_along_and_no_other(mod: Any
     assert (crashed.job.state, crashed.job.reason) == (State.FAILED, "crashed")
     assert (crashed.runs[-1].ended, crashed.runs[-1].reason) == ("stalled", "process_died")
     assert detail in (crashed.runs[-1].detail or "")
-    assert [(one.id, one.reason) for one in told] == [(job.id, "process_died")]
+    assert [(one.id, one.reason, one.post_mortem) for one in told] == [
+        (job.id, "process_died", crashed.runs[-1].detail)
+    ]
+    assert "about to die" in (crashed.runs[-1].detail or "")
     assert len(unharmed.runs) == 1
 
 

@@ -15,6 +15,7 @@ from holdfast.core.lease import Lease
 from holdfast.core.lifecycle import State
 from holdfast.core.outcome import Interrupted, Outcome, Raised, Unreadable
 from holdfast.core.patience import Patience
+from holdfast.core.postmortem import first_line
 from holdfast.core.settlement import Settlement, settlement
 from holdfast.errors import StorageError
 from holdfast.storage.hints import Hints
@@ -434,9 +435,8 @@ class ExchangeLoop:
                     after / SECOND,
                 )
             case PutBack(charge="stalls"):
-                self._logger.error(
-                    "job %s (%s): its process died in run %d: %s", job.id, job.task, job.starts, asked.ended.detail
-                )
+                why = first_line(asked.ended.detail or "")
+                self._logger.error("job %s (%s) stalled in run %d: %s", job.id, job.task, job.starts, why)
             case PutBack(charge="releases", reason="unknown_task"):
                 self._logger.warning("job %s is of task %r, which this worker does not know", job.id, job.task)
             case _:

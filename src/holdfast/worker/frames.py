@@ -65,7 +65,8 @@ class Unfit(Struct, frozen=True, tag="unfit"):
 class Said(Struct, frozen=True, tag="said"):
     """What the handler has said since the last time, and where it is; `hooking`: its on_cancel hook is at work."""
 
-    at: float | None
+    fence: int
+    at: float | None = None
     progress: Progress | None = None
     log: tuple[Line, ...] = ()
     hooking: bool = False
@@ -82,8 +83,9 @@ class Logged(Struct, frozen=True, tag="logged"):
 
 
 class Ended(Struct, frozen=True, tag="ended"):
-    """What the run came to. `spoiled`: something of it goes on, so nothing else can be run in this process."""
+    """What the run under that fence came to. `spoiled`: something of it goes on, so nothing else can be run in this process."""
 
+    fence: int
     outcome: Outcome
     spoiled: bool = False
 

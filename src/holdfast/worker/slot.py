@@ -178,6 +178,8 @@ class SlotProcess:
         )
         self._held: Held | None = None
         self._news = threading.Event()
+        self._telling = threading.Lock()
+        """So that what was said before the end of a run is told before it."""
         self._orders: asyncio.Queue[Order] = asyncio.Queue()
 
     async def work(self) -> None:
@@ -208,6 +210,7 @@ class SlotProcess:
         held = Held(Lease(order.job), stops_unreachable=False, signs=SpokenSigns(self._news))
         held.claimed_at = held.signed_at = self._equipment.clock.uptime()
         self._held = held
+        self._news.set()
         held.task = asyncio.create_task(self._attend(held))
         await asyncio.wait({held.task})
 
@@ -223,7 +226,7 @@ class SlotProcess:
         self._held = None
         self._say_signs(held)
         ended = self._equipment.lifespan is not None and not self._lifespan.lives
-        self._line.say(Ended(outcome, spoiled=ended or self._abandoned.count > 0))
+        self._line.say(Ended(held.lease.fence, outcome, spoiled=ended or self._abandoned.count > 0))
 
     def _heard(self, word: Order) -> None:
         match word:
@@ -237,25 +240,30 @@ class SlotProcess:
 
     def _pass_on(self) -> None:
         """Tell the worker what the handler says, and where it is, in a thread of its own."""
-        rest, looked_at = threading.Event(), 0.0
+        rest, looked_at, held = threading.Event(), 0.0, self._held
         while True:
-            held = self._held
-            self._news.wait(BREATH if held is None else held.beat)
+            self._news.wait(None if held is None else held.beat)
             self._news.clear()
-            if held is not None and self._held is held:
+            held = self._held
+            if held is not None:
                 now = self._equipment.clock.uptime()
                 looks = now - max(looked_at, held.claimed_at) >= held.beat
                 looked_at = now if looks else looked_at
-                self._say_signs(held, where(held) if looks else None)
+                self._say_signs(held, looks=looks)
             rest.wait(BREATH)
 
-    def _say_signs(self, held: Held, trace: str | None = None) -> None:
-        at, progress, log = held.signs.take()
-        if trace == held.traced:
-            trace = None
-        held.traced = trace or held.traced
-        if at is not None or trace is not None:
-            self._line.say(Said(at, progress, tuple(log), held.hooking, trace))
+    def _say_signs(self, held: Held, *, looks: bool = False) -> None:
+        trace = None
+        if looks:
+            # Frames are of all sorts; none of them may keep what the handler says from being passed on.
+            with contextlib.suppress(Exception):
+                trace = where(held)
+        with self._telling:
+            at, progress, log = held.signs.take()
+            news = trace if trace != held.traced else None
+            held.traced = news or held.traced
+            if at is not None or news is not None:
+                self._line.say(Said(held.lease.fence, at, progress, tuple(log), held.hooking, news))
 
 
 def main() -> None:

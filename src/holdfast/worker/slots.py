@@ -21,12 +21,15 @@ from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 from holdfast.clock import SECOND
-from holdfast.core.outcome import Interrupted, Outcome, Stalled
+from holdfast.core.job import Owner
+from holdfast.core.outcome import Interrupted, Outcome
+from holdfast.core.postmortem import Ending
 from holdfast.equipment import Equipment
 from holdfast.errors import UsageError
 from holdfast.task import Task
 from holdfast.waiting import first
 from holdfast.whereabouts import Whereabouts
+from holdfast.worker.autopsy import OomKills, told
 from holdfast.worker.frames import (
     VARIABLE,
     Answer,
@@ -45,6 +48,7 @@ from holdfast.worker.frames import (
     framed,
 )
 from holdfast.worker.held import Held
+from holdfast.worker.inquest import Heard, inquest
 from holdfast.worker.offspring import Death, Offspring
 from holdfast.worker.run import UNKNOWN_DELAY, stopped, timed_out
 
@@ -182,20 +186,18 @@ class Slots:
         self,
         equipment: Equipment,
         *,
-        worker: str,
-        owner: str,
+        worker: Owner,
         isolates: bool,
-        detail: "Callable[[Held, Death], str]" = lambda _, death: str(death),
     ) -> None:
         self._whereabouts = equipment.whereabouts
         self._tasks: Mapping[str, Task[..., Any]] = equipment.tasks
         self._clock = equipment.clock
         self._logger = equipment.logger
         self._worker = worker
-        self._owner = owner
         self._isolates = isolates
         """Whether a job in quarantine gets a process to itself, whatever its task says."""
-        self._detail = detail
+        self._kills: OomKills | None = None
+        """The kills for memory; counted from the first process on."""
         self._app: Whereabouts | None = None
         self._idle: list[Slot] = []
         self._all: set[Slot] = set()
@@ -269,6 +271,7 @@ class Slots:
                 return slot
         if self._app is None:
             raise UnfitError("the processes of this worker do not find the app")
+        self._kills = self._kills or OomKills()
         try:
             slot = Slot.started(self._all.discard)
         except OSError as error:
@@ -288,7 +291,7 @@ class Slots:
             slot.kill("its run shall end")
         try:
             async with asyncio.timeout(STARTING):
-                await slot.say(Enter(app, self._worker, logging.getLogger().level))
+                await slot.say(Enter(app, self._worker.name, logging.getLogger().level))
                 while True:
                     match await slot.hear():
                         case Ready():
@@ -305,7 +308,7 @@ class Slots:
             raise UnfitError(f"the process was not ready within {STARTING:g} s") from None
 
     async def _carried_out(self, slot: Slot, held: Held) -> Outcome:
-        job = held.lease.job
+        job, heard = held.lease.job, Heard()
         # It runs from here on: the time that it took to start a process must not count as a part of the run.
         held.claimed_at = self._clock.uptime()
         await slot.say(Run(job))
@@ -316,19 +319,20 @@ class Slots:
             self._tell(slot, held)
         while True:
             match await slot.hear():
-                case Said() as said:
-                    self._take(slot, held, said)
+                case Said(fence=job.fence) as said:
+                    self._take(slot, held, said, heard)
                 case Logged() as record:
                     _log(record)
-                case Ended(outcome, spoiled):
+                case Ended(job.fence, outcome, spoiled):
                     slot.calm()
                     if spoiled:
                         slot.kill("something of its last run goes on")
                         await slot.death()
                     return outcome
                 case None:
-                    return self._died(slot, held, await slot.death())
-                case Ready() | Unfit():
+                    return self._died(slot, held, heard, await slot.death())
+                case Ready() | Unfit() | Said() | Ended():
+                    # Of a run that is over.
                     continue
 
     def _tell(self, slot: Slot, held: Held) -> None:
@@ -338,7 +342,9 @@ class Slots:
         slot.say_at_once(Stop(held.lease.fence, held.stop or "shutdown", held.stop_detail))
         slot.expect(0.0, "stop")
 
-    def _take(self, slot: Slot, held: Held, said: Said) -> None:
+    def _take(self, slot: Slot, held: Held, said: Said, heard: Heard) -> None:
+        heard.progress = said.progress or heard.progress
+        heard.lines.extend(said.log)
         for at, level, message, fields in said.log:
             held.signs.log(at, level, message, fields)
         if said.at is not None:
@@ -349,15 +355,15 @@ class Slots:
             slot.calm()
             slot.expect(max(HOOK, (held.lease.job.timeout or 0) / SECOND), "stop")
 
-    def _died(self, slot: Slot, held: Held, death: Death) -> Outcome:
+    def _died(self, slot: Slot, held: Held, heard: Heard, death: Death) -> Outcome:
+        for_memory = self._kills is not None and self._kills.took(death)
         if slot.why == "stop" and held.stop is not None:
             return stopped(held)
         if slot.why == "timeout":
             return timed_out(held)
-        silent = self._clock.uptime() - max(held.claimed_at, held.signed_at, held.signs.last)
-        detail = self._detail(held, death)
-        told = detail if slot.why is None else f"{slot.why}; {detail}"
-        return Stalled("process_died", max(0, round(silent * SECOND)), self._owner, told)
+        sentence = "" if slot.why is None else f"killed, for {slot.why}"
+        how = told(death, for_memory=for_memory, sentence=sentence)
+        return inquest(held, heard, Ending(how, death.peak_memory), worker=self._worker, clock=self._clock)
 
     def _unfit(self, held: Held, error: UnfitError) -> Outcome | None:
         job = held.lease.job
@@ -380,14 +386,14 @@ def _log(record: Logged) -> None:
     """Log what a process has to say, as if it had been said here."""
     logger = logging.getLogger(record.logger)
     if logger.isEnabledFor(record.level):
-        told = {
+        fields = {
             "name": record.logger,
             "levelno": record.level,
             "levelname": logging.getLevelName(record.level),
             "msg": record.message,
             "exc_text": record.trace,
         }
-        logger.handle(logging.makeLogRecord(told))
+        logger.handle(logging.makeLogRecord(fields))
 
 
 async def _all(deaths: "list[Any]") -> None:

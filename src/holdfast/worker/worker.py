@@ -115,7 +115,7 @@ class Worker:
         self._threads = Threads("holdfast-handler")
         self._lifespan = Lifespan(equipment.lifespan, worker=self.owner.name, logger=equipment.logger)
         self._abandoned = Abandoned(self._worn_out)
-        self._slots = Slots(equipment, worker=self.owner.name, owner=self.owner.id, isolates=supervised)
+        self._slots = Slots(equipment, worker=self.owner, isolates=supervised)
         self._runner = Runner(
             equipment.tasks,
             equipment.codec,

@@ -1,0 +1,50 @@
+"""What is known of a run whose slot's process died: all of it came over the line, so no storage is asked."""
+
+from collections import deque
+
+from msgspec import structs
+
+from holdfast.clock import SECOND, Clock
+from holdfast.context import Line, Progress
+from holdfast.core.job import LogLine, Owner, RunRecord
+from holdfast.core.outcome import Stalled
+from holdfast.core.postmortem import LINES, Ending, post_mortem, stall_cause
+from holdfast.worker.held import Held
+
+
+class Heard:
+    """The last that was heard of a run."""
+
+    def __init__(self) -> None:
+        self.progress: Progress | None = None
+        self.lines: deque[Line] = deque(maxlen=LINES)
+
+
+def inquest(held: Held, heard: Heard, ending: Ending, *, worker: Owner, clock: Clock) -> Stalled:
+    """Return what a run has come to whose process ended so, with its post-mortem."""
+    now, wall, job = clock.uptime(), clock.now(), held.lease.job
+    silent = max(0, round((now - max(held.claimed_at, held.signed_at, held.signs.last)) * SECOND))
+    run = RunRecord(
+        number=job.starts,
+        fence=job.fence,
+        owner=worker.id,
+        worker=worker.name,
+        host=worker.host,
+        pid=worker.pid,
+        start=wall - round((now - held.claimed_at) * SECOND),
+        trace=held.elsewhere,
+    )
+    told = heard.progress or (job.progress, job.progress_note)
+    text = post_mortem(
+        structs.replace(job, heard_at=wall, progress=told[0], progress_note=told[1]),
+        stall_cause(job, "process_died", silent_for=silent, ending=ending),
+        silent_for=silent,
+        died=True,
+        run=run,
+        log=[
+            LogLine(at=wall - round((now - at) * SECOND), run=job.starts, level=level, message=message, fields=fields)
+            for at, level, message, fields in heard.lines
+        ],
+        ending=ending,
+    )
+    return Stalled("process_died", silent, worker.id, text)
