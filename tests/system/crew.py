@@ -4,9 +4,10 @@ import asyncio
 import ctypes
 import os
 import signal
+import sys
 import time
 
-from holdfast import Holdfast, JobCompleted, Stall, TaskOptions, Timing, current_job
+from holdfast import Holdfast, JobCompleted, Retry, Stall, TaskOptions, Timing, current_job
 
 app = Holdfast(
     timing=Timing(
@@ -170,4 +171,69 @@ async def vanish() -> None:
 async def suicide() -> None:
     """Kill the process that runs it."""
     note("start")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@app.task(run="process")
+def crunch(seconds: float) -> int:
+    """Compute, holding the interpreter all the time."""
+    note("start")
+    rounds, until = 0, time.monotonic() + seconds
+    while time.monotonic() < until:
+        rounds += sum(range(1000))
+    note("end")
+    return rounds
+
+
+@app.task(run="process", stall=Stall(max_count=0))
+async def apart(how: str) -> None:
+    """End the process that runs it, which is none but its own."""
+    note("start")
+    match how:
+        case "SIGKILL":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "segfault":
+            ctypes.string_at(0)
+        case "os._exit":
+            os._exit(0)
+        case _:
+            sys.exit(3)
+
+
+@app.task(run="process", timeout="1s", stall=Stall("8s"), retry=Retry(max_attempts=1))
+def endless() -> None:
+    """Compute for ever, whoever says what."""
+    note("start")
+    while True:
+        sum(range(1000))
+
+
+@app.task(timeout="1s", stall=Stall("8s"), retry=Retry(max_attempts=1))
+def endless_thread(seconds: float) -> None:
+    """Go on in a thread long after the timeout."""
+    note("start")
+    time.sleep(seconds)
+    note("end")
+
+
+@app.task(timeout="1s", stall=Stall("8s"), retry=Retry(max_attempts=1))
+async def endless_loop(seconds: float) -> str:
+    """Swallow every cancellation, and come back with a result long after the timeout."""
+    note("start")
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
+        try:
+            await asyncio.sleep(left)
+        except asyncio.CancelledError:
+            continue
+    current_job().progress(1.0)
+    note("end")
+    return "late"
+
+
+@app.task(stall=Stall(max_count=1))
+async def poison() -> None:
+    """Kill the process that runs it, wherever that is, a moment after it began."""
+    note("start")
+    await asyncio.sleep(0.3)
     os.kill(os.getpid(), signal.SIGKILL)

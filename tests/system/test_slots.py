@@ -1,0 +1,181 @@
+"""Three ways to run in one worker, and what becomes of runs that die or will not end: bounds from recorded stamps."""
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from holdfast import Holdfast
+from holdfast.core.events import JobStalled, JobSuspected
+from holdfast.core.job import JobDetail, Ref
+from holdfast.core.lifecycle import State
+from tests.system.farm import Farm, Line, by_job
+
+pytestmark = pytest.mark.system
+
+MakeFarm = Callable[..., Farm]
+SECOND = 1_000_000
+
+
+@pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.redis)])
+def here(request: pytest.FixtureRequest, farm: MakeFarm) -> Farm:
+    """Return a farm on each storage, with patient leases: what is to be early here is not recovery by a lease."""
+    url = request.getfixturevalue("redis_url") if request.param == "redis" else ""
+    return farm(url=url, lease="8s", grace="2s", sweep="1s")
+
+
+def gone(pid: int) -> bool:
+    """Say whether a process has ended; a zombie has."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+async def over(here: Farm, refs: list[Ref], *, within: float) -> list[JobDetail]:
+    """Wait until these jobs are over, and return them."""
+
+    async def ended() -> bool:
+        return all(one.job.finished is not None for one in await here.details(refs))
+
+    await here.until(ended, within=within)
+    return await here.details(refs)
+
+
+async def started(here: Farm, refs: list[Ref], *, within: float = 30) -> list[Line]:
+    """Wait until these have begun, and return the lines that say so."""
+
+    async def noted() -> bool:
+        return {ref.id for ref in refs} <= {line.id for line in here.lines() if line.what == "start"}
+
+    await here.until(noted, within=within)
+    return [line for line in here.lines() if line.what == "start" and line.id in {ref.id for ref in refs}]
+
+
+def delays(details: list[JobDetail], lines: list[Line]) -> list[float]:
+    """Return the seconds between the claim of each run and the first line of its handler, in ascending order."""
+    began = {line.id: line.at for line in lines if line.what == "start"}
+    return sorted((began[one.job.id] - one.runs[0].start) / SECOND for one in details)
+
+
+async def test_sleepers_start_at_once_beside_blocking_calls_and_computations_in_one_worker(here: Farm) -> None:
+    app = Holdfast(here.url)
+    await app.queue("default").record(JobSuspected)
+    await app.close()
+    here.worker("-c", "220")
+    # What the same worker takes by itself on this machine, which others share, is no fault of those beside.
+    alone = await over(here, here.enqueue("nap", 0.5, times=200), within=60)
+    beside = [*here.enqueue("blocking", 6, times=16), *here.enqueue("crunch", 6, times=2)]
+    await started(here, beside)
+    mixed = await over(here, here.enqueue("nap", 0.5, times=200), within=60)
+    busy = await here.details(beside)
+    await over(here, beside, within=60)
+
+    # All of these went on while the two hundred came and went, or it would show nothing.
+    assert {one.job.state for one in busy} == {State.ACTIVE}
+    usual, slow = (delays(one, here.lines())[197] for one in (alone, mixed))
+    print(f"p99 of the start delay: {usual * 1000:.1f} ms alone, {slow * 1000:.1f} ms beside the others")
+    assert slow < 0.05 + usual
+    assert {one.job.state for one in [*alone, *mixed]} == {State.COMPLETED}
+    assert not [event for event in await here.events() if isinstance(event, JobSuspected | JobStalled)]
+
+
+async def test_a_death_in_a_slot_is_settled_at_once_and_by_its_cause(here: Farm) -> None:
+    here.worker("-c", "5")
+    neighbours = here.enqueue("nap", 3, times=2)
+    await started(here, neighbours)
+    ways = {
+        "SIGKILL": "signal 9 (SIGKILL)",
+        "segfault": "signal 11 (SIGSEGV)",
+        "os._exit": "exited with status 0",
+    }
+    refs = {how: here.enqueue("apart", how)[0] for how in ways}
+    raised = here.enqueue("apart", "sys.exit")
+    details = await over(here, [*refs.values(), *raised, *neighbours], within=60)
+    events = [event for event in await here.events() if isinstance(event, JobStalled)]
+    began = {line.id: line.at for line in here.lines() if line.what == "start"}
+
+    assert {event.id for event in events} == {ref.id for ref in refs.values()}
+    for event in events:
+        assert event.at is not None
+        assert event.at.timestamp() * SECOND - began[event.id] < SECOND
+    for one, (_, cause) in zip(details, ways.items(), strict=False):
+        assert (one.job.state, one.job.reason, one.runs[0].reason) == (State.FAILED, "crashed", "process_died")
+        assert cause in (one.runs[0].detail or "")
+    assert details[3].runs[0].ended == "raised"
+    assert [len(one.runs) for one in details[4:]] == [1, 1]
+    assert {one.job.state for one in details[4:]} == {State.COMPLETED}
+
+
+async def test_a_timeout_gives_a_slot_back_within_two_seconds_wherever_the_handler_runs(here: Farm) -> None:
+    here.worker("-c", "3")
+    refs = [*here.enqueue("endless"), *here.enqueue("endless_thread", 6), *here.enqueue("endless_loop", 6)]
+    lines = await started(here, refs)
+    behind = here.enqueue("nap", 0, times=3)
+    details = await over(here, refs, within=30)
+    began = {line.id: line.at for line in lines}
+    pid = next(line.pid for line in lines if line.id == refs[0].id)
+    after = sorted(line.at for line in await started(here, behind))
+
+    for one in details:
+        assert (one.job.state, one.job.reason) == (State.FAILED, "timeout")
+        assert one.job.finished is not None
+        # A quarter of a second for the settlement, on a machine that others share.
+        assert SECOND <= one.job.finished - began[one.job.id] < 3.25 * SECOND
+    assert after[-1] - max(began.values()) < 3.5 * SECOND
+    assert gone(pid)
+
+    async def ended() -> bool:
+        return {line.id for line in here.lines() if line.what == "end"} >= {ref.id for ref in refs[1:]}
+
+    # What they still come to, and still say, is refused.
+    await here.until(ended, within=20)
+    await over(here, here.enqueue("nap", 0.5), within=20)
+    late = await here.details(refs)
+
+    assert [(one.job.state, one.job.result, one.job.progress, len(one.runs)) for one in late] == [
+        (State.FAILED, None, None, 1)
+    ] * 3
+
+
+async def test_poison_dies_in_quarantine_and_its_neighbours_are_charged_once_at_most(here: Farm) -> None:
+    here.worker("--processes", "2", "-c", "6")
+    neighbours = here.enqueue("nap", 2, times=6)
+    await started(here, neighbours)
+    poison = here.enqueue("poison", times=2)
+    bad = await over(here, poison, within=60)
+    good = await over(here, neighbours, within=60)
+    runs = by_job([line for line in here.lines() if line.what == "start"])
+
+    assert {(one.job.state, one.job.reason, one.job.stalls) for one in bad} == {(State.FAILED, "crashed", 2)}
+    assert {one.job.state for one in good} == {State.COMPLETED}
+    assert max(one.job.stalls for one in good) <= 1
+    workers = set(await here.pids())
+    for one in [*bad, *good]:
+        if one.job.stalls:
+            # The second run had a process to itself.
+            assert len(runs[one.job.id]) == 2
+            assert runs[one.job.id][1].pid not in workers
+
+
+async def test_a_killed_worker_takes_its_slots_along(farm: MakeFarm) -> None:
+    here = farm()
+    worker = here.worker("-c", "2")
+    refs = here.enqueue("crunch", 60, times=2)
+    pids = {line.pid for line in await started(here, refs)}
+    assert worker.pid not in pids
+    worker.send_signal(signal.SIGKILL)
+    worker.wait(10)
+
+    async def ended() -> bool:
+        return all(gone(pid) for pid in pids)
+
+    try:
+        assert await here.until(ended, within=10) < 1
+    finally:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
