@@ -317,6 +317,24 @@ def test_a_worker_that_takes_its_leave_serves_no_more(play: Play) -> None:
 
 
 @pytest.mark.statement(48)
+def test_a_worker_that_was_told_to_be_quiet_serves_nothing_and_the_remedy_is_named(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = mail_and_more(stage.app())
+        await app.find_task("add").enqueue(1, 2)
+        await beat(stage, quiet=True)
+        seen = (await ask(app.health(token=TOKEN), headers=BEARER)).json
+
+        assert seen["workers"][0]["state"] == "quiet"
+        assert seen["status"] == "degraded"
+        assert seen["complaints"] == [
+            "queue 'default': 1 job waits and no live worker serves it; "
+            "1 told to be quiet could: holdfast workers quiet --undo"
+        ]
+
+    play(scenario)
+
+
+@pytest.mark.statement(48)
 def test_the_jobs_of_a_paused_queue_may_wait(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = mail_and_more(stage.app())

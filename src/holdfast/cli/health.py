@@ -100,7 +100,9 @@ def _shown(session: Session, found: Health) -> None:
         table(session, _COLUMNS, [_row(name, found) for name in found.queues])
         alive = sum(worker.state == "alive" for worker in found.workers)
         swept = "never swept" if found.reaper.age is None else f"last swept {span_text(found.reaper.age)} ago"
-        click.echo(f"\n{alive} of {len(found.workers)} workers alive, {swept}")
+        hushed = sum(worker.state == "quiet" for worker in found.workers)
+        quiet = f", {hushed} quiet" if hushed else ""
+        click.echo(f"\n{alive} of {len(found.workers)} workers alive{quiet}, {swept}")
 
 
 _COUNTS = ("waiting", "delayed", "active", "completed", "failed")

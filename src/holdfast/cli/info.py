@@ -78,7 +78,7 @@ async def _watched(session: Session, every: float) -> int:
 async def _look(access: Access, slow: Slow) -> InfoView:
     survey = await access.storage.survey()
     found = await slow.look(access.storage, survey)
-    return info_view(survey, found, url=access.storage.url, timing=access.timing)
+    return info_view(survey, url=access.storage.url, timing=access.timing, slow=found)
 
 
 @contextmanager

@@ -431,7 +431,7 @@ def detail_view(
     )
 
 
-def info_view(survey: Survey, slow: list[SlowView], *, url: str, timing: Timing) -> InfoView:
+def info_view(survey: Survey, *, url: str, timing: Timing, slow: Iterable[SlowView] = ()) -> InfoView:
     """Return a survey as it is shown, judged as `holdfast health` judges it."""
     health = judged(survey, timing=timing, thresholds=Thresholds(), backlog=Backlog(), now=0.0)
     return InfoView(
@@ -443,7 +443,7 @@ def info_view(survey: Survey, slow: list[SlowView], *, url: str, timing: Timing)
         workers=[worker_view(worker) for worker in health.workers],
         leaders=[LeaderView(scope=term.scope, owner=term.owner, epoch=term.epoch) for term in survey.leaders],
         swept_ago=_seconds(survey.swept_ago),
-        slow=slow,
+        slow=list(slow),
         complaints=health.complaints,
     )
 

@@ -175,7 +175,9 @@ def _workers(health: Health) -> Iterator[Finding]:
     stale = [worker for worker in health.workers if worker.state == "stale"]
     if not stale:
         alive = sum(worker.state == "alive" for worker in health.workers)
-        yield Finding("ok", "workers", f"{alive} alive, none stale")
+        hushed = sum(worker.state == "quiet" for worker in health.workers)
+        quiet = f", {hushed} quiet by an operator's order" if hushed else ""
+        yield Finding("ok", "workers", f"{alive} alive{quiet}, none stale")
     for worker in stale:
         yield Finding(
             "warning",

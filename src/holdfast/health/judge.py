@@ -8,7 +8,7 @@
 Instants are aware datetimes in UTC, durations are seconds. Nothing here waits or reads a clock.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Literal
 
@@ -217,7 +217,7 @@ def _worst(statuses: Iterable[Status]) -> Status:
 
 
 def _complaints(
-    queues: Mapping[str, QueueHealth], workers: Iterable[WorkerHealth], reaper: ReaperHealth, active: int
+    queues: Mapping[str, QueueHealth], workers: Sequence[WorkerHealth], reaper: ReaperHealth, active: int
 ) -> Iterator[str]:
     for name, queue in queues.items():
         if queue.status == "unhealthy":
@@ -228,7 +228,9 @@ def _complaints(
         elif not queue.known:
             yield f"queue {name!r}: nobody knows it: no job was ever in it, no task goes there; is it spelled right?"
         elif queue.status == "degraded":
-            yield f"queue {name!r}: {jobs_wait(queue.waiting)} and no live worker serves it"
+            hushed = sum(worker.state == "quiet" and name in worker.queues for worker in workers)
+            told = f"; {hushed} told to be quiet could: holdfast workers quiet --undo" if hushed else ""
+            yield f"queue {name!r}: {jobs_wait(queue.waiting)} and no live worker serves it{told}"
     for worker in workers:
         if worker.state == "stale":
             yield (
