@@ -89,6 +89,15 @@ def blocking(seconds: float) -> str:
     return "rested"
 
 
+@app.task(run="process")
+def secluded(seconds: float) -> str:
+    """Rest in a process of its own."""
+    note("start")
+    time.sleep(seconds)
+    note("end")
+    return "rested"
+
+
 @app.task
 async def hog(seconds: float) -> str:
     """Block the event loop, as a careless coroutine does."""

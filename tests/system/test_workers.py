@@ -50,27 +50,29 @@ async def ends(there: Farm, process: "subprocess.Popen[bytes]") -> int:
     return process.returncode
 
 
-async def test_stacks_show_the_line_of_a_sleeping_handler_in_the_loop_and_in_a_thread(there: Farm) -> None:
+async def test_stacks_show_the_line_of_a_sleeping_handler_wherever_it_runs(there: Farm) -> None:
     process = there.worker("--drain", "0")
-    resting = [*there.enqueue("nap", 60), *there.enqueue("blocking", 60)]
+    resting = [ref for task in ("nap", "blocking", "secluded") for ref in there.enqueue(task, 60)]
 
     async def all_seen() -> bool:
         return all(detail.runs and detail.runs[-1].trace for detail in await there.details(resting))
 
     await there.until(all_seen, within=30)
-    on_loop, in_thread = told(there, "stack", str(process.pid))
+    found = {one["task"]: one for one in told(there, "stack", str(process.pid))}
+    assert found.keys() == {"crew.nap", "crew.blocking", "crew.secluded"}
+    on_loop, in_thread, apart = found["crew.nap"], found["crew.blocking"], found["crew.secluded"]
 
-    assert [on_loop["task"], in_thread["task"]] == ["crew.nap", "crew.blocking"]
     assert "    await asyncio.sleep(seconds)\n" in on_loop["trace"]
     assert in_thread["trace"].endswith("in blocking\n    time.sleep(seconds)\n")
-    # Nothing of ours is in it, and nothing of what they were called with.
-    for one in (on_loop, in_thread):
+    assert apart["trace"].endswith("in secluded\n    time.sleep(seconds)\n")
+    # Nothing of ours is in it.
+    for one in found.values():
         assert one["trace"].count("holdfast/worker/") == 0
-        assert one["trace"].splitlines()[1].endswith((" in nap", " in blocking"))
+        assert one["trace"].splitlines()[1].endswith((" in nap", " in blocking", " in secluded"))
         assert one["seen_ago"] < 10
 
     [crew] = told(there, "list")
-    assert (crew["pid"], crew["state"], crew["active"]) == (process.pid, "alive", 2)
+    assert (crew["pid"], crew["state"], crew["active"]) == (process.pid, "alive", 3)
     assert crew["memory"] > 10_000_000
 
 

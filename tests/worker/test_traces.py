@@ -196,6 +196,15 @@ async def test_what_a_run_elsewhere_tells_of_itself_is_passed_on_once() -> None:
     assert traces.news([run], 10.0) == [None]
 
 
+async def test_what_the_worker_itself_waits_for_is_no_place_of_a_handler() -> None:
+    with threads() as pool:
+        lane = pool.lane()
+        async with under_way(held(asyncio.sleep(60))) as run, under_way(held(lane.run(lambda: None))) as over:
+            assert where(run) is None
+            assert where(over) is None
+        lane.close()
+
+
 async def test_a_function_that_comes_back_to_the_same_line_is_not_news() -> None:
     traces, turns = Traces(), asyncio.Event()
 

@@ -34,6 +34,7 @@ logger = logging.getLogger("holdfast.worker")
 
 _HERE = Path(__file__).parent
 _THREADS = str(_HERE / "threads.py")
+_ASYNCIO = str(Path(asyncio.__file__).parent)
 _OURS = frozenset(map(str, [_HERE.parent / "middleware.py", *_HERE.glob("*.py")]))
 
 
@@ -149,10 +150,15 @@ def _go_down(root: Waiting, frames: deque[Place]) -> tuple[Waiting, object] | No
             tip = cast("Waiting", one), awaited
         else:
             alone = False
-        if frame is not None and frame.f_code.co_filename not in _OURS:
+        if frame is not None and _counts(frame.f_code.co_filename, first=not frames):
             frames.append((frame.f_code, frame.f_lasti))
         one = awaited
     return tip if alone else None
+
+
+def _counts(file: str, *, first: bool) -> bool:
+    """Say whether a frame is the handler's, or what that has called; what is called by ours is none of it."""
+    return file not in _OURS and not (first and file.startswith(_ASYNCIO))
 
 
 _STEPS: dict[type, Callable[[object], tuple[FrameType | None, object]]] = {
