@@ -59,6 +59,10 @@ class Farm:
         """Start `holdfast worker` with these options."""
         return self.process("-m", "holdfast", "worker", target, "--log-level", "warning", *options)
 
+    def alone(self, *options: str) -> "subprocess.Popen[bytes]":
+        """Start a worker that nobody watches over: the very process does the work, and has its pid on record."""
+        return self.worker("--no-supervisor", *options)
+
     def process(self, *arguments: str) -> "subprocess.Popen[bytes]":
         """Start Python with these arguments; what it says to stderr goes to the log."""
         with (self.folder / "worker.log").open("ab") as log:

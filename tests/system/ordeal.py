@@ -51,7 +51,7 @@ class Ordeal:
     async def begin(self, *, workers: int = 2, jobs: int = 100, concurrency: int = 5) -> None:
         """Start workers on a line of jobs, and return when all of them have begun some."""
         await self.produce(jobs)
-        self.workers = [self.farm.worker("-c", str(concurrency)) for _ in range(workers)]
+        self.workers = [self.farm.alone("-c", str(concurrency)) for _ in range(workers)]
 
         async def all_at_work() -> bool:
             return {line.pid for line in self.starts()} == {worker.pid for worker in self.workers}

@@ -175,12 +175,12 @@ async def test_three_workers_and_two_reapers_lose_nothing_when_they_are_killed_a
     await shop.until(all_ready, within=30)
     orders = [shop.start("shop.py", "60")]
 
-    # A worker dies while it holds jobs.
+    # A worker dies while it holds jobs, and its supervisor with it, as when their host is lost.
     async def several_hold() -> bool:
         return len(await shop.holding()) >= 2
 
     await shop.until(several_hold, within=20)
-    victim = await killed_at_work(shop, started[:3])
+    victim, lost = await killed_at_work(shop, started[:3])
 
     # The leader dies.
     leader = await shop.leader()
@@ -218,7 +218,7 @@ async def test_three_workers_and_two_reapers_lose_nothing_when_they_are_killed_a
     assert codes == [0] * 5
     assert took < STOP
     # Only the one that was killed may still seem to hold what it held: where nobody sees a death, its lease must pass.
-    assert await shop.holding() <= {victim.pid}
+    assert await shop.holding() <= {lost}
 
     # After the deployment.
     assert [process.wait(60) for process in orders] == [0, 0]
@@ -234,23 +234,31 @@ async def test_three_workers_and_two_reapers_lose_nothing_when_they_are_killed_a
     await audited(shop, [ref for process in orders for ref in shop.acknowledged(process)])
 
 
-async def killed_at_work(shop: Shop, workers: list["subprocess.Popen[bytes]"]) -> "subprocess.Popen[bytes]":
-    """Kill a worker that holds jobs at that very moment, and return it."""
-    for process in itertools.chain.from_iterable(itertools.repeat(workers, 100)):
-        freeze(process)
-        # What it holds now it still holds when it is dead.
-        if process.pid in await shop.holding():
-            process.kill()
-            return process
-        process.send_signal(signal.SIGCONT)
+async def killed_at_work(
+    shop: Shop, supervisors: list["subprocess.Popen[bytes]"]
+) -> tuple["subprocess.Popen[bytes]", int]:
+    """Kill a supervisor whose worker holds jobs at that very moment; return it, and the worker that dies with it."""
+    for process in itertools.chain.from_iterable(itertools.repeat(supervisors, 100)):
+        for child in children(process.pid):
+            freeze(child)
+            # What it holds now it still holds when it is dead.
+            if child in await shop.holding():
+                process.kill()
+                return process, child
+            os.kill(child, signal.SIGCONT)
         await asyncio.sleep(0.05)
     raise AssertionError("none was ever met at work")
 
 
-def freeze(process: "subprocess.Popen[bytes]") -> None:
+def children(pid: int) -> list[int]:
+    """Return the processes that a process has started."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def freeze(pid: int) -> None:
     """Stop a process in its tracks."""
-    process.send_signal(signal.SIGSTOP)
-    while Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+    os.kill(pid, signal.SIGSTOP)
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
         time.sleep(0.001)
 
 

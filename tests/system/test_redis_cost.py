@@ -48,7 +48,7 @@ async def test_an_idle_worker_asks_once_a_second_at_most_and_listens_on_one_conn
     # Worker, keeper and reaper in one process, with the built-in timing.
     here = farm(url=redis_server.url, deaf="1", lease="20s", sweep="2s", grace="3s")
     served = ",".join(["default", *(f"q{number}" for number in range(1, queues))])
-    worker = here.worker("-q", served)
+    worker = here.alone("-q", served)
 
     async def at_work() -> bool:
         return await here.pids() == [worker.pid]
@@ -75,7 +75,7 @@ async def test_an_idle_worker_asks_a_cluster_once_a_second_at_most_and_less_than
     # The worker serves the queues of sixteen cells on three servers, or that of one of them.
     names = ["default", *(f"q{number}" for number in range(1, queues))]
     here = farm(url=redis_cluster.url, deaf="1", lease="20s", sweep="2s", grace="3s")
-    worker = here.worker("-q", ",".join(names))
+    worker = here.alone("-q", ",".join(names))
     # Queues that are in use, each with a job that is over.
     await here.storage.enqueue([NewJob(queue=name, id="job", task="crew.quick", payload=b"[[1],{}]") for name in names])
 

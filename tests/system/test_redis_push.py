@@ -33,7 +33,7 @@ LONG = 60.0
 async def here(farm: Callable[..., Farm], redis_server: RedisServer) -> Farm:
     """A farm with one worker at work."""
     here = farm(url=redis_server.url, **USUAL)
-    worker = here.worker("-c", "10")
+    worker = here.alone("-c", "10")
 
     async def at_work() -> bool:
         return await here.pids() == [worker.pid]

@@ -42,7 +42,7 @@ async def test_a_worker_that_is_killed_with_a_job_in_a_resting_cell_is_announced
     here = farm(url=cluster_url, **SETTINGS)
 
     queues = ["default", "elsewhere"] if leads == "the killed one" else ["elsewhere", "default"]
-    first = here.worker("-q", queues[0])
+    first = here.alone("-q", queues[0])
 
     async def at_rest() -> bool:
         return await rests(here, "default") == first.pid
@@ -57,7 +57,7 @@ async def test_a_worker_that_is_killed_with_a_job_in_a_resting_cell_is_announced
     await here.until(alone, within=30)
     here.enqueue("quick", 1)
     await here.until(at_rest, within=20)
-    second = here.worker("-q", queues[1])
+    second = here.alone("-q", queues[1])
     victim, witness = (first, second) if leads == "the killed one" else (second, first)
 
     async def both() -> bool:

@@ -51,7 +51,7 @@ async def ends(there: Farm, process: "subprocess.Popen[bytes]") -> int:
 
 
 async def test_stacks_show_the_line_of_a_sleeping_handler_wherever_it_runs(there: Farm) -> None:
-    process = there.worker("--drain", "0")
+    process = there.alone("--drain", "0")
     resting = [ref for task in ("nap", "blocking", "secluded") for ref in there.enqueue(task, 60)]
 
     async def all_seen() -> bool:
@@ -77,7 +77,7 @@ async def test_stacks_show_the_line_of_a_sleeping_handler_wherever_it_runs(there
 
 
 async def test_a_worker_is_quieted_goes_on_and_is_stopped(there: Farm) -> None:
-    process = there.worker("--drain", "20s")
+    process = there.alone("--drain", "20s")
     [running] = there.enqueue("nap", 6)
     [worker] = await comes(there, lambda survey: any(one.active for one in survey.workers))
 

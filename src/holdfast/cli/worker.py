@@ -1,4 +1,4 @@
-"""`holdfast worker`: claims jobs and runs them, in this process or in several under a supervisor."""
+"""`holdfast worker`: claims jobs and runs them, in processes under a supervisor, or in this one."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ import click
 
 from holdfast.app import Holdfast
 from holdfast.cli.access import shared
-from holdfast.cli.exits import FAILURE, OK, leave, told
+from holdfast.cli.exits import OK, leave, told
 from holdfast.cli.http import Http, served
 from holdfast.cli.load import load
 from holdfast.cli.logs import logged, set_up
@@ -28,6 +28,9 @@ from holdfast.worker.orders import SIGNALS
 from holdfast.worker.worker import DRAIN, Worker
 
 logger = logging.getLogger("holdfast.worker")
+
+SUPERVISES = os.name == "posix"
+"""Whether this system has sessions, sockets between processes and descriptors that are passed on."""
 
 CLOSING = 0.3
 """Seconds that health and the storage get to close before the process ends all the same: what counts is written."""
@@ -80,6 +83,9 @@ class Crew:
     "-c", "--concurrency", type=click.IntRange(1), default=10, show_default=True, help="Runs at once, in each process."
 )
 @click.option("--processes", type=click.IntRange(1), default=1, show_default=True, help="Worker processes.")
+@click.option(
+    "--no-supervisor", is_flag=True, help="Work in this very process, as debuggers want it; nobody watches over it."
+)
 @click.option("--burst", is_flag=True, help="End when nothing is left to do now.")
 @click.option("--no-reaper", is_flag=True, help="Do not recover what others left behind.")
 @click.option("--name", metavar="NAME", help="What it is called in the run history.  [default: host:pid]")
@@ -100,6 +106,7 @@ def worker(
     queues: tuple[str, ...],
     concurrency: int,
     processes: int,
+    no_supervisor: bool,
     burst: bool,
     no_reaper: bool,
     name: str | None,
@@ -110,18 +117,25 @@ def worker(
 ) -> int:
     """Claim jobs and run them, until SIGTERM or SIGINT.
 
+    This process runs no jobs: it supervises those that do, renews their leases while they cannot, takes back what they
+    hold when they die, and replaces them. --no-supervisor does without.
+
     The first signal lets the runs end, for as long as --drain; the second hands them back and leaves at once. Whatever
-    the storage does, it is gone within 5 s of the drain. With --processes only the parent counts signals, so they may
-    go to all of them. With --http and several processes one of them serves, and another takes over when that one ends.
+    the storage does, it is gone within 5 s of the drain. Only the supervisor counts signals, so they may go to all
+    processes. With --http and several processes one of them serves, and another takes over when that one ends.
     """
     set_up(log_level, log_format, quiet=session.quiet)
     target = _target(session, target)
     crew = Crew(_queues(queues), concurrency, burst, not no_reaper, name, drain)
-    if processes > 1:
-        return _supervised(target, crew, processes, http, ["--log-level", log_level, "--log-format", log_format])
     # Before any user code: what that starts must not come by the line to our supervisor.
     child = Child.from_environment()
-    run_worker(load(target), crew, child=child, http=http)
+    if child is None and _supervises(processes, without=no_supervisor):
+        said = ["--log-level", log_level, "--log-format", log_format, *(["--quiet"] if session.quiet else [])]
+        _supervised(target, crew, processes, http, said)
+    app = load(target)
+    if child is not None and child.siblings:
+        shared(app.storage)
+    run_worker(app, crew, child=child, http=http)
 
 
 def run_worker(app: Holdfast, crew: Crew, *, child: Child | None = None, http: Http | None = None) -> NoReturn:
@@ -202,40 +216,38 @@ async def _sweep_once(app: Holdfast) -> None:
         continue
 
 
-def _supervised(target: str, crew: Crew, processes: int, http: Http | None, logging_options: list[str]) -> int:
+def _supervises(processes: int, *, without: bool) -> bool:
+    """Say whether this process shall be a supervisor.
+
+    Raises:
+        UsageError: several processes are to work without one.
+    """
+    if processes > 1 and (without or not SUPERVISES):
+        why = "leave --no-supervisor out" if without else "this system has no processes of the kind that it needs"
+        raise UsageError(f"--processes {processes} needs a supervisor; {why}, or start so many workers by yourself")
+    if without or not SUPERVISES:
+        if not without:
+            logger.warning("this system has no processes of the kind that a supervisor needs; nobody watches over us")
+        return False
+    return True
+
+
+def _supervised(target: str, crew: Crew, processes: int, http: Http | None, logging_options: list[str]) -> NoReturn:
+    """Supervise so many worker processes until told to stop, then end this one.
+
+    It runs no user code, so it does not even load the app: the first child finds out what is wrong with that.
+    """
+    from holdfast.worker.supervisor import supervise
+
     if http is not None:
-        if http.address.port == 0:
+        if http.address.port == 0 and processes > 1:
             raise UsageError("--http 0 would be another port for each of the processes; name one that they can share")
         # Once for all: the children wait for an address that is taken, for it is one of them who has it.
         http.address.bound().close()
         os.environ.update(http.environment())
-    # The supervisor runs no user code, so a process of its own tries whether there is any that can be run.
-    if (code := _tried(target, crew)) != OK:
-        return code
-    from holdfast.worker.supervisor import supervise
-
     own = [sys.executable, "-m", "holdfast", "worker", target, *crew.options(), *logging_options]
     command = [*own, *(http.options() if http is not None else []), "--processes", "1"]
     leave(supervise(command, processes=processes, drain=crew.drain, burst=crew.burst, logger=logger))
-
-
-def _tried(target: str, crew: Crew) -> int:
-    """Load the app in a child, so that what is wrong with it is said once; return the exit code."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            app = load(target)
-            shared(app.storage)
-            crew.worker(app)
-            code = OK
-        except BaseException as error:
-            code = told(error)
-        leave(code)
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    if code < 0:
-        click.echo(f"error: loading {target} died of signal {-code}; import it in Python to see why", err=True)
-        return FAILURE
-    return code
 
 
 def _target(session: Session, target: str | None) -> str:

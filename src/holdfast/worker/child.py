@@ -22,7 +22,7 @@ from holdfast.options import Timing
 from holdfast.worker.orders import SIGNALS, Obedient, Orders
 from holdfast.worker.slate import Slate
 from holdfast.worker.stacks import StackFile
-from holdfast.worker.words import VARIABLE, Goodbye, Hello, Told, spoken
+from holdfast.worker.words import VARIABLE, Goodbye, Hello, Told, Word, Working, spoken
 
 _PR_SET_PDEATHSIG = 1
 
@@ -30,8 +30,12 @@ _PR_SET_PDEATHSIG = 1
 class Child:
     """The child's end of the line. Its other end closes with the supervisor, and then this process goes at once."""
 
-    def __init__(self, line: socket.socket, incarnation: str, slate: Slate, stacks: StackFile) -> None:
+    def __init__(
+        self, line: socket.socket, incarnation: str, slate: Slate, stacks: StackFile, *, siblings: bool
+    ) -> None:
         self.incarnation = incarnation
+        self.siblings = siblings
+        """Whether it is one of several."""
         self.slate = slate
         """What this process writes down for its supervisor."""
         self._line = line
@@ -58,7 +62,7 @@ class Child:
         # What a handler starts must not come by them.
         for inherited in (line.fileno(), slate.descriptor, stacks.descriptor):
             os.set_inheritable(inherited, False)
-        return cls(line, told.incarnation, slate, stacks)
+        return cls(line, told.incarnation, slate, stacks, siblings=told.siblings)
 
     def hello(self, url: str, timing: Timing) -> None:
         """Tell the supervisor where the jobs are remembered, and follow it into death from now on."""
@@ -87,12 +91,15 @@ class Child:
         if self._hurried:
             # It was said before anybody could listen.
             orders.hurry()
-        await orders.obeyed_by(worker)
+        await orders.obeyed_by(worker, started=lambda: self._say(Working()))
 
     def goodbye(self, *, dismissed: bool = False, recycled: str | None = None) -> None:
         """Tell the supervisor that nothing is left to be taken back; `Goodbye` says what else it wants to know."""
+        self._say(Goodbye(dismissed, recycled))
+
+    def _say(self, word: Word) -> None:
         with contextlib.suppress(OSError):
-            self._line.sendall(spoken(Goodbye(dismissed, recycled)))
+            self._line.sendall(spoken(word))
 
     def _follow(self) -> None:
         with contextlib.suppress(OSError):

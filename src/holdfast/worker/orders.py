@@ -9,6 +9,7 @@ by itself and once by its supervisor.
 
 import asyncio
 import signal
+from collections.abc import Callable
 from typing import Protocol
 
 from holdfast.waiting import first
@@ -55,17 +56,23 @@ class Orders:
             self._hurried.set()
         self._asked.set()
 
-    async def obeyed_by(self, worker: Obedient) -> None:
-        """Let a worker work until it ends by itself or is told to.
+    async def obeyed_by(self, worker: Obedient, *, started: Callable[[], object] = lambda: None) -> None:
+        """Let a worker work until it ends by itself or is told to; call `started` before its first claim.
 
         Raises:
             StorageError: the storage cannot be opened.
             BaseExceptionGroup: something in the worker itself failed.
         """
+
+        async def start() -> None:
+            await worker.start()
+            # Nothing else has had a turn since, so whoever hears of it knows before anything is claimed.
+            started()
+
         haste = asyncio.create_task(self._hasten(worker))
         try:
             # It can be told to stop also while the storage lets the start wait.
-            await first(worker.start(), self._asked.wait())
+            await first(start(), self._asked.wait())
             if not self._asked.is_set():
                 await first(worker.wait(), self._asked.wait())
         finally:

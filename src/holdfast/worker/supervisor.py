@@ -37,7 +37,7 @@ from holdfast.worker.burial import Burial, Deceased
 from holdfast.worker.orders import SIGNALS
 from holdfast.worker.ward import Ward
 from holdfast.worker.watcher import Watcher
-from holdfast.worker.words import Hello, Word
+from holdfast.worker.words import Hello, Word, Working
 
 STRAGGLERS = 4.25
 """Seconds beyond the drain after which a child that still lives is killed; by itself it is gone after about 4."""
@@ -67,8 +67,11 @@ jobs behind them must not wait for that.
 SETTLED_IN = 10.0
 """A child that lived for so many seconds died of something new; its replacement does not wait for the last one's."""
 
-USAGE = 2
-"""The exit status of a command that was called wrongly; starting it again would not help."""
+REFUSED = (1, 2)
+"""The exit statuses by which a child says, with a line on stderr, that it cannot be a worker: storage, app, options."""
+
+TRIAL = 5.0
+"""Seconds for which the first child goes alone, unless it says hello before: what is wrong with all is said once."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,7 @@ class Life:
     status: int
     lived: float
     parted: bool
+    worked: bool = False
     dismissed: bool = False
     recycled: str | None = None
     """For what it wants to be replaced, if it does."""
@@ -88,6 +92,11 @@ class Life:
     def early(self) -> bool:
         """Whether it died before it could have done anything, so that the next one may do the same."""
         return self.lived <= SETTLED_IN and not self.jobs
+
+    @property
+    def refused(self) -> bool:
+        """Whether it has said by itself that it cannot work."""
+        return not self.worked and self.status in REFUSED
 
 
 class Supervisor:
@@ -100,6 +109,7 @@ class Supervisor:
         processes: int,
         drain: timedelta,
         burst: bool,
+        trial: float,
         clock: Clock,
         rng: Random,
         logger: logging.Logger,
@@ -110,6 +120,7 @@ class Supervisor:
         self._processes = processes
         self._drain = drain.total_seconds()
         self._burst = burst
+        self._trial = trial
         self._clock = clock
         self._rng = rng
         self._logger = logger
@@ -121,7 +132,9 @@ class Supervisor:
         self._stopping = asyncio.Event()
         self._hurried = asyncio.Event()
         self._storage: Storage | None = None
-        self._proven = False
+        self._greeted = asyncio.Event()
+        self._works = False
+        """Whether a child has ever worked."""
         self._status = 0
 
     async def run(self) -> int:
@@ -131,7 +144,7 @@ class Supervisor:
             loop.add_signal_handler(number, self._stop)
         try:
             async with asyncio.TaskGroup() as crew:
-                keepers = [crew.create_task(self._keep()) for _ in range(self._processes)]
+                keepers = [crew.create_task(self._keep(number)) for number in range(self._processes)]
                 end = crew.create_task(self._bring_to_an_end(keepers))
                 await asyncio.wait(keepers)
                 end.cancel()
@@ -170,9 +183,11 @@ class Supervisor:
         for keeper in keepers:
             keeper.cancel()
 
-    async def _keep(self) -> None:
+    async def _keep(self, number: int) -> None:
         """Keep one child: start it, bury it, start the next."""
         deaths = 0
+        if number:
+            await first(self._greeted.wait(), self._stopping.wait(), within=self._trial)
         while not self._stopping.is_set():
             life = await self._life()
             if self._stopping.is_set() or (life is not None and self._over(life)):
@@ -186,8 +201,9 @@ class Supervisor:
 
     def _over(self, life: Life) -> bool:
         """Say whether a child needs no replacement, though nobody asked us to stop."""
-        if life.status == USAGE and not self._proven:
-            self._status = USAGE
+        if life.refused and not self._works:
+            # It has said why. Whoever has called us learns it in the way that a worker without supervisor tells it.
+            self._status = life.status
             self._stop()
             return True
         if life.parted and life.dismissed:
@@ -211,7 +227,7 @@ class Supervisor:
 
     async def _live(self) -> Life:
         """Lead one child from its start to its burial."""
-        ward = Ward.started(self._command, owner_id(self._rng), clock=self._clock)
+        ward = Ward.started(self._command, owner_id(self._rng), siblings=self._processes > 1, clock=self._clock)
         self._wards.add(ward)
         watch = asyncio.create_task(self._watch(ward))
         try:
@@ -230,9 +246,18 @@ class Supervisor:
         lived = uptime - ward.born_at
         parted = death.status == 0 and ward.parted
         life = Life(
-            ward.process.pid, death.status, lived, parted, ward.dismissed, recycled=ward.recycled if parted else None
+            pid=ward.process.pid,
+            status=death.status,
+            lived=lived,
+            parted=parted,
+            worked=ward.working,
+            dismissed=ward.dismissed,
+            recycled=ward.recycled if parted else None,
         )
-        if ward.hello is not None and not life.parted:
+        if life.refused:
+            if self._works and not self._stopping.is_set():
+                self._logger.error("worker %d ended (%s) before it was at work", life.pid, death)
+        elif ward.hello is not None and not life.parted:
             dead = Deceased(
                 ward.incarnation,
                 life.pid,
@@ -272,8 +297,9 @@ class Supervisor:
             await asyncio.sleep(wait)
 
     def _heard(self, word: Word) -> None:
-        self._proven = True
+        self._works = self._works or isinstance(word, Working)
         if isinstance(word, Hello):
+            self._greeted.set()
             self._oom_kills.forget()
         if self._storage is None and isinstance(word, Hello):
             # To import a driver takes longer than to bury a child, and a burial is in a hurry. If there is trouble,
@@ -298,13 +324,15 @@ def supervise(
     processes: int,
     drain: Duration,
     burst: bool = False,
+    trial: float = TRIAL,
     logger: logging.Logger | None = None,
 ) -> int:
     """Run so many worker processes until SIGTERM or SIGINT, and return the exit status.
 
     `command` starts one child, which gets its part by `Child.from_environment`. `drain` is theirs; a child that has
     not stopped 4.25 s after it is killed, and we are gone 5 s after it. A child that ends is replaced, except in a
-    `burst` one that took its leave.
+    `burst` one that took its leave. Before any has worked, the first that says it cannot (exit status 1 or 2) ends it
+    all, with its status; it goes alone until it says hello, for `trial` seconds at most.
 
     Raises:
         UsageError: processes is below 1, or drain is no duration.
@@ -314,6 +342,7 @@ def supervise(
         processes=processes,
         drain=duration(drain, field="drain", zero=True),
         burst=burst,
+        trial=trial,
         clock=SystemClock(),
         rng=entropy(),
         logger=logger or logging.getLogger("holdfast.supervisor"),

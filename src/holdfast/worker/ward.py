@@ -1,6 +1,6 @@
 """One worker process in the care of its supervisor, from its start until all of it is gone.
 
-started ──► said hello ──► at work ──► goodbye, status 0: it has parted, and left nothing behind
+started ──► said hello ──► working ──► goodbye, status 0: it has parted, and left nothing behind
                                   └──► any other end: it has died, and holds what it held
 """
 
@@ -19,7 +19,7 @@ from holdfast.worker.offspring import Death, Offspring
 from holdfast.worker.sentence import Sentence
 from holdfast.worker.slate import Slate
 from holdfast.worker.stacks import StackFile
-from holdfast.worker.words import NOW, VARIABLE, Ear, Goodbye, Hello, Told, Word
+from holdfast.worker.words import NOW, VARIABLE, Ear, Goodbye, Hello, Told, Word, Working
 
 LINES = 2_048
 """How many runs a child's slate has room for: its concurrency, and outcomes that wait for a storage."""
@@ -44,6 +44,8 @@ class Ward:
         self.greeted = asyncio.Event()
         """Set once it has said hello."""
         self.killed_for: Sentence | None = None
+        self.working = False
+        """Whether it has begun to claim."""
         self.parted = False
         """Whether it has said goodbye; what it holds after that, it holds no more."""
         self.dismissed = False
@@ -52,14 +54,14 @@ class Ward:
         """For what it is to be replaced by another, if it has said so."""
 
     @classmethod
-    def started(cls, command: Sequence[str], incarnation: str, *, clock: Clock) -> Self:
-        """Start a child.
+    def started(cls, command: Sequence[str], incarnation: str, *, siblings: bool, clock: Clock) -> Self:
+        """Start a child, which has siblings or none.
 
         Raises:
             OSError: it cannot be started.
         """
         slate, stacks = Slate.new(LINES), StackFile.new()
-        told = Told(incarnation, slate.descriptor, stacks.descriptor)
+        told = Told(incarnation, slate.descriptor, stacks.descriptor, siblings)
         try:
             process = Offspring.started(
                 command,
@@ -117,6 +119,8 @@ class Ward:
                         case Hello():
                             self.hello = self.hello or word
                             self.greeted.set()
+                        case Working():
+                            self.working = True
                         case Goodbye(dismissed, recycled):
                             self.parted, self.dismissed, self.recycled = True, dismissed, recycled
                     hear(word)

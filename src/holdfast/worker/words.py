@@ -1,6 +1,6 @@
 """What a supervisor and its children say to each other, one JSON object a line.
 
-child ──► hello, where the jobs are remembered … goodbye ──► supervisor
+child ──► hello, where the jobs are remembered … working … goodbye ──► supervisor
       ◄── now: leave at once                             ◄──
 """
 
@@ -20,6 +20,8 @@ class Told(Struct, frozen=True):
     incarnation: str
     slate: int
     stacks: int
+    siblings: bool = False
+    """Whether it is one of several."""
 
 
 class Hello(Struct, frozen=True, tag="hello", tag_field="say"):
@@ -28,6 +30,10 @@ class Hello(Struct, frozen=True, tag="hello", tag_field="say"):
     url: str
     beat: float = 5.0
     max_block: float = 600.0
+
+
+class Working(Struct, frozen=True, tag="working", tag_field="say"):
+    """The child has come through all that may keep a worker from starting, and begins to claim."""
 
 
 class Goodbye(Struct, frozen=True, tag="goodbye", tag_field="say"):
@@ -40,7 +46,7 @@ class Goodbye(Struct, frozen=True, tag="goodbye", tag_field="say"):
     recycled: str | None = None
 
 
-Word = Hello | Goodbye
+Word = Hello | Working | Goodbye
 """What a child says."""
 
 _WORDS: msgspec.json.Decoder[Word] = msgspec.json.Decoder(Word)

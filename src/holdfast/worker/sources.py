@@ -1,0 +1,43 @@
+"""The Python files under some folders, and whether any of them has changed."""
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+FOREIGN = frozenset({"__pycache__", "node_modules", "site-packages"})
+"""Folders in which nobody writes code by hand; nor does anybody in hidden ones, and in virtual environments."""
+
+
+class Sources:
+    """Remembers when each file was last written. What Python makes of them (caches) is none of them."""
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self._folders = [folder.absolute() for folder in folders]
+        self._seen = self._look()
+
+    def changed(self) -> list[Path]:
+        """Return the files that were written, made or deleted since the last call, in their order."""
+        before, self._seen = self._seen, self._look()
+        return sorted({path for path, _ in before.items() ^ self._seen.items()})
+
+    def _look(self) -> dict[Path, tuple[int, int]]:
+        found: dict[Path, tuple[int, int]] = {}
+        for folder in self._folders:
+            for path in _files(folder):
+                try:
+                    about = path.stat()
+                except OSError:
+                    # Gone meanwhile.
+                    continue
+                found[path] = (about.st_mtime_ns, about.st_size)
+        return found
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for place, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if _ours(Path(place, name))]
+        yield from (Path(place, name) for name in files if name.endswith(".py") and not name.startswith("."))
+
+
+def _ours(folder: Path) -> bool:
+    return not folder.name.startswith(".") and folder.name not in FOREIGN and not folder.joinpath("pyvenv.cfg").exists()

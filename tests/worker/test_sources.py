@@ -1,0 +1,58 @@
+"""What counts as a change of code, and what does not."""
+
+import os
+import py_compile
+from pathlib import Path
+
+from holdfast.worker.sources import Sources
+
+
+def test_what_is_written_made_and_deleted_is_a_change_and_is_one_once(tmp_path: Path) -> None:
+    written, made, deleted = tmp_path / "a.py", tmp_path / "package" / "b.py", tmp_path / "c.py"
+    made.parent.mkdir()
+    written.write_text("1")
+    deleted.write_text("1")
+    sources = Sources([tmp_path])
+    assert sources.changed() == []
+    written.write_text("22")
+    made.write_text("")
+    deleted.unlink()
+
+    assert sources.changed() == [written, deleted, made]
+    assert sources.changed() == []
+
+
+def test_a_file_that_keeps_its_length_is_known_by_its_time(tmp_path: Path) -> None:
+    file = tmp_path / "a.py"
+    file.write_text("1")
+    sources = Sources([tmp_path])
+    os.utime(file, ns=(0, file.stat().st_mtime_ns + 1))
+
+    assert sources.changed() == [file]
+
+
+def test_caches_hidden_files_and_foreign_folders_are_no_code_of_ours(tmp_path: Path) -> None:
+    source = tmp_path / "a.py"
+    source.write_text("1")
+    (tmp_path / "venv").mkdir()
+    (tmp_path / "venv" / "pyvenv.cfg").write_text("home = /usr")
+    sources = Sources([tmp_path])
+    py_compile.compile(str(source))
+    for name in ("notes.txt", "a.pyc", ".#a.py", "venv/b.py", ".git/c.py", "__pycache__/d.py", "x/site-packages/e.py"):
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("1")
+
+    assert sources.changed() == []
+
+
+def test_only_the_named_folders_count_and_one_may_come_later(tmp_path: Path) -> None:
+    mine, other = tmp_path / "mine", tmp_path / "other"
+    other.mkdir()
+    sources = Sources([mine])
+    (other / "a.py").write_text("1")
+    assert sources.changed() == []
+    mine.mkdir()
+    (mine / "a.py").write_text("1")
+
+    assert sources.changed() == [mine / "a.py"]

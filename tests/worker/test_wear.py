@@ -1,0 +1,50 @@
+"""When a worker process is worn out."""
+
+from random import Random
+
+from holdfast.worker.wear import Wear
+
+
+def test_so_many_jobs_begin_and_no_more() -> None:
+    wear = Wear(max_jobs=3)
+    rooms = []
+    for _ in range(3):
+        rooms.append(wear.room(10))
+        assert wear.out() is None
+        wear.began()
+
+    assert rooms == [3, 2, 1]
+    assert wear.out() == "it has begun 3 jobs, and --max-jobs allows no more"
+    assert wear.room(10) == 0
+
+
+def test_memory_wears_it_out_after_a_job_at_least_and_for_good() -> None:
+    occupied = 600_000_000
+    wear = Wear(max_memory=500_000_000, occupied=lambda: occupied)
+    assert wear.out() is None
+    assert wear.room(10) == 10
+    wear.began()
+    why = wear.out()
+    assert why == "it occupies 600 MB, and --max-memory allows 500 MB"
+    occupied = 100_000_000
+
+    assert wear.out() == why
+    assert wear.room(10) == 0
+
+
+def test_without_limits_nothing_does() -> None:
+    wear = Wear()
+    for _ in range(1000):
+        wear.began()
+
+    assert wear.out() is None
+    assert wear.room(7) == 7
+
+
+def test_siblings_come_to_their_end_one_after_the_other_and_never_beyond_the_limit() -> None:
+    dice = Random(7)
+    rooms = [Wear.among_siblings(dice, max_jobs=1000).room(10_000) for _ in range(50)]
+
+    assert 800 < min(rooms) < max(rooms) <= 1000
+    assert len(set(rooms)) > 40
+    assert Wear.among_siblings(dice, max_jobs=1).room(10) == 1
