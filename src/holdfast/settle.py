@@ -39,6 +39,7 @@ class Witness(Struct, frozen=True):
     workplace: Workplace = Workplace()
     hung: bool = False
     overdue: frozenset[Ref] = field(default_factory=frozenset[Ref])
+    innocent: frozenset[Ref] = field(default_factory=frozenset[Ref])
 
 
 async def settle_stalled(
@@ -110,6 +111,8 @@ async def _seen(storage: Storage, stalled: Sequence[StalledLease], *, workers: b
 
 
 def _outcome(one: StalledLease, seen: _Seen, witness: Witness | None, max_block: int | None) -> Outcome:
+    if witness is not None and one.lease.ref in witness.innocent:
+        return Interrupted("shutdown")
     if witness is not None and witness.overdue:
         if one.lease.ref not in witness.overdue:
             return Interrupted("shutdown")

@@ -214,6 +214,17 @@ async def test_a_run_that_was_killed_for_its_timeout_has_timed_out_and_its_neigh
     assert [event.id for event in released] == [other.job.id]
 
 
+async def test_a_run_in_a_process_of_its_own_is_not_charged_for_the_death_of_its_worker() -> None:
+    storage = MemoryStorage()
+    alone, beside = await held(storage, "send", "resize")
+    witness = Witness(DEATH.ending, innocent=frozenset({alone.ref}))
+    await settle_stalled(storage, TAKER, await taken(storage), Random(0), witness=witness)
+    innocent, suspect = (await detail_of(storage, alone)).job, (await detail_of(storage, beside)).job
+
+    assert (innocent.state, innocent.releases, innocent.stalls) == (State.WAITING, 1, 0)
+    assert (suspect.state, suspect.releases, suspect.stalls) == (State.WAITING, 0, 1)
+
+
 @pytest.mark.parametrize(("lag", "reason"), [(600 * SECOND, "loop_blocked"), (599 * SECOND, "lease_expired")])
 async def test_a_reaper_tells_a_blocked_loop_from_a_silent_worker(lag: int, reason: str) -> None:
     clock = ManualClock()

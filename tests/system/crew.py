@@ -246,3 +246,43 @@ async def poison() -> None:
     note("start")
     await asyncio.sleep(0.3)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+@app.task
+def crash() -> None:
+    """Reach for memory that is nobody's."""
+    note("start")
+    ctypes.string_at(0)
+
+
+@app.task
+async def exits() -> None:
+    """Leave as scripts do."""
+    note("start")
+    sys.exit(3)
+
+
+@app.task
+def exits_in_thread() -> None:
+    """The same, where only its thread could end by it."""
+    note("start")
+    sys.exit(3)
+
+
+@app.task
+def devour(megabytes: int) -> int:
+    """Take memory without end."""
+    note("start")
+    taken = [bytearray(1 << 20) for _ in range(megabytes)]
+    return len(taken)
+
+
+@app.task
+async def toil(seconds: float) -> None:
+    """Work for a while, and say how far it is."""
+    job = current_job()
+    job.progress(0.25, "a quarter of it")
+    job.log.info("begun with care", order="17")
+    note("start")
+    await asyncio.sleep(seconds)
+    note("end")

@@ -55,19 +55,20 @@ class Farm:
         self.storage = locate(self.url)
         self._processes: list[subprocess.Popen[bytes]] = []
 
-    def worker(self, *options: str, target: str = "crew:app") -> "subprocess.Popen[bytes]":
-        """Start `holdfast worker` with these options."""
-        return self.process("-m", "holdfast", "worker", target, "--log-level", "warning", *options)
+    def worker(self, *options: str, target: str = "crew:app", within: Path | None = None) -> "subprocess.Popen[bytes]":
+        """Start `holdfast worker` with these options, in a control group if one is named."""
+        return self.process("-m", "holdfast", "worker", target, "--log-level", "warning", *options, within=within)
 
     def alone(self, *options: str) -> "subprocess.Popen[bytes]":
         """Start a worker that nobody watches over: the very process does the work, and has its pid on record."""
         return self.worker("--no-supervisor", *options)
 
-    def process(self, *arguments: str) -> "subprocess.Popen[bytes]":
+    def process(self, *arguments: str, within: Path | None = None) -> "subprocess.Popen[bytes]":
         """Start Python with these arguments; what it says to stderr goes to the log."""
+        joining = [] if within is None else ["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(within)]
         with (self.folder / "worker.log").open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, *arguments],
+                [*joining, sys.executable, *arguments],
                 cwd=HERE,
                 env=self.env,
                 stdin=subprocess.DEVNULL,

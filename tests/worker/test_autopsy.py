@@ -41,13 +41,13 @@ def test_a_kill_that_the_control_group_counts_was_for_memory(tmp_path: Path) -> 
     kills = looking(tmp_path)
 
     assert kills.readable
-    assert not kills.took(KILLED)
+    assert not kills.took(KILLED, 1.0)
 
     counted(events, 4)
 
-    assert not kills.took(Death(-signal.SIGSEGV))
-    assert not kills.took(Death(1))
-    assert kills.took(KILLED)
+    assert not kills.took(Death(-signal.SIGSEGV), 1.0)
+    assert not kills.took(Death(1), 1.0)
+    assert kills.took(KILLED, 1.0)
 
 
 def test_each_kill_accounts_for_one_death(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_each_kill_accounts_for_one_death(tmp_path: Path) -> None:
     kills = looking(tmp_path)
     counted(events, 2)
 
-    assert [kills.took(KILLED) for _ in range(3)] == [True, True, False]
+    assert [kills.took(KILLED, 1.0) for _ in range(3)] == [True, True, False]
 
 
 def test_a_kill_of_what_a_child_had_started_accounts_for_no_later_death(tmp_path: Path) -> None:
@@ -64,9 +64,20 @@ def test_a_kill_of_what_a_child_had_started_accounts_for_no_later_death(tmp_path
     counted(events, 0)
     kills = looking(tmp_path)
     counted(events, 1)
-    kills.forget()
+    kills.look(1.0)
 
-    assert not kills.took(KILLED)
+    assert not kills.took(KILLED, 3.1)
+
+
+def test_a_kill_may_be_counted_a_while_before_the_death_is_known(tmp_path: Path) -> None:
+    events = unified(tmp_path)
+    counted(events, 0)
+    kills = looking(tmp_path)
+    counted(events, 1)
+    kills.look(1.0)
+    kills.look(1.5)
+
+    assert kills.took(KILLED, 2.5)
 
 
 def test_the_older_control_groups_are_read_too_also_from_within_a_container(tmp_path: Path) -> None:
@@ -75,7 +86,7 @@ def test_the_older_control_groups_are_read_too_also_from_within_a_container(tmp_
     kills = looking(tmp_path)
     control.write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 1\n")
 
-    assert kills.took(KILLED)
+    assert kills.took(KILLED, 1.0)
 
 
 @pytest.mark.parametrize("shape", ["nothing", "no count", "no file", "garbage", "an old kernel"])
@@ -92,10 +103,10 @@ def test_where_nothing_can_be_read_no_kill_is_called_one_for_memory(tmp_path: Pa
             if shape == "nothing":
                 (tmp_path / "own").unlink()
     kills = looking(tmp_path)
-    kills.forget()
+    kills.look(1.0)
 
     assert not kills.readable
-    assert not kills.took(KILLED)
+    assert not kills.took(KILLED, 1.0)
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,7 @@ class Reaping:
         self._rng = equipment.rng
         self._logger = equipment.logger
         self._every = timing.sweep.total_seconds()
+        self._max_block = micros(timing.max_block)
         term = election.length(timing) if election is not None else timing.leader_ttl
         self._patience = term.total_seconds()
         self._broken = dict[str, str]()
@@ -87,7 +88,7 @@ class Reaping:
             self._tell(told)
             self._report(swept.troubles)
             if swept.stalled:
-                await settle_stalled(self._storage, self.owner, swept.stalled, self._rng)
+                await settle_stalled(self._storage, self.owner, swept.stalled, self._rng, max_block=self._max_block)
             async with asyncio.timeout(self._patience):
                 ticked = await tick_all(self._storage, swept.due, swept.now)
             self._report([line for name, line in ticked.troubles.items() if self._broken.get(name) != line])

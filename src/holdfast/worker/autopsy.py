@@ -10,6 +10,12 @@ from pathlib import Path
 
 from holdfast.worker.offspring import Death
 
+GRACE = 2.0
+"""Seconds from a kill that the kernel has counted until we surely know of the death."""
+
+PAUSE = 0.2
+"""Seconds between two looks, at least; whoever is about looks as often as it comes by."""
+
 _GROUPS = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
 
@@ -26,24 +32,39 @@ class OomKills:
         `groups`: the folder where control groups are mounted; `own`: the file that names ours.
         """
         self._counter = _counter(groups, own)
-        self._seen = self._read() or 0
+        self._seen = self._noticed = self._read() or 0
+        self._noticed_at = 0.0
+        self._looked_at = float("-inf")
 
     @property
     def readable(self) -> bool:
         """Whether there is such a count for us to read."""
         return self._read() is not None
 
-    def took(self, death: Death) -> bool:
+    def took(self, death: Death, now: float) -> bool:
         """Say whether a child that has just died was killed for memory. Each kill accounts for one death only."""
-        count = self._read()
-        if count is None or count <= self._seen or death.signal != signal.SIGKILL:
+        self._note(now)
+        if self._noticed <= self._seen or death.signal != signal.SIGKILL:
             return False
         self._seen += 1
         return True
 
-    def forget(self) -> None:
-        """Forget kills that no child of ours has died of: they hit what our children had started."""
-        self._seen = self._read() or self._seen
+    def look(self, now: float) -> None:
+        """Look at the count, at this uptime. A kill that no child has died of for a while hit what one had started.
+
+        To be called now and then: what is seen late is taken for late.
+        """
+        if now - self._looked_at < PAUSE:
+            return
+        self._looked_at = now
+        self._note(now)
+
+    def _note(self, now: float) -> None:
+        count = self._read() or 0
+        if self._noticed > self._seen and now - self._noticed_at > GRACE:
+            self._seen = self._noticed
+        if count > self._noticed:
+            self._noticed, self._noticed_at = count, now
 
     def _read(self) -> int | None:
         if self._counter is None:

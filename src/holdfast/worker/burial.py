@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from holdfast.clock import SECOND, Clock
 from holdfast.core.events import WorkerDied
-from holdfast.core.job import Owner
+from holdfast.core.job import Owner, Ref
 from holdfast.core.postmortem import Ending, Workplace
 from holdfast.settle import LOOK, Witness, settle_stalled
 from holdfast.storage.protocol import Beat, Storage
@@ -30,6 +30,8 @@ class Deceased(Struct, frozen=True):
     """Whether the kernel killed it, for want of memory."""
     workplace: Workplace = Workplace()
     """What it last told of itself."""
+    isolated: frozenset[Ref] = frozenset()
+    """The jobs that ran in processes of their own, which ended with it."""
 
     @property
     def witness(self) -> Witness:
@@ -43,6 +45,7 @@ class Deceased(Struct, frozen=True):
             ),
             self.workplace,
             hung=sentence is not None and sentence.reason == "loop_blocked",
+            innocent=self.isolated,
             overdue=frozenset(ref for ref, _ in sentence.culprits) if sentence is not None else frozenset(),
         )
 

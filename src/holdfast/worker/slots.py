@@ -311,6 +311,9 @@ class Slots:
         job, heard = held.lease.job, Heard()
         # It runs from here on: the time that it took to start a process must not count as a part of the run.
         held.claimed_at = self._clock.uptime()
+        if self._kills is not None:
+            # What was killed before was not this run's process.
+            self._kills.look(held.claimed_at)
         await slot.say(Run(job))
         if job.timeout is not None:
             slot.expect(job.timeout / SECOND, "timeout")
@@ -356,7 +359,7 @@ class Slots:
             slot.expect(max(HOOK, (held.lease.job.timeout or 0) / SECOND), "stop")
 
     def _died(self, slot: Slot, held: Held, heard: Heard, death: Death) -> Outcome:
-        for_memory = self._kills is not None and self._kills.took(death)
+        for_memory = self._kills is not None and self._kills.took(death, self._clock.uptime())
         if slot.why == "stop" and held.stop is not None:
             return stopped(held)
         if slot.why == "timeout":

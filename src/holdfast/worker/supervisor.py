@@ -237,7 +237,7 @@ class Supervisor:
                 self._pass_on(ward)
             death = await ward.ended(self._heard)
             died_at, uptime = self._clock.now(), self._clock.uptime()
-            for_memory, workplace = self._oom_kills.took(death), ward.workplace(uptime)
+            for_memory, workplace, isolated = self._oom_kills.took(death, uptime), ward.workplace(uptime), ward.isolated
         finally:
             watch.cancel()
             await asyncio.gather(watch, return_exceptions=True)
@@ -266,6 +266,7 @@ class Supervisor:
                 killed_for=ward.killed_for,
                 for_memory=for_memory,
                 workplace=workplace,
+                isolated=isolated,
             )
             return replace(life, jobs=await self._bury(dead, ward.hello))
         elif ward.hello is None and not self._stopping.is_set():
@@ -294,13 +295,13 @@ class Supervisor:
         )
         while True:
             wait = await watcher.turn()
+            self._oom_kills.look(self._clock.uptime())
             await asyncio.sleep(wait)
 
     def _heard(self, word: Word) -> None:
         self._works = self._works or isinstance(word, Working)
         if isinstance(word, Hello):
             self._greeted.set()
-            self._oom_kills.forget()
         if self._storage is None and isinstance(word, Hello):
             # To import a driver takes longer than to bury a child, and a burial is in a hurry. If there is trouble,
             # the burial tells of it.

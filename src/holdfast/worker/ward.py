@@ -14,6 +14,7 @@ from typing import Self
 import msgspec
 
 from holdfast.clock import SECOND, Clock
+from holdfast.core.job import Ref
 from holdfast.core.postmortem import Workplace
 from holdfast.worker.offspring import Death, Offspring
 from holdfast.worker.sentence import Sentence
@@ -98,6 +99,11 @@ class Ward:
         beaten_at, lag = self.slate.beaten_at, self.slate.lag
         told_ago = None if not beaten_at else max(0, round((now - beaten_at) * SECOND))
         return Workplace(round(lag * SECOND), self.slate.memory, told_ago)
+
+    @property
+    def isolated(self) -> frozenset[Ref]:
+        """The jobs whose runs have processes of their own, and end with it through no fault of theirs."""
+        return frozenset(run.ref for run in self.slate.runs() if run.way == "process")
 
     def hurry(self) -> None:
         """Tell it to leave at once."""

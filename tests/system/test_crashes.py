@@ -1,0 +1,220 @@
+"""Deaths that jobs cause: what is told of them, who is charged for them, and that nothing of them is left behind."""
+
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.core.events import JobStalled, WorkerDied
+from holdfast.core.job import Ref
+from holdfast.core.lifecycle import State
+from tests.system.farm import Farm, by_job
+
+pytestmark = pytest.mark.system
+
+SECOND = 1_000_000
+MakeFarm = Callable[..., Farm]
+
+GROUPS = Path("/sys/fs/cgroup")
+
+
+@pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.redis)])
+def crew(request: pytest.FixtureRequest, farm: MakeFarm) -> MakeFarm:
+    """Return what makes a farm, on each storage."""
+    url = "" if request.param == "sqlite" else str(request.getfixturevalue("redis_url"))
+
+    def make(**settings: str) -> Farm:
+        return farm(url=url, **{"lease": "4s", "sweep": "400ms", "grace": "600ms", **settings})
+
+    return make
+
+
+def children(pid: int) -> dict[int, str]:
+    """Return the states of the processes that a process has started, by their pids."""
+    found: dict[int, str] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, parent, *_ = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(parent) == pid:
+            found[int(stat.parent.name)] = state
+    return found
+
+
+def descriptors(pid: int) -> int:
+    """Return how many descriptors a process has open."""
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+async def over(here: Farm, refs: list[Ref], *, within: float) -> None:
+    """Wait until these jobs are over."""
+
+    async def ended() -> bool:
+        return await here.count(State.COMPLETED, State.FAILED) >= len(refs)
+
+    await here.until(ended, within=within)
+
+
+async def full(here: Farm, pid: int, crew: int) -> None:
+    """Wait until a supervisor has so many children, all of which live and are at work."""
+
+    async def complete() -> bool:
+        return sorted(children(pid)) == await here.pids() and len(await here.pids()) == crew
+
+    await here.until(complete, within=20)
+
+
+async def deaths(here: Farm, many: int) -> list[WorkerDied]:
+    """Wait until so many deaths are on record, which they are once the jobs are free."""
+    found: list[WorkerDied] = []
+
+    async def recorded() -> bool:
+        found[:] = [event for event in await here.events() if isinstance(event, WorkerDied)]
+        return len(found) >= many
+
+    await here.until(recorded, within=10)
+    return found
+
+
+async def test_a_killed_run_leaves_a_post_mortem_that_the_command_line_shows(crew: MakeFarm) -> None:
+    here = crew(max_count="0")
+    here.worker("--processes", "2", "-c", "3")
+    (ref,) = here.enqueue("toil", 60)
+
+    async def looked_at() -> bool:
+        return any(run.trace for detail in await here.details([ref]) for run in detail.runs)
+
+    await here.until(looked_at, within=20)
+    (running,) = await here.details([ref])
+    os.kill(running.runs[-1].pid, signal.SIGKILL)
+    await over(here, [ref], within=10)
+    shown = here.run("jobs", "show", ref.id).stdout
+    kept = json.loads(here.run("jobs", "show", ref.id, "-o", "json").stdout)
+    text = kept["runs"][0]["detail"]
+
+    assert text.startswith("its process was killed by signal 9 (SIGKILL), cause unknown\n")
+    assert "progress: 0.25 (a quarter of it)" in text
+    assert "info: begun with care order=17" in text
+    assert "where its handler was at its last beat, " in text
+    assert "in toil" in text
+    assert "post-mortem of run 1" in shown
+    assert "    await asyncio.sleep(seconds)" in shown
+    assert "run 1 was lost because" not in shown
+    assert kept["error"]["message"].endswith(
+        "the last time its process was killed by signal 9 (SIGKILL), cause unknown"
+    )
+    (stalled,) = [event for event in await here.events() if isinstance(event, JobStalled)]
+    assert stalled.post_mortem == text
+
+
+@pytest.mark.timeout(300)
+async def test_a_hundred_deaths_in_a_row_leave_the_crew_full_and_nothing_behind(
+    crew: MakeFarm, request: pytest.FixtureRequest
+) -> None:
+    times = 100 if "sqlite" in request.node.name else 20
+    here = crew(max_count="0", deaf="1")
+    supervisor = here.worker("--processes", "4", "-c", "1", "--log-level", "error")
+    await full(here, supervisor.pid, 4)
+    # The first death opens the storage, for the burials.
+    first = here.enqueue("vanish")
+    await deaths(here, 1)
+    await full(here, supervisor.pid, 4)
+    before = descriptors(supervisor.pid)
+    refs = [*first, *here.enqueue("vanish", times=times // 2 - 1), *here.enqueue("suicide", times=times - times // 2)]
+    await over(here, refs, within=240)
+    await full(here, supervisor.pid, 4)
+
+    died = await deaths(here, times)
+    assert [(len(died), sum(event.jobs for event in died))] == [(times, times)]
+    assert "Z" not in children(supervisor.pid).values()
+    # A leak would be one for each death; burials at the same time may each have a connection.
+    assert descriptors(supervisor.pid) <= before + 4
+    stalled = {event.id: event for event in await here.events() if isinstance(event, JobStalled)}
+    for line in here.lines():
+        at = stalled[line.id].at
+        assert at is not None
+        # They die at once after their line.
+        assert at.timestamp() * SECOND - line.at < SECOND
+    assert await here.count(State.FAILED) == times
+
+
+async def test_a_handler_that_exits_fails_and_takes_nobody_along(crew: MakeFarm) -> None:
+    here = crew()
+    worker = here.worker("--processes", "2", "-c", "5")
+    await full(here, worker.pid, 2)
+    crewmen = await here.pids()
+    refs = [*here.enqueue("exits"), *here.enqueue("exits_in_thread"), *here.enqueue("nap", 0.2, times=5)]
+    await over(here, refs, within=30)
+    details = await here.details(refs)
+
+    assert [detail.job.state for detail in details] == [State.FAILED] * 2 + [State.COMPLETED] * 5
+    # A thread that ends so would look as if it had been told to.
+    assert [detail.job.error and detail.job.error.type for detail in details[:2]] == ["SystemExit", "HandlerExit"]
+    assert [detail.job.reason for detail in details[:2]] == ["exhausted"] * 2
+    assert await here.pids() == crewmen
+
+
+@pytest.fixture
+def small_group() -> Iterator[Path]:
+    """Yield a control group of 256 MiB, if this machine lets us make one; of cgroup v1 or v2."""
+    for parent, limit in [(GROUPS / "memory", "memory.limit_in_bytes"), (GROUPS, "memory.max")]:
+        group = parent / f"holdfast-test-{os.getpid()}"
+        if parent == GROUPS and not (GROUPS / "cgroup.controllers").exists():
+            continue
+        try:
+            group.mkdir()
+            (group / limit).write_text(str(256 << 20))
+        except OSError:
+            shutil.rmtree(group, ignore_errors=True)
+            continue
+        yield group
+        group.rmdir()
+        return
+    pytest.skip("NOT TESTED: no control group can be made here, so nothing can be killed for memory")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="control groups are Linux's")
+async def test_a_run_that_the_kernel_killed_for_memory_says_so(crew: MakeFarm, small_group: Path) -> None:
+    here = crew(max_count="0")
+    worker = here.worker("--processes", "2", "-c", "1", within=small_group)
+    (ref,) = here.enqueue("devour", 4_000)
+    await over(here, [ref], within=60)
+    (detail,) = await here.details([ref])
+    (died,) = await deaths(here, 1)
+    worker.terminate()
+    worker.wait(20)
+
+    assert (detail.runs[0].detail or "").startswith("its process was killed by the OOM killer (signal 9, SIGKILL)")
+    assert died.signal == signal.SIGKILL
+    assert died.peak_memory is not None
+    assert died.peak_memory > 100 << 20
+
+
+POISONS = ("vanish", "suicide", "crash")
+
+
+async def test_a_poison_job_fails_at_its_second_crash_and_its_neighbours_all_complete(crew: MakeFarm) -> None:
+    here = crew(max_count="1", deaf="1")
+    worker = here.worker("--processes", "2", "-c", "10")
+    await full(here, worker.pid, 2)
+    good = here.enqueue("nap", 0.5, times=30)
+    poison = [ref for task in POISONS for ref in here.enqueue(task)]
+    await over(here, [*good, *poison], within=60)
+    await full(here, worker.pid, 2)
+
+    for detail in await here.details(poison):
+        assert (detail.job.state, detail.job.reason, detail.job.stalls) == (State.FAILED, "crashed", 2)
+        # The worker of its quarantine may have been another one's victim: that charges nobody who had his own process.
+        assert [run.reason for run in detail.runs if run.ended == "stalled"] == ["process_died"] * 2
+    for detail in await here.details(good):
+        assert detail.job.state is State.COMPLETED
+        assert detail.job.stalls <= 1
+    # One that another took along before it had begun is charged as well.
+    starts = by_job([line for line in here.lines() if line.what == "start"])
+    assert all(1 <= len(starts[ref.id]) <= 2 for ref in poison)
