@@ -67,7 +67,8 @@ def test_show_tells_all_there_is_of_a_job(there: Terminal) -> None:
     assert seen["created"].endswith("Z")
     (run,) = seen["runs"]
     assert run.keys() == {
-        *("number", "fence", "worker", "owner", "host", "pid", "start", "end", "took", "ended", "reason", "detail")
+        *("number", "fence", "worker", "owner", "host", "pid", "start", "end", "took", "ended", "reason", "detail"),
+        "trace",
     }
     assert (run["number"], run["ended"], run["reason"]) == (1, "raised", "ValueError")
     assert run["fence"] == seen["fence"]

@@ -154,6 +154,10 @@ def test_a_stack_tells_where_each_run_of_a_worker_is_and_how_long_ago(there: Ter
     assert '  File "tasks.py", line 3, in add' in text
     assert "not known yet: a run is looked at when it is a beat old" in text
     assert other not in text
+    shown = there.run("jobs", "show", known).stdout
+    assert "where run 1 is, as of a beat of its worker\n" in shown
+    assert '    File "tasks.py", line 3, in add' in shown
+    assert "where run" not in there.run("jobs", "show", young).stdout
     assert [one["id"] for one in there.read("workers", "stack")] == [known, young, other]
     assert [one["id"] for one in there.read("workers", "stack", "--limit", "1")] == [known]
 

@@ -47,6 +47,8 @@ def _shown(session: Session, job: DetailView) -> None:
         for run in job.runs:
             if run.ended == "stalled" and run.detail is not None and "\n" in run.detail:
                 block(session, f"post-mortem of run {run.number}", run.detail)
+            if run.ended is None and run.trace is not None:
+                block(session, f"where run {run.number} is, as of a beat of its worker", run.trace)
     if job.log:
         said = [
             f"{moment_text(line.at)} run {line.run} {line.level}: {_line(line.message, line.fields)}"

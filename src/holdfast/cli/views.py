@@ -84,7 +84,7 @@ class JobView(Struct, frozen=True, kw_only=True):
 
 
 class RunView(Struct, frozen=True, kw_only=True):
-    """One start of a job. `took` runs until its end, if it has one."""
+    """One start of a job. `took` runs until its end, if it has one; `trace`: where its handler was seen, until then."""
 
     number: int
     fence: int
@@ -98,6 +98,7 @@ class RunView(Struct, frozen=True, kw_only=True):
     ended: str | None
     reason: str | None
     detail: str | None
+    trace: str | None
 
 
 class LogView(Struct, frozen=True, kw_only=True):
@@ -693,6 +694,7 @@ def _run(run: RunRecord) -> RunView:
         ended=run.ended,
         reason=run.reason,
         detail=run.detail,
+        trace=run.trace,
     )
 
 
