@@ -3,13 +3,14 @@
 import contextlib
 import os
 import signal
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from holdfast import Holdfast, Timing
-from holdfast.core.events import JobStalled, JobSuspected
+from holdfast.core.events import JobStalled, JobSuspected, WorkerDied, WorkerStopping
 from holdfast.core.job import JobDetail, Ref
 from holdfast.core.lifecycle import State
 from tests.system.farm import Farm, Line, by_job
@@ -195,3 +196,34 @@ async def test_a_killed_worker_takes_its_slots_along(farm: MakeFarm) -> None:
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+
+async def test_a_process_with_four_abandoned_handlers_drains_and_is_replaced_as_if_nothing_were(farm: MakeFarm) -> None:
+    here = farm(lease="8s", grace="2s", sweep="1s")
+    here.worker("--processes", "2", "-c", "5")
+
+    async def both() -> bool:
+        return len(await here.pids()) == 2
+
+    await here.until(both, within=20)
+    # One of the two gets four of these, or more.
+    refs = here.enqueue("endless_thread", 30, times=7)
+    lines = await started(here, refs)
+    naps = here.enqueue("nap", 2.5, times=3)
+    counts = Counter(line.pid for line in lines)
+    worn = {pid for pid, times in counts.items() if times >= 4}
+    assert {one.job.reason for one in await over(here, refs, within=20)} == {"timeout"}
+
+    async def replaced() -> bool:
+        pids = set(await here.pids())
+        return len(pids) == 2 and not pids & worn
+
+    await here.until(replaced, within=20)
+    rested = await over(here, naps, within=20)
+    events = await here.events()
+
+    assert [(one.job.state, len(one.runs)) for one in rested] == [(State.COMPLETED, 1)] * 3
+    assert [event.reason for event in events if isinstance(event, WorkerStopping)] == ["recycled"] * len(worn)
+    assert not [event for event in events if isinstance(event, WorkerDied | JobStalled)]
+    assert "handlers go on in it although they were told to end" in here.log()
+    assert "left though nobody told us" not in here.log()
