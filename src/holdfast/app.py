@@ -10,16 +10,16 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from datetime import timedelta
 from random import Random
-from typing import Any, ParamSpec, Self, TypeVar, overload
+from typing import Any, ParamSpec, Self, TypeVar, get_args, overload
 
 from holdfast.bus import Hearers
 from holdfast.clock import Clock, SystemClock, entropy
 from holdfast.codec import Codec, JsonCodec
 from holdfast.compatibility import snapshot
-from holdfast.core.check import flag, named, of_kind, remark, several, shown, whole
+from holdfast.core.check import flag, named, of_kind, one_of, remark, several, shown, whole
 from holdfast.core.duration import Duration
 from holdfast.core.events import Event
-from holdfast.core.job import NewJob, Ref
+from holdfast.core.job import NewJob, Owner, Ref
 from holdfast.core.schedule import Schedule
 from holdfast.dead import DeadLetters
 from holdfast.defining import Definer, Member, Plan
@@ -47,6 +47,7 @@ from holdfast.storage.locate import locate, read
 from holdfast.storage.protocol import TASK_RATE, Receipt, Settings, Storage, Target
 from holdfast.task import Call, DeclaredTask, Task
 from holdfast.whereabouts import Whereabouts, whereabouts
+from holdfast.worker.outpost import KeeperKind, Outpost
 from holdfast.worker.slate import Slate
 from holdfast.worker.worker import DRAIN, Worker
 
@@ -353,6 +354,7 @@ class Holdfast(Definer):
         election: LeaderElection | None = LeaderElection(),  # noqa: B008 - frozen
         drain: Duration = DRAIN,
         burst: bool = False,
+        keeper: KeeperKind = "thread",
         incarnation: str | None = None,
         slate: Slate | None = None,
     ) -> Worker:
@@ -360,11 +362,16 @@ class Holdfast(Definer):
 
         `queues`: all that the app's tasks go to unless given. `concurrency`: how many jobs run at once. `reaper`:
         whether it also recovers what others left behind. `drain`: how long a stop lets runs go on. `burst`: end when
-        nothing is left to do now; it waits for no delay, retry or rate. `incarnation` and `slate`: the owner id, and
-        where to write down what runs, both from a supervisor, where there is one.
+        nothing is left to do now; it waits for no delay, retry or rate. `keeper`: what renews its leases. A thread of
+        this process goes on while a handler blocks the event loop; it cannot while one holds the interpreter itself (a
+        C call that keeps the GIL), and if that takes as long as a lease, the job is taken from this worker and runs
+        again elsewhere. "process" starts a small process beside this one that renews them even then, for about 30 MB of
+        memory; `holdfast worker --processes` needs none, for its supervisor does that. `incarnation` and `slate`: the
+        owner id, and where to write down what runs, both from a supervisor, where there is one.
 
         Raises:
-            UsageError: an option has no valid value, or a task lacks a migration from an older version.
+            UsageError: an option has no valid value, a task lacks a migration from an older version, or another process
+                cannot reach the storage and is to renew leases there.
         """
         if queues is None:
             served = sorted({task.queue for task in self.tasks.values()} or {"default"})
@@ -388,6 +395,26 @@ class Holdfast(Definer):
             burst=bool(flag(burst, field="burst")),
             supervised=incarnation is not None,
             slate=slate,
+            outpost=self._outpost(equipment, owner)
+            if one_of(keeper, get_args(KeeperKind), field="keeper") == "process"
+            else None,
+        )
+
+    def _outpost(self, equipment: Equipment, owner: Owner) -> Outpost:
+        if not self.storage.shared:
+            raise UsageError(
+                f'keeper="process" cannot reach {self.storage.url}, which lives in one process; use sqlite:///... or '
+                'redis://..., or keeper="thread"'
+            )
+        timing = equipment.timing
+        return Outpost(
+            self.url,
+            owner,
+            beat=timing.beat.total_seconds(),
+            max_block=timing.max_block.total_seconds(),
+            clock=equipment.clock,
+            rng=equipment.rng,
+            logger=equipment.logger,
         )
 
     def health(

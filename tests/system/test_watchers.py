@@ -1,6 +1,9 @@
 """Handlers that block the loop or hold the interpreter: they keep their leases, for somebody renews from outside."""
 
+import os
+import signal
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +18,18 @@ MakeFarm = Callable[..., Farm]
 LEASE = 1.2
 """Seconds; each of these handlers goes on for three of them."""
 
+ALONE = """
+import asyncio, sys
+import crew
+
+async def work():
+    await crew.app.worker(keeper=sys.argv[1], concurrency=2).run()
+
+asyncio.run(work())
+"""
+"""A worker in somebody's own process, without a supervisor."""
+
+SECOND = 1_000_000
 TIMING = {"lease": f"{LEASE}s", "sweep": "300ms", "grace": "300ms"}
 
 
@@ -60,3 +75,109 @@ async def test_a_handler_that_lets_nothing_else_go_on_keeps_its_lease_and_is_nam
     assert ref.id in warning
     assert "crew.py:" in warning
     assert f"in {task}" in warning
+
+
+@pytest.mark.parametrize("keeper", ["thread", "process"])
+async def test_an_unsupervised_worker_keeps_it_only_with_a_keeper_in_a_process_of_its_own(
+    farm: MakeFarm, place: str, keeper: str
+) -> None:
+    here = farm(url=place, **TIMING)
+    here.process("-c", ALONE, keeper)
+    (ref,) = here.enqueue("grip", 3 * LEASE)
+
+    async def begun() -> bool:
+        return bool(here.lines())
+
+    await here.until(begun, within=20)
+    # Somebody else who sweeps, and takes from it what it has lost.
+    here.worker("-c", "1", "-q", "elsewhere")
+
+    async def over() -> bool:
+        (detail,) = await here.details([ref])
+        return detail.runs[0].ended is not None
+
+    await here.until(over, within=20)
+    (detail,) = await here.details([ref])
+    if keeper == "process":
+        assert [run.ended for run in detail.runs] == ["completed"]
+        assert not of_trouble(await here.events())
+    else:
+        assert (detail.runs[0].ended, detail.runs[0].reason) == ("stalled", "lease_expired")
+        await here.said("and held the interpreter")
+        assert ref.id in warnings(here)[0]
+
+
+async def test_the_keepers_process_ends_with_its_worker_and_is_replaced_when_it_dies(farm: MakeFarm) -> None:
+    here = farm(**TIMING)
+    worker = here.process("-c", ALONE, "process")
+
+    async def another(*, besides: int = 0) -> int:
+        found: list[int] = []
+
+        async def there() -> bool:
+            found[:] = [pid for pid in children(worker.pid) if pid != besides]
+            return bool(found)
+
+        await here.until(there, within=20)
+        return found[0]
+
+    first = await another()
+    os.kill(first, signal.SIGKILL)
+    second = await another(besides=first)
+    worker.kill()
+    worker.wait()
+
+    async def over() -> bool:
+        return not os.path.exists(f"/proc/{second}")  # noqa: ASYNC240 - a look at the kernel's memory
+
+    await here.until(over, within=10)
+    assert "the keeper's process died: signal 9 (SIGKILL)" in here.log()
+
+
+async def test_a_worker_whose_loop_is_blocked_beyond_its_limit_is_given_up(farm: MakeFarm, place: str) -> None:
+    here = farm(url=place, max_block="2s", lease="20s", sweep="300ms", grace="300ms")
+    here.worker("--processes", "2", "-c", "2")
+    (ref,) = here.enqueue("grip", 5)
+    await completed(here, 1)
+
+    (detail,) = await here.details([ref])
+    # The second run is alone in a process of its own, where it blocks nobody.
+    assert [(run.ended, run.reason) for run in detail.runs] == [("stalled", "loop_blocked"), ("completed", None)]
+    (hung,) = [event for event in await here.events() if isinstance(event, WorkerHung)]
+    assert 2.0 < hung.blocked_for < 4.0
+    assert "in grip" in hung.stack
+    assert "blocked for longer than max_block of 2s" in (detail.runs[0].detail or "")
+
+
+async def test_a_run_that_is_past_its_timeout_on_a_blocked_loop_is_ended_with_its_process(
+    farm: MakeFarm, place: str
+) -> None:
+    here = farm(url=place, lease="20s", sweep="300ms", grace="300ms")
+    here.worker("--processes", "2", "-c", "3", "-q", "default")
+    neighbours = here.enqueue("nap", 12, times=2)
+
+    async def begun() -> bool:
+        return len(here.lines()) == len(neighbours)
+
+    await here.until(begun, within=20)
+    (culprit,) = here.enqueue("grip_limited", 30)
+
+    async def over() -> bool:
+        (detail,) = await here.details([culprit])
+        return bool(detail.runs) and detail.runs[0].ended is not None
+
+    await here.until(over, within=20)
+    (detail,) = await here.details([culprit])
+    assert (detail.runs[0].ended, "its timeout of 500ms" in (detail.runs[0].detail or "")) == ("timed_out", True)
+    assert detail.runs[0].end is not None
+    # Half a second of its own, two until it is ended with its process, and the room of a machine that is busy.
+    assert detail.runs[0].end - detail.runs[0].start < 4.5 * SECOND
+    assert (detail.job.failures, detail.job.stalls) == (1, 0)
+    beside = [one for one in await here.details(neighbours) if one.runs[0].pid == detail.runs[0].pid]
+    assert {one.runs[0].ended for one in beside} <= {"released"}
+    assert {one.job.stalls for one in beside} <= {0}
+
+
+def children(pid: int) -> list[int]:
+    """Return the processes that a process has started."""
+    return [int(child) for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()]

@@ -66,13 +66,22 @@ class Burial:
         all the same.
         """
         jobs, witness, look = 0, one.witness, min(LOOK, within / 4)
+        max_block = None if one.killed_for is None else round(one.killed_for.limit * SECOND)
         try:
             async with asyncio.timeout(within):
                 await storage.open()
                 more = True
                 while more:
                     taken = await storage.reclaim(one.owner, self._owner)
-                    await settle_stalled(storage, self._owner, taken.stalled, self._rng, witness=witness, within=look)
+                    await settle_stalled(
+                        storage,
+                        self._owner,
+                        taken.stalled,
+                        self._rng,
+                        witness=witness,
+                        within=look,
+                        max_block=max_block,
+                    )
                     jobs += len(taken.stalled)
                     more = taken.more
                 died = WorkerDied(

@@ -19,6 +19,8 @@ class Sentence(Struct, frozen=True):
     reason: Verdict
     blocked_for: float
     """Seconds."""
+    limit: float
+    """What it was given, in seconds: `max_block`, or what a run may be past its timeout."""
     culprits: tuple[tuple[Ref, int], ...] = ()
     """The runs whose time was over, by job and fence."""
     stack: str = ""

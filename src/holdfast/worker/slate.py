@@ -86,6 +86,9 @@ class Slate:
         os.ftruncate(descriptor, _HEAD + lines * _LINE)
         return cls(descriptor)
 
+    def __del__(self) -> None:
+        self.close()
+
     def close(self) -> None:
         """Let go of it. Idempotent."""
         if self._memory.closed:

@@ -20,6 +20,7 @@ from holdfast.worker.offspring import Death, Offspring
 from holdfast.worker.sentence import Sentence
 from holdfast.worker.slate import Slate
 from holdfast.worker.stacks import StackFile
+from holdfast.worker.turns import TICK
 from holdfast.worker.words import NOW, VARIABLE, Ear, Goodbye, Hello, Told, Word, Working
 
 LINES = 2_048
@@ -96,7 +97,8 @@ class Ward:
 
     def workplace(self, now: float) -> Workplace:
         """Return what it last told of itself, at this uptime."""
-        beaten_at, lag = self.slate.beaten_at, self.slate.lag
+        beaten_at, turned_at = self.slate.beaten_at, self.slate.turned_at
+        lag = max(self.slate.lag, now - turned_at - TICK if turned_at else 0.0)
         told_ago = None if not beaten_at else max(0, round((now - beaten_at) * SECOND))
         return Workplace(round(lag * SECOND), self.slate.memory, told_ago)
 

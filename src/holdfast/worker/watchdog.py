@@ -44,6 +44,7 @@ class Watchdog:
         *,
         owner: str,
         slate: Slate | None,
+        supervised: bool,
         max_block: float,
         clock: Clock,
         logger: Logger,
@@ -54,6 +55,7 @@ class Watchdog:
         self._holdings = holdings
         self._owner = owner
         self._slate = slate
+        self._supervised = supervised
         self._max_block = max_block
         self._clock = clock
         self._logger = logger
@@ -114,7 +116,7 @@ class Watchdog:
             self._timer = self._loop.call_later(TICK, self._tick, context=contextvars.Context())
 
     def _warn(self, last: float, blocked: float, *, late: bool) -> None:
-        if late and self._watched():
+        if late and self._supervised and self._watched():
             # Nothing went on here, or it was stopped; whoever watched knows which of them.
             return
         if self._slate is not None and not self._slate.warns(last):

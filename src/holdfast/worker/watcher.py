@@ -70,10 +70,10 @@ class Watcher:
         clock: Clock,
         rng: Random,
         logger: Logger,
-        ask: Callable[[], Awaitable[str]],
+        ask: Callable[[], Awaitable[str]] | None,
         condemn: Callable[[Sentence], None] | None,
     ) -> None:
-        """Take what is watched. `ask`: where its threads are; `condemn`: has it killed, None where nobody may."""
+        """Take what is watched. `ask`: where its threads are; `condemn`: has it killed; None where nobody may."""
         self._storage = storage
         self._owner = owner
         self._slate = slate
@@ -177,7 +177,7 @@ class Watcher:
             return
         # As long as the worker's own thread goes on, it is the one to warn.
         alone = now - max(self._slate.beaten_at, self._excused_at) > TICK + WARN
-        if alone and self._warned != turned_at and self._slate.watcher_warns(turned_at):
+        if alone and self._ask is not None and self._warned != turned_at and self._slate.watcher_warns(turned_at):
             self._warned = turned_at
             self._warn(runs, await self._ask(), silent)
 
@@ -191,8 +191,9 @@ class Watcher:
         """Put on record that the worker hangs, and have it killed, where somebody may."""
         if self._condemn is None and reason == "timeout":
             return
-        stack = await self._ask()
-        sentence = Sentence(reason, silent, tuple(culprits), stack)
+        stack = "" if self._ask is None else await self._ask()
+        limit = self._max_block if reason == "loop_blocked" else OVERDUE
+        sentence = Sentence(reason, silent, limit, tuple(culprits), stack)
         at = Dump(stack).on_loop()
         self._logger.error(
             "worker %d: %s%s; %s",

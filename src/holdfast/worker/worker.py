@@ -42,6 +42,7 @@ from holdfast.worker.keeper import Keeper
 from holdfast.worker.lifespan import Lifespan
 from holdfast.worker.memory import resident
 from holdfast.worker.orders import SIGNALS, Orders
+from holdfast.worker.outpost import Outpost
 from holdfast.worker.run import Runner
 from holdfast.worker.slate import Slate
 from holdfast.worker.slots import Slots
@@ -66,7 +67,8 @@ class Worker:
     """Claims jobs and runs them; start and stop it, use it as a context manager, or `run()` it.
 
     Leases are renewed from a thread of its own, so a handler may block the event loop. One that holds the interpreter
-    itself (a C call that keeps the GIL) for a whole lease loses it. Only `run()` installs signal handlers.
+    itself (a C call that keeps the GIL) for a whole lease loses it, unless somebody else renews it: a supervisor, or a
+    process of its own (`app.worker(keeper="process")`). Only `run()` installs signal handlers.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class Worker:
         burst: bool = False,
         supervised: bool = False,
         slate: Slate | None = None,
+        outpost: Outpost | None = None,
     ) -> None:
         if isinstance(concurrency, bool) or concurrency < 1:
             raise UsageError(f"concurrency = {concurrency!r} must be 1 or more")
@@ -127,6 +130,9 @@ class Worker:
             state=lambda: self._lifespan.state,
             abandoned=self._abandoned,
         )
+        self._outpost = outpost
+        if outpost is not None:
+            slate = outpost.slate
         self._holdings = Holdings(slate)
         self._turns = Turns(slate)
         self._bus = Bus(
@@ -172,6 +178,7 @@ class Worker:
             self._holdings,
             owner=self.owner.id,
             slate=slate,
+            supervised=supervised,
             max_block=equipment.timing.max_block.total_seconds(),
             clock=equipment.clock,
             logger=equipment.logger,
@@ -324,6 +331,8 @@ class Worker:
             crew.create_task(self._exchange.run())
             crew.create_task(self._bus.run())
             crew.create_task(self._keeper.listen())
+            if self._outpost is not None:
+                crew.create_task(self._outpost.run())
             if self._lifespan.lives:
                 crew.create_task(self._lifespan.fail())
             if self._burst:
