@@ -82,19 +82,19 @@ async def test_an_unsupervised_worker_keeps_it_only_with_a_keeper_in_a_process_o
     farm: MakeFarm, place: str, keeper: str
 ) -> None:
     here = farm(url=place, **TIMING)
-    here.process("-c", ALONE, keeper)
-    (ref,) = here.enqueue("grip", 3 * LEASE)
-
-    async def begun() -> bool:
-        return bool(here.lines())
-
-    await here.until(begun, within=20)
     # Somebody else who sweeps, and takes from it what it has lost.
     here.worker("-c", "1", "-q", "elsewhere")
+    here.process("-c", ALONE, keeper)
+
+    async def two() -> bool:
+        return len(await here.pids()) == 2
+
+    await here.until(two, within=20)
+    (ref,) = here.enqueue("grip", 3 * LEASE)
 
     async def over() -> bool:
         (detail,) = await here.details([ref])
-        return detail.runs[0].ended is not None
+        return bool(detail.runs) and detail.runs[0].ended is not None
 
     await here.until(over, within=20)
     (detail,) = await here.details([ref])
@@ -135,7 +135,7 @@ async def test_the_keepers_process_ends_with_its_worker_and_is_replaced_when_it_
 
 
 async def test_a_worker_whose_loop_is_blocked_beyond_its_limit_is_given_up(farm: MakeFarm, place: str) -> None:
-    here = farm(url=place, max_block="2s", lease="20s", sweep="300ms", grace="300ms")
+    here = farm(url=place, max_block="2s", lease="20s", sweep="60s")
     here.worker("--processes", "2", "-c", "2")
     (ref,) = here.enqueue("grip", 5)
     await completed(here, 1)
@@ -152,7 +152,7 @@ async def test_a_worker_whose_loop_is_blocked_beyond_its_limit_is_given_up(farm:
 async def test_a_run_that_is_past_its_timeout_on_a_blocked_loop_is_ended_with_its_process(
     farm: MakeFarm, place: str
 ) -> None:
-    here = farm(url=place, lease="20s", sweep="300ms", grace="300ms")
+    here = farm(url=place, lease="20s", sweep="60s")
     here.worker("--processes", "2", "-c", "3", "-q", "default")
     neighbours = here.enqueue("nap", 12, times=2)
 

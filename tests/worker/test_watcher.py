@@ -1,0 +1,297 @@
+"""What a watcher does for a worker that cannot help itself, on a clock that is set by hand."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from holdfast.clock import SECOND
+from holdfast.core.events import RunFenced, WorkerHung
+from holdfast.core.job import NewJob, Owner, Ref, StallTerms
+from holdfast.errors import StorageUnavailableError
+from holdfast.storage.memory import MemoryStorage
+from holdfast.storage.protocol import Beat, Order, Pulse
+from holdfast.testing.clock import ManualClock
+from holdfast.worker import run
+from holdfast.worker.sentence import Sentence
+from holdfast.worker.slate import Slate, Way
+from holdfast.worker.watcher import OVERDUE, Watcher
+
+OWNER = Owner("feedfacefeedface", "host:7", "host", 7)
+LEASE = 4.0
+TERMS = StallTerms(lease=4 * SECOND)
+
+STACK = """Current thread 0x00007f0000000001 (most recent call first):
+  File "/app/mail.py", line 31 in send
+  File "HERE/run.py", line 150 in _call
+  File "/usr/lib/python3.11/asyncio/events.py", line 80 in _run
+  File "/app/main.py", line 2 in <module>
+""".replace("HERE", str(Path(run.__file__).parent))
+
+
+class Child:
+    """The process, as far as a watcher can see it."""
+
+    stopped = False
+
+
+class Flaky(MemoryStorage):
+    """A storage that can be out of reach."""
+
+    down = False
+
+    async def renew(self, beat: Beat) -> Pulse:
+        """Renew, if it can be reached."""
+        if self.down:
+            raise StorageUnavailableError("nobody answers")
+        return await super().renew(beat)
+
+
+class World:
+    """A worker that holds what it has claimed, and whoever watches over it."""
+
+    def __init__(self, *, max_block: float = 600.0) -> None:
+        self.clock = ManualClock()
+        self.clock.advance(100)
+        self.storage = Flaky(clock=self.clock)
+        self.slate = Slate.new(8)
+        self.child = Child()
+        self.sentences: list[Sentence] = []
+        self.asked = 0
+        self.watcher = Watcher(
+            self.storage,
+            OWNER,
+            self.slate,
+            self.child,
+            beat=1.0,
+            max_block=max_block,
+            clock=self.clock,
+            rng=Random(7),
+            logger=logging.getLogger("holdfast.tests.watcher"),
+            ask=self._stack,
+            condemn=self.sentences.append,
+        )
+
+    async def claim(self, id_: str = "a", *, way: Way = "loop", **fields: Any) -> int:
+        """Have the worker claim a job whose loop has just turned; return its line on the slate."""
+        await self.storage.open()
+        new = NewJob(queue="default", id=id_, task="mail.send", payload=b"", stall=TERMS)
+        await self.storage.enqueue([structs.replace(new, **fields)])
+        [lease] = (await self.storage.exchange(OWNER, (), Order(("default",), 1))).leases
+        self.turns()
+        now = self.clock.uptime()
+        place = self.slate.write(lease, way=way, claimed_at=now, renewed_at=now)
+        assert place is not None
+        return place
+
+    def turns(self) -> None:
+        """Let the loop of the worker, and its keeper's thread, have turned now."""
+        self.slate.turned(self.clock.uptime(), 0.0)
+        self.slate.beaten(self.clock.uptime(), 0)
+
+    async def let(self, seconds: float, *, turning: bool = False) -> None:
+        """Let time pass, and the watcher look as often as it wants to."""
+        end = self.clock.uptime() + seconds
+        while self.clock.uptime() < end:
+            if turning:
+                self.turns()
+            self.clock.advance(min(await self.watcher.turn(), end - self.clock.uptime()))
+
+    async def lease_left(self, id_: str = "a") -> float:
+        """Return for how many seconds the storage still gives a job to its worker."""
+        [detail] = await self.storage.get([Ref("default", id_)])
+        assert detail is not None
+        assert detail.job.lease_until is not None
+        return (detail.job.lease_until - self.clock.now()) / SECOND
+
+    async def recorded(self) -> list[WorkerHung]:
+        """Return what is on record of workers that hang."""
+        return [event for event in (await self.storage.events(None)).events if isinstance(event, WorkerHung)]
+
+    async def _stack(self) -> str:
+        self.asked += 1
+        return STACK
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World()
+    yield made
+    made.slate.close()
+
+
+async def test_a_run_that_its_worker_does_not_renew_is_renewed_for_it(world: World) -> None:
+    place = await world.claim()
+    await world.let(3 * LEASE)
+
+    assert await world.lease_left() > LEASE / 4
+    assert world.slate.kept(place, world.slate.runs()[0].fence) > world.clock.uptime() - LEASE
+
+
+async def test_a_run_that_its_worker_renews_is_left_to_it(world: World) -> None:
+    place = await world.claim()
+    for _ in range(10):
+        await world.let(1.5, turning=True)
+        world.slate.renewed(place, world.clock.uptime())
+
+    assert world.slate.kept(place, world.slate.runs()[0].fence) == 0
+
+
+async def test_a_stopped_process_loses_its_leases_and_keeps_the_new_ones_once_it_goes_on(world: World) -> None:
+    await world.claim()
+    world.child.stopped = True
+    await world.let(3 * LEASE)
+
+    assert await world.lease_left() < 0
+    assert not world.sentences
+
+    world.child.stopped = False
+    await world.let(0.1)
+    # It had no chance to turn since; that is not its fault.
+    assert not world.sentences
+    assert await world.lease_left() > 0
+
+
+async def test_a_process_that_was_stopped_for_longer_than_max_block_is_not_given_up_when_it_goes_on() -> None:
+    world = World(max_block=5.0)
+    await world.claim()
+    world.child.stopped = True
+    await world.let(20)
+    world.child.stopped = False
+    await world.let(1)
+
+    assert not world.sentences
+
+
+async def test_who_stood_still_himself_blames_nobody_for_the_time_he_missed() -> None:
+    world = World(max_block=5.0)
+    await world.claim()
+    await world.watcher.turn()
+    world.clock.advance(60)
+    await world.let(1)
+
+    assert not world.sentences
+
+
+async def test_a_loop_that_is_blocked_beyond_its_limit_is_put_on_record_and_ended_once() -> None:
+    world = World(max_block=5.0)
+    await world.claim()
+    await world.let(10)
+
+    [sentence] = world.sentences
+    assert (sentence.reason, sentence.limit, sentence.culprits, sentence.stack) == ("loop_blocked", 5.0, (), STACK)
+    assert 5.0 < sentence.blocked_for < 6.5
+    [hung] = await world.recorded()
+    assert (hung.owner, hung.stack) == (OWNER.id, STACK)
+
+
+async def test_nothing_is_expected_of_a_loop_that_has_ended_or_has_not_begun(world: World) -> None:
+    await world.claim()
+    world.slate.turned(0.0, 0.0)
+    await world.let(1_000)
+
+    assert not world.sentences
+    assert await world.lease_left() < 0
+
+
+async def test_a_run_past_its_timeout_on_a_blocked_loop_ends_with_its_process_and_is_the_only_culprit(
+    world: World,
+) -> None:
+    await world.claim("slow", timeout=1 * SECOND)
+    await world.claim("beside")
+    await world.let(2 * OVERDUE)
+
+    [sentence] = world.sentences
+    assert sentence.reason == "timeout"
+    assert [ref.id for ref, _ in sentence.culprits] == ["slow"]
+
+
+async def test_a_run_past_its_timeout_on_a_loop_that_turns_is_left_to_that(world: World) -> None:
+    await world.claim("slow", timeout=1 * SECOND)
+    await world.let(5 * OVERDUE, turning=True)
+
+    assert not world.sentences
+
+
+async def test_who_holds_the_interpreter_is_named_once_with_the_line(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    await world.claim("a")
+    await world.let(20)
+
+    assert world.asked == 1
+    [said] = [record.message for record in caplog.records]
+    assert "job a (mail.send) has held the interpreter of worker 7" in said
+    assert "/app/mail.py:31 in send" in said
+
+
+async def test_who_blocks_the_loop_only_is_left_to_the_workers_own_thread(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    await world.claim("a")
+    for _ in range(20):
+        world.slate.beaten(world.clock.uptime(), 0)
+        await world.let(0.5)
+
+    assert not caplog.records
+    assert world.slate.warns(world.slate.turned_at)
+
+
+async def test_a_run_that_its_handler_alone_renews_is_not_renewed(world: World) -> None:
+    await world.claim(stall=structs.replace(TERMS, renewed=False))
+    await world.let(2 * LEASE)
+
+    assert await world.lease_left() < 0
+
+
+async def test_a_handler_that_is_silent_for_too_long_is_not_kept_alive(world: World) -> None:
+    await world.claim(heartbeat_timeout=2 * SECOND)
+    await world.let(3 * LEASE)
+
+    assert await world.lease_left() < -LEASE
+
+
+async def test_a_sign_that_the_worker_could_not_send_counts(world: World) -> None:
+    place = await world.claim(heartbeat_timeout=6 * SECOND)
+    await world.let(5)
+    world.slate.signed(place, world.clock.uptime())
+    await world.let(5)
+
+    assert await world.lease_left() > 0
+
+
+async def test_a_storage_that_comes_back_before_the_lease_is_out_costs_none(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    await world.claim()
+    world.storage.down = True
+    await world.let(LEASE - 0.5, turning=True)
+    world.storage.down = False
+    await world.let(1.5, turning=True)
+
+    assert await world.lease_left() > 0
+    assert len(caplog.records) == 1
+
+
+async def test_a_run_that_was_lost_is_not_asked_for_again(world: World) -> None:
+    place = await world.claim()
+    [run] = world.slate.runs()
+    [taken] = (await world.storage.reclaim(OWNER.id, Owner("reaper", "r", "host", 8))).stalled
+    await world.let(2 * LEASE)
+
+    assert world.slate.kept(place, run.fence) == 0
+    assert taken.lease.fence > run.fence
+    fenced = [event for event in (await world.storage.events(None)).events if isinstance(event, RunFenced)]
+    assert len(fenced) == 1
+
+
+async def test_looks_come_as_often_as_the_shortest_lease_wants(world: World) -> None:
+    assert await world.watcher.turn() == 0.5
+
+    await world.claim(stall=structs.replace(TERMS, lease=SECOND))
+
+    assert await world.watcher.turn() == 0.125
