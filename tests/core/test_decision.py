@@ -248,6 +248,10 @@ def test_a_decision_charges_one_budget_at_most_and_delays_never_backwards(
         (Returned(b"3"), RunEnd("completed")),
         (Raised(ERROR), RunEnd("raised", "ValueError", "no good")),
         (TimedOut(RecordedError("TimeoutError", "5 s")), RunEnd("timed_out", "TimeoutError", "5 s")),
+        (
+            TimedOut(RecordedError("TimeoutError", "5 s", "in send\nTimeoutError: 5 s")),
+            RunEnd("timed_out", "TimeoutError", "5 s\nin send\nTimeoutError: 5 s"),
+        ),
         (Rejected(ERROR), RunEnd("rejected", "ValueError", "no good")),
         (Unreadable(ERROR), RunEnd("undecodable", "ValueError", "no good")),
         (Stalled("process_died", detail="signal 9"), RunEnd("stalled", "process_died", "signal 9")),

@@ -21,6 +21,7 @@ from holdfast.cli.session import Session, naming, no_cursor, storage
 from holdfast.cli.views import Decode, readable
 from holdfast.core.events import AnyEvent, EventsTrimmed, JobCompleted, JobEvent, event_name, name_of
 from holdfast.core.job import RecordedError, Ref
+from holdfast.core.postmortem import first_line
 from holdfast.storage.follow import follow
 from holdfast.storage.protocol import EVENTS_END
 
@@ -204,7 +205,7 @@ def _line(event: AnyEvent) -> str:
         told += [f"{event.queue}/{event.id}", f"task={event.task}", f"run={event.run}"]
     elif (queue := getattr(event, "queue", None)) is not None:
         told.append(f"queue={queue}")
-    told += [f"{name}={_value(value)}" for name, value in structs.asdict(event).items() if _tells(name, value)]
+    told += [f"{name}={_value(name, value)}" for name, value in structs.asdict(event).items() if _tells(name, value)]
     return printable("  ".join(told))
 
 
@@ -212,11 +213,13 @@ def _tells(name: str, value: Any) -> bool:
     return name not in _SAID and value is not None and value != "" and value != ()
 
 
-def _value(value: Any) -> str:
-    if isinstance(value, RecordedError):
-        return _value(f"{value.type}: {value.message}")
-    if isinstance(value, float):
+def _value(name: str, value: Any) -> str:
+    if name in ("post_mortem", "stack"):
         # For people; the JSON has all of it.
+        value = first_line(value)
+    if isinstance(value, RecordedError):
+        return _value(name, f"{value.type}: {value.message}")
+    if isinstance(value, float):
         value = round(value, 3)
     if isinstance(value, str) and value.isprintable() and not set(value) & set(" \"'="):
         return value

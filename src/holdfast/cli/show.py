@@ -45,8 +45,8 @@ def _shown(session: Session, job: DetailView) -> None:
         click.echo()
         table(session, _RUN_COLUMNS, [_run(run) for run in job.runs], title="runs")
         for run in job.runs:
-            if run.ended == "stalled" and run.detail is not None and "\n" in run.detail:
-                block(session, f"post-mortem of run {run.number}", run.detail)
+            if (text := _post_mortem(run)) and not (job.error is not None and text == job.error.traceback):
+                block(session, f"post-mortem of run {run.number}", text)
             if run.ended is None and run.trace is not None:
                 block(session, f"where run {run.number} is, as of a beat of its worker", run.trace)
     if job.log:
@@ -57,6 +57,18 @@ def _shown(session: Session, job: DetailView) -> None:
         block(session, "log", "\n".join(said))
     if job.why is not None:
         click.echo(f"\n{printable(job.why)}")
+
+
+def _post_mortem(run: RunView) -> str:
+    """Return what is told of a run that was cut off, beyond its cause; empty where nothing is."""
+    cause, _, more = (run.detail or "").partition("\n")
+    match run.ended:
+        case "stalled" if more:
+            return f"{cause}\n{more}"
+        case "timed_out":
+            return more
+        case _:
+            return ""
 
 
 def _error(error: ErrorView) -> str:

@@ -148,7 +148,8 @@ def run_end(outcome: Outcome) -> RunEnd:
         case Raised(error):
             return RunEnd("raised", error.type, error.message)
         case TimedOut(error):
-            return RunEnd("timed_out", error.type, error.message)
+            # Where it was then is all that tells a later reader why; of an exception the job itself has the traceback.
+            return RunEnd("timed_out", error.type, "\n".join(part for part in (error.message, error.traceback) if part))
         case Rejected(error):
             return RunEnd("rejected", error.type, error.message)
         case Unreadable(error):
