@@ -48,16 +48,18 @@ class Signs:
             self._at = self.last = at
             if progress is not None:
                 self._progress = progress
-        if self.echo is not None:
-            self.echo(at)
+        # It may be taken away from another thread.
+        if (echo := self.echo) is not None:
+            echo(at)
 
     def log(self, at: float, level: str, message: str, fields: dict[str, str]) -> None:
         """Note a line, written at that uptime; whoever writes is alive."""
         with self._lock:
             self._at = self.last = at
             self._log.append((at, level, message, fields))
-        if self.echo is not None:
-            self.echo(at)
+        # It may be taken away from another thread.
+        if (echo := self.echo) is not None:
+            echo(at)
 
     @property
     def pending(self) -> bool:

@@ -191,6 +191,8 @@ class Holdings:
             if held is not None and held.line is not None and self._slate is not None:
                 self._slate.wipe(held.line)
                 held.line = None
+                # It knows the run, which knows its task: a circle, and the collector that opens it runs anywhere.
+                held.signs.echo = None
 
     def get(self, key: RunKey) -> Held | None:
         """Return a run that is held."""
