@@ -430,6 +430,7 @@ def weight(account_id: int) -> int:
     fair_key="account:{account_id}",
     fair_weight=weight,
     strict=True,
+    run="process",
 )
 async def report(account_id: int) -> float:
     return 0.0
@@ -441,6 +442,7 @@ async def save(account_id: int) -> None: ...
 
 app.task(throttle=Throttle(max=10))  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 app.task(unique=5)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
+app.task(run="thread")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
 app.task(rate=10)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
 
 

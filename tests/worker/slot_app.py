@@ -4,6 +4,7 @@ import asyncio
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import AsyncGenerator, Generator
@@ -27,6 +28,8 @@ from holdfast.middleware import Proceed, RunCall
 
 @asynccontextmanager
 async def lifespan(app: Holdfast) -> AsyncGenerator[dict[str, int]]:
+    if os.environ.get("SLOT_APP_FIT_ONLY_IN", str(os.getpid())) != str(os.getpid()):
+        raise ConnectionError("no database")
     yield {"entered_by": os.getpid()}
 
 
@@ -163,3 +166,26 @@ async def cancellable() -> None:
 async def clean_up() -> None:
     await asyncio.sleep(2.5)
     current_job().log.info("cleaned up")
+
+
+@app.task(heartbeat_timeout="1s")
+def silent() -> None:
+    current_job().log.info(f"in {os.getpid()}")
+    while True:
+        time.sleep(0.01)
+
+
+@app.task(timeout="500ms")
+def delegating(path: str) -> None:
+    subprocess.run(["/bin/sh", "-c", f'trap "echo told > {path}; exit" TERM; while :; do sleep 0.05; done'], check=True)
+
+
+@app.task(stall=Stall("1s", max_count=0))
+async def last_seen_here() -> None:
+    await asyncio.sleep(1)
+    os._exit(7)
+
+
+@app.task(run="auto")
+async def by_default() -> int:
+    return os.getpid()

@@ -6,16 +6,23 @@ import importlib
 import itertools
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
+from msgspec import structs
 
-from holdfast import Holdfast, JobCancelledError, JobStalled, State, UsageError
-from holdfast.core.job import JobDetail
+from holdfast import Holdfast, JobCancelledError, JobStalled, State, TaskOptions, UsageError
+from holdfast.core.job import JobDetail, Owner, StallTerms
+from holdfast.core.lease import Lease
+from holdfast.core.outcome import Stalled
+from holdfast.core.settlement import settlement
+from holdfast.storage.protocol import Order
 
 pytestmark = pytest.mark.system
 
@@ -170,6 +177,84 @@ async def test_a_cancelled_plain_handler_is_ended_with_its_process(mod: Any) -> 
     assert record.finished - record.cancel_at < 3_000_000
 
 
+async def test_what_a_handler_has_started_is_told_to_end_before_it_is_killed(mod: Any, tmp_path: Path) -> None:
+    async with mod.app, mod.app.worker():
+        job = await mod.delegating.enqueue(str(tmp_path / "told"))
+        detail = await over(mod.app, job.id)
+
+    assert detail.job.reason == "timeout"
+    assert (tmp_path / "told").read_text() == "told\n"
+
+
+async def test_a_run_that_is_lost_ends_with_its_process(mod: Any) -> None:
+    async with mod.app, mod.app.worker(concurrency=1):
+        job = await mod.silent.enqueue()
+        detail = await over(mod.app, job.id)
+        (line,) = detail.log
+        pid = int(line.message.split()[-1])
+        async with asyncio.timeout(5):
+            while pid in children():  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+    assert (detail.job.state, detail.runs[-1].reason) == (State.FAILED, "no_progress")
+
+
+async def test_where_a_handler_was_is_told_of_it_when_its_process_has_died(mod: Any) -> None:
+    async with mod.app, mod.app.worker():
+        job = await mod.last_seen_here.enqueue()
+        detail = await over(mod.app, job.id)
+
+    assert "in last_seen_here\n" in (detail.runs[-1].detail or "")
+
+
+async def test_a_process_that_dies_between_two_runs_is_replaced_and_charged_to_nobody(mod: Any) -> None:
+    async with mod.app, mod.app.worker(concurrency=1):
+        pid = (await (await mod.where.enqueue()).result(timeout=30))[0]
+        os.kill(pid, signal.SIGKILL)
+        job = await mod.where.enqueue()
+        other = (await job.result(timeout=30))[0]
+        detail = await detail_of(mod.app, job.id)
+
+    assert other != pid
+    assert detail.job.stalls == 0
+
+
+async def test_a_job_that_no_process_can_be_had_for_is_put_back_uncharged(
+    mod: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLOT_APP_FIT_ONLY_IN", str(os.getpid()))
+    async with mod.app, mod.app.worker():
+        job = await mod.plus.enqueue(1, 2)
+        detail = await over(mod.app, job.id)
+        there = await (await mod.by_default.enqueue()).result(timeout=10)
+
+    assert (detail.job.state, detail.job.releases, detail.job.failures) == (State.DELAYED, 1, 0)
+    assert detail.job.run_at - (detail.runs[-1].end or 0) >= 9_900_000
+    assert "no database" in detail.log[-1].message
+    assert there == os.getpid()
+
+
+@pytest.mark.parametrize("supervised", [True, False])
+async def test_a_job_in_quarantine_gets_a_process_to_itself_where_its_worker_has_a_supervisor(
+    mod: Any, supervised: bool
+) -> None:
+    async with mod.app:
+        job = await mod.by_default.enqueue()
+        # Its last worker died with it.
+        dead, undertaker = Owner("dead"), Owner("undertaker")
+        answer = await mod.app.storage.exchange(dead, [], Order(("default",), 1))
+        (taken,) = (await mod.app.storage.reclaim(dead.id, undertaker)).stalled
+        outcome = Stalled("process_died", 0, dead.id)
+        lenient = structs.replace(taken.lease.job, stall=StallTerms(max_stalls=1))
+        asked = settlement(Lease(lenient), outcome, Random(1))
+        await mod.app.storage.exchange(undertaker, [asked])
+        async with mod.app.worker(incarnation="supervised" if supervised else None):
+            pid = await job.result(timeout=30)
+
+    assert [lease.ref.id for lease in answer.leases] == [job.id]
+    assert (pid != os.getpid()) == supervised
+
+
 async def test_an_on_cancel_hook_runs_there_to_its_end(mod: Any) -> None:
     async with mod.app, mod.app.worker():
         job = await mod.cancellable.enqueue()
@@ -279,3 +364,12 @@ async def test_many_deaths_in_a_row_leave_no_zombie_and_no_descriptor(mod: Any) 
     assert after <= before + 4
     assert living <= 4
     assert not children()
+
+
+def test_where_a_handler_runs_is_set_like_any_option_and_checked() -> None:
+    app = Holdfast("memory://", defaults=TaskOptions(run="process"))
+    apart, here = app.task(name="apart")(lambda: None), app.task(name="here", run="auto")(lambda: None)
+
+    assert (apart.settings.run, here.settings.run) == ("process", "auto")
+    with pytest.raises(UsageError, match="run = 'thread' is unknown"):
+        app.task(name="elsewhere", run="thread")(lambda: None)  # type: ignore[call-overload]  # pyright: ignore

@@ -1,7 +1,7 @@
 """What a worker and the processes of its slots say to each other: MessagePack, each word behind its length.
 
     worker ──► enter, once; then run … stop … leave ──────────► slot
-           ◄── ready, or unfit; then said … logged … ended ◄───
+           ◄── ready, or unfit; then began … said … ended ◄────
 
 A handler runs in the process of its slot, and may write there what it likes. So what comes from a slot is taken for no
 more than it claims to be: what is no word ends that slot, and nothing else.
@@ -62,6 +62,12 @@ class Unfit(Struct, frozen=True, tag="unfit"):
     why: str
 
 
+class Began(Struct, frozen=True, tag="began"):
+    """The run under that fence begins now; before this nothing of it has happened."""
+
+    fence: int
+
+
 class Said(Struct, frozen=True, tag="said"):
     """What the handler has said since the last time, and where it is; `hooking`: its on_cancel hook is at work."""
 
@@ -83,7 +89,7 @@ class Logged(Struct, frozen=True, tag="logged"):
 
 
 class Ended(Struct, frozen=True, tag="ended"):
-    """What the run under that fence came to. `spoiled`: something of it goes on, so nothing else can be run in this process."""
+    """What the run under that fence came to. `spoiled`: something of it goes on, so nothing else can be run here."""
 
     fence: int
     outcome: Outcome
@@ -93,7 +99,7 @@ class Ended(Struct, frozen=True, tag="ended"):
 Order = Enter | Run | Stop | Leave
 """What a worker says."""
 
-Answer = Ready | Unfit | Said | Logged | Ended
+Answer = Ready | Unfit | Began | Said | Logged | Ended
 """What a slot says."""
 
 W = TypeVar("W")

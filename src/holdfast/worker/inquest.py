@@ -16,6 +16,7 @@ class Heard:
     """The last that was heard of a run."""
 
     def __init__(self) -> None:
+        self.began = False
         self.progress: Progress | None = None
         self.lines: deque[Line] = deque(maxlen=LINES)
 

@@ -31,6 +31,7 @@ from holdfast.worker.abandoned import Abandoned
 from holdfast.worker.frames import (
     VARIABLE,
     Answer,
+    Began,
     Ended,
     Enter,
     GarbledError,
@@ -211,6 +212,7 @@ class SlotProcess:
         held.claimed_at = held.signed_at = self._equipment.clock.uptime()
         self._held = held
         self._news.set()
+        self._line.say(Began(held.lease.fence))
         held.task = asyncio.create_task(self._attend(held))
         await asyncio.wait({held.task})
 

@@ -33,6 +33,7 @@ from holdfast.worker.autopsy import OomKills, told
 from holdfast.worker.frames import (
     VARIABLE,
     Answer,
+    Began,
     Ended,
     Enter,
     GarbledError,
@@ -302,7 +303,7 @@ class Slots:
                             _log(record)
                         case None:
                             raise UnfitError(f"the process ended ({await slot.death()}) before it was ready")
-                        case Said() | Ended():
+                        case Began() | Said() | Ended():
                             continue
         except TimeoutError:
             raise UnfitError(f"the process was not ready within {STARTING:g} s") from None
@@ -322,6 +323,8 @@ class Slots:
             self._tell(slot, held)
         while True:
             match await slot.hear():
+                case Began(job.fence):
+                    heard.began = True
                 case Said(fence=job.fence) as said:
                     self._take(slot, held, said, heard)
                 case Logged() as record:
@@ -334,7 +337,7 @@ class Slots:
                     return outcome
                 case None:
                     return self._died(slot, held, heard, await slot.death())
-                case Ready() | Unfit() | Said() | Ended():
+                case Ready() | Unfit() | Began() | Said() | Ended():
                     # Of a run that is over.
                     continue
 
@@ -364,6 +367,9 @@ class Slots:
             return stopped(held)
         if slot.why == "timeout":
             return timed_out(held)
+        if not heard.began:
+            # It died between two runs; this one has lost nothing but a moment.
+            return Interrupted("prefetch")
         sentence = "" if slot.why is None else f"killed, for {slot.why}"
         how = told(death, for_memory=for_memory, sentence=sentence)
         return inquest(held, heard, Ending(how, death.peak_memory), worker=self._worker, clock=self._clock)

@@ -1,0 +1,102 @@
+"""What goes over a slot's line: whole words however it is torn, and nothing at all where it is none."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.core.job import JobRecord, Key, RecordedError, UniqueKey
+from holdfast.core.lifecycle import State
+from holdfast.core.outcome import (
+    Cancelled,
+    Interrupted,
+    Outcome,
+    Raised,
+    Rejected,
+    Returned,
+    Snoozed,
+    Stalled,
+    TimedOut,
+    Unknown,
+    Unreadable,
+)
+from holdfast.worker.frames import LONGEST, Ended, GarbledError, Run, Said, ear_of_slot, ear_of_worker, framed
+
+JOB = JobRecord(
+    queue="default",
+    id="1",
+    task="shop.pay",
+    state=State.ACTIVE,
+    payload=b"\x00\xff" * 1000,
+    headers={"trace": "7"},
+    keys=(Key("account:1", 2),),
+    merge=UniqueKey("k"),
+    score=1,
+    run_at=2,
+    created=3,
+    fence=2**53,
+    cancel_at=4,
+)
+ERROR = RecordedError("ValueError", "too bad", "Traceback")
+OUTCOMES: list[Outcome] = [
+    Returned(b"1"),
+    Raised(ERROR, final=True, after=7),
+    TimedOut(ERROR),
+    Rejected(ERROR),
+    Unreadable(ERROR),
+    Unknown(1, "newer_payload"),
+    Snoozed(1),
+    Interrupted("shutdown", 5),
+    Cancelled("enough", by="handler"),
+    Stalled("process_died", 1, "owner", "detail"),
+]
+
+
+@given(st.lists(st.integers(1, 500)))
+def test_words_come_through_whole_however_they_are_torn(cuts: list[int]) -> None:
+    said = framed(Run(JOB)) + framed(Run(JOB))
+    ear, heard, at = ear_of_slot(), list[object](), 0
+    for cut in [*cuts, len(said)]:
+        heard += ear.hear(said[at : at + cut])
+        at += cut
+
+    assert heard == [Run(JOB), Run(JOB)]
+
+
+@pytest.mark.parametrize("outcome", OUTCOMES, ids=lambda outcome: type(outcome).__name__)
+def test_every_outcome_arrives_as_what_it_was(outcome: Outcome) -> None:
+    assert ear_of_worker().hear(framed(Ended(7, outcome))) == [Ended(7, outcome)]
+
+
+def test_what_a_handler_says_arrives_as_it_was() -> None:
+    said = Said(7, 1.5, (0.5, None), ((1.25, "info", "so far", {"seen": "yes"}),), True, "Traceback")
+
+    assert ear_of_worker().hear(framed(said)) == [said]
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        (LONGEST + 1).to_bytes(4, "big"),
+        b"\x00\x00\x00\x00",
+        b"\x00\x00\x00\x03abc",
+        b"\x00\x00\x00\x01\xc1",
+        (100_000).to_bytes(4, "big") + b"\x91" * 100_000,
+        # What a worker says is nothing that a slot may say.
+        framed(Run(JOB)),
+    ],
+    ids=["too long", "nothing", "text", "no msgpack", "nested", "another's word"],
+)
+def test_what_is_no_word_is_refused(garbage: bytes) -> None:
+    with pytest.raises(GarbledError):
+        ear_of_worker().hear(garbage)
+
+
+@given(st.binary(max_size=200))
+def test_whatever_comes_is_a_word_or_refused_or_unfinished(noise: bytes) -> None:
+    ear = ear_of_worker()
+    try:
+        words = ear.hear(noise)
+    except GarbledError:
+        return
+
+    assert isinstance(words, list)

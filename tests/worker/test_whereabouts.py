@@ -1,0 +1,101 @@
+"""Where another process finds an app: in the modules that have a hold of it, in the script, or nowhere."""
+
+import importlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast import Holdfast
+from holdfast.whereabouts import known_as, whereabouts
+
+MAKES = "from holdfast import Holdfast\n\napp = Holdfast('memory://')\n"
+ADDS = """import asyncio
+
+from PACKAGE.app import app
+
+
+@app.task(run="process")
+def add(a: int, b: int) -> int:
+    return a + b
+"""
+STARTS = """
+
+async def main() -> None:
+    async with app, app.worker():
+        print("came to", await add.enqueue_and_wait(20, 22), add.name)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Return the name of a package whose app is made in one module, and gets its tasks in another."""
+    name = f"whereabouts_of_{os.getpid()}"
+    folder = tmp_path / name
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    (folder / "app.py").write_text(MAKES)
+    (folder / "tasks.py").write_text(ADDS.replace("PACKAGE", name) + STARTS)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    yield name
+    for module in [module for module in sys.modules if module.partition(".")[0] == name]:
+        del sys.modules[module]
+
+
+def test_an_app_is_found_with_all_the_modules_that_have_a_hold_of_it(package: str) -> None:
+    tasks: Any = importlib.import_module(f"{package}.tasks")
+    where = tasks.app.equipment().whereabouts()
+
+    assert where is not None
+    assert set(where.modules) == {f"{package}.app", f"{package}.tasks"}
+    assert where.attribute == "app"
+    assert (where.script, where.started) == (None, None)
+
+
+def test_an_app_in_a_local_variable_is_found_nowhere() -> None:
+    app = Holdfast("memory://")
+
+    assert app.equipment().whereabouts() is None
+    assert whereabouts(app, []) is None
+
+
+def test_an_app_one_of_whose_tasks_comes_from_nowhere_is_found_nowhere(package: str) -> None:
+    made: Any = importlib.import_module(f"{package}.app")
+    scope: dict[str, Any] = {"__name__": "made_by_hand"}
+    exec("def lost() -> None: ...", scope)
+    made.app.task(name="lost")(scope["lost"])
+
+    assert made.app.equipment().whereabouts() is None
+
+
+def test_a_task_of_the_script_is_known_by_the_same_name_where_that_is_loaded_again() -> None:
+    assert known_as("__mp_main__.add") == "__main__.add"
+    assert known_as("__mp_mainly.add") == "__mp_mainly.add"
+    assert known_as("shop.add") == "shop.add"
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("how", ["script", "module"])
+def test_a_script_and_a_module_that_was_started_are_found_by_their_processes(
+    package: str, tmp_path: Path, how: str
+) -> None:
+    started = [f"{package}/tasks.py"] if how == "script" else ["-m", f"{package}.tasks"]
+    done = subprocess.run(
+        [sys.executable, *started],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert done.stdout.split("\n")[0] == "came to 42 __main__.add", done.stderr
