@@ -15,8 +15,8 @@ from random import Random
 from msgspec import structs
 
 from holdfast.clock import SECOND
-from holdfast.core.decision import PutBack
-from holdfast.core.events import WorkerHung, WorkerStarted
+from holdfast.core.decision import Finish, PutBack
+from holdfast.core.events import JobFailed, WorkerHung, WorkerStarted
 from holdfast.core.job import (
     FOREVER,
     CollectKey,
@@ -49,7 +49,7 @@ from holdfast.core.outcome import (
 from holdfast.core.retention import Keep, Retention
 from holdfast.core.retry import Backoff
 from holdfast.core.schedule import Schedule
-from holdfast.core.settlement import settlement
+from holdfast.core.settlement import Settlement, settlement
 from holdfast.storage.protocol import (
     Beat,
     Bid,
@@ -106,6 +106,25 @@ def wish(name: str, queue: str = "default", task: str = "add", **fields: object)
     return NewJob(queue=queue, id=name, task=task, payload=b'{"a":1,"b":2}', **fields)  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
 
 
+def in_words_of_then(settled: Settlement) -> Settlement:
+    """Return a settlement as it was worded when the first databases were saved: with less to tell."""
+    if settled.ended.ended == "timed_out":
+        message = (settled.ended.detail or "").partition("\nTraceback")[0]
+        return structs.replace(settled, ended=structs.replace(settled.ended, detail=message))
+    if settled.ended.ended != "stalled" or not isinstance(settled.decision, Finish) or not settled.decision.error:
+        return settled
+    error = structs.replace(
+        settled.decision.error, message="the job stalled 1 times, more than its max_count of 0", traceback=""
+    )
+    return structs.replace(
+        settled,
+        decision=structs.replace(settled.decision, error=error),
+        events=tuple(
+            structs.replace(event, error=error) if isinstance(event, JobFailed) else event for event in settled.events
+        ),
+    )
+
+
 async def first(storage: Storage, clock: ManualClock) -> None:
     """Tell a storage all that it could remember at the first landing."""
     dice = Random(1)
@@ -117,7 +136,11 @@ async def first(storage: Storage, clock: ManualClock) -> None:
 
     async def settle(owner: Owner, outcomes: dict[str, Outcome]) -> None:
         await storage.exchange(
-            owner, [settlement(leases[name], outcome, dice, took=0.25) for name, outcome in outcomes.items()]
+            owner,
+            [
+                in_words_of_then(settlement(leases[name], outcome, dice, took=0.25))
+                for name, outcome in outcomes.items()
+            ],
         )
 
     await storage.events(limit=0, reader=READER)
@@ -198,7 +221,9 @@ async def first(storage: Storage, clock: ManualClock) -> None:
     await storage.exchange(
         LEADER,
         [
-            settlement(one.lease, Stalled(one.reason, one.silent_for, one.owner, "signal 9 (SIGKILL)"), dice)
+            in_words_of_then(
+                settlement(one.lease, Stalled(one.reason, one.silent_for, one.owner, "signal 9 (SIGKILL)"), dice)
+            )
             for one in taken.stalled
         ],
     )
