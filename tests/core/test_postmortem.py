@@ -133,6 +133,12 @@ def test_a_loop_that_kept_others_waiting_is_told_of() -> None:
     told = text(workplace=Workplace(lag=3_400_000))
 
     assert "\nprocess: its event loop had kept others waiting for 3.4 s\n" in told
+    assert "process:" not in text(workplace=Workplace(lag=3_400))
+
+
+def test_who_had_a_process_to_himself_ran_beside_nobody() -> None:
+    assert "\nit had a process to itself, beside its worker's\n" in text(alone=True, beside=["send"])
+    assert "beside it ran" not in text(alone=True, beside=["send"])
 
 
 def test_what_is_not_known_is_not_told_but_for_the_place() -> None:

@@ -24,6 +24,7 @@ LONGEST = 16_384
 LINES = 20
 """How many of the last log lines are quoted."""
 
+_LAG = 100_000
 _LINE = 400
 _LOG = 5_120
 _PLACE = 8_192
@@ -88,12 +89,13 @@ def post_mortem(
     workplace: Workplace | None = None,
     ending: Ending | None = None,
     beside: Sequence[str] = (),
+    alone: bool = False,
 ) -> str:
     """Return all that is known of a run that was cut off; its first line is the cause.
 
     `job` is the record as its taker has it, `silent_for` how long nothing had been heard of its holder, in
     microseconds. `died`: whether its process had died, or only its lease was over. `beside`: the tasks of the other
-    runs in its process.
+    runs in its process. `alone`: it had that process to itself, as a child of its worker.
     """
     place = Workplace() if workplace is None else workplace
     end = "before it died" if died else "before it was given up"
@@ -103,7 +105,7 @@ def post_mortem(
         *_who(job, run),
         "; ".join([*_ran(job, run), f"last heard of {seconds(silent_for)} {end}", *_limits(job)]),
         *_process(place, ending),
-        *_beside(beside),
+        *(["it had a process to itself, beside its worker's"] if alone else _beside(beside)),
         *_progress(job),
         *_said([line for line in log if line.run == job.starts]),
         *_where(run, ending, f"{seconds(told_ago)} {end}"),
@@ -180,7 +182,7 @@ def _process(place: Workplace, ending: Ending | None) -> list[str]:
     told = [
         *([f"{size(place.memory)} of memory at its last beat"] if place.memory else []),
         *([f"{size(peak)} at most"] if peak is not None else []),
-        *([f"its event loop had kept others waiting for {seconds(place.lag)}"] if place.lag else []),
+        *([f"its event loop had kept others waiting for {seconds(place.lag)}"] if place.lag >= _LAG else []),
     ]
     return [f"process: {'; '.join(told)}"] if told else []
 

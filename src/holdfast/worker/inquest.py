@@ -47,5 +47,6 @@ def inquest(held: Held, heard: Heard, ending: Ending, *, worker: Owner, clock: C
             for at, level, message, fields in heard.lines
         ],
         ending=ending,
+        alone=True,
     )
     return Stalled("process_died", silent, worker.id, text)
