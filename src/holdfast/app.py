@@ -21,6 +21,7 @@ from holdfast.core.duration import Duration
 from holdfast.core.events import Event
 from holdfast.core.job import NewJob, Owner, Ref
 from holdfast.core.schedule import Schedule
+from holdfast.core.size import Size, size
 from holdfast.dead import DeadLetters
 from holdfast.defining import Definer, Member, Plan
 from holdfast.equipment import Equipment
@@ -49,6 +50,7 @@ from holdfast.task import Call, DeclaredTask, Task
 from holdfast.whereabouts import Whereabouts, whereabouts
 from holdfast.worker.outpost import KeeperKind, Outpost
 from holdfast.worker.slate import Slate
+from holdfast.worker.wear import Wear
 from holdfast.worker.worker import DRAIN, Worker
 
 P = ParamSpec("P")
@@ -355,6 +357,8 @@ class Holdfast(Definer):
         drain: Duration = DRAIN,
         burst: bool = False,
         keeper: KeeperKind = "thread",
+        max_jobs: int | None = None,
+        max_memory: Size | None = None,
         incarnation: str | None = None,
         slate: Slate | None = None,
     ) -> Worker:
@@ -362,7 +366,9 @@ class Holdfast(Definer):
 
         `queues`: all that the app's tasks go to unless given. `concurrency`: how many jobs run at once. `reaper`:
         whether it also recovers what others left behind. `drain`: how long a stop lets runs go on. `burst`: end when
-        nothing is left to do now; it waits for no delay, retry or rate. `keeper`: what renews its leases. A thread of
+        nothing is left to do now; it waits for no delay, retry or rate. `max_jobs`, `max_memory` ("500MB"): claim no
+        more once so many jobs have begun or this process occupies so much, and end when the runs have; whoever runs it
+        starts another. `keeper`: what renews its leases. A thread of
         this process goes on while a handler blocks the event loop; it cannot while one holds the interpreter itself (a
         C call that keeps the GIL), and if that takes as long as a lease, the job is taken from this worker and runs
         again elsewhere. "process" starts a small process beside this one that renews them even then, for about 30 MB of
@@ -398,6 +404,10 @@ class Holdfast(Definer):
             outpost=self._outpost(equipment, owner)
             if one_of(keeper, get_args(KeeperKind), field="keeper") == "process"
             else None,
+            wear=Wear(
+                max_jobs=None if max_jobs is None else whole(max_jobs, field="max_jobs", least=1),
+                max_memory=None if max_memory is None else size(max_memory, field="max_memory"),
+            ),
         )
 
     def _outpost(self, equipment: Equipment, owner: Owner) -> Outpost:

@@ -163,7 +163,16 @@ def test_a_lifespan_that_cannot_be_entered_is_said_and_exit_code_1(tasks: Termin
     "crew",
     [
         Crew(None, 10, burst=False, reaper=True, name=None, drain=timedelta(seconds=25)),
-        Crew(("mail", "a b"), 3, burst=True, reaper=False, name="x y", drain=timedelta(milliseconds=1500)),
+        Crew(
+            ("mail", "a b"),
+            3,
+            burst=True,
+            reaper=False,
+            name="x y",
+            drain=timedelta(milliseconds=1500),
+            max_jobs=7,
+            max_memory=1_500_000_000,
+        ),
     ],
 )
 def test_a_child_is_told_all_that_its_supervisor_was(crew: Crew) -> None:
@@ -177,6 +186,8 @@ def test_a_child_is_told_all_that_its_supervisor_was(crew: Crew) -> None:
             reaper=not told["no_reaper"],
             name=told["name"],
             drain=told["drain"],
+            max_jobs=told["max_jobs"],
+            max_memory=told["max_memory"],
         )
         == crew
     )

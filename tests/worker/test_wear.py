@@ -2,12 +2,12 @@
 
 from random import Random
 
-from holdfast.worker.wear import Wear
+from holdfast.worker.wear import Wear, staggered
 
 
 def test_so_many_jobs_begin_and_no_more() -> None:
     wear = Wear(max_jobs=3)
-    rooms = []
+    rooms: list[int] = []
     for _ in range(3):
         rooms.append(wear.room(10))
         assert wear.out() is None
@@ -43,8 +43,8 @@ def test_without_limits_nothing_does() -> None:
 
 def test_siblings_come_to_their_end_one_after_the_other_and_never_beyond_the_limit() -> None:
     dice = Random(7)
-    rooms = [Wear.among_siblings(dice, max_jobs=1000).room(10_000) for _ in range(50)]
+    limits = [staggered(1000, dice) for _ in range(50)]
 
-    assert 800 < min(rooms) < max(rooms) <= 1000
-    assert len(set(rooms)) > 40
-    assert Wear.among_siblings(dice, max_jobs=1).room(10) == 1
+    assert 800 < min(limits) < max(limits) <= 1000
+    assert len(set(limits)) > 40
+    assert staggered(1, dice) == 1

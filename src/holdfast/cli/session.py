@@ -12,6 +12,7 @@ from click.core import ParameterSource
 
 from holdfast.core.check import named
 from holdfast.core.duration import duration
+from holdfast.core.size import size
 from holdfast.errors import UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -43,6 +44,18 @@ def length(flag: str, *, zero: bool = False) -> Callable[[Any], timedelta]:
     def read(value: Any) -> timedelta:
         bare = isinstance(value, str) and re.fullmatch(r"[+-]?\d+(\.\d+)?", value.strip())
         return duration(float(value) if bare else value, field=flag, zero=zero)
+
+    return read
+
+
+def bytes_of(flag: str) -> Callable[[Any], int]:
+    """Return what reads the size of a flag: "500MB", "2GiB", or a bare number of bytes.
+
+    What it returns raises UsageError if it is none.
+    """
+
+    def read(value: Any) -> int:
+        return size(value, field=flag)
 
     return read
 

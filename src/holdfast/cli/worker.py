@@ -18,13 +18,15 @@ from holdfast.cli.exits import OK, leave, told
 from holdfast.cli.http import Http, served
 from holdfast.cli.load import load
 from holdfast.cli.logs import logged, set_up
-from holdfast.cli.session import Session, length, output
+from holdfast.cli.session import Session, bytes_of, length, output
+from holdfast.clock import entropy
 from holdfast.errors import UsageError
 from holdfast.health.server import Server
 from holdfast.maintenance.reaper import Reaper
 from holdfast.schedules import put_all
 from holdfast.worker.child import Child
 from holdfast.worker.orders import SIGNALS
+from holdfast.worker.wear import staggered
 from holdfast.worker.worker import DRAIN, Worker
 
 logger = logging.getLogger("holdfast.worker")
@@ -46,6 +48,8 @@ class Crew:
     reaper: bool
     name: str | None
     drain: timedelta
+    max_jobs: int | None = None
+    max_memory: int | None = None
 
     def worker(self, app: Holdfast, *, child: Child | None = None) -> Worker:
         """Return the worker, not yet started.
@@ -53,6 +57,9 @@ class Crew:
         Raises:
             UsageError: an option has no valid value.
         """
+        max_jobs = self.max_jobs
+        if max_jobs is not None and child is not None and child.siblings:
+            max_jobs = staggered(max_jobs, entropy())
         return app.worker(
             queues=self.queues,
             concurrency=self.concurrency,
@@ -60,6 +67,8 @@ class Crew:
             reaper=self.reaper,
             drain=self.drain,
             burst=self.burst,
+            max_jobs=max_jobs,
+            max_memory=self.max_memory,
             incarnation=None if child is None else child.incarnation,
             slate=None if child is None else child.slate,
         )
@@ -72,6 +81,8 @@ class Crew:
             *(["--burst"] if self.burst else []),
             *([] if self.reaper else ["--no-reaper"]),
             *([] if self.name is None else ["--name", self.name]),
+            *([] if self.max_jobs is None else ["--max-jobs", str(self.max_jobs)]),
+            *([] if self.max_memory is None else ["--max-memory", str(self.max_memory)]),
         ]
 
 
@@ -97,6 +108,15 @@ class Crew:
     show_default="25s",
     help="How long a stop lets runs go on.",
 )
+@click.option(
+    "--max-jobs", type=click.IntRange(1), metavar="N", help="Replace a process after so many jobs, between two of them."
+)
+@click.option(
+    "--max-memory",
+    type=bytes_of("--max-memory"),
+    metavar="SIZE",
+    help="Replace a process that occupies more, 500MB say, between two of its jobs.",
+)
 @logged
 @served
 @click.pass_obj
@@ -111,6 +131,8 @@ def worker(
     no_reaper: bool,
     name: str | None,
     drain: timedelta,
+    max_jobs: int | None,
+    max_memory: int | None,
     http: Http | None,
     log_level: str,
     log_format: str,
@@ -126,7 +148,7 @@ def worker(
     """
     set_up(log_level, log_format, quiet=session.quiet)
     target = _target(session, target)
-    crew = Crew(_queues(queues), concurrency, burst, not no_reaper, name, drain)
+    crew = Crew(_queues(queues), concurrency, burst, not no_reaper, name, drain, max_jobs, max_memory)
     # Before any user code: what that starts must not come by the line to our supervisor.
     child = Child.from_environment()
     if child is None and _supervises(processes, without=no_supervisor):

@@ -28,6 +28,7 @@ from holdfast.worker.run import Runner, recorded, stopped
 from holdfast.worker.slate import Way
 from holdfast.worker.slots import Slots
 from holdfast.worker.strays import strays
+from holdfast.worker.wear import Wear
 
 POLL = 5.0
 """Seconds between two claims when nothing was hinted at and nothing falls due: the net under the notices."""
@@ -60,6 +61,7 @@ class ExchangeLoop:
         queues: tuple[str, ...],
         concurrency: int,
         tasks: Mapping[str, Task[..., Any]],
+        wear: Wear,
         clock: Clock,
         rng: Random,
         logger: logging.Logger,
@@ -74,6 +76,8 @@ class ExchangeLoop:
         self._queues = queues
         self._concurrency = concurrency
         self._tasks = tasks
+        self._wear = wear
+        self._worn = asyncio.Event()
         self._clock = clock
         self._rng = rng
         self._logger = logger
@@ -136,6 +140,8 @@ class ExchangeLoop:
     async def turn(self) -> float:
         """Settle and claim once; return the seconds until the next turn, unless something wakes it before."""
         self.turned_at = self._clock.uptime()
+        if self._wear.out() is not None:
+            self._worn.set()
         self._wake.clear()
         self._hurry.clear()
         # After a failure that no storage has a name for: one at a time, and no claim. What is at fault must not hold up
@@ -246,6 +252,11 @@ class ExchangeLoop:
             await asyncio.sleep(wait)
             wait = min(await self.turn(), PATIENCE.first)
 
+    async def worn_out(self) -> str:
+        """Wait until this process is worn out and claims no more; return why."""
+        await self._worn.wait()
+        return self._wear.out() or ""
+
     async def runs_over(self) -> None:
         """Wait until no run goes on."""
         while self._running:
@@ -278,7 +289,7 @@ class ExchangeLoop:
     def _room(self) -> int:
         if not self._claiming or self.quiet or len(self._unsettled) > UNSETTLED_LIMIT:
             return 0
-        return max(0, self._concurrency - len(self._running))
+        return self._wear.room(max(0, self._concurrency - len(self._running)))
 
     async def _send_signs(self, batch: list[Settlement]) -> None:
         """Send what the handlers said at last; a job that ends before its first beat has a log all the same."""
@@ -357,6 +368,7 @@ class ExchangeLoop:
             # It came back so late that the job may have passed on already.
             self._done(held, Interrupted("unreachable"), 0.0)
         else:
+            self._wear.began()
             self._running[held.key] = held
             held.task = self._crew.create_task(self._attend(held))
             held.task.add_done_callback(lambda _: self._never_began(held))

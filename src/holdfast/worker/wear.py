@@ -5,12 +5,16 @@ One that is worn out claims no more, lets its runs end, however long that takes,
 
 from collections.abc import Callable
 from random import Random
-from typing import Self
 
 from holdfast.worker.memory import resident
 
 SPREAD = 0.2
 """By how much siblings may fall short of `max_jobs`, so that they are not all replaced in the same moment."""
+
+
+def staggered(max_jobs: int, rng: Random) -> int:
+    """Return how many jobs one of several siblings may begin: up to a fifth less."""
+    return max_jobs - int(max_jobs * SPREAD * rng.random())
 
 
 class Wear:
@@ -24,13 +28,6 @@ class Wear:
         self._occupied = occupied
         self._begun = 0
         self._why: str | None = None
-
-    @classmethod
-    def among_siblings(cls, rng: Random, *, max_jobs: int | None = None, max_memory: int | None = None) -> Self:
-        """Return that of one of several, which comes to its end with up to a fifth less jobs than the others."""
-        if max_jobs is not None:
-            max_jobs -= int(max_jobs * SPREAD * rng.random())
-        return cls(max_jobs=max_jobs, max_memory=max_memory)
 
     def began(self) -> None:
         """Note that a job has begun."""

@@ -49,6 +49,7 @@ from holdfast.worker.slots import Slots
 from holdfast.worker.threads import Threads
 from holdfast.worker.turns import Turns
 from holdfast.worker.watchdog import Watchdog
+from holdfast.worker.wear import Wear
 
 DRAIN = timedelta(seconds=25)
 LINGER = 2.0
@@ -84,6 +85,7 @@ class Worker:
         supervised: bool = False,
         slate: Slate | None = None,
         outpost: Outpost | None = None,
+        wear: Wear | None = None,
     ) -> None:
         if isinstance(concurrency, bool) or concurrency < 1:
             raise UsageError(f"concurrency = {concurrency!r} must be 1 or more")
@@ -154,6 +156,7 @@ class Worker:
             queues=self._queues,
             concurrency=concurrency,
             tasks=equipment.tasks,
+            wear=wear or Wear(),
             clock=equipment.clock,
             rng=equipment.rng,
             logger=equipment.logger,
@@ -275,8 +278,8 @@ class Worker:
 
     @property
     def stopping(self) -> bool:
-        """Whether it has begun to stop, or has stopped: it claims no more."""
-        return self._ending is not None or self.ended
+        """Whether it has begun to stop, or has stopped, or is worn out: it claims no more."""
+        return self._ending is not None or self.recycled is not None or self.ended
 
     @property
     def ended(self) -> bool:
@@ -333,11 +336,20 @@ class Worker:
             crew.create_task(self._keeper.listen())
             if self._outpost is not None:
                 crew.create_task(self._outpost.run())
+            crew.create_task(self._retire())
             if self._lifespan.lives:
                 crew.create_task(self._lifespan.fail())
             if self._burst:
                 await self._exchange.dry()
                 self._begin_to_end(0.0, "burst")
+
+    async def _retire(self) -> None:
+        """End once this process is worn out, and its runs are over: they are healthy, so they get all their time."""
+        why = await self._exchange.worn_out()
+        self._equipment.logger.info("worker %s claims no more, and leaves after its runs: %s", self.owner.name, why)
+        self.recycled = why
+        await self._exchange.settled()
+        self._begin_to_end(0.0, "recycled")
 
     async def _keep(self) -> None:
         try:
@@ -506,7 +518,7 @@ class Worker:
             concurrency=self._concurrency,
             active=self._exchange.running,
             turned_ago=max(0, round((now - self._exchange.turned_at) * SECOND)),
-            stopping=self._ending is not None,
+            stopping=self.stopping,
             lag=round(self._turns.lag(now) * SECOND),
             memory=self._turns.memory,
             quiet=self._exchange.quiet,
