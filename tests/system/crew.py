@@ -286,3 +286,15 @@ async def toil(seconds: float) -> None:
     note("start")
     await asyncio.sleep(seconds)
     note("end")
+
+
+hoard: list[bytes] = []
+
+
+@app.task
+async def leak(megabytes: int, seconds: float) -> None:
+    """Keep some memory for ever, and rest."""
+    note("start")
+    hoard.append(b"x" * (megabytes << 20))
+    await asyncio.sleep(seconds)
+    note("end")

@@ -8,6 +8,7 @@ import signal
 import sys
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import NoReturn
 
 import click
@@ -26,6 +27,8 @@ from holdfast.maintenance.reaper import Reaper
 from holdfast.schedules import put_all
 from holdfast.worker.child import Child
 from holdfast.worker.orders import SIGNALS
+from holdfast.worker.sources import Sources
+from holdfast.worker.systemd import Systemd
 from holdfast.worker.wear import staggered
 from holdfast.worker.worker import DRAIN, Worker
 
@@ -117,6 +120,15 @@ class Crew:
     metavar="SIZE",
     help="Replace a process that occupies more, 500MB say, between two of its jobs.",
 )
+@click.option("--reload", is_flag=True, help="Replace the processes when their code changes; for development.")
+@click.option(
+    "--reload-dir",
+    "reload_dirs",
+    multiple=True,
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    metavar="DIR",
+    help="Look for changes there; in the working directory unless given.",
+)
 @logged
 @served
 @click.pass_obj
@@ -133,6 +145,8 @@ def worker(
     drain: timedelta,
     max_jobs: int | None,
     max_memory: int | None,
+    reload: bool,
+    reload_dirs: tuple[Path, ...],
     http: Http | None,
     log_level: str,
     log_format: str,
@@ -153,7 +167,10 @@ def worker(
     child = Child.from_environment()
     if child is None and _supervises(processes, without=no_supervisor):
         said = ["--log-level", log_level, "--log-format", log_format, *(["--quiet"] if session.quiet else [])]
-        _supervised(target, crew, processes, http, said)
+        sources = Sources(reload_dirs or [Path.cwd()]) if reload or reload_dirs else None
+        _supervised(target, crew, processes, http, said, sources=sources)
+    if child is None and (reload or reload_dirs):
+        raise UsageError("--reload needs a supervisor; leave --no-supervisor out")
     app = load(target)
     if child is not None and child.siblings:
         shared(app.storage)
@@ -254,7 +271,15 @@ def _supervises(processes: int, *, without: bool) -> bool:
     return True
 
 
-def _supervised(target: str, crew: Crew, processes: int, http: Http | None, logging_options: list[str]) -> NoReturn:
+def _supervised(
+    target: str,
+    crew: Crew,
+    processes: int,
+    http: Http | None,
+    logging_options: list[str],
+    *,
+    sources: Sources | None,
+) -> NoReturn:
     """Supervise so many worker processes until told to stop, then end this one.
 
     It runs no user code, so it does not even load the app: the first child finds out what is wrong with that.
@@ -269,7 +294,16 @@ def _supervised(target: str, crew: Crew, processes: int, http: Http | None, logg
         os.environ.update(http.environment())
     own = [sys.executable, "-m", "holdfast", "worker", target, *crew.options(), *logging_options]
     command = [*own, *(http.options() if http is not None else []), "--processes", "1"]
-    leave(supervise(command, processes=processes, drain=crew.drain, burst=crew.burst, logger=logger))
+    code = supervise(
+        command,
+        processes=processes,
+        drain=crew.drain,
+        burst=crew.burst,
+        sources=sources,
+        systemd=Systemd.from_environment(),
+        logger=logger,
+    )
+    leave(code)
 
 
 def _target(session: Session, target: str | None) -> str:

@@ -35,6 +35,8 @@ from holdfast.waiting import first
 from holdfast.worker.autopsy import OomKills
 from holdfast.worker.burial import Burial, Deceased
 from holdfast.worker.orders import SIGNALS
+from holdfast.worker.sources import Sources
+from holdfast.worker.systemd import Systemd
 from holdfast.worker.ward import Ward
 from holdfast.worker.watcher import Watcher
 from holdfast.worker.words import Hello, Word, Working
@@ -67,8 +69,15 @@ jobs behind them must not wait for that.
 SETTLED_IN = 10.0
 """A child that lived for so many seconds died of something new; its replacement does not wait for the last one's."""
 
-REFUSED = (1, 2)
+USAGE = 2
+REFUSED = (1, USAGE)
 """The exit statuses by which a child says, with a line on stderr, that it cannot be a worker: storage, app, options."""
+
+LOOK = 0.5
+"""Seconds between two looks at the code, where it is reloaded."""
+
+HANGING = 10.0
+"""Seconds beyond its `max_block` after which a child that was not ended for it keeps a sign of life from systemd."""
 
 TRIAL = 5.0
 """Seconds for which the first child goes alone, unless it says hello before: what is wrong with all is said once."""
@@ -86,6 +95,8 @@ class Life:
     dismissed: bool = False
     recycled: str | None = None
     """For what it wants to be replaced, if it does."""
+    outdated: bool = False
+    """Whether it was told to go, for its code has changed."""
     jobs: int = 0
 
     @property
@@ -110,6 +121,8 @@ class Supervisor:
         drain: timedelta,
         burst: bool,
         trial: float,
+        sources: Sources | None,
+        systemd: Systemd | None,
         clock: Clock,
         rng: Random,
         logger: logging.Logger,
@@ -121,6 +134,10 @@ class Supervisor:
         self._drain = drain.total_seconds()
         self._burst = burst
         self._trial = trial
+        self._sources = sources
+        self._systemd = systemd
+        self._changed = asyncio.Event()
+        """Set when the code changes, and another one then."""
         self._clock = clock
         self._rng = rng
         self._logger = logger
@@ -145,9 +162,14 @@ class Supervisor:
         try:
             async with asyncio.TaskGroup() as crew:
                 keepers = [crew.create_task(self._keep(number)) for number in range(self._processes)]
-                end = crew.create_task(self._bring_to_an_end(keepers))
+                others = [crew.create_task(self._bring_to_an_end(keepers))]
+                if self._sources is not None:
+                    others.append(crew.create_task(self._reload(self._sources)))
+                if self._systemd is not None and self._systemd.watchdog is not None:
+                    others.append(crew.create_task(self._live_on(self._systemd, self._systemd.watchdog / 2)))
                 await asyncio.wait(keepers)
-                end.cancel()
+                for other in others:
+                    other.cancel()
         finally:
             if self._storage is not None:
                 with contextlib.suppress(TimeoutError):
@@ -161,6 +183,8 @@ class Supervisor:
         """Pass on that it is time: the first signal lets the children drain, the second makes them leave at once."""
         if self._stopping.is_set():
             self._hurried.set()
+        if self._systemd is not None and not self._stopping.is_set():
+            self._systemd.stopping()
         self._stopping.set()
         for ward in self._wards:
             self._pass_on(ward)
@@ -183,24 +207,57 @@ class Supervisor:
         for keeper in keepers:
             keeper.cancel()
 
+    async def _reload(self, sources: Sources) -> None:
+        """Replace the children whenever the code has changed, each as soon as it has drained."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(LOOK)
+            found = await asyncio.to_thread(sources.changed)
+            if not found or self._stopping.is_set():
+                continue
+            names = ", ".join(path.name for path in found[:3]) + ", …" * (len(found) > 3)
+            self._logger.info("%s changed: the workers are replaced", names)
+            changed, self._changed = self._changed, asyncio.Event()
+            changed.set()
+            for ward in self._wards:
+                ward.outdated = True
+                ward.process.send(signal.SIGTERM)
+                loop.call_later(self._drain + STRAGGLERS, ward.process.send, signal.SIGKILL)
+
+    async def _live_on(self, systemd: Systemd, every: float) -> None:
+        """Give signs of life, but for children that hang although that should have been the end of them."""
+        while True:
+            if not any(ward.hangs(self._clock.uptime(), HANGING) for ward in self._wards):
+                systemd.alive()
+            await asyncio.sleep(every)
+
     async def _keep(self, number: int) -> None:
         """Keep one child: start it, bury it, start the next."""
         deaths = 0
         if number:
             await first(self._greeted.wait(), self._stopping.wait(), within=self._trial)
         while not self._stopping.is_set():
+            changed = self._changed
             life = await self._life()
             if self._stopping.is_set() or (life is not None and self._over(life)):
                 return
-            if life is not None and life.recycled is not None:
+            if life is not None and (life.recycled is not None or life.outdated):
                 deaths = 0
                 continue
             deaths = deaths + 1 if life is None or life.early else 0
             if deaths or (life is not None and life.lived <= SETTLED_IN):
-                await first(self._stopping.wait(), within=PATIENCE.rest(max(1, deaths), self._rng))
+                # Code that cannot be called is not tried again as it is, where somebody is at work on it.
+                ever = life is not None and life.status == USAGE and self._sources is not None
+                rest = None if ever else PATIENCE.rest(max(1, deaths), self._rng)
+                await first(self._stopping.wait(), changed.wait(), within=rest)
 
     def _over(self, life: Life) -> bool:
         """Say whether a child needs no replacement, though nobody asked us to stop."""
+        if life.outdated:
+            return False
+        if life.refused and self._sources is not None:
+            self._logger.info("the next worker is started when its code changes, or in a while")
+            return False
         if life.refused and not self._works:
             # It has said why. Whoever has called us learns it in the way that a worker without supervisor tells it.
             self._status = life.status
@@ -253,9 +310,10 @@ class Supervisor:
             worked=ward.working,
             dismissed=ward.dismissed,
             recycled=ward.recycled if parted else None,
+            outdated=ward.outdated,
         )
         if life.refused:
-            if self._works and not self._stopping.is_set():
+            if self._works and not life.outdated and not self._stopping.is_set():
                 self._logger.error("worker %d ended (%s) before it was at work", life.pid, death)
         elif ward.hello is not None and not life.parted:
             dead = Deceased(
@@ -269,7 +327,7 @@ class Supervisor:
                 isolated=isolated,
             )
             return replace(life, jobs=await self._bury(dead, ward.hello))
-        elif ward.hello is None and not self._stopping.is_set():
+        elif ward.hello is None and not life.outdated and not self._stopping.is_set():
             self._logger.error("worker %d ended (%s) before it was ready", life.pid, death)
         return life
 
@@ -299,7 +357,10 @@ class Supervisor:
             await asyncio.sleep(wait)
 
     def _heard(self, word: Word) -> None:
-        self._works = self._works or isinstance(word, Working)
+        if isinstance(word, Working) and not self._works:
+            self._works = True
+            if self._systemd is not None:
+                self._systemd.ready()
         if isinstance(word, Hello):
             self._greeted.set()
         if self._storage is None and isinstance(word, Hello):
@@ -326,6 +387,8 @@ def supervise(
     drain: Duration,
     burst: bool = False,
     trial: float = TRIAL,
+    sources: Sources | None = None,
+    systemd: Systemd | None = None,
     logger: logging.Logger | None = None,
 ) -> int:
     """Run so many worker processes until SIGTERM or SIGINT, and return the exit status.
@@ -334,6 +397,7 @@ def supervise(
     not stopped 4.25 s after it is killed, and we are gone 5 s after it. A child that ends is replaced, except in a
     `burst` one that took its leave. Before any has worked, the first that says it cannot (exit status 1 or 2) ends it
     all, with its status; it goes alone until it says hello, for `trial` seconds at most.
+    When `sources` change the children are replaced. `systemd` is told how we are.
 
     Raises:
         UsageError: processes is below 1, or drain is no duration.
@@ -344,6 +408,8 @@ def supervise(
         drain=duration(drain, field="drain", zero=True),
         burst=burst,
         trial=trial,
+        sources=sources,
+        systemd=systemd,
         clock=SystemClock(),
         rng=entropy(),
         logger=logger or logging.getLogger("holdfast.supervisor"),

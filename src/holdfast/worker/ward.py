@@ -54,6 +54,8 @@ class Ward:
         """Whether it said so because an operator wants it gone."""
         self.recycled: str | None = None
         """For what it is to be replaced by another, if it has said so."""
+        self.outdated = False
+        """Whether it was told to go, for its code has changed."""
 
     @classmethod
     def started(cls, command: Sequence[str], incarnation: str, *, siblings: bool, clock: Clock) -> Self:
@@ -106,6 +108,13 @@ class Ward:
     def isolated(self) -> frozenset[Ref]:
         """The jobs whose runs have processes of their own, and end with it through no fault of theirs."""
         return frozenset(run.ref for run in self.slate.runs() if run.way == "process")
+
+    def hangs(self, now: float, beyond: float) -> bool:
+        """Say whether its loop has been blocked for so long beyond its `max_block`, though nobody has stopped it."""
+        turned_at = self.slate.turned_at
+        if self.hello is None or not turned_at or self.process.death is not None:
+            return False
+        return now - turned_at > self.hello.max_block + beyond and not self.process.stopped
 
     def hurry(self) -> None:
         """Tell it to leave at once."""

@@ -1,0 +1,345 @@
+"""How workers leave: told to stop, replaced one by one, worn out, overtaken by new code; and what systemd hears."""
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from holdfast import Holdfast
+from holdfast.clock import SECOND
+from holdfast.core.events import JobCompleted, JobFailed, JobReleased, JobRetried, JobStalled, WorkerDied
+from holdfast.core.job import Ref
+from holdfast.core.lifecycle import State
+from tests.system.farm import Farm, by_job, timing_of
+
+pytestmark = pytest.mark.system
+
+USUAL = {"lease": "20s", "sweep": "2s", "grace": "3s"}
+
+FETCHING = 0.1
+"""Seconds after a SIGTERM in which a run may still begin."""
+
+
+@pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.redis)])
+def here(request: pytest.FixtureRequest, farm: Callable[..., Farm]) -> Farm:
+    """Return a farm on each storage."""
+    return farm(**USUAL, **({"url": request.getfixturevalue("redis_url")} if request.param == "redis" else {}))
+
+
+async def lateness(seconds: float) -> float:
+    """Return by how much this machine lets a sleeper wait too long, at worst, for so many seconds."""
+    worst, end = 0.0, time.monotonic() + seconds
+    while (now := time.monotonic()) < end:
+        await asyncio.sleep(0.005)
+        worst = max(worst, time.monotonic() - now - 0.005)
+    return worst
+
+
+def children(pid: int) -> list[int]:
+    """Return the processes that a process has started."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.statement(94, 96, 98)
+@pytest.mark.parametrize("told", ["the supervisor", "all of them"])
+async def test_a_sigterm_ends_the_claiming_at_once_and_what_does_not_fit_the_drain_is_handed_to_others(
+    here: Farm, told: str
+) -> None:
+    leaving = here.worker("-c", "8", "--drain", "2s")
+    fits = here.enqueue("nap", 1.5, times=2)
+    coroutines, threads = here.enqueue("nap", 60, times=2), here.enqueue("blocking", 60, times=2)
+    long = [*fits, *coroutines, *threads]
+
+    async def all_begun() -> bool:
+        return len(by_job(here.lines())) == len(long)
+
+    await here.until(all_begun, within=30)
+    (mine,) = {line.pid for line in here.lines()}
+    # The others are there before, with room for all that is handed to them, and the stream keeps everybody busy.
+    here.worker("-c", "20", "--name", "peer")
+
+    async def both() -> bool:
+        return len(await here.pids()) == 2
+
+    await here.until(both, within=30)
+    stream = here.enqueue("nap", 0.02, times=600)
+
+    async def flows() -> bool:
+        return sum(line.pid == mine for line in here.lines()) > len(long) + 20
+
+    # The clock of the long ones that fit has run on meanwhile; what matters is that they are still at it.
+    fits += here.enqueue("nap", 1.5, times=4)
+    await here.until(flows, within=20)
+    told_at, began = time.time_ns() // 1000, time.monotonic()
+    for pid in [leaving.pid, *(children(leaving.pid) if told == "all of them" else [])]:
+        os.kill(pid, signal.SIGTERM)
+    late = await lateness(0.5)
+
+    assert await asyncio.to_thread(leaving.wait, 30) == 0
+    took = time.monotonic() - began
+    # Three processes have a part in it, each of which may have to wait for this machine.
+    room = FETCHING + 3 * late
+    last = max(line.at for line in here.lines() if line.pid == mine and line.what == "start")
+    print(
+        f"the last run began {(last - told_at) / SECOND:+.3f} s after SIGTERM ({late:.3f} s late); gone in {took:.2f} s"
+    )
+    assert (last - told_at) / SECOND < room
+    assert took < 2 + 5
+
+    async def over() -> bool:
+        return await here.count(State.COMPLETED) == len([*fits, *stream])
+
+    await here.until(over, within=60)
+    for detail in await here.details([*fits, *stream]):
+        ended = [run.ended for run in detail.runs]
+        # A claim that was under way at the signal is handed back unbegun; nothing else is.
+        assert ended[-1] == "completed"
+        assert set(ended[:-1]) <= {"released"}
+        assert (detail.job.failures, detail.job.stalls) == (0, 0)
+
+    async def taken_over() -> bool:
+        lines = by_job(here.lines())
+        return all(len([one for one in lines[ref.id] if one.what == "start"]) == 2 for ref in [*coroutines, *threads])
+
+    await here.until(taken_over, within=20)
+    for refs, due in ((coroutines, 0.0), (threads, 2.0)):
+        for detail in await here.details(refs):
+            first, second = detail.runs
+            begun = [line for line in by_job(here.lines())[detail.job.id] if line.what == "start"][1]
+            assert first.end is not None
+            waited = (begun.at - first.end) / SECOND
+            print(f"taken over after {waited:.3f} s")
+            assert (first.ended, first.reason, first.pid) == ("released", "shutdown", mine)
+            assert (detail.job.failures, detail.job.stalls, detail.job.releases) == (0, 0, 1)
+            assert (second.number, begun.run) == (2, 2)
+            assert due - 0.01 < waited < due + 2
+    assert not [event for event in await here.events() if isinstance(event, JobFailed | JobStalled | WorkerDied)]
+
+
+ROLLERS, ROUNDS = 2, 25
+
+
+async def roll(here: Farm) -> None:
+    """Restart one worker after the other, fifty times in all, over a stream of jobs."""
+    app = Holdfast(here.url, timing=timing_of(here.env))
+
+    @app.task(name="crew.nap")
+    async def nap(seconds: float) -> str:
+        return f"the crew rests for {seconds} s"
+
+    @app.task(name="crew.blocking")
+    def blocking(seconds: float) -> str:
+        return f"the crew rests for {seconds} s"
+
+    refs: list[Ref] = []
+    flowing = True
+
+    async def stream() -> None:
+        while flowing:
+            # Of the last of these many do not fit the drain.
+            calls = [nap.call(0.02), nap.call(0.1), blocking.call(0.05), nap.call(0.9)]
+            refs.extend(Ref("default", job.id) for job in await app.enqueue_many(calls))
+            await asyncio.sleep(0.2)
+
+    def worker(name: str) -> "subprocess.Popen[bytes]":
+        return here.worker("-c", "4", "--drain", "500ms", "--name", name)
+
+    took: list[float] = []
+
+    async def roller(number: int) -> None:
+        leaving = worker(f"{number}-0")
+        for turn in range(1, ROUNDS + 1):
+            name = f"{number}-{turn}"
+            await works(f"{number}-{turn - 1}")
+            leaving.terminate()
+            began, coming = time.monotonic(), worker(name)
+            assert await asyncio.to_thread(leaving.wait, 30) == 0
+            took.append(time.monotonic() - began)
+            leaving = coming
+
+    async def works(name: str) -> None:
+        async def there() -> bool:
+            await asyncio.sleep(0.05)
+            return name in {one.owner.name for one in (await here.survey()).workers}
+
+        await here.until(there, within=60)
+
+    async with app:
+        streaming = asyncio.create_task(stream())
+        await asyncio.gather(*(roller(number) for number in range(ROLLERS)))
+        flowing = False
+        await streaming
+
+        async def over() -> bool:
+            return await here.count(State.COMPLETED) == len(refs)
+
+        await here.until(over, within=60)
+    ends: Counter[str] = Counter()
+    diary = by_job(here.lines())
+    for start in range(0, len(refs), 200):
+        for detail in await here.details(refs[start : start + 200]):
+            job, runs = detail.job, Counter(run.ended for run in detail.runs)
+            ends += runs
+            assert (job.state, job.failures, job.stalls) == (State.COMPLETED, 0, 0)
+            assert runs == {"completed": 1} | ({"released": job.releases} if job.releases else {})
+            assert [line.what for line in diary[job.id]].count("end") == 1
+    events = Counter(type(event) for event in await here.events())
+    print(f"{len(took)} restarts, {len(refs)} jobs, {dict(ends)}; the slowest was gone within {max(took):.2f} s")
+    assert events[JobCompleted] == len(refs)
+    assert events[JobReleased] == ends["released"] > 0
+    assert not {JobFailed, JobStalled, JobRetried, WorkerDied} & events.keys()
+    assert max(took) < 0.5 + 5
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+async def test_fifty_rolling_restarts_complete_every_job_once_and_charge_nothing(farm: Callable[..., Farm]) -> None:
+    await roll(farm(**USUAL, deaf="1"))
+
+
+@pytest.mark.slow
+@pytest.mark.patient
+@pytest.mark.timeout(240)
+async def test_fifty_rolling_restarts_do_so_on_redis(farm: Callable[..., Farm], redis_url: str) -> None:
+    await roll(farm(**USUAL, deaf="1", url=redis_url))
+
+
+async def test_processes_that_grow_are_replaced_between_their_jobs_which_all_run_once(here: Farm) -> None:
+    refs = here.enqueue("leak", 30, 0.1, times=24)
+    supervisor = here.worker("-c", "2", "--max-memory", "200MB", "--drain", "0s", "--log-level", "info")
+
+    async def done() -> bool:
+        return await here.count(State.COMPLETED) == len(refs)
+
+    await here.until(done, within=60)
+    supervisor.terminate()
+
+    assert await asyncio.to_thread(supervisor.wait, 20) == 0
+    pids = {line.pid for line in here.lines()}
+    # About five of them fill a process; two more may be on their way then.
+    assert 3 <= len(pids) <= 12
+    assert here.log().count("is replaced by another: it occupies") >= len(pids) - 1
+    for detail in await here.details(refs):
+        assert [run.ended for run in detail.runs] == ["completed"]
+    assert not [event for event in await here.events() if isinstance(event, WorkerDied | JobStalled | JobReleased)]
+
+
+async def test_a_process_begins_so_many_jobs_and_no_more_and_the_next_takes_over(farm: Callable[..., Farm]) -> None:
+    here = farm(**USUAL)
+    refs = here.enqueue("nap", 0.1, times=20)
+
+    assert here.worker("-c", "3", "--max-jobs", "6", "--burst").wait(60) == 0
+    begun = Counter(line.pid for line in here.lines() if line.what == "start")
+    assert sorted(begun.values()) == [2, 6, 6, 6]
+    for detail in await here.details(refs):
+        assert [run.ended for run in detail.runs] == ["completed"]
+
+
+async def test_without_supervisor_a_worker_that_is_worn_out_ends_well(farm: Callable[..., Farm]) -> None:
+    here = farm(**USUAL)
+    here.enqueue("nap", 0.1, times=5)
+
+    assert here.alone("-c", "2", "--max-jobs", "3").wait(60) == 0
+    assert (await here.count(State.COMPLETED), await here.count(State.WAITING)) == (3, 2)
+
+
+SHOP = """
+from holdfast import Holdfast
+app = Holdfast()
+
+@app.task(name="version")
+def version() -> int:
+    return {version}
+"""
+
+
+def reloading(folder: Path, url: str, log: Path) -> "subprocess.Popen[bytes]":
+    """Start a worker that reloads the code of a folder."""
+    # Caches are what it must not take for code, so there shall be some.
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    command = [sys.executable, "-m", "holdfast", "worker", "shop:app", "--reload", "--drain", "1s"]
+    with log.open("wb") as said:
+        return subprocess.Popen(command, cwd=folder, env=env | {"HOLDFAST_URL": url}, stderr=said)
+
+
+async def test_new_code_replaces_the_processes_once_and_code_that_is_broken_waits_for_better(tmp_path: Path) -> None:
+    url, module, log = f"sqlite:///{tmp_path / 'jobs.db'}", tmp_path / "shop.py", tmp_path / "log"
+    module.write_text(SHOP.format(version=1))
+    worker = reloading(tmp_path, url, log)
+    app = Holdfast(url)
+
+    @app.task(name="version")
+    def version() -> int:
+        return 0
+
+    async def told(words: str, times: int = 1) -> None:
+        end = time.monotonic() + 30
+        while log.read_text().count(words) < times:
+            assert time.monotonic() < end, log.read_text()
+            await asyncio.sleep(0.02)
+
+    try:
+        async with app:
+            assert await (await version.enqueue()).result(timeout=30) == 1
+            module.write_text(SHOP.format(version=22))
+            await told("shop.py changed: the workers are replaced")
+            await told("starts on", 2)
+            assert await (await version.enqueue()).result(timeout=30) == 22
+            module.write_text("this is no Python\n")
+            await told("is started when its code changes")
+            module.write_text(SHOP.format(version=4444))
+            assert await (await version.enqueue()).result(timeout=30) == 4444
+        worker.terminate()
+        status = await asyncio.to_thread(worker.wait, 20)
+    finally:
+        worker.kill()
+
+    assert status == 0
+    assert re.findall(r"(\S+) changed: the workers", log.read_text()) == ["shop.py"] * 3
+    assert [name for name in os.listdir(tmp_path / "__pycache__") if name.startswith("shop.")]
+    assert log.read_text().count("starts on") == 3
+
+
+async def test_systemd_hears_that_it_is_ready_alive_and_about_to_stop(
+    farm: Callable[..., Farm], tmp_path: Path
+) -> None:
+    here = farm(**USUAL)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.setblocking(False)
+        here.env |= {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "500000"}
+        loop = asyncio.get_running_loop()
+        heard: list[tuple[float, bytes]] = []
+
+        async def hear(*, until: bytes) -> None:
+            async with asyncio.timeout(30):
+                while not heard or heard[-1][1] != until:
+                    heard.append((time.monotonic(), await loop.sock_recv(systemd, 100)))
+
+        worker = here.worker("-c", "1")
+        await hear(until=b"READY=1")
+        (ref,) = here.enqueue("hog", 1.5)
+        ready_at = heard[-1][0]
+        while time.monotonic() < ready_at + 3:
+            await hear(until=b"WATCHDOG=1")
+            heard.append((time.monotonic(), b""))
+        worker.terminate()
+        await hear(until=b"STOPPING=1")
+
+    assert await asyncio.to_thread(worker.wait, 30) == 0
+    words = Counter(word for _, word in heard)
+    assert (words[b"READY=1"], words[b"STOPPING=1"]) == (1, 1)
+    # Four a second; half of them is room for a slow machine.
+    assert words[b"WATCHDOG=1"] >= 6
+    # A handler that blocks its loop for a while is no reason to be restarted.
+    (detail,) = await here.details([ref])
+    assert [run.ended for run in detail.runs] == ["completed"]
