@@ -183,7 +183,7 @@ async def roll(here: Farm) -> None:
             return await here.count(State.COMPLETED) == len(refs)
 
         await here.until(over, within=60)
-    ends: Counter[str] = Counter()
+    ends: Counter[str | None] = Counter()
     diary = by_job(here.lines())
     for start in range(0, len(refs), 200):
         for detail in await here.details(refs[start : start + 200]):
