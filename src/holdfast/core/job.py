@@ -297,6 +297,11 @@ class JobRecord(Struct, frozen=True, kw_only=True):
         """The attempt that the current or next run is: what `max_attempts` bounds."""
         return self.failures + 1
 
+    @property
+    def exclusive(self) -> bool:
+        """Whether nothing may run beside it: it holds a key that others wait for, or must not be run twice."""
+        return bool(self.keys) or self.policy.on_worker_lost == "fail"
+
 
 class RunRecord(Struct, frozen=True, kw_only=True):
     """One start of a job: who ran it under which fence, and how it ended.

@@ -469,4 +469,4 @@ class ExchangeLoop:
             case "continue":
                 return False
             case "auto":
-                return bool(lease.job.keys) or lease.job.policy.on_worker_lost == "fail"
+                return lease.job.exclusive

@@ -18,7 +18,7 @@ from holdfast.codec import Codec
 from holdfast.context import JobContext, entered
 from holdfast.control import Cancel, Reject, RetryLater, Snooze
 from holdfast.core.duration import micros
-from holdfast.core.job import RecordedError
+from holdfast.core.job import JobRecord, RecordedError
 from holdfast.core.outcome import (
     Cancelled,
     Interrupted,
@@ -146,7 +146,7 @@ class Runner:
         async with Limit(
             job.timeout / SECOND,
             # The storage lets no lease outlast the timeout by more than a beat of its own.
-            min(LINGER, job.stall.lease / 4 / SECOND),
+            _patience(job),
             over=lambda: _tell(held, context),
             overdue=lambda: overdue(held, timed_out(held)),
         ):
