@@ -218,6 +218,15 @@ class Runner:
             held.context.log.error(f"{who} {how}", **told)
 
 
+def _patience(job: JobRecord) -> float:
+    """Return how many seconds a handler gets to end after its timeout: its lease lasts for a beat then.
+
+    Where nothing may run beside it, it gets all of that; what it holds is given to others once it is settled.
+    """
+    beat = job.stall.lease / 4 / SECOND
+    return beat if job.exclusive else min(LINGER, beat)
+
+
 def _tell(held: Held, context: JobContext) -> None:
     # It is not cancelled yet; a moment later nobody could see where it was.
     held.at_limit = where(held)
