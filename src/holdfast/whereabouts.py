@@ -27,14 +27,17 @@ _LOADING: ContextVar[bool] = ContextVar("holdfast_loading", default=False)
 
 
 class Whereabouts(Struct, frozen=True):
-    """Where an app is found. `script`: the file that `__main__` is; `started`: the module that it is, by `-m`."""
+    """Where an app is found. `script`: the file that `__main__` is; `started`: the module that it is, by `-m`.
+
+    Paths and arguments are bytes, for they need not be text.
+    """
 
     modules: tuple[str, ...]
     module: str
     attribute: str
-    path: tuple[str, ...]
-    arguments: tuple[str, ...]
-    script: str | None = None
+    path: tuple[bytes, ...]
+    arguments: tuple[bytes, ...]
+    script: bytes | None = None
     started: str | None = None
 
 
@@ -58,13 +61,15 @@ def whereabouts(app: object, parts: Iterable[object]) -> Whereabouts | None:
     script, started = _main() if _MAIN in names else (None, None)
     if found is None or not wanted <= set(names) or (_MAIN in names and script is None and started is None):
         return None
-    return Whereabouts(tuple(names), *found, tuple(sys.path), tuple(sys.argv), script, started)
+    path, arguments = (tuple(map(os.fsencode, said)) for said in (sys.path, sys.argv))
+    file = None if script is None else os.fsencode(script)
+    return Whereabouts(tuple(names), *found, path, arguments, file, started)
 
 
 def load(where: Whereabouts) -> object:
     """Return the app. Raises whatever loading its modules raises, or AttributeError."""
-    sys.path[:] = where.path
-    sys.argv[:] = where.arguments
+    sys.path[:] = map(os.fsdecode, where.path)
+    sys.argv[:] = map(os.fsdecode, where.arguments)
     with _loading():
         for name in where.modules:
             if name == _MAIN:
@@ -112,7 +117,7 @@ def _load_main(where: Whereabouts) -> None:
     if where.started is not None:
         held = runpy.run_module(where.started, run_name=_LOADED_MAIN, alter_sys=True)
     else:
-        held = runpy.run_path(where.script or "", run_name=_LOADED_MAIN)
+        held = runpy.run_path(os.fsdecode(where.script or b""), run_name=_LOADED_MAIN)
     module.__dict__.update(held)
     sys.modules[_MAIN] = sys.modules[_LOADED_MAIN] = module
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import ctypes
+import logging
 import os
 import signal
 import subprocess
@@ -54,6 +55,16 @@ def connection() -> Generator[str]:
 @app.task
 def plus(a: int, b: int) -> int:
     return a + b
+
+
+@app.task
+async def logging_on(seconds: float) -> None:
+    """Log at once, and something more once nobody runs anything here any more."""
+    try:
+        raise ValueError("shown")
+    except ValueError:
+        logging.getLogger("shop.stock").exception("it is %s", "low")
+    asyncio.get_running_loop().call_later(seconds, logging.getLogger("shop.stock").warning, "still low")
 
 
 @app.task

@@ -24,6 +24,7 @@ from typing import Protocol, cast, get_args, runtime_checkable
 from holdfast.context import Progress, Signs
 from holdfast.core.lease import Lease
 from holdfast.core.outcome import Raised
+from holdfast.core.text import storable
 from holdfast.equipment import Equipment
 from holdfast.waiting import first
 from holdfast.whereabouts import known_as, load
@@ -152,7 +153,8 @@ class LogOverLine(logging.Handler):
         if record.exc_info and record.exc_info[1] is not None:
             trace = "".join(traceback.format_exception(record.exc_info[1]))
         try:
-            self._line.say(Logged(record.name, record.levelno, record.getMessage(), trace))
+            message = storable(record.getMessage())
+            self._line.say(Logged(record.name, record.levelno, message, trace and storable(trace)))
         except Exception:
             self.handleError(record)
 
@@ -286,6 +288,12 @@ def main() -> None:
         # ignored by the system: that would pass on to all that handlers start.
         signal.signal(number, _minded)
     _serve(Line(line))
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
+    # Whatever threads still hang in it.
+    os._exit(0)
 
 
 def _minded(number: int, _: object) -> None:
@@ -305,7 +313,8 @@ def _serve(line: Line) -> None:
     except (Exception, SystemExit) as error:
         line.say(Unfit(f"the app cannot be loaded: {_shown(error)}"))
         return
-    asyncio.run(SlotProcess(equipment, line, worker=order.worker).work())
+    # Never closed: closing waits for threads, and one of them may never end.
+    asyncio.Runner().run(SlotProcess(equipment, line, worker=order.worker).work())
 
 
 def _log_over(line: Line, level: int) -> None:
@@ -317,7 +326,7 @@ def _log_over(line: Line, level: int) -> None:
 
 
 def _shown(error: BaseException) -> str:
-    return "".join(traceback.format_exception(error)).strip()[-4_096:]
+    return storable("".join(traceback.format_exception(error)).strip()[-4_096:])
 
 
 if __name__ == "__main__":

@@ -84,6 +84,8 @@ class Slot:
         self._ear = ear_of_worker()
         self._heard: list[Answer] = []
         self._timers: list[asyncio.TimerHandle] = []
+        self.idle = False
+        """Whether it waits for a run."""
         self._in_use = False
         """Whether somebody speaks or listens on the line; then it must not be closed."""
         self._death = asyncio.ensure_future(process.ended())
@@ -135,6 +137,17 @@ class Slot:
                 return None
         return self._heard.pop(0)
 
+    def rest(self) -> None:
+        """Let it be idle. What it logs meanwhile is heard all the same, or it would wait for somebody to hear it."""
+        self.idle = True
+        asyncio.get_running_loop().add_reader(self.process.line, self._overhear)
+
+    def rise(self) -> None:
+        """Let it be idle no more."""
+        if self.idle:
+            self.idle = False
+            asyncio.get_running_loop().remove_reader(self.process.line)
+
     def expect(self, within: float, why: str) -> None:
         """Have it killed unless it is calmed before: asked after so many seconds, and a little more to leave."""
         loop = asyncio.get_running_loop()
@@ -169,8 +182,26 @@ class Slot:
             if self.process.death is not None:
                 self.process.line.close()
 
+    def _overhear(self) -> None:
+        try:
+            part = self.process.line.recv(_PART)
+            words = self._ear.hear(part)
+        except BlockingIOError:
+            return
+        except (OSError, GarbledError) as error:
+            part, words = b"", list[Answer]()
+            self.kill(f"what it says is {error}")
+        for word in words:
+            if isinstance(word, Logged):
+                _log(word)
+        if not part:
+            # It is dead, or as good as dead.
+            self.rise()
+            self.kill("it has closed its line")
+
     def _died(self, _: object) -> None:
         self.calm()
+        self.rise()
         # What it had started must not go on, and may hold the other end of the line, which would then never end.
         self.process.send_all(signal.SIGKILL)
         if not self._in_use:
@@ -248,13 +279,16 @@ class Slots:
             if slot is not None:
                 self._put_away(slot)
 
-    async def close(self, *, within: float) -> None:
-        """Let the processes end that are idle, for so many seconds at most; kill what is left of all."""
+    async def leave(self) -> None:
+        """Let the processes end that are idle, and wait for that. From now on none is kept."""
         self._closed = True
         for slot in self._idle:
             slot.say_at_once(Leave())
-        leaving = [slot.death() for slot in self._idle]
-        await first(_all(leaving), within=within)
+        await _all([slot.death() for slot in self._idle])
+
+    async def close(self) -> None:
+        """Kill what is left of them."""
+        self._closed = True
         self._idle.clear()
         for slot in self._all:
             slot.kill("its worker ends")
@@ -268,6 +302,7 @@ class Slots:
         """
         while self._idle:
             slot = self._idle.pop()
+            slot.rise()
             if slot.lives:
                 return slot
         if self._app is None:
@@ -387,6 +422,7 @@ class Slots:
         slot.calm()
         if slot.lives and not self._closed:
             self._idle.append(slot)
+            slot.rest()
         else:
             slot.kill("its worker ends")
 

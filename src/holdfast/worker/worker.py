@@ -405,7 +405,7 @@ class Worker:
 
     async def _leave(self) -> None:
         leaving = asyncio.create_task(self._leave_lifespan())
-        closing = asyncio.create_task(self._slots.close(within=self._patience()))
+        closing = asyncio.create_task(self._close_slots())
         # What runs beside may hang in the storage, too; it is cancelled, and its thread keeps nobody.
         await first(self._side.stop(), within=self._left())
         self._watchdog.stop()
@@ -441,6 +441,11 @@ class Worker:
         if self._forced.is_set():
             await first(self._lifespan.ended(), within=self._left())
         await self._lifespan.cut_off()
+
+    async def _close_slots(self) -> None:
+        # Their lifespans have as long as ours.
+        await first(self._slots.leave(), self._forced.wait(), within=self._patience())
+        await self._slots.close()
 
     def _patience(self) -> float:
         """Return the seconds that lifespans get to be left in."""
