@@ -13,7 +13,7 @@ from msgspec import Struct, field
 
 from holdfast.core.duration import spoken
 from holdfast.core.job import JobDetail, Owner, RecordedError, Ref, RunRecord, StallReason
-from holdfast.core.outcome import Interrupted, Outcome, Stalled, TimedOut
+from holdfast.core.outcome import Outcome, Stalled, TimedOut
 from holdfast.core.postmortem import Ending, Workplace, post_mortem, ran_for, seconds, stall_cause
 from holdfast.core.settlement import Settlement, settlement
 from holdfast.storage.protocol import SETTLE_LIMIT, StalledLease, Storage, WorkerSurvey
@@ -32,7 +32,8 @@ class Witness(Struct, frozen=True):
     """What its supervisor knows of a worker process that died.
 
     `hung`: it was killed because its event loop no longer turned. `overdue`: the jobs whose runs it was killed for, as
-    they went on beyond their timeouts; then the other runs are not to blame.
+    they went on beyond their timeouts; then the other runs are not to blame. `innocent`: jobs whose runs cannot have
+    ended the process, each of them being in another one.
     """
 
     ending: Ending
@@ -111,11 +112,7 @@ async def _seen(storage: Storage, stalled: Sequence[StalledLease], *, workers: b
 
 
 def _outcome(one: StalledLease, seen: _Seen, witness: Witness | None, max_block: int | None) -> Outcome:
-    if witness is not None and one.lease.ref in witness.innocent:
-        return Interrupted("shutdown")
-    if witness is not None and witness.overdue:
-        if one.lease.ref not in witness.overdue:
-            return Interrupted("shutdown")
+    if witness is not None and one.lease.ref in witness.overdue:
         cause = _overdue(one, seen)
         message = f"{cause}; its process was killed"
         text = _text(one, message, seen, witness)
@@ -129,7 +126,8 @@ def _outcome(one: StalledLease, seen: _Seen, witness: Witness | None, max_block:
         ending=None if witness is None else witness.ending,
         max_block=max_block,
     )
-    return Stalled(reason, one.silent_for, one.owner, _text(one, cause, seen, witness))
+    blameless = witness is not None and (bool(witness.overdue) or one.lease.ref in witness.innocent)
+    return Stalled(reason, one.silent_for, one.owner, _text(one, cause, seen, witness), blameless)
 
 
 def _reason(one: StalledLease, seen: _Seen, witness: Witness | None, max_block: int | None) -> StallReason:

@@ -255,6 +255,7 @@ def test_a_decision_charges_one_budget_at_most_and_delays_never_backwards(
         (Rejected(ERROR), RunEnd("rejected", "ValueError", "no good")),
         (Unreadable(ERROR), RunEnd("undecodable", "ValueError", "no good")),
         (Stalled("process_died", detail="signal 9"), RunEnd("stalled", "process_died", "signal 9")),
+        (Stalled("process_died", detail="x", blameless=True), RunEnd("released", "process_died", "x")),
         (Cancelled("enough"), RunEnd("cancelled", "enough")),
         (Cancelled(), RunEnd("cancelled")),
         (Snoozed(DELAY), RunEnd("released", "snoozed")),
@@ -264,7 +265,7 @@ def test_a_decision_charges_one_budget_at_most_and_delays_never_backwards(
     ],
 )
 def test_the_run_history_has_a_word_for_each_outcome(outcome: Outcome, end: RunEnd) -> None:
-    assert run_end(outcome) == end
+    assert run_end(outcome, decide(active(), outcome, Random(0))) == end
 
 
 @pytest.mark.parametrize("reason", get_args(StallReason))
@@ -294,3 +295,19 @@ def test_a_run_that_came_to_an_outcome_of_its_own_ends_the_quarantine() -> None:
 
         assert isinstance(decision, PutBack)
         assert not decision.quarantine
+
+
+@pytest.mark.parametrize("quarantined", [True, False])
+def test_a_run_that_another_one_took_along_is_charged_to_nothing(quarantined: bool) -> None:
+    job = structs.replace(active(stalls=9), quarantined=quarantined)
+    decision = decide(job, Stalled("process_died", blameless=True), Random(0))
+
+    assert decision == PutBack(charge="releases", reason="process_died", quarantine=quarantined)
+
+
+def test_a_job_that_must_not_run_twice_fails_also_where_its_run_was_taken_along() -> None:
+    job = active(policy=Policy(on_worker_lost="fail"))
+    decision = decide(job, Stalled("process_died", blameless=True), Random(0))
+
+    assert isinstance(decision, Finish)
+    assert (decision.state, decision.reason, decision.charge) == (State.FAILED, "crashed", "stalls")

@@ -136,7 +136,7 @@ def test_a_settlement_names_its_run_and_what_is_decided(outcome: Outcome) -> Non
 
     assert (asked.ref, asked.fence) == (Ref("mail", "a"), ACTIVE.fence)
     assert asked.decision == decide(ACTIVE, outcome, Random(5))
-    assert asked.ended == run_end(outcome)
+    assert asked.ended == run_end(outcome, asked.decision)
     assert all((event.queue, event.id, event.task, event.run) == ("mail", "a", "send", 4) for event in asked.events)
 
 

@@ -75,6 +75,8 @@ def decide(job: JobRecord, outcome: Outcome, rng: Random) -> Decision:
             return PutBack(charge="releases", after=delay, reason=reason, quarantine=job.quarantined)
         case Stalled() if job.cancel_at is not None:
             return Finish(state=State.CANCELLED, reason=job.cancel_reason)
+        case Stalled(reason, blameless=True) if job.policy.on_worker_lost != "fail":
+            return PutBack(charge="releases", reason=reason, quarantine=job.quarantined)
         case Stalled(reason):
             if job.stalls + 1 > job.stall.max_stalls or job.policy.on_worker_lost == "fail":
                 return Finish(
@@ -140,7 +142,7 @@ class RunEnd(Struct, frozen=True):
     detail: str | None = None
 
 
-def run_end(outcome: Outcome) -> RunEnd:
+def run_end(outcome: Outcome, decision: Decision) -> RunEnd:
     """Say how a run ended, in the words of the run history."""
     match outcome:
         case Returned():
@@ -155,7 +157,7 @@ def run_end(outcome: Outcome) -> RunEnd:
         case Unreadable(error):
             return RunEnd("undecodable", error.type, error.message)
         case Stalled(reason=reason, detail=detail):
-            return RunEnd("stalled", reason, detail)
+            return RunEnd("released" if decision.charge == "releases" else "stalled", reason, detail)
         case Cancelled(reason):
             return RunEnd("cancelled", reason)
         case Snoozed():

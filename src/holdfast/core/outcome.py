@@ -6,7 +6,9 @@ from msgspec import Struct
 
 from holdfast.core.job import RecordedError, StallReason
 
-ReleaseReason = Literal["shutdown", "prefetch", "snoozed", "unreachable", "unknown_task", "newer_payload"]
+ReleaseReason = Literal[
+    "shutdown", "prefetch", "snoozed", "unreachable", "unknown_task", "newer_payload", "process_died", "loop_blocked"
+]
 
 
 class Returned(Struct, frozen=True, tag=True):
@@ -70,12 +72,16 @@ class Cancelled(Struct, frozen=True, tag=True):
 
 
 class Stalled(Struct, frozen=True, tag=True):
-    """The run's holder fell silent or died; told by a reaper or a supervisor, never by the run itself."""
+    """The run's holder fell silent or died; told by a reaper or a supervisor, never by the run itself.
+
+    `blameless`: its process was ended by another run for certain, so this one is not charged for it.
+    """
 
     reason: StallReason
     silent_for: int = 0
     owner: str = ""
     detail: str | None = None
+    blameless: bool = False
 
 
 Outcome = Returned | Raised | TimedOut | Rejected | Unreadable | Unknown | Snoozed | Interrupted | Cancelled | Stalled

@@ -36,7 +36,7 @@ def settlement(lease: Lease, outcome: Outcome, rng: Random, *, took: float = 0.0
     """Decide on an outcome and put it in the form that the storage applies. `took`: the run's seconds."""
     decision = decide(lease.job, outcome, rng)
     return Settlement(
-        lease.ref, lease.fence, decision, run_end(outcome), _events(lease.job, outcome, decision, took=took)
+        lease.ref, lease.fence, decision, run_end(outcome, decision), _events(lease.job, outcome, decision, took=took)
     )
 
 

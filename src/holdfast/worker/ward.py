@@ -106,8 +106,13 @@ class Ward:
 
     @property
     def isolated(self) -> frozenset[Ref]:
-        """The jobs whose runs have processes of their own, and end with it through no fault of theirs."""
-        return frozenset(run.ref for run in self.slate.runs() if run.way == "process")
+        """The jobs whose runs have processes of their own, and end with it through no fault of theirs.
+
+        None of them where it ran nothing else: then one of these is to blame, be it for the memory that it took.
+        """
+        runs = self.slate.runs()
+        apart = frozenset(run.ref for run in runs if run.way == "process")
+        return apart if len(apart) < len(runs) else frozenset()
 
     def hangs(self, now: float, beyond: float) -> bool:
         """Say whether its loop has been blocked for so long beyond its `max_block`, though nobody has stopped it."""
