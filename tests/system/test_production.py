@@ -378,8 +378,10 @@ def test_a_unit_says_what_the_commands_understand(unit: Path, tmp_path: Path) ->
 
     assert set(read.sections()) == {"Unit", "Service", "Install"}
     assert program.endswith("/bin/holdfast")
-    # Nothing in Holdfast speaks to systemd.
-    assert service["Type"] == "exec"
+    # Only a supervisor speaks to systemd; it does so itself, so nobody else needs access.
+    assert service["Type"] == ("notify" if arguments[0] == "worker" else "exec")
+    assert ("WatchdogSec" in service) == (service["Type"] == "notify")
+    assert service.get("NotifyAccess", "main") == "main"
     assert (service["KillMode"], service["Restart"]) == ("mixed", "always")
     held_to(arguments, stop=float(service["TimeoutStopSec"]))
     if (analyze := shutil.which("systemd-analyze")) is not None:
