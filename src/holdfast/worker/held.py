@@ -177,7 +177,8 @@ class Holdings:
                 held.line = self._slate.write(
                     held.lease, way=held.way, claimed_at=held.claimed_at, renewed_at=held.renewed_at
                 )
-        if held.line is not None:
+        # A sign moves nothing in the storage but the progress clock.
+        if held.line is not None and held.lease.job.heartbeat_timeout is not None:
             held.signs.echo = partial(self._signed, held)
         # Most jobs are over long before the keeper looks; waking it for each of them would cost more than they do.
         urgent = held.renewed_at + held.beat < self.next_look or held.renewed_at < self.hinted_at

@@ -74,6 +74,7 @@ class Slate:
         self._lines = [self._bytes[start : start + _TEXT].cast("d") for start in range(_HEAD, size - _LINE + 1, _LINE)]
         self._free = list(range(len(self._lines) - 1, -1, -1))
         self._used = 0
+        self._writes = [0] * len(self._lines)
 
     @classmethod
     def new(cls, lines: int) -> Self:
@@ -125,15 +126,15 @@ class Slate:
             # The line that was left last is written on next; so those behind this one have never been.
             self._used = place + 1
             self._head[_USED] = self._used
-        line, job = self._lines[place], lease.job
-        writes, queue, id_, task = line[_WRITES] + 1, job.queue.encode(), job.id.encode(), job.task.encode()
-        text, start = queue + id_ + task, _HEAD + place * _LINE
-        line[_WRITES] = writes
-        self._bytes[start + _TEXT : start + _TEXT + len(text)] = text
+        job, start = lease.job, _HEAD + place * _LINE
+        queue, id_, task = job.queue.encode(), job.id.encode(), job.task.encode()
+        text = queue + id_ + task
+        self._writes[place] = writes = self._writes[place] + 2
+        # Its count is the first that changes, and says that the line is being written until the text is there, too.
         _FIELDS.pack_into(
             self._memory,
             start,
-            writes,
+            writes - 1,
             lease.fence,
             job.starts,
             claimed_at,
@@ -147,15 +148,13 @@ class Slate:
             len(id_),
             len(task),
         )
-        line[_WRITES] = writes + 1
+        self._memory[start + _TEXT : start + _TEXT + len(text)] = text
+        self._lines[place][_WRITES] = writes
         return place
 
     def wipe(self, place: int) -> None:
         """Forget a run."""
-        line = self._lines[place]
-        line[_WRITES] += 1
-        line[_FENCE] = 0.0
-        line[_WRITES] += 1
+        self._lines[place][_FENCE] = 0.0
         self._free.append(place)
 
     def renewed(self, place: int, at: float) -> None:
