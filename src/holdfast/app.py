@@ -26,11 +26,13 @@ from holdfast.dead import DeadLetters
 from holdfast.defining import Definer, Member, Plan
 from holdfast.equipment import Equipment
 from holdfast.errors import ResultTimeoutError, StorageError, UnknownTaskError, UsageError
+from holdfast.figures import Figures
 from holdfast.fitting import refusal
 from holdfast.functions import is_async, yields
 from holdfast.handle import Access, Job
 from holdfast.health.asgi import DegradedIs, HealthApp
 from holdfast.health.make import PATIENCE, Threshold, health_app
+from holdfast.health.vitals import Vitals
 from holdfast.hearing import registering
 from holdfast.ids import JobIds
 from holdfast.injection import Provider, needs, not_injected, provider_of
@@ -112,6 +114,7 @@ class Holdfast(Definer):
         self._clock = clock or SystemClock()
         self._rng = rng or entropy()
         self._side = side
+        self._figures = Figures()
         self._ids = JobIds(self._clock, self._rng)
         self._hearers = Hearers()
         self._schedules: dict[str, Schedule] = {}
@@ -436,9 +439,9 @@ class Holdfast(Definer):
         for_: Duration = PATIENCE,
         degraded_is: DegradedIs = 200,
     ) -> HealthApp:
-        """Return health as a plain ASGI app, to be mounted or served: `/live`, `/ready`, `/health/queues`.
+        """Return health as a plain ASGI app, to be mounted or served: `/live`, `/ready`, `/health/queues`, `/metrics`.
 
-        `token`: what `/health/queues` asks for; `$HOLDFAST_HTTP_TOKEN` if not given, none if `unprotected`. `backlog`:
+        `token`: what the latter two ask for; `$HOLDFAST_HTTP_TOKEN` if not given, none if `unprotected`. `backlog`:
         how many jobs may wait, in each queue or by the names of queues; more of them for longer than `for_` are
         unhealthy. `degraded_is`: the HTTP status where jobs wait and no live worker serves them.
 
@@ -447,7 +450,7 @@ class Holdfast(Definer):
         """
         return health_app(
             self.opened,
-            timing=self.timing,
+            timing=lambda: self.timing,
             clock=self._clock,
             queues=lambda: {task.queue for task in self.tasks.values()},
             token=token,
@@ -455,6 +458,7 @@ class Holdfast(Definer):
             backlog=backlog,
             for_=for_,
             degraded_is=degraded_is,
+            vitals=lambda: Vitals(figures=self._figures.totals()),
         )
 
     def equipment(self) -> Equipment:
@@ -468,6 +472,7 @@ class Holdfast(Definer):
             timing=self.timing,
             logger=self.logger,
             clock=self._clock,
+            figures=self._figures,
             rng=self._rng,
             side=self._side,
             schedules=self._schedules,

@@ -14,6 +14,7 @@ from holdfast.clock import Clock, SystemClock, entropy
 from holdfast.codec import Codec, JsonCodec
 from holdfast.core.job import Owner
 from holdfast.core.schedule import Schedule
+from holdfast.figures import Figures
 from holdfast.ids import owner_id
 from holdfast.injection import Provider
 from holdfast.middleware import Middleware
@@ -37,6 +38,8 @@ class Equipment:
     timing: Timing
     logger: logging.Logger
     clock: Clock = field(default_factory=SystemClock)
+    figures: Figures = field(default_factory=Figures)
+    """What is counted of the work that it is handed out for, for all who work in this process."""
     rng: Random = field(default_factory=entropy)
     side: Callable[[str], Side] = SideLoop
     schedules: Mapping[str, Schedule] = field(default_factory=dict[str, Schedule])

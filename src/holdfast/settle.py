@@ -12,10 +12,12 @@ from random import Random
 from msgspec import Struct, field
 
 from holdfast.core.duration import spoken
+from holdfast.core.events import JobStalled
 from holdfast.core.job import JobDetail, Owner, RecordedError, Ref, RunRecord, StallReason
 from holdfast.core.outcome import Outcome, Stalled, TimedOut
 from holdfast.core.postmortem import Ending, Workplace, post_mortem, ran_for, seconds, stall_cause
 from holdfast.core.settlement import Settlement, settlement
+from holdfast.figures import STALLED, Figures
 from holdfast.storage.protocol import SETTLE_LIMIT, StalledLease, Storage, WorkerSurvey
 
 LOOK = 0.5
@@ -33,7 +35,7 @@ class Witness(Struct, frozen=True):
 
     `hung`: it was killed because its event loop no longer turned. `overdue`: the jobs whose runs it was killed for, as
     they went on beyond their timeouts; then the other runs are not to blame. `innocent`: jobs whose runs cannot have
-    ended the process, each of them being in another one.
+    ended the process, each of them being in another one. `blameless`: it was killed for what no run has to do with.
     """
 
     ending: Ending
@@ -41,6 +43,7 @@ class Witness(Struct, frozen=True):
     hung: bool = False
     overdue: frozenset[Ref] = field(default_factory=frozenset[Ref])
     innocent: frozenset[Ref] = field(default_factory=frozenset[Ref])
+    blameless: bool = False
 
 
 async def settle_stalled(
@@ -52,8 +55,9 @@ async def settle_stalled(
     witness: Witness | None = None,
     max_block: int | None = None,
     within: float = LOOK,
+    figures: Figures | None = None,
 ) -> None:
-    """Settle stalled runs in the name of who took them; for reapers and supervisors.
+    """Settle stalled runs in the name of who took them, and count them; for reapers and supervisors.
 
     What can be read about them `within` so many seconds goes into their post-mortems. `max_block`: how long an event
     loop may be blocked, in microseconds; a reaper tells by it what the silence of a worker meant.
@@ -69,10 +73,19 @@ async def settle_stalled(
         coming.append(settlement(one.lease, outcome, rng))
         length += _length(outcome)
         if len(coming) == SETTLE_LIMIT or length > WRITE_LIMIT:
-            await storage.exchange(owner, coming)
+            await _send(storage, owner, coming, figures)
             coming, length = [], 0
     if coming:
-        await storage.exchange(owner, coming)
+        await _send(storage, owner, coming, figures)
+
+
+async def _send(storage: Storage, owner: Owner, coming: Sequence[Settlement], figures: Figures | None) -> None:
+    answer = await storage.exchange(owner, coming)
+    done = {(verdict.ref, verdict.fence) for verdict in answer.verdicts if verdict.verdict == "done"}
+    for asked in coming:
+        for event in asked.events:
+            if figures is not None and isinstance(event, JobStalled) and (asked.ref, asked.fence) in done:
+                figures.count(STALLED, event.task, event.reason)
 
 
 class _Seen:
@@ -126,7 +139,9 @@ def _outcome(one: StalledLease, seen: _Seen, witness: Witness | None, max_block:
         ending=None if witness is None else witness.ending,
         max_block=max_block,
     )
-    blameless = witness is not None and (bool(witness.overdue) or one.lease.ref in witness.innocent)
+    blameless = witness is not None and (
+        witness.blameless or bool(witness.overdue) or one.lease.ref in witness.innocent
+    )
     return Stalled(reason, one.silent_for, one.owner, _text(one, cause, seen, witness), blameless)
 
 

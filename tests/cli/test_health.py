@@ -183,12 +183,6 @@ def test_how_to_serve_is_a_mistake_where_nothing_is_served(
     assert f"{told[0]} says how to serve health, and nothing is served; give --http" in tasks.refused(*command, *told)
 
 
-def test_several_processes_need_one_port(tasks: Terminal) -> None:
-    said = tasks.refused("worker", "tasks:app", "--processes", "2", "--http", "0")
-
-    assert "--http 0 would be another port for each of the processes; name one" in said
-
-
 def test_health_needs_to_know_one_storage(tasks: Terminal) -> None:
     assert "leave --url out, or the app" in tasks.refused("health", "nope:app", "--url", tasks.url)
 

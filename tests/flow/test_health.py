@@ -10,18 +10,21 @@ from typing import Any, Literal
 
 import pytest
 
-from holdfast import Holdfast, State, Timing, UsageError
+from holdfast import Holdfast, Retry, State, Timing, UsageError
 from holdfast.cli.views import info_view
+from holdfast.clock import SystemClock
 from holdfast.core.job import Owner
 from holdfast.errors import StorageUnavailableError
 from holdfast.health.asgi import MOST_FIELDS, UNREADY_AFTER, DegradedIs, HealthApp
 from holdfast.health.gate import Gate
 from holdfast.health.judge import LONGEST_REST
 from holdfast.health.make import health_app
+from holdfast.health.vitals import Vitals, blocked
 from holdfast.health.watch import EVERY, LIMIT
 from holdfast.storage.memory import MemoryStorage
 from holdfast.storage.protocol import Beat, Survey, WorkerInfo
 from holdfast.worker.exchange import POLL
+from tests.exposition import Family, read
 from tests.flow.conftest import Play, Stage
 
 TOKEN = "s3cret"
@@ -535,11 +538,10 @@ def test_a_worker_is_ready_while_its_claim_loop_turns_and_it_does_not_stop(play:
 
         health = health_app(
             opened,
-            timing=Timing(),
+            timing=Timing,
             clock=stage.clock,
             unprotected=True,
-            owner="one",
-            stopping=lambda: bool(stopping),
+            vitals=lambda: Vitals(owners=("nobody", "one"), stopping=bool(stopping)),
         )
         words: list[str] = []
 
@@ -802,3 +804,110 @@ class Lifespan:
         assert await self._said.get() == {"type": "lifespan.shutdown.complete"}
         assert self._task is not None
         await self._task
+
+
+# ── metrics ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_metrics_tell_what_the_storage_holds_and_what_was_done(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = mail_and_more(stage.app())
+
+        @app.task(name="fail", retry=Retry(max_attempts=2, backoff="fixed", base="1s", jitter=False))
+        async def fail() -> None:
+            await asyncio.sleep(2)
+            raise ValueError
+
+        worker = app.worker(concurrency=7)
+        node = await stage.start(worker)
+        await app.find_task("add").enqueue(1, 2)
+        await fail.enqueue()
+        await asyncio.sleep(15)
+        await app.find_task("add").options(delay="1h").enqueue(1, 2)
+        seen = await ask(app.health(token=TOKEN), "/metrics", headers=BEARER)
+        await stage.stop(node, worker)
+        found = read(seen.body)
+
+        assert seen.header("content-type") == ["text/plain; version=0.0.4; charset=utf-8"]
+        assert found["holdfast_queue_jobs"][{"queue": "default", "state": "delayed"}] == 1
+        assert found["holdfast_queue_jobs"][{"queue": "mail", "state": "waiting"}] == 0
+        assert found["holdfast_failed_jobs"][{"queue": "default"}] == 1
+        assert found["holdfast_queue_oldest_seconds"][{"queue": "default"}] == 0
+        assert found["holdfast_workers"][{"state": "alive"}] == 1
+        assert [found["holdfast_worker_slots"][{"state": state}] for state in ("busy", "free")] == [0, 7]
+        assert found["holdfast_leader"][{"scope": "*"}] == 1
+        assert found["holdfast_reaper_age_seconds"][{}] <= 2
+        assert found["holdfast_storage_up"][{}] == 1
+        jobs = {tuple(dict(labels)[name] for name in ("queue", "task", "outcome")) for _, labels in jobs_of(found)}
+        assert jobs == {
+            ("default", "add", "completed"),
+            ("default", "fail", "retried"),
+            ("default", "fail", "failed"),
+        }
+        durations = found["holdfast_job_duration_seconds"]
+        assert durations.total("holdfast_job_duration_seconds_count", task="fail") == 2
+        assert durations.total("holdfast_job_duration_seconds_sum", task="fail") == pytest.approx(4, abs=0.1)
+        # The second run waited for its delay, which is no time in which it was due.
+        assert found["holdfast_job_wait_seconds"].total("holdfast_job_wait_seconds_sum") < 1
+        assert found["holdfast_storage_op_seconds"].total("holdfast_storage_op_seconds_count", op="exchange") > 0
+
+    play(scenario)
+
+
+def jobs_of(found: dict[str, Family]) -> list[tuple[str, frozenset[tuple[str, str]]]]:
+    return list(found["holdfast_jobs_total"].samples)
+
+
+def test_metrics_are_for_those_who_have_the_token_and_need_no_worker(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = mail_and_more(stage.app())
+        await app.find_task("add").enqueue(1, 2)
+        await asyncio.sleep(30)
+        health = app.health(token=TOKEN)
+        found = read((await ask(health, "/metrics", headers=BEARER)).body)
+
+        assert (await ask(health, "/metrics")).status == 401
+        assert found["holdfast_queue_jobs"][{"queue": "default", "state": "waiting"}] == 1
+        assert found["holdfast_queue_oldest_seconds"][{"queue": "default"}] == 30
+        assert [found["holdfast_worker_slots"][{"state": state}] for state in ("busy", "free")] == [0, 0]
+        assert found["holdfast_leader"][{"scope": "*"}] == 0
+        # Nobody has ever swept: an alert on the age must find that, too.
+        assert found["holdfast_reaper_age_seconds"][{}] == float("inf")
+
+    play(scenario)
+
+
+def test_metrics_say_that_the_storage_is_out_of_reach_and_go_on_with_what_is_known_here(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        storage = unsteady(stage)
+        storage.trouble = "fails"
+        seen = await ask(stage.app(storage=storage).health(token=TOKEN), "/metrics", headers=BEARER)
+        found = read(seen.body)
+
+        assert seen.status == 200
+        assert found["holdfast_storage_up"][{}] == 0
+        assert "holdfast_queue_jobs" not in found
+        assert found["holdfast_jobs_total"].samples == {}
+
+    play(scenario)
+
+
+async def test_what_lives_says_no_once_its_loop_is_blocked_for_too_long() -> None:
+    said: list[str] = []
+
+    async def opened() -> Any:
+        raise StorageUnavailableError("gone")
+
+    health = health_app(
+        opened, timing=Timing, clock=SystemClock(), unprotected=True, vitals=lambda: Vitals(dead="".join(said))
+    )
+    before = await ask(health, "/live")
+    said.append(blocked(601.25, 600))
+    after = await ask(health, "/live")
+
+    assert blocked(600, 600) == ""
+    assert (before.status, before.body) == (200, b"yes")
+    assert (after.status, after.body) == (
+        503,
+        b"no: its event loop has been blocked for 601.2 s, more than 600 s",
+    )

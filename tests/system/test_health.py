@@ -2,11 +2,9 @@
 
 import asyncio
 import json
-import logging
 import os
 import re
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -14,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from holdfast import Holdfast
 from holdfast.core.lifecycle import State
-from holdfast.health.server import Address, Server
 from tests.cli.probe import Response, probe
+from tests.exposition import Family, read
 from tests.system.farm import Farm
 
 pytestmark = pytest.mark.system
@@ -149,6 +146,12 @@ async def test_without_the_token_a_worker_tells_strangers_only_that_it_lives(far
     crew.env["HOLDFAST_HTTP_TOKEN"] = TOKEN
     http(crew, "worker", "crew:app")
     port = await served(crew)
+
+    async def ready() -> bool:
+        return (await ask(port, "/ready")).status == 200
+
+    # Until a child has said where they are, the supervisor knows of no jobs.
+    await crew.until(ready, within=PATIENCE)
     stranger, friend = await ask(port), await ask(port, token=TOKEN)
 
     assert (stranger.status, stranger.body) == (401, b'{"error":"unauthorized"}')
@@ -211,31 +214,72 @@ async def test_a_worker_that_stops_is_not_ready_from_that_moment_on(farm: MakeFa
     assert await asyncio.to_thread(worker.wait, PATIENCE) == 0
 
 
-@pytest.mark.statement(44)
-async def test_of_several_processes_one_serves_and_another_takes_over_when_it_dies(farm: MakeFarm) -> None:
+@pytest.mark.statement(44, 46)
+async def test_the_supervisor_serves_for_all_its_children_at_one_port_whoever_dies(farm: MakeFarm) -> None:
     crew = farm()
     crew.env["HOLDFAST_HTTP_TOKEN"] = TOKEN
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        # Each of the processes must be told the same one.
-        port = int(free.getsockname()[1])
-    parent = crew.process("-m", "holdfast", "worker", "crew:app", "--processes", "2", "--http", str(port))
+    parent = http(crew, "worker", "crew:app", "--processes", "2", "-c", "3")
+    port = await served(crew)
 
-    async def answered() -> bool:
-        try:
-            return (await ask(port, token=TOKEN)).status == 200
-        except OSError:
-            return False
+    async def metrics() -> dict[str, Family]:
+        return read((await ask(port, "/metrics", token=TOKEN)).body)
 
     async def two() -> bool:
-        return await answered() and len(await crew.pids()) == 2
+        return len(await crew.pids()) == 2 and (await ask(port, "/ready")).status == 200
+
+    async def all_counted() -> bool:
+        found = await metrics()
+        return found["holdfast_jobs_total"].total("holdfast_jobs_total", outcome="completed") == 40
 
     await crew.until(two, within=PATIENCE)
-    for pid in await crew.pids():
-        os.kill(pid, signal.SIGKILL)
-        await crew.until(two, within=PATIENCE)
+    crew.enqueue("quick", 1, times=40)
+    await crew.until(all_counted, within=PATIENCE)
+    crew.enqueue("suicide")
+    unserved = 0
+
+    async def replaced() -> bool:
+        nonlocal unserved
+        unserved += (await ask(port, "/live")).status != 200
+        found = await metrics()
+        return found["holdfast_stalled_total"].total("holdfast_stalled_total", reason="process_died") >= 1
+
+    await crew.until(replaced, within=PATIENCE)
+    await crew.until(two, within=PATIENCE)
+    found = await metrics()
+    strange = await ask(port, "/metrics")
     parent.send_signal(signal.SIGTERM)
 
+    assert unserved == 0
+    assert strange.status == 401
+    # What the dead have counted is counted still.
+    assert found["holdfast_jobs_total"].total("holdfast_jobs_total", task="crew.quick") == 40
+    assert found["holdfast_job_duration_seconds"].total("holdfast_job_duration_seconds_count", task="crew.quick") == 40
     assert await asyncio.to_thread(parent.wait, PATIENCE) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.statement(49, 51)
+async def test_a_loop_blocked_beyond_max_block_turns_live_red_where_nobody_supervises_it(farm: MakeFarm) -> None:
+    crew = farm(lease="2s", max_block="2s")
+    http(crew, "worker", "crew:app", "--no-supervisor")
+    port = await served(crew)
+
+    async def ready() -> bool:
+        return (await ask(port, "/ready")).body == b"yes"
+
+    async def dead() -> bool:
+        return (await ask(port, "/live", within=2)).status == 503
+
+    async def lives_again() -> bool:
+        return not await dead()
+
+    await crew.until(ready, within=PATIENCE)
+    crew.enqueue("hog", 6)
+    await crew.until(dead, within=PATIENCE)
+    why = await ask(port, "/live")
+    await crew.until(lives_again, within=PATIENCE)
+
+    assert re.fullmatch(rb"no: its event loop has been blocked for \d+\.\d s, more than 2 s", why.body)
 
 
 @pytest.mark.statement(44, 51)
@@ -319,35 +363,3 @@ async def test_a_connection_that_asks_on_is_kept(farm: MakeFarm) -> None:
     writer.close()
 
     assert answers == [b"HTTP/1.1 200"] * 40
-
-
-@pytest.mark.slow
-async def test_who_waits_for_an_address_that_no_sibling_has_says_so_once(
-    farm: MakeFarm, caplog: pytest.LogCaptureFixture
-) -> None:
-    crew = farm()
-    health = Holdfast("memory://").health(unprotected=True)
-
-    async def said(words: str, times: int) -> None:
-        async def heard() -> bool:
-            return caplog.text.count(words) >= times
-
-        await crew.until(heard, within=PATIENCE)
-
-    with caplog.at_level(logging.INFO, "holdfast.health"):
-        # It lets others connect, and has nothing to say.
-        with socket.create_server(("127.0.0.1", 0)) as stranger:
-            address = Address("127.0.0.1", int(stranger.getsockname()[1]))
-            first, second = (Server(health, address, patient=True) for _ in range(2))
-            await first.start()
-            await said("goes on trying", 1)
-        await said("health is served", 1)
-        # Whoever waits for a sibling has nothing to complain of.
-        await second.start()
-        live = await ask(address.port, "/live")
-        await first.stop()
-        await said("health is served", 2)
-        await second.stop()
-
-    assert live.status == 200
-    assert [one.levelname for one in caplog.records if "goes on trying" in one.message] == ["WARNING"]

@@ -77,7 +77,9 @@ async def _found(session: Session, only: list[str], backlog: tuple[dict[str, int
     access = reach(session)
     tasks = load(session.app).tasks if session.url is None and session.app is not None else {}
     watch = Watch(opener(access.storage), clock=SystemClock(), thresholds=thresholds(*backlog))
-    judge = HealthApp(watch, Gate(None), timing=access.timing, queues=lambda: {task.queue for task in tasks.values()})
+    judge = HealthApp(
+        watch, Gate(None), timing=lambda: access.timing, queues=lambda: {task.queue for task in tasks.values()}
+    )
     look = await watch.look()
     found = await judge.health(only, look=look)
     while found.status not in ("unhealthy", "unreachable") and any(

@@ -19,6 +19,7 @@ from holdfast.errors import UsageError
 from holdfast.health.gate import Gate
 from holdfast.health.make import OTHERS, PATIENCE, TOKEN_VARIABLE, health_app, thresholds
 from holdfast.health.server import Address, Server, permitted
+from holdfast.health.vitals import Vitals
 from holdfast.options import Timing
 from holdfast.storage.protocol import Storage
 
@@ -43,12 +44,10 @@ class Http:
         self,
         storage: Callable[[], Awaitable[Storage]],
         *,
-        timing: Timing,
+        timing: Callable[[], Timing],
         clock: Clock,
         queues: Callable[[], Iterable[str]] = tuple,
-        stopping: Callable[[], bool],
-        owner: str | None = None,
-        patient: bool = False,
+        vitals: Callable[[], Vitals],
     ) -> Server:
         """Return the server, not yet started."""
         app = health_app(
@@ -61,24 +60,9 @@ class Http:
             backlog=self.backlog,
             for_=self.patience,
             degraded_is=self.degraded_is,
-            stopping=stopping,
-            owner=owner,
+            vitals=vitals,
         )
-        return Server(app, self.address, patient=patient)
-
-    def options(self) -> list[str]:
-        """Return the command line that says the same, but for the token: anybody can read a command line."""
-        return [
-            *("--http", str(self.address)),
-            *(part for queue, jobs in self.backlog.items() for part in ("--backlog", f"{queue}={jobs}")),
-            *("--backlog-for", f"{self.patience.total_seconds()}s", "--degraded-is", str(self.degraded_is)),
-        ]
-
-    def environment(self) -> dict[str, str]:
-        """Return what a worker's child finds the token in, whatever else the environment says of one."""
-        if self.token is None:
-            return {}
-        return {"HOLDFAST_WORKER_HTTP_TOKEN": self.token, "HOLDFAST_WORKER_HTTP_TOKEN_FILE": ""}
+        return Server(app, self.address)
 
 
 def backlogged(command: F) -> F:
@@ -118,7 +102,7 @@ def served_at(default: str | None) -> Callable[[F], F]:
             metavar="[HOST:]PORT",
             default=default,
             show_default=default is not None,
-            help="Serve health there: /live, /ready, /health/queues.",
+            help="Serve health there: /live, /ready, /health/queues, /metrics.",
         )
         return cast(F, _with([where, *_TOKEN, *_BACKLOG, *_DEGRADED], folded))
 
@@ -207,7 +191,7 @@ _TOKEN: list[Callable[[Any], Any]] = [
         "--http-token",
         metavar="TOKEN",
         envvar=TOKEN_VARIABLE,
-        help=f"What /health/queues asks for; better in ${TOKEN_VARIABLE}, where no list of processes shows it.",
+        help=f"What /health/queues and /metrics ask for; better in ${TOKEN_VARIABLE}, where nobody sees it in a list.",
     ),
     click.option(
         "--http-token-file",

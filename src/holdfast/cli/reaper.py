@@ -21,6 +21,7 @@ from holdfast.core.events import JobStalled, LeadershipAcquired, LeadershipLost
 from holdfast.equipment import Equipment, bare
 from holdfast.errors import StorageError, UsageError
 from holdfast.health.server import Server
+from holdfast.health.vitals import Vitals
 from holdfast.maintenance.reaper import Reaping
 from holdfast.options import LeaderElection, Timing
 from holdfast.schedules import put_all
@@ -118,10 +119,10 @@ async def _reap(equipment: Equipment, election: LeaderElection | None, http: Htt
 def _server(equipment: Equipment, http: Http, stopping: Callable[[], bool]) -> Server:
     return http.server(
         opener(equipment.storage),
-        timing=equipment.timing,
+        timing=lambda: equipment.timing,
         clock=equipment.clock,
         queues=lambda: {task.queue for task in equipment.tasks.values()},
-        stopping=stopping,
+        vitals=lambda: Vitals(stopping=stopping(), figures=equipment.figures.totals()),
     )
 
 

@@ -15,6 +15,7 @@ from holdfast.cli.logs import logged, set_up
 from holdfast.cli.session import Session, storage
 from holdfast.clock import SystemClock
 from holdfast.errors import StorageError, UsageError
+from holdfast.health.vitals import Vitals
 from holdfast.health.watch import LIMIT
 
 logger = logging.getLogger("holdfast.serve")
@@ -27,7 +28,7 @@ logger = logging.getLogger("holdfast.serve")
 @served_at(DEFAULT_ADDRESS)
 @click.pass_obj
 def serve(session: Session, target: str | None, http: Http, log_level: str, log_format: str) -> int:
-    """Serve health over HTTP, until SIGTERM or SIGINT: /live, /ready, /health/queues.
+    """Serve health over HTTP, until SIGTERM or SIGINT: /live, /ready, /health/queues, /metrics.
 
     Runs no jobs and needs no workers. Needs an app or the address of a storage; an app also tells which queues there
     are, and its timing.
@@ -54,10 +55,10 @@ async def _serve(session: Session, http: Http) -> None:
             await access.storage.open()
     server = http.server(
         opener(access.storage),
-        timing=access.timing,
+        timing=lambda: access.timing,
         clock=SystemClock(),
         queues=lambda: {task.queue for task in tasks.values()},
-        stopping=over.is_set,
+        vitals=lambda: Vitals(stopping=over.is_set()),
     )
     async with server:
         await over.wait()

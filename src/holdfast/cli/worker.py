@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import signal
@@ -20,13 +21,14 @@ from holdfast.cli.http import Http, served
 from holdfast.cli.load import load
 from holdfast.cli.logs import logged, set_up
 from holdfast.cli.session import Session, bytes_of, length, output
-from holdfast.clock import entropy
+from holdfast.clock import SystemClock, entropy
 from holdfast.errors import UsageError
 from holdfast.health.server import Server
 from holdfast.maintenance.reaper import Reaper
 from holdfast.schedules import put_all
 from holdfast.worker.child import Child
 from holdfast.worker.orders import SIGNALS
+from holdfast.worker.overview import Overview
 from holdfast.worker.sources import Sources
 from holdfast.worker.systemd import Systemd
 from holdfast.worker.wear import staggered
@@ -158,7 +160,7 @@ def worker(
 
     The first signal lets the runs end, for as long as --drain; the second hands them back and leaves at once. Whatever
     the storage does, it is gone within 5 s of the drain. Only the supervisor counts signals, so they may go to all
-    processes. With --http and several processes one of them serves, and another takes over when that one ends.
+    processes. With --http the supervisor serves the health of all.
     """
     set_up(log_level, log_format, quiet=session.quiet)
     target = _target(session, target)
@@ -184,12 +186,13 @@ def run_worker(app: Holdfast, crew: Crew, *, child: Child | None = None, http: H
         UsageError: an option has no valid value.
     """
     made = crew.worker(app, child=child)
-    # One of the siblings has the address; the others wait for it.
-    server = None if http is None else _server(app, made, http, patient=child is not None)
+    # That of a child is its supervisor's.
+    server = None if http is None else _server(app, made, http)
     if child is not None:
         # Before the first claim: a child that holds jobs is one whose supervisor knows where they are. And after all
         # that may be refused: who has said this is started again.
-        child.hello(app.url, app.equipment().timing)
+        queues = {task.queue for task in app.tasks.values()}
+        child.hello(app.url, app.timing, queues=queues, serves=crew.queues or ())
     _mind_early_and_late_signals(made, child)
     # Never closed: closing waits for threads, and one of them may never end.
     runner = asyncio.Runner()
@@ -216,16 +219,14 @@ def _mind_early_and_late_signals(made: Worker, child: Child | None) -> None:
         signal.signal(number, minded)
 
 
-def _server(app: Holdfast, made: Worker, http: Http, *, patient: bool) -> Server:
+def _server(app: Holdfast, made: Worker, http: Http) -> Server:
     equipment = app.equipment()
     return http.server(
         app.opened,
-        timing=equipment.timing,
+        timing=lambda: equipment.timing,
         clock=equipment.clock,
         queues=lambda: {task.queue for task in app.tasks.values()},
-        stopping=lambda: made.stopping,
-        owner=made.owner.id,
-        patient=patient,
+        vitals=made.vitals,
     )
 
 
@@ -237,7 +238,7 @@ async def _work(app: Holdfast, made: Worker, crew: Crew, server: Server | None, 
             await server.start()
         if not crew.reaper:
             await _sweep_once(app)
-        await (made.run() if child is None else child.work(made))
+        await (made.run() if child is None else child.work(made, app.equipment().figures))
     finally:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSING):
@@ -286,14 +287,8 @@ def _supervised(
     """
     from holdfast.worker.supervisor import supervise
 
-    if http is not None:
-        if http.address.port == 0 and processes > 1:
-            raise UsageError("--http 0 would be another port for each of the processes; name one that they can share")
-        # Once for all: the children wait for an address that is taken, for it is one of them who has it.
-        http.address.bound().close()
-        os.environ.update(http.environment())
     own = [sys.executable, "-m", "holdfast", "worker", target, *crew.options(), *logging_options]
-    command = [*own, *(http.options() if http is not None else []), "--processes", "1"]
+    command = [*own, "--processes", "1"]
     code = supervise(
         command,
         processes=processes,
@@ -301,9 +296,21 @@ def _supervised(
         burst=crew.burst,
         sources=sources,
         systemd=Systemd.from_environment(),
+        serve=None if http is None else functools.partial(_overseer, http),
         logger=logger,
     )
     leave(code)
+
+
+def _overseer(http: Http, overview: Overview) -> Server:
+    """Return what serves the health of all children."""
+    return http.server(
+        overview.opened,
+        timing=lambda: overview.timing,
+        clock=SystemClock(),
+        queues=lambda: overview.queues,
+        vitals=overview.vitals,
+    )
 
 
 def _target(session: Session, target: str | None) -> str:

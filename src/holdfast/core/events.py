@@ -323,7 +323,10 @@ class WorkerDied(Event, frozen=True, kw_only=True):
 
 
 class WorkerHung(Event, frozen=True, kw_only=True):
-    """A worker's event loop has not turned for `blocked_for` seconds, and is given up; `stack` is where it hangs."""
+    """A worker is given up: its event loop, or the loop that claims, has not turned for `blocked_for` seconds.
+
+    `stack` is where it hangs.
+    """
 
     owner: str
     blocked_for: float

@@ -1,4 +1,4 @@
-"""Health as a plain ASGI app: `/live`, `/ready` and `/health/queues`."""
+"""Health as a plain ASGI app: `/live`, `/ready`, `/health/queues` and `/metrics`."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
@@ -11,6 +11,8 @@ from holdfast.core.check import named
 from holdfast.errors import UsageError
 from holdfast.health.gate import Gate
 from holdfast.health.judge import Health, consuming, judged, unreachable
+from holdfast.health.metrics import CONTENT_TYPE, rendered
+from holdfast.health.vitals import Vitals
 from holdfast.health.watch import Look, Watch
 from holdfast.options import Timing
 
@@ -45,20 +47,18 @@ class HealthApp:
         watch: Watch,
         gate: Gate,
         *,
-        timing: Timing,
+        timing: Callable[[], Timing],
         queues: Callable[[], Iterable[str]] = tuple,
         degraded_is: DegradedIs = 200,
-        stopping: Callable[[], bool] = bool,
-        owner: str | None = None,
+        vitals: Callable[[], Vitals] = Vitals,
     ) -> None:
-        """Take the parts: `queues` exist whatever the storage knows, `owner` is the worker of this process."""
+        """Take the parts: `queues` exist whatever the storage knows, `vitals` tells of this process, on any thread."""
         self._watch = watch
         self._gate = gate
         self._timing = timing
         self._queues = queues
         self._degraded_is = degraded_is
-        self._stopping = stopping
-        self._owner = owner
+        self._vitals = vitals
 
     @property
     def protected(self) -> bool:
@@ -95,7 +95,7 @@ class HealthApp:
             return unreachable(look.error)
         return judged(
             look.survey,
-            timing=self._timing,
+            timing=self._timing(),
             defined=self._queues(),
             only=only,
             thresholds=self._watch.thresholds,
@@ -104,28 +104,38 @@ class HealthApp:
         )
 
     async def ready(self) -> bool:
-        """Say whether this process can do its work: the storage answers, it does not stop, its claim loop turns."""
-        if self._stopping():
+        """Say whether this process can do its work: the storage answers, it does not stop, a claim loop of it turns."""
+        vitals = self._vitals()
+        if vitals.stopping:
             return False
         await self._watch.look(max_age=RECENT)
         failing, good = self._watch.failing_since, self._watch.good
         if good is None or good.survey is None or (failing is not None and self._watch.now - failing >= UNREADY_AFTER):
             return False
-        return self._owner is None or consuming(good.survey, self._owner, self._timing)
+        if vitals.owners is None:
+            return True
+        timing = self._timing()
+        return any(consuming(good.survey, owner, timing) for owner in vitals.owners)
 
     async def _answer(self, scope: Scope) -> Answer:
-        answers = {"/live": self._live, "/ready": self._ready, "/health/queues": self._health_queues}
+        answers = {
+            "/live": self._live,
+            "/ready": self._ready,
+            "/health/queues": self._health_queues,
+            "/metrics": self._metrics,
+        }
         answer = answers.get(_path(scope))
         if answer is None:
             return 404, _JSON, b'{"error":"not found"}', []
-        if answer == self._health_queues and not self._admitted(scope):
+        if answer in (self._health_queues, self._metrics) and not self._admitted(scope):
             return 401, _JSON, b'{"error":"unauthorized"}', _CHALLENGES
         if scope["method"] not in ("GET", "HEAD"):
             return 405, _JSON, b'{"error":"method not allowed"}', [(b"allow", b"GET, HEAD")]
         return await answer(scope)
 
     async def _live(self, scope: Scope) -> Answer:
-        return 200, _TEXT, b"yes", []
+        why = self._vitals().dead
+        return (503, _TEXT, f"no: {why}".encode(), []) if why else (200, _TEXT, b"yes", [])
 
     async def _ready(self, scope: Scope) -> Answer:
         return (200, _TEXT, b"yes", []) if await self.ready() else (503, _TEXT, b"no", [])
@@ -138,6 +148,10 @@ class HealthApp:
         health = await self.health(only)
         statuses = {"ok": 200, "degraded": self._degraded_is, "unhealthy": 500, "unreachable": 503}
         return statuses[health.status], _JSON, msgspec.json.encode(health), []
+
+    async def _metrics(self, scope: Scope) -> Answer:
+        look = await self._watch.look(max_age=RECENT)
+        return 200, CONTENT_TYPE, rendered(look.survey, await self.health(look=look), self._vitals()), []
 
     def _admitted(self, scope: Scope) -> bool:
         return self._gate.admits([value for name, value in scope["headers"] if name.lower() == b"authorization"])

@@ -11,6 +11,7 @@ from holdfast.core.duration import Duration, duration
 from holdfast.errors import UsageError
 from holdfast.health.asgi import DegradedIs, HealthApp
 from holdfast.health.gate import Gate
+from holdfast.health.vitals import Vitals
 from holdfast.health.watch import Watch
 from holdfast.options import Timing
 from holdfast.storage.protocol import Storage
@@ -31,7 +32,7 @@ Threshold = int | Mapping[str, int] | None
 def health_app(
     storage: Callable[[], Awaitable[Storage]],
     *,
-    timing: Timing,
+    timing: Callable[[], Timing],
     clock: Clock,
     queues: Callable[[], Iterable[str]] = tuple,
     token: str | None = None,
@@ -39,8 +40,7 @@ def health_app(
     backlog: Threshold = None,
     for_: Duration = PATIENCE,
     degraded_is: DegradedIs = 200,
-    stopping: Callable[[], bool] = bool,
-    owner: str | None = None,
+    vitals: Callable[[], Vitals] = Vitals,
 ) -> HealthApp:
     """Return a health app.
 
@@ -50,7 +50,7 @@ def health_app(
     gate = Gate(secret(token, unprotected=bool(flag(unprotected, field="unprotected"))))
     watch = Watch(storage, clock=clock, thresholds=thresholds(backlog, for_))
     one_of(degraded_is, get_args(DegradedIs), field="degraded_is")
-    return HealthApp(watch, gate, timing=timing, queues=queues, degraded_is=degraded_is, stopping=stopping, owner=owner)
+    return HealthApp(watch, gate, timing=timing, queues=queues, degraded_is=degraded_is, vitals=vitals)
 
 
 def secret(token: str | None, *, unprotected: bool) -> str | None:

@@ -28,12 +28,6 @@ LONGEST_HEAD = 16 * 1024
 GOODBYE = 1
 """Seconds that requests under way get when the server stops."""
 
-RETRY = 1.0
-"""Seconds between two tries to get an address that a sibling process serves."""
-
-DOUBTS = 5
-"""So many times whoever has the address may fail to answer as a sibling does, which may have only just begun."""
-
 
 @dataclass(frozen=True)
 class Address:
@@ -94,9 +88,9 @@ def permitted(address: Address, *, protected: bool, remedy: str) -> None:
 
 
 class Server:
-    """Serves health until it is stopped. `patient`: siblings serve the same, and one of them may have the address."""
+    """Serves health until it is stopped."""
 
-    def __init__(self, app: HealthApp, address: Address, *, patient: bool = False) -> None:
+    def __init__(self, app: HealthApp, address: Address) -> None:
         """Take what to serve and where.
 
         Raises:
@@ -105,7 +99,6 @@ class Server:
         permitted(address, protected=app.protected, remedy="give it a token, or listen on 127.0.0.1")
         self._app = app
         self._address = address
-        self._patient = patient
         self._side = SideLoop("holdfast-http")
         self._uvicorn: Uvicorn | None = None
         self._listening: socket.socket | None = None
@@ -115,11 +108,10 @@ class Server:
         """Begin to listen.
 
         Raises:
-            UsageError: the address cannot be had; a patient one waits for it instead.
+            UsageError: the address cannot be had.
         """
-        if not self._patient:
-            self._listening = self._address.bound()
-        self._serving = self._side.submit(self._serve())
+        self._listening = self._address.bound()
+        self._serving = self._side.submit(self._serve(self._listening))
         self._serving.add_done_callback(_ended)
 
     async def stop(self) -> None:
@@ -141,29 +133,11 @@ class Server:
     async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
-    async def _bound(self) -> socket.socket:
-        """Wait for the address, if need be, and listen there; where no sibling has it, say so once."""
-        doubts = DOUBTS
-        while self._listening is None:
-            try:
-                self._listening = self._address.bound()
-            except UsageError as error:
-                if doubts and await _serves_health(self._address):
-                    # It is the siblings who wait for it.
-                    doubts = 0
-                elif doubts:
-                    doubts -= 1
-                    if not doubts:
-                        logger.warning("%s. Nobody serves health there; this process goes on trying", error)
-                await asyncio.sleep(RETRY)
-        return self._listening
-
-    async def _serve(self) -> None:
+    async def _serve(self, listening: socket.socket) -> None:
         import uvicorn
 
         from holdfast.health.connection import MOST, Connection
 
-        listening = await self._bound()
         config = uvicorn.Config(
             self._app,
             interface="asgi3",
@@ -187,20 +161,6 @@ class Server:
         logger.info("health is served on http://%s", Address(host, port))
         # In a thread it leaves the signals alone; they are heard by whoever has the main one.
         await self._uvicorn.serve(sockets=[listening])
-
-
-async def _serves_health(address: Address) -> bool:
-    """Say whether whoever has the address answers as we would."""
-    answer = b""
-    with contextlib.suppress(OSError, TimeoutError):
-        async with asyncio.timeout(RETRY):
-            reader, writer = await asyncio.open_connection(address.host, address.port)
-            try:
-                writer.write(b"GET /live HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
-                answer = await reader.read(LONGEST_HEAD)
-            finally:
-                writer.close()
-    return answer.startswith(b"HTTP/1.1 200") and answer.endswith(b"yes")
 
 
 def _ended(serving: "Future[None]") -> None:

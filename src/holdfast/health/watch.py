@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from holdfast.clock import Clock
 from holdfast.core.backlog import Backlog, Thresholds, seen
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, StorageError
 from holdfast.health.judge import waiting
 from holdfast.storage.protocol import Storage, Survey
 
@@ -18,6 +18,10 @@ EVERY = 2.5
 """Seconds between two looks while nobody asks: a backlog that came and went between two questions is seen, too."""
 
 logger = logging.getLogger("holdfast.health")
+
+
+class NotToldError(StorageError):
+    """Nobody has said yet which storage it is: the processes that know have only just been started."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,9 @@ class Watch:
                 survey = await (await self._storage()).survey()
         except TimeoutError:
             return self._failed(asked_at, f"no answer within {LIMIT:g} s", hung=True)
+        except NotToldError as error:
+            self._last = Look(asked_at, None, str(error))
+            return self._last
         except HoldfastError as error:
             return self._failed(asked_at, str(error))
         except Exception as error:

@@ -45,6 +45,7 @@ class Reaping:
         self.hearers = Hearers()
         timing = equipment.timing
         self._storage = equipment.storage
+        self._figures = equipment.figures
         self._clock = equipment.clock
         self._rng = equipment.rng
         self._logger = equipment.logger
@@ -88,7 +89,14 @@ class Reaping:
             self._tell(told)
             self._report(swept.troubles)
             if swept.stalled:
-                await settle_stalled(self._storage, self.owner, swept.stalled, self._rng, max_block=self._max_block)
+                await settle_stalled(
+                    self._storage,
+                    self.owner,
+                    swept.stalled,
+                    self._rng,
+                    max_block=self._max_block,
+                    figures=self._figures,
+                )
             async with asyncio.timeout(self._patience):
                 ticked = await tick_all(self._storage, swept.due, swept.now)
             self._report([line for name, line in ticked.troubles.items() if self._broken.get(name) != line])

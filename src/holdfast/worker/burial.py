@@ -10,6 +10,7 @@ from holdfast.clock import SECOND, Clock
 from holdfast.core.events import WorkerDied
 from holdfast.core.job import Owner, Ref
 from holdfast.core.postmortem import Ending, Workplace
+from holdfast.figures import Figures
 from holdfast.settle import LOOK, Witness, settle_stalled
 from holdfast.storage.protocol import Beat, Storage
 from holdfast.worker.autopsy import told
@@ -46,6 +47,7 @@ class Deceased(Struct, frozen=True):
             self.workplace,
             hung=sentence is not None and sentence.reason == "loop_blocked",
             innocent=self.isolated,
+            blameless=sentence is not None and sentence.reason == "not_claiming",
             overdue=frozenset(ref for ref, _ in sentence.culprits) if sentence is not None else frozenset(),
         )
 
@@ -53,8 +55,9 @@ class Deceased(Struct, frozen=True):
 class Burial:
     """Buries the children of one supervisor, in its name."""
 
-    def __init__(self, owner: Owner, *, clock: Clock, rng: Random, logger: logging.Logger) -> None:
+    def __init__(self, owner: Owner, *, clock: Clock, rng: Random, logger: logging.Logger, figures: Figures) -> None:
         self._owner = owner
+        self._figures = figures
         self._clock = clock
         self._rng = rng
         self._logger = logger
@@ -81,6 +84,7 @@ class Burial:
                         witness=witness,
                         within=look,
                         max_block=max_block,
+                        figures=self._figures,
                     )
                     jobs += len(taken.stalled)
                     more = taken.more

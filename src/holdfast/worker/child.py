@@ -12,19 +12,23 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Self
 
 import msgspec
 
 from holdfast.errors import UsageError
+from holdfast.figures import Figures, Key
 from holdfast.options import Timing
 from holdfast.worker.orders import SIGNALS, Obedient, Orders
 from holdfast.worker.slate import Slate
 from holdfast.worker.stacks import StackFile
-from holdfast.worker.words import VARIABLE, Goodbye, Hello, Told, Word, Working, spoken
+from holdfast.worker.words import VARIABLE, Goodbye, Hello, Told, Word, Working, counted, fitting, spoken
 
 _PR_SET_PDEATHSIG = 1
+
+COUNT_EVERY = 2.0
+"""Seconds between two words on what has been counted; so much of it a death may take along."""
 
 
 class Child:
@@ -40,6 +44,11 @@ class Child:
         """What this process writes down for its supervisor."""
         self._line = line
         self._stacks = stacks
+        self._unsent = b""
+        """The rest of what did not go through at once."""
+        self._figures = Figures()
+        self._counted: dict[Key, tuple[float, ...]] = {}
+        """What the supervisor has been told of them."""
         self._hurried = False
         self._hurry: Callable[[], object] = lambda: None
 
@@ -64,7 +73,7 @@ class Child:
             os.set_inheritable(inherited, False)
         return cls(line, told.incarnation, slate, stacks, siblings=told.siblings)
 
-    def hello(self, url: str, timing: Timing) -> None:
+    def hello(self, url: str, timing: Timing, *, queues: Iterable[str] = (), serves: Iterable[str] = ()) -> None:
         """Tell the supervisor where the jobs are remembered, and follow it into death from now on."""
         if sys.platform == "linux":
             # The kernel's own net: it works while a handler holds the interpreter.
@@ -73,10 +82,23 @@ class Child:
         threading.Thread(target=self._follow, name="holdfast-orphan", daemon=True).start()
         # From the hello on it may be asked.
         self._stacks.answer_here()
-        self._line.sendall(spoken(Hello(url, timing.beat.total_seconds(), timing.max_block.total_seconds())))
+        hello = Hello(
+            url,
+            timing.beat.total_seconds(),
+            timing.max_block.total_seconds(),
+            timing.lease.total_seconds(),
+            timing.sweep.total_seconds(),
+            timing.grace.total_seconds(),
+            timing.leader_ttl.total_seconds(),
+            fitting(sorted(queues)),
+            fitting(serves),
+        )
+        self._line.sendall(spoken(hello))
 
-    async def work(self, worker: Obedient) -> None:
+    async def work(self, worker: Obedient, figures: Figures) -> None:
         """Let a worker work until SIGTERM or SIGINT, however often they come, or until its supervisor is in a hurry.
+
+        What is counted meanwhile is told.
 
         The signals are heard ever after: one that comes late must not turn a clean end into a death.
 
@@ -91,15 +113,39 @@ class Child:
         if self._hurried:
             # It was said before anybody could listen.
             orders.hurry()
-        await orders.obeyed_by(worker, started=lambda: self._say(Working()))
+        self._figures = figures
+        telling = asyncio.create_task(self._tell())
+        try:
+            await orders.obeyed_by(worker, started=lambda: self._say(Working()))
+        finally:
+            telling.cancel()
 
     def goodbye(self, *, dismissed: bool = False, recycled: str | None = None) -> None:
         """Tell the supervisor that nothing is left to be taken back; `Goodbye` says what else it wants to know."""
+        self._count()
         self._say(Goodbye(dismissed, recycled))
 
     def _say(self, word: Word) -> None:
         with contextlib.suppress(OSError):
-            self._line.sendall(spoken(word))
+            self._line.sendall(self._unsent + spoken(word))
+        self._unsent = b""
+
+    async def _tell(self) -> None:
+        while True:
+            await asyncio.sleep(COUNT_EVERY)
+            self._count()
+            # A supervisor that stands still must not make us do the same; the rest goes with the next word.
+            with contextlib.suppress(OSError):
+                self._unsent = self._unsent[self._line.send(self._unsent, socket.MSG_DONTWAIT) :]
+
+    def _count(self) -> None:
+        """Put what has changed into what is to be sent; only once all before it has gone through."""
+        if self._unsent:
+            return
+        totals = self._figures.totals()
+        news = {key: numbers for key, numbers in totals.items() if self._counted.get(key) != numbers}
+        self._counted.update(news)
+        self._unsent = b"".join(spoken(word) for word in counted(news))
 
     def _follow(self) -> None:
         with contextlib.suppress(OSError):

@@ -28,6 +28,7 @@ from holdfast.worker.run import Runner, recorded, stopped
 from holdfast.worker.slate import Way
 from holdfast.worker.slots import Slots
 from holdfast.worker.strays import strays
+from holdfast.worker.tally import Tally
 from holdfast.worker.wear import Wear
 
 POLL = 5.0
@@ -66,6 +67,7 @@ class ExchangeLoop:
         rng: Random,
         logger: logging.Logger,
         tell: Callable[[Event], None],
+        tally: Tally,
     ) -> None:
         self._storage = storage
         self._owner = owner
@@ -82,6 +84,7 @@ class ExchangeLoop:
         self._rng = rng
         self._logger = logger
         self._tell = tell
+        self._tally = tally
         self._running: dict[RunKey, Held] = {}
         self._unsettled: dict[RunKey, Settlement] = {}
         self._wake = asyncio.Event()
@@ -96,6 +99,8 @@ class ExchangeLoop:
         """Whether a claim was never answered: it may have been made, and there may be jobs of ours that nobody runs."""
         self._refused: dict[RunKey, int] = {}
         self.turned_at = clock.uptime()
+        self.answered_at = self.turned_at
+        """When the last turn was over that the storage answered, or that had nothing to ask of it."""
         self.released = 0
         self.quiet = False
         """Whether an operator has told it to claim no more; what runs goes on."""
@@ -149,6 +154,7 @@ class ExchangeLoop:
         batch = list(self._unsettled.values())[: 1 if self._refused else SETTLE_LIMIT]
         room = 0 if self._refused else self._room()
         if not batch and room == 0:
+            self.answered_at = self._clock.uptime()
             self._idle.set()
             return POLL
         asked_at = self._clock.uptime()
@@ -171,7 +177,9 @@ class ExchangeLoop:
             return self._back_off(error)
         finally:
             self._calling = False
+            self._tally.called("exchange", self._clock.uptime() - asked_at)
         self._failures = 0
+        self.answered_at = self._clock.uptime()
         self._heed(answer)
         for lease in answer.leases:
             self._take(lease, asked_at)
@@ -347,6 +355,9 @@ class ExchangeLoop:
     def _heed(self, answer: Exchanged) -> None:
         for verdict in answer.verdicts:
             key = (verdict.ref, verdict.fence)
+            held, asked = self._holdings.get(key), self._unsettled.get(key)
+            if held is not None and asked is not None:
+                self._tally.answered(held.lease.job, asked, verdict.verdict)
             self._forget(key)
             if verdict.verdict == "lost":
                 self._logger.warning(
@@ -360,6 +371,7 @@ class ExchangeLoop:
         held = Held(lease, stops_unreachable=self._stops(lease), claimed_at=self._clock.uptime())
         held.way = self._way(held)
         held.trust(asked_at, signed_at=asked_at)
+        self._tally.claimed(lease.job)
         self._holdings.add(held)
         if not self._claiming or self._crew is None:
             # The claim came back after the worker was told to stop.
@@ -414,6 +426,7 @@ class ExchangeLoop:
         if held.key in self._unsettled or self._holdings.get(held.key) is not held:
             # It was handed back while it would not end; only the first word counts.
             return
+        self._tally.ran(held.lease.job, took)
         if held.stop == "lost" and isinstance(outcome, Interrupted):
             # Stopped by its own fence, and it came to nothing: there is nothing to say.
             self._holdings.drop(held.key)

@@ -32,6 +32,7 @@ from holdfast.storage.protocol import (
     owner_topic,
 )
 from holdfast.worker.held import Held, Holdings, Message, StopReason
+from holdfast.worker.tally import Tally
 from holdfast.worker.traces import Traces
 
 SHORTEST = 0.005
@@ -62,6 +63,7 @@ class Keeper:
         obey: Callable[[tuple[str, ...]], None],
         wanted: Callable[[], bool],
         given_up: Callable[[], bool],
+        tally: Tally,
     ) -> None:
         self._storage = storage
         self._owner = owner
@@ -75,6 +77,7 @@ class Keeper:
         self._obey = obey
         self._orders: tuple[str, ...] = ()
         self._wanted = wanted
+        self._tally = tally
         self._traces = Traces()
         self._given_up = given_up
         self._announcements: deque[Event] = deque()
@@ -171,7 +174,7 @@ class Keeper:
                     traces = self._traces.news(some, asked_at)
                     sent = [one.message(asked_at, trace) for one, trace in zip(some, traces, strict=True)]
                     renewals = tuple(message.renewal for message in sent)
-                    pulse = await self._storage.renew(Beat(self._owner, renewals, self._info(), events))
+                    pulse = await self._timed(Beat(self._owner, renewals, self._info(), events))
                     events = ()
                     news += self._heed(sent, pulse, asked_at)
                     unanswered += len(pulse.unanswered)
@@ -183,6 +186,7 @@ class Keeper:
             self._announcements.extendleft(reversed(events))
             for message in sent:
                 message.unsent()
+            self._tally.renewed(renewed=0, lost=0, failed=len(sent))
             if not self._failures:
                 expected = isinstance(error, StorageError | TimeoutError)
                 self._logger.warning(
@@ -200,6 +204,13 @@ class Keeper:
             # A storage may hint at more than there is; beats that beget hints must come down to the usual ones.
             rest = Patience(FALSE_ALARM, every).rest(self._false_alarms, self._rng) if self._false_alarms else 0.0
             self._heeds_at = asked_at + rest
+
+    async def _timed(self, beat: Beat) -> Pulse:
+        asked_at = self._clock.uptime()
+        try:
+            return await self._storage.renew(beat)
+        finally:
+            self._tally.called("renew", self._clock.uptime() - asked_at)
 
     def _announced(self) -> tuple[Event, ...]:
         # The main loop adds while this takes; a deque can bear that.
@@ -219,6 +230,8 @@ class Keeper:
             self._obey(pulse.orders)
             news = 1
         lost, unanswered = set(pulse.lost), set(pulse.unanswered)
+        done = len(sent) - len(lost) - len(unanswered)
+        self._tally.renewed(renewed=done, lost=len(lost), failed=len(unanswered))
         for message in sent:
             if message.held.key in unanswered:
                 message.unsent()

@@ -6,21 +6,22 @@ from msgspec import Struct
 
 from holdfast.core.job import Ref
 
-Verdict = Literal["loop_blocked", "timeout"]
+Verdict = Literal["loop_blocked", "timeout", "not_claiming"]
 
 
 class Sentence(Struct, frozen=True):
-    """A child's event loop did not turn, and nothing within it could help that.
+    """A child's event loop did not turn, or its claim loop did not, and nothing within it could help that.
 
     `loop_blocked`: for longer than `max_block`; whose fault that is nobody knows for sure. `timeout`: so that the runs
     named here could not be ended when their time was over; they have timed out, and their neighbours are innocent.
+    `not_claiming`: its claim loop had no answer although the storage gives some; all of its runs are innocent.
     """
 
     reason: Verdict
     blocked_for: float
     """Seconds."""
     limit: float
-    """What it was given, in seconds: `max_block`, or what a run may be past its timeout."""
+    """What it was given, in seconds: `max_block`, what a run may be past its timeout, what a claim loop may wait."""
     culprits: tuple[tuple[Ref, int], ...] = ()
     """The runs whose time was over, by job and fence."""
     stack: str = ""
@@ -31,4 +32,6 @@ class Sentence(Struct, frozen=True):
             return (
                 f"killed by its supervisor: a run was past its timeout, and the loop blocked {self.blocked_for:.1f} s"
             )
+        if self.reason == "not_claiming":
+            return f"killed by its supervisor: its claim loop had had no answer for {self.blocked_for:.1f} s"
         return f"killed by its supervisor: its event loop was blocked for {self.blocked_for:.1f} s"

@@ -18,7 +18,8 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from random import Random
@@ -28,13 +29,16 @@ from holdfast.core.duration import Duration, duration
 from holdfast.core.job import Owner
 from holdfast.core.patience import Patience
 from holdfast.errors import UsageError
+from holdfast.figures import Figures
 from holdfast.ids import owner_id
 from holdfast.storage.locate import locate
 from holdfast.storage.protocol import Storage
 from holdfast.waiting import first
 from holdfast.worker.autopsy import OomKills
 from holdfast.worker.burial import Burial, Deceased
+from holdfast.worker.healer import Healer
 from holdfast.worker.orders import SIGNALS
+from holdfast.worker.overview import EVERY, Overview
 from holdfast.worker.sources import Sources
 from holdfast.worker.systemd import Systemd
 from holdfast.worker.ward import Ward
@@ -56,8 +60,8 @@ BURIAL = 10.0
 FAREWELL = 0.5
 """The same for a child that dies while the supervisor is stopping."""
 
-CLOSING = 0.1
-"""Seconds that the supervisor's own storage gets to close."""
+CLOSING = 0.3
+"""Seconds that the server of health gets to close, and then the supervisor's own storage."""
 
 PATIENCE = Patience(0.1, 30.0)
 """Before a dead child is replaced; it grows with each death that comes soon after its start, before any work.
@@ -145,7 +149,9 @@ class Supervisor:
         self._owner = Owner(owner_id(rng), f"supervisor {host}:{os.getpid()}", host, os.getpid())
         self._wards: set[Ward] = set()
         self._oom_kills = OomKills()
-        self._burial = Burial(self._owner, clock=clock, rng=rng, logger=logger)
+        figures = Figures()
+        self._burial = Burial(self._owner, clock=clock, rng=rng, logger=logger, figures=figures)
+        self.overview = Overview(figures, clock)
         self._stopping = asyncio.Event()
         self._hurried = asyncio.Event()
         self._storage: Storage | None = None
@@ -162,7 +168,7 @@ class Supervisor:
         try:
             async with asyncio.TaskGroup() as crew:
                 keepers = [crew.create_task(self._keep(number)) for number in range(self._processes)]
-                others = [crew.create_task(self._bring_to_an_end(keepers))]
+                others = [crew.create_task(self._bring_to_an_end(keepers)), crew.create_task(self._look())]
                 if self._sources is not None:
                     others.append(crew.create_task(self._reload(self._sources)))
                 if self._systemd is not None and self._systemd.watchdog is not None:
@@ -179,6 +185,11 @@ class Supervisor:
                 loop.remove_signal_handler(number)
         return self._status
 
+    async def _look(self) -> None:
+        while True:
+            self.overview.look(self._wards, stopping=self._stopping.is_set())
+            await asyncio.sleep(EVERY)
+
     def _stop(self) -> None:
         """Pass on that it is time: the first signal lets the children drain, the second makes them leave at once."""
         if self._stopping.is_set():
@@ -186,6 +197,7 @@ class Supervisor:
         if self._systemd is not None and not self._stopping.is_set():
             self._systemd.stopping()
         self._stopping.set()
+        self.overview.look(self._wards, stopping=True)
         for ward in self._wards:
             self._pass_on(ward)
 
@@ -299,6 +311,7 @@ class Supervisor:
             watch.cancel()
             await asyncio.gather(watch, return_exceptions=True)
             self._wards.discard(ward)
+            self.overview.gone(ward)
             ward.clear_away()
         lived = uptime - ward.born_at
         parted = death.status == 0 and ward.parted
@@ -338,9 +351,10 @@ class Supervisor:
         if hello is None or self._storage is None:
             # Nobody knows where its jobs are; that is said when it dies.
             return
+        worker = Owner(ward.incarnation, f"{self._owner.host}:{pid}", self._owner.host, pid)
         watcher = Watcher(
             self._storage,
-            Owner(ward.incarnation, f"{self._owner.host}:{pid}", self._owner.host, pid),
+            worker,
             ward.slate,
             ward.process,
             beat=hello.beat,
@@ -351,10 +365,27 @@ class Supervisor:
             ask=lambda: ward.stacks.ask(ward.process),
             condemn=ward.kill,
         )
-        while True:
+        healer = Healer(
+            self._storage,
+            self._owner,
+            worker,
+            ward.slate,
+            queues=hello.serves or hello.queues,
+            max_block=hello.max_block,
+            clock=self._clock,
+            logger=self._logger,
+            ask=lambda: ward.stacks.ask(ward.process),
+            condemn=ward.kill,
+        )
+
+        async def watch() -> float:
             wait = await watcher.turn()
             self._oom_kills.look(self._clock.uptime())
-            await asyncio.sleep(wait)
+            return wait
+
+        async with asyncio.TaskGroup() as crew:
+            crew.create_task(_again(watch))
+            crew.create_task(_again(healer.turn))
 
     def _heard(self, word: Word) -> None:
         if isinstance(word, Working) and not self._works:
@@ -368,6 +399,9 @@ class Supervisor:
             # the burial tells of it.
             with contextlib.suppress(Exception):
                 self._storage = locate(word.url)
+        if isinstance(word, Hello):
+            self.overview.told(word)
+            self.overview.storage = self._storage
 
     async def _bury(self, one: Deceased, hello: Hello) -> int:
         try:
@@ -389,6 +423,7 @@ def supervise(
     trial: float = TRIAL,
     sources: Sources | None = None,
     systemd: Systemd | None = None,
+    serve: Callable[[Overview], AbstractAsyncContextManager[object]] | None = None,
     logger: logging.Logger | None = None,
 ) -> int:
     """Run so many worker processes until SIGTERM or SIGINT, and return the exit status.
@@ -396,7 +431,8 @@ def supervise(
     `command` starts one child, which gets its part by `Child.from_environment`. `drain` is theirs; a child that has
     not stopped 4.25 s after it is killed, and we are gone 5 s after it. A child that ends is replaced, except in a
     `burst` one that took its leave. Before any has worked, the first that says it cannot (exit status 1 or 2) ends it
-    all, with its status; it goes alone until it says hello, for `trial` seconds at most.
+    all, with its status; it goes alone until it says hello, for `trial` seconds at most. `serve` returns what serves
+    health as long as anything is left to supervise.
     When `sources` change the children are replaced. `systemd` is told how we are.
 
     Raises:
@@ -414,5 +450,23 @@ def supervise(
         rng=entropy(),
         logger=logger or logging.getLogger("holdfast.supervisor"),
     )
+
+    async def run() -> int:
+        async with contextlib.AsyncExitStack() as serving:
+            if serve is not None:
+                await serving.enter_async_context(serve(supervisor.overview))
+            try:
+                return await supervisor.run()
+            finally:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(CLOSING):
+                        await serving.aclose()
+
     # Never closed: closing waits for threads, and a storage that hangs may hold one.
-    return asyncio.Runner().run(supervisor.run())
+    return asyncio.Runner().run(run())
+
+
+async def _again(turn: Callable[[], Awaitable[float]]) -> None:
+    while True:
+        wait = await turn()
+        await asyncio.sleep(wait)

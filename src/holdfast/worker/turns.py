@@ -6,12 +6,32 @@ TICK = 0.5
 """Seconds between two notes. A loop that is late with one has not turned since the one before, as far as we know."""
 
 
+RECENT = 15.0
+"""Seconds for which the longest delay is remembered, at least; up to twice as long."""
+
+
+class Peak:
+    """The largest of some values within the last while."""
+
+    def __init__(self) -> None:
+        self._began = self._before = self._now = 0.0
+
+    def note(self, at: float, value: float) -> float:
+        """Note one at some uptime, and return the largest."""
+        if at - self._began > RECENT:
+            self._before = self._now if at - self._began <= 2 * RECENT else 0.0
+            self._began, self._now = at, 0.0
+        self._now = max(self._now, value)
+        return max(self._before, self._now)
+
+
 class Turns:
     """The turns of one loop, also on the slate of a worker that is watched."""
 
     def __init__(self, slate: Slate | None) -> None:
         self._slate = slate
         self._worst = 0.0
+        self._peak = Peak()
         self.at = 0.0
         """The uptime of the last turn; 0 before the first, and when no loop is to turn any more."""
         self.memory = 0
@@ -21,6 +41,7 @@ class Turns:
         """Note a turn, and by how many seconds it was late."""
         self.at = at
         self._worst = max(self._worst, lag)
+        self._peak.note(at, lag)
         if self._slate is not None:
             self._slate.turned(at, lag)
 
@@ -31,6 +52,10 @@ class Turns:
     def blocked(self, now: float) -> float:
         """Return for how many seconds the loop has been late; 0 if it is not."""
         return max(0.0, now - self.at - TICK) if self.at else 0.0
+
+    def recent(self, now: float) -> float:
+        """Return the longest that the loop has kept anything waiting within the last while, in seconds."""
+        return self._peak.note(now, self.blocked(now))
 
     def lag(self, now: float) -> float:
         """Return the longest that the loop has kept anything waiting since this was asked last, in seconds."""

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Self
 
 import msgspec
@@ -16,12 +16,13 @@ import msgspec
 from holdfast.clock import SECOND, Clock
 from holdfast.core.job import Ref
 from holdfast.core.postmortem import Workplace
+from holdfast.figures import MOST, Key
 from holdfast.worker.offspring import Death, Offspring
 from holdfast.worker.sentence import Sentence
 from holdfast.worker.slate import Slate
 from holdfast.worker.stacks import StackFile
 from holdfast.worker.turns import TICK
-from holdfast.worker.words import NOW, VARIABLE, Ear, Goodbye, Hello, Told, Word, Working
+from holdfast.worker.words import NOW, VARIABLE, Counted, Ear, Goodbye, Hello, Told, Word, Working
 
 LINES = 2_048
 """How many runs a child's slate has room for: its concurrency, and outcomes that wait for a storage."""
@@ -48,6 +49,8 @@ class Ward:
         self.killed_for: Sentence | None = None
         self.working = False
         """Whether it has begun to claim."""
+        self.figures: dict[Key, tuple[float, ...]] = {}
+        """What it has counted, as far as it has told."""
         self.parted = False
         """Whether it has said goodbye; what it holds after that, it holds no more."""
         self.dismissed = False
@@ -143,6 +146,13 @@ class Ward:
                             self.greeted.set()
                         case Working():
                             self.working = True
+                        case Counted(series):
+                            self._count(series)
                         case Goodbye(dismissed, recycled):
                             self.parted, self.dismissed, self.recycled = True, dismissed, recycled
                     hear(word)
+
+    def _count(self, series: Iterable[tuple[Key, tuple[float, ...]]]) -> None:
+        for key, numbers in series:
+            if len(self.figures) < 2 * MOST or key in self.figures:
+                self.figures[key] = numbers

@@ -31,6 +31,7 @@ from holdfast.core.events import WorkerStarted, WorkerStopped, WorkerStopping
 from holdfast.core.job import Owner
 from holdfast.equipment import Equipment
 from holdfast.errors import UsageError
+from holdfast.health.vitals import Vitals, blocked
 from holdfast.schedules import put_all
 from holdfast.storage.protocol import WorkerInfo
 from holdfast.waiting import first
@@ -46,6 +47,7 @@ from holdfast.worker.outpost import Outpost
 from holdfast.worker.run import Runner
 from holdfast.worker.slate import Slate
 from holdfast.worker.slots import Slots
+from holdfast.worker.tally import Tally
 from holdfast.worker.threads import Threads
 from holdfast.worker.turns import Turns
 from holdfast.worker.watchdog import Watchdog
@@ -137,6 +139,7 @@ class Worker:
             slate = outpost.slate
         self._holdings = Holdings(slate)
         self._turns = Turns(slate)
+        tally = Tally(equipment.figures)
         self._bus = Bus(
             equipment.storage,
             equipment.hearers,
@@ -161,6 +164,7 @@ class Worker:
             rng=equipment.rng,
             logger=equipment.logger,
             tell=self._bus.tell,
+            tally=tally,
         )
         self._keeper = Keeper(
             equipment.storage,
@@ -175,6 +179,7 @@ class Worker:
             obey=self._obey,
             wanted=self._lives,
             given_up=lambda: self._watchdog.given_up(),
+            tally=tally,
         )
         self._watchdog = Watchdog(
             self._turns,
@@ -186,7 +191,7 @@ class Worker:
             clock=equipment.clock,
             logger=equipment.logger,
             announce=self._keeper.announce,
-            claimed_at=lambda: self._exchange.turned_at,
+            claimed_at=lambda: self.answered_at,
         )
 
     async def start(self) -> None:
@@ -280,6 +285,22 @@ class Worker:
     def stopping(self) -> bool:
         """Whether it has begun to stop, or has stopped, or is worn out: it claims no more."""
         return self._ending is not None or self.recycled is not None or self.ended
+
+    def vitals(self) -> Vitals:
+        """Return how it is doing; from any thread."""
+        now = self._equipment.clock.uptime()
+        return Vitals(
+            owners=(self.owner.id,),
+            dead=blocked(self._turns.blocked(now), self._equipment.timing.max_block.total_seconds()),
+            stopping=self.stopping,
+            lag=self._turns.recent(now),
+            figures=self._equipment.figures.totals(),
+        )
+
+    @property
+    def answered_at(self) -> float:
+        """The uptime at which its claim loop last had an answer, or nothing to ask for."""
+        return self._exchange.answered_at
 
     @property
     def ended(self) -> bool:

@@ -1,0 +1,242 @@
+"""A worker whose claim loop is stuck is killed by its supervisor; one that has only nothing to claim never is."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from holdfast import Holdfast, Timing, Worker
+from holdfast.clock import Clock
+from holdfast.core.events import WorkerHung
+from holdfast.core.job import Owner
+from holdfast.errors import StorageUnavailableError
+from holdfast.storage.memory import MemoryStorage
+from holdfast.storage.protocol import Beat, Exchanged, Order, Pulse, Settings, Target
+from holdfast.testing.simloop import SimClock, SimLoop, simulate
+from holdfast.worker.exchange import POLL
+from holdfast.worker.healer import AGAIN, LONGEST, LOOK, SHORTEST, Healer, Reading, limit, stuck
+from holdfast.worker.sentence import Sentence
+from holdfast.worker.slate import Slate
+from holdfast.worker.turns import TICK
+from tests.flow.conftest import Play, Stage
+
+SUPERVISOR = Owner("supervisor", "supervisor", "host", 1)
+AGENTS: set["asyncio.Task[None]"] = set()
+
+
+@pytest.fixture
+def slate() -> Iterator[Slate]:
+    made = Slate.new(3)
+    yield made
+    made.close()
+
+
+class Closed(MemoryStorage):
+    """A storage that gives some no answer."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock=clock)
+        self.shut: Callable[[Owner, str], bool] = lambda owner, verb: False
+        """Whether this verb is out of this one's reach."""
+
+    async def exchange(self, owner: Owner, settlements: Any = (), order: Order | None = None) -> Exchanged:
+        if self.shut(owner, "exchange"):
+            raise StorageUnavailableError("gone fishing")
+        return await super().exchange(owner, settlements, order)
+
+    async def renew(self, beat: Beat) -> Pulse:
+        if self.shut(beat.owner, "record" if beat.events else "renew"):
+            raise StorageUnavailableError("gone fishing")
+        return await super().renew(beat)
+
+
+async def watched(stage: Stage, worker: Worker, slate: Slate) -> list[tuple[float, Sentence]]:
+    """Have a worker looked after from here on; return where it will stand when and why it was condemned."""
+    condemned: list[tuple[float, Sentence]] = []
+
+    async def stacks() -> str:
+        return "a stack"
+
+    healer = Healer(
+        stage.storage,
+        SUPERVISOR,
+        worker.owner,
+        slate,
+        queues=("default",),
+        max_block=600.0,
+        clock=stage.clock,
+        logger=logging.getLogger("test"),
+        ask=stacks,
+        condemn=lambda sentence: condemned.append((stage.clock.uptime(), sentence)),
+    )
+
+    async def tick() -> None:
+        # As the watchdog does on a loop of its own.
+        while True:
+            slate.turned(stage.clock.uptime(), 0.0)
+            slate.claimed(worker.answered_at)
+            await asyncio.sleep(TICK)
+
+    async def look() -> None:
+        while True:
+            wait = await healer.turn()
+            await asyncio.sleep(wait)
+
+    # The world ends with the scenario, and they with it.
+    AGENTS.update({asyncio.create_task(tick()), asyncio.create_task(look())})
+    return condemned
+
+
+async def paused(stage: Stage, app: Holdfast, worker: Worker) -> None:
+    await app.queue("default").pause()
+    await app.find_task("nap").enqueue(1)
+
+
+async def parked(stage: Stage, app: Holdfast, worker: Worker) -> None:
+    for _ in range(3):
+        await app.find_task("single").enqueue(500)
+
+
+async def rated(stage: Stage, app: Holdfast, worker: Worker) -> None:
+    for _ in range(3):
+        await app.find_task("rare").enqueue(0)
+
+
+async def unknown(stage: Stage, app: Holdfast, worker: Worker) -> None:
+    other = stage.app()
+
+    @other.task(name="of another release")
+    async def elsewhere() -> None: ...
+
+    await elsewhere.enqueue()
+
+
+async def full(stage: Stage, app: Holdfast, worker: Worker) -> None:
+    for _ in range(5):
+        await app.find_task("nap").enqueue(500)
+
+
+async def quiet(stage: Stage, app: Holdfast, worker: Worker) -> None:
+    await stage.storage.tune(Target("worker", worker.owner.id), Settings(quiet=True))
+    await app.find_task("nap").enqueue(1)
+
+
+async def idle(stage: Stage, app: Holdfast, worker: Worker) -> None: ...
+
+
+Case = Callable[[Stage, Holdfast, Worker], Awaitable[None]]
+
+
+@pytest.mark.parametrize("case", [paused, parked, rated, unknown, full, quiet, idle])
+def test_a_worker_that_has_nothing_to_claim_is_left_alone(play: Play, slate: Slate, case: Case) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(timing=Timing())
+
+        @app.task(name="nap")
+        async def nap(seconds: float) -> None:
+            await asyncio.sleep(seconds)
+
+        @app.task(name="single", concurrency_key="one")
+        async def single(seconds: float) -> None:
+            await asyncio.sleep(seconds)
+
+        @app.task(name="rare", rate="1/h")
+        async def rare(seconds: float) -> None: ...
+
+        worker = app.worker(concurrency=2)
+        await stage.start(worker)
+        condemned = await watched(stage, worker, slate)
+        await case(stage, app, worker)
+        await asyncio.sleep(3 * LONGEST)
+
+        assert condemned == []
+        assert not await stage.told(WorkerHung)
+
+    play(scenario)
+
+
+def on_closed(scenario: Callable[[Stage, Closed, Worker, list[tuple[float, Sentence]]], Awaitable[None]]) -> None:
+    """Play a scenario with a worker that is looked after, on a storage that can be closed."""
+
+    async def main(loop: SimLoop) -> None:
+        clock = SimClock(loop)
+        storage, slate = Closed(clock), Slate.new(3)
+        stage = Stage(loop, clock, storage)
+        worker = stage.app().worker()
+        await stage.start(worker)
+        await scenario(stage, storage, worker, await watched(stage, worker, slate))
+
+    simulate(main)
+
+
+@pytest.mark.parametrize("minutes", [1.2, 5.0])
+def test_nor_is_one_whose_storage_is_out_of_reach_for_all_and_comes_back(minutes: float) -> None:
+    async def scenario(stage: Stage, storage: Closed, worker: Worker, condemned: list[tuple[float, Sentence]]) -> None:
+        storage.shut = lambda owner, verb: True
+        await asyncio.sleep(60 * minutes)
+
+        # It had no answer for longer than it may be without one, and nobody had.
+        assert stage.clock.uptime() - worker.answered_at > LONGEST
+
+        storage.shut = lambda owner, verb: False
+        await asyncio.sleep(3 * LONGEST)
+
+        assert condemned == []
+
+    on_closed(scenario)
+
+
+def test_one_that_alone_gets_no_answer_is_condemned_within_a_minute_and_a_quarter_which_is_on_record() -> None:
+    async def scenario(stage: Stage, storage: Closed, worker: Worker, condemned: list[tuple[float, Sentence]]) -> None:
+        # An uptime of 0 would be none.
+        await asyncio.sleep(2 * POLL)
+        storage.shut = lambda owner, verb: owner == worker.owner and verb == "exchange"
+        answered_at = worker.answered_at
+        await asyncio.sleep(3 * LONGEST)
+
+        [(at, sentence)] = condemned
+        assert (sentence.reason, sentence.culprits, sentence.stack) == ("not_claiming", (), "a stack")
+        assert LONGEST + AGAIN <= at - answered_at <= LONGEST + AGAIN + 2 * (LOOK + TICK)
+        [event] = await stage.told(WorkerHung)
+        assert (event.owner, event.blocked_for) == (worker.owner.id, sentence.blocked_for)
+
+    on_closed(scenario)
+
+
+def test_nobody_is_condemned_where_the_storage_gives_answers_and_takes_no_record() -> None:
+    async def scenario(stage: Stage, storage: Closed, worker: Worker, condemned: list[tuple[float, Sentence]]) -> None:
+        # An uptime of 0 would be none.
+        await asyncio.sleep(2 * POLL)
+        storage.shut = lambda owner, verb: (owner == worker.owner and verb == "exchange") or verb == "record"
+        await asyncio.sleep(3 * LONGEST)
+
+        assert condemned == []
+
+    on_closed(scenario)
+
+
+@pytest.mark.parametrize(
+    ("turned_at", "claimed_at", "seconds"),
+    [
+        (100.0, 100.0, 0.0),
+        (100.0, 30.0, 70.0),
+        (100.0, 100.4, 0.0),
+        # Nothing is expected of a worker that has not begun, or has ended.
+        (0.0, 30.0, 0.0),
+        (100.0, 0.0, 0.0),
+        # A loop that does not turn is a matter for the watcher.
+        (98.0, 30.0, 0.0),
+    ],
+)
+def test_a_claim_loop_is_stuck_only_while_the_event_loop_turns(
+    turned_at: float, claimed_at: float, seconds: float
+) -> None:
+    assert stuck(Reading(turned_at, claimed_at), 100.2) == seconds
+
+
+def test_it_is_given_as_long_as_a_blocked_loop_but_never_less_than_its_own_rests() -> None:
+    assert [limit(seconds) for seconds in (600.0, 30.0, 1.0)] == [LONGEST, 30.0, SHORTEST]
+    # A turn comes every `POLL`; each may fail after as long as a call may take.
+    assert SHORTEST > 2 * POLL

@@ -1,0 +1,129 @@
+"""What processes count: totals that only go up, sent in parts, added up over the living and the dead."""
+
+import random
+import threading
+
+import pytest
+
+from holdfast.figures import (
+    DURATION,
+    FENCED,
+    JOBS,
+    METRICS,
+    MOST,
+    OTHER,
+    STORAGE_OP,
+    Figures,
+    Key,
+    added_up,
+)
+from holdfast.health.judge import unreachable
+from holdfast.health.metrics import rendered
+from holdfast.health.vitals import Vitals
+from holdfast.options import Timing
+from holdfast.worker.words import LONGEST, Counted, Ear, Hello, counted, fitting, spoken
+from tests.exposition import Family, read
+
+
+def shown(figures: dict[Key, tuple[float, ...]]) -> dict[str, Family]:
+    return read(rendered(None, unreachable("gone"), Vitals(owners=(), figures=figures)))
+
+
+def test_a_time_falls_into_the_first_bucket_that_it_is_not_above() -> None:
+    figures = Figures()
+    for seconds in (0.0, 0.005, 0.0051, 7_200.0, 7_201.0):
+        figures.observe(DURATION, seconds, "mail", "send")
+    (numbers,) = figures.totals().values()
+
+    assert numbers[1:] == (2, 1, *(0,) * 8, 1, 1)
+    assert numbers[0] == pytest.approx(14_401.0101)
+    family = shown(figures.totals())["holdfast_job_duration_seconds"]
+    assert family[{"le": "0.005"}] == 2
+    assert family[{"le": "7200"}] == 4
+    assert family[{"le": "+Inf"}] == 5
+
+
+def test_names_of_any_kind_come_through() -> None:
+    figures = Figures()
+    name = 'a "b"\\n\n{c},d="e" ü'
+    figures.count(JOBS, name, "task", "completed", by=3)
+
+    assert shown(figures.totals())["holdfast_jobs_total"][{"queue": name}] == 3
+
+
+def test_there_are_no_more_series_than_a_scraper_bears() -> None:
+    figures = Figures()
+    for number in range(MOST + 500):
+        figures.count(JOBS, "default", f"task {number}", "completed")
+    figures.observe(STORAGE_OP, 1.0, "renew")
+    totals = figures.totals()
+
+    assert len(totals) <= MOST + len(METRICS)
+    assert totals[JOBS.name, OTHER, OTHER, OTHER] == (500,)
+    assert len(totals[STORAGE_OP.name, OTHER]) == len(STORAGE_OP.buckets) + 2
+
+
+def test_nothing_is_lost_when_threads_count_the_same() -> None:
+    figures = Figures()
+
+    def count() -> None:
+        for _ in range(5_000):
+            figures.count(FENCED, "settle")
+
+    threads = [threading.Thread(target=count) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert figures.totals() == {("holdfast_fenced_total", "settle"): (20_000,)}
+
+
+def test_what_is_added_up_never_goes_down_and_another_form_is_left_out() -> None:
+    one: dict[Key, tuple[float, ...]] = {("a",): (1.0,), ("b",): (1.0, 2.0)}
+    other: dict[Key, tuple[float, ...]] = {("a",): (2.0,), ("b",): (1.0,), ("c",): (4.0,)}
+
+    assert added_up([one, other]) == {("a",): (3.0,), ("b",): (1.0, 2.0), ("c",): (4.0,)}
+
+
+def test_what_is_none_of_ours_spoils_nothing() -> None:
+    strange: dict[Key, tuple[float, ...]] = {
+        (): (1.0,),
+        ("holdfast_jobs_total",): (1.0,),
+        ("holdfast_jobs_total", "q", "t", "completed"): (1.0, 2.0),
+        ("holdfast_job_duration_seconds", "q", "t"): (1.0,),
+        ("evil\nmetric 1",): (1.0,),
+    }
+
+    assert all(not family.samples for name, family in shown(strange).items() if name != "holdfast_storage_up")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_many_series_are_said_in_words_that_are_all_heard(seed: int) -> None:
+    dice = random.Random(seed)
+    totals: dict[Key, tuple[float, ...]] = {
+        ("m", "x" * dice.randrange(1_000), str(number)): (dice.random(),) * 13 for number in range(600)
+    }
+    words = [spoken(word) for word in counted(totals)]
+    ear = Ear()
+    stream = b"".join(words)
+    heard = [word for start in range(0, len(stream), 7_777) for word in ear.hear(stream[start : start + 7_777])]
+
+    assert all(len(word) < LONGEST for word in words)
+    assert {key: numbers for word in heard if isinstance(word, Counted) for key, numbers in word.series} == totals
+
+
+def test_a_hello_is_heard_however_many_queues_there_are() -> None:
+    names = [f"{number:04}" + "ü" * 1_000 for number in range(200)]
+    hello = Hello("sqlite:///" + "x" * 1_000, queues=fitting(names), serves=fitting(names))
+
+    assert Ear().hear(spoken(hello)) == [hello]
+    assert hello.queues
+
+
+@pytest.mark.parametrize("beat", [5.0, -1.0, 1e9, float("nan")])
+def test_whatever_a_child_says_of_its_timing_there_is_one(beat: float) -> None:
+    (hello,) = Ear().hear(spoken(Hello("", beat))) or [Hello("", 5.0)]
+
+    assert isinstance(hello, Hello)
+    assert hello.timing == Timing()
