@@ -1,4 +1,4 @@
-"""An honest little case: four jobs, of which one lost its worker to a kill, one to a pause, and one was handed back."""
+"""An honest little case: jobs that lost their workers to kills and to a pause, were handed back, or held everything."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -20,8 +20,13 @@ START = 1_700_000_000 * SECOND
 KILLED = Owner("killed", pid=11)
 PAUSED = Owner("paused", pid=12)
 SOUND = Owner("sound", pid=13)
+HUNG = Owner("hung", pid=14)
+GRIPPED = Owner("gripped", pid=15)
 
-WISHED = {"plain": "a.py", "struck": "b.py", "held": "c.py", "returned": "a.py"}
+WISHED = {"plain": "a.py", "struck": "b.py", "held": "c.py", "returned": "a.py", "hung": "b.py", "gripped": "c.py"}
+
+PLACE = 'File "/demo/misdeeds.py", line 29'
+POST_MORTEM = f"its process was killed\n  {PLACE}, in wait_for_nobody"
 
 
 def facts(path: str) -> Facts:
@@ -34,6 +39,8 @@ def honest() -> Evidence:
         "struck": [run(1, KILLED, "stalled"), run(2, SOUND, "completed")],
         "held": [run(1, PAUSED, "stalled"), run(2, SOUND, "completed")],
         "returned": [run(1, SOUND, "released"), run(2, SOUND, "completed")],
+        "hung": [run(1, HUNG, "stalled", detail=POST_MORTEM), run(2, SOUND, "completed")],
+        "gripped": [run(1, GRIPPED, "completed", end=START + 6 * SECOND)],
     }
     return Evidence(
         wished=dict(WISHED),
@@ -44,6 +51,7 @@ def honest() -> Evidence:
         events=[
             stalled("struck", KILLED, "process_died", START + SECOND // 10),
             stalled("held", PAUSED, "lease_expired", START + 3 * SECOND),
+            stalled("hung", HUNG, "process_died", START + SECOND // 10, POST_MORTEM),
             JobReleased(queue="demo", id="returned", task="t", run=1, reason="shutdown"),
             RunFenced(
                 queue="demo", id="held", task="t", run=2, fence=101, current_fence=102, owner="paused", write="settle"
@@ -53,14 +61,26 @@ def honest() -> Evidence:
         faults=[
             Fault("kill", KILLED, True, START, (HeldRun("struck", 1, 101),)),
             Fault("pause", PAUSED, False, START, (HeldRun("held", 1, 101),), START + 4 * SECOND),
+            Fault("kill", HUNG, False, START, (HeldRun("hung", 1, 101),)),
         ],
-        kills=1,
-        bounds=Bounds(death=SECOND, pause=5 * SECOND),
+        kills=2,
+        hung="hung",
+        gripped="gripped",
+        bounds=Bounds(death=SECOND, pause=5 * SECOND, grip=5 * SECOND),
     )
 
 
-def run(number: int, owner: Owner, ended: str) -> RunRecord:
-    return RunRecord(number=number, fence=100 + number, owner=owner.id, pid=owner.pid, start=START, ended=ended)
+def run(number: int, owner: Owner, ended: str, *, end: int = START + SECOND, detail: str | None = None) -> RunRecord:
+    return RunRecord(
+        number=number,
+        fence=100 + number,
+        owner=owner.id,
+        pid=owner.pid,
+        start=START,
+        end=end,
+        ended=ended,
+        detail=detail,
+    )
 
 
 def detail(job: str, runs: list[RunRecord]) -> JobDetail:
@@ -81,17 +101,32 @@ def detail(job: str, runs: list[RunRecord]) -> JobDetail:
 
 
 def noted(job: str, one: RunRecord) -> list[Line]:
-    begun = Line(job=job, run=one.number, fence=one.fence, pid=one.pid, mark="start")
-    # The killed worker's handler never came to its end; the paused one's did, too late.
+    begun = Line(job=job, run=one.number, fence=one.fence, pid=one.pid, parent=10, mark="start")
+    # The killed workers' handlers never came to their end; the paused one's did, too late.
     if one.owner == KILLED.id:
         return [begun]
+    if one.owner == HUNG.id:
+        return [structs.replace(begun, place=PLACE)]
+    if (job, one.number) == ("hung", 2):
+        # In quarantine.
+        begun = structs.replace(begun, pid=99, parent=one.pid)
     answer = None if one.ended == "released" else facts(WISHED[job])
-    return [begun, structs.replace(begun, mark="end", answer=answer)]
+    held = 6 * SECOND if one.owner == GRIPPED.id else None
+    return [begun, structs.replace(begun, mark="end", answer=answer, held=held)]
 
 
-def stalled(job: str, owner: Owner, reason: StallReason, at: int) -> JobStalled:
+def stalled(job: str, owner: Owner, reason: StallReason, at: int, post_mortem: str | None = None) -> JobStalled:
     return JobStalled(
-        queue="demo", id=job, task="t", run=1, count=1, action="recovered", reason=reason, owner=owner.id, at=moment(at)
+        queue="demo",
+        id=job,
+        task="t",
+        run=1,
+        count=1,
+        action="recovered",
+        reason=reason,
+        owner=owner.id,
+        post_mortem=post_mortem,
+        at=moment(at),
     )
 
 

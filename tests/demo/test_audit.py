@@ -12,6 +12,8 @@ from holdfast.core.lifecycle import State
 from holdfast.demo.audit import EXAMPLES, audit
 from holdfast.demo.evidence import Evidence, HeldRun, Replay
 from tests.demo.evidence import (
+    GRIPPED,
+    POST_MORTEM,
     SECOND,
     SOUND,
     START,
@@ -23,6 +25,7 @@ from tests.demo.evidence import (
     edit_run,
     facts,
     honest,
+    stalled,
 )
 
 LOST = "no job is lost"
@@ -37,6 +40,8 @@ DEATH = "a dead worker's jobs were back in time"
 PAUSE = "the paused worker's jobs were back in time"
 FENCED = "the woken worker's runs were stopped or refused"
 REFUSED = "a settlement under an old fence is refused"
+LINE = "the post-mortem of a hung run names its line"
+GRIP = "who held the interpreter beyond its lease kept it"
 
 
 def red(case: Evidence) -> list[str]:
@@ -146,7 +151,7 @@ def unannounced_second_run(case: Evidence) -> None:
 
 
 def kill_that_was_not_possible(case: Evidence) -> None:
-    case.kills = 2
+    case.kills = 3
 
 
 def no_leader_killed(case: Evidence) -> None:
@@ -191,6 +196,56 @@ def replay_accepted(case: Evidence) -> None:
     case.replay = Replay(HeldRun("held", 1, 101), "done")
 
 
+def quarantined_below_a_stranger(case: Evidence) -> None:
+    edit_lines(case, lambda line: structs.replace(line, parent=7) if line.pid == 99 else line)
+
+
+def first_run_below_its_worker(case: Evidence) -> None:
+    edit_lines(case, lambda line: structs.replace(line, pid=99, parent=line.pid) if line.job == "plain" else line)
+
+
+def never_hung(case: Evidence) -> None:
+    case.hung = None
+
+
+def place_not_noted(case: Evidence) -> None:
+    edit_lines(case, lambda line: structs.replace(line, place=None))
+
+
+def post_mortem_of_another_line(case: Evidence) -> None:
+    edit_events(case, JobStalled, "hung", post_mortem=POST_MORTEM.replace("29", "30"))
+    edit_run(case, "hung", 1, detail=POST_MORTEM.replace("29", "30"))
+
+
+def post_mortem_not_announced(case: Evidence) -> None:
+    edit_events(case, JobStalled, "hung", post_mortem=None)
+
+
+def post_mortem_not_in_the_history(case: Evidence) -> None:
+    edit_run(case, "hung", 1, detail="its process was killed")
+
+
+def never_gripped(case: Evidence) -> None:
+    case.gripped = None
+
+
+def gripped_for_too_short_a_time(case: Evidence) -> None:
+    edit_lines(case, lambda line: structs.replace(line, held=5 * SECOND - 1) if line.held else line)
+
+
+def gripped_in_name_only(case: Evidence) -> None:
+    edit_lines(case, lambda line: structs.replace(line, held=None))
+
+
+def reaped_while_it_was_held(case: Evidence) -> None:
+    case.events.append(stalled("gripped", GRIPPED, "lease_expired", START + 3 * SECOND))
+
+
+def neighbour_reaped_while_it_was_held(case: Evidence) -> None:
+    edit_events(case, JobStalled, "struck", owner=GRIPPED.id)
+    case.faults[0].owner = GRIPPED
+
+
 @pytest.mark.parametrize(
     ("lie", "check"),
     [
@@ -225,6 +280,18 @@ def replay_accepted(case: Evidence) -> None:
         (woken_and_never_told, FENCED),
         (nothing_refused, REFUSED),
         (replay_accepted, REFUSED),
+        (quarantined_below_a_stranger, STARTS),
+        (first_run_below_its_worker, STARTS),
+        (never_hung, LINE),
+        (place_not_noted, LINE),
+        (post_mortem_of_another_line, LINE),
+        (post_mortem_not_announced, LINE),
+        (post_mortem_not_in_the_history, LINE),
+        (never_gripped, GRIP),
+        (gripped_for_too_short_a_time, GRIP),
+        (gripped_in_name_only, GRIP),
+        (reaped_while_it_was_held, GRIP),
+        (neighbour_reaped_while_it_was_held, GRIP),
     ],
 )
 def test_a_lie_turns_its_own_check_red_and_no_other(lie: Callable[[Evidence], None], check: str) -> None:

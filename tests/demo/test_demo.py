@@ -12,7 +12,7 @@ import pytest
 from holdfast.demo.processes import alive
 
 DEMO = [sys.executable, "-m", "holdfast", "demo"]
-CHECKS = 12
+CHECKS = 14
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -39,6 +39,8 @@ def test_the_demo_kills_pauses_audits_and_ends_well(tmp_path: Path) -> None:
     assert "SIGCONT  " in told, told
     assert "process_died" in told, told
     assert "lease_expired" in told, told
+    assert told.count("GIL HELD  ") == told.count("  kept  ") == 1, told
+    assert "misdeeds.py" in told.partition("post-mortem: its process was killed by signal 9")[2], told
     assert list(tmp_path.iterdir()) == []
 
 

@@ -17,7 +17,7 @@ from holdfast.demo.show import Lively, Plain, Show, Silent
 
 @click.command()
 @storage
-@click.option("--jobs", type=click.IntRange(1, MOST_JOBS), default=1500, show_default=True, help="How many jobs.")
+@click.option("--jobs", type=click.IntRange(3, MOST_JOBS), default=1500, show_default=True, help="How many jobs.")
 @click.option("--kills", type=click.IntRange(0, 10), default=2, show_default=True, help="How many workers are killed.")
 @click.option("--seed", type=int, default=1, show_default=True, help="Which files, in which order.")
 @click.option("--plain", is_flag=True, help="Plain lines, also on a terminal.")

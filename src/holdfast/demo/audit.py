@@ -48,6 +48,8 @@ def audit(evidence: Evidence) -> list[Check]:
         _pause_recovered(case),
         _woken_was_fenced(case),
         _late_settle_refused(case),
+        _post_mortem_names_line(case),
+        _grip_kept(case),
     ]
 
 
@@ -141,6 +143,7 @@ def _one_outcome(case: _Case) -> Check:
 
 def _starts_are_runs(case: _Case) -> Check:
     wrong: list[str] = []
+    apart = 0
     seen: Counter[tuple[str, int]] = Counter()
     for line in case.starts:
         if line.job in case.evidence.wished and line.job not in case.jobs:
@@ -151,6 +154,9 @@ def _starts_are_runs(case: _Case) -> Check:
             wrong.append(
                 f"run {line.run} of job {line.job} began in process {line.pid}, and the history has no such run"
             )
+        elif (run.fence, run.pid) == (line.fence, line.parent) and line.run > 1:
+            # What was running in a process that died runs next in one of its own, below that of its worker.
+            apart += 1
         elif (run.fence, run.pid) != (line.fence, line.pid):
             wrong.append(
                 f"run {line.run} of job {line.job} began under fence {line.fence} in process {line.pid}; "
@@ -158,7 +164,9 @@ def _starts_are_runs(case: _Case) -> Check:
             )
     wrong += [f"run {run} of job {job} began {times} times" for (job, run), times in seen.items() if times > 1]
     return _check(
-        "every start the handlers noted is a run, with its fence and process", f"{len(case.starts):,} starts", wrong
+        "every start the handlers noted is a run, with its fence and process",
+        f"{len(case.starts):,} starts, {apart} of them in quarantine, in a process below their worker's",
+        wrong,
     )
 
 
@@ -294,6 +302,46 @@ def _late_settle_refused(case: _Case) -> Check:
         return _check(name, told, [] if replay.verdict == "lost" else ["the storage did not refuse it"])
     wrong = [] if sent_late else ["none was sent late, and none was replayed"]
     return _check(name, f"{len(sent_late)} were sent late in the run itself, and refused", wrong)
+
+
+def _post_mortem_names_line(case: _Case) -> Check:
+    name = "the post-mortem of a hung run names its line"
+    job = case.evidence.hung
+    if case.evidence.kills < 2:
+        return _check(name, "no worker was to be killed for it", [])
+    place = next((line.place for line in case.starts if line.job == job and line.run == 1), None)
+    told = next((event.post_mortem for event in case.stalled if event.id == job and event.run == 1), None) or ""
+    kept = case.runs[job].get(1) if job in case.runs else None
+    wrong: list[str] = []
+    if job is None or place is None:
+        wrong.append("no handler noted where it hangs")
+    elif not told:
+        wrong.append(f"run 1 of job {job} stalled without a post-mortem")
+    elif place not in told:
+        wrong.append(f"the handler hung at {place}, and its post-mortem does not say so")
+    if kept is not None and (kept.detail or "") != told:
+        wrong.append(f"the history of job {job} has another post-mortem than the event")
+    return _check(name, "none" if place is None else place.replace('"', "").rpartition("/")[2], wrong)
+
+
+def _grip_kept(case: _Case) -> Check:
+    name = "who held the interpreter beyond its lease kept it"
+    job, bound = case.evidence.gripped, case.evidence.bounds.grip
+    runs = list(case.runs[job].values()) if job in case.runs else []
+    held = max([line.held or 0 for line in case.ends if line.job == job], default=0)
+    owners = {run.owner for run in runs}
+    wrong = [] if runs else ["no handler was there to hold it"]
+    if runs and held < bound:
+        wrong.append(f"it was held for {seconds(held)} only; a run is lost after {seconds(bound)} at the latest")
+    if [run.ended for run in runs] not in ([], ["completed"]):
+        wrong.append(f"the runs of job {job} ended {', '.join(run.ended or 'never' for run in runs)}")
+    begun, ended = min([run.start for run in runs], default=0), max([run.end or 0 for run in runs], default=0)
+    lost: list[JobStalled | RunFenced] = [*case.stalled, *case.fenced]
+    for event in lost:
+        if event.id == job or (event.owner in owners and begun <= at_micros(event) <= ended):
+            wrong.append(f"run {event.run} of job {event.id} was taken from the worker whose interpreter was held")
+    told = f"no other thread had a turn for {seconds(held)}; who is silent is lost within {seconds(bound)}"
+    return _check(name, told, wrong)
 
 
 def _paused_runs(faults: Iterable[Fault]) -> Iterator[tuple[Fault, HeldRun]]:

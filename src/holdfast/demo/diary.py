@@ -15,7 +15,11 @@ from holdfast.demo.work import Facts
 
 
 class Line(Struct, frozen=True, omit_defaults=True):
-    """What a handler noted. The answer is missing at the start, and at the end of a run that was stopped."""
+    """What a handler noted. The answer is missing at the start, and at the end of a run that was stopped.
+
+    `parent`: who started its process. `place`: where it was about to hang. `held`: for how many microseconds it let no
+    other thread of its process have a turn.
+    """
 
     job: str
     run: int
@@ -23,6 +27,9 @@ class Line(Struct, frozen=True, omit_defaults=True):
     pid: int
     mark: Literal["start", "end"]
     answer: Facts | None = None
+    parent: int = 0
+    place: str | None = None
+    held: int | None = None
 
 
 L = TypeVar("L", bound=Struct)

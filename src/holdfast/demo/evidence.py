@@ -41,15 +41,26 @@ class Replay(Struct, frozen=True):
 
 
 class Bounds(Struct, frozen=True, kw_only=True):
-    """Within what a lost worker's jobs must be back, in microseconds."""
+    """Within what a lost worker's jobs must be back, in microseconds.
+
+    `grip`: within what a run that holds the interpreter would have been lost, were it not renewed from outside.
+    """
 
     death: int
     pause: int
+    grip: int
 
     @classmethod
-    def of(cls, timing: Timing) -> "Bounds":
-        """Return what the timing promises: a second for a death, and a lease, a grace and two sweeps for silence."""
-        return cls(death=micros(timedelta(seconds=1)), pause=micros(timing.recovery_bound))
+    def of(cls, timing: Timing, *, grip_lease: timedelta) -> "Bounds":
+        """Return what the timing promises: a second for a death, and a lease, a grace and two sweeps for silence.
+
+        Whoever is silent may have been the leader, too, and then its term is over first.
+        """
+        return cls(
+            death=micros(timedelta(seconds=1)),
+            pause=micros(timing.recovery_bound),
+            grip=micros(timing.leader_ttl + grip_lease + 2 * timing.sweep),
+        )
 
 
 class Evidence(Struct, kw_only=True):
@@ -57,7 +68,8 @@ class Evidence(Struct, kw_only=True):
 
     `wished`: the file of each job that was enqueued. `expected`: what each file comes to, computed here, one by one.
     `details`: what the storage answers for each job. `found`: every job it lists in our queue. `pieces`: parts of
-    lines that a killed handler left in the diary. `kills`: how many were asked for.
+    lines that a killed handler left in the diary. `kills`: how many were asked for. `hung`, `gripped`: the jobs whose
+    handlers were to hang until their worker was killed, and to hold the interpreter; None if it did not come to that.
     """
 
     wished: dict[str, str]
@@ -69,5 +81,7 @@ class Evidence(Struct, kw_only=True):
     events: list[AnyEvent]
     faults: list[Fault]
     kills: int
+    hung: str | None = None
+    gripped: str | None = None
     replay: Replay | None = None
     bounds: Bounds

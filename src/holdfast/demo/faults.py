@@ -1,5 +1,7 @@
 """The demo's faults: workers are killed, and one is paused, whenever a look at the storage shows them busy.
 
+The last of several kills strikes a worker whose handler hangs, once the storage knows in which line.
+
 No fault waits for a time. Each waits for a state: this many jobs are done, the one before has been recovered from and
 its worker replaced, and the victim holds jobs at this very moment. If the jobs run out faster than the workers come
 back, the next fault does not wait for that.
@@ -8,8 +10,9 @@ back, the next fault does not wait for that.
 import asyncio
 import signal
 from collections import defaultdict
+from collections.abc import Awaitable, Callable
 
-from holdfast.core.job import Owner
+from holdfast.core.job import Owner, Ref
 from holdfast.core.lifecycle import State
 from holdfast.demo.chronicle import Chronicle
 from holdfast.demo.evidence import Fault, HeldRun
@@ -23,16 +26,30 @@ FIND_LIMIT = 200
 
 
 class Faults:
-    """Commits the faults one by one, first on the leader; the last is a pause."""
+    """Commits the faults one by one, first on the leader, a pause after the others, the kill of who hangs at last."""
 
     def __init__(
-        self, storage: Storage, chronicle: Chronicle, queue: str, *, kills: int, jobs: int, workers: int
+        self,
+        storage: Storage,
+        chronicle: Chronicle,
+        queue: str,
+        *,
+        kills: int,
+        jobs: int,
+        workers: int,
+        hang: Callable[[], Awaitable[Ref]],
     ) -> None:
+        """Take what is told to the conductor as well; `hang` enqueues the job whose handler hangs."""
         self.done: list[Fault] = []
+        self.hung: Ref | None = None
         self._storage = storage
         self._chronicle = chronicle
         self._queue = queue
-        self._planned = ["kill"] * kills + ["pause"]
+        # While one is paused, another one begins to hang.
+        self.spared: str | None = None
+        """A worker that is not to be struck now."""
+        self._planned = ["kill"] * (kills - 1) + ["pause", "hang"] if kills > 1 else ["kill"] * kills + ["pause"]
+        self._hang = hang
         self._jobs = jobs
         self._workers = workers
 
@@ -50,6 +67,16 @@ class Faults:
             if fault.kind == "pause"
         )
 
+    @property
+    def over(self) -> bool:
+        """Whether all faults are behind us, and whoever was paused is awake again."""
+        return len(self.done) == len(self._planned) and self.paused is None
+
+    @property
+    def possible(self) -> bool:
+        """Whether what is still to come can come when no job waits any more."""
+        return self._planned[len(self.done) :] in ([], ["hang"])
+
     async def turn(self, survey: Survey) -> Fault | None:
         """Commit the next fault if its state is there, or wake the paused worker; return what was done."""
         sleeper = self.paused
@@ -61,12 +88,18 @@ class Faults:
             return sleeper
         if len(self.done) == len(self._planned):
             return None
+        if self._planned[len(self.done)] == "hang":
+            fault = await self._kill_hanging(survey)
+            self.done += [fault] if fault is not None else []
+            return fault
         hurried = self._completed(survey) * (len(self._planned) + 2) >= self._jobs * (len(self.done) + 1)
         if not hurried and not await self._calm(survey):
             return None
         fault = await self._commit(survey, hurried=hurried)
         if fault is not None:
             self.done.append(fault)
+            if self._planned[len(self.done) :] == ["hang"]:
+                self.hung = await self._hang()
         return fault
 
     def wake(self) -> None:
@@ -81,7 +114,9 @@ class Faults:
         struck = {fault.owner.id for fault in self.done}
         leaders = {term.owner for term in survey.leaders}
         busy = [
-            one.owner for one in survey.workers if held[one.owner.id] and one.owner.id not in struck and not one.died
+            one.owner
+            for one in survey.workers
+            if held[one.owner.id] and one.owner.id not in struck and one.owner.id != self.spared and not one.died
         ]
         leading = [owner for owner in busy if owner.id in leaders]
         others = [owner for owner in busy if owner.id not in leaders]
@@ -98,6 +133,13 @@ class Faults:
         if not choice or not send(choice[0].pid, signal.SIGKILL):
             return None
         return Fault("kill", choice[0], choice[0].id in leaders, survey.now, held[choice[0].id])
+
+    async def _kill_hanging(self, survey: Survey) -> Fault | None:
+        (detail,) = await self._storage.get([self.hung]) if self.hung is not None else (None,)
+        if detail is None or detail.job.state is not State.ACTIVE or detail.runs[-1].trace is None:
+            return None
+        choice = [one.owner for one in survey.workers if one.owner.id == detail.job.owner]
+        return self._kill(survey, choice, {term.owner for term in survey.leaders}, await self._held())
 
     async def _pause(self, survey: Survey, choice: list[Owner], leaders: set[str]) -> Fault | None:
         if not choice:

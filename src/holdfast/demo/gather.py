@@ -3,6 +3,7 @@
 import asyncio
 import os
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 
 from msgspec import structs
@@ -30,6 +31,8 @@ async def gather(
     queue: str,
     kills: int,
     faults: list[Fault],
+    hung: str | None,
+    gripped: str | None,
     diary: Path,
 ) -> tuple[Evidence, float]:
     """Return all that the audit goes by, and how many seconds of a core the answers took to compute again."""
@@ -62,8 +65,10 @@ async def gather(
         events=chronicle.events,
         faults=faults,
         kills=kills,
+        hung=hung,
+        gripped=gripped,
         replay=replayed,
-        bounds=Bounds.of(tasks.TIMING),
+        bounds=Bounds.of(tasks.TIMING, grip_lease=timedelta(seconds=tasks.GRIP_LEASE)),
     )
     return evidence, computing
 

@@ -45,6 +45,7 @@ class Report(Struct, frozen=True, kw_only=True):
     runs: int
     faults: list[Fault]
     recoveries: list[Recovery]
+    post_mortem: str | None
     checks: list[Check]
     trouble: str | None = None
     stderr: list[str] = []

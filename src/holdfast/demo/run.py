@@ -4,7 +4,7 @@ import asyncio
 import shutil
 import tempfile
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from random import Random
 
@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from holdfast.clock import Clock, SystemClock, entropy
 from holdfast.core.events import JobStalled
+from holdfast.core.job import Ref
 from holdfast.core.lifecycle import TERMINAL, State
 from holdfast.demo import tasks
 from holdfast.demo.audit import audit, seconds
@@ -21,10 +22,13 @@ from holdfast.demo.crew import WORKERS, Crew
 from holdfast.demo.evidence import Fault
 from holdfast.demo.faults import Faults
 from holdfast.demo.gather import gather
+from holdfast.demo.grip import Grip
 from holdfast.demo.report import Progress, Recovery, Report, recovery
-from holdfast.demo.show import Show, told
+from holdfast.demo.show import Show, told, told_mortem
+from holdfast.demo.work import Facts
 from holdfast.errors import UsageError
 from holdfast.storage.protocol import Storage, Survey
+from holdfast.task import Task
 
 LOOK = 0.03
 """Seconds between two looks at the storage: a few jobs' worth, so that a fault finds the state that it was made for."""
@@ -80,10 +84,12 @@ class _Demo:
         self._diary = folder / "diary.jsonl"
         self._recoveries: list[Recovery] = []
         self._marks: deque[tuple[float, int]] = deque()
+        self._filled_at = 0.0
+        self._post_mortem: str | None = None
         self._trouble: str | None = None
 
     async def run(self) -> Report:
-        app, task = tasks.make(self._url, queue=self._queue, diary=str(self._diary))
+        app, ours = tasks.make(self._url, queue=self._queue, diary=str(self._diary))
         if not app.storage.shared:
             raise UsageError("memory lives in one process; use sqlite:///...")
         known = await asyncio.to_thread(corpus, places())
@@ -93,20 +99,41 @@ class _Demo:
             await self._alone(storage)
             chronicle = Chronicle(storage, self._queue)
             await chronicle.begin()
-            handles = await app.enqueue_many(task.call(path) for path in paths)
-            wished = {handle.id: path for handle, path in zip(handles, paths, strict=True)}
+            # The last files are for handlers that misbehave, each at its time.
+            *plain, to_grip = paths
+            to_hang = plain.pop() if self._plan.kills > 1 else ""
+            wished: dict[str, str] = {}
             self._show.say(
-                f"{len(wished):,} jobs for {len(set(paths)):,} of the {len(known.files):,} files of up to "
+                f"{len(paths):,} jobs for {len(set(paths)):,} of the {len(known.files):,} files of up to "
                 f"{known.limit // 1024} KiB below this Python's standard library and packages "
                 f"(seed {self._plan.seed}), remembered by {self._url}"
             )
-            faults = Faults(storage, chronicle, self._queue, kills=self._plan.kills, jobs=len(wished), workers=WORKERS)
+
+            async def enqueue(task: Task[[str], Facts], path: str) -> Ref:
+                job = await task.enqueue(path)
+                wished[job.id] = path
+                return Ref(self._queue, job.id)
+
+            async def fill() -> None:
+                handles = await app.enqueue_many(ours.examine.call(path) for path in plain)
+                wished.update({handle.id: path for handle, path in zip(handles, plain, strict=True)})
+                self._filled_at = self._uptime()
+
+            faults = Faults(
+                storage,
+                chronicle,
+                self._queue,
+                kills=self._plan.kills,
+                jobs=len(plain),
+                workers=WORKERS,
+                hang=lambda: enqueue(ours.hang, to_hang),
+            )
+            grip = Grip(storage, lambda: enqueue(ours.grip, to_grip))
             crew = Crew(self._url, queue=self._queue, diary=self._diary, log=self._folder / "workers.log")
-            started = self._uptime()
             try:
                 await crew.start()
-                counts = await self._watch(storage, chronicle, faults, crew, len(wished))
-                working = self._uptime() - started
+                counts = await self._watch(storage, chronicle, faults, grip, crew, len(paths), fill)
+                working = self._uptime() - (self._filled_at or self._began)
                 faults.wake()
                 status = await crew.leave()
                 if status != 0 and self._trouble is None:
@@ -122,6 +149,8 @@ class _Demo:
                 queue=self._queue,
                 kills=self._plan.kills,
                 faults=faults.done,
+                hung=None if faults.hung is None else faults.hung.id,
+                gripped=None if grip.ref is None else grip.ref.id,
                 diary=self._diary,
             )
             checks = audit(evidence)
@@ -141,6 +170,7 @@ class _Demo:
                 runs=sum(len(detail.runs) for detail in evidence.details.values() if detail is not None),
                 faults=faults.done,
                 recoveries=self._recoveries,
+                post_mortem=self._post_mortem,
                 checks=checks,
                 trouble=self._trouble,
                 stderr=[] if ok else crew.last_words(),
@@ -156,7 +186,14 @@ class _Demo:
             )
 
     async def _watch(
-        self, storage: Storage, chronicle: Chronicle, faults: Faults, crew: Crew, jobs: int
+        self,
+        storage: Storage,
+        chronicle: Chronicle,
+        faults: Faults,
+        grip: Grip,
+        crew: Crew,
+        jobs: int,
+        fill: Callable[[], Awaitable[None]],
     ) -> dict[str, int]:
         """Look, show, and commit faults until all is done; return the last counts by state."""
         changed_at, before = self._uptime(), (0, 0)
@@ -167,18 +204,27 @@ class _Demo:
             for fault in faults.done:
                 if fault.kind == "kill":
                     crew.lost(fault.owner.pid)
-            self._tell([event for event in events if isinstance(event, JobStalled)], faults.done)
+            self._tell([event for event in events if isinstance(event, JobStalled)], faults)
             counts = self._counts(survey)
-            self._show.progress(self._progress(survey, counts, jobs, faults))
             over = sum(counts.get(state, 0) for state in TERMINAL)
-            if over >= jobs and faults.answered:
-                return counts
+            if self._filled_at:
+                self._show.progress(self._progress(survey, counts, jobs, faults))
+                spent = over >= sum(counts.values()) and faults.answered and grip.over
+                if spent and (faults.over or not faults.possible):
+                    return counts
             if crew.status is not None:
                 self._trouble = f"the supervisor left with the exit status {crew.status} before the jobs were done"
                 return counts
-            done = await faults.turn(survey)
-            if done is not None:
-                self._show.say(_said(done))
+            if not grip.over and (said := await grip.turn()) is not None:
+                self._show.say(said)
+            faults.spared = grip.owner
+            if self._filled_at:
+                done = await faults.turn(survey)
+                if done is not None:
+                    self._show.say(_said(done))
+            elif grip.owner is not None and any(term.owner != grip.owner for term in survey.leaders):
+                # It is held by one that has nothing else to do yet; and the first who is struck leads, and is not held.
+                await fill()
             now = (over, len(chronicle.events) + len(faults.done))
             if now != before:
                 changed_at, before = self._uptime(), now
@@ -187,11 +233,15 @@ class _Demo:
                 return counts
             await asyncio.sleep(LOOK)
 
-    def _tell(self, stalls: Sequence[JobStalled], faults: list[Fault]) -> None:
+    def _tell(self, stalls: Sequence[JobStalled], faults: Faults) -> None:
         for event in stalls:
-            recovered = recovery(event, faults)
+            recovered = recovery(event, faults.done)
             self._recoveries.append(recovered)
             self._show.say(told(recovered))
+        for event in stalls:
+            if faults.hung is not None and event.id == faults.hung.id and event.post_mortem is not None:
+                self._post_mortem = event.post_mortem
+                self._show.say(told_mortem(event.post_mortem))
 
     def _counts(self, survey: Survey) -> dict[str, int]:
         ours = [one.counts for one in survey.queues if one.queue == self._queue]

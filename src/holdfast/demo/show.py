@@ -145,6 +145,12 @@ def told(recovered: Recovery) -> str:
     return f"  recovered  job {recovered.job} run {recovered.run} from {where}: {recovered.reason}, {when}"
 
 
+def told_mortem(text: str) -> str:
+    """Return a post-mortem, set off from what stands around it."""
+    first, *rest = text.splitlines()
+    return "\n".join([f"  post-mortem: {first}", *(f"    {line}" for line in rest)])
+
+
 def _counted(progress: Progress) -> str:
     shown = [State.WAITING, State.ACTIVE, State.COMPLETED]
     rest = [state for state in State if state not in shown and progress.counts.get(state)]

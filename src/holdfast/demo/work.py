@@ -4,6 +4,7 @@ import ast
 import hashlib
 import io
 import lzma
+import threading
 import tokenize
 import warnings
 from collections.abc import Callable
@@ -14,6 +15,10 @@ PRESET = 6
 """How hard LZMA tries: its default, some 17 MB of memory a job."""
 
 _SOURCE = "<holdfast-demo>"
+
+# CPython 3.11 counts the depth of a tree for all threads together. Where the garbage collector has Python code called
+# in the middle of it, another thread gets a turn there, and both are told that they have miscounted (SystemError).
+_parsing = threading.Lock()
 
 # The standard library's own test files hold doubtful literals on purpose; nobody wants to read of them here.
 warnings.filterwarnings("ignore", module=_SOURCE)
@@ -61,6 +66,8 @@ def _tokens(data: bytes) -> int:
 
 def _nodes(data: bytes) -> int:
     try:
-        return sum(1 for _ in ast.walk(ast.parse(data, _SOURCE)))
+        with _parsing:
+            tree = ast.parse(data, _SOURCE)
+        return sum(1 for _ in ast.walk(tree))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return 0
