@@ -1,0 +1,60 @@
+"""Which line of a handler a stack is at: of the handler's own, and where the call that it makes there has come to."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from holdfast import middleware
+from holdfast.worker import run, threads
+from holdfast.worker.places import Dump, Place, on_loop
+
+RUN, THREADS, MIDDLEWARE = str(run.__file__), str(threads.__file__), str(middleware.__file__)
+STEP = str(Path(asyncio.__file__).parent / "events.py")
+BUS = str(Path(RUN).parent.parent / "bus.py")
+
+
+def dumped(*threads: list[tuple[str, int, str]]) -> Dump:
+    return Dump(
+        "\n".join(
+            f"Thread 0x{number:016x} (most recent call first):\n"
+            + "".join(f'  File "{file}", line {line} in {function}\n' for file, line, function in thread)
+            for number, thread in enumerate(threads, 1)
+        )
+    )
+
+
+MAIN = [(STEP, 80, "_run"), ("/app/main.py", 3, "<module>")]
+THREAD = [(THREADS, 160, "_work"), ("/usr/lib/python3.11/threading.py", 1002, "_bootstrap")]
+
+
+@pytest.mark.parametrize(
+    ("stack", "said"),
+    [
+        ([("/app/a.py", 7, "send"), (RUN, 150, "_call"), *MAIN], "/app/a.py:7 in send"),
+        (
+            [("/lib/ssl.py", 9, "read"), ("/app/a.py", 7, "send"), (RUN, 150, "_call"), *MAIN],
+            "/app/a.py:7 in send (which has come to /lib/ssl.py:9 in read)",
+        ),
+        (
+            [("/app/a.py", 7, "send"), (MIDDLEWARE, 40, "around"), (RUN, 150, "_call"), *MAIN],
+            "/app/a.py:7 in send",
+        ),
+        # A task that a handler has started has nothing of ours below it.
+        ([("/app/a.py", 12, "part"), *MAIN], "/app/a.py:12 in part"),
+        ([(BUS, 181, "_follow"), *MAIN], "None"),
+        ([("/usr/lib/python3.11/selectors.py", 468, "select"), ("/app/main.py", 3, "<module>")], "None"),
+    ],
+)
+def test_the_line_of_a_handler_on_the_loop_is_told_from_what_is_ours(
+    stack: list[tuple[str, int, str]], said: str
+) -> None:
+    assert str(on_loop([Place(*one) for one in stack])) == said
+    assert str(dumped(THREAD, stack).on_loop()) == said
+
+
+def test_handlers_in_threads_are_found_and_idle_threads_are_none() -> None:
+    working = [("/app/b.py", 3, "resize"), *THREAD]
+    foreign = [("/app/c.py", 5, "own_thread"), ("/usr/lib/python3.11/threading.py", 1002, "_bootstrap")]
+
+    assert list(map(str, dumped(THREAD, working, foreign, MAIN).in_threads())) == ["/app/b.py:3 in resize"]

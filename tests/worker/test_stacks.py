@@ -1,0 +1,92 @@
+"""A process that is asked where it is says so, also one that holds its interpreter; who cannot is not waited for."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+
+import pytest
+
+from holdfast.worker.offspring import Offspring
+from holdfast.worker.places import Dump
+from holdfast.worker.stacks import PATIENCE, StackFile
+
+pytestmark = pytest.mark.system
+
+VARIABLE = "HOLDFAST_TEST_LINE"
+
+ANSWERING = f"""
+import ctypes, os, signal, socket, sys, time
+from holdfast.worker.stacks import StackFile
+
+fd, _, told = os.environ["{VARIABLE}"].partition(":")
+line = socket.socket(fileno=int(fd))
+StackFile(int(told)).answer_here()
+
+def hold(seconds):
+    library, lock = ctypes.PyDLL(None), ctypes.create_string_buffer(256)
+    library.pthread_mutex_init(lock, None)
+    library.pthread_mutex_lock(lock)
+    line.sendall(b"up")
+    library.pthread_mutex_timedlock(lock, (ctypes.c_long * 2)(int(time.time() + seconds), 0))
+
+"""
+
+
+async def start(stacks: StackFile, script: str) -> Offspring:
+    child = Offspring.started(
+        [sys.executable, "-c", ANSWERING + script],
+        variable=VARIABLE,
+        told=str(stacks.descriptor),
+        give=[stacks.descriptor],
+        env=dict(os.environ),
+    )
+    async with asyncio.timeout(20):
+        assert await asyncio.get_running_loop().sock_recv(child.line, 2) == b"up"
+    return child
+
+
+async def end(child: Offspring, stacks: StackFile) -> None:
+    child.send(signal.SIGKILL)
+    async with asyncio.timeout(20):
+        await child.ended()
+    child.sweep_up()
+    stacks.close()
+
+
+async def test_a_process_that_holds_its_interpreter_says_where_as_often_as_it_is_asked() -> None:
+    stacks = StackFile.new()
+    child = await start(stacks, "hold(60)\n")
+    for _ in range(3):
+        said = await stacks.ask(child)
+
+        assert said.count("Current thread") == 1
+        assert "in hold" in said
+    await end(child, stacks)
+
+
+async def test_one_that_is_stopped_is_not_asked() -> None:
+    stacks = StackFile.new()
+    child = await start(stacks, "line.sendall(b'up')\nos.kill(os.getpid(), signal.SIGSTOP)\ntime.sleep(60)\n")
+    async with asyncio.timeout(20):
+        while not child.stopped:  # noqa: ASYNC110 - nobody tells us
+            await asyncio.sleep(0.01)
+
+    assert await stacks.ask(child) == ""
+    await end(child, stacks)
+
+
+async def test_one_that_does_not_answer_is_not_waited_for_longer_than_a_moment() -> None:
+    stacks = StackFile.new()
+    child = await start(stacks, "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])\nhold(60)\n")
+    began = time.monotonic()
+
+    assert await stacks.ask(child) == ""
+    assert time.monotonic() - began < PATIENCE + 2
+    await end(child, stacks)
+
+
+def test_a_dump_without_a_handler_names_none() -> None:
+    assert Dump("").on_loop() is None
+    assert Dump("").in_threads() == []
