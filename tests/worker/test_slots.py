@@ -229,6 +229,20 @@ async def test_a_process_that_dies_between_two_runs_is_replaced_and_charged_to_n
     assert detail.job.stalls == 0
 
 
+async def test_whoever_tells_all_processes_of_a_service_to_stop_does_not_end_a_run(mod: Any) -> None:
+    async with mod.app, mod.app.worker(concurrency=1):
+        pid = (await (await mod.where.enqueue()).result(timeout=30))[0]
+        job = await mod.sleeping.enqueue(0.5)
+        while (await detail_of(mod.app, job.id)).job.state is State.WAITING:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            os.kill(pid, number)
+        await job.result(timeout=30)
+        same = (await (await mod.where.enqueue()).result(timeout=30))[0]
+
+    assert same == pid
+
+
 async def test_a_job_that_no_process_can_be_had_for_is_put_back_uncharged(
     mod: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
