@@ -63,6 +63,8 @@ class Held:
     """Whether it was left to itself: settled without its handler, which goes on."""
     make_end: Callable[[], None] | None = None
     """Tells the process of its slot that it shall end, where it runs in one."""
+    fenced: bool = False
+    """Whether it was told to stop, for its lease could not be renewed in time."""
     way: Way = "loop"
     """Where its handler runs."""
     line: int | None = None

@@ -249,12 +249,14 @@ class Keeper:
 
     def _fence_in(self, now: float) -> None:
         for one in self._holdings.all():
-            if one.stops_unreachable and one.stop is None and now >= one.trusted_until:
+            if _may_not_outlive(one) and now >= one.trusted_until:
+                # Its loop may be blocked, and hear of it much later.
+                one.fenced = True
                 self._stop(one, "unreachable", None)
 
     def _ends(self, held: list[Held], now: float) -> list[float]:
         """Return in how many seconds those must stop that may not outlive their leases."""
-        return [one.trusted_until - now for one in held if one.stops_unreachable and one.stop is None]
+        return [one.trusted_until - now for one in held if _may_not_outlive(one)]
 
     def _every(self, held: list[Held]) -> float:
         return max(SHORTEST, min([self._beat, *(one.beat for one in held)]))
@@ -272,6 +274,10 @@ class Keeper:
     def _next(self, now: float) -> float:
         held = self._holdings.all()
         return max(SHORTEST, min([self._due(held) - now, *self._ends(held, now)]))
+
+
+def _may_not_outlive(one: Held) -> bool:
+    return one.stops_unreachable and one.stop is None and not one.fenced
 
 
 def _tell(loop: asyncio.AbstractEventLoop, news: Callable[[], object], context: contextvars.Context) -> None:

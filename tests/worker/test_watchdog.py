@@ -1,0 +1,119 @@
+"""A worker watches its own loop: who blocks it is named once, and what it holds given up when that lasts too long."""
+
+import asyncio
+import time
+
+import pytest
+
+from holdfast import Holdfast, JobStalled, Timing, UsageError, WorkerHung
+from holdfast.clock import SystemClock
+from holdfast.worker.slate import Slate
+from holdfast.worker.turns import TICK, Turns
+
+pytestmark = pytest.mark.system
+
+
+async def test_who_blocks_the_loop_is_named_once_with_the_line_and_the_lag_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    app = Holdfast("memory://", timing=Timing(lease="2s"))
+
+    @app.task
+    async def hog() -> float:
+        time.sleep(3.2)  # noqa: ASYNC251 - that is the point
+        return 3.2
+
+    async with app.worker():
+        job = await hog.enqueue()
+        await job.result()
+        survey = await app.storage.survey([])
+        [said] = [record.message for record in caplog.records if "blocked the event loop" in record.message]
+
+    assert f"job {job.id} (" in said
+    assert "test_watchdog.py:" in said
+    assert "in hog" in said
+    assert [worker.lag > 1_000_000 for worker in survey.workers] == [True]
+
+
+async def test_a_task_that_a_handler_has_started_is_found_by_its_line(caplog: pytest.LogCaptureFixture) -> None:
+    app = Holdfast("memory://", timing=Timing(lease="2s"))
+
+    async def part() -> None:
+        time.sleep(2.2)  # noqa: ASYNC251 - that is the point
+
+    @app.task
+    async def split() -> None:
+        await asyncio.gather(part())
+
+    async with app.worker():
+        await (await split.enqueue()).result()
+
+    [said] = [record.message for record in caplog.records if "blocked the event loop" in record.message]
+    assert "in part" in said
+
+
+async def test_a_loop_that_is_blocked_beyond_its_limit_loses_its_leases_and_says_so() -> None:
+    app = Holdfast("memory://", timing=Timing(lease="1s", sweep="200ms", grace="200ms", max_block="1s"))
+    runs = 0
+
+    @app.task
+    async def hog() -> str:
+        nonlocal runs
+        runs += 1
+        if runs == 1:
+            time.sleep(5)  # noqa: ASYNC251 - that is the point
+        return "done"
+
+    async with app.worker():
+        job = await hog.enqueue()
+        assert await job.result() == "done"
+        events = (await app.storage.events(None)).events
+
+    [hung] = [event for event in events if isinstance(event, WorkerHung)]
+    assert 1.0 < hung.blocked_for < 2.5
+    assert "in hog" in hung.stack
+    [stalled] = [event for event in events if isinstance(event, JobStalled)]
+    assert stalled.at is not None
+    assert hung.at is not None
+    assert hung.at < stalled.at
+
+
+def test_the_lag_is_the_longest_since_it_was_asked_last_and_counts_a_block_that_goes_on() -> None:
+    turns = Turns(None)
+    assert (turns.blocked(50.0), turns.lag(50.0)) == (0.0, 0.0)
+
+    turns.turned(100.0, 0.25)
+    turns.turned(100.5, 0.125)
+
+    assert turns.lag(100.5) == 0.25
+    assert turns.lag(100.5) == 0.0
+    assert turns.lag(100.5 + TICK + 3) == 3.0
+
+    turns.ended()
+
+    assert turns.blocked(1_000.0) == 0.0
+
+
+def test_the_slate_has_the_turns_too() -> None:
+    slate = Slate.new(1)
+    Turns(slate).turned(100.0, 0.25)
+
+    assert (slate.turned_at, slate.lag) == (100.0, 0.25)
+    slate.close()
+
+
+def test_one_of_two_warns_whoever_comes_first() -> None:
+    slate, now = Slate.new(1), SystemClock().uptime()
+
+    assert slate.warns(now)
+    assert not slate.watcher_warns(now)
+    assert slate.watcher_warns(now + 1)
+    assert not slate.warns(now + 1)
+    slate.close()
+
+
+def test_a_keepers_process_is_refused_where_it_cannot_reach_the_jobs() -> None:
+    with pytest.raises(UsageError, match=r'memory://.*keeper="thread"'):
+        Holdfast("memory://").worker(keeper="process")
+    with pytest.raises(UsageError, match="keeper"):
+        Holdfast("sqlite:///nowhere.db").worker(keeper="cron")  # type: ignore[arg-type]
