@@ -165,7 +165,7 @@ def _starts_are_runs(case: _Case) -> Check:
     wrong += [f"run {run} of job {job} began {times} times" for (job, run), times in seen.items() if times > 1]
     return _check(
         "every start the handlers noted is a run, with its fence and process",
-        f"{len(case.starts):,} starts, {apart} of them in quarantine, in a process below their worker's",
+        f"{len(case.starts):,} starts, {apart} of them in quarantine, below their worker",
         wrong,
     )
 
@@ -329,18 +329,18 @@ def _grip_kept(case: _Case) -> Check:
     job, bound = case.evidence.gripped, case.evidence.bounds.grip
     runs = list(case.runs[job].values()) if job in case.runs else []
     held = max([line.held or 0 for line in case.ends if line.job == job], default=0)
-    owners = {run.owner for run in runs}
     wrong = [] if runs else ["no handler was there to hold it"]
     if runs and held < bound:
         wrong.append(f"it was held for {seconds(held)} only; a run is lost after {seconds(bound)} at the latest")
     if [run.ended for run in runs] not in ([], ["completed"]):
         wrong.append(f"the runs of job {job} ended {', '.join(run.ended or 'never' for run in runs)}")
-    begun, ended = min([run.start for run in runs], default=0), max([run.end or 0 for run in runs], default=0)
     lost: list[JobStalled | RunFenced] = [*case.stalled, *case.fenced]
     for event in lost:
-        if event.id == job or (event.owner in owners and begun <= at_micros(event) <= ended):
+        theirs = bool(runs) and event.owner == runs[0].owner
+        # Later its worker may be struck like any other.
+        if event.id == job or (theirs and runs[0].start <= at_micros(event) <= (runs[0].end or 0)):
             wrong.append(f"run {event.run} of job {event.id} was taken from the worker whose interpreter was held")
-    told = f"no other thread had a turn for {seconds(held)}; who is silent is lost within {seconds(bound)}"
+    told = f"nothing else ran for {seconds(held)}; by itself it was lost within {seconds(bound)}"
     return _check(name, told, wrong)
 
 

@@ -33,8 +33,8 @@ class Grip:
         if detail.job.state is State.ACTIVE and self.owner is None:
             self.owner = detail.job.owner
             return (
-                f"GIL HELD   worker {detail.runs[-1].pid}, by a handler's call of C code: "
-                f"nothing else runs there for {GRIP} s, under a lease of {GRIP_LEASE} s"
+                f"GIL HELD   worker {detail.runs[-1].pid} by a handler in C code: "
+                f"nothing else runs there for {GRIP} s, its lease is {GRIP_LEASE} s"
             )
         return None
 
@@ -44,4 +44,4 @@ def _came_to(detail: JobDetail) -> str:
     who = f"job {detail.job.id} run {run.number} from worker {run.pid}"
     if run.number > 1 or detail.job.state is not State.COMPLETED:
         return f"GIL FREE   {who} is {detail.job.state}: its lease did NOT last"
-    return f"  kept       {who}: renewed from outside, completed after {seconds((run.end or run.start) - run.start)}"
+    return f"  kept       {who}: renewed from outside, completed in {seconds((run.end or run.start) - run.start)}"
