@@ -3,8 +3,10 @@
 import asyncio
 import ctypes
 import os
+import resource
 import signal
 import sys
+import threading
 import time
 
 from holdfast import Holdfast, JobCompleted, Retry, Stall, TaskOptions, Timing, current_job
@@ -167,6 +169,30 @@ def spawning(seconds: float) -> str:
     subprocess.Popen([sys.executable, "-c", code, os.environ["CREW_DIARY"] + ".grandchild"])
     time.sleep(seconds)
     return "left"
+
+
+@app.task
+async def starve(seconds: float) -> str:
+    """In the first run, leak descriptors until there are none, and close the app: it cannot be opened again."""
+    note("start")
+    if current_job().run > 1:
+        return "had enough"
+    resource.setrlimit(resource.RLIMIT_NOFILE, (128, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    end = time.monotonic() + seconds
+
+    def leak() -> None:
+        while time.monotonic() < end:
+            try:
+                os.open("/dev/null", os.O_RDONLY)
+            except OSError:
+                time.sleep(0.0005)
+
+    threading.Thread(target=leak, daemon=True).start()
+    await asyncio.sleep(0.2)
+    await app.close()
+    await asyncio.sleep(seconds)
+    note("end")
+    return "starved"
 
 
 @app.task

@@ -161,11 +161,12 @@ async def test_without_the_token_a_worker_tells_strangers_only_that_it_lives(far
 
 @pytest.mark.slow
 @pytest.mark.statement(49, 51)
+@pytest.mark.parametrize("options", [("--no-supervisor",), ()], ids=["alone", "supervised"])
 async def test_a_worker_whose_loop_is_blocked_says_that_it_lives_and_after_three_beats_that_it_is_not_ready(
-    farm: MakeFarm,
+    farm: MakeFarm, options: tuple[str, ...]
 ) -> None:
     crew = farm(lease="2s")
-    worker = http(crew, "worker", "crew:app", "--no-supervisor")
+    http(crew, "worker", "crew:app", *options)
     port = await served(crew)
 
     async def ready() -> bool:
@@ -176,9 +177,10 @@ async def test_a_worker_whose_loop_is_blocked_says_that_it_lives_and_after_three
         return not await ready()
 
     async def stale() -> bool:
-        return await state(port, worker.pid) == "stale"
+        return await state(port, pid) == "stale"
 
     await crew.until(ready, within=PATIENCE)
+    (pid,) = await crew.pids()
     crew.enqueue("hog", 12)
     await crew.until(unready, within=PATIENCE)
     # It beats all the while; it is the claim loop that does not turn.

@@ -1,0 +1,109 @@
+"""The dashboard, the alerts and the documentation speak of the metrics and labels that there are."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.core.backlog import Backlog, Thresholds
+from holdfast.core.job import Owner
+from holdfast.core.leadership import Term
+from holdfast.core.lifecycle import State
+from holdfast.figures import METRICS, Figures
+from holdfast.health.judge import judged
+from holdfast.health.metrics import rendered
+from holdfast.health.vitals import Vitals
+from holdfast.options import Timing
+from holdfast.storage.protocol import QueueSurvey, Survey, WorkerSurvey
+from tests.exposition import read
+from tests.system.plain_yaml import documents
+
+ROOT = Path(__file__).parents[2]
+HERE = ROOT / "examples" / "production" / "prometheus"
+
+
+def metrics() -> dict[str, tuple[str, set[str]]]:
+    """Return the kind and the labels of each metric, as they are shown."""
+    figures = Figures()
+    for metric in METRICS:
+        labels = [f"some {label}" for label in metric.labels]
+        if metric.buckets:
+            figures.observe(metric, 1.0, *labels)
+        else:
+            figures.count(metric, *labels)
+    survey = Survey(
+        queues=(QueueSurvey(queue="mail", counts={State.WAITING: 1}),),
+        workers=(WorkerSurvey(owner=Owner("w", "host:1", "host", 1), queues=("mail",)),),
+        leaders=(Term("*", "w", 1, 1),),
+        swept_ago=1,
+    )
+    health = judged(survey, timing=Timing(), thresholds=Thresholds(), backlog=Backlog(), now=0.0)
+    found = read(rendered(survey, health, Vitals(owners=("w",), lag=0.0, figures=figures.totals())))
+    return {
+        name: (family.kind, {label for _, labels in family.samples for label, _ in labels} - {"le"})
+        for name, family in found.items()
+    }
+
+
+def expressions() -> Iterator[tuple[str, str]]:
+    (told,) = documents((HERE / "alerts.yaml").read_text())
+    for group in told["groups"]:
+        for rule in group["rules"]:
+            yield rule["alert"], rule["expr"]
+    for panel in json.loads((HERE / "grafana.json").read_text())["panels"]:
+        for target in panel["targets"]:
+            yield panel["title"], target["expr"]
+
+
+@pytest.mark.parametrize(("where", "expression"), list(expressions()))
+def test_an_expression_asks_for_what_there_is(where: str, expression: str) -> None:
+    there = metrics()
+    asked = re.findall(r"\b(holdfast_\w+)", expression)
+    given: set[str] = {"le", "instance"}
+    for name in asked:
+        base = re.sub(r"_(bucket|sum|count)$", "", name)
+        kind, labels = there.get(name) or there[base]
+        given |= labels
+        assert (kind == "histogram") == (name != base), name
+        # What only goes up tells something by its rise alone, and a gauge by what it shows.
+        risen = re.search(rf"(rate|increase)\({name}(\{{[^}}]*\}})?\[", expression) is not None
+        assert risen == (kind != "gauge"), name
+    used = re.findall(r"(?:by|on) ?\(([^)]*)\)", expression) + re.findall(r"[{,](\w+) ?!?=~?\"", expression)
+
+    assert asked
+    assert {label.strip() for one in used for label in one.split(",") if label.strip()} <= given
+    assert [expression.count(one) for one in "([{"] == [expression.count(one) for one in ")]}"]
+
+
+def test_an_alert_says_how_bad_it_is_and_what_is_wrong() -> None:
+    (told,) = documents((HERE / "alerts.yaml").read_text())
+    rules: list[Any] = told["groups"][0]["rules"]
+
+    assert len({rule["alert"] for rule in rules}) == len(rules)
+    for rule in rules:
+        assert rule.keys() - {"for"} == {"alert", "expr", "labels", "annotations"}, rule
+        assert rule["labels"]["severity"] in ("page", "ticket")
+        assert re.fullmatch(r"\d+m", rule.get("for", "0m")), rule
+        assert set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"])) <= set(
+            re.findall(r"\w+", rule["expr"])
+        )
+
+
+def test_the_dashboard_is_one() -> None:
+    board = json.loads((HERE / "grafana.json").read_text())
+
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+    for panel in board["panels"]:
+        assert panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24
+        assert panel["datasource"]["uid"] == "${datasource}"
+
+
+def test_every_metric_is_documented_with_its_kind_and_its_labels() -> None:
+    text = (ROOT / "docs" / "howto" / "health.md").read_text()
+    rows = re.findall(r"^\| `(holdfast_\w+)(?:\{([\w, ]*)\})?` \| (\w+) \| (.+) \|$", text, re.MULTILINE)
+    told = {name: (kind, {one.strip() for one in labels.split(",") if one.strip()}) for name, labels, kind, _ in rows}
+
+    assert told == metrics()

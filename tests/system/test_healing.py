@@ -1,0 +1,64 @@
+"""Real workers that claim nothing any more, although the storage would let them: they are replaced."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from holdfast.core.events import WorkerDied, WorkerHung
+from holdfast.core.lifecycle import State
+from holdfast.worker.healer import AGAIN, SHORTEST
+from tests.system.farm import Farm
+
+pytestmark = pytest.mark.system
+
+MakeFarm = Callable[..., Farm]
+
+
+@pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.redis)])
+def url(request: pytest.FixtureRequest) -> str:
+    return "" if request.param == "sqlite" else str(request.getfixturevalue("redis_url"))
+
+
+@pytest.mark.slow
+async def test_a_worker_that_alone_cannot_reach_the_storage_is_replaced_and_its_jobs_are_charged_for_nothing(
+    farm: MakeFarm, url: str
+) -> None:
+    # A minute by default; with so short a time for blocked loops, the shortest there is.
+    here = farm(url=url, max_block="2s")
+    parent = here.worker("-c", "2", "--no-reaper")
+
+    async def at_work() -> bool:
+        return bool(await here.pids())
+
+    await here.until(at_work, within=20)
+    refs = here.enqueue("starve", 600)
+
+    async def begun() -> bool:
+        return bool(here.lines())
+
+    await here.until(begun, within=20)
+    here.enqueue("quick", 1, times=3)
+    died: list[WorkerDied] = []
+
+    async def buried() -> bool:
+        died[:] = [event for event in await here.events() if isinstance(event, WorkerDied)]
+        return bool(died)
+
+    took = await here.until(buried, within=SHORTEST + AGAIN + 30)
+    events = await here.events()
+    hung = [event for event in events if isinstance(event, WorkerHung)]
+
+    async def done() -> bool:
+        return await here.count(State.COMPLETED) == 4
+
+    await here.until(done, within=20)
+    details = await here.details(refs)
+    parent.terminate()
+
+    assert took > SHORTEST + AGAIN - 1
+    assert [event.owner for event in hung] == [event.owner for event in died]
+    assert "its claim loop had had no answer" in died[0].how
+    assert [detail.job.stalls for detail in details] == [0]
+    assert [detail.job.starts for detail in details] == [2]
+    assert await asyncio.to_thread(parent.wait, 20) == 0
