@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.worker.offspring import Death, Offspring, stands_still
+from holdfast.worker.offspring import OFFERED, Death, Offspring, stands_still
 
 pytestmark = pytest.mark.system
 
@@ -136,3 +136,19 @@ async def until(there: Callable[[], bool]) -> None:
     while not there():
         assert time.monotonic() < deadline, "it did not come to pass"
         await asyncio.sleep(0.01)
+
+
+def offered(pid: int) -> int:
+    """Return by how much a process seems larger to the kernel than it is."""
+    return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="told by /proc")
+async def test_the_kernel_is_offered_it_before_whoever_started_it() -> None:
+    one = start("print(line.recv(1))")
+
+    assert offered(one.pid) == min(1000, offered(os.getpid()) + OFFERED)
+
+    one.send(signal.SIGKILL)
+    await ended(one)
+    one.sweep_up()

@@ -19,6 +19,9 @@ from typing import Self
 
 from msgspec import Struct
 
+OFFERED = 200
+"""By how many thousandths of all memory a process of ours seems larger to the kernel than whoever has started it."""
+
 _PEAK_UNIT = 1 if sys.platform == "darwin" else 1024
 """Bytes that the system counts a process's peak in."""
 
@@ -90,6 +93,7 @@ class Offspring:
         except BaseException:
             ours.close()
             raise
+        _offer(process.pid)
         return cls(process, ours)
 
     async def ended(self) -> Death:
@@ -154,6 +158,16 @@ def stands_still(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
     except (OSError, IndexError):
         return False
+
+
+def _offer(pid: int) -> None:
+    """Have the kernel take a process before us, where it kills for memory, and with it what that will start; on Linux.
+
+    While its first victim is still on its way out it may need another one. That must not be who sees the deaths.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        ours = int(Path("/proc/self/oom_score_adj").read_text())
+        Path(f"/proc/{pid}/oom_score_adj").write_text(str(min(1000, ours + OFFERED)))
 
 
 def _peak(usage: resource.struct_rusage) -> int:
