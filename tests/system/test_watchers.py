@@ -58,7 +58,16 @@ def warnings(here: Farm) -> list[str]:
     return [line for line in here.log().splitlines() if "nothing else" in line or "blocked the event loop" in line]
 
 
-@pytest.mark.parametrize("task", ["spin", "grip", "grip_plain"])
+@pytest.mark.parametrize(
+    ("place", "task"),
+    [
+        ("sqlite", "spin"),
+        ("sqlite", "grip"),
+        ("sqlite", "grip_plain"),
+        pytest.param("redis", "grip", marks=pytest.mark.redis),
+    ],
+    indirect=["place"],
+)
 async def test_a_handler_that_lets_nothing_else_go_on_keeps_its_lease_and_is_named_once(
     farm: MakeFarm, place: str, task: str
 ) -> None:
