@@ -9,7 +9,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from benchmarks.child import Drain, Idle, Stamp, started
+from benchmarks.child import Busy, Drain, Idle, Stamp, started
 from benchmarks.floors import calls_a_second, inserts_a_second
 from benchmarks.work import Work
 from benchmarks.working import Drained, drain
@@ -53,7 +53,7 @@ class Places(Struct, frozen=True):
 
 async def one_round(places: Places) -> AsyncGenerator[Sample]:
     """Measure everything once."""
-    for part in (_enqueueing, _processing, _waiting, _idling):
+    for part in (_enqueueing, _processing, _watching, _waiting, _idling):
         async for sample in part(places):
             yield sample
 
@@ -110,6 +110,21 @@ async def _drain_there(url: str, concurrency: int, jobs: int) -> Drained:
         await work.fill(jobs, trip=TRIP)
     async with started(Drain(url, concurrency, jobs)) as child:
         return await child.answer(Drained)
+
+
+async def _watching(places: Places) -> AsyncGenerator[Sample]:
+    """Measure a worker with and without somebody who watches over it, so that what else goes on here meets both."""
+    turns = (False, True, True, False)
+    urls = [places.shared(f"watched_{number}") for number in range(len(turns))]
+    for column in urls[0]:
+        took, cpu = {False: 0.0, True: 0.0}, {False: 0.0, True: 0.0}
+        for watched, url in zip(turns, urls, strict=True):
+            async with started(Busy(url[column], 10, 3_000, watched)) as child:
+                drained = await child.answer(Drained)
+            took[watched] += drained.seconds
+            cpu[watched] += drained.cpu_seconds
+        yield Sample("watched", column, [100 * took[False] / took[True]])
+        yield Sample("watched_cpu", column, [100 * cpu[True] / cpu[False]])
 
 
 async def _waiting(places: Places) -> AsyncGenerator[Sample]:

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from benchmarks.work import Work
-from benchmarks.working import drain, idle
+from benchmarks.working import at_work, drain, idle
 
 T = TypeVar("T")
 
@@ -22,6 +22,15 @@ class Drain(Struct, frozen=True, tag=True):
     url: str
     concurrency: int
     jobs: int
+
+
+class Busy(Struct, frozen=True, tag=True):
+    """Settle, then do so many jobs; answers with a `Drained`."""
+
+    url: str
+    concurrency: int
+    jobs: int
+    watched: bool
 
 
 class Idle(Struct, frozen=True, tag=True):
@@ -38,7 +47,7 @@ class Stamp(Struct, frozen=True, tag=True):
     jobs: int
 
 
-Order = Drain | Idle | Stamp
+Order = Drain | Busy | Idle | Stamp
 
 
 class Child:
@@ -86,6 +95,8 @@ async def obey(order: Order) -> None:
     match order:
         case Drain():
             _answer(await drain(work, concurrency=order.concurrency, jobs=order.jobs))
+        case Busy():
+            _answer(await at_work(work, concurrency=order.concurrency, jobs=order.jobs, watched=order.watched))
         case Idle():
             _answer(await idle(work, seconds=order.seconds))
         case Stamp():

@@ -31,6 +31,8 @@ ROWS = (
     Row("process, concurrency 100", "process_100", "jobs/s"),
     Row("worker CPU for 1,000 jobs, concurrency 10", "cpu_10", "s", 3),
     Row("worker CPU for 1,000 jobs, concurrency 100", "cpu_100", "s", 3),
+    Row("jobs/s of a watched worker, of what it does alone", "watched", "%", 1),
+    Row("CPU of a watched worker, of what it takes alone", "watched_cpu", "%", 1),
     Row("enqueue to start, same process, p50", "wait_here", "ms", 2),
     Row("enqueue to start, same process, p99", "wait_here", "ms", 2, 99),
     Row("enqueue to start, other process, p50", "wait_there", "ms", 2),
@@ -129,6 +131,7 @@ def as_table(report: Report) -> str:
             "pragmas, as many to a COMMIT as callers, calls in a trip or runs at once; for the waits two COMMITs.",
             "Redis: a server of its own on the loopback, appendonly with fsync each second. Floor: bare calls of a",
             "script that does nothing, by redis-py, as many in a trip; for the waits two trips.",
+            "Watched: by a process beside it that renews for it while a handler holds the interpreter; concurrency 10.",
         ]
     )
 

@@ -7,6 +7,9 @@ from msgspec import Struct
 
 from benchmarks.work import Work
 
+SETTLING = 2.0
+SETTLED_TRIP = 256
+
 
 class Drained(Struct, frozen=True):
     """How long a worker took for the jobs that waited for it, and the processor time of its process for that."""
@@ -21,6 +24,23 @@ async def drain(work: Work, *, concurrency: int, jobs: int) -> Drained:
     await work.app.opened()
     began, cpu_began = time.perf_counter(), time.process_time()
     async with work.app.worker(concurrency=concurrency):
+        await work.until_completed(jobs)
+        return Drained(jobs, time.perf_counter() - began, time.process_time() - cpu_began)
+
+
+async def at_work(work: Work, *, concurrency: int, jobs: int, watched: bool) -> Drained:
+    """Start a worker, give it time to settle, and measure it at jobs that begin to wait all at once.
+
+    `watched`: by a process of its own, that reads what the worker writes down and renews what it cannot renew itself.
+    """
+    queue = work.app.queue("default")
+    await queue.pause()
+    await work.fill(jobs, trip=SETTLED_TRIP)
+    async with work.app.worker(concurrency=concurrency, keeper="process" if watched else "thread"):
+        # What a start costs, here and in the process beside, is no part of it.
+        await asyncio.sleep(SETTLING)
+        began, cpu_began = time.perf_counter(), time.process_time()
+        await queue.resume()
         await work.until_completed(jobs)
         return Drained(jobs, time.perf_counter() - began, time.process_time() - cpu_began)
 
