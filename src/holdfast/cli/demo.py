@@ -27,8 +27,9 @@ def demo(session: Session, jobs: int, kills: int, seed: int, plain: bool, keep: 
     """Run real work, kill its workers, and audit that nothing was lost.
 
     One job for each file of this Python's library and packages, run by three worker processes on a SQLite file of its
-    own (or --url, a storage that nobody else works on). Busy workers are killed, the leader first, and one is paused
-    until its jobs have been taken from it. Then every answer is computed again and the queue's history is held against
+    own (or --url, a storage that nobody else works on). A handler holds the interpreter of one beyond its lease. Busy
+    workers are killed, the leader first and at last one whose handler hangs, and one is paused until its jobs have been
+    taken from it. Then every answer is computed again and the queue's history is held against
     what the handlers wrote down themselves. Exits with 0 only if all of it holds.
     """
     plan = Plan(url=session.url, jobs=jobs, kills=kills, seed=seed, keep=keep)
