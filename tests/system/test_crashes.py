@@ -2,10 +2,8 @@
 
 import json
 import os
-import shutil
 import signal
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,13 +12,12 @@ from holdfast.core.events import JobStalled, WorkerDied
 from holdfast.core.job import Ref
 from holdfast.core.lifecycle import State
 from tests.system.farm import Farm, by_job
+from tests.system.groups import small_group
 
 pytestmark = pytest.mark.system
 
 SECOND = 1_000_000
 MakeFarm = Callable[..., Farm]
-
-GROUPS = Path("/sys/fs/cgroup")
 
 
 @pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.redis)])
@@ -160,35 +157,17 @@ async def test_a_handler_that_exits_fails_and_takes_nobody_along(crew: MakeFarm)
     assert await here.pids() == crewmen
 
 
-@pytest.fixture
-def small_group() -> Iterator[Path]:
-    """Yield a control group of 256 MiB, if this machine lets us make one; of cgroup v1 or v2."""
-    for parent, limit in [(GROUPS / "memory", "memory.limit_in_bytes"), (GROUPS, "memory.max")]:
-        group = parent / f"holdfast-test-{os.getpid()}"
-        if parent == GROUPS and not (GROUPS / "cgroup.controllers").exists():
-            continue
-        try:
-            group.mkdir()
-            (group / limit).write_text(str(256 << 20))
-        except OSError:
-            shutil.rmtree(group, ignore_errors=True)
-            continue
-        yield group
-        group.rmdir()
-        return
-    pytest.skip("NOT TESTED: no control group can be made here, so nothing can be killed for memory")
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="control groups are Linux's")
-async def test_a_run_that_the_kernel_killed_for_memory_says_so(crew: MakeFarm, small_group: Path) -> None:
+@pytest.mark.memory
+async def test_a_run_that_the_kernel_killed_for_memory_says_so(crew: MakeFarm) -> None:
     here = crew(max_count="0")
-    worker = here.worker("--processes", "2", "-c", "1", within=small_group)
-    (ref,) = here.enqueue("devour", 4_000)
-    await over(here, [ref], within=60)
-    (detail,) = await here.details([ref])
-    (died,) = await deaths(here, 1)
-    worker.terminate()
-    worker.wait(20)
+    with small_group() as group:
+        worker = here.worker("--processes", "2", "-c", "1", within=group)
+        (ref,) = here.enqueue("devour", 4_000)
+        await over(here, [ref], within=60)
+        (detail,) = await here.details([ref])
+        (died,) = await deaths(here, 1)
+        worker.terminate()
+        worker.wait(20)
 
     assert (detail.runs[0].detail or "").startswith("its process was killed by the OOM killer (signal 9, SIGKILL)")
     assert died.signal == signal.SIGKILL
