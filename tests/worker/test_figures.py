@@ -127,3 +127,13 @@ def test_whatever_a_child_says_of_its_timing_there_is_one(beat: float) -> None:
 
     assert isinstance(hello, Hello)
     assert hello.timing == Timing()
+
+
+def test_no_number_that_a_child_may_write_is_no_number_to_a_scraper() -> None:
+    shown_lag = [
+        read(rendered(None, unreachable("gone"), Vitals(owners=(), lag=lag)))["holdfast_loop_lag_seconds"][{}]
+        for lag in (float("inf"), 1e300, 0.1, -0.0)
+    ]
+
+    assert shown_lag == [float("inf"), 1e300, 0.1, 0.0]
+    assert b"holdfast_loop_lag_seconds NaN" in rendered(None, unreachable("gone"), Vitals(owners=(), lag=float("nan")))

@@ -1,0 +1,46 @@
+"""What a supervisor shows of its children, before there are any, and when it does not turn itself."""
+
+import socket
+
+import pytest
+
+from holdfast.errors import StorageUnavailableError
+from holdfast.figures import FENCED, Figures
+from holdfast.health.server import Address
+from holdfast.health.watch import NotToldError
+from holdfast.storage.memory import MemoryStorage
+from holdfast.testing.clock import ManualClock
+from holdfast.worker.overview import EVERY, OLD, Overview
+
+
+def test_a_supervisor_that_stands_still_had_better_be_ended_and_its_counts_stay() -> None:
+    clock, figures = ManualClock(), Figures()
+    overview = Overview(figures, clock)
+    figures.count(FENCED, "settle")
+    overview.look([], stopping=False)
+    clock.advance(OLD)
+
+    assert overview.vitals().dead == ""
+    assert overview.vitals().owners == ()
+
+    clock.advance(EVERY)
+    stuck = overview.vitals()
+
+    assert stuck.dead == "the supervisor has not turned for 10.5 s"
+    assert stuck.figures == {("holdfast_fenced_total", "settle"): (1.0,)}
+
+
+async def test_there_is_no_storage_to_look_at_until_a_child_has_said_where_and_memory_is_none_of_ours() -> None:
+    overview = Overview(Figures(), ManualClock())
+    with pytest.raises(NotToldError):
+        await overview.opened()
+    overview.storage = MemoryStorage()
+    with pytest.raises(StorageUnavailableError, match="--no-supervisor"):
+        await overview.opened()
+
+
+def test_an_answer_does_not_wait_for_its_own_head_to_be_acknowledged() -> None:
+    with Address("127.0.0.1", 0).bound() as listening, socket.create_connection(listening.getsockname()) as _:
+        accepted, _ = listening.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
