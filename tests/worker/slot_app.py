@@ -31,6 +31,8 @@ from holdfast.middleware import Proceed, RunCall
 async def lifespan(app: Holdfast) -> AsyncGenerator[dict[str, int]]:
     if os.environ.get("SLOT_APP_FIT_ONLY_IN", str(os.getpid())) != str(os.getpid()):
         raise ConnectionError("no database")
+    if os.environ.get("SLOT_APP_QUICK_ONLY_IN", str(os.getpid())) != str(os.getpid()):
+        await asyncio.sleep(3.5)
     yield {"entered_by": os.getpid()}
 
 
@@ -200,3 +202,18 @@ async def last_seen_here() -> None:
 @app.task(run="auto")
 async def by_default() -> int:
     return os.getpid()
+
+
+@app.task(timeout="500ms", stall=Stall("1s", max_count=0))
+async def short() -> None:
+    await asyncio.sleep(0.1)
+
+
+@app.task(heartbeat_timeout="1s", stall=Stall("1s", max_count=0))
+async def signing() -> None:
+    await asyncio.sleep(0.8)
+
+
+@app.task(stall=Stall("1s", heartbeat=False, max_count=0))
+async def renewing() -> None:
+    await asyncio.sleep(0.8)

@@ -49,6 +49,20 @@ def test_a_run_is_read_as_it_was_written(slate: Slate) -> None:
     assert run.lease == given.job.stall.lease / 1_000_000
 
 
+def test_a_run_that_waits_for_a_process_has_no_time_until_it_begins(slate: Slate) -> None:
+    terms = structs.replace(lease().job.stall, renewed=False)
+    given = Lease(structs.replace(lease().job, stall=terms))
+    place = slate.write(given, way="process", claimed_at=float("inf"), renewed_at=1.0)
+    assert place is not None
+    (waiting,) = slate.runs()
+    slate.began(place, 5.0, renewed=False)
+    (begun,) = slate.runs()
+
+    assert (waiting.claimed_at, waiting.signed_at) == (float("inf"), float("inf"))
+    assert waiting.lease == terms.lease / 1_000_000
+    assert (begun.claimed_at, begun.signed_at, begun.lease) == (5.0, 5.0, float("inf"))
+
+
 def test_a_run_without_limits_has_infinite_ones(slate: Slate) -> None:
     slate.write(lease(), way="loop", claimed_at=1.0, renewed_at=1.0)
 

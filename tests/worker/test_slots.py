@@ -243,6 +243,37 @@ async def test_whoever_tells_all_processes_of_a_service_to_stop_does_not_end_a_r
     assert same == pid
 
 
+async def test_the_time_of_a_run_stands_still_while_its_process_is_started(
+    mod: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLOT_APP_QUICK_ONLY_IN", str(os.getpid()))
+    async with mod.app, mod.app.worker():
+        jobs = [await mod.short.enqueue(), await mod.signing.enqueue(), await mod.renewing.enqueue()]
+        details = [await over(mod.app, job.id) for job in jobs]
+
+    # Each would be over, by its timeout, its progress clock or its lease, long before a process is ready.
+    assert [(one.job.state, len(one.runs)) for one in details] == [(State.COMPLETED, 1)] * 3
+    assert min(took(one) for one in details) > 3.5
+
+
+async def test_what_was_started_for_a_run_that_ends_before_it_began_is_there_for_the_next(
+    mod: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLOT_APP_QUICK_ONLY_IN", str(os.getpid()))
+    async with mod.app, mod.app.worker(concurrency=1):
+        cancelled = await mod.where.enqueue()
+        async with asyncio.timeout(10):
+            while not children():  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        (pid,) = children()
+        await cancelled.cancel()
+        with pytest.raises(JobCancelledError):
+            await cancelled.result(timeout=10)
+        there = (await (await mod.where.enqueue()).result(timeout=30))[0]
+
+    assert there == pid
+
+
 async def test_a_job_that_no_process_can_be_had_for_is_put_back_uncharged(
     mod: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

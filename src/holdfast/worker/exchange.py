@@ -370,6 +370,8 @@ class ExchangeLoop:
         # It runs from the answer on: a claim that a frozen storage held back must not count as a part of the run.
         held = Held(lease, stops_unreachable=self._stops(lease), claimed_at=self._clock.uptime())
         held.way = self._way(held)
+        # What a process takes to start is no part of the run.
+        held.begun = held.way != "process"
         held.trust(asked_at, signed_at=asked_at)
         self._tally.claimed(lease.job)
         self._holdings.add(held)
@@ -389,12 +391,16 @@ class ExchangeLoop:
         began = self._clock.uptime()
         try:
             apart = await self._slots.run(held) if self._slots.wanted(held) else None
-            outcome = await self._runner.run(held, self._overdue) if apart is None else apart
+            if apart is None:
+                self._holdings.begin(held, self._clock.uptime())
+                outcome = await self._runner.run(held, self._overdue)
+            else:
+                outcome = apart
         except Exception as error:
             # The runner itself failed, not the handler; the job must come to something all the same.
             self._logger.exception("job %s: its run could not be carried out", held.lease.ref.id)
             outcome = Raised(recorded(error))
-        self._done(held, outcome, self._clock.uptime() - began)
+        self._done(held, outcome, self._clock.uptime() - max(began, held.claimed_at))
 
     def _expect(self, held: Held, reason: StopReason) -> None:
         """Leave a run to itself that will not end. When the worker stops it sees to all of them at once."""

@@ -35,6 +35,9 @@ class Held:
     stops_unreachable: bool
     trusted_until: float = 0.0
     claimed_at: float = 0.0
+    """When it began: when its claim was answered, or later where it had to wait for a process."""
+    begun: bool = True
+    """Whether it has; until then its time stands still. Set last of all: the keeper reads it in another thread."""
     signed_at: float = 0.0
     signs: Signs = field(default_factory=Signs)
     context: JobContext | None = None
@@ -104,8 +107,11 @@ class Held:
     def trust(self, asked_at: float, *, signed_at: float | None) -> None:
         """Note that the lease was given or extended by a request sent at that uptime, and the sign that it brought."""
         job = self.lease.job
+        if not self.begun:
+            # It cannot give signs yet, so none is missed.
+            signed_at = asked_at
         if signed_at is not None:
-            self.signed_at = signed_at
+            self.signed_at = max(self.signed_at, signed_at)
         self.renewed_at = asked_at
         self.trusted_until = trusted_until(asked_at, job.stall.lease)
         if job.heartbeat_timeout is not None:
@@ -125,14 +131,18 @@ class Message:
         self.held = held
         self.signed_at = signed_at
         self._said = said
+        begun = held.begun
+        if not begun:
+            self.signed_at = now
         self.renewal = Renewal(
             held.lease.ref,
             held.lease.fence,
             sign=signed_at is not None,
-            extend=signed_at is not None or held.lease.job.stall.renewed,
-            ran=max(0, round((now - held.claimed_at) * SECOND)),
+            # The handler renews its lease by itself once it is there.
+            extend=signed_at is not None or held.lease.job.stall.renewed or not begun,
+            ran=max(0, round((now - held.claimed_at) * SECOND)) if begun else 0,
             # From the last sign of all: whether one has arrived is not known before its answer.
-            silent=max(0, round((now - max(held.signed_at, held.signs.last)) * SECOND)),
+            silent=max(0, round((now - max(held.signed_at, held.signs.last)) * SECOND)) if begun else 0,
             progress=progress[0] if progress else None,
             note=progress[1] if progress else None,
             log=tuple(
@@ -177,7 +187,10 @@ class Holdings:
             self._held[held.key] = held
             if self._slate is not None:
                 held.line = self._slate.write(
-                    held.lease, way=held.way, claimed_at=held.claimed_at, renewed_at=held.renewed_at
+                    held.lease,
+                    way=held.way,
+                    claimed_at=held.claimed_at if held.begun else math.inf,
+                    renewed_at=held.renewed_at,
                 )
         # A sign moves nothing in the storage but the progress clock.
         if held.line is not None and held.lease.job.heartbeat_timeout is not None:
@@ -186,6 +199,20 @@ class Holdings:
         urgent = held.renewed_at + held.beat < self.next_look or held.renewed_at < self.hinted_at
         if self._knock is not None and urgent:
             self._knock()
+
+    def begin(self, held: Held, at: float) -> None:
+        """Let the time of a run count from now on that had to wait for a process. Idempotent."""
+        if held.begun:
+            return
+        job = held.lease.job
+        with self._lock:
+            held.claimed_at = at
+            if held.line is not None and self._slate is not None:
+                self._slate.began(held.line, at, renewed=job.stall.renewed)
+            held.begun = True
+        if job.heartbeat_timeout is not None or not job.stall.renewed:
+            # That it begins is its first sign.
+            held.signs.sign(at)
 
     def drop(self, key: RunKey) -> None:
         """Let go of a run."""

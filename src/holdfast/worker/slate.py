@@ -52,6 +52,7 @@ class Watched(Struct, frozen=True):
     fence: int
     number: int
     claimed_at: float
+    """Infinite for one that has not begun, as `signed_at` is then, too: it waits for a process."""
     signed_at: float
     renewed_at: float
     """When the latest renewal was asked for that was answered, whoever of the two had asked."""
@@ -118,7 +119,10 @@ class Slate:
         self._head[_MEMORY] = memory
 
     def write(self, lease: Lease, *, way: Way, claimed_at: float, renewed_at: float) -> int | None:
-        """Note a run, and return its line; None where there is none left, and nobody watches over it."""
+        """Note a run, and return its line; None where there is none left, and nobody watches over it.
+
+        `claimed_at`: infinite for a run that has yet to begin, which `began` tells.
+        """
         if not self._free:
             return None
         place = self._free.pop()
@@ -138,9 +142,9 @@ class Slate:
             lease.fence,
             job.starts,
             claimed_at,
+            _NEVER if claimed_at == _NEVER else renewed_at,
             renewed_at,
-            renewed_at,
-            job.stall.lease / SECOND if job.stall.renewed else _NEVER,
+            job.stall.lease / SECOND if job.stall.renewed or claimed_at == _NEVER else _NEVER,
             _NEVER if job.timeout is None else job.timeout / SECOND,
             _NEVER if job.heartbeat_timeout is None else job.heartbeat_timeout / SECOND,
             _WAYS.index(way),
@@ -156,6 +160,15 @@ class Slate:
         """Forget a run."""
         self._lines[place][_FENCE] = 0.0
         self._free.append(place)
+
+    def began(self, place: int, at: float, *, renewed: bool) -> None:
+        """Note that a run begins which had to wait; `renewed`: whether others than its handler still renew it."""
+        line = self._lines[place]
+        # In this order: whoever reads in between takes it for a run that has no limits yet.
+        if not renewed:
+            line[_LEASE] = _NEVER
+        line[_SIGNED] = at
+        line[_SINCE] = at
 
     def renewed(self, place: int, at: float) -> None:
         """Note that the worker itself has had a lease renewed, by what it had asked for then."""

@@ -2,6 +2,7 @@
 
     run ──► one that is idle, or a new one: enter ──► ready ──► run ──► what it says goes to the keeper ──► ended
                                                                 └─────► it dies ──► process_died, settled at once
+    before it has begun its time stands still, and what was started for it is there for the next
     cancelled, lost, timed out: told ──1 s──► SIGTERM to it and all that it started ──0.75 s──► SIGKILL
 
 Each run has a process of its own, so nothing that a handler does there can take another run along, or keep the worker
@@ -17,6 +18,7 @@ import os
 import signal
 import socket
 import sys
+from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
@@ -58,6 +60,12 @@ COMMAND = (sys.executable, "-m", "holdfast.worker.slot")
 STARTING = 60.0
 """Seconds that a process gets until it is ready: to load the app, and to enter its lifespan."""
 
+STARTS = 4
+"""So many processes are started at a time: after a crash all runs want one at once, and loading takes a whole core."""
+
+BEGINNING = 30.0
+"""Seconds in which one that is ready begins a run; else it hangs."""
+
 ASKED, KILLED = 1.0, 1.75
 """Seconds after a run was told to end, or should have, until its process is sent SIGTERM, and until it is killed."""
 
@@ -80,7 +88,8 @@ class Slot:
     def __init__(self, process: Offspring) -> None:
         self.process = process
         self.why: str | None = None
-        """What we kill it for, once we do."""
+        """What we kill it for, once we do; or what we had told it to end for, if it ended by that."""
+        self._asked: str | None = None
         self._ear = ear_of_worker()
         self._heard: list[Answer] = []
         self._timers: list[asyncio.TimerHandle] = []
@@ -150,17 +159,19 @@ class Slot:
 
     def expect(self, within: float, why: str) -> None:
         """Have it killed unless it is calmed before: asked after so many seconds, and a little more to leave."""
-        loop = asyncio.get_running_loop()
-        self._timers += [
-            loop.call_later(within + ASKED, self.process.send_all, signal.SIGTERM),
-            loop.call_later(within + KILLED, self.kill, why),
-        ]
+        self.after(within + ASKED, functools.partial(self._ask, why))
+        self.after(within + KILLED, functools.partial(self.kill, why))
+
+    def after(self, seconds: float, act: Callable[[], None]) -> None:
+        """Do something after so many seconds, unless it is calmed before, or dead."""
+        self._timers.append(asyncio.get_running_loop().call_later(seconds, act))
 
     def calm(self) -> None:
         """Let it live, whatever was expected of it."""
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()
+        self._asked = None
 
     def kill(self, why: str) -> None:
         """Kill it, and all that it has started. Idempotent."""
@@ -199,7 +210,13 @@ class Slot:
             self.rise()
             self.kill("it has closed its line")
 
+    def _ask(self, why: str) -> None:
+        self._asked = self._asked or why
+        self.process.send_all(signal.SIGTERM)
+
     def _died(self, _: object) -> None:
+        # The app may have a handler of its own for the signal, and end by it.
+        self.why = self.why or self._asked
         self.calm()
         self.rise()
         # What it had started must not go on, and may hold the other end of the line, which would then never end.
@@ -211,6 +228,24 @@ class Slot:
             self.process.line.shutdown(socket.SHUT_RDWR)
 
 
+class _Waiting:
+    """One who waits for a process."""
+
+    def __init__(self) -> None:
+        self.slot: asyncio.Future[Slot | None] = asyncio.get_running_loop().create_future()
+
+    def leave(self) -> None:
+        """Wait no more."""
+        if not self.slot.done():
+            self.slot.set_result(None)
+
+    @property
+    def given(self) -> Slot | None:
+        """What it was given."""
+        given = self.slot.done() and not self.slot.cancelled() and self.slot.exception() is None
+        return self.slot.result() if given else None
+
+
 class Slots:
     """The processes of one worker."""
 
@@ -220,7 +255,10 @@ class Slots:
         *,
         worker: Owner,
         isolates: bool,
+        begin: Callable[[Held, float], None],
     ) -> None:
+        """Take what the processes need. `begin` is told of a run that begins, and when."""
+        self._begin = begin
         self._whereabouts = equipment.whereabouts
         self._tasks: Mapping[str, Task[..., Any]] = equipment.tasks
         self._clock = equipment.clock
@@ -232,6 +270,9 @@ class Slots:
         """The kills for memory; counted from the first process on."""
         self._app: Whereabouts | None = None
         self._idle: list[Slot] = []
+        self._waiting: list[_Waiting] = []
+        """Those who want one, in their order."""
+        self._starting: set[asyncio.Task[Slot]] = set()
         self._all: set[Slot] = set()
         self._closed = False
 
@@ -267,7 +308,9 @@ class Slots:
         slot: Slot | None = None
         try:
             slot = await self._taken(held)
-            return stopped(held) if held.stop is not None else await self._carried_out(slot, held)
+            if held.stop is not None:
+                return stopped(held)
+            return Interrupted("shutdown") if slot is None else await self._carried_out(slot, held)
         except UnfitError as error:
             return stopped(held) if held.stop is not None else self._unfit(held, error)
         except asyncio.CancelledError:
@@ -282,7 +325,10 @@ class Slots:
     async def leave(self) -> None:
         """Let the processes end that are idle, and wait for that. From now on none is kept."""
         self._closed = True
+        for starting in self._starting:
+            starting.cancel()
         for slot in self._idle:
+            slot.calm()
             slot.say_at_once(Leave())
         await _all([slot.death() for slot in self._idle])
 
@@ -290,21 +336,79 @@ class Slots:
         """Kill what is left of them."""
         self._closed = True
         self._idle.clear()
+        for starting in self._starting:
+            starting.cancel()
         for slot in self._all:
             slot.kill("its worker ends")
         await first(_all([slot.death() for slot in self._all]), within=GONE)
 
-    async def _taken(self, held: Held) -> Slot:
-        """Return a process that is ready.
+    async def _taken(self, held: Held) -> Slot | None:
+        """Return a process that is ready; None if the run has to end before there is one.
 
         Raises:
             UnfitError: there is none, and none can be made.
         """
+        waiting = _Waiting()
+        self._waiting.append(waiting)
+        held.make_end = waiting.leave
+        if held.stop is not None:
+            waiting.leave()
+        self._serve()
+        try:
+            return await waiting.slot
+        except asyncio.CancelledError:
+            if (slot := waiting.given) is not None:
+                self._put_away(slot)
+            raise
+        finally:
+            if waiting in self._waiting:
+                self._waiting.remove(waiting)
+
+    def _serve(self) -> None:
+        """Hand over what is idle to those who wait, and start what is missing."""
+        self._waiting = [one for one in self._waiting if not one.slot.done()]
+        if self._closed:
+            for one in self._waiting:
+                one.leave()
+            return
+        wanting = deque(self._waiting)
+        while wanting and (slot := self._risen()) is not None:
+            wanting.popleft().slot.set_result(slot)
+        for _ in range(min(len(wanting), STARTS) - len(self._starting)):
+            starting = asyncio.create_task(self._started())
+            self._starting.add(starting)
+            starting.add_done_callback(self._over)
+
+    def _risen(self) -> Slot | None:
         while self._idle:
             slot = self._idle.pop()
             slot.rise()
+            slot.calm()
             if slot.lives:
                 return slot
+        return None
+
+    def _over(self, starting: "asyncio.Task[Slot]") -> None:
+        """Note that a process is ready, or will never be; then the one who has waited longest hears of it."""
+        self._starting.discard(starting)
+        if starting.cancelled():
+            return
+        error = starting.exception()
+        if error is None:
+            self._put_away(starting.result())
+            return
+        for one in self._waiting:
+            if not one.slot.done():
+                one.slot.set_exception(error)
+                break
+        self._serve()
+
+    async def _started(self) -> Slot:
+        """Start a process and return it once it is ready.
+
+        Raises:
+            UnfitError: none can be had.
+        """
         if self._app is None:
             raise UnfitError("the processes of this worker do not find the app")
         self._kills = self._kills or OomKills()
@@ -314,17 +418,13 @@ class Slots:
             raise UnfitError(f"no process can be started: {error}") from error
         self._all.add(slot)
         try:
-            await self._ready(slot, self._app, held)
+            await self._ready(slot, self._app)
         except BaseException:
             slot.kill("it is of no use")
             raise
         return slot
 
-    async def _ready(self, slot: Slot, app: Whereabouts, held: Held) -> None:
-        # While it loads nothing of the job has begun.
-        held.make_end = functools.partial(slot.kill, "its run shall end")
-        if held.stop is not None:
-            slot.kill("its run shall end")
+    async def _ready(self, slot: Slot, app: Whereabouts) -> None:
         try:
             async with asyncio.timeout(STARTING):
                 await slot.say(Enter(app, self._worker.name, logging.getLogger().level))
@@ -345,14 +445,11 @@ class Slots:
 
     async def _carried_out(self, slot: Slot, held: Held) -> Outcome:
         job, heard = held.lease.job, Heard()
-        # It runs from here on: the time that it took to start a process must not count as a part of the run.
-        held.claimed_at = self._clock.uptime()
         if self._kills is not None:
             # What was killed before was not this run's process.
-            self._kills.look(held.claimed_at)
+            self._kills.look(self._clock.uptime())
         await slot.say(Run(job))
-        if job.timeout is not None:
-            slot.expect(job.timeout / SECOND, "timeout")
+        slot.after(BEGINNING, functools.partial(slot.kill, "it did not begin"))
         held.make_end = functools.partial(self._tell, slot, held)
         if held.stop is not None:
             self._tell(slot, held)
@@ -360,6 +457,11 @@ class Slots:
             match await slot.hear():
                 case Began(job.fence):
                     heard.began = True
+                    self._begin(held, self._clock.uptime())
+                    if held.stop is None:
+                        slot.calm()
+                    if job.timeout is not None:
+                        slot.expect(job.timeout / SECOND, "timeout")
                 case Said(fence=job.fence) as said:
                     self._take(slot, held, said, heard)
                 case Logged() as record:
@@ -425,6 +527,7 @@ class Slots:
             slot.rest()
         else:
             slot.kill("its worker ends")
+        self._serve()
 
 
 def _log(record: Logged) -> None:

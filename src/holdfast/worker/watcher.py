@@ -232,8 +232,9 @@ def _renewal(run: Watched, now: float) -> Renewal:
     return Renewal(
         run.ref,
         run.fence,
-        ran=max(0, round((now - run.claimed_at) * SECOND)),
-        silent=max(0, round((now - run.signed_at) * SECOND)),
+        # Of a run that has not begun both moments lie ahead, infinitely far.
+        ran=round(max(0.0, now - run.claimed_at) * SECOND),
+        silent=round(max(0.0, now - run.signed_at) * SECOND),
     )
 
 

@@ -122,7 +122,6 @@ class Worker:
         self._threads = Threads("holdfast-handler")
         self._lifespan = Lifespan(equipment.lifespan, worker=self.owner.name, logger=equipment.logger)
         self._abandoned = Abandoned(self._worn_out)
-        self._slots = Slots(equipment, worker=self.owner, isolates=supervised)
         self._runner = Runner(
             equipment.tasks,
             equipment.codec,
@@ -138,6 +137,7 @@ class Worker:
         if outpost is not None:
             slate = outpost.slate
         self._holdings = Holdings(slate)
+        self._slots = Slots(equipment, worker=self.owner, isolates=supervised, begin=self._holdings.begin)
         self._turns = Turns(slate)
         tally = Tally(equipment.figures)
         self._bus = Bus(
