@@ -217,3 +217,9 @@ async def signing() -> None:
 @app.task(stall=Stall("1s", heartbeat=False, max_count=0))
 async def renewing() -> None:
     await asyncio.sleep(0.8)
+
+
+@app.task(timeout="500ms")
+async def ending_by_sigterm() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    await deaf.function()

@@ -173,6 +173,18 @@ async def test_a_timeout_gives_the_slot_back_within_two_seconds_whatever_the_han
         assert [line.message for line in timed_out.log] == ["tidied up"]
 
 
+async def test_a_process_that_ends_by_our_sigterm_has_passed_its_timeout_and_not_died(mod: Any) -> None:
+    async with mod.app, mod.app.worker(concurrency=1):
+        # The process is there already.
+        await (await mod.where.enqueue()).result(timeout=30)
+        job = await mod.ending_by_sigterm.enqueue()
+        detail = await over(mod.app, job.id)
+
+    assert (detail.job.state, detail.job.reason, detail.job.stalls) == (State.FAILED, "timeout", 0)
+    # Before it would have been killed.
+    assert took(detail) < 0.5 + 1.75
+
+
 async def test_a_cancelled_plain_handler_is_ended_with_its_process(mod: Any) -> None:
     async with mod.app, mod.app.worker():
         job = await mod.endless.enqueue()

@@ -283,10 +283,7 @@ def main() -> None:
         # The kernel's own net: it works while a handler holds the interpreter.
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    for number in SIGNALS:
-        # Whoever tells all processes of a service to stop tells this one, too; but it is its worker who drains. Not
-        # ignored by the system: that would pass on to all that handlers start.
-        signal.signal(number, _minded)
+    _go_on()
     _serve(Line(line))
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
@@ -294,6 +291,16 @@ def main() -> None:
             stream.flush()
     # Whatever threads still hang in it.
     os._exit(0)
+
+
+def _go_on() -> None:
+    """Do not end by the signals that tell processes to stop.
+
+    Whoever tells all processes of a service tells this one, too; but it is its worker who drains. Not ignored by the
+    system: that would pass on to all that handlers start.
+    """
+    for number in SIGNALS:
+        signal.signal(number, _minded)
 
 
 def _minded(number: int, _: object) -> None:
@@ -310,6 +317,8 @@ def _serve(line: Line) -> None:
             raise TypeError(f"{order.app.module}:{order.app.attribute} is no app")
         _log_over(line, order.level)
         equipment = app.equipment()
+        # A module of the app may have had other ideas.
+        _go_on()
     except (Exception, SystemExit) as error:
         line.say(Unfit(f"the app cannot be loaded: {_shown(error)}"))
         return
