@@ -34,8 +34,9 @@ class Witness(Struct, frozen=True):
     """What its supervisor knows of a worker process that died.
 
     `hung`: it was killed because its event loop no longer turned. `overdue`: the jobs whose runs it was killed for, as
-    they went on beyond their timeouts; then the other runs are not to blame. `innocent`: jobs whose runs cannot have
-    ended the process, each of them being in another one. `blameless`: it was killed for what no run has to do with.
+    they went on beyond their timeouts. `culprits`: those whose runs brought its death about, if it is known which;
+    then the others are not to blame. `innocent`: jobs whose runs cannot have ended the process, each of them being in
+    another one. `blameless`: it was killed for what no run has to do with.
     """
 
     ending: Ending
@@ -44,6 +45,7 @@ class Witness(Struct, frozen=True):
     overdue: frozenset[Ref] = field(default_factory=frozenset[Ref])
     innocent: frozenset[Ref] = field(default_factory=frozenset[Ref])
     blameless: bool = False
+    culprits: frozenset[Ref] = field(default_factory=frozenset[Ref])
 
 
 async def settle_stalled(
@@ -140,7 +142,9 @@ def _outcome(one: StalledLease, seen: _Seen, witness: Witness | None, max_block:
         max_block=max_block,
     )
     blameless = witness is not None and (
-        witness.blameless or bool(witness.overdue) or one.lease.ref in witness.innocent
+        witness.blameless
+        or one.lease.ref in witness.innocent
+        or (bool(witness.culprits) and one.lease.ref not in witness.culprits)
     )
     return Stalled(reason, one.silent_for, one.owner, _text(one, cause, seen, witness), blameless)
 

@@ -199,7 +199,9 @@ async def test_a_run_that_was_killed_for_its_timeout_has_timed_out_and_its_neigh
     lease, other = await held(storage, "send", "resize", timeout=10 * SECOND)
     clock.advance(12.5)
     ending = Ending("was killed by its supervisor", stack="  File x, line 3 in spin")
-    witness = Witness(ending, Workplace(lag=12 * SECOND), overdue=frozenset({lease.ref}))
+    witness = Witness(
+        ending, Workplace(lag=12 * SECOND), overdue=frozenset({lease.ref}), culprits=frozenset({lease.ref})
+    )
     await settle_stalled(storage, TAKER, await taken(storage), Random(0), witness=witness)
     culprit, innocent = await detail_of(storage, lease), await detail_of(storage, other)
     released = [event for event in (await storage.events(None)).events if isinstance(event, JobReleased)]

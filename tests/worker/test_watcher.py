@@ -101,6 +101,18 @@ class World:
                 self.turns()
             self.clock.advance(min(await self.watcher.turn(), end - self.clock.uptime()))
 
+    def blocks(self, place: int) -> None:
+        """Let the worker's own thread have seen that the run on this line blocks the loop."""
+        [run] = [run for run in self.slate.runs() if run.line == place]
+        self.slate.blocked_by(place, run.fence, self.slate.turned_at)
+
+    async def let_beating(self, seconds: float) -> None:
+        """Let time pass in which the worker's own thread goes on, and its loop does not."""
+        end = self.clock.uptime() + seconds
+        while self.clock.uptime() < end:
+            self.slate.beaten(self.clock.uptime(), 0)
+            await self.let(min(0.5, end - self.clock.uptime()))
+
     async def lease_left(self, id_: str = "a") -> float:
         """Return for how many seconds the storage still gives a job to its worker."""
         [detail] = await self.storage.get([Ref("default", id_)])
@@ -183,7 +195,9 @@ async def test_a_loop_that_is_blocked_beyond_its_limit_is_put_on_record_and_ende
     await world.let(10)
 
     [sentence] = world.sentences
-    assert (sentence.reason, sentence.limit, sentence.culprits, sentence.stack) == ("loop_blocked", 5.0, (), STACK)
+    assert (sentence.reason, sentence.limit, sentence.stack) == ("loop_blocked", 5.0, STACK)
+    # There was no other.
+    assert [ref.id for ref, _ in sentence.culprits] == ["a"]
     assert 5.0 < sentence.blocked_for < 6.5
     [hung] = await world.recorded()
     assert (hung.owner, hung.stack) == (OWNER.id, STACK)
@@ -202,12 +216,79 @@ async def test_a_run_past_its_timeout_on_a_blocked_loop_ends_with_its_process_an
     world: World,
 ) -> None:
     await world.claim("slow", timeout=1 * SECOND)
-    await world.claim("beside")
-    await world.let(2 * OVERDUE)
+    await world.claim("beside", task="mail.fetch", timeout=1 * SECOND)
+    # Where its threads are, names a function called send.
+    await world.let(3 * OVERDUE)
 
     [sentence] = world.sentences
     assert sentence.reason == "timeout"
     assert [ref.id for ref, _ in sentence.culprits] == ["slow"]
+
+
+async def test_a_run_past_its_timeout_beside_one_that_blocks_the_loop_is_kept_and_nobody_is_ended_for_it(
+    world: World,
+) -> None:
+    hog = await world.claim("hog")
+    await world.claim("thread", way="thread", timeout=1 * SECOND)
+    await world.claim("waits", timeout=1 * SECOND, heartbeat_timeout=2 * SECOND)
+    await world.claim("slot", way="process", timeout=6 * SECOND, heartbeat_timeout=2 * SECOND)
+    world.blocks(hog)
+    for _ in range(40):
+        await world.let_beating(0.5)
+        assert min([await world.lease_left(id_) for id_ in ("hog", "thread", "waits", "slot")]) > 0
+
+    assert not world.sentences
+
+
+async def test_its_own_limits_hold_for_the_run_that_blocks_the_loop(world: World) -> None:
+    world.blocks(await world.claim("hog", timeout=1 * SECOND))
+    await world.let_beating(OVERDUE + 2)
+
+    [sentence] = world.sentences
+    assert [ref.id for ref, _ in sentence.culprits] == ["hog"]
+    assert 1.0 + OVERDUE < sentence.blocked_for < 1.6 + OVERDUE
+    assert await world.lease_left("hog") < 0
+
+
+async def test_who_came_to_block_the_loop_just_now_is_not_ended_for_the_time_that_another_took(world: World) -> None:
+    first = await world.claim("first")
+    second = await world.claim("second", timeout=1 * SECOND)
+    world.blocks(first)
+    await world.let_beating(10)
+    world.blocks(second)
+    await world.let_beating(0.9 * OVERDUE)
+
+    assert not world.sentences
+
+    await world.let_beating(0.9 * OVERDUE)
+
+    assert [ref.id for ref, _ in world.sentences[0].culprits] == ["second"]
+
+
+async def test_nobody_is_ended_for_a_timeout_where_it_cannot_be_told_who_holds_the_interpreter() -> None:
+    world = World(max_block=20.0)
+    # Two runs of the function that is on the loop.
+    await world.claim("one", timeout=1 * SECOND)
+    await world.claim("two", timeout=1 * SECOND)
+    await world.let(15)
+
+    assert not world.sentences
+    assert min(await world.lease_left("one"), await world.lease_left("two")) > 0
+
+    await world.let(10)
+
+    [sentence] = world.sentences
+    assert (sentence.reason, sentence.culprits) == ("loop_blocked", ())
+
+
+async def test_who_is_known_to_have_blocked_the_loop_beyond_its_limit_is_named() -> None:
+    world = World(max_block=5.0)
+    await world.claim("beside")
+    world.blocks(await world.claim("hog"))
+    await world.let_beating(10)
+
+    [sentence] = world.sentences
+    assert (sentence.reason, [ref.id for ref, _ in sentence.culprits]) == ("loop_blocked", ["hog"])
 
 
 async def test_a_run_past_its_timeout_on_a_loop_that_turns_is_left_to_that(world: World) -> None:

@@ -38,6 +38,7 @@ class Deceased(Struct, frozen=True):
     def witness(self) -> Witness:
         """What those who write its post-mortems must know."""
         sentence = self.killed_for
+        culprits = frozenset(ref for ref, _ in sentence.culprits) if sentence is not None else frozenset[Ref]()
         return Witness(
             Ending(
                 told(self.death, for_memory=self.for_memory, sentence="" if sentence is None else str(sentence)),
@@ -48,7 +49,8 @@ class Deceased(Struct, frozen=True):
             hung=sentence is not None and sentence.reason == "loop_blocked",
             innocent=self.isolated,
             blameless=sentence is not None and sentence.reason == "not_claiming",
-            overdue=frozenset(ref for ref, _ in sentence.culprits) if sentence is not None else frozenset(),
+            overdue=culprits if sentence is not None and sentence.reason == "timeout" else frozenset(),
+            culprits=culprits,
         )
 
 

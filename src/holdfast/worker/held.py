@@ -14,8 +14,10 @@ from holdfast.context import JobContext, Said, Signs
 from holdfast.core.job import Ref
 from holdfast.core.lease import Lease, trusted_until
 from holdfast.storage.protocol import NewLogLine, Renewal
+from holdfast.worker.allowance import spared
 from holdfast.worker.slate import Slate, Way
 from holdfast.worker.threads import Lane
+from holdfast.worker.turns import Turns
 
 StopReason = Literal["cancelled", "lost", "unreachable", "shutdown"]
 RunKey = tuple[Ref, int]
@@ -104,8 +106,11 @@ class Held:
         shortest = job.stall.lease if job.heartbeat_timeout is None else min(job.stall.lease, job.heartbeat_timeout)
         return shortest / 4 / SECOND
 
-    def trust(self, asked_at: float, *, signed_at: float | None) -> None:
-        """Note that the lease was given or extended by a request sent at that uptime, and the sign that it brought."""
+    def trust(self, asked_at: float, *, signed_at: float | None, silent: float = math.inf) -> None:
+        """Note that the lease was given or extended by a request sent at that uptime, and the sign that it brought.
+
+        `silent`: for how many seconds the request said that the handler had given none; it may have been spared some.
+        """
         job = self.lease.job
         if not self.begun:
             # It cannot give signs yet, so none is missed.
@@ -116,18 +121,40 @@ class Held:
         self.trusted_until = trusted_until(asked_at, job.stall.lease)
         if job.heartbeat_timeout is not None:
             # The storage lets no lease outlast the progress clock, so neither may our trust.
-            self.trusted_until = min(self.trusted_until, trusted_until(self.signed_at, job.heartbeat_timeout))
+            signed = max(self.signed_at, asked_at - silent)
+            self.trusted_until = min(self.trusted_until, trusted_until(signed, job.heartbeat_timeout))
 
-    def message(self, now: float, trace: str | None = None) -> "Message":
-        """Return the next renewal of this run, with all that its handler has said, and where it is if that is new."""
-        return Message(self, self.signs.take(), now, trace)
+    def message(self, now: float, trace: str | None = None, turns: Turns | None = None) -> "Message":
+        """Return the next renewal of this run, with all that its handler has said, and where it is if that is new.
+
+        `turns`: those of its loop, for which it is spared what it cannot help.
+        """
+        return Message(self, self.signs.take(), now, trace, turns)
+
+    def spared(self, now: float, signed_at: float, turns: Turns | None) -> tuple[float, float]:
+        """Return for how long it counts as going on, and as silent since that sign, in seconds."""
+        job = self.lease.job
+        return spared(
+            now,
+            turned_at=0.0 if turns is None else turns.at,
+            blocks=turns is not None and turns.blocker == self.key,
+            mute=False,
+            claimed_at=self.claimed_at,
+            signed_at=signed_at,
+            lease=job.stall.lease / SECOND,
+            timeout=math.inf if job.timeout is None else job.timeout / SECOND,
+            heartbeat_timeout=math.inf if job.heartbeat_timeout is None else job.heartbeat_timeout / SECOND,
+            way=self.way,
+        )
 
 
 class Message:
     """One renewal on its way; if it does not get through, what it carried is taken back."""
 
-    def __init__(self, held: Held, said: Said, now: float, trace: str | None) -> None:
+    def __init__(self, held: Held, said: Said, now: float, trace: str | None, turns: Turns | None) -> None:
         signed_at, progress, log = said
+        # From the last sign of all: whether one has arrived is not known before its answer.
+        ran, self._silent = held.spared(now, max(held.signed_at, held.signs.last), turns)
         self.held = held
         self.signed_at = signed_at
         self._said = said
@@ -140,9 +167,8 @@ class Message:
             sign=signed_at is not None,
             # The handler renews its lease by itself once it is there.
             extend=signed_at is not None or held.lease.job.stall.renewed or not begun,
-            ran=max(0, round((now - held.claimed_at) * SECOND)) if begun else 0,
-            # From the last sign of all: whether one has arrived is not known before its answer.
-            silent=max(0, round((now - max(held.signed_at, held.signs.last)) * SECOND)) if begun else 0,
+            ran=max(0, round(ran * SECOND)) if begun else 0,
+            silent=max(0, round(self._silent * SECOND)) if begun else 0,
             progress=progress[0] if progress else None,
             note=progress[1] if progress else None,
             log=tuple(
@@ -160,7 +186,7 @@ class Message:
         """Note that it was answered, and whether the lease is ours."""
         self.held.traced = self.renewal.trace or self.held.traced
         if self.renewal.extend and not lost:
-            self.held.trust(asked_at, signed_at=self.signed_at)
+            self.held.trust(asked_at, signed_at=self.signed_at, silent=self._silent)
         else:
             self.held.renewed_at = asked_at
 

@@ -34,6 +34,7 @@ from holdfast.storage.protocol import (
 from holdfast.worker.held import Held, Holdings, Message, StopReason
 from holdfast.worker.tally import Tally
 from holdfast.worker.traces import Traces
+from holdfast.worker.turns import Turns
 
 SHORTEST = 0.005
 """Seconds that lie at least between two beats, whatever lease a task has chosen."""
@@ -53,6 +54,7 @@ class Keeper:
         storage: Storage,
         owner: Owner,
         holdings: Holdings,
+        turns: Turns,
         *,
         timing: Timing,
         clock: Clock,
@@ -68,6 +70,7 @@ class Keeper:
         self._storage = storage
         self._owner = owner
         self._holdings = holdings
+        self._turns = turns
         self._beat = timing.beat.total_seconds()
         self._clock = clock
         self._rng = rng
@@ -172,7 +175,7 @@ class Keeper:
                 for start in range(0, max(len(due), 1), RENEW_LIMIT):
                     some = due[start : start + RENEW_LIMIT]
                     traces = self._traces.news(some, asked_at)
-                    sent = [one.message(asked_at, trace) for one, trace in zip(some, traces, strict=True)]
+                    sent = [one.message(asked_at, at, self._turns) for one, at in zip(some, traces, strict=True)]
                     renewals = tuple(message.renewal for message in sent)
                     pulse = await self._timed(Beat(self._owner, renewals, self._info(), events))
                     events = ()

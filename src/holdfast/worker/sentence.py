@@ -12,8 +12,8 @@ Verdict = Literal["loop_blocked", "timeout", "not_claiming"]
 class Sentence(Struct, frozen=True):
     """A child's event loop did not turn, or its claim loop did not, and nothing within it could help that.
 
-    `loop_blocked`: for longer than `max_block`; whose fault that is nobody knows for sure. `timeout`: so that the runs
-    named here could not be ended when their time was over; they have timed out, and their neighbours are innocent.
+    `loop_blocked`: for longer than `max_block`, by the runs named here, if anybody knows by which. `timeout`: so that
+    these could not be ended when their time was over; they have timed out. Either way their neighbours are innocent.
     `not_claiming`: its claim loop had no answer although the storage gives some; all of its runs are innocent.
     """
 
@@ -23,7 +23,7 @@ class Sentence(Struct, frozen=True):
     limit: float
     """What it was given, in seconds: `max_block`, what a run may be past its timeout, what a claim loop may wait."""
     culprits: tuple[tuple[Ref, int], ...] = ()
-    """The runs whose time was over, by job and fence."""
+    """The runs that blocked it, by job and fence; empty where nobody knows, and all may have."""
     stack: str = ""
     """Where its threads were, the latest call first; empty where it did not say."""
 

@@ -35,6 +35,7 @@ _TEXT = 256
 """Where the names stand within a line; three of a kilobyte each, the longest there are, find room behind it."""
 
 _TURNED, _CLAIMED, _BEATEN, _LAG, _MEMORY, _WATCHED, _NEXT, _USED, _WARNED, _WARNED_BY_WATCHER = range(10)
+_BLOCKER, _BLOCKER_FENCE, _BLOCKED_OF = 10, 11, 12
 _WRITES, _FENCE, _RUN, _SINCE, _SIGNED, _RENEWED, _LEASE, _TIMEOUT, _PROGRESS, _WAY, _QUEUE, _ID, _TASK = range(13)
 _FIELDS = Packing("13d")
 """All that the worker writes on a line, in this order."""
@@ -178,6 +179,14 @@ class Slate:
         """Note that a handler gave a sign."""
         self._lines[place][_SIGNED] = at
 
+    def blocked_by(self, place: int, fence: int, of: float) -> None:
+        """Note which run blocks the loop, which last turned at `of`."""
+        # In this order: nobody must take one for another.
+        self._head[_BLOCKED_OF] = 0.0
+        self._head[_BLOCKER] = place
+        self._head[_BLOCKER_FENCE] = fence
+        self._head[_BLOCKED_OF] = of
+
     def kept(self, place: int, fence: int) -> float:
         """Return when the watcher asked for the latest renewal of this very run that it got; 0 if it had none."""
         line = self._lines[place]
@@ -227,6 +236,13 @@ class Slate:
     def turned_at(self) -> float:
         """When the event loop last turned; 0 before it first did."""
         return self._head[_TURNED]
+
+    @property
+    def blocker(self) -> tuple[int, int] | None:
+        """The line and the fence of the run that blocks the loop, if the worker has seen which one does."""
+        of = self._head[_BLOCKED_OF]
+        place, fence = int(self._head[_BLOCKER]), int(self._head[_BLOCKER_FENCE])
+        return (place, fence) if of and of == self._head[_TURNED] and of == self._head[_BLOCKED_OF] else None
 
     @property
     def claimed_at(self) -> float:

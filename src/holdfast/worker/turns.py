@@ -1,5 +1,6 @@
 """When a worker's event loop last turned, and how long it has kept others waiting."""
 
+from holdfast.core.job import Ref
 from holdfast.worker.slate import Slate
 
 TICK = 0.5
@@ -36,6 +37,8 @@ class Turns:
         """The uptime of the last turn; 0 before the first, and when no loop is to turn any more."""
         self.memory = 0
         """How many bytes the process was last found to occupy."""
+        self._blocker: tuple[tuple[Ref, int], float] | None = None
+        """The run that was last seen to block the loop, and when that had turned last."""
 
     def turned(self, at: float, lag: float) -> None:
         """Note a turn, and by how many seconds it was late."""
@@ -44,6 +47,19 @@ class Turns:
         self._peak.note(at, lag)
         if self._slate is not None:
             self._slate.turned(at, lag)
+
+    def blocked_by(self, key: tuple[Ref, int], line: int | None) -> None:
+        """Note which run blocks the loop, and its line on the slate; from beside the loop."""
+        of = self.at
+        if self._slate is not None and line is not None:
+            self._slate.blocked_by(line, key[1], of)
+        self._blocker = key, of
+
+    @property
+    def blocker(self) -> tuple[Ref, int] | None:
+        """The run that blocks the loop, if it is blocked and somebody has seen by which."""
+        seen = self._blocker
+        return seen[0] if seen is not None and seen[1] == self.at else None
 
     def ended(self) -> None:
         """Note that nothing is expected of the loop from now on, nor of anybody on its behalf."""

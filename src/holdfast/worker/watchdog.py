@@ -17,10 +17,10 @@ from logging import Logger
 from types import FrameType
 
 from holdfast.clock import Clock
-from holdfast.context import job_of
+from holdfast.context import JobContext, job_of
 from holdfast.core.events import Event, WorkerHung
 from holdfast.worker import places
-from holdfast.worker.held import Holdings
+from holdfast.worker.held import Held, Holdings
 from holdfast.worker.places import At
 from holdfast.worker.slate import Slate
 from holdfast.worker.turns import TICK, Turns
@@ -94,6 +94,8 @@ class Watchdog:
         if self._slate is not None:
             self._slate.beaten(now, self._turns.memory)
         last, blocked = self._turns.at, self._turns.blocked(now)
+        if blocked > 0 and (blocking := self._blocking()) is not None and blocking.key != self._turns.blocker:
+            self._turns.blocked_by(blocking.key, blocking.line)
         if blocked > WARN and self._warned != last:
             self._warned = last
             self._warn(last, blocked, late=late)
@@ -132,7 +134,7 @@ class Watchdog:
             return
         self._logger.warning(
             "%s has blocked the event loop of this worker for %.1f s%s: %s; %s",
-            self._who() or "something",
+            "something" if (held := self._blocking()) is None else f"job {held.lease.job.id} ({held.lease.job.task})",
             blocked,
             ", and held the interpreter" if late else "",
             at or "its line cannot be told",
@@ -147,16 +149,17 @@ class Watchdog:
     def _watched(self) -> bool:
         return self._slate is not None and self._clock.uptime() - self._slate.watched_at < WATCHED
 
-    def _who(self) -> str | None:
-        """Name the job whose handler the loop is at."""
+    def _blocking(self) -> Held | None:
+        """Return the run whose handler the loop is at."""
         if self._loop is None or (task := asyncio.current_task(self._loop)) is None:
             return None
+        job: JobContext | None = None
+        if sys.version_info >= (3, 12):
+            # It may be a task that the handler has started.
+            job = job_of(task.get_context())
         for held in self._holdings.all():
-            if held.task is task:
-                return _named(held.lease.job.id, held.lease.job.task)
-        if sys.version_info >= (3, 12) and (job := job_of(task.get_context())) is not None:
-            # A task that the handler has started.
-            return _named(job.id, job.task)
+            if held.task is task or (job is not None and job is held.context):
+                return held
         return None
 
     def _on_loop(self) -> At | None:
@@ -170,7 +173,3 @@ class Watchdog:
 def stacks() -> dict[int, FrameType]:
     """Return the frame that each thread is in, by the thread's number."""
     return sys._current_frames()  # pyright: ignore[reportPrivateUsage]  # documented, in spite of its name
-
-
-def _named(id_: str, task: str) -> str:
-    return f"job {id_} ({task})"

@@ -3,7 +3,7 @@
     slate ──a run whose renewal is overdue──► renewed in its owner's name ──► slate, where the worker reads it back
       │
       ├── a stopped process, one whose loop is blocked beyond max_block: renewed no more
-      └── that, or a run far past its timeout on a loop that does not turn: the process has to go
+      └── that, or a run that blocks its loop far beyond its own timeout: the process has to go
 
 A worker beats for itself as long as anything goes on in it. So usually all of this is a look at some memory; it matters
 when a handler holds the interpreter itself, and with it the worker's own keeper.
@@ -21,6 +21,7 @@ from holdfast.core.job import Owner, Ref
 from holdfast.core.patience import Patience
 from holdfast.errors import StorageError
 from holdfast.storage.protocol import RENEW_LIMIT, Beat, Renewal, Storage
+from holdfast.worker.allowance import spared
 from holdfast.worker.places import At, Dump
 from holdfast.worker.sentence import Sentence, Verdict
 from holdfast.worker.slate import Slate, Watched
@@ -34,7 +35,10 @@ LATE = 2.0
 """So many of its beats after its last renewal a run is renewed from here; its worker takes 1.5 of them at most."""
 
 OVERDUE = 2.0
-"""Seconds past its timeout after which a run that its own loop has not ended is ended with its process."""
+"""Seconds past its timeout after which a run that blocks its loop is ended with its process."""
+
+ASKING = 10.0
+"""Seconds until a process is asked again which run holds its interpreter, if that could not be told from its answer."""
 
 ABSENT = 2.0
 """Seconds by which a look may come late; after more, this process stood still, and maybe the whole machine."""
@@ -91,6 +95,11 @@ class Watcher:
         """Until when nothing could be expected of the process: it was stopped, or we were."""
         self._warned = self._hung = 0.0
         """The last turns of the loop before the blockages that were told of."""
+        self._blocking: tuple[Ref, int] | None = None
+        """Which run blocks the loop since its last turn, if it is known."""
+        self._blocking_of = self._blocking_since = 0.0
+        """That turn, and since when it is known to be this very run."""
+        self._asked_at = 0.0
         self._lost: set[tuple[Ref, int]] = set()
         self._failures = 0
         self._retry_at = 0.0
@@ -120,14 +129,15 @@ class Watcher:
             # It has not begun, or nothing is expected of it any more.
             return
         silent = self._silent(now)
-        late = [run for run in runs if now - run.renewed_at >= LATE * self._beat_of(run)]
+        self._see(runs, now)
+        late = [run for run in runs if now - run.renewed_at >= self._patience(run, now)]
         if not late and silent <= TICK + WARN:
             return
         if self._process.stopped:
             self._excused_at = now
             return
         if silent > self._max_block + TICK:
-            await self._give_up(silent, now)
+            await self._give_up(runs, silent)
             return
         if late and now >= self._retry_at:
             await self._renew([run for run in late if (run.ref, run.fence) not in self._lost], now)
@@ -150,7 +160,7 @@ class Watcher:
                 for start in range(0, len(runs), RENEW_LIMIT):
                     part = runs[start : start + RENEW_LIMIT]
                     asked_at = self._clock.uptime()
-                    pulse = await self._storage.renew(Beat(self._owner, tuple(_renewal(run, now) for run in part)))
+                    pulse = await self._storage.renew(Beat(self._owner, tuple(self._renewal(run, now) for run in part)))
                     lost = {*pulse.lost}
                     self._lost |= lost
                     for run in part:
@@ -167,25 +177,89 @@ class Watcher:
             self._failures = 0
             self._lost &= {(run.ref, run.fence) for run in self._slate.runs()}
 
+    def _patience(self, run: Watched, now: float) -> float:
+        """Return how long after its last renewal a run is renewed from here."""
+        # Whom its limits are spared may have got no more than a quarter of a lease.
+        return (0.5 if self._spares(run, now) else LATE) * self._beat_of(run)
+
+    def _spares(self, run: Watched, now: float) -> bool:
+        return self._spared(run, now) != (now - run.claimed_at, now - run.signed_at)
+
+    def _renewal(self, run: Watched, now: float) -> Renewal:
+        ran, silent = self._spared(run, now)
+        # Of a run that has not begun both moments lie ahead, infinitely far.
+        return Renewal(run.ref, run.fence, ran=round(max(0.0, ran) * SECOND), silent=round(max(0.0, silent) * SECOND))
+
+    def _spared(self, run: Watched, now: float) -> tuple[float, float]:
+        return spared(
+            now,
+            turned_at=self._slate.turned_at,
+            blocks=(run.ref, run.fence) == self._blocking,
+            mute=self._alone(now),
+            claimed_at=run.claimed_at,
+            signed_at=run.signed_at,
+            lease=run.lease,
+            timeout=run.timeout,
+            heartbeat_timeout=run.heartbeat_timeout,
+            way=run.way,
+        )
+
+    def _alone(self, now: float) -> bool:
+        """Say whether nothing at all goes on in the process, be it that a handler holds the interpreter."""
+        return now - max(self._slate.beaten_at, self._excused_at) > TICK + WARN
+
+    def _see(self, runs: Sequence[Watched], now: float) -> None:
+        """Take note of which run blocks the loop, as far as the worker's own thread sees that."""
+        of = self._slate.turned_at
+        if of != self._blocking_of:
+            self._blocking, self._blocking_of, self._asked_at = None, of, 0.0
+        seen = None if self._alone(now) else self._slate.blocker
+        if seen is None:
+            if len(runs) == 1 and self._blocking is None and now - max(of, self._excused_at) > TICK + WARN:
+                # There is no other.
+                self._blame(runs[0], now)
+            return
+        for run in runs:
+            if (run.line, run.fence) == seen:
+                self._blame(run, now)
+
+    def _blame(self, run: Watched, now: float) -> None:
+        if (key := (run.ref, run.fence)) != self._blocking:
+            # The first that is seen has blocked it from the beginning; another one has its own time.
+            self._blocking_since = self._blocking_of if self._blocking is None else now
+            self._blocking = key
+
     async def _mind_the_silence(self, runs: Sequence[Watched], silent: float, now: float) -> None:
         turned_at = self._slate.turned_at
         since = max(turned_at, self._excused_at)
-        overdue = [run for run in runs if run.claimed_at + run.timeout + OVERDUE < now]
         # The loop has not turned since their time was over, so nothing within could end them.
-        if culprits := [run for run in overdue if since <= run.claimed_at + run.timeout + TICK]:
-            await self._end("timeout", silent, [(run.ref, run.fence) for run in culprits])
+        overdue = [
+            run
+            for run in runs
+            if run.claimed_at + run.timeout + OVERDUE < now and since <= run.claimed_at + run.timeout + TICK
+        ]
+        unclear = self._blocking is None and self._alone(now) and any(self._spares(run, now) for run in runs)
+        if unclear and self._ask is not None and now - self._asked_at > ASKING:
+            self._asked_at = now
+            if (holder := _holder(Dump(await self._ask()), runs)) is not None:
+                self._blame(holder, now)
+        # The others cannot end before it does, nor would their end help anybody.
+        culprits = [key for run in overdue if (key := (run.ref, run.fence)) == self._blocking]
+        if culprits and now - max(self._blocking_since, self._excused_at) > OVERDUE:
+            await self._end("timeout", silent, culprits)
             return
         # As long as the worker's own thread goes on, it is the one to warn.
-        alone = now - max(self._slate.beaten_at, self._excused_at) > TICK + WARN
+        alone = self._alone(now)
         if alone and self._ask is not None and self._warned != turned_at and self._slate.watcher_warns(turned_at):
             self._warned = turned_at
             self._warn(runs, await self._ask(), silent)
 
-    async def _give_up(self, silent: float, now: float) -> None:
+    async def _give_up(self, runs: Sequence[Watched], silent: float) -> None:
         if self._hung == self._slate.turned_at:
             return
         self._hung = self._slate.turned_at
-        await self._end("loop_blocked", silent, [])
+        culprits = [key for run in runs if (key := (run.ref, run.fence)) == self._blocking]
+        await self._end("loop_blocked", silent, culprits)
 
     async def _end(self, reason: Verdict, silent: float, culprits: list[tuple[Ref, int]]) -> None:
         """Put on record that the worker hangs, and have it killed, where somebody may."""
@@ -228,14 +302,15 @@ class Watcher:
         )
 
 
-def _renewal(run: Watched, now: float) -> Renewal:
-    return Renewal(
-        run.ref,
-        run.fence,
-        # Of a run that has not begun both moments lie ahead, infinitely far.
-        ran=round(max(0.0, now - run.claimed_at) * SECOND),
-        silent=round(max(0.0, now - run.signed_at) * SECOND),
-    )
+def _holder(dump: Dump, runs: Sequence[Watched]) -> Watched | None:
+    """Return the run that holds the interpreter, if that can be told from where the threads are."""
+    if (on_loop := dump.on_loop()) is not None:
+        found, beside = [on_loop], [run for run in runs if run.way == "loop"]
+    else:
+        found, beside = dump.in_threads(), [run for run in runs if run.way == "thread"]
+    functions = {at.handler.function for at in found}
+    likely = [run for run in beside if run.task.rpartition(".")[2] in functions] or beside
+    return likely[0] if len(found) == 1 and len(likely) == 1 else None
 
 
 def _who(found: Sequence[At], runs: Sequence[Watched]) -> str:

@@ -170,6 +170,7 @@ class Worker:
             equipment.storage,
             self.owner,
             self._holdings,
+            self._turns,
             timing=equipment.timing,
             clock=equipment.clock,
             rng=equipment.rng,
