@@ -223,3 +223,10 @@ async def renewing() -> None:
 async def ending_by_sigterm() -> None:
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     await deaf.function()
+
+
+@app.task(run="auto")
+async def dozing(seconds: float) -> tuple[float, float, int]:
+    began = time.time()
+    await asyncio.sleep(seconds)
+    return began, time.time(), os.getpid()

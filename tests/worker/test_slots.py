@@ -322,6 +322,28 @@ async def test_a_job_in_quarantine_gets_a_process_to_itself_where_its_worker_has
     assert (pid != os.getpid()) == supervised
 
 
+async def test_four_jobs_in_quarantine_run_at_a_time_and_leave_no_process_behind(mod: Any) -> None:
+    async with mod.app:
+        jobs = [await mod.dozing.enqueue(0.5) for _ in range(9)]
+        dead, undertaker = Owner("dead"), Owner("undertaker")
+        await mod.app.storage.exchange(dead, [], Order(("default",), len(jobs)))
+        taken = (await mod.app.storage.reclaim(dead.id, undertaker)).stalled
+        lenient = [structs.replace(one.lease.job, stall=StallTerms(max_stalls=1)) for one in taken]
+        asked = [settlement(Lease(job), Stalled("process_died", 0, dead.id), Random(1)) for job in lenient]
+        await mod.app.storage.exchange(undertaker, asked)
+        async with mod.app.worker(incarnation="supervised", concurrency=len(jobs)):
+            spans = sorted([await job.result(timeout=60) for job in jobs])
+            async with asyncio.timeout(10):
+                while children():  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+
+    assert len(taken) == len(jobs)
+    assert os.getpid() not in {pid for _, _, pid in spans}
+    # At the beginning of each, this many went on, itself included.
+    beside = [sum(began <= at < ended for began, ended, _ in spans) for at, _, _ in spans]
+    assert max(beside) <= 4
+
+
 async def test_an_on_cancel_hook_runs_there_to_its_end(mod: Any) -> None:
     async with mod.app, mod.app.worker():
         job = await mod.cancellable.enqueue()

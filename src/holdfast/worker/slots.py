@@ -63,6 +63,12 @@ STARTING = 60.0
 STARTS = 4
 """So many processes are started at a time: after a crash all runs want one at once, and loading takes a whole core."""
 
+QUARANTINED = 4
+"""So many jobs in quarantine run at a time: after a crash there are as many as the worker runs at once."""
+
+IDLE, LEAVING = 60.0, 10.0
+"""Seconds after which a process that nobody needs is told to leave, and that it gets for that."""
+
 BEGINNING = 30.0
 """Seconds in which one that is ready begins a run; else it hangs."""
 
@@ -229,9 +235,10 @@ class Slot:
 
 
 class _Waiting:
-    """One who waits for a process."""
+    """One who waits for a process; `isolated`: only because of its quarantine."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, isolated: bool) -> None:
+        self.isolated = isolated
         self.slot: asyncio.Future[Slot | None] = asyncio.get_running_loop().create_future()
 
     def leave(self) -> None:
@@ -273,6 +280,10 @@ class Slots:
         self._waiting: list[_Waiting] = []
         """Those who want one, in their order."""
         self._starting: set[asyncio.Task[Slot]] = set()
+        self._isolating: set[Slot] = set()
+        """Those with a job in quarantine, whose task does not want a process otherwise."""
+        self._dismissed: set[Slot] = set()
+        """Those that were told to leave."""
         self._all: set[Slot] = set()
         self._closed = False
 
@@ -327,10 +338,11 @@ class Slots:
         self._closed = True
         for starting in self._starting:
             starting.cancel()
-        for slot in self._idle:
+        for slot in list(self._idle):
+            self._dismiss(slot)
+            # From now on there is a limit for all of them together.
             slot.calm()
-            slot.say_at_once(Leave())
-        await _all([slot.death() for slot in self._idle])
+        await _all([slot.death() for slot in self._dismissed])
 
     async def close(self) -> None:
         """Kill what is left of them."""
@@ -348,7 +360,8 @@ class Slots:
         Raises:
             UnfitError: there is none, and none can be made.
         """
-        waiting = _Waiting()
+        task = self._tasks.get(held.lease.job.task)
+        waiting = _Waiting(isolated=task is None or task.settings.run != "process")
         self._waiting.append(waiting)
         held.make_end = waiting.leave
         if held.stop is not None:
@@ -371,9 +384,14 @@ class Slots:
             for one in self._waiting:
                 one.leave()
             return
-        wanting = deque(self._waiting)
+        isolated = [one for one in self._waiting if one.isolated]
+        too_many = isolated[max(0, QUARANTINED - len(self._isolating)) :]
+        wanting = deque(one for one in self._waiting if one not in too_many)
         while wanting and (slot := self._risen()) is not None:
-            wanting.popleft().slot.set_result(slot)
+            one = wanting.popleft()
+            if one.isolated:
+                self._isolating.add(slot)
+            one.slot.set_result(slot)
         for _ in range(min(len(wanting), STARTS) - len(self._starting)):
             starting = asyncio.create_task(self._started())
             self._starting.add(starting)
@@ -413,7 +431,7 @@ class Slots:
             raise UnfitError("the processes of this worker do not find the app")
         self._kills = self._kills or OomKills()
         try:
-            slot = Slot.started(self._all.discard)
+            slot = Slot.started(self._gone)
         except OSError as error:
             raise UnfitError(f"no process can be started: {error}") from error
         self._all.add(slot)
@@ -522,12 +540,32 @@ class Slots:
 
     def _put_away(self, slot: Slot) -> None:
         slot.calm()
+        isolated = slot in self._isolating
+        self._isolating.discard(slot)
         if slot.lives and not self._closed:
             self._idle.append(slot)
             slot.rest()
+            slot.after(IDLE, functools.partial(self._dismiss, slot))
         else:
             slot.kill("its worker ends")
         self._serve()
+        if isolated:
+            # Most workers never need one again.
+            self._dismiss(slot)
+
+    def _dismiss(self, slot: Slot) -> None:
+        """Let a process leave that is idle."""
+        if slot in self._idle:
+            self._idle.remove(slot)
+            self._dismissed.add(slot)
+            slot.say_at_once(Leave())
+            slot.after(LEAVING, functools.partial(slot.kill, "it did not leave"))
+
+    def _gone(self, slot: Slot) -> None:
+        self._all.discard(slot)
+        self._dismissed.discard(slot)
+        if slot in self._idle:
+            self._idle.remove(slot)
 
 
 def _log(record: Logged) -> None:
