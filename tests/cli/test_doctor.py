@@ -183,8 +183,13 @@ def seen_at_work(tasks: Terminal, url: str) -> dict[str, Any]:
     """Return what the doctor says of a storage on which a worker works, and sweeps."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOLDFAST_URL", url)
+        patch.setattr(tasks, "url", url)
+        # On a Cluster nobody leads where nothing has ever been.
+        tasks.enqueue("add", 1, 2)
         with started(tasks, "worker", "tasks:app"):
+            deadline = time.monotonic() + 30
             while not tasks.read("info")["leaders"]:
+                assert time.monotonic() < deadline, "nobody leads"
                 time.sleep(0.05)
             seen: dict[str, Any] = tasks.read("doctor", "tasks:app")
     return seen
