@@ -301,6 +301,24 @@ async def test_a_job_that_no_process_can_be_had_for_is_put_back_uncharged(
     assert there == os.getpid()
 
 
+async def test_a_job_that_no_process_is_fit_for_three_times_in_a_row_fails_by_the_reason(
+    mod: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLOT_APP_FIT_ONLY_IN", str(os.getpid()))
+    async with mod.app, mod.app.worker():
+        job = await mod.plus.enqueue(1, 2)
+        for _ in range(2):
+            assert (await over(mod.app, job.id)).job.state == State.DELAYED
+            await job.reschedule(0)
+        detail = await over(mod.app, job.id)
+
+    assert [one.ended for one in detail.runs] == ["released", "released", "raised"]
+    assert (detail.job.state, detail.job.failures) == (State.FAILED, 1)
+    assert detail.job.error is not None
+    assert detail.job.error.type == "UnfitError"
+    assert "no database" in detail.job.error.message
+
+
 @pytest.mark.parametrize("supervised", [True, False])
 async def test_a_job_in_quarantine_gets_a_process_to_itself_where_its_worker_has_a_supervisor(
     mod: Any, supervised: bool

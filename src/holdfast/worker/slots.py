@@ -18,13 +18,13 @@ import os
 import signal
 import socket
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 from holdfast.clock import SECOND
-from holdfast.core.job import Owner
-from holdfast.core.outcome import Interrupted, Outcome
+from holdfast.core.job import Owner, Ref
+from holdfast.core.outcome import Interrupted, Outcome, Raised
 from holdfast.core.postmortem import Ending
 from holdfast.equipment import Equipment
 from holdfast.errors import UsageError
@@ -53,7 +53,7 @@ from holdfast.worker.frames import (
 from holdfast.worker.held import Held
 from holdfast.worker.inquest import Heard, inquest
 from holdfast.worker.offspring import Death, Offspring
-from holdfast.worker.run import UNKNOWN_DELAY, stopped, timed_out
+from holdfast.worker.run import UNKNOWN_DELAY, recorded, stopped, timed_out
 
 COMMAND = (sys.executable, "-m", "holdfast.worker.slot")
 
@@ -68,6 +68,9 @@ QUARANTINED = 4
 
 IDLE, LEAVING = 60.0, 10.0
 """Seconds after which a process that nobody needs is told to leave, and that it gets for that."""
+
+TRIES = 3
+"""So many times in a row a run is handed back uncharged as its app is unfit; then that is what it comes to."""
 
 BEGINNING = 30.0
 """Seconds in which one that is ready begins a run; else it hangs."""
@@ -85,7 +88,11 @@ _PART = 262_144
 
 
 class UnfitError(Exception):
-    """No process can be had that runs jobs of this app."""
+    """No process can be had that runs jobs of this app; `ours`: for what the machine refuses, not for its own fault."""
+
+    def __init__(self, why: str, *, ours: bool = False) -> None:
+        super().__init__(why)
+        self.ours = ours
 
 
 class Slot:
@@ -282,6 +289,8 @@ class Slots:
         self._starting: set[asyncio.Task[Slot]] = set()
         self._isolating: set[Slot] = set()
         """Those with a job in quarantine, whose task does not want a process otherwise."""
+        self._unfit_for: Counter[Ref] = Counter()
+        """How many times in a row no process was fit to run a job; forgotten once any is."""
         self._dismissed: set[Slot] = set()
         """Those that were told to leave."""
         self._all: set[Slot] = set()
@@ -413,6 +422,7 @@ class Slots:
             return
         error = starting.exception()
         if error is None:
+            self._unfit_for.clear()
             self._put_away(starting.result())
             return
         for one in self._waiting:
@@ -433,7 +443,7 @@ class Slots:
         try:
             slot = Slot.started(self._gone)
         except OSError as error:
-            raise UnfitError(f"no process can be started: {error}") from error
+            raise UnfitError(f"no process can be started: {error}", ours=True) from error
         self._all.add(slot)
         try:
             await self._ready(slot, self._app)
@@ -536,6 +546,10 @@ class Slots:
         if task is None or task.settings.run != "process":
             return None
         held.signs.log(self._clock.uptime(), "error", f"there is no process to run in: {error}", {})
+        if not error.ours:
+            self._unfit_for[held.lease.ref] += 1
+            if self._unfit_for[held.lease.ref] >= TRIES:
+                return Raised(recorded(error))
         return Interrupted("unreachable", UNKNOWN_DELAY)
 
     def _put_away(self, slot: Slot) -> None:
