@@ -166,11 +166,15 @@ def _results_right(case: Case) -> Check:
 
 def _starts_are_runs(case: Case) -> Check:
     wrong: list[str] = []
+    apart = 0
     seen = Counter((line.job, line.run) for line in case.starts)
     for line in case.starts:
         run = case.runs.get(line.job, {}).get(line.run)
         if run is None:
             wrong.append(f"run {line.run} of job {line.job} began, and the history has no such run")
+        elif (run.fence, run.pid) == (line.fence, line.parent) and line.run > 1:
+            # What was running in a process that died runs next in one of its own, below that of its worker.
+            apart += 1
         elif (run.fence, run.pid) != (line.fence, line.pid):
             wrong.append(
                 f"run {line.run} of job {line.job} began under fence {line.fence} in process {line.pid}; "
@@ -178,7 +182,11 @@ def _starts_are_runs(case: Case) -> Check:
             )
     wrong += [f"run {run} of job {job} began {times} times" for (job, run), times in seen.items() if times > 1]
     pieces = f", {case.evidence.pieces} lines cut short by a kill" if case.evidence.pieces else ""
-    return _check("every start the handlers noted is a run of its own", f"{len(case.starts):,} starts{pieces}", wrong)
+    return _check(
+        "every start the handlers noted is a run of its own",
+        f"{len(case.starts):,} starts, {apart:,} in quarantine{pieces}",
+        wrong,
+    )
 
 
 def _completed_were_noted(case: Case) -> Check:

@@ -21,7 +21,7 @@ Answer = Literal["asked", "acked", "refused"]
 
 
 class Line(Struct, frozen=True):
-    """What a handler noted: that it began, and how it ended."""
+    """What a handler noted: that it began, and how it ended. `parent`: the process that had started its own."""
 
     job: str
     run: int
@@ -29,6 +29,7 @@ class Line(Struct, frozen=True):
     pid: int
     what: Mark
     at: int
+    parent: int = 0
 
 
 class Wish(Struct, frozen=True, omit_defaults=True):

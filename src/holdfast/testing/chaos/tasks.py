@@ -36,7 +36,7 @@ def make(
 
     def said(what: Mark) -> None:
         job = current_job()
-        note(diary, Line(job.id, job.run, job.fence, os.getpid(), what, uptime(_clock)))
+        note(diary, Line(job.id, job.run, job.fence, os.getpid(), what, uptime(_clock), os.getppid()))
 
     @app.task(name="holdfast.chaos.walk", queue=QUEUE, retry=retry, stall=stall)
     async def walk(seconds: float, falls: int) -> list[int]:
