@@ -114,7 +114,14 @@ async def test_a_schedule_that_is_removed_leaves_nothing_behind_but_its_jobs(red
     await storage.revise([Delete(job("of-a-tick").ref)])
     await storage.close()
 
-    assert {key.split(b":")[1] for key in keys() - before} <= {b"counters", b"events", b"queues", b"dues", b"clock"}
+    assert {key.split(b":")[1] for key in keys() - before} <= {
+        b"counters",
+        b"events",
+        b"queues",
+        b"dues",
+        b"clock",
+        b"leader",
+    }
 
 
 async def test_whom_a_new_rate_lets_start_is_let_in_by_the_claims_that_follow(storage: RedisStorage) -> None:
