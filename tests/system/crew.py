@@ -171,6 +171,15 @@ def spawning(seconds: float) -> str:
     return "left"
 
 
+@app.task(run="process")
+def spawning_apart(seconds: float) -> None:
+    """Leave one behind in a process of its own."""
+    import subprocess
+
+    note("start")
+    subprocess.run(["sleep", str(seconds)], check=False)
+
+
 @app.task
 async def starve(seconds: float) -> str:
     """In the first run, leak descriptors until there are none, and close the app: it cannot be opened again."""

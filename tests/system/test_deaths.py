@@ -166,6 +166,27 @@ async def test_what_a_dead_child_had_started_does_not_work_on(farm: MakeFarm) ->
     assert victim not in groups()
 
 
+async def test_what_a_handler_in_a_process_of_its_own_had_started_does_not_outlive_their_worker(farm: MakeFarm) -> None:
+    here = farm()
+    here.worker("--processes", "2", "-c", "1")
+    here.enqueue("spawning_apart", 30)
+    (victim,) = await busy(here)
+
+    async def works() -> bool:
+        return bool(here.lines())
+
+    await here.until(works, within=20)
+    slot = here.lines()[0].pid
+    os.kill(victim, signal.SIGKILL)
+
+    async def died() -> bool:
+        return any(isinstance(event, WorkerDied) for event in await here.events())
+
+    await here.until(died, within=5)
+    assert slot != victim
+    assert slot not in groups()
+
+
 @pytest.mark.statement(31, 32, 90)
 async def test_a_worker_frozen_beyond_its_lease_is_fenced_off_when_it_wakes(farm: MakeFarm) -> None:
     here = farm()

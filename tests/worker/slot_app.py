@@ -131,6 +131,12 @@ def _is_line(number: int) -> bool:
 
 
 @app.task
+async def blocking(seconds: float) -> None:
+    current_job().progress(0.5)
+    time.sleep(seconds)  # noqa: ASYNC251 - that is the point
+
+
+@app.task
 async def sleeping(seconds: float) -> None:
     await asyncio.sleep(seconds)
 

@@ -16,7 +16,7 @@ from holdfast.core.lease import Lease
 from holdfast.worker.slate import Slate
 from tests.core.cases import active
 
-LINES = 512
+LINES = 8_704
 """Where the first line stands, and in it first the count of its writings."""
 
 LONGEST = "n" * 1021 + "ü"
@@ -164,3 +164,13 @@ def test_another_process_sees_it_while_it_is_written_and_never_a_mixture(slate: 
         said = process.stdout.read()
 
     assert (process.returncode, said) == (0, "enough\n")
+
+
+def test_the_processes_of_slots_are_known_until_nothing_is_left_of_them() -> None:
+    slate = Slate.new(1)
+    for pid in (11, 12, 13):
+        slate.slot_began(pid)
+    slate.slot_ended(12)
+    slate.slot_began(14)
+
+    assert sorted(slate.slots) == [11, 13, 14]

@@ -10,6 +10,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -206,6 +208,18 @@ async def test_what_a_handler_has_started_is_told_to_end_before_it_is_killed(mod
 
     assert detail.job.reason == "timeout"
     assert (tmp_path / "told").read_text() == "told\n"
+
+
+async def test_a_process_whose_loop_is_blocked_beyond_its_limit_is_killed_and_its_run_charged(mod: Any) -> None:
+    mod.app.timing = replace(mod.app.timing, max_block=timedelta(seconds=1))
+    async with mod.app, mod.app.worker(concurrency=1):
+        blocked = await over(mod.app, (await mod.blocking.enqueue(60)).id)
+        # What waits is not blocked, however long.
+        await (await mod.sleeping.enqueue(4)).result(timeout=30)
+
+    (run,) = blocked.runs
+    assert (run.ended, run.reason) == ("stalled", "loop_blocked")
+    assert "blocked for longer than max_block of 1s" in (run.detail or "")
 
 
 async def test_a_run_that_is_lost_ends_with_its_process(mod: Any) -> None:

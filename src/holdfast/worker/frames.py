@@ -23,6 +23,9 @@ VARIABLE = "HOLDFAST_SLOT"
 LONGEST = 64 * 1024 * 1024
 """Bytes that one word may have: a job that has gathered its 8 MiB, several times over."""
 
+TELLING = 1.0
+"""Seconds between two words on when the loop of a slot last turned."""
+
 _LENGTH = 4
 
 
@@ -79,6 +82,12 @@ class Said(Struct, frozen=True, tag="said"):
     trace: str | None = None
 
 
+class Turned(Struct, frozen=True, tag="turned"):
+    """When the event loop of the slot last turned, as an uptime; said each second while something runs."""
+
+    at: float
+
+
 class Logged(Struct, frozen=True, tag="logged"):
     """A record for the worker's log."""
 
@@ -99,7 +108,7 @@ class Ended(Struct, frozen=True, tag="ended"):
 Order = Enter | Run | Stop | Leave
 """What a worker says."""
 
-Answer = Ready | Unfit | Began | Said | Logged | Ended
+Answer = Ready | Unfit | Began | Said | Turned | Logged | Ended
 """What a slot says."""
 
 W = TypeVar("W")

@@ -72,6 +72,8 @@ class Held:
     """Whether it was told to stop, for its lease could not be renewed in time."""
     way: Way = "loop"
     """Where its handler runs."""
+    pid: int | None = None
+    """The process of its own that its handler is in, while there is one."""
     line: int | None = None
     """Its line on the slate, while there is one."""
 
@@ -234,6 +236,7 @@ class Holdings:
         with self._lock:
             held.claimed_at = at
             if held.line is not None and self._slate is not None:
+                self._slate.runs_in(held.line, held.pid or 0)
                 self._slate.began(held.line, at, renewed=job.stall.renewed)
             held.begun = True
         if job.heartbeat_timeout is not None or not job.stall.renewed:

@@ -6,7 +6,7 @@ from msgspec import structs
 
 from holdfast.clock import SECOND, Clock
 from holdfast.context import Line, Progress
-from holdfast.core.job import LogLine, Owner, RunRecord
+from holdfast.core.job import LogLine, Owner, RunRecord, StallReason
 from holdfast.core.outcome import Stalled
 from holdfast.core.postmortem import LINES, Ending, post_mortem, stall_cause
 from holdfast.worker.held import Held
@@ -21,8 +21,14 @@ class Heard:
         self.lines: deque[Line] = deque(maxlen=LINES)
 
 
-def inquest(held: Held, heard: Heard, ending: Ending, *, worker: Owner, clock: Clock) -> Stalled:
-    """Return what a run has come to whose process ended so, with its post-mortem."""
+def inquest(
+    held: Held, heard: Heard, ending: Ending, *, worker: Owner, clock: Clock, max_block: int | None = None
+) -> Stalled:
+    """Return what a run has come to whose process ended so, with its post-mortem.
+
+    `max_block`: that it was killed for, its event loop having been blocked for longer; in microseconds.
+    """
+    reason: StallReason = "process_died" if max_block is None else "loop_blocked"
     now, wall, job = clock.uptime(), clock.now(), held.lease.job
     silent = max(0, round((now - max(held.claimed_at, held.signed_at, held.signs.last)) * SECOND))
     run = RunRecord(
@@ -38,7 +44,7 @@ def inquest(held: Held, heard: Heard, ending: Ending, *, worker: Owner, clock: C
     told = heard.progress or (job.progress, job.progress_note)
     text = post_mortem(
         structs.replace(job, heard_at=wall, progress=told[0], progress_note=told[1]),
-        stall_cause(job, "process_died", silent_for=silent, ending=ending),
+        stall_cause(job, reason, silent_for=silent, ending=ending, max_block=max_block),
         silent_for=silent,
         died=True,
         run=run,
@@ -49,4 +55,4 @@ def inquest(held: Held, heard: Heard, ending: Ending, *, worker: Owner, clock: C
         ending=ending,
         alone=True,
     )
-    return Stalled("process_died", silent, worker.id, text)
+    return Stalled(reason, silent, worker.id, text)

@@ -170,5 +170,14 @@ def _offer(pid: int) -> None:
         Path(f"/proc/{pid}/oom_score_adj").write_text(str(min(1000, ours + OFFERED)))
 
 
+def slot_or_gone(pid: int) -> bool:
+    """Say whether nobody else has been given the number of a slot's process meanwhile."""
+    try:
+        told = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return True
+    return not told or b"holdfast.worker.slot" in told
+
+
 def _peak(usage: resource.struct_rusage) -> int:
     return usage.ru_maxrss * _PEAK_UNIT

@@ -29,7 +29,11 @@ Way = Literal["loop", "thread", "process"]
 
 _WAYS: tuple[Way, ...] = get_args(Way)
 
-_HEAD = 512
+_SLOTS = 1_024
+"""How many processes of slots find room in the head."""
+
+_SLOTS_AT = 64
+_HEAD = 8 * (_SLOTS_AT + _SLOTS)
 _LINE = 4096
 _TEXT = 256
 """Where the names stand within a line; three of a kilobyte each, the longest there are, find room behind it."""
@@ -40,6 +44,7 @@ _WRITES, _FENCE, _RUN, _SINCE, _SIGNED, _RENEWED, _LEASE, _TIMEOUT, _PROGRESS, _
 _FIELDS = Packing("13d")
 """All that the worker writes on a line, in this order."""
 _KEPT_FENCE, _KEPT = 16, 17
+_PID = 18
 
 _NEVER = float("inf")
 
@@ -62,6 +67,8 @@ class Watched(Struct, frozen=True):
     timeout: float
     heartbeat_timeout: float
     way: Way
+    pid: int = 0
+    """The process of its own that it is in; 0 if it is in none yet."""
 
 
 class Slate:
@@ -154,8 +161,25 @@ class Slate:
             len(task),
         )
         self._memory[start + _TEXT : start + _TEXT + len(text)] = text
+        self._lines[place][_PID] = 0.0
         self._lines[place][_WRITES] = writes
         return place
+
+    def slot_began(self, pid: int) -> None:
+        """Note the process of a slot, which leads a session of its own."""
+        slots = self._head[_SLOTS_AT : _SLOTS_AT + _SLOTS].tolist()
+        if 0 in slots:
+            self._head[_SLOTS_AT + slots.index(0)] = pid
+
+    def slot_ended(self, pid: int) -> None:
+        """Note that nothing is left of a slot."""
+        slots = self._head[_SLOTS_AT : _SLOTS_AT + _SLOTS].tolist()
+        if pid in slots:
+            self._head[_SLOTS_AT + slots.index(pid)] = 0.0
+
+    def runs_in(self, place: int, pid: int) -> None:
+        """Note in which process a run is; 0 if in none of its own."""
+        self._lines[place][_PID] = pid
 
     def wipe(self, place: int) -> None:
         """Forget a run."""
@@ -264,6 +288,11 @@ class Slate:
         """How many bytes the process occupied at its last beat."""
         return int(self._head[_MEMORY])
 
+    @property
+    def slots(self) -> list[int]:
+        """The processes of slots that the worker has started, and has not seen the end of."""
+        return [int(pid) for pid in self._head[_SLOTS_AT : _SLOTS_AT + _SLOTS].tolist() if pid]
+
     def runs(self) -> list[Watched]:
         """Return the runs that are held; but for those that are being written at this moment."""
         return [run for place in range(int(self._head[_USED])) if (run := self._read(place)) is not None]
@@ -292,4 +321,5 @@ class Slate:
             timeout=seen[_TIMEOUT],
             heartbeat_timeout=seen[_PROGRESS],
             way=_WAYS[int(seen[_WAY])],
+            pid=int(seen[_PID]),
         )

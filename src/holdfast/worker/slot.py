@@ -10,6 +10,7 @@ lease, and hears the signs that the handler gives over the line; from a thread, 
 
 import asyncio
 import contextlib
+import contextvars
 import ctypes
 import logging
 import os
@@ -30,6 +31,7 @@ from holdfast.waiting import first
 from holdfast.whereabouts import known_as, load
 from holdfast.worker.abandoned import Abandoned
 from holdfast.worker.frames import (
+    TELLING,
     VARIABLE,
     Answer,
     Began,
@@ -43,6 +45,7 @@ from holdfast.worker.frames import (
     Run,
     Said,
     Stop,
+    Turned,
     Unfit,
     ear_of_slot,
     framed,
@@ -53,6 +56,7 @@ from holdfast.worker.orders import SIGNALS
 from holdfast.worker.run import Runner, recorded
 from holdfast.worker.threads import Threads
 from holdfast.worker.traces import where
+from holdfast.worker.turns import TICK
 
 TIDYING = 1.5
 """Seconds that a plain handler which was told to stop gets to end by itself; then its process is killed."""
@@ -180,6 +184,7 @@ class SlotProcess:
             abandoned=self._abandoned,
         )
         self._held: Held | None = None
+        self._turned_at = 0.0
         self._news = threading.Event()
         self._telling = threading.Lock()
         """So that what was said before the end of a run is told before it."""
@@ -193,6 +198,7 @@ class SlotProcess:
             loop.call_soon_threadsafe(self._heard, word)
 
         self._line.heard_by(hear)
+        self._turn()
         try:
             await self._lifespan.enter(asyncio.Event().wait)
         except (Exception, SystemExit) as error:
@@ -208,6 +214,11 @@ class SlotProcess:
         await self._lifespan.ended()
         await self._lifespan.cut_off()
         self._threads.close()
+
+    def _turn(self) -> None:
+        """Note that the loop turns, again and again; in no run's context."""
+        self._turned_at = self._equipment.clock.uptime()
+        asyncio.get_running_loop().call_later(TICK, self._turn, context=contextvars.Context())
 
     async def _run(self, order: Run) -> None:
         held = Held(Lease(order.job), stops_unreachable=False, signs=SpokenSigns(self._news))
@@ -244,15 +255,18 @@ class SlotProcess:
 
     def _pass_on(self) -> None:
         """Tell the worker what the handler says, and where it is, in a thread of its own."""
-        rest, looked_at, held = threading.Event(), 0.0, self._held
+        rest, looked_at, told_at, held = threading.Event(), 0.0, 0.0, self._held
         while True:
-            self._news.wait(None if held is None else held.beat)
+            self._news.wait(None if held is None else min(TELLING, held.beat))
             self._news.clear()
             held = self._held
             if held is not None:
                 now = self._equipment.clock.uptime()
                 looks = now - max(looked_at, held.claimed_at) >= held.beat
                 looked_at = now if looks else looked_at
+                if now - told_at >= TELLING / 2:
+                    told_at = now
+                    self._line.say(Turned(self._turned_at))
                 self._say_signs(held, looks=looks)
             rest.wait(BREATH)
 

@@ -33,6 +33,7 @@ from holdfast.waiting import first
 from holdfast.whereabouts import Whereabouts
 from holdfast.worker.autopsy import OomKills, told
 from holdfast.worker.frames import (
+    TELLING,
     VARIABLE,
     Answer,
     Began,
@@ -46,6 +47,7 @@ from holdfast.worker.frames import (
     Run,
     Said,
     Stop,
+    Turned,
     Unfit,
     ear_of_worker,
     framed,
@@ -54,6 +56,8 @@ from holdfast.worker.held import Held
 from holdfast.worker.inquest import Heard, inquest
 from holdfast.worker.offspring import Death, Offspring
 from holdfast.worker.run import UNKNOWN_DELAY, recorded, stopped, timed_out
+from holdfast.worker.slate import Slate
+from holdfast.worker.turns import TICK
 
 COMMAND = (sys.executable, "-m", "holdfast.worker.slot")
 
@@ -81,6 +85,8 @@ ASKED, KILLED = 1.0, 1.75
 HOOK = 35.0
 """Seconds that an on_cancel hook gets at least, which has limits of its own within the process."""
 
+BLOCKED = "its event loop was blocked for longer than max_block"
+
 GONE = 0.5
 """Seconds in which what was killed is surely dead, unless the kernel keeps it."""
 
@@ -106,6 +112,8 @@ class Slot:
         self._ear = ear_of_worker()
         self._heard: list[Answer] = []
         self._timers: list[asyncio.TimerHandle] = []
+        self.turned_at = 0.0
+        """The uptime at which its loop last turned, as far as it has said."""
         self.idle = False
         """Whether it waits for a run."""
         self._in_use = False
@@ -270,6 +278,7 @@ class Slots:
         worker: Owner,
         isolates: bool,
         begin: Callable[[Held, float], None],
+        slate: Slate | None = None,
     ) -> None:
         """Take what the processes need. `begin` is told of a run that begins, and when."""
         self._begin = begin
@@ -278,6 +287,8 @@ class Slots:
         self._clock = equipment.clock
         self._logger = equipment.logger
         self._worker = worker
+        self._slate = slate
+        self._max_block = equipment.timing.max_block.total_seconds()
         self._isolates = isolates
         """Whether a job in quarantine gets a process to itself, whatever its task says."""
         self._kills: OomKills | None = None
@@ -445,6 +456,8 @@ class Slots:
         except OSError as error:
             raise UnfitError(f"no process can be started: {error}", ours=True) from error
         self._all.add(slot)
+        if self._slate is not None:
+            self._slate.slot_began(slot.process.pid)
         try:
             await self._ready(slot, self._app)
         except BaseException:
@@ -466,7 +479,7 @@ class Slots:
                             _log(record)
                         case None:
                             raise UnfitError(f"the process ended ({await slot.death()}) before it was ready")
-                        case Began() | Said() | Ended():
+                        case Began() | Said() | Turned() | Ended():
                             continue
         except TimeoutError:
             raise UnfitError(f"the process was not ready within {STARTING:g} s") from None
@@ -481,15 +494,38 @@ class Slots:
         held.make_end = functools.partial(self._tell, slot, held)
         if held.stop is not None:
             self._tell(slot, held)
+        slot.turned_at = self._clock.uptime()
+        minding = asyncio.create_task(self._mind(slot))
+        try:
+            return await self._followed(slot, held, heard)
+        finally:
+            minding.cancel()
+
+    async def _mind(self, slot: Slot) -> None:
+        """Have a process killed whose loop does not turn for too long."""
+        rest = max(TICK, min(5.0, self._max_block / 4))
+        while True:
+            asked_at = self._clock.uptime()
+            await asyncio.sleep(rest)
+            now = self._clock.uptime()
+            # Who is late himself has not heard yet what was said meanwhile.
+            if now - asked_at < 2 * rest and now - slot.turned_at > self._max_block + TELLING + TICK:
+                slot.kill(BLOCKED)
+
+    async def _followed(self, slot: Slot, held: Held, heard: Heard) -> Outcome:
+        job = held.lease.job
         while True:
             match await slot.hear():
                 case Began(job.fence):
                     heard.began = True
+                    held.pid = slot.process.pid
                     self._begin(held, self._clock.uptime())
                     if held.stop is None:
                         slot.calm()
                     if job.timeout is not None:
                         slot.expect(job.timeout / SECOND, "timeout")
+                case Turned(at):
+                    slot.turned_at = at
                 case Said(fence=job.fence) as said:
                     self._take(slot, held, said, heard)
                 case Logged() as record:
@@ -537,7 +573,14 @@ class Slots:
             return Interrupted("prefetch")
         sentence = "" if slot.why is None else f"killed, for {slot.why}"
         how = told(death, for_memory=for_memory, sentence=sentence)
-        return inquest(held, heard, Ending(how, death.peak_memory), worker=self._worker, clock=self._clock)
+        return inquest(
+            held,
+            heard,
+            Ending(how, death.peak_memory),
+            worker=self._worker,
+            clock=self._clock,
+            max_block=round(self._max_block * SECOND) if slot.why == BLOCKED else None,
+        )
 
     def _unfit(self, held: Held, error: UnfitError) -> Outcome | None:
         job = held.lease.job
@@ -580,6 +623,8 @@ class Slots:
         self._dismissed.discard(slot)
         if slot in self._idle:
             self._idle.remove(slot)
+        if self._slate is not None:
+            self._slate.slot_ended(slot.process.pid)
 
 
 def _log(record: Logged) -> None:

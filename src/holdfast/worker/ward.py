@@ -17,7 +17,7 @@ from holdfast.clock import SECOND, Clock
 from holdfast.core.job import Ref
 from holdfast.core.postmortem import Workplace
 from holdfast.figures import MOST, Key
-from holdfast.worker.offspring import Death, Offspring
+from holdfast.worker.offspring import Death, Offspring, slot_or_gone
 from holdfast.worker.sentence import Sentence
 from holdfast.worker.slate import Slate
 from holdfast.worker.stacks import StackFile
@@ -132,6 +132,11 @@ class Ward:
     def clear_away(self) -> None:
         """Kill what it had started, for that must not work on beside the runs that replace its own; let go of it."""
         self.process.sweep_up()
+        # The kernel ends them with it, but not what their handlers have started.
+        for pid in self.slate.slots:
+            if slot_or_gone(pid):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pid, signal.SIGKILL)
         self.slate.close()
         self.stacks.close()
 

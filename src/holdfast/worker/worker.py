@@ -137,7 +137,7 @@ class Worker:
         if outpost is not None:
             slate = outpost.slate
         self._holdings = Holdings(slate)
-        self._slots = Slots(equipment, worker=self.owner, isolates=supervised, begin=self._holdings.begin)
+        self._slots = Slots(equipment, worker=self.owner, isolates=supervised, begin=self._holdings.begin, slate=slate)
         self._turns = Turns(slate)
         tally = Tally(equipment.figures)
         self._bus = Bus(
