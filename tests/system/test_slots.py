@@ -140,8 +140,8 @@ async def test_a_timeout_gives_a_slot_back_within_two_seconds_wherever_the_handl
     for one in details:
         assert (one.job.state, one.job.reason) == (State.FAILED, "timeout")
         assert one.job.finished is not None
-        # A quarter of a second for the settlement, on a machine that others share.
-        assert SECOND <= one.job.finished - began[one.job.id] < 3.25 * SECOND
+        # The handler notes its start a little after its limit has begun; a quarter of a second for the settlement.
+        assert 0.9 * SECOND <= one.job.finished - began[one.job.id] < 3.25 * SECOND
     assert after[-1] - max(began.values()) < 3.5 * SECOND
     assert gone(pid)
 
