@@ -52,7 +52,11 @@ def check(details: list[JobDetail], diary: dict[str, list[Line]]) -> None:
         runs = {run.number: run for run in detail.runs}
         lines = diary.get(detail.job.id, [])
         for line in lines:
-            assert (runs[line.run].fence, runs[line.run].pid) == (line.fence, line.pid), detail.job.id
+            run = runs[line.run]
+            # What was cut off with its process runs next in one of its own, below that of the worker on record.
+            apart = any(runs[number].reason == "process_died" for number in range(1, line.run))
+            assert run.fence == line.fence, detail.job.id
+            assert (run.pid == line.pid) != apart, detail.job.id
         ended = Counter(run.ended for run in detail.runs)
         assert ended["stalled"] == detail.job.stalls
         assert ended["completed"] == (detail.job.state is State.COMPLETED)
@@ -76,19 +80,24 @@ async def test_every_job_completes_though_processes_are_killed_at_random(farm: C
     assert "locked" not in here.log()
 
 
-async def test_exactly_the_jobs_caught_in_two_deaths_fail(farm: Callable[..., Farm]) -> None:
+async def test_only_jobs_that_two_deaths_may_be_due_to_fail_and_quarantine_spares_the_others(
+    farm: Callable[..., Farm],
+) -> None:
     here = farm(max_count="1")
     refs = here.enqueue("nap", 0.2, times=600)
     await work_off(here, refs, kills=12, seed=2)
     details = await here.details(refs)
+    spared = 0
 
     check(details, by_job([line for line in here.lines() if line.what != "heard"]))
-    assert any(detail.job.state is State.FAILED for detail in details)
     for detail in details:
+        died = [run for run in detail.runs if run.reason == "process_died"]
+        # In a process of its own it was not what ended the worker beside, unless that had nothing else to do.
+        spared += sum(run.ended == "released" for run in died)
+        assert detail.job.stalls == sum(run.ended == "stalled" for run in died) <= 2
         assert (detail.job.state is State.FAILED) == (detail.job.stalls == 2)
-        if detail.job.state is State.FAILED:
-            assert detail.job.reason == "crashed"
-            assert [run.reason for run in detail.runs] == ["process_died", "process_died"]
+        assert detail.job.reason == ("crashed" if detail.job.state is State.FAILED else None)
+    assert spared
 
 
 @pytest.mark.fault("W-N19", "W-P9")
