@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -14,7 +14,7 @@ _ROOT = Path("/sys/fs/cgroup")
 
 
 @contextmanager
-def small_group() -> Iterator[Path | None]:
+def small_group() -> Generator[Path | None, None, None]:
     """Make a control group of cgroup v1 or v2 for a while; None where that cannot be."""
     for parent, limit in [(_ROOT / "memory", "memory.limit_in_bytes"), (_ROOT, "memory.max")]:
         group = parent / f"holdfast-test-{os.getpid()}"
