@@ -153,7 +153,9 @@ async def test_hints_of_all_cells_are_heard_also_of_those_that_have_moved(
 async def test_the_master_that_sentinels_name_is_called_and_after_a_failover_the_new_one(
     connect: Connect, redis_sentinels: RedisSentinels
 ) -> None:
-    connections = connect(redis_sentinels.url)
+    # Else a failover may lose what the old master alone has.
+    url = redis_sentinels.url
+    connections = connect(f"{url}{'&' if '?' in url else '?'}durability=replicated")
     [base] = connections.address.bases
     assert await connections.call(ADD, base, 1, durable=True) == 1
     assert redis_sentinels.master.command("GET", f"{base}:n") == b"1"

@@ -189,7 +189,7 @@ async def test_who_stood_still_himself_blames_nobody_for_the_time_he_missed() ->
     assert not world.sentences
 
 
-async def test_a_loop_that_is_blocked_beyond_its_limit_is_put_on_record_and_ended_once() -> None:
+async def test_a_loop_that_is_blocked_beyond_its_limit_is_ended_once_and_its_burial_can_tell() -> None:
     world = World(max_block=5.0)
     await world.claim()
     await world.let(10)
@@ -199,8 +199,8 @@ async def test_a_loop_that_is_blocked_beyond_its_limit_is_put_on_record_and_ende
     # There was no other.
     assert [ref.id for ref, _ in sentence.culprits] == ["a"]
     assert 5.0 < sentence.blocked_for < 6.5
-    [hung] = await world.recorded()
-    assert (hung.owner, hung.stack) == (OWNER.id, STACK)
+    assert await world.recorded() == []
+    assert (sentence.recorded, sentence.hung(OWNER.id).stack) == (False, STACK)
 
 
 async def test_nothing_is_expected_of_a_loop_that_has_ended_or_has_not_begun(world: World) -> None:

@@ -100,7 +100,9 @@ class Burial:
                     jobs=jobs,
                     how=witness.ending.how,
                 )
-                await storage.renew(Beat(self._owner, events=(died,)))
+                sentence = one.killed_for
+                hung = () if sentence is None or sentence.recorded else (sentence.hung(one.owner),)
+                await storage.renew(Beat(self._owner, events=(*hung, died)))
         except asyncio.CancelledError:
             self._log_left(one, "no time is left")
             raise

@@ -140,4 +140,4 @@ class Healer:
             silent,
         )
         self._condemned = True
-        self._condemn(Sentence("not_claiming", silent, self._limit, stack=stack))
+        self._condemn(Sentence("not_claiming", silent, self._limit, stack=stack, recorded=True))

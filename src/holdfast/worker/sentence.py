@@ -4,6 +4,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from holdfast.core.events import WorkerHung
 from holdfast.core.job import Ref
 
 Verdict = Literal["loop_blocked", "timeout", "not_claiming"]
@@ -26,6 +27,13 @@ class Sentence(Struct, frozen=True):
     """The runs that blocked it, by job and fence; empty where nobody knows, and all may have."""
     stack: str = ""
     """Where its threads were, the latest call first; empty where it did not say."""
+
+    recorded: bool = False
+    """Whether it is on record already that the worker hangs."""
+
+    def hung(self, owner: str) -> WorkerHung:
+        """Return that worker's fate as an event."""
+        return WorkerHung(owner=owner, blocked_for=self.blocked_for, stack=self.stack)
 
     def __str__(self) -> str:
         if self.reason == "timeout":

@@ -16,7 +16,6 @@ from random import Random
 from typing import Protocol
 
 from holdfast.clock import SECOND, Clock
-from holdfast.core.events import WorkerHung
 from holdfast.core.job import Owner, Ref
 from holdfast.core.patience import Patience
 from holdfast.errors import StorageError
@@ -47,7 +46,7 @@ PATIENCE = Patience(0.1, 1.0)
 """Between two tries at a storage that is out of reach: often enough that a short outage costs no lease."""
 
 RECORDING = 1.0
-"""Seconds that it may take to put on record that a worker hangs, before it is killed all the same."""
+"""Seconds that it may take to put on record that a worker hangs which nobody may kill."""
 
 
 class Process(Protocol):
@@ -262,7 +261,7 @@ class Watcher:
         await self._end("loop_blocked", silent, culprits)
 
     async def _end(self, reason: Verdict, silent: float, culprits: list[tuple[Ref, int]]) -> None:
-        """Put on record that the worker hangs, and have it killed, where somebody may."""
+        """Have the worker killed, where somebody may, and its burial tells that it hung; else tell it from here."""
         if self._condemn is None and reason == "timeout":
             return
         stack = "" if self._ask is None else await self._ask()
@@ -276,15 +275,16 @@ class Watcher:
             f" at {at}" if at is not None else "",
             "its leases are renewed no more" if self._condemn is None else "it is killed",
         )
-        try:
-            async with asyncio.timeout(RECORDING):
-                event = WorkerHung(owner=self._owner.id, blocked_for=silent, stack=stack)
-                await self._storage.renew(Beat(self._owner, events=(event,)))
-        except (StorageError, TimeoutError) as error:
-            self._logger.warning("cannot put on record that worker %d hangs: %r", self._owner.pid, error)
         if self._condemn is not None:
+            # Not before: what hangs may hold up whoever else would write into its storage.
             self.condemned = True
             self._condemn(sentence)
+            return
+        try:
+            async with asyncio.timeout(RECORDING):
+                await self._storage.renew(Beat(self._owner, events=(sentence.hung(self._owner.id),)))
+        except (StorageError, TimeoutError) as error:
+            self._logger.warning("cannot put on record that worker %d hangs: %r", self._owner.pid, error)
 
     def _warn(self, runs: Sequence[Watched], stack: str, silent: float) -> None:
         dump = Dump(stack)
