@@ -13,6 +13,7 @@ import msgspec
 import redis
 
 from holdfast.core.lifecycle import TERMINAL
+from tests.redis_records import unfolded
 from tests.servers import command
 
 RUNS_KEPT = 100
@@ -37,7 +38,7 @@ class Books:
         self._client = client
         self._base = base
         self.keys = sorted(self._walked())
-        self.jobs = {name: _record(self._string("job", name)) for name in self.names("job")}
+        self.jobs = {name: unfolded(self._string("job", name)) for name in self.names("job")}
         for ref, body in self.hash("beats").items():
             if ref in self.jobs and self.jobs[ref].get("beaten"):
                 # What beats have changed since the record was written.
@@ -214,12 +215,18 @@ def _of_what_lies_beside(books: Books) -> Iterator[str]:
             yield f"{kind}:{ref!r} is of no job"
     loads, results = set(books.names("load")), set(books.names("result"))
     for ref, job in books.jobs.items():
-        if ref not in loads:
-            yield f"{ref!r} has no payload"
-        if ref in results and job["state"] != "completed":
+        apart = bool(job.get("load_apart"))
+        if (ref in loads) != apart or len(job["payload"]) != (0 if apart else job["load"]):
+            yield f"{ref!r} has no payload, or two"
+        if (ref in results) != bool(job.get("result_apart")):
+            yield f"{ref!r} has a result beside it, and does not say so, or has none"
+        if (ref in results or "result" in job) and job["state"] != "completed":
             yield f"{ref!r} is {job['state']} and has a result"
-        if (runs := books.length("runs", ref)) != min(job.get("starts", 0), RUNS_KEPT):
-            yield f"{ref!r} has {runs} runs and {job.get('starts', 0)} starts"
+        starts = int(job.get("starts", 0))
+        if (runs := books.length("runs", ref)) != min(max(0, starts - 1), RUNS_KEPT - 1):
+            yield f"{ref!r} has {runs} runs before its last and {starts} starts"
+        if bool(job["holder"]) != (starts > 0) or bool(job["ended"]) != (starts > 0 and job["state"] != "active"):
+            yield f"{ref!r} is {job['state']} after {starts} starts, and its last run is not"
     beaten = {ref for ref, job in books.jobs.items() if job.get("beaten")}
     if beaten != set(books.hash("beats")):
         yield f"beats are kept of {set(books.hash('beats'))}, the records say {beaten}"
@@ -268,8 +275,3 @@ _BEATEN = ("heard_at", "lease_until", "run_until", "progress_until")
 
 def _or_none(number: float) -> float | None:
     return None if number == -1 else number
-
-
-def _record(body: bytes) -> dict[str, Any]:
-    record: dict[str, Any] = msgspec.msgpack.decode(body)
-    return record

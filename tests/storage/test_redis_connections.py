@@ -12,6 +12,7 @@ import pytest
 
 from holdfast.errors import NotDurableError, StorageError, StorageFullError, StorageUnavailableError
 from holdfast.storage.redis import connections as module
+from holdfast.storage.redis import resp
 from holdfast.storage.redis.address import read
 from holdfast.storage.redis.connections import Call, Connections
 from holdfast.storage.redis.library import Script
@@ -37,10 +38,17 @@ BIG = script("big", "redis.call('SET', KEYS[1] .. ':big', string.rep('x', tonumb
 Connect = Callable[[str], Connections]
 
 
+@pytest.fixture(params=["by hiredis", "without hiredis"])
+def either_reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "without hiredis":
+        monkeypatch.setattr(resp, "IN_C", None)
+
+
 def base_of(connections: Connections) -> str:
     return connections.address.bases[0]
 
 
+@pytest.mark.usefixtures("either_reader")
 async def test_a_call_gives_a_script_its_cell_and_its_arguments_and_returns_bytes(
     connect: Connect, redis_url: str
 ) -> None:
@@ -53,6 +61,7 @@ async def test_a_call_gives_a_script_its_cell_and_its_arguments_and_returns_byte
     assert await connections.call(ECHO, base) == [base.encode(), None, 0]
 
 
+@pytest.mark.usefixtures("either_reader")
 async def test_several_calls_take_one_connection_and_come_back_in_order(
     connect: Connect, redis_server: RedisServer
 ) -> None:
@@ -65,6 +74,7 @@ async def test_several_calls_take_one_connection_and_come_back_in_order(
     assert clients(redis_server) == 1
 
 
+@pytest.mark.usefixtures("either_reader")
 async def test_a_server_that_forgot_its_scripts_is_told_them_again_also_in_the_midst_of_many_calls(
     connect: Connect, redis_server: RedisServer
 ) -> None:
@@ -95,6 +105,7 @@ async def test_a_restarted_server_is_found_again_by_the_next_call(connect: Conne
     assert await connections.call(ADD, base, 1) == 1
 
 
+@pytest.mark.usefixtures("either_reader")
 async def test_connections_that_the_server_has_cut_are_not_used_again(
     connect: Connect, redis_server: RedisServer
 ) -> None:
@@ -122,6 +133,7 @@ async def test_a_server_that_is_gone_is_unavailable_and_told_by_its_address_with
     assert "secret" not in str(caught.value)
 
 
+@pytest.mark.usefixtures("either_reader")
 async def test_a_cancelled_call_leaves_no_reply_behind_for_another(connect: Connect, redis_server: RedisServer) -> None:
     connections = connect(redis_server.url)
     base = base_of(connections)
@@ -175,6 +187,26 @@ async def test_a_server_that_does_not_answer_in_time_is_unavailable(
     assert await connections.call(ECHO, base, "on") == [base.encode(), b"on", 1]
 
 
+async def test_a_call_that_is_on_its_way_as_its_connections_are_closed_is_given_up_in_time(
+    connect: Connect, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ANSWERING", 0.4)
+    connections = connect(redis_server.url)
+    base = base_of(connections)
+    await connections.call(ECHO, base)
+    redis_server.freeze()
+    waiting = asyncio.ensure_future(connections.call(ADD, base, 1))
+    await turns(20)
+    await connections.close()
+
+    with pytest.raises(StorageUnavailableError, match="no answer in time"):
+        async with asyncio.timeout(20):
+            await waiting
+
+    redis_server.thaw()
+
+
+@pytest.mark.usefixtures("either_reader")
 async def test_an_answer_that_is_cut_is_told_and_not_asked_for_again(
     connect: Connect, redis_server: RedisServer
 ) -> None:
@@ -207,6 +239,7 @@ async def test_when_one_connection_has_gone_silent_no_other_idle_one_is_waited_f
         assert await asyncio.gather(*(connections.call(READ, base) for _ in range(10))) == [b"10"] * 10
 
 
+@pytest.mark.usefixtures("either_reader")
 async def test_a_connection_that_is_silent_while_the_server_answers_on_another_is_given_up_early(
     connect: Connect, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,6 +281,7 @@ async def test_an_answer_that_takes_long_to_come_is_waited_for(
         assert await connections.call(ECHO, base, b"x" * 3_000_000) == [base.encode(), b"x" * 3_000_000, 1]
 
 
+@pytest.mark.usefixtures("either_reader")
 async def test_an_answer_may_take_longer_than_a_silence_while_its_bytes_flow(
     connect: Connect, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -322,6 +356,7 @@ async def test_no_more_connections_are_opened_than_the_limit_and_few_are_kept(
     await until(lambda: clients(redis_server) <= 2)
 
 
+@pytest.mark.usefixtures("either_reader")
 async def test_a_script_that_fails_says_which_it_is(connect: Connect, redis_url: str) -> None:
     connections = connect(redis_url)
 

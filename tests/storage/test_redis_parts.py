@@ -135,8 +135,10 @@ async def test_a_claim_looks_at_no_more_jobs_for_being_several_scripts(cell: Cel
 
 
 async def test_what_was_claimed_before_the_way_was_cut_is_handed_out(cell: Cell, wire: Wire) -> None:
-    await cell.enqueue(new_jobs(100))
-    await cell.enqueue([new_job(f"more-{number:03}") for number in range(100)])
+    # Whose keys are to be looked at one by one.
+    keyed = (Key("k", 1000),)
+    await cell.enqueue([new_job(f"job-{number:03}", keys=keyed) for number in range(100)])
+    await cell.enqueue([new_job(f"more-{number:03}", keys=keyed) for number in range(100)])
     wire.cut_after = 1
     answer = await cell.exchange(ALICE, (), Order((QUEUE,), CLAIM_LIMIT))
 

@@ -11,12 +11,12 @@ connection that is cut, or an answer that is late, leaves that open and is the c
 
 import asyncio
 import contextvars
+import math
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from random import Random
 from typing import Protocol, cast
 
+from msgspec import Struct
 from redis.exceptions import AskError, MovedError, NoScriptError, ReadOnlyError, RedisError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
@@ -25,8 +25,9 @@ from holdfast.core.patience import Patience
 from holdfast.errors import HoldfastError, NotDurableError
 from holdfast.storage.redis.address import Place, RedisAddress
 from holdfast.storage.redis.library import Script
-from holdfast.storage.redis.link import ANSWERING, LONGEST, Command, Link, Reply, Word, said, unreached, why
+from holdfast.storage.redis.link import ANSWERING, LONGEST, Link, said, unreached, why
 from holdfast.storage.redis.loops import PerLoop
+from holdfast.storage.redis.resp import Command, Reply, Word
 from holdfast.storage.redis.routes import Routes, routes
 from holdfast.storage.redis.wall import ours, undone
 
@@ -57,8 +58,7 @@ AGAIN = 60.0
 """Seconds after which a server without WAITAOF, or without an append-only file, is asked whether it has one by now."""
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(Struct, frozen=True, gc=False):
     """A script to be called on a cell, or with none a plain command, of which the arguments are all words."""
 
     script: Script | None
@@ -70,7 +70,7 @@ class Call:
         """What a server is told that knows the script."""
         if self.script is None:
             return self.args
-        return ("EVALSHA", self.script.sha, 1, self.base, *self.args)
+        return (b"EVALSHA", self.script.sha, b"1", self.base, *self.args)
 
     @property
     def name(self) -> str:
@@ -102,7 +102,10 @@ class Connections:
             NotDurableError: it is written, but no replica has confirmed that in time.
             StorageError: it refuses us, or the script has failed.
         """
-        [reply] = await self.call_all((Call(script, base, args),), durable=durable)
+        home = self._homes.there() or await self._home()
+        reply = await home.make_one(Call(script, base, args), durable=durable)
+        if isinstance(reply, BaseException):
+            raise ours(reply, self.address.shown, script.name)
         return reply
 
     async def call_all(self, calls: Sequence[Call], *, durable: bool = False) -> list[Reply]:
@@ -216,6 +219,11 @@ class _Pool:
         self.idle: list[Link] = []
         self.room = asyncio.Semaphore(LIMIT)
 
+    @property
+    def at_hand(self) -> bool:
+        """Whether there is a connection to be had at once."""
+        return bool(self.idle) and not self.room.locked()
+
 
 class _Home:
     """The connections of one event loop; used on it and nowhere else."""
@@ -229,6 +237,7 @@ class _Home:
         self._links: set[Link] = set()
         self._in_memory: dict[Place, float] = {}
         """Until when the servers that cannot confirm what is on disk are not asked for it."""
+        self._watch = _Watch(self._compare_soon)
         self._comparing: set[asyncio.Task[None]] = set()
         self._end: AsyncGenerator[None] | None = None
         self._closed = False
@@ -238,20 +247,34 @@ class _Home:
         self._end = _until_the_loop_ends(self)
         await anext(self._end)
 
+    async def make_one(self, call: Call, *, durable: bool) -> Reply:
+        """Make one call; as `make`, of which it is the usual way."""
+        place = self.routes.known(call.base)
+        if place is None:
+            [reply] = await self.make((call,), durable=durable)
+            return reply
+        replies = await self._at(place, (call,), load=(), durable=durable)
+        return replies[0] if said(replies[0]) is None else (await self._again((call,), replies, durable))[0]
+
     async def make(self, calls: Sequence[Call], *, durable: bool) -> list[Reply]:
         """Make calls, again where that is safe; an error stands in the place of the reply."""
         replies: list[Reply] = [None] * len(calls)
-        unknown: dict[str, Script] = {}
-        left: Sequence[int] = range(len(calls))
-        for tried in range(1, TRIES + 1):
-            await self._try(calls, left, replies, unknown, durable)
-            left = [at for at in left if _may_go_again(replies[at], elsewhere=self._address.kind != "server")]
-            if not left or tried == TRIES:
+        await self._try(calls, range(len(calls)), replies, (), durable)
+        return await self._again(calls, replies, durable)
+
+    async def _again(self, calls: Sequence[Call], replies: list[Reply], durable: bool) -> list[Reply]:
+        """Make those of the calls again that were not made; return the replies to all."""
+        for tried in range(1, TRIES):
+            left = [
+                at for at, one in enumerate(replies) if _may_go_again(one, elsewhere=self._address.kind != "server")
+            ]
+            if not left:
                 break
             lacking = (calls[at].script for at in left if isinstance(replies[at], NoScriptError))
-            unknown.update((script.sha, script) for script in lacking if script is not None)
+            unknown = {script.sha: script for script in lacking if script is not None}
             if tried > 2 or not all(_at_once(replies[at]) for at in left):
                 await asyncio.sleep(PATIENCE.rest(tried, self._rng))
+            await self._try(calls, left, replies, list(unknown.values()), durable)
         return replies
 
     async def ask(
@@ -270,11 +293,16 @@ class _Home:
     async def _asked(
         self, place: Place, commands: Sequence[Command], load: Sequence[Script], durable: bool
     ) -> list[Reply]:
-        sent = [*(("SCRIPT", "LOAD", script.text) for script in load), *commands]
-        in_memory = asyncio.get_running_loop().time() < self._in_memory.get(place, 0.0)
+        sent = [*(("SCRIPT", "LOAD", script.text) for script in load), *commands] if load else commands
+        now = asyncio.get_running_loop().time()
+        in_memory = durable and now < self._in_memory.get(place, 0.0)
         more = durable * (CONFIRMING if in_memory else WRITING)
-        async with asyncio.timeout(ANSWERING + more) as limit, self._lent(place) as link:
-            watch = _Watch(link, limit, more, lambda: self._compare_soon(place, link, limit))
+        pool = self._pools.get(place)
+        if pool is None:
+            pool = self._pools[place] = _Pool()
+        link = await self._borrowed(place, pool, ANSWERING + more)
+        try:
+            self._watch.begin(place, link, now, more)
             try:
                 if not durable:
                     return _unloaded(await link.ask(sent, len(sent)), len(load))
@@ -285,7 +313,12 @@ class _Home:
                     replies.append(await self._on_disk(place, link))
                 return _unloaded(replies, len(load))
             finally:
-                watch.end()
+                self._watch.end(link)
+        except BaseException:
+            link.retired = True
+            raise
+        finally:
+            await self._given_back(pool, link)
 
     async def _on_disk(self, place: Place, link: Link) -> Reply:
         """Ask whether what a connection has written is on the disks of the server and of a replica."""
@@ -303,15 +336,16 @@ class _Home:
                 break
         return reply
 
-    def _compare_soon(self, place: Place, link: Link, limit: asyncio.Timeout) -> None:
+    def _compare_soon(self, place: Place, link: Link) -> None:
         comparing = asyncio.get_running_loop().create_task(
-            self._compare(place, link, limit), name="holdfast-compare", context=contextvars.Context()
+            self._compare(place, link), name="holdfast-compare", context=contextvars.Context()
         )
         self._comparing.add(comparing)
         comparing.add_done_callback(self._comparing.discard)
 
-    async def _compare(self, place: Place, link: Link, limit: asyncio.Timeout) -> None:
+    async def _compare(self, place: Place, link: Link) -> None:
         """Give up a connection that says nothing, if the server answers on another one."""
+        asked = link.asked
         try:
             async with asyncio.timeout(ANSWERING):
                 other = await Link.open(place, self._address, db=self._address.db)
@@ -321,10 +355,9 @@ class _Home:
                     await other.drop()
         except (RedisError, OSError):
             return
-        if said(reply) is None and link.silent:
-            # The call may have come to its end in between.
-            with suppress(RuntimeError):
-                limit.reschedule(asyncio.get_running_loop().time())
+        # The call may have come to its end in between, and another have begun.
+        if said(reply) is None and link.silent and link.asked == asked:
+            link.give_up()
 
     async def close(self) -> None:
         """Close what is idle now, and what is not when it is."""
@@ -334,6 +367,7 @@ class _Home:
     async def shut(self) -> None:
         """See `close`."""
         self._closed = True
+        self._watch.close()
         for comparing in self._comparing:
             comparing.cancel()
         for pool in self._pools.values():
@@ -352,7 +386,7 @@ class _Home:
         calls: Sequence[Call],
         left: Sequence[int],
         replies: list[Reply],
-        unknown: dict[str, Script],
+        load: Sequence[Script],
         durable: bool,
     ) -> None:
         groups: dict[Place, list[int]] = {}
@@ -361,8 +395,6 @@ class _Home:
                 groups.setdefault(await self.routes.place(calls[at].base), []).append(at)
             except (HoldfastError, RedisError, OSError) as error:
                 replies[at] = error
-        load = list(unknown.values())
-        unknown.clear()
 
         async def one(place: Place, group: list[int]) -> None:
             for at, reply in zip(
@@ -386,6 +418,8 @@ class _Home:
             replies = [UnconfirmedError(lacking, reply) if said(reply) is None else reply for reply in replies]
         for call, reply in zip(calls, replies, strict=True):
             match reply:
+                case list() | bytes() | int():
+                    pass
                 case MovedError():
                     to = cast("_Redirection", reply)
                     self.routes.moved(call.base, Place(to.host or place.host, to.port))
@@ -407,27 +441,35 @@ class _Home:
             for link in pool.idle:
                 link.retired = True
 
-    @asynccontextmanager
-    async def _lent(self, place: Place) -> AsyncGenerator[Link]:
-        pool = self._pools.get(place)
-        if pool is None:
-            pool = self._pools[place] = _Pool()
-        async with pool.room:
-            link = await self._idle(pool) or await self._connect(place)
+    async def _borrowed(self, place: Place, pool: _Pool, within: float) -> Link:
+        """Return a connection of one's own, who gives it back; raise a TimeoutError if there is none in time."""
+        if pool.at_hand and not pool.idle[-1].unfit:
+            await pool.room.acquire()
+            return pool.idle.pop()
+        async with asyncio.timeout(within):
+            await pool.room.acquire()
             try:
-                yield link
+                return await self._idle(pool) or await self._connect(place)
             except BaseException:
-                await self._hang_up(link)
+                pool.room.release()
                 raise
+
+    async def _given_back(self, pool: _Pool, link: Link) -> None:
+        try:
+            if link.retired:
+                await self._hang_up(link)
+                return
             pool.idle.append(link)
             # While others wait for one, more than a few are wanted.
             while pool.idle and (self._closed or (len(pool.idle) > KEPT and not pool.room.locked())):
                 await self._hang_up(pool.idle.pop(0))
+        finally:
+            pool.room.release()
 
     async def _idle(self, pool: _Pool) -> Link | None:
         while pool.idle:
             link = pool.idle.pop()
-            if not (link.retired or link.stale):
+            if not link.unfit:
                 return link
             await self._hang_up(link)
         return None
@@ -455,39 +497,62 @@ class _Home:
         return link
 
 
+class _Watched:
+    """A call on its way: until when it has time, and when its connection is to be compared with another."""
+
+    def __init__(self, place: Place, began: float, more: float, heard: int) -> None:
+        self.place = place
+        self.patience = ANSWERING + more
+        self.until = began + self.patience
+        self.latest = began + LONGEST
+        self.compare_at = began + SILENT + more
+        self.flow: tuple[int, int] = (heard, 0)
+
+
 class _Watch:
-    """Gives a call time for as long as its bytes flow, and has its connection compared with another if none do."""
+    """Gives calls time for as long as their bytes flow, and has a connection compared with another if none do.
 
-    def __init__(self, link: Link, limit: asyncio.Timeout, more: float, compare: Callable[[], None]) -> None:
-        self._link = link
-        self._limit = limit
-        self._patience = ANSWERING + more
-        self._compare: Callable[[], None] | None = compare
-        self._loop = asyncio.get_running_loop()
-        self._began = self._loop.time()
-        self._compare_at = self._began + SILENT + more
-        self._flow = link.flow
-        self._timer = self._next()
+    One timer looks at all of them: a call as they are is over long before the first look.
+    """
 
-    def end(self) -> None:
-        """Look no more."""
-        self._timer.cancel()
+    def __init__(self, compare: Callable[[Place, Link], None]) -> None:
+        self._compare = compare
+        self._calls: dict[Link, _Watched] = {}
+        self._timer: asyncio.TimerHandle | None = None
 
-    def _next(self) -> asyncio.TimerHandle:
-        # A call as they are is over long before the first look.
-        return self._loop.call_later(min(SILENT, ANSWERING) / 8, self._look)
+    def begin(self, place: Place, link: Link, began: float, more: float) -> None:
+        """Look at a call from now on."""
+        self._calls[link] = _Watched(place, began, more, link.heard)
+        if self._timer is None:
+            self._set()
+
+    def end(self, link: Link) -> None:
+        """Look at it no more."""
+        del self._calls[link]
+
+    def close(self) -> None:
+        """Look at nothing, once the calls that are on their way are over: they have nobody else to give them up."""
+        if self._timer is not None and not self._calls:
+            self._timer.cancel()
+            self._timer = None
+
+    def _set(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(min(SILENT, ANSWERING) / 8, self._look)
 
     def _look(self) -> None:
-        self._timer = self._next()
-        now = self._loop.time()
-        if (flow := self._link.flow) != self._flow:
-            self._flow = flow
-            with suppress(RuntimeError):
-                # It may be over already.
-                self._limit.reschedule(min(now + self._patience, self._began + LONGEST))
-        if self._compare is not None and now >= self._compare_at:
-            compare, self._compare = self._compare, None
-            compare()
+        self._timer = None
+        now = asyncio.get_running_loop().time()
+        for link, call in self._calls.items():
+            if (flow := link.flow) != call.flow:
+                call.flow = flow
+                call.until = min(now + call.patience, call.latest)
+            if now >= call.until:
+                link.give_up()
+            elif now >= call.compare_at:
+                call.compare_at = math.inf
+                self._compare(call.place, link)
+        if self._calls:
+            self._set()
 
 
 class _Redirection(Protocol):
@@ -530,6 +595,8 @@ def _at_once(reply: Reply) -> bool:
 
 def _unloaded(replies: list[Reply], loaded: int) -> list[Reply]:
     """Return the replies without those to the loading of scripts, unless that is what has failed."""
+    if not loaded:
+        return replies
     trouble = next((error for reply in replies[:loaded] if (error := said(reply)) is not None), None)
     told = replies[loaded:]
     if trouble is None:

@@ -25,8 +25,9 @@ from holdfast.errors import HoldfastError, StorageUnavailableError
 from holdfast.storage.notices import Hub, Listener
 from holdfast.storage.redis.address import Place
 from holdfast.storage.redis.connections import SILENT, Connections
-from holdfast.storage.redis.link import Command, Link, Reply, said, text, why
+from holdfast.storage.redis.link import Link, said, text, why
 from holdfast.storage.redis.loops import PerLoop
+from holdfast.storage.redis.resp import Command, Reply
 from holdfast.waiting import first
 
 PATIENCE = Patience(0.1, 5.0)

@@ -1,18 +1,20 @@
 """The flow of jobs on its way to and from a cell: enqueue and exchange."""
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any, assert_never
 
 import msgspec
 from msgspec import Struct
 
 from holdfast.core.decision import Finish, PutBack, RunEnd
-from holdfast.core.events import JobCancelled, JobEvent, name_of
+from holdfast.core.events import JobCancelled, JobCompleted, JobEvent, name_of
 from holdfast.core.job import NewJob, Owner, Ref
 from holdfast.core.lease import Lease
+from holdfast.core.lifecycle import State
 from holdfast.core.settlement import Settlement
 from holdfast.storage.protocol import Exchanged, Order, Receipt, Verdict
-from holdfast.storage.redis.records import Parcel, error_text, record, ref_of, ref_text, wish
+from holdfast.storage.redis.records import Parcel, Wish, error_text, kind_of, record, ref_of, ref_text, wish
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -22,7 +24,7 @@ Place = tuple[int, int, int]
 
 BEGIN: Place = (1, 0, 0)
 
-SETTLED_AT_ONCE = 64
+SETTLED_AT_ONCE = 128
 """How many settlements a call brings along at most: about as many as it has time for, or it would read them in vain."""
 
 REQUEST_BYTES = 1_000_000
@@ -51,13 +53,42 @@ class Settling(Struct, omit_defaults=True, kw_only=True):
     redrive_after: int | None = None
     after: int | None = None
     quarantine: bool = False
-    ended: RunEnd
+    ended: int
     events: list[Told]
+
+
+class Completing(Struct, omit_defaults=True, kw_only=True):
+    """Settlements in a row that complete jobs of a queue, and do nothing else, as a script reads them."""
+
+    queue: str
+    ids: list[str]
+    fences: list[int]
+    ended: int
+    keep: int | None
+    first: int
+
+
+class Group(Struct, omit_defaults=True, kw_only=True):
+    """New jobs in a row that differ in their ids and payloads only, as a script reads them."""
+
+    queue: str
+    fixed: int
+    lease: int
+    timeout: int | None
+    ids: list[str]
+    boost: int
+    first: int
+
+
+class _Enqueue(Struct):
+    calls: list[Wish | Group]
+    jobs: int
 
 
 class _Exchange(Struct, omit_defaults=True, kw_only=True):
     owner: Owner
-    settlements: list[Settling]
+    settlements: list[Settling | Completing]
+    settling: int
     queues: tuple[str, ...] = ()
     room: int | None = None
     place: Place
@@ -71,17 +102,43 @@ class Part(Struct, frozen=True):
 
 
 def ask_enqueue(jobs: Sequence[NewJob]) -> list[bytes]:
-    """Return the request to remember jobs."""
+    """Return the request to remember jobs: those in a row that have all but ids and payloads in common as one group."""
     parcel = Parcel()
-    return parcel.sealed([wish(job, parcel) for job in jobs])
+    calls: list[Wish | Group] = []
+    for (queue, fixed, lease, timeout, boost), some in groupby(jobs, kind_of):
+        if fixed is None:
+            calls += [wish(job, parcel) for job in some]
+        else:
+            row = list(some)
+            place = parcel.put(fixed)
+            first = parcel.next
+            for job in row:
+                parcel.put(job.payload)
+            calls.append(
+                Group(
+                    queue=queue,
+                    fixed=place,
+                    lease=lease,
+                    timeout=timeout,
+                    ids=[job.id for job in row],
+                    boost=boost,
+                    first=first,
+                )
+            )
+    return parcel.sealed(_Enqueue(calls, len(jobs)))
 
 
 def answer_enqueue(reply: Any, jobs: Sequence[NewJob]) -> list[Receipt]:
     """Return what became of each."""
     return [
-        Receipt(made.decode(), Ref(job.queue, id_.decode()), *rest)
-        for (made, id_, *rest), job in zip(reply, jobs, strict=True)
+        Receipt("created", job.ref) if told == 0 else _receipt(job.queue, *told)
+        for told, job in zip(reply, jobs, strict=True)
     ]
+
+
+def _receipt(queue: str, made: bytes, id_: bytes, *rest: int) -> Receipt:
+    word: Any = made.decode()
+    return Receipt(word, Ref(queue, id_.decode()), *rest)
 
 
 def ask_exchange(
@@ -92,7 +149,8 @@ def ask_exchange(
     return parcel.sealed(
         _Exchange(
             owner=owner,
-            settlements=[_settling(asked, parcel) for asked in settlements],
+            settlements=_asked(settlements, parcel),
+            settling=len(settlements),
             queues=() if order is None else order.queues,
             room=None if order is None else order.room,
             place=place,
@@ -114,16 +172,59 @@ def at_once(settlements: Sequence[Settlement]) -> Sequence[Settlement]:
 def answer_exchange(reply: Any, settlements: Sequence[Settlement]) -> Part:
     """Return what became of each settlement that there was time for, and what was claimed."""
     verdicts, leases, left, next_due, place = reply
+    words: list[Any] = ["done"] * verdicts if isinstance(verdicts, int) else [word.decode() for word in verdicts]
+    won = iter(leases)
     exchanged = Exchanged(
-        tuple(
-            Verdict(asked.ref, asked.fence, verdict.decode())
-            for asked, verdict in zip(settlements, verdicts, strict=False)
-        ),
-        tuple(Lease(record(ref_of(ref), body, payload)) for ref, body, payload in leases),
+        tuple(Verdict(asked.ref, asked.fence, word) for asked, word in zip(settlements, words, strict=False)),
+        tuple(Lease(record(ref_of(ref), body, payload)) for ref, body, payload in zip(won, won, won, strict=True)),
         left=bool(left),
         next_due=next_due,
     )
     return Part(exchanged, None if place is None else tuple(place))
+
+
+def _asked(settlements: Sequence[Settlement], parcel: Parcel) -> list[Settling | Completing]:
+    """Return settlements as a script reads them: in a row as one group what completes a job, and does nothing else."""
+    asked: list[Settling | Completing] = []
+    for (queue, keep, ended), some in groupby(settlements, _completes):
+        if ended is None:
+            asked += [_settling(one, parcel) for one in some]
+            continue
+        row = list(some)
+        place = parcel.put(_encode(ended))
+        first = parcel.next
+        for one in row:
+            parcel.put(_encode(one.events[0]))
+            parcel.put(_result_of(one))
+        asked.append(
+            Completing(
+                queue=queue,
+                ids=[one.ref.id for one in row],
+                fences=[one.fence for one in row],
+                ended=place,
+                keep=keep,
+                first=first,
+            )
+        )
+    return asked
+
+
+_OTHERWISE = "", None, None
+
+
+def _completes(asked: Settlement) -> tuple[str, int | None, RunEnd | None]:
+    match asked:
+        case Settlement(
+            decision=Finish(state=State.COMPLETED, result=bytes() as result) as end, events=(JobCompleted(),)
+        ):
+            bare = Finish(state=State.COMPLETED, result=result, keep=end.keep)
+            return (asked.ref.queue, end.keep, asked.ended) if end == bare else _OTHERWISE
+        case _:
+            return _OTHERWISE
+
+
+def _result_of(asked: Settlement) -> bytes:
+    return asked.decision.result or b"" if isinstance(asked.decision, Finish) else b""
 
 
 def _settling(asked: Settlement, parcel: Parcel) -> Settling:
@@ -140,7 +241,7 @@ def _settling(asked: Settlement, parcel: Parcel) -> Settling:
                 charge=end.charge,
                 keep=end.keep,
                 redrive_after=end.redrive_after,
-                ended=asked.ended,
+                ended=parcel.put(_encode(asked.ended)),
                 events=told,
             )
         case PutBack() as again:
@@ -152,7 +253,7 @@ def _settling(asked: Settlement, parcel: Parcel) -> Settling:
                 error=error_text(again.error),
                 reason=again.reason,
                 charge=again.charge,
-                ended=asked.ended,
+                ended=parcel.put(_encode(asked.ended)),
                 events=told,
             )
         case _:

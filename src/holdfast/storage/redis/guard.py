@@ -20,7 +20,8 @@ from holdfast.storage.redis.address import Place, RedisAddress, instead
 from holdfast.storage.redis.connections import Connections
 from holdfast.storage.redis.ear import channel
 from holdfast.storage.redis.library import verb
-from holdfast.storage.redis.link import Reply, said, text
+from holdfast.storage.redis.link import said, text
+from holdfast.storage.redis.resp import Reply
 from holdfast.storage.redis.wall import ours
 
 OLDEST: dict[str, tuple[int, int]] = {"Redis": (7, 0), "Valkey": (7, 2)}
@@ -52,7 +53,7 @@ VERBS = (
 
 NEEDED = (
     *("APPEND", "EVALSHA", "EXISTS", "GET", "HDEL", "HEXISTS", "HGET", "HGETALL", "HINCRBY", "HKEYS", "HMGET", "HSET"),
-    *("HSETNX", "HVALS", "LINDEX", "LLEN", "LPOP", "LRANGE", "LSET", "LTRIM", "RPUSH", "SCRIPT", "SET", "SPUBLISH"),
+    *("HSETNX", "HVALS", "LLEN", "LPOP", "LRANGE", "LTRIM", "MGET", "MSET", "RPUSH", "SCRIPT", "SET", "SPUBLISH"),
     *("SSUBSCRIBE", "TIME", "UNLINK", "XADD", "XINFO", "XLEN", "XRANGE", "XTRIM", "ZADD", "ZCARD", "ZCOUNT", "ZRANGE"),
     *("ZRANGEBYLEX", "ZRANGEBYSCORE", "ZREM", "ZREMRANGEBYRANK", "ZREVRANGEBYSCORE", "ZSCORE"),
 )

@@ -1,8 +1,8 @@
-"""One connection to one server, by redis-py: commands out, replies in, and gone for good if a reply stays unread.
+"""One connection to one server: commands out, replies in, and gone for good if a reply stays unread.
 
-Only redis-py's connection is used, none of its clients and pools: those repeat by themselves what may have been done
-already, and know nothing of several event loops. What a server answers to a command, be it an error, is a value here;
-what is raised is trouble with the connection itself.
+It is made by redis-py, which knows TLS, sockets and logins; none of its clients and pools is used: those repeat by
+themselves what may have been done already, and know nothing of several event loops. What a server answers to a command,
+be it an error, is a value here; what is raised is trouble with the connection itself.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import errno
 import os
 import select
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from inspect import signature
 from typing import Any, Protocol, cast
 
@@ -26,6 +26,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from holdfast.storage.redis.address import Login, Place, RedisAddress
+from holdfast.storage.redis.resp import INCOMPLETE, Command, Reader, ReadError, Reply, packed, reader
 
 CONNECTING = 2.0
 """Seconds until a server that does not answer a connection is taken to be out of reach."""
@@ -35,14 +36,6 @@ ANSWERING = 3.0
 
 LONGEST = 30.0
 """Seconds that a command and its answer may take however steadily their bytes flow."""
-
-Word = bytes | str | int
-"""A word of a command."""
-
-Command = Sequence[Word]
-
-Reply = object
-"""What a server answered: bytes, int, None, a list of such, or an error of `redis.exceptions`."""
 
 # The kernel asks a silent peer after ten seconds and gives it up after nineteen: a half-open connection is found out
 # without a single command.
@@ -68,35 +61,74 @@ _SAID = (ResponseError, AuthenticationError, AuthorizationError, BusyLoadingErro
 
 
 class _Wire(Protocol):
-    """What is used of redis-py's connection, which is typed but in part."""
+    """What is used of redis-py's connection, which is typed but in part: how it begins and ends."""
 
     async def connect(self) -> None: ...
 
     async def disconnect(self, nowait: bool = False) -> None: ...
 
-    async def send_packed_command(self, command: Iterable[bytes], check_health: bool = True) -> None: ...
 
-    async def read_response(self, *, disconnect_on_error: bool = True) -> Reply: ...
+class _Line(asyncio.Protocol):
+    """The end of a connection that bytes come to: counts them, and makes replies of them."""
 
+    def __init__(self, reader: Reader, before: asyncio.BaseProtocol) -> None:
+        self.heard = 0
+        """How many bytes have come."""
+        self.lost: Exception | None = None
+        """Why nothing will come any more."""
+        self.replies: list[Reply] = []
+        """What has come and nobody has taken."""
+        self._reader = reader
+        self._before = before
+        self._wanted = 0
+        self._waiter: asyncio.Future[None] | None = None
 
-class _Count:
-    """How many bytes have come by a connection, whichever parser reads them: hiredis keeps to itself what it has."""
+    async def take(self, count: int) -> list[Reply]:
+        """Return the next replies, so many.
 
-    def __init__(self) -> None:
-        self.bytes = 0
+        Raises:
+            RedisError: the connection is lost.
+        """
+        if len(self.replies) < count:
+            if self.lost is not None:
+                raise self.lost
+            self._wanted = count
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        taken, self.replies = self.replies[:count], self.replies[count:]
+        for reply in taken:
+            if isinstance(reply, RedisConnectionError) and not isinstance(reply, _SAID):
+                raise reply
+        return taken
 
-    def listen(self, wire: _Wire) -> None:
-        """Count what comes from now on."""
-        reader = getattr(wire, "_reader", None)
-        if reader is None:
+    def give_up(self, error: Exception) -> None:
+        """Have whoever waits for replies get an error instead."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_exception(error)
+
+    def data_received(self, data: bytes) -> None:
+        """Take in what has come."""
+        self.heard += len(data)
+        try:
+            self._reader.feed(data)
+            while (reply := self._reader.gets()) is not INCOMPLETE:
+                self.replies.append(reply)
+        except RedisError as error:
+            self.lost = error
+            self.give_up(error)
             return
-        feed: Callable[[bytes], None] = reader.feed_data
+        if self._waiter is not None and len(self.replies) >= self._wanted and not self._waiter.done():
+            self._waiter.set_result(None)
 
-        def counted(data: bytes) -> None:
-            self.bytes += len(data)
-            feed(data)
-
-        reader.feed_data = counted
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Note that the connection has ended, and tell redis-py, which waits for that when it closes."""
+        self.lost = RedisConnectionError(str(exc) if exc is not None else CUT)
+        self.lost.__cause__ = exc
+        self.give_up(self.lost)
+        self._before.connection_lost(exc)
 
 
 class Link:
@@ -108,9 +140,16 @@ class Link:
         """Not to be used again."""
         self._wire = wire
         self._greeted = False
-        self._heard = _Count()
+        # redis-py has let us in. From here on its reader would cost three turns of the event loop for each answer where
+        # one does, and keep to itself how much of it has come.
+        self._transport = cast("asyncio.StreamWriter", getattr(wire, "_writer")).transport  # noqa: B009 - see _Wire
+        self._line = _Line(reader(_parse(wire)), self._transport.get_protocol())
+        self._transport.set_protocol(self._line)
+        self.asked = 0
+        """How often something was asked by it."""
         self._heard_before = 0
-        self._heard.listen(wire)
+        self._kernel = select.poll()
+        self._kernel.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
 
     @classmethod
     async def open(cls, place: Place, address: RedisAddress, *, login: Login | None = None, db: int = 0) -> "Link":
@@ -137,45 +176,54 @@ class Link:
         Whatever is raised, a cancellation too, the connection is no longer: its next reply would belong to another.
         """
         try:
-            greeting = () if self._greeted else _GREETING
+            self.asked += 1
+            self._heard_before = self._line.heard
+            if self._greeted:
+                self._send(commands)
+                return await self._line.take(replies)
             self._greeted = True
-            self._heard_before = self._heard.bytes
-            await self.send((*greeting, *commands))
-            said = [await self._read() for _ in range(len(greeting) + replies)]
-            return said[len(greeting) :]
+            self._send((*_GREETING, *commands))
+            return (await self._line.take(len(_GREETING) + replies))[len(_GREETING) :]
         except BaseException:
             await self.drop()
             raise
 
     async def send(self, commands: Iterable[Command]) -> None:
         """Send commands and leave what the server says to whoever reads."""
-        await self._wire.send_packed_command([packed(commands)], check_health=False)
+        self._send(commands)
 
     async def hear(self) -> Reply:
         """Return the next thing that the server says, however long that takes."""
-        return await self._read()
+        [reply] = await self._line.take(1)
+        return reply
+
+    def give_up(self) -> None:
+        """Have whoever waits for an answer wait no longer: a TimeoutError ends that, and with it the connection."""
+        self._line.give_up(TimeoutError())
 
     @property
-    def stale(self) -> bool:
-        """Whether the server has hung up, or said something that nobody asked for, while the link was idle."""
-        line = self._line()
-        if line is None:
+    def unfit(self) -> bool:
+        """Whether it is not to be used: retired, hung up by the server, or with words in it that nobody asked for."""
+        if self.retired or self._line.lost is not None or self._line.replies or self._transport.is_closing():
             return True
         # Asked of the kernel, which knows it before the event loop has come to look. Nothing is to be read of an idle
         # connection but its end.
-        looked = select.poll()
-        looked.register(line, select.POLLIN)
-        return bool(looked.poll(0)) or self._unread
+        return bool(self._kernel.poll(0))
 
     @property
     def silent(self) -> bool:
         """Whether nothing of a command is still to be sent, and nothing of an answer has come."""
-        return not self._unsent and self._heard.bytes == self._heard_before
+        return not self._unsent and self._line.heard == self._heard_before
+
+    @property
+    def heard(self) -> int:
+        """How many bytes have come."""
+        return self._line.heard
 
     @property
     def flow(self) -> tuple[int, int]:
         """How many bytes have come, and how many are still to be sent: what changes while a call gets on."""
-        return self._heard.bytes, self._unsent
+        return self._line.heard, self._unsent
 
     async def drop(self) -> None:
         """Cut the connection, now."""
@@ -191,45 +239,21 @@ class Link:
         Nothing of it may be closed the usual way: its event loop watches it by a list in the kernel that both processes
         share. So its descriptor is turned to nothing; what is in memory has to stay there.
         """
-        line = self._line()
-        if line is not None:
+        line = self._transport.get_extra_info("socket").fileno()
+        if line >= 0:
             nothing = os.open(os.devnull, os.O_RDWR)
             os.dup2(nothing, line, inheritable=False)
             os.close(nothing)
 
     @property
-    def _unread(self) -> bool:
-        """Whether something has come that was not read yet."""
-        return bool(getattr(getattr(self._wire, "_reader", None), "_buffer", b""))
-
-    @property
     def _unsent(self) -> int:
         """How many bytes the kernel has not taken yet."""
-        writer = cast("asyncio.StreamWriter | None", getattr(self._wire, "_writer", None))
-        return 0 if writer is None else writer.transport.get_write_buffer_size()
+        return self._transport.get_write_buffer_size()
 
-    def _line(self) -> int | None:
-        """Return the descriptor of the connection's socket, while it has one."""
-        writer = cast("asyncio.StreamWriter | None", getattr(self._wire, "_writer", None))
-        line = None if writer is None else writer.get_extra_info("socket")
-        return line.fileno() if line is not None and line.fileno() >= 0 else None
-
-    async def _read(self) -> Reply:
-        try:
-            return await self._wire.read_response(disconnect_on_error=False)
-        except _SAID as said:
-            return said
-
-
-def packed(commands: Iterable[Command]) -> bytes:
-    """Return commands as a server reads them."""
-    parts: list[bytes] = []
-    for command in commands:
-        parts.append(b"*%d\r\n" % len(command))
-        for word in command:
-            raw = word if isinstance(word, bytes) else str(word).encode()
-            parts += (b"$%d\r\n" % len(raw), raw, b"\r\n")
-    return b"".join(parts)
+    def _send(self, commands: Iterable[Command]) -> None:
+        if self._line.lost is not None:
+            raise self._line.lost
+        self._transport.write(packed(commands))
 
 
 def text(reply: Reply) -> str:
@@ -245,6 +269,7 @@ def said(reply: Reply) -> RedisError | None:
 REFUSED = "connection refused"
 NO_HOST = "no such host"
 LATE = "no answer in time"
+CUT = "Connection closed by server."
 
 
 def why(error: BaseException) -> str:
@@ -265,6 +290,11 @@ def why(error: BaseException) -> str:
 def unreached(error: BaseException) -> bool:
     """Say whether no connection came about, or it was cut; what a server says is something else."""
     return isinstance(error, RedisConnectionError | RedisTimeoutError | OSError) and not isinstance(error, _SAID)
+
+
+def _parse(wire: _Wire) -> ReadError:
+    """Return what makes of a server's words one of redis-py's errors."""
+    return cast("ReadError", getattr(wire, "_parser").parse_error)  # noqa: B009 - see _Wire
 
 
 def _wire(place: Place, address: RedisAddress, login: Login, db: int) -> _Wire:

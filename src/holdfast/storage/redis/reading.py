@@ -12,12 +12,12 @@ from msgspec import Struct, structs
 
 from holdfast.core.duration import moment
 from holdfast.core.events import AnyEvent, EventsTrimmed, UnreadableEvent, stamped
-from holdfast.core.job import JobDetail, JobRecord, LogLine, Owner, Ref, RunRecord
+from holdfast.core.job import JobDetail, JobRecord, LogLine, Owner, Ref
 from holdfast.core.leadership import Term
 from holdfast.core.lifecycle import State
 from holdfast.storage.protocol import Query, QueueSurvey, Reader, Settings, Survey, WorkerSurvey
 from holdfast.storage.redis.hand import schedule_of, settings_of
-from holdfast.storage.redis.records import Parcel, record, ref_of, ref_text
+from holdfast.storage.redis.records import Parcel, detailed, record, ref_of, ref_text
 
 _INDEXES_AT_ONCE = 224
 """How many indexes one step of a listing looks at."""
@@ -141,7 +141,6 @@ class Glance(Struct):
     whole: list[Any]
 
 
-_run = msgspec.msgpack.Decoder(RunRecord).decode
 _line = msgspec.msgpack.Decoder(_Line).decode
 _worker = msgspec.msgpack.Decoder(_Worker).decode
 _fields = msgspec.json.Decoder(dict[str, str]).decode
@@ -173,12 +172,8 @@ def _detail(
     log: Sequence[bytes],
     trace: bytes | None,
 ) -> JobDetail:
-    known = [_run(run) for run in runs]
-    if trace is not None and known:
-        known[-1] = structs.replace(known[-1], trace=trace.decode())
-    return JobDetail(
-        record(ref_of(ref), body, payload, result), tuple(known), tuple(_log_line(_line(line)) for line in log)
-    )
+    job, known = detailed(ref_of(ref), body, payload, result, runs, None if trace is None else trace.decode())
+    return JobDetail(job, known, tuple(_log_line(_line(line)) for line in log))
 
 
 def _log_line(line: _Line) -> LogLine:

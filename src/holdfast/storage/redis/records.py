@@ -1,9 +1,12 @@
-"""Records on their way to and from a cell: msgpack maps of JobRecord's fields, those at their defaults left out.
+"""Records on their way to and from a cell: numbers at fixed places, the rest msgpack; lua/parts/form.lua has the form.
 
-What no script looks at travels as text. The payload and the result travel beside the record.
+What no script looks at travels as text. What is long of payload and result travels beside the record.
 """
 
+import struct
+from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -20,6 +23,7 @@ from holdfast.core.job import (
     RateKey,
     RecordedError,
     Ref,
+    RunRecord,
     StallTerms,
     ThrottleKey,
 )
@@ -53,6 +57,11 @@ class Parcel:
         """Put bytes beside the request; return their place."""
         self._blobs.append(blob)
         return self._FIRST + len(self._blobs) - 1
+
+    @property
+    def next(self) -> int:
+        """The place of what is put next."""
+        return self._FIRST + len(self._blobs)
 
     def sealed(self, request: object) -> list[bytes]:
         """Return the arguments of the script."""
@@ -95,71 +104,126 @@ class Wish(Struct, omit_defaults=True, kw_only=True):
     parent: str | None = None
 
 
-class Kept(Struct, omit_defaults=True, kw_only=True):
-    """A record as a script keeps it; see `JobRecord`. `made`: the number it was made under, which only rises."""
+class Fixed(Struct, omit_defaults=True, kw_only=True):
+    """What is fixed of a record, as a rule: the same bytes for all jobs of one call, encoded and decoded once."""
 
-    made: int
     task: str
-    state: State
     headers: str | None = None
     tags: tuple[str, ...] = ()
-    score: int
     priority: int = 0
     boost: int = 0
     lifo: bool = False
     fair_key: str | None = None
     weight: int = 1
-    run_at: int
     ttl: int | None = None
-    expires_at: int | None = None
-    timeout: int | None = None
     deadline: int | None = None
     heartbeat_timeout: int | None = None
     keys: tuple[tuple[str, int], ...] = ()
     rates: tuple[tuple[str, int, int], ...] = ()
     merge: MergeKey | None = None
-    gathered: int = 0
-    gathered_bytes: int = 0
-    parked_under: str | None = None
-    lease: int = _LEASE
     max_stalls: int = 1
     start_grace: int = 0
     renewed: bool = True
     pinned: tuple[str, ...] = ()
     on_expire: str = "fail"
     policy: str | None = None
-    fence: int = 0
-    settled_fence: int = 0
+    schedule: str | None = None
+    tick: int | None = None
+    parent: str | None = None
+
+
+class Rare(Struct, omit_defaults=True, kw_only=True):
+    """What few records have."""
+
+    expires_at: int | None = None
+    gathered: int = 0
+    gathered_bytes: int = 0
+    parked_under: str | None = None
     owner: str | None = None
-    heard_at: int | None = None
-    lease_until: int | None = None
     suspect_until: int | None = None
-    run_until: int | None = None
     progress_until: int | None = None
-    starts: int = 0
-    failures: int = 0
-    stalls: int = 0
-    releases: int = 0
     quarantined: bool = False
     cancel_at: int | None = None
     cancel_reason: str | None = None
     cancel_by: str | None = None
-    created: int
-    started: int | None = None
-    finished: int | None = None
-    kept_until: int | None = None
     redrive_at: int | None = None
     redrives: int = 0
     error: str | None = None
     reason: str | None = None
     progress: float | None = None
     progress_note: str | None = None
-    schedule: str | None = None
-    tick: int | None = None
-    parent: str | None = None
 
 
-_kept = msgspec.msgpack.Decoder(Kept).decode
+class _RunEnd(Struct):
+    """How a run ended, in whatever words: a newer version may know one more."""
+
+    ended: str | None = None
+    reason: str | None = None
+    detail: str | None = None
+
+
+_GOING_ON = _RunEnd()
+
+PLACED = (
+    *("state", "made", "score", "run_at", "created", "lease", "timeout"),
+    *("starts", "failures", "stalls", "releases", "fence", "settled_fence"),
+    *("heard_at", "lease_until", "run_until", "started", "finished", "kept_until"),
+)
+"""What lies at fixed places of a record."""
+
+HEAD = struct.Struct("<BBBIIIdddddd")
+RUN = struct.Struct("<IIIIIIdddddddddd")
+PAST_RUN = struct.Struct("<IdddI")
+"""A record's head, its run, and a run in the list of those before the last; after these, what has no fixed length."""
+
+FORM = 2
+RAN, RESULT, APART, RESULT_APART = 2, 32, 64, 128
+_NEVER = -1
+_STATES: tuple[State, ...] = (
+    *(State.EXPIRED, State.DELAYED, State.WAITING, State.ACTIVE),
+    *(State.COMPLETED, State.FAILED, State.CANCELLED, State.EXPIRED),
+)
+
+_NO_RUN = (0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, -1.0, -1.0, -1.0, -1.0, -1.0, -1.0, -1.0)
+_NOTHING_RARE = Rare()
+
+_read_rare = msgspec.msgpack.Decoder(Rare).decode
+_read_ended = msgspec.msgpack.Decoder(_RunEnd).decode
+_read_holder = msgspec.msgpack.Decoder(tuple[str, str, str, int]).decode
+
+
+class Placed(Struct, frozen=True, gc=False):
+    """Where the parts of a record lie in it; `run`: its numbers of a run, perhaps those of none."""
+
+    head: tuple[Any, ...]
+    run: tuple[Any, ...]
+    fixed: bytes
+    payload: bytes | None
+    rare: Rare
+    holder: bytes
+    ended: bytes
+    result: bytes | None
+
+
+def placed(body: bytes) -> Placed:
+    """Return the parts of a record."""
+    head = HEAD.unpack_from(body)
+    marks, fixed, load, rare = head[2:6]
+    at = HEAD.size
+    run = _NO_RUN
+    if marks & RAN:
+        run = RUN.unpack_from(body, at)
+        at += RUN.size
+    kept, at = body[at : at + fixed], at + fixed
+    payload = None
+    if not marks & APART:
+        payload, at = body[at : at + load], at + load
+    told = _NOTHING_RARE
+    if rare:
+        told, at = _read_rare(body[at : at + rare]), at + rare
+    holder, at = body[at : at + run[4]], at + run[4]
+    ended, at = body[at : at + run[5]], at + run[5]
+    return Placed(head, run, kept, payload, told, holder, ended, body[at:] if marks & RESULT else None)
 
 
 def ref_text(ref: Ref) -> str:
@@ -211,74 +275,175 @@ def wish(job: NewJob, parcel: Parcel) -> Wish:
     )
 
 
+def kind_of(job: NewJob) -> tuple[str, bytes | None, int, int | None, int]:
+    """Return what new jobs of one kind have in common: queue, what is fixed of them, lease, time-out and boost.
+
+    There is nothing fixed of one that is out of the ordinary, as parts/form.lua has it, or not to be run at once.
+    """
+    if (
+        job.keys
+        or job.rates
+        or job.merge is not None
+        or job.throttle is not None
+        or job.fair_key is not None
+        or job.lifo
+        or job.schedule is not None
+        or job.deadline is not None
+        or job.heartbeat_timeout is not None
+        or job.ttl is not None
+        or job.delay
+        or job.run_at is not None
+        or job.stall.start_grace
+    ):
+        return job.queue, None, 0, None, 0
+    fixed = _encode(
+        Fixed(
+            task=job.task,
+            headers=_json(job.headers).decode() if job.headers else None,
+            tags=job.tags,
+            priority=job.priority,
+            boost=job.boost,
+            weight=job.weight,
+            max_stalls=job.stall.max_stalls,
+            renewed=job.stall.renewed,
+            pinned=job.stall.pinned,
+            on_expire=job.policy.on_expire,
+            policy=None if job.policy is _DEFAULT_POLICY else _policy_text(job.policy),
+            tick=job.tick,
+            parent=job.parent,
+        )
+    )
+    return job.queue, fixed, job.stall.lease, job.timeout, job.boost
+
+
 def made_of(body: bytes) -> int:
     """Return the number that a kept record was made under."""
-    return _kept(body).made
+    return int(HEAD.unpack_from(body)[6])
 
 
 def record(ref: Ref, body: bytes, payload: bytes, result: bytes | None = None) -> JobRecord:
-    """Return the record that a cell keeps of a job."""
-    kept = _kept(body)
-    error = None if kept.error is None else _error(kept.error)
+    """Return the record that a cell keeps of a job. `payload`, `result`: what it does not hold itself of these."""
+    return _record(ref, placed(body), payload, result)
+
+
+def detailed(
+    ref: Ref, body: bytes, payload: bytes, result: bytes | None, before: Sequence[bytes], trace: str | None
+) -> tuple[JobRecord, tuple[RunRecord, ...]]:
+    """Return a job's record and its runs: those before the last, and the last, which the record has."""
+    parts = placed(body)
+    job = _record(ref, parts, payload, result)
+    if job.starts == 0:
+        return job, ()
+    run = parts.run
+    last = _run(job.starts, int(run[8]), run[12], run[14], parts.holder, parts.ended, trace)
+    return job, (*map(_past_run, before), last)
+
+
+def _past_run(body: bytes) -> RunRecord:
+    number, fence, start, end, holder = PAST_RUN.unpack_from(body)
+    at = PAST_RUN.size
+    return _run(number, int(fence), start, end, body[at : at + holder], body[at + holder :], None)
+
+
+def _run(
+    number: int, fence: int, start: float, end: float, holder: bytes, ended: bytes, trace: str | None
+) -> RunRecord:
+    owner, worker, host, pid = _holder(holder)
+    how = _read_ended(ended) if ended else _GOING_ON
+    return RunRecord(
+        number=number,
+        fence=fence,
+        owner=owner,
+        worker=worker,
+        host=host,
+        pid=pid,
+        start=int(start),
+        end=_or_none(end),
+        ended=how.ended,
+        reason=how.reason,
+        detail=how.detail,
+        trace=trace,
+    )
+
+
+def _record(ref: Ref, parts: Placed, payload: bytes, result: bytes | None) -> JobRecord:
+    _, number, _, _, _, _, _, score, run_at, created, lease, timeout = parts.head
+    starts, failures, stalls, releases, _, _, fence, settled, _, heard, ends, limit, started, finished, _, kept = (
+        parts.run
+    )
+    fixed, rare = _fixed(parts.fixed), parts.rare
+    state = _STATES[int(number)]
+    owner = rare.owner
+    if owner is None and state is State.ACTIVE:
+        owner = _holder(parts.holder)[0]
+    error = None if rare.error is None else _error(rare.error)
     return JobRecord(
         queue=ref.queue,
         id=ref.id,
-        task=kept.task,
-        state=kept.state,
-        payload=payload,
-        headers=_headers(kept.headers) if kept.headers else {},
-        tags=kept.tags,
-        score=kept.score,
-        priority=kept.priority,
-        boost=kept.boost,
-        lifo=kept.lifo,
-        fair_key=kept.fair_key,
-        weight=kept.weight,
-        run_at=kept.run_at,
-        ttl=kept.ttl,
-        expires_at=kept.expires_at,
-        timeout=kept.timeout,
-        deadline=kept.deadline,
-        heartbeat_timeout=kept.heartbeat_timeout,
-        keys=tuple(Key(*key) for key in kept.keys),
-        rates=tuple(RateKey(*rate) for rate in kept.rates),
-        merge=kept.merge,
-        gathered=kept.gathered,
-        gathered_bytes=kept.gathered_bytes,
-        parked_under=kept.parked_under,
-        stall=_terms(kept.lease, kept.max_stalls, kept.start_grace, kept.renewed, kept.pinned),
-        policy=_DEFAULT_POLICY if kept.policy is None else _policy(kept.policy),
-        fence=kept.fence,
-        settled_fence=kept.settled_fence,
-        owner=kept.owner,
-        heard_at=kept.heard_at,
-        lease_until=kept.lease_until,
-        suspect_until=kept.suspect_until,
-        run_until=kept.run_until,
-        progress_until=kept.progress_until,
-        starts=kept.starts,
-        failures=kept.failures,
-        stalls=kept.stalls,
-        releases=kept.releases,
-        quarantined=kept.quarantined,
-        cancel_at=kept.cancel_at,
-        cancel_reason=kept.cancel_reason,
-        cancel_by=kept.cancel_by,
-        created=kept.created,
-        started=kept.started,
-        finished=kept.finished,
-        kept_until=kept.kept_until,
-        redrive_at=kept.redrive_at,
-        redrives=kept.redrives,
-        result=result,
-        error=too_late(kept.ttl) if kept.state is State.EXPIRED else error,
-        reason=kept.reason,
-        progress=kept.progress,
-        progress_note=kept.progress_note,
-        schedule=kept.schedule,
-        tick=kept.tick,
-        parent=kept.parent,
+        task=fixed.task,
+        state=state,
+        payload=payload if parts.payload is None else parts.payload,
+        headers=_headers(fixed.headers) if fixed.headers else {},
+        tags=fixed.tags,
+        score=int(score),
+        priority=fixed.priority,
+        boost=fixed.boost,
+        lifo=fixed.lifo,
+        fair_key=fixed.fair_key,
+        weight=fixed.weight,
+        run_at=int(run_at),
+        ttl=fixed.ttl,
+        expires_at=rare.expires_at,
+        timeout=_or_none(timeout),
+        deadline=fixed.deadline,
+        heartbeat_timeout=fixed.heartbeat_timeout,
+        keys=tuple(Key(*key) for key in fixed.keys) if fixed.keys else (),
+        rates=tuple(RateKey(*rate) for rate in fixed.rates) if fixed.rates else (),
+        merge=fixed.merge,
+        gathered=rare.gathered,
+        gathered_bytes=rare.gathered_bytes,
+        parked_under=rare.parked_under,
+        stall=_terms(int(lease), fixed.max_stalls, fixed.start_grace, fixed.renewed, fixed.pinned),
+        policy=_DEFAULT_POLICY if fixed.policy is None else _policy(fixed.policy),
+        fence=int(fence),
+        settled_fence=int(settled),
+        owner=owner,
+        heard_at=_or_none(heard),
+        lease_until=_or_none(ends),
+        suspect_until=rare.suspect_until,
+        run_until=_or_none(limit),
+        progress_until=rare.progress_until,
+        starts=starts,
+        failures=failures,
+        stalls=stalls,
+        releases=releases,
+        quarantined=rare.quarantined,
+        cancel_at=rare.cancel_at,
+        cancel_reason=rare.cancel_reason,
+        cancel_by=rare.cancel_by,
+        created=int(created),
+        started=_or_none(started),
+        finished=_or_none(finished),
+        kept_until=_or_none(kept),
+        redrive_at=rare.redrive_at,
+        redrives=rare.redrives,
+        result=result if parts.result is None else parts.result,
+        error=too_late(fixed.ttl) if state is State.EXPIRED else error,
+        reason=rare.reason,
+        progress=rare.progress,
+        progress_note=rare.progress_note,
+        schedule=fixed.schedule,
+        tick=fixed.tick,
+        parent=fixed.parent,
     )
+
+
+def _or_none(number: float) -> int | None:
+    return None if number == _NEVER else int(number)
+
+
+_fixed = lru_cache(1024)(msgspec.msgpack.Decoder(Fixed).decode)
+_holder = lru_cache(256)(_read_holder)
 
 
 def error_text(error: RecordedError | None) -> str | None:

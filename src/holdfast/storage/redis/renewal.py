@@ -15,6 +15,9 @@ _encode = msgspec.msgpack.Encoder().encode
 _json = msgspec.json.Encoder().encode
 
 
+RENEWED_AT_ONCE = 250
+"""How many renewals a call brings along at most: a server takes some microseconds for each to read it."""
+
 REQUEST_CHARS = 500_000
 """After how many characters of traces a call renews no more: a server takes such a request in at once."""
 
@@ -76,7 +79,7 @@ def at_once(renewals: Sequence[Renewal]) -> tuple[Renewal, ...]:
     """Return the first of these renewals, as many as make no request too long for a server that others wait for."""
     size = 0
     for number, asked in enumerate(renewals):
-        if size > REQUEST_CHARS:
+        if size > REQUEST_CHARS or number == RENEWED_AT_ONCE:
             return tuple(renewals[:number])
         size += len(asked.trace or "")
     return tuple(renewals)

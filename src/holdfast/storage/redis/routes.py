@@ -9,7 +9,8 @@ from redis.exceptions import AuthenticationError, ClusterDownError, RedisError
 
 from holdfast.errors import StorageError, StorageUnavailableError
 from holdfast.storage.redis.address import Place, RedisAddress, instead
-from holdfast.storage.redis.link import Link, Reply, said, text, why
+from holdfast.storage.redis.link import Link, said, text, why
+from holdfast.storage.redis.resp import Reply
 
 SLOTS = 1 << 14
 
@@ -22,6 +23,10 @@ _SENTINEL_LOGIN = " (put sentinel_password=... into the URL, and sentinel_userna
 
 class Routes(Protocol):
     """The way to the servers. What is known is kept until it is doubted."""
+
+    def known(self, base: str) -> Place | None:
+        """Return where a cell is, if nobody has to be asked."""
+        ...
 
     async def place(self, base: str) -> Place:
         """Return where a cell is.
@@ -64,6 +69,9 @@ class _Server:
     def __init__(self, address: RedisAddress) -> None:
         self._place = address.places[0]
 
+    def known(self, base: str) -> Place | None:
+        return self._place
+
     async def place(self, base: str) -> Place:
         return self._place
 
@@ -82,6 +90,9 @@ class _Sentinels:
         self._address = address
         self._sentinels = list(address.places)
         self._master: Place | None = None
+
+    def known(self, base: str) -> Place | None:
+        return self._master
 
     async def place(self, base: str) -> Place:
         if self._master is None:
@@ -132,6 +143,9 @@ class _Cluster:
         self._owners: dict[int, Place] = {}
         self._doubted = True
         self._asking = asyncio.Lock()
+
+    def known(self, base: str) -> Place | None:
+        return None if self._doubted else self._owners.get(slot(base))
 
     async def place(self, base: str) -> Place:
         await self._informed()

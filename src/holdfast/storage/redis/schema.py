@@ -6,7 +6,8 @@ from holdfast.errors import SchemaMismatchError, StorageError
 from holdfast.storage.protocol import Finding
 from holdfast.storage.redis.connections import Connections
 
-VERSION = 1
+VERSION = 2
+"""1: a record was one msgpack map of its fields."""
 
 
 async def settle_on(connections: Connections, base: str, *, cells: int) -> None:

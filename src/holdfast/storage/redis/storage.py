@@ -46,6 +46,7 @@ class RedisStorage:
     """Keeps jobs in a Redis or Valkey, for all processes of all machines. Opens itself at the first verb."""
 
     shared = True
+    apart = True
 
     def __init__(self, address: RedisAddress, *, clock: Clock | None = None) -> None:
         self.url = address.shown
@@ -65,6 +66,8 @@ class RedisStorage:
 
     async def open(self) -> None:
         """See `Storage.open`."""
+        if self._open and not self._closed:
+            return
         self._closed = False
         await self._ready()
         self._ear.resume()

@@ -1,12 +1,15 @@
 #!lua flags=allow-oom
--- requires: flow, work, purse
+-- requires: flow, plain, work, purse
 -- exchange: apply each settlement whose run is the current one, then claim what is ordered.
 --
--- Request: {owner = {id, name, host, pid}, settlements, queues, room, place}. `place`: how far the claim has got by the calls
+-- Request: {owner = {id, name, host, pid}, settlements, settling, queues, room, place}. `settling`: how many these are. `place`: how far the claim has got by the calls
 -- before: {queue, promoted, looked}, the queue by its number, in which so many were promoted; so many were looked at in all.
 -- A settlement is {ref, fence, state, result, error, reason, charge, keep, redrive_after, after, quarantine, ended, events}:
 -- a state to finish in, or `after` to be put back, perhaps into quarantine; `events` a list of {body, name, by}; `by`: whether it says who did it.
--- Answer: {verdicts, leases, left, next_due, place}; a lease is {ref, record, payload}. `place`: there was no time for the
+-- Or a group of those that complete a job, and do nothing else: {queue, ids, fences, ended, keep, first}. Of each the event
+-- and the result are arguments of the script, from `first` on.
+-- Answer: {verdicts, leases, left, next_due, place}. `verdicts`: a list, or how many there are if all are done; `leases`:
+-- of each ref, record and payload (empty where the record holds it), one after the other. `place`: there was no time for the
 -- rest, for settlements without a verdict or for more jobs; from there on the next call is to claim. Else false.
 local owner = ASKED.owner
 
@@ -40,6 +43,8 @@ local function apply(job, asked)
     progress_until = NONE,
     quarantined = asked.after and asked.quarantine or NONE,
     reason = asked.reason or NONE,
+    run_end = NOW,
+    ended = ARGV[asked.ended],
   }
   if asked.charge then
     changes[asked.charge] = job[asked.charge] + 1
@@ -51,7 +56,7 @@ local function apply(job, asked)
     changes.kept_until = asked.keep and NOW + asked.keep or NONE
     changes.redrive_at = asked.redrive_after and NOW + asked.redrive_after or NONE
     if asked.result then
-      call('SET', key('result', job.ref), ARGV[asked.result])
+      Record.put_result(job, ARGV[asked.result])
     end
   else
     changes.run_at = NOW + asked.after
@@ -65,17 +70,6 @@ local function apply(job, asked)
   end
   Shelf.move(job, changes)
   Journal.knock_job(job)
-end
-
-local function close_run(job, ended)
-  Record.forget_trace(job.ref)
-  local runs = key('runs', job.ref)
-  local last = call('LINDEX', runs, -1)
-  local run = last and cmsgpack.unpack(last)
-  if run and run.number == job.starts then
-    run['end'], run.ended, run.reason, run.detail = NOW, ended.ended, ended.reason, ended.detail
-    call('LSET', runs, -1, cmsgpack.pack(run))
-  end
 end
 
 local function settle(asked)
@@ -94,7 +88,10 @@ local function settle(asked)
     when_cancelling(asked, job)
   end
   apply(job, asked)
-  close_run(job, asked.ended)
+  if job.traced then
+    Record.forget_trace(job.ref)
+    job.traced = nil
+  end
   for _, event in ipairs(asked.events) do
     Journal.record_as_told(event.made or ARGV[event.body], job.ref, event.over)
   end
@@ -104,10 +101,100 @@ end
 
 local SETTLING, PUTTING_BACK, STARTING, PROMOTING = 55, 65, 55, 65
 
+local all_done = true
+
+local function settle_one(asked)
+  local verdict = settle(asked)
+  Purse.pay(asked.after and PUTTING_BACK or SETTLING)
+  Purse.pay_for(asked.result and ARGV[asked.result])
+  all_done = all_done and verdict == 'done'
+  return verdict
+end
+
+-- Complete the jobs of a group, each plainly or as if it had been asked for alone.
+local function complete(group, verdicts)
+  local plainly = Plain.completing(group, owner)
+  for number, id in ipairs(group.ids) do
+    if Purse.is_empty() then
+      return
+    end
+    local body, result = group.first + 2 * number - 2, group.first + 2 * number - 1
+    local fence, verdict = group.fences[number], 'done'
+    if plainly and Plain.complete(plainly, id, fence, ARGV[body], ARGV[result]) then
+      Purse.pay(Plain.FINISHING + #ARGV[result] / 250)
+    else
+      verdict = settle_one({
+        ref = pair(group.queue, id),
+        fence = fence,
+        state = 'completed',
+        result = result,
+        keep = group.keep,
+        ended = group.ended,
+        events = { { body = body, name = 'completed' } },
+      })
+    end
+    verdicts[#verdicts + 1] = verdict
+  end
+end
+
+-- What is asked about by settlements, read by one command.
+local function fetch(settlements)
+  local refs = {}
+  for _, asked in ipairs(settlements) do
+    for _, id in ipairs(asked.ids or {}) do
+      refs[#refs + 1] = pair(asked.queue, id)
+    end
+    refs[#refs + 1] = asked.ref
+  end
+  Record.fetch(refs)
+end
+
+-- Settle as many as there is time for, in their order; return the verdicts.
+local function settle_all(settlements)
+  local verdicts = {}
+  fetch(settlements)
+  for _, asked in ipairs(settlements) do
+    if Purse.is_empty() then
+      break
+    elseif asked.ids then
+      complete(asked, verdicts)
+    else
+      verdicts[#verdicts + 1] = settle_one(asked)
+    end
+  end
+  return verdicts
+end
+
+-- Start the first in a queue's line: `ids`, as far as they are plain, or the first of them in whatever way; return how many
+-- were looked at.
+local function start(queue, ids, leases)
+  local started = Plain.start(queue, ids, owner, leases)
+  if started > 0 then
+    return started
+  end
+  Purse.pay(STARTING)
+  local job = Audit.known_in('ready', queue, ids[1])
+  if job and Record.lapsed(job) then
+    Ends.expire(job)
+  elseif job then
+    local full = Parking.full(job)
+    if full then
+      Parking.park(job, full)
+    else
+      local lease = Flow.start(job, owner)
+      Purse.pay_for(lease[2], lease[3])
+      local at = #leases
+      leases[at + 1], leases[at + 2], leases[at + 3] = lease[1], lease[2], lease[3]
+    end
+  end
+  return 1
+end
+
 -- Claim from the queues; return what was won, and where to go on if there was no time for the rest.
 local function claim(queues, room, place)
   local leases, from, promoted, looked = {}, place[1], place[2], place[3]
-  room = min(room, CLAIM_LIMIT)
+  -- Of each lease there are three things.
+  room = 3 * min(room, CLAIM_LIMIT)
   for number = from, #queues do
     local queue = queues[number]
     if Purse.is_empty() then
@@ -131,25 +218,12 @@ local function claim(queues, room, place)
         if Purse.is_empty() then
           return leases, { number, promoted, looked }
         end
-        local id = first_of(ready, 1)[1]
-        if not id then
+        local may_start = min((room - #leases) / 3, SCAN_LIMIT - looked)
+        local ids = first_of(ready, Plain.in_queue(queue) and Purse.affords(Plain.STARTING, may_start) or 1)
+        if #ids == 0 then
           break
         end
-        looked = looked + 1
-        Purse.pay(STARTING)
-        local job = Audit.known_in('ready', queue, id)
-        if job and Record.lapsed(job) then
-          Ends.expire(job)
-        elseif job then
-          local full = Parking.full(job)
-          if full then
-            Parking.park(job, full)
-          else
-            local lease = Flow.start(job, owner)
-            Purse.pay_for(lease[2], lease[3])
-            leases[#leases + 1] = lease
-          end
-        end
+        looked = looked + start(queue, ids, leases)
         Parking.let_in()
       end
     end
@@ -177,18 +251,10 @@ local function glance(queue)
 end
 
 return carry_out(function()
-  local verdicts = {}
-  for number, asked in ipairs(ASKED.settlements) do
-    if Purse.is_empty() then
-      break
-    end
-    verdicts[number] = settle(asked)
-    Purse.pay(asked.after and PUTTING_BACK or SETTLING)
-    Purse.pay_for(asked.result and ARGV[asked.result])
-  end
+  local verdicts = settle_all(ASKED.settlements)
   Parking.let_in()
   local leases, left, next_due = {}, 0, nil
-  local place = #verdicts < #ASKED.settlements and ASKED.place or nil
+  local place = #verdicts < ASKED.settling and ASKED.place or nil
   if ASKED.room and not place then
     leases, place = claim(ASKED.queues, ASKED.room, ASKED.place)
     for _, queue in ipairs(ASKED.queues) do
@@ -200,5 +266,5 @@ return carry_out(function()
     end
   end
   local next_in = next_due and max(0, next_due - NOW) or false
-  return { verdicts, leases, left, next_in, place or false }
+  return { all_done and #verdicts or verdicts, leases, left, next_in, place or false }
 end)

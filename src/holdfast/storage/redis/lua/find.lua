@@ -145,8 +145,8 @@ end
 local bytes = 0
 
 local function shown(job)
-  local payload, result = call('GET', key('load', job.ref)) or '', call('GET', key('result', job.ref))
-  bytes = bytes + #payload + (result and #result or 0)
+  local payload, result = Record.payload_apart(job), Record.result_apart(job)
+  bytes = bytes + #payload + #(job.payload or '') + (result and #result or 0)
   return { job.made, job.ref, Record.packed(job), payload, result }
 end
 

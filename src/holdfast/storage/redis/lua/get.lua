@@ -2,8 +2,9 @@
 -- requires: record
 -- get: jobs with their runs and logs. A call that another job has taken in is answered by that.
 --
--- Request: {refs}. Answer: for each false or {ref, record, payload, result, runs, log, trace}; runs and log are lists of
--- msgpack, and where the handler of the last run is or false. It may end before the last, where it has become long: whoever asked asks on.
+-- Request: {refs}. Answer: for each false or {ref, record, payload, result, runs, log, trace}; runs are those
+-- before the last, which the record has (parts/form.lua); log is a list of msgpack; and where the handler of the last run
+-- is or false. It may end before the last, where it has become long: whoever asked asks on.
 local ITEMS, BYTES = 2000, 1048576
 
 local items, bytes = 0, 0
@@ -16,11 +17,12 @@ local function read(ref)
     return false
   end
   ref = job.ref
-  local payload, result = call('GET', key('load', ref)) or '', call('GET', key('result', ref))
-  local runs, log = call('LRANGE', key('runs', ref), 0, -1), call('LRANGE', key('log', ref), 0, -1)
+  local payload, result = Record.payload_apart(job), Record.result_apart(job)
+  local runs = job.starts > 1 and call('LRANGE', key('runs', ref), 0, -1) or {}
+  local log = call('LRANGE', key('log', ref), 0, -1)
   items = items + #runs + #log
   local trace = job.state == 'active' and Record.trace_of(job)
-  bytes = bytes + #payload + (result and #result or 0) + (trace and #trace or 0)
+  bytes = bytes + #payload + #(job.payload or '') + (result and #result or 0) + (trace and #trace or 0)
   return { ref, Record.packed(job), payload, result, runs, log, trace or false }
 end
 

@@ -164,6 +164,7 @@ local function renew(number, asked)
   local job = Record.at(asked.ref)
   if job and Record.holds(job, owner.id, asked.fence) then
     if asked.trace then
+      Record.note_traced(job)
       note_trace(number, job, asked.trace)
     end
     if asked.extend then

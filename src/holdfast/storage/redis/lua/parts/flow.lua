@@ -43,8 +43,33 @@ local function stall_terms(job)
   return terms
 end
 
+-- Those who run jobs, as records name them.
+local holders = {}
+
+function Flow.holder(owner)
+  local holder = holders[owner]
+  if not holder then
+    holder = cmsgpack.pack({ owner.id, owner.name, owner.host, owner.pid })
+    holders[owner] = holder
+  end
+  return holder
+end
+
+-- Put the last run of a job, which is over, with those before it: its record is that of the next one.
+--
+-- runs:<ref>  LIST  the runs of a job before its last
+local function put_last_run_aside(job)
+  local runs = key('runs', job.ref)
+  if call('RPUSH', runs, Form.fold_run(job)) >= RUNS_KEPT then
+    call('LTRIM', runs, 1 - RUNS_KEPT, -1)
+  end
+end
+
 -- Begin a job's next run under an owner; return what its holder is given.
 function Flow.start(job, owner)
+  if job.starts > 0 then
+    put_last_run_aside(job)
+  end
   local changes = stall_terms(job)
   local lease, start_grace = changes.lease or job.lease, changes.start_grace or job.start_grace
   local run_until = Lease.run_limit(NOW, lease, job.timeout, job.deadline)
@@ -58,6 +83,9 @@ function Flow.start(job, owner)
   changes.progress_until = progress_until or NONE
   changes.starts = job.starts + 1
   changes.started = NOW
+  changes.holder = Flow.holder(owner)
+  changes.run_fence = changes.fence
+  changes.run_end, changes.ended = NONE, NONE
   Shelf.move(job, changes)
   Lease.note()
   Rates.take(job.queue, Rates.of(job))
@@ -66,19 +94,6 @@ function Flow.start(job, owner)
     Rates.take(job.queue, { told })
   end
   Line.given_out(job)
-  local runs = key('runs', job.ref)
-  local run = {
-    number = job.starts,
-    fence = job.fence,
-    owner = owner.id,
-    worker = owner.name,
-    host = owner.host,
-    pid = owner.pid,
-    start = NOW,
-  }
-  if call('RPUSH', runs, cmsgpack.pack(run)) > RUNS_KEPT then
-    call('LTRIM', runs, -RUNS_KEPT, -1)
-  end
   Journal.tell(job, 'started', function()
     return {
       attempt = job.failures + 1,
@@ -89,7 +104,7 @@ function Flow.start(job, owner)
       redelivered = job.starts > 1,
     }
   end)
-  return { job.ref, Record.packed(job), call('GET', key('load', job.ref)) or '' }
+  return { job.ref, Record.packed(job), Record.payload_apart(job) }
 end
 
 -- Record that a write of an owner that is not the holder was refused.

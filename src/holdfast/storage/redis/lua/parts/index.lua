@@ -5,6 +5,29 @@ local Index = {}
 
 local unwritten = {}
 
+-- The same of whatever is moved once and looked at by nobody: plain words of commands, put down where they are made.
+local words_put, words_gone = {}, {}
+
+-- The words to which whoever puts entries into an index adds them, number and member.
+function Index.puts(index)
+  local words = words_put[index]
+  if not words then
+    words = {}
+    words_put[index] = words
+  end
+  return words
+end
+
+-- The words to which whoever takes members out of an index adds them.
+function Index.gone(index)
+  local words = words_gone[index]
+  if not words then
+    words = {}
+    words_gone[index] = words
+  end
+  return words
+end
+
 local function entries_of(index)
   local entries = unwritten[index]
   if not entries then
@@ -30,6 +53,14 @@ end
 
 -- Write down what was put and taken out until now. Every script that moves anything ends with it.
 function Index.flush()
+  for index, words in pairs(words_gone) do
+    words_gone[index] = nil
+    write('ZREM', index, words)
+  end
+  for index, words in pairs(words_put) do
+    words_put[index] = nil
+    write('ZADD', index, words)
+  end
   for index, entries in pairs(unwritten) do
     unwritten[index] = nil
     local put, taken_out = {}, {}

@@ -107,12 +107,17 @@ end
 
 local answering = {}
 
--- The job that answers for a call, by its id.
-local function answers_for(queue, id)
+-- Whether any job of a queue answers for calls beside its own.
+function Intake.anybody_answers_in(queue)
   if answering[queue] == nil then
     answering[queue] = call('EXISTS', key('answers', queue)) == 1
   end
-  return answering[queue] and call('HGET', key('answers', queue), id) or id
+  return answering[queue]
+end
+
+-- The job that answers for a call, by its id.
+local function answers_for(queue, id)
+  return Intake.anybody_answers_in(queue) and call('HGET', key('answers', queue), id) or id
 end
 
 -- How many calls a job answers for at most, the latest: a key that is debounced for ever gathers no more than that. As
@@ -130,9 +135,9 @@ end
 local made, reserved = 0, 0
 
 -- A new number for a job: later ones have higher ones. They are taken by the dozen; some stay unused.
-local function next_made()
+function Intake.next_made()
   if reserved == 0 then
-    reserved = max(1, min(#ASKED, 100))
+    reserved = max(1, min(ASKED.jobs or #ASKED, 100))
     made = call('HINCRBY', key('counters'), 'made', reserved) - reserved
   end
   made, reserved = made + 1, reserved - 1
@@ -142,7 +147,7 @@ end
 local back
 
 -- Whether a job was made later than now, before the clock was set back: who is made now does not wait for less than it.
-local function is_back()
+function Intake.is_back()
   if back == nil then
     local latest = tonumber(call('HGET', key('counters'), 'at') or '')
     back = latest ~= nil and latest > NOW
@@ -158,7 +163,7 @@ local function wished(wish, id, run_at, offset)
   local collects = wish.merge and wish.merge.type == 'collect'
   local size = collects and #ARGV[wish.payload] or nil
   return Record.new(pair(wish.queue, id), {
-    made = next_made(),
+    made = Intake.next_made(),
     task = wish.task,
     state = run_at > NOW and 'delayed' or 'waiting',
     headers = wish.headers,
@@ -190,7 +195,7 @@ local function wished(wish, id, run_at, offset)
     pinned = wish.pinned,
     on_expire = wish.on_expire,
     created = NOW,
-    back = is_back(),
+    back = Intake.is_back(),
     schedule = wish.schedule,
     tick = wish.tick,
   })
@@ -200,7 +205,8 @@ local function put(job, payload, offset)
   if job.state == 'waiting' then
     job.score = Line.score(job, max(job.run_at, NOW) + offset)
   end
-  call('SET', key('load', job.ref), payload)
+  -- What is gathered goes on growing.
+  Record.put_payload(job, payload, job.gathered > 0)
   Shelf.add(job)
   Parking.limit(job)
   Journal.knock_queue(job.queue)
@@ -229,6 +235,7 @@ local function gather(wish, into, offset)
   local changes = {
     gathered = calls,
     gathered_bytes = size,
+    load = into.load + #ARGV[wish.payload],
     merge = wish.merge,
     ttl = wish.ttl or NONE,
     expires_at = wish.ttl and NOW + wish.ttl or NONE,

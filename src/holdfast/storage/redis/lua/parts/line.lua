@@ -36,6 +36,10 @@ local function front_of(queue)
   return fronts[queue]
 end
 
+function Line.is_fair(queue)
+  return front_of(queue) and true or false
+end
+
 -- Forget how far a line has got: nobody waits any more.
 function Line.forget(queue)
   local fair = key('fair', queue)

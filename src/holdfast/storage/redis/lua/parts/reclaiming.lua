@@ -20,5 +20,5 @@ function Reclaiming.take(job, owner, reason)
     progress_until = NONE,
   })
   Lease.note()
-  return { job.ref, Record.packed(job), call('GET', key('load', job.ref)) or '', why, was, silent_for }
+  return { job.ref, Record.packed(job), Record.payload_apart(job), why, was, silent_for }
 end

@@ -50,7 +50,7 @@ end
 -- The index of who stands in a state.
 local standing_in = {}
 
-local function standing(queue, state)
+function Shelf.standing(queue, state)
   local known = standing_in[queue]
   if not known then
     known = {}
@@ -113,7 +113,7 @@ local function stand_in_all(job, stand)
   else
     stand(key('over', pair(queue, state)), job.finished, id, true)
   end
-  stand(standing(queue, stood_in), job.made, id, true)
+  stand(Shelf.standing(queue, stood_in), job.made, id, true)
   if unfinished(job) then
     stand_in_groups(job, stand)
   end
@@ -252,14 +252,19 @@ local function note_freed(job, left_a_slot, left_the_line)
   end
 end
 
--- Take in a new job; Parking sees to the limits of its keys.
-function Shelf.add(job)
-  if not noted_queues[job.queue] then
-    noted_queues[job.queue] = true
-    if call('ZADD', key('queues'), 'NX', job.made, job.queue) == 1 then
+-- Note that there is a queue; `made`: the number of its first job.
+function Shelf.note_queue(queue, made)
+  if not noted_queues[queue] then
+    noted_queues[queue] = true
+    if call('ZADD', key('queues'), 'NX', made, queue) == 1 then
       Rest.wake()
     end
   end
+end
+
+-- Take in a new job; Parking sees to the limits of its keys.
+function Shelf.add(job)
+  Shelf.note_queue(job.queue, job.made)
   Rest.stir()
   Rest.heed(min(job.lease, job.heartbeat_timeout or job.lease))
   name_keys(job, 1)
@@ -274,6 +279,9 @@ end
 -- Change what no index goes by. A field that is NONE is taken away.
 function Shelf.touch(job, changes)
   for field, value in pairs(changes) do
+    if Form.FIXED[field] then
+      job.fixed = nil
+    end
     if value == NONE then
       job[field] = nil
     else

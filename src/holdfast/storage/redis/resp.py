@@ -1,0 +1,123 @@
+"""RESP, the servers' language: commands to bytes, and bytes to replies, in C where hiredis is installed."""
+
+import importlib.util
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import Protocol
+
+from redis.exceptions import InvalidResponse, RedisError
+
+Word = bytes | str | int
+"""A word of a command."""
+
+Command = Sequence[Word]
+
+Reply = object
+"""What a server answered: bytes, int, None, a list of such, or an error of `redis.exceptions`."""
+
+ReadError = Callable[[str], RedisError]
+"""Makes of a server's words the error that they tell of."""
+
+INCOMPLETE = object()
+"""What a reader gives that has no whole reply."""
+
+_TRIMMED = 1 << 16
+"""After how many bytes that were read a buffer is cut."""
+
+
+IN_C = importlib.import_module("hiredis") if importlib.util.find_spec("hiredis") else None
+
+
+class Reader(Protocol):
+    """Makes replies of bytes as they come."""
+
+    def feed(self, data: bytes, /) -> object:
+        """Take in what has come."""
+        ...
+
+    def gets(self) -> Reply:
+        """Return the next reply, or INCOMPLETE.
+
+        Raises:
+            InvalidResponse: what has come is not this language.
+        """
+        ...
+
+
+def reader(error: ReadError) -> Reader:
+    """Return the fastest reader that there is."""
+    return PlainReader(error) if IN_C is None else IN_C.Reader(InvalidResponse, error, notEnoughData=INCOMPLETE)
+
+
+class PlainReader:
+    """The reader for where hiredis is not installed."""
+
+    def __init__(self, error: ReadError) -> None:
+        self._error = error
+        self._buffer = bytearray()
+        self._at = 0
+        self._replies = self._read()
+
+    def feed(self, data: bytes, /) -> None:
+        """See `Reader.feed`."""
+        self._buffer += data
+
+    def gets(self) -> Reply:
+        """See `Reader.gets`."""
+        return next(self._replies)
+
+    def _read(self) -> Generator[Reply]:
+        while True:
+            yield (yield from self._reply())
+
+    def _reply(self) -> Generator[Reply, None, Reply]:
+        # It stands still in the midst of a reply, however deep, until more has come: nothing is read twice.
+        while (end := self._buffer.find(b"\r\n", self._at)) < 0:
+            yield INCOMPLETE
+        kind, rest = self._buffer[self._at : self._at + 1], bytes(self._buffer[self._at + 1 : end])
+        self._past(end + 2)
+        match bytes(kind):
+            case b"+":
+                return rest
+            case b"-":
+                return self._error(rest.decode("utf-8", "replace"))
+            case b":":
+                return _number(rest)
+            case b"$" if (length := _number(rest)) >= 0:
+                while len(self._buffer) < self._at + length + 2:
+                    yield INCOMPLETE
+                blob = bytes(self._buffer[self._at : self._at + length])
+                self._past(self._at + length + 2)
+                return blob
+            case b"*" if (length := _number(rest)) >= 0:
+                items: list[Reply] = []
+                for _ in range(length):
+                    items.append((yield from self._reply()))
+                return items
+            case b"$" | b"*":
+                return None
+            case _:
+                raise InvalidResponse(f"a reply begins with {bytes(kind)!r}")
+
+    def _past(self, place: int) -> None:
+        self._at = place
+        if place > _TRIMMED:
+            del self._buffer[:place]
+            self._at = 0
+
+
+def _number(text: bytes) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise InvalidResponse(f"a reply has {text[:60]!r} for a number") from None
+
+
+def packed(commands: Iterable[Command]) -> bytes:
+    """Return commands as a server reads them."""
+    parts: list[bytes] = []
+    for command in commands:
+        parts.append(b"*%d\r\n" % len(command))
+        for word in command:
+            raw = word if isinstance(word, bytes) else str(word).encode()
+            parts.append(b"$%d\r\n%b\r\n" % (len(raw), raw))
+    return b"".join(parts)

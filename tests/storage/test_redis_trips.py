@@ -1,0 +1,64 @@
+"""Callers that share a trip, on a real server: it does less for the same jobs, and what it refuses all are told."""
+
+import asyncio
+
+from holdfast import Holdfast, Job, State, StorageFullError
+from tests.servers import RedisServer
+
+CALLERS = 20
+EACH = 10
+
+
+async def test_callers_in_step_cost_a_call_for_all_and_no_job_is_lost_or_made_twice(redis_server: RedisServer) -> None:
+    app = Holdfast(redis_server.url)
+
+    @app.task(name="noted")
+    async def noted(number: int) -> None: ...
+
+    async def caller(place: int) -> list[Job[None]]:
+        return [await noted.enqueue(EACH * place + number) for number in range(EACH)]
+
+    async with app:
+        await noted.enqueue(-1)
+        before = calls(redis_server)
+        made = await asyncio.gather(*(caller(place) for place in range(CALLERS)))
+
+        # One for the first who came, then as many as each of them makes, and one more for who was the first.
+        assert calls(redis_server) - before <= EACH + 2
+        jobs = [job for some in made for job in some]
+        assert all(job.created for job in jobs)
+        assert len({job.id for job in jobs}) == CALLERS * EACH
+        storage = await app.opened()
+        scores = [[(await storage.get([job.ref]))[0] for job in some] for some in made]
+        for row in scores:
+            line = [detail.job.score for detail in row if detail is not None]
+            assert len(line) == EACH
+            assert line == sorted(line)
+        [queue] = (await storage.survey()).queues
+        assert queue.counts == {State.WAITING: CALLERS * EACH + 1}
+
+
+async def test_a_full_server_is_told_to_each_caller_with_its_own_id_and_none_is_made(redis_server: RedisServer) -> None:
+    app = Holdfast(redis_server.url)
+
+    @app.task(name="noted")
+    async def noted(number: int) -> None: ...
+
+    async with app:
+        await noted.enqueue(-1)
+        redis_server.command("CONFIG", "SET", "maxmemory", "1mb")
+        outcomes = await asyncio.gather(
+            *(noted.options(id=f"job-{number}").enqueue(number) for number in range(CALLERS)), return_exceptions=True
+        )
+        redis_server.command("CONFIG", "SET", "maxmemory", "0")
+
+        assert [one.job_ids for one in outcomes if isinstance(one, StorageFullError)] == [
+            (f"job-{number}",) for number in range(CALLERS)
+        ]
+        [queue] = (await (await app.opened()).survey()).queues
+        assert queue.counts == {State.WAITING: 1}
+
+
+def calls(server: RedisServer) -> int:
+    """How many scripts it was told to run so far."""
+    return int(server.command("INFO", "commandstats")["cmdstat_evalsha"]["calls"])
