@@ -18,6 +18,8 @@ from holdfast.storage.sqlite.storage import SQLiteStorage
 from holdfast.testing import ManualClock
 from tests.storage.worlds import job, owner
 
+pytestmark = pytest.mark.thorough
+
 STEP = 60 * SECOND
 TRIP = 1000
 SLOTS = 10

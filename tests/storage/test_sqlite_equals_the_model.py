@@ -10,6 +10,8 @@ from holdfast.storage.sqlite import timetable as sqlite_timetable
 from holdfast.storage.sqlite.storage import SQLiteStorage
 from tests.storage.twins import LIMITS, STEPS, Twins, kept, too_old_and_too_much
 
+pytestmark = pytest.mark.thorough
+
 MODULES = (intake, timetable, model, shelf, journal, flow, claiming, rates, slots, chores, sqlite_timetable)
 """Where constants of the protocol are taken to."""
 

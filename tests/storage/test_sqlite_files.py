@@ -211,7 +211,7 @@ async def test_a_doctor_finds_a_healthy_file_healthy(tmp_path: Path) -> None:
 
     assert findings["durability"].level == "warning"
     assert not [finding for finding in findings.values() if finding.level == "error"]
-    assert "schema 3" in findings["schema"].message
+    assert "schema 4" in findings["schema"].message
 
 
 async def test_a_shallow_examination_reads_no_job(tmp_path: Path) -> None:

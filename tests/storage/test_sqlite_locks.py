@@ -6,6 +6,7 @@ import os
 import signal
 import sqlite3
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ from holdfast.storage.protocol import Beat, Bid, Order, StalledLease
 from holdfast.storage.sqlite import SQLiteStorage, session
 from holdfast.storage.sqlite.locks import Locks, lock_file, quiet
 from tests.storage.worlds import child, end, job, order, owner, said, script
+
+pytestmark = pytest.mark.thorough
 
 WORKER = script(
     """
@@ -67,6 +70,38 @@ def test_a_life_outlasts_the_closing_of_another_descriptor(tmp_path: Path) -> No
     assert not theirs.alive("me")
 
     theirs.close()
+
+
+def test_a_life_that_is_guarded_ends_when_its_guard_lets_go_or_ends(tmp_path: Path) -> None:
+    mine, guard, others = (Locks(str(tmp_path / "lock")) for _ in range(3))
+    for over in (partial(guard.let_go, "me"), guard.close):
+        mine.live("me")
+        guard.guard("me")
+        mine.close()
+
+        assert others.alive("me")
+        assert guard.alive("me")
+        assert not guard.lived
+        assert not guard.holds("me")
+
+        over()
+
+        assert not others.alive("me")
+        assert not guard.alive("me")
+
+    others.close()
+
+
+def test_who_guards_a_life_that_is_also_held_here_lets_go_of_the_guard_only(tmp_path: Path) -> None:
+    mine, others = Locks(str(tmp_path / "lock")), Locks(str(tmp_path / "lock"))
+    mine.live("me")
+    mine.guard("me")
+    mine.let_go("me")
+
+    assert others.alive("me")
+
+    mine.close()
+    others.close()
 
 
 def test_locks_move_to_a_file_that_replaced_theirs(tmp_path: Path) -> None:
@@ -124,6 +159,31 @@ async def test_a_sweep_takes_what_a_killed_process_held_at_once(tmp_path: Path, 
     assert [stalled.lease.job.owner for stalled in swept.stalled] == [by.id, by.id]
     assert [worker.died for worker in before.workers + after.workers] == [False, True]
     assert [term.owner for term in after.leaders] == [by.id]
+
+
+async def test_a_sweep_leaves_a_killed_process_that_is_guarded_to_its_guard_until_that_has_reclaimed(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "jobs.db"
+    dead, by = owner(), owner()
+    guard, others = SQLiteStorage(path), SQLiteStorage(path)
+    await guard.renew(Beat(dead, guarding=True))
+    process = child(WORKER, path, dead.id)
+
+    assert said(process) == "2"
+
+    end(process)
+    swept = await others.sweep(Bid(owner()))
+    taken = await guard.reclaim(dead.id, by)
+    died = [worker.died for worker in (await others.survey()).workers]
+    alive = (lock := Locks(f"{path}.lock")).alive(dead.id)
+    lock.close()
+    await guard.close()
+    await others.close()
+
+    assert swept.stalled == ()
+    assert [(stalled.reason, stalled.lease.job.owner) for stalled in taken.stalled] == [("process_died", by.id)] * 2
+    assert (died, alive) == ([True], False)
 
 
 async def test_a_sweep_spares_a_process_that_lives(tmp_path: Path) -> None:

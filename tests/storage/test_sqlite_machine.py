@@ -20,6 +20,8 @@ from holdfast.testing.conformance.machine import equals_the_model
 from holdfast.testing.mutants import MUTANTS
 from tests.storage.profiles import BRIEF, PROFILES
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)

@@ -19,6 +19,8 @@ from holdfast.storage.sqlite import SQLiteStorage
 from holdfast.storage.sqlite.locks import lock_file, quiet
 from tests.storage.worlds import child, end, job, owner, said, script
 
+pytestmark = pytest.mark.thorough
+
 
 class Onlooker:
     """A connection of its own, which sees how often others have committed."""
@@ -213,7 +215,8 @@ async def test_a_waiting_process_hardly_uses_the_processor(tmp_path: Path) -> No
     notices.close()
     await storage.close()
 
-    assert used < 0.04
+    # A fiftieth of a core as a rule; who looks without a rest takes all of it, also on a slow machine.
+    assert used < 0.2
 
 
 async def test_a_full_disk_is_told_and_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

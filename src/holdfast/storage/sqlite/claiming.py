@@ -1,14 +1,15 @@
 """Claims in SQL: what fell due is made ready, and the best of the ready are started as far as they may."""
 
+from collections import defaultdict
+
 from holdfast.core.job import JobRecord, Owner
 from holdfast.core.lease import Lease
 from holdfast.core.order import came_at
 from holdfast.core.transition import begun, claimed, lapsed
 from holdfast.storage.protocol import RUNS_KEPT, SCAN_LIMIT
-from holdfast.storage.sqlite import line, rates, slots
+from holdfast.storage.sqlite import line, rates, rows, slots
 from holdfast.storage.sqlite.moving import expire, the_job, whole
 from holdfast.storage.sqlite.queries import query
-from holdfast.storage.sqlite.rows import Row
 from holdfast.storage.sqlite.settings import recorded, setting
 from holdfast.storage.sqlite.step import Step
 
@@ -17,7 +18,8 @@ _PROMOTE = query("exchange", "promote")
 _COME_IN = query("exchange", "come_in")
 _READY = query("exchange", "ready")
 _START = query("exchange", "start")
-_OPEN_RUN = query("exchange", "open_run")
+_FILE_RUNS = query("exchange", "file_runs")
+_BY_SEQS = query("get", "by_seqs")
 _TRIM_RUNS = query("exchange", "trim_runs")
 
 
@@ -60,11 +62,11 @@ class Claim:
         """Start the best of a queue, and move out of the way whatever may not start."""
         step = self._step
         while (limit := min(self._room - len(self.leases), self._looks, rates.free(step, queue))) > 0:
-            found = step.all(_READY, (queue, limit))
+            found = _first_in_line(step, queue, limit)
             if not self._go_through(queue, found) and len(found) < limit:
                 return
 
-    def _go_through(self, queue: str, found: list[Row]) -> int:
+    def _go_through(self, queue: str, found: list[tuple[int, JobRecord, bool]]) -> int:
         """Look at the first of a line one by one, until somebody was let in who may stand before the next of them.
 
         Returns how many were let in.
@@ -72,21 +74,25 @@ class Claim:
         step = self._step
         stall = setting(step, "queue", queue).stall
         told = recorded(step, queue, "started")
+        paced = rates.of_queue(step, queue) is not None
+        unbound: dict[str, bool] = {}
         started: list[tuple[int, JobRecord]] = []
         let_in = 0
-        for row in found:
-            if not rates.free(step, queue):
+        for seq, job, plain in found:
+            if paced and not rates.free(step, queue):
                 break
-            seq, job = row[0], whole(step, row)
             self._looks -= 1
-            if lapsed(job, step.now):
+            if plain and job.task not in unbound:
+                unbound[job.task] = slots.unbound(step, queue, job.task)
+            free = plain and unbound[job.task]
+            if not free and lapsed(job, step.now):
                 expire(step, seq, job)
-            elif (full := slots.full(step, job)) is not None:
+            elif not free and (full := slots.full(step, job)) is not None:
                 slots.park(step, seq, job, full)
             else:
-                if job.keys:
+                if not free:
                     slots.take(step, job)
-                rates.take(step, job)
+                    rates.take(step, job)
                 job = claimed(job, self._owner.id, step.now, stall)
                 started.append((seq, job))
                 if told:
@@ -101,32 +107,57 @@ class Claim:
         return let_in
 
 
+def _first_in_line(step: Step, queue: str, limit: int) -> list[tuple[int, JobRecord, bool]]:
+    """Return the seqs and records of the first in line, each with whether it is plain."""
+    row = step.one(_READY, (queue, limit))
+    if row is None or row[1] is None:
+        return []
+    listed, payloads = row
+    line = rows.ready(listed)
+    others = [job.seq for job in line if not job.plain]
+    records = {row[0]: whole(step, row) for row in step.all(_BY_SEQS, (rows.listed(others),))} if others else {}
+    found: list[tuple[int, JobRecord, bool]] = []
+    begins = 0
+    for job in line:
+        ends = begins + job.size
+        if job.plain:
+            found.append((job.seq, rows.fresh(queue, job, payloads[begins:ends]), True))
+        else:
+            found.append((job.seq, records[job.seq], False))
+        begins = ends
+    return found
+
+
 def _start(step: Step, owner: Owner, started: list[tuple[int, JobRecord]]) -> None:
-    step.many(
-        _START,
-        [
-            (
-                job.stall.lease,
-                job.stall.max_stalls,
-                job.stall.start_grace,
-                job.stall.renewed,
-                job.fence,
-                job.owner,
-                job.heard_at,
-                job.lease_until,
-                job.run_until,
-                job.progress_until,
-                job.starts,
-                job.started,
-                seq,
-            )
-            for seq, job in started
-        ],
-    )
-    step.many(
-        _OPEN_RUN,
-        [(seq, job.starts, job.fence, owner.id, owner.name, owner.host, owner.pid, step.now) for seq, job in started],
-    )
+    if again := [seq for seq, job in started if job.starts > 1]:
+        step.run(_FILE_RUNS, (rows.listed(again),))
+    alike: defaultdict[tuple[object, ...], list[int]] = defaultdict(list)
+    for seq, job in started:
+        stall = job.stall
+        terms = stall.lease, stall.max_stalls, stall.start_grace, stall.renewed
+        alike[*terms, job.fence, job.lease_until, job.run_until, job.progress_until, job.starts].append(seq)
+    for values, seqs in alike.items():
+        lease, max_stalls, start_grace, renewed, fence, lease_until, run_until, progress_until, starts = values
+        step.run(
+            _START,
+            {
+                "lease": lease,
+                "max_stalls": max_stalls,
+                "start_grace": start_grace,
+                "renewed": renewed,
+                "fence": fence,
+                "owner": owner.id,
+                "worker": owner.name,
+                "host": owner.host,
+                "pid": owner.pid,
+                "now": step.now,
+                "lease_until": lease_until,
+                "run_until": run_until,
+                "progress_until": progress_until,
+                "starts": starts,
+                "seqs": rows.listed(seqs),
+            },
+        )
     worn = [(seq, job.starts - RUNS_KEPT) for seq, job in started if job.starts > RUNS_KEPT]
     if worn:
         step.many(_TRIM_RUNS, worn)

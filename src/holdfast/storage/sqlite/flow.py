@@ -23,9 +23,9 @@ from holdfast.storage.sqlite.step import Step
 _GLANCE = query("exchange", "glance")
 
 
-def enqueue(step: Step, jobs: Sequence[NewJob]) -> list[Receipt]:
-    """Remember each new job once."""
-    receipts = [intake.remember(step, job, offset) for offset, job in enumerate(jobs)]
+def enqueue(step: Step, calls: Sequence[Sequence[NewJob]]) -> list[list[Receipt]]:
+    """Remember each new job of several calls once."""
+    receipts = intake.remember_all(step, calls)
     slots.let_in(step)
     return receipts
 

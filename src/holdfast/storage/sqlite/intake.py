@@ -1,5 +1,8 @@
 """How SQLite takes in a call: as a job of its own, or by one that is there."""
 
+from collections.abc import Sequence
+from itertools import islice
+
 from msgspec import structs
 
 from holdfast.core.events import JobThrottled, OnRequest
@@ -17,6 +20,8 @@ from holdfast.storage.sqlite.settings import recorded
 from holdfast.storage.sqlite.step import Step
 
 _REMEMBER = query("enqueue", "remember")
+_REMEMBER_ALIKE = query("enqueue", "remember_alike")
+_TAKE_BACK = query("enqueue", "take_back")
 _GO_ON = query("enqueue", "go_on")
 _STAY = query("enqueue", "stay")
 _HOLDER = query("enqueue", "holder")
@@ -33,6 +38,23 @@ _FREE_WINDOW = query("revise", "free_window")
 
 _TOLD: dict[str, OnRequest] = {"duplicate": "deduplicated", "replaced": "debounced", "gathered": "collected"}
 """What is told of each way in which a call comes to a job that is there."""
+
+
+def remember_all(step: Step, calls: Sequence[Sequence[NewJob]]) -> list[list[Receipt]]:
+    """Remember each job of several calls once; return the receipts of each call.
+
+    All of them come at one instant, so calls stand in line by the ids of their jobs, which are made in order.
+    """
+    jobs = [(offset, new) for call in calls for offset, new in enumerate(call)]
+    receipts: list[Receipt] = []
+    while (done := len(receipts)) < len(jobs):
+        alike = _alike(step, jobs, done)
+        if alike and _create_alike(step, alike):
+            receipts += [Receipt("created", new.ref) for _, new in alike]
+        else:
+            receipts += [remember(step, new, offset) for offset, new in alike or jobs[done : done + 1]]
+    each = iter(receipts)
+    return [list(islice(each, len(call))) for call in calls]
 
 
 def remember(step: Step, new: NewJob, offset: int) -> Receipt:
@@ -67,6 +89,54 @@ def free_window(step: Step, job: JobRecord) -> None:
     """Give back the key that a job held for a time, if it still is that job's."""
     if isinstance(job.merge, UniqueKey) and job.merge.window is not None:
         step.run(_FREE_WINDOW, (job.queue, merge_name(job.merge), job.id))
+
+
+def _alike(step: Step, jobs: Sequence[tuple[int, NewJob]], begins: int) -> Sequence[tuple[int, NewJob]]:
+    """Return as many of some jobs, from a place on, as differ in little and ask for nothing but a place in line."""
+    _, first = jobs[begins]
+    if first.merge is not None or first.throttle is not None or first.keys or _is_fair(step, first):
+        return ()
+    if recorded(step, first.queue, "enqueued"):
+        return ()
+    ends = begins + 1
+    while ends < len(jobs):
+        _, new = jobs[ends]
+        if structs.replace(new, id=first.id, payload=first.payload, headers=first.headers) != first:
+            break
+        ends += 1
+    return jobs[begins:ends]
+
+
+def _create_alike(step: Step, alike: Sequence[tuple[int, NewJob]]) -> bool:
+    """Put down jobs that are alike, each with how many of its call come before it, in one statement.
+
+    Says whether it did: it puts down none where one of their ids is known.
+    """
+    _, first = alike[0]
+    run_at = first.run_at if first.run_at is not None else step.now + first.delay
+    at = max(run_at, step.now)
+    payloads = rows.Slices()
+    calls = rows.listed(
+        [
+            (
+                new.id,
+                rows.text(new.headers),
+                place(at + offset, boost=new.boost, lifo=new.lifo),
+                *payloads.add(new.payload),
+            )
+            for offset, new in alike
+        ]
+    )
+    if calls is None:
+        return False
+    wish = rows.common(first, run_at, step.now)
+    created = step.run(_REMEMBER_ALIKE, wish | {"calls": calls, "payloads": payloads.joined()})
+    if created < len(alike):
+        step.run(_TAKE_BACK, (created,))
+        return False
+    step.moved(first.queue, to=wish["state"], jobs=created)
+    step.knocked.append(queue_topic(first.queue))
+    return True
 
 
 def _come_to(step: Step, new: NewJob) -> Ref | None:

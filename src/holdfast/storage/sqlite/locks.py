@@ -37,6 +37,7 @@ class Locks:
         self.path = path
         self._fd: int | None = None
         self._lives: set[str] = set()
+        self._guarded: set[str] = set()
         self._parted: set[str] = set()
 
     @contextmanager
@@ -52,9 +53,20 @@ class Locks:
     def live(self, owner: str) -> None:
         """Hold an owner's life from now on, until `close` or the end of the process."""
         self._parted.discard(owner)
-        if owner not in self._lives and _try(self._open(), _byte(owner)):
-            # Else another storage holds it, on the same owner's behalf; ask again next time, lest that one is closed.
+        if owner not in self._lives and _share(self._open(), _byte(owner)):
             self._lives.add(owner)
+
+    def guard(self, owner: str) -> None:
+        """Hold the life of another process's owner, too, until `let_go`: then it does not end with that process."""
+        if owner not in self._guarded and _share(self._open(), _byte(owner)):
+            self._guarded.add(owner)
+
+    def let_go(self, owner: str) -> None:
+        """Guard an owner no more. Idempotent."""
+        if owner in self._guarded:
+            self._guarded.discard(owner)
+            if owner not in self._lives and self._fd is not None:
+                _lock(self._fd, _SETLK, fcntl.F_UNLCK, _byte(owner))
 
     def leave(self, owner: str) -> None:
         """Note that an owner has taken its leave; its process has not died, so its life ends with `close` only."""
@@ -76,7 +88,7 @@ class Locks:
 
     def alive(self, owner: str) -> bool:
         """Say whether anybody holds an owner's life."""
-        return owner in self._lives or _held(self._open(), _byte(owner))
+        return owner in self._lives or owner in self._guarded or _held(self._open(), _byte(owner))
 
     def close(self) -> None:
         """Give everything up."""
@@ -84,6 +96,7 @@ class Locks:
             os.close(self._fd)
         self._fd = None
         self._lives.clear()
+        self._guarded.clear()
         self._parted.clear()
 
     def __del__(self) -> None:
@@ -114,7 +127,8 @@ class Locks:
 
     def _move(self) -> None:
         before, self._fd = self._fd, _open(self.path)
-        self._lives = {owner for owner in self._lives if _try(self._fd, _byte(owner))}
+        self._lives = {owner for owner in self._lives if _share(self._fd, _byte(owner))}
+        self._guarded = {owner for owner in self._guarded if _share(self._fd, _byte(owner))}
         if before is not None:
             os.close(before)
 
@@ -176,9 +190,10 @@ def _lock(fd: int, command: int, kind: int, byte: int) -> int:
     return int(found[3] if _DARWIN else found[0])
 
 
-def _try(fd: int, byte: int) -> bool:
+def _share(fd: int, byte: int) -> bool:
+    """Hold a life beside others that do; say whether it could be had, which an older release may forbid."""
     try:
-        _lock(fd, _SETLK, fcntl.F_WRLCK, byte)
+        _lock(fd, _SETLK, fcntl.F_RDLCK, byte)
     except OSError as error:
         if error.errno in (errno.EAGAIN, errno.EACCES):
             return False

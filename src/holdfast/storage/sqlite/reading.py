@@ -147,7 +147,7 @@ def _detail(step: Step, ref: Ref) -> JobDetail | None:
     seq = row[0]
     return JobDetail(
         job,
-        tuple(rows.run(run) for run in step.all(_RUNS, (seq,))),
+        tuple(rows.run(run) for run in step.all(_RUNS, {"seq": seq})),
         tuple(rows.log_line(line) for line in step.all(_LOG, (seq,))),
     )
 

@@ -59,7 +59,7 @@ def _extend(step: Step, asked: Renewal, row: Row) -> Row:
     seq, run, started, lease, start_grace, timeout, deadline, heartbeat_timeout, *rest = row
     run_until, progress_until, suspect_until, progress, note, cancel_at, cancel_reason = rest
     if asked.trace is not None:
-        step.run(_TRACE, (asked.trace, seq, run))
+        step.run(_TRACE, (asked.trace, seq))
     if not asked.extend:
         return cancel_at, cancel_reason
     if asked.log:

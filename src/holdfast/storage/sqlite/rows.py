@@ -1,5 +1,6 @@
 """Rows and records: how a job, a run and a log line lie in the tables, and how they are read back."""
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -26,6 +27,31 @@ from holdfast.core.retry import Backoff
 
 Row = tuple[Any, ...]
 
+
+class Ready(msgspec.Struct, array_like=True, gc=False, frozen=True):
+    """A job that is first in line; of a `plain` one this and its payload, of `size` bytes, is all there is."""
+
+    seq: int
+    plain: int
+    size: int
+    id: str
+    task: str
+    headers: str | None
+    tags: str | None
+    score: int
+    priority: int
+    boost: int
+    run_at: int
+    timeout: int | None
+    lease: int
+    max_stalls: int
+    start_grace: int
+    renewed: int
+    pinned: str | None
+    policy: str
+    created: int
+
+
 _STATES = {state.value: state for state in State}
 _encode = msgspec.json.Encoder().encode
 _headers = msgspec.json.Decoder(dict[str, str]).decode
@@ -35,9 +61,41 @@ rates = msgspec.json.Decoder(tuple[RateKey, ...]).decode
 _merge: msgspec.json.Decoder[MergeKey] = msgspec.json.Decoder(MergeKey)
 _error = msgspec.json.Decoder(RecordedError).decode
 _read_policy = msgspec.json.Decoder(Policy).decode
+_ready = msgspec.json.Decoder(list[Ready]).decode
 _STRICTEST = Policy(retry=Backoff(max_attempts=1), on_worker_lost="fail")
 _DEFAULT_POLICY = Policy()
 _DEFAULT_POLICY_TEXT = _encode(_DEFAULT_POLICY).decode()
+
+
+class Slices:
+    """Bytes that go with the rows of a list, which JSON cannot hold: each row says where its own are."""
+
+    def __init__(self) -> None:
+        # Of no bytes at all SQLite cuts a NULL.
+        self._parts = [b"."]
+        self._length = 1
+
+    def add(self, part: bytes | None) -> tuple[int | None, int | None]:
+        """Return where these bytes begin, as SQL counts, and how many they are."""
+        if part is None:
+            return None, None
+        begins = self._length + 1
+        self._parts.append(part)
+        self._length += len(part)
+        return begins, len(part)
+
+    def joined(self) -> bytes:
+        """Return them all, one after another."""
+        return b"".join(self._parts)
+
+
+def listed(values: Sequence[object]) -> str | None:
+    """Return values as a list that a statement goes through by itself: one step of the library, whatever their number.
+
+    None where there are none, or where one could not be read back there: SQLite ends a text in JSON at its first NUL.
+    """
+    body = _encode(values) if values else b""
+    return body.decode() if body and b"\\u0000" not in body else None
 
 
 def text(value: object) -> str | None:
@@ -91,6 +149,64 @@ def wished(job: NewJob, run_at: int, now: int, score: int) -> Row:
         job.parent,
         # What a job gathers stands beside it, call by call.
         b"" if collects else job.payload,
+    )
+
+
+def common(job: NewJob, run_at: int, now: int) -> dict[str, Any]:
+    """Return by name what `wished` returns of a job that has no key, without what no two such jobs have in common."""
+    stall = job.stall
+    return {
+        "queue": job.queue,
+        "task": job.task,
+        "state": "delayed" if run_at > now else "waiting",
+        "tags": text(job.tags),
+        "priority": job.priority,
+        "boost": job.boost,
+        "lifo": int(job.lifo),
+        "weight": job.weight,
+        "run_at": run_at,
+        "ttl": job.ttl,
+        "expires_at": now + job.ttl if job.ttl is not None else None,
+        "timeout": job.timeout,
+        "deadline": job.deadline,
+        "heartbeat_timeout": job.heartbeat_timeout,
+        "rates": text(job.rates),
+        "lease": stall.lease,
+        "max_stalls": stall.max_stalls,
+        "start_grace": stall.start_grace,
+        "renewed": int(stall.renewed),
+        "pinned": text(stall.pinned),
+        "policy": _policy_text(job.policy),
+        "now": now,
+        "schedule": job.schedule,
+        "tick": job.tick,
+        "parent": job.parent,
+    }
+
+
+def ready(line: str) -> list[Ready]:
+    """Return the jobs of a list that `exchange.ready` returns."""
+    return _ready(line)
+
+
+def fresh(queue: str, job: Ready, payload: bytes) -> JobRecord:
+    """Return the record of a plain job that has never started."""
+    return JobRecord(
+        queue=queue,
+        id=job.id,
+        task=job.task,
+        state=State.WAITING,
+        payload=payload,
+        headers=_headers(job.headers) if job.headers else {},
+        tags=_names(job.tags) if job.tags else (),
+        score=job.score,
+        priority=job.priority,
+        boost=job.boost,
+        run_at=job.run_at,
+        timeout=job.timeout,
+        stall=_terms(job.lease, job.max_stalls, job.start_grace, job.renewed, job.pinned),
+        policy=_policy(job.policy),
+        created=job.created,
     )
 
 
@@ -160,6 +276,7 @@ def record(row: Row) -> JobRecord:
         payload,
         result,
         quarantined,
+        *_,
     ) = row
     return JobRecord(
         queue=queue,
@@ -270,4 +387,4 @@ def _terms(lease: int, max_stalls: int, start_grace: int, renewed: int, pinned: 
 
 
 def _policy_text(policy: Policy) -> str:
-    return _DEFAULT_POLICY_TEXT if policy is _DEFAULT_POLICY else _encode(policy).decode()
+    return _DEFAULT_POLICY_TEXT if policy == _DEFAULT_POLICY else _encode(policy).decode()

@@ -1,9 +1,9 @@
 """Settlements in SQL: the only way out of active, guarded by fence and owner."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from holdfast.core.decision import Finish, PutBack
+from holdfast.core.decision import Finish, PutBack, RunEnd
 from holdfast.core.job import Key, Owner, Ref
 from holdfast.core.lifecycle import State
 from holdfast.core.settlement import Settlement, when_cancelling
@@ -12,21 +12,29 @@ from holdfast.storage.protocol import Verdict, job_topic, queue_topic
 from holdfast.storage.sqlite import line, rows, slots
 from holdfast.storage.sqlite.moving import find_job, tell_if_drained
 from holdfast.storage.sqlite.queries import query
-from holdfast.storage.sqlite.rows import Row
+from holdfast.storage.sqlite.rows import Row, Slices
 from holdfast.storage.sqlite.step import Step
 
+_COMPLETE = query("exchange", "complete")
 _STANDING = query("exchange", "standing")
 _FINISH = query("exchange", "finish")
 _PUT_BACK = query("exchange", "put_back")
-_CLOSE_RUN = query("exchange", "close_run")
+
+_COMPLETED = RunEnd("completed")
 
 
 def settle(step: Step, owner: Owner, settlements: Sequence[Settlement]) -> tuple[Verdict, ...]:
     """Apply each settlement whose run is the current one, in order."""
     verdicts: list[Verdict] = []
     for batch in _without_repeats(settlements):
+        completed = _complete(step, owner, batch)
         page = _Page()
-        verdicts += [_settle(step, owner, asked, page) for asked in batch]
+        verdicts += [
+            _completed(step, asked)
+            if (asked.ref.queue, asked.ref.id) in completed
+            else _settle(step, owner, asked, page)
+            for asked in batch
+        ]
         page.write(step)
     slots.let_in(step)
     return tuple(verdicts)
@@ -36,15 +44,13 @@ class _Page:
     """What a batch of settlements changes, to be written statement by statement."""
 
     def __init__(self) -> None:
-        self.finished: list[Row] = []
+        self.finished: list[dict[str, Any]] = []
         self.put_back: list[dict[str, Any]] = []
-        self.closed: list[Row] = []
 
     def write(self, step: Step) -> None:
         changed = step.many(_FINISH, self.finished) + step.many(_PUT_BACK, self.put_back)
-        if changed != len(self.closed):
-            raise AssertionError(f"{len(self.closed)} runs are held, but {changed} were settled")
-        step.many(_CLOSE_RUN, self.closed)
+        if changed != (held := len(self.finished) + len(self.put_back)):
+            raise AssertionError(f"{held} runs are held, but {changed} were settled")
 
 
 def _without_repeats(settlements: Sequence[Settlement]) -> Iterator[list[Settlement]]:
@@ -61,11 +67,47 @@ def _without_repeats(settlements: Sequence[Settlement]) -> Iterator[list[Settlem
         yield batch
 
 
+def _complete(step: Step, owner: Owner, batch: Sequence[Settlement]) -> Collection[Row]:
+    """Complete in one statement whatever of a batch simply came to a result; return the queues and ids of those."""
+    plain: list[tuple[object, ...]] = []
+    results = Slices()
+    for asked in batch:
+        match asked.decision:
+            case Finish(state=State.COMPLETED, result=result, error=None, reason=None, charge=None, keep=keep) if (
+                asked.ended == _COMPLETED
+            ):
+                kept_until = None if keep is None else step.now + keep
+                plain.append((asked.ref.queue, asked.ref.id, asked.fence, kept_until, *results.add(result)))
+            case _:
+                continue
+    listed = rows.listed(plain)
+    if listed is None:
+        return ()
+    values = {
+        "asked": listed,
+        "results": results.joined(),
+        "ended": _COMPLETED.ended,
+        "owner": owner.id,
+        "now": step.now,
+    }
+    return set(step.all(_COMPLETE, values))
+
+
+def _completed(step: Step, asked: Settlement) -> Verdict:
+    """Note all that goes with a completion that stands in the job's row."""
+    queue = asked.ref.queue
+    step.moved(queue, left="active", to="completed")
+    if isinstance(asked.decision, Finish) and asked.decision.keep is not None:
+        step.moved(queue, to="kept")
+    step.knocked.append(job_topic(asked.ref))
+    return _tell(step, asked)
+
+
 def _settle(step: Step, owner: Owner, asked: Settlement, page: _Page) -> Verdict:
     row = step.one(_STANDING, (asked.ref.queue, asked.ref.id))
     if row is None:
         return Verdict(asked.ref, asked.fence, "gone")
-    seq, state, fence, holder, run, cancel_at, named, boost = row
+    seq, state, fence, holder, cancel_at, named, boost = row
     if state != "active" or fence != asked.fence or holder != owner.id:
         return _refused(step, owner, asked)
     if cancel_at is not None:
@@ -73,8 +115,10 @@ def _settle(step: Step, owner: Owner, asked: Settlement, page: _Page) -> Verdict
     _note(step, owner, asked, seq, boost, page)
     if named is not None:
         _leave(step, asked, rows.keys(named))
-    ended = asked.ended
-    page.closed.append((step.now, ended.ended, ended.reason, ended.detail, seq, run))
+    return _tell(step, asked)
+
+
+def _tell(step: Step, asked: Settlement) -> Verdict:
     for event in asked.events:
         step.record(event)
     tell_if_drained(step, asked.ref.queue)
@@ -100,50 +144,39 @@ def _heeding_the_cancel(step: Step, asked: Settlement) -> Settlement:
 
 def _note(step: Step, owner: Owner, asked: Settlement, seq: int, boost: int, page: _Page) -> None:
     ref, charge = asked.ref, asked.decision.charge
-    failures, stalls, releases = charge == "failures", charge == "stalls", charge == "releases"
+    told: dict[str, Any] = {
+        "now": step.now,
+        "failures": charge == "failures",
+        "stalls": charge == "stalls",
+        "releases": charge == "releases",
+        "ended": asked.ended.ended,
+        "why": asked.ended.reason,
+        "detail": asked.ended.detail,
+        "seq": seq,
+        "fence": asked.fence,
+        "owner": owner.id,
+        "error": rows.error_text(asked.decision.error),
+        "reason": asked.decision.reason,
+    }
     match asked.decision:
-        case Finish(state=state, result=result, error=error, reason=reason, keep=keep, redrive_after=redrive_after):
+        case Finish(state=state, result=result, keep=keep, redrive_after=redrive_after):
             step.moved(ref.queue, left="active", to=state.value)
             if keep is not None and state is State.COMPLETED:
                 step.moved(ref.queue, to="kept")
             if redrive_after is not None and state is State.FAILED:
                 step.moved(ref.queue, to="ruled")
-            page.finished.append(
-                (
-                    state.value,
-                    step.now,
-                    None if keep is None else step.now + keep,
-                    None if redrive_after is None else step.now + redrive_after,
-                    result,
-                    rows.error_text(error),
-                    reason,
-                    failures,
-                    stalls,
-                    releases,
-                    seq,
-                    asked.fence,
-                    owner.id,
-                )
-            )
-        case PutBack(after=after, error=error, reason=reason, quarantine=quarantine):
+            told["state"] = state.value
+            told["result"] = result
+            told["kept_until"] = None if keep is None else step.now + keep
+            told["redrive_at"] = None if redrive_after is None else step.now + redrive_after
+            page.finished.append(told)
+        case PutBack(after=after, quarantine=quarantine):
             step.moved(ref.queue, left="active", to="delayed" if after else "waiting")
             step.knocked.append(queue_topic(ref.queue))
-            page.put_back.append(
-                {
-                    "after": after,
-                    "now": step.now,
-                    "reached": step.now if after else line.reached(step, ref.queue, boost),
-                    "error": rows.error_text(error),
-                    "reason": reason,
-                    "failures": failures,
-                    "stalls": stalls,
-                    "releases": releases,
-                    "quarantine": quarantine,
-                    "seq": seq,
-                    "fence": asked.fence,
-                    "owner": owner.id,
-                }
-            )
+            told["after"] = after
+            told["reached"] = step.now if after else line.reached(step, ref.queue, boost)
+            told["quarantine"] = quarantine
+            page.put_back.append(told)
     step.knocked.append(job_topic(ref))
 
 

@@ -39,6 +39,12 @@ def count(step: Step, queue: str, keys: Sequence[Key], more: int) -> None:
         slots.named += more
 
 
+def unbound(step: Step, queue: str, task: str) -> bool:
+    """Say whether a job of a task that brings neither keys nor rates may start, and takes nothing by it."""
+    told = setting(step, "task", task)
+    return not told.paused and told.rate is None and rates.of_queue(step, queue) is None
+
+
 def full(step: Step, job: JobRecord) -> str | None:
     """Return what a job must be parked under before it may start, None where all its keys and rates have room."""
     if setting(step, "task", job.task).paused:

@@ -12,12 +12,13 @@ from holdfast.core.order import Fairness
 from holdfast.core.rate import Taken
 from holdfast.storage.protocol import EVENTS_TOPIC, Settings
 from holdfast.storage.sqlite.queries import query
-from holdfast.storage.sqlite.rows import Row
+from holdfast.storage.sqlite.rows import Row, Slices, listed
 
 T = TypeVar("T")
 Values = Sequence[Any] | Mapping[str, Any]
 
 _RECORD = query("events", "record")
+_RECORD_ONE = query("events", "record_one")
 _COUNT = query("tally", "count")
 _UNFINISHED = query("tally", "unfinished")
 _SLOTS = query("tally", "slots")
@@ -95,7 +96,7 @@ class Step:
         self.settings: dict[tuple[str, str], Settings] = {}
         self.freed: Counter[tuple[str, str]] = Counter()
         self._cursor = connection.cursor()
-        self._events: list[tuple[int, str | None, str | None, str]] = []
+        self._events: list[tuple[int, str | None, str | None, bytes]] = []
         self._counts: defaultdict[tuple[str, str], int] = defaultdict(int)
         self._slots: dict[tuple[str, str], Slots] = {}
         self._lines: dict[str, Line] = {}
@@ -121,7 +122,7 @@ class Step:
     def record(self, event: Event) -> None:
         """Note an event for the log, at the instant of this operation."""
         queue, job = (event.queue, event.id) if isinstance(event, JobEvent) else (None, None)
-        self._events.append((self.now, queue, job, to_log(event).decode()))
+        self._events.append((self.now, queue, job, to_log(event)))
 
     def moved(self, queue: str, *, left: str | None = None, to: str | None = None, jobs: int = 1) -> None:
         """Note that so many jobs of a queue went from one state to another."""
@@ -204,7 +205,7 @@ class Step:
         """Write what was noted: at the end, and before an operation that reads it."""
         if self._events:
             self.knocked.append(EVENTS_TOPIC)
-            self._cursor.executemany(_RECORD, self._events)
+            self._write_events()
             self._events.clear()
         if self._counts:
             self._cursor.executemany(_COUNT, [(*place, jobs) for place, jobs in self._counts.items()])
@@ -225,6 +226,14 @@ class Step:
             if rate.taken != rate.written:
                 self.run(_TAKE, (*place, rate.taken.until, rate.taken.reach))
                 rate.written = rate.taken
+
+    def _write_events(self) -> None:
+        bodies = Slices()
+        told = listed([(at, queue, job, *bodies.add(body)) for at, queue, job, body in self._events])
+        if told is not None:
+            self._cursor.execute(_RECORD, {"told": told, "bodies": bodies.joined()})
+        else:
+            self.many(_RECORD_ONE, [(at, queue, job, body.decode()) for at, queue, job, body in self._events])
 
     def _write_line(self, queue: str, now: Fairness, then: Fairness | None) -> None:
         if then is None or now.front != then.front:

@@ -49,6 +49,7 @@ class SQLiteStorage:
     """Keeps jobs in one SQLite file, for all processes of one machine. Opens itself at the first verb."""
 
     shared = True
+    apart = False
 
     def __init__(
         self,
@@ -107,7 +108,7 @@ class SQLiteStorage:
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
         """See `Storage.enqueue`."""
         await self._opened()
-        return await self._writer.submit(lambda step: flow.enqueue(step, jobs))
+        return await self._writer.submit_with_others(flow.enqueue, jobs)
 
     async def exchange(
         self, owner: Owner, settlements: Sequence[Settlement] = (), order: Order | None = None
@@ -125,9 +126,11 @@ class SQLiteStorage:
         await self._opened(beat.owner)
         pulse = await self._writer.submit(
             lambda step: renewal.renew(step, beat),
-            # A watcher renews in the name of another process, whose life must not come to be held here.
-            owner=beat.owner.id if beat.worker is not None or beat.last else None,
+            # A watcher renews in the name of another process, whose life must not come to be held here, unless it is
+            # the one that buries it.
+            owner=beat.owner.id if beat.worker is not None or beat.last or beat.guarding else None,
             parting=beat.last,
+            guarding=beat.guarding,
             front=True,
         )
         if beat.last and self._reopened and not self._locks.lived:
@@ -147,7 +150,12 @@ class SQLiteStorage:
     async def reclaim(self, dead: str, owner: Owner) -> Reclaimed:
         """See `Storage.reclaim`."""
         await self._opened(owner)
-        return await self._writer.submit(lambda step: sweeping.reclaim(step, dead, owner), owner=owner.id)
+
+        def buried(taken: Reclaimed) -> None:
+            if not taken.more:
+                self._locks.let_go(dead)
+
+        return await self._writer.submit(lambda step: sweeping.reclaim(step, dead, owner), owner=owner.id, then=buried)
 
     async def revise(self, revisions: Sequence[Revision]) -> list[Revised]:
         """See `Storage.revise`."""

@@ -11,7 +11,8 @@ import asyncio
 import sqlite3
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import Any, TypeVar
 
 from holdfast.clock import Clock, entropy
@@ -27,6 +28,7 @@ from holdfast.storage.sqlite.step import Step
 from holdfast.storage.sqlite.watch import Watch
 
 T = TypeVar("T")
+Q = TypeVar("Q")
 
 BATCH = 256
 """How many operations one transaction holds at most."""
@@ -40,24 +42,49 @@ _ROLLBACK = query("session", "rollback")
 
 
 class Operation:
-    """A verb's work, on its way to the thread and back. `peek` answers without writing, if it can."""
+    """A verb's work, on its way to the thread and back. `peek` answers without writing, if it can.
 
-    __slots__ = ("answer", "error", "future", "loop", "owner", "parting", "peek", "run", "since")
+    `run_all`: does it for all that stand next to each other in a transaction, by what each asks for.
+    """
+
+    __slots__ = (
+        "answer",
+        "asked",
+        "error",
+        "future",
+        "guarding",
+        "loop",
+        "owner",
+        "parting",
+        "peek",
+        "run",
+        "run_all",
+        "since",
+        "then",
+    )
 
     def __init__(
         self,
-        run: Callable[[Step], Any],
-        peek: Callable[[Step], Any] | None,
-        owner: str | None,
         loop: asyncio.AbstractEventLoop,
         since: float,
         *,
-        parting: bool,
+        run: Callable[[Step], Any] | None = None,
+        peek: Callable[[Step], Any] | None = None,
+        run_all: Callable[[Step, Sequence[Any]], Sequence[Any]] | None = None,
+        asked: Any = None,
+        owner: str | None = None,
+        parting: bool = False,
+        guarding: bool = False,
+        then: Callable[[Any], None] | None = None,
     ) -> None:
         self.run = run
+        self.run_all = run_all
+        self.asked = asked
         self.peek = peek
         self.owner = owner
         self.parting = parting
+        self.guarding = guarding
+        self.then = then
         self.loop = loop
         self.future: asyncio.Future[Any] = loop.create_future()
         self.since = since
@@ -98,17 +125,45 @@ class Writer:
         peek: Callable[[Step], T | None] | None = None,
         owner: str | None = None,
         parting: bool = False,
+        guarding: bool = False,
+        then: Callable[[T], None] | None = None,
         front: bool = False,
     ) -> "asyncio.Future[T]":
         """Have an operation done; the future tells its answer after the commit.
 
-        `owner` lives from then on, as far as other processes can see; `parting`: it takes its leave with this.
+        `owner` lives from then on, as far as other processes can see; `parting`: it takes its leave with this;
+        `guarding`: it is another process's, and its life is held here, too. `then`: what is done after the commit.
 
         Raises:
             StorageUnavailableError: there is no thread to do it.
         """
         loop = asyncio.get_running_loop()
-        operation = Operation(run, peek, owner, loop, self._clock.uptime(), parting=parting)
+        operation = Operation(
+            loop,
+            self._clock.uptime(),
+            run=run,
+            peek=peek,
+            owner=owner,
+            parting=parting,
+            guarding=guarding,
+            then=then,
+        )
+        self._send(operation, front=front)
+        return operation.future
+
+    def submit_with_others(self, run_all: Callable[[Step, Sequence[Q]], Sequence[T]], asked: Q) -> "asyncio.Future[T]":
+        """Have done what is asked for together with what else waits for the same; the future tells its own answer.
+
+        Raises:
+            StorageUnavailableError: there is no thread to do it.
+        """
+        loop = asyncio.get_running_loop()
+        operation = Operation(loop, self._clock.uptime(), run_all=run_all, asked=asked)
+        self._send(operation, front=False)
+        return operation.future
+
+    def _send(self, operation: Operation, *, front: bool) -> None:
+        loop = operation.loop
         if self._thread is None:
             # Where no thread can be had, nothing must be left waiting for one.
             self._start()
@@ -118,7 +173,6 @@ class Writer:
         if loop not in self._watched:
             self._watched = {loop, *(other for other in self._watched if not other.is_closed())}
             loop.call_later(1, self._watch, loop)
-        return operation.future
 
     def wake(self) -> None:
         """Make sure that the thread looks at what is there."""
@@ -256,22 +310,31 @@ class Writer:
         connection.execute(_WRITE)
         step = Step(connection)
         answers: list[Any] = []
-        for operation in batch:
-            self._begin(step, operation)
-            answers.append(operation.run(step))
+        for run_all, operations in groupby(batch, key=lambda operation: operation.run_all):
+            if run_all is not None:
+                asked = [operation.asked for operation in operations]
+                step.now = self._clock.now()
+                answers += run_all(step, asked)
+                continue
+            for operation in operations:
+                self._begin(step, operation)
+                answers.append(None if operation.run is None else operation.run(step))
         step.write_down()
         connection.execute(_COMMIT)
         for operation, answer in zip(batch, answers, strict=True):
             operation.answer = answer
             if operation.parting and operation.owner is not None:
                 self._locks.leave(operation.owner)
+            if operation.then is not None:
+                operation.then(answer)
         knocked += step.knocked
         self._checkpoints.consider(connection, leading=step.leading)
 
     def _begin(self, step: Step, operation: Operation) -> None:
         step.now = self._clock.now()
         if operation.owner is not None:
-            self._locks.live(operation.owner)
+            hold = self._locks.guard if operation.guarding else self._locks.live
+            hold(operation.owner)
 
     def _still_waiting(self, batch: list[Operation]) -> list[Operation]:
         now = self._clock.uptime()

@@ -16,6 +16,28 @@ VALUES (
 )
 ON CONFLICT (queue, id) DO NOTHING;
 
+-- name: remember_alike
+-- The same of calls that come to no other job and hold no key, and differ in nothing but what is listed. Parameters: the
+-- columns as listed, calls (a list of id, headers, score, where in `payloads` the payload begins and how long it is),
+-- payloads.
+INSERT INTO job (
+    queue, id, task, state, headers, tags, score, priority, boost, lifo, weight, run_at, ttl, expires_at, timeout,
+    deadline, heartbeat_timeout, rates, lease, max_stalls, start_grace, renewed, pinned, policy, created, schedule,
+    tick, parent, payload
+)
+SELECT :queue,
+       coalesce((SELECT job FROM call WHERE call.queue = :queue AND call.id = asked.value ->> 0), asked.value ->> 0),
+       :task, :state, asked.value ->> 1, :tags, asked.value ->> 2, :priority, :boost, :lifo, :weight, :run_at, :ttl,
+       :expires_at, :timeout, :deadline, :heartbeat_timeout, :rates, :lease, :max_stalls, :start_grace, :renewed,
+       :pinned, :policy, :now, :schedule, :tick, :parent, substr(:payloads, asked.value ->> 3, asked.value ->> 4)
+  FROM json_each(:calls) AS asked
+ WHERE TRUE
+ON CONFLICT (queue, id) DO NOTHING;
+
+-- name: take_back
+-- Takes out jobs again that were just put down, one behind the other. Parameters: how many.
+DELETE FROM job WHERE seq > (SELECT max(seq) FROM job) - ?;
+
 -- name: go_on
 -- An id's next job goes on from the fences of the one before it. Parameters: fence, settled_fence, queue, id.
 UPDATE job SET fence = ?, settled_fence = ? WHERE queue = ? AND id = ?;

@@ -2,21 +2,60 @@
 
 -- name: standing
 -- Parameters: queue, id.
-SELECT seq, state, fence, owner, starts, cancel_at, keys, boost FROM job WHERE queue = ? AND id = ?;
+SELECT seq, state, fence, owner, cancel_at, keys, boost FROM job WHERE queue = ? AND id = ?;
+
+-- name: complete
+-- Ends the runs that are named, each if it is the current one, and nothing but its result is to be noted: the job has no
+-- keys, and nobody has asked it to stop. Returns whose it has ended. Parameters: asked (a list of queue, id, fence,
+-- kept_until, where in `results` the result begins and how long it is), results, ended, owner, now.
+UPDATE job
+   SET state = 'completed',
+       finished = :now,
+       kept_until = asked.kept_until,
+       result = substr(:results, asked.start, asked.length),
+       error = NULL,
+       reason = NULL,
+       quarantined = 0,
+       settled_fence = job.fence,
+       owner = NULL,
+       heard_at = NULL,
+       lease_until = NULL,
+       suspect_until = NULL,
+       run_until = NULL,
+       progress_until = NULL,
+       run_end = :now,
+       run_ended = :ended,
+       run_trace = NULL
+  FROM (
+       SELECT value ->> 0 AS queue,
+              value ->> 1 AS id,
+              value ->> 2 AS fence,
+              value ->> 3 AS kept_until,
+              value ->> 4 AS start,
+              value ->> 5 AS length
+         FROM json_each(:asked)
+ ) AS asked
+ WHERE job.queue = asked.queue
+   AND job.id = asked.id
+   AND job.state = 'active'
+   AND job.fence = asked.fence
+   AND job.owner = :owner
+   AND job.keys IS NULL
+   AND job.cancel_at IS NULL
+RETURNING queue, id;
 
 -- name: finish
--- Parameters: state, now, kept_until, redrive_at, result, error, reason, failures, stalls, releases, seq, fence, owner.
 UPDATE job
-   SET state = ?,
-       finished = ?,
-       kept_until = ?,
-       redrive_at = ?,
-       result = ?,
-       error = ?,
-       reason = ?,
-       failures = failures + ?,
-       stalls = stalls + ?,
-       releases = releases + ?,
+   SET state = :state,
+       finished = :now,
+       kept_until = :kept_until,
+       redrive_at = :redrive_at,
+       result = :result,
+       error = :error,
+       reason = :reason,
+       failures = failures + :failures,
+       stalls = stalls + :stalls,
+       releases = releases + :releases,
        quarantined = 0,
        settled_fence = fence,
        owner = NULL,
@@ -24,11 +63,16 @@ UPDATE job
        lease_until = NULL,
        suspect_until = NULL,
        run_until = NULL,
-       progress_until = NULL
- WHERE seq = ?
+       progress_until = NULL,
+       run_end = :now,
+       run_ended = :ended,
+       run_reason = :why,
+       run_detail = :detail,
+       run_trace = NULL
+ WHERE seq = :seq
    AND state = 'active'
-   AND fence = ?
-   AND owner = ?;
+   AND fence = :fence
+   AND owner = :owner;
 
 -- name: put_back
 -- A job that runs again at once keeps its score, but stands no further back than where the line has got to (`reached`);
@@ -53,15 +97,17 @@ UPDATE job
        lease_until = NULL,
        suspect_until = NULL,
        run_until = NULL,
-       progress_until = NULL
+       progress_until = NULL,
+       run_end = :now,
+       run_ended = :ended,
+       run_reason = :why,
+       run_detail = :detail,
+       run_trace = NULL
  WHERE seq = :seq
    AND state = 'active'
    AND fence = :fence
    AND owner = :owner
    AND cancel_at IS NULL;
-
--- name: close_run
-UPDATE run SET "end" = ?, ended = ?, reason = ?, detail = ?, trace = NULL WHERE seq = ? AND number = ?;
 
 -- name: due
 -- Parameters: queue, now, limit. Returns when each is too old to start, too, and whether it has a fair key.
@@ -92,14 +138,43 @@ UPDATE job
 UPDATE job SET state = 'waiting', score = ? WHERE seq = ?;
 
 -- name: ready
--- Parameters: queue, limit.
-SELECT *
-  FROM job INDEXED BY job_ready
- WHERE queue = ?
-   AND state = 'waiting'
-   AND parked_under IS NULL
- ORDER BY score, id
- LIMIT ?;
+-- Returns one row: a list of the first in line, and their payloads one after another, each of the length that the list
+-- says. (Row by row they would be fetched with as many changes of hands between the threads.) What is not `plain` has
+-- more to it than the list says. Parameters: queue, limit.
+SELECT json_group_array(
+              json_array(
+                     seq, plain, length(payload), id, task, headers, tags, score, priority, boost, run_at, timeout,
+                     lease, max_stalls, start_grace, renewed, pinned, policy, created
+              )
+       ),
+       CAST(group_concat(payload, '') AS BLOB)
+  FROM (
+       SELECT seq, id, task, headers, tags, score, priority, boost, run_at, timeout, lease, max_stalls, start_grace,
+              renewed, pinned, policy, created, payload,
+              starts = 0
+              AND fence = 0
+              AND settled_fence = 0
+              AND failures = 0
+              AND stalls = 0
+              AND releases = 0
+              AND redrives = 0
+              AND quarantined = 0
+              AND gathered = 0
+              AND lifo = 0
+              AND weight = 1
+              AND coalesce(
+                     fair_key, ttl, expires_at, deadline, heartbeat_timeout, keys, rates, merge_key, owner, heard_at,
+                     lease_until, suspect_until, run_until, progress_until, cancel_at, cancel_reason, cancel_by,
+                     started, finished, kept_until, redrive_at, error, reason, progress, progress_note, schedule, tick,
+                     parent, result
+              ) IS NULL AS plain
+         FROM job INDEXED BY job_ready
+        WHERE queue = ?
+          AND state = 'waiting'
+          AND parked_under IS NULL
+        ORDER BY score, id
+        LIMIT ?
+ );
 
 -- name: expire
 UPDATE job
@@ -139,26 +214,44 @@ ON CONFLICT DO NOTHING;
 -- Parameters: queue, key, id.
 DELETE FROM slot WHERE queue = ? AND key = ? AND id = ?;
 
+-- name: file_runs
+-- Makes room in the rows of jobs for their next runs. What history there is, by whatever hand, must not hold up a claim.
+-- Parameters: seqs (a list).
+INSERT INTO run (seq, number, fence, owner, worker, host, pid, start, "end", ended, reason, detail)
+SELECT seq, starts, run_fence, run_owner, run_worker, run_host, run_pid, started, run_end, run_ended, run_reason,
+       run_detail
+  FROM job
+ WHERE seq IN (SELECT value FROM json_each(?))
+   AND run_fence IS NOT NULL
+    ON CONFLICT DO NOTHING;
+
 -- name: start
--- Parameters: the values as listed, seq.
+-- Begins runs that are alike. Parameters: the values as listed, and seqs (a list).
 UPDATE job
    SET state = 'active',
-       lease = ?,
-       max_stalls = ?,
-       start_grace = ?,
-       renewed = ?,
-       fence = ?,
-       owner = ?,
-       heard_at = ?,
-       lease_until = ?,
-       run_until = ?,
-       progress_until = ?,
-       starts = ?,
-       started = ?
- WHERE seq = ?;
-
--- name: open_run
-INSERT INTO run (seq, number, fence, owner, worker, host, pid, start) VALUES (?, ?, ?, ?, ?, ?, ?, ?);
+       lease = :lease,
+       max_stalls = :max_stalls,
+       start_grace = :start_grace,
+       renewed = :renewed,
+       fence = :fence,
+       owner = :owner,
+       heard_at = :now,
+       lease_until = :lease_until,
+       run_until = :run_until,
+       progress_until = :progress_until,
+       starts = :starts,
+       started = :now,
+       run_fence = :fence,
+       run_owner = :owner,
+       run_worker = :worker,
+       run_host = :host,
+       run_pid = :pid,
+       run_end = NULL,
+       run_ended = NULL,
+       run_reason = NULL,
+       run_detail = NULL,
+       run_trace = NULL
+ WHERE seq IN (SELECT value FROM json_each(:seqs));
 
 -- name: trim_runs
 -- Parameters: seq, the number of the newest run to forget.

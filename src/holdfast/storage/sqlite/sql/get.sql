@@ -14,10 +14,21 @@ SELECT job FROM call WHERE queue = ? AND id = ?;
 -- The arguments that a job has gathered, each in its frame. Parameters: queue, the job's id.
 SELECT payload FROM call INDEXED BY call_of_job WHERE queue = ? AND job = ? ORDER BY place;
 
+-- name: by_seqs
+-- Parameters: seqs (a list).
+SELECT * FROM job WHERE seq IN (SELECT value FROM json_each(?));
+
 -- name: runs
+-- The latest stands in the job's row.
 SELECT number, fence, owner, worker, host, pid, start, "end", ended, reason, detail, trace
   FROM run
- WHERE seq = ?
+ WHERE seq = :seq
+UNION ALL
+SELECT starts, run_fence, run_owner, run_worker, run_host, run_pid, started, run_end, run_ended, run_reason,
+       run_detail, run_trace
+  FROM job
+ WHERE seq = :seq
+   AND run_fence IS NOT NULL
  ORDER BY number;
 
 -- name: log

@@ -23,8 +23,8 @@ UPDATE job
  WHERE seq = ?;
 
 -- name: trace
--- Parameters: where the handler is, seq, the run's number.
-UPDATE run SET trace = ? WHERE seq = ? AND number = ?;
+-- Parameters: where the handler is, seq.
+UPDATE job SET run_trace = ? WHERE seq = ?;
 
 -- name: logged
 SELECT count(*) FROM log WHERE seq = ?;

@@ -1,0 +1,184 @@
+"""What SQLite does with many jobs at once: by a handful of statements, and to each what it would do to it alone."""
+
+import asyncio
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from holdfast.core.events import JobEvent
+from holdfast.core.job import Key, NewJob, Policy, RecordedError, Ref
+from holdfast.core.lease import Lease
+from holdfast.core.outcome import Raised, Returned
+from holdfast.core.retry import Backoff
+from holdfast.core.settlement import Settlement, settlement
+from holdfast.storage.protocol import Order
+from holdfast.storage.sqlite import SQLiteStorage, flow
+from holdfast.storage.sqlite.database import Database
+from holdfast.storage.sqlite.locks import Locks, lock_file, quiet
+from holdfast.storage.sqlite.step import Step
+from tests.storage.worlds import job, owner
+
+ME = owner()
+ORDER = Order(("q",), 100)
+JOBS = 100
+ERROR = RecordedError("ValueError", "no")
+
+
+def done(lease: Lease, result: bytes = b"1") -> Settlement:
+    return settlement(lease, Returned(result), Random(1))
+
+
+def named(prefix: str) -> list[NewJob]:
+    return [job(f"{prefix}{number:03}", payload=b"%d" % number, headers={"n": str(number)}) for number in range(JOBS)]
+
+
+async def settle(storage: SQLiteStorage, settlements: list[Settlement]) -> list[str]:
+    answer = await storage.exchange(ME, settlements)
+    return [verdict.verdict for verdict in answer.verdicts]
+
+
+def test_a_hundred_plain_jobs_take_no_more_statements_than_one(tmp_path: Path) -> None:
+    path = str(tmp_path / "jobs.db")
+    connection = Database(path, Locks(lock_file(path)), durability="fast", auto_migrate=True).writer()
+    seen: list[str] = []
+    now = 1_000_000
+    connection.set_trace_callback(seen.append)
+
+    def counted(jobs: int) -> tuple[int, int]:
+        nonlocal now
+        counts: list[int] = []
+        leases: tuple[Lease, ...] = ()
+        for _ in range(2):
+            step = Step(connection)
+            step.now = now = now + 1
+            seen.clear()
+            flow.enqueue(step, [[one] for one in named(f"{now}-")[:jobs]])
+            step.write_down()
+            counts.append(len(seen))
+            step = Step(connection)
+            step.now = now = now + 1
+            seen.clear()
+            leases = flow.exchange(step, ME, [done(lease) for lease in leases], Order(("q",), jobs)).leases
+            step.write_down()
+            counts.append(len(seen))
+            assert len(leases) == jobs
+        flow.exchange(Step(connection), ME, [done(lease) for lease in leases], None)
+        return counts[2], counts[3]
+
+    one, hundred = counted(1), counted(JOBS)
+    connection.close()
+
+    # The counters take one for each state, however many jobs there are.
+    assert one == hundred
+    assert sum(hundred) < 20
+
+
+async def test_calls_that_wait_together_are_remembered_each_for_itself(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    storage = SQLiteStorage(path)
+    await storage.open()
+    calls = [[job("z")], [job("y"), job("x", task="other")], [job("y")], [job("w", priority=1)], [job("v")], []]
+    with quiet(lock_file(path)):
+        waiting = [asyncio.ensure_future(storage.enqueue(call)) for call in calls]
+        await asyncio.sleep(0.1)
+    receipts = [[receipt.made for receipt in call] for call in await asyncio.gather(*waiting)]
+    again = [receipt.made for receipt in await storage.enqueue([job("a"), job("z"), job("b"), job("a")])]
+    leases = (await storage.exchange(ME, (), ORDER)).leases
+    counts = (await storage.survey()).queues[0].counts
+    findings = await storage.examine()
+    await storage.close()
+
+    assert receipts == [["created"], ["created", "created"], ["duplicate"], ["created"], ["created"], []]
+    assert again == ["created", "duplicate", "created", "duplicate"]
+    assert [lease.ref.id for lease in leases] == ["v", "w", "y", "z", "x", "a", "b"]
+    assert list(counts.values()) == [7]
+    assert not [finding for finding in findings if finding.level == "error"]
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\0", 'a"b', "\\u0000", "ü☃\U0001f600", ""])
+async def test_a_name_of_any_letters_is_its_own(tmp_path: Path, name: str) -> None:
+    storage = SQLiteStorage(tmp_path / "jobs.db")
+    await storage.enqueue([job("a"), job(name, headers={name: name}), job("b")])
+    leases = (await storage.exchange(ME, (), ORDER)).leases
+    verdicts = await settle(storage, [done(lease) for lease in leases])
+    (kept,) = await storage.get([Ref("q", name)])
+    told = [(event.queue, event.id) for event in (await storage.events()).events if isinstance(event, JobEvent)]
+    await storage.close()
+
+    assert [lease.ref.id for lease in leases] == ["a", name, "b"]
+    assert leases[1].job.headers == {name: name}
+    assert verdicts == ["done"] * 3
+    assert kept is not None
+    assert kept.job.state == "completed"
+    assert told == [("q", "a"), ("q", name), ("q", "b")]
+
+
+async def test_bytes_come_back_as_they_were(tmp_path: Path) -> None:
+    storage = SQLiteStorage(tmp_path / "jobs.db")
+    parts = [b"", b"\0", b"\xff\0\xfe", b"", bytes(range(256)) * 40, b"[1]"]
+    await storage.enqueue([job(f"{n}", payload=part) for n, part in enumerate(parts)])
+    leases = (await storage.exchange(ME, (), ORDER)).leases
+    await settle(storage, [done(lease, lease.job.payload) for lease in leases])
+    kept = await storage.get([lease.ref for lease in leases])
+    await storage.enqueue([job("nothing", payload=b"")])
+    (lease,) = (await storage.exchange(ME, (), ORDER)).leases
+    await settle(storage, [done(lease, b"")])
+    (nothing,) = await storage.get([lease.ref])
+    await storage.close()
+
+    assert [lease.job.payload for lease in leases] == parts
+    assert [detail.job.result for detail in kept if detail is not None] == parts
+    assert nothing is not None
+    assert (nothing.job.payload, nothing.job.result) == (b"", b"")
+
+
+async def test_each_of_a_batch_of_settlements_gets_its_own_verdict(tmp_path: Path) -> None:
+    storage = SQLiteStorage(tmp_path / "jobs.db")
+    await storage.enqueue([job("plain"), job("keyed", keys=(Key("k"),)), job("failed"), job("lost"), job("twice")])
+    leases = {lease.ref.id: lease for lease in (await storage.exchange(ME, (), ORDER)).leases}
+    lost = leases["lost"]
+    stranger = Settlement(lost.ref, lost.fence - 1, done(lost).decision, done(lost).ended)
+    batch = [
+        done(leases["plain"]),
+        stranger,
+        done(leases["keyed"]),
+        settlement(leases["failed"], Raised(ERROR), Random(1)),
+        done(leases["twice"]),
+        done(leases["twice"]),
+        Settlement(Ref("q", "nobody"), 1, done(lost).decision, done(lost).ended),
+    ]
+    verdicts = await settle(storage, batch)
+    kept = await storage.get([lease.ref for lease in leases.values()])
+    findings = await storage.examine()
+    await storage.close()
+
+    assert verdicts == ["done", "lost", "done", "done", "done", "duplicate", "gone"]
+    assert [detail.job.state for detail in kept if detail is not None] == [
+        "completed",
+        "completed",
+        "delayed",
+        "active",
+        "completed",
+    ]
+    assert not [finding for finding in findings if finding.level == "error"]
+
+
+async def test_each_run_of_a_job_is_remembered(tmp_path: Path) -> None:
+    storage = SQLiteStorage(tmp_path / "jobs.db")
+    await storage.enqueue([job("j", policy=Policy(retry=Backoff(max_attempts=5)))])
+    for _ in range(3):
+        (lease,) = (await storage.exchange(ME, (), ORDER)).leases
+        await settle(storage, [settlement(lease, Raised(ERROR, after=0), Random(1))])
+    (lease,) = (await storage.exchange(ME, (), ORDER)).leases
+    (held,) = await storage.get([lease.ref])
+    await settle(storage, [done(lease)])
+    (over,) = await storage.get([lease.ref])
+    await storage.close()
+
+    assert held is not None
+    assert over is not None
+    assert [(run.number, run.ended) for run in held.runs] == [(1, "raised"), (2, "raised"), (3, "raised"), (4, None)]
+    assert [run.ended for run in over.runs] == ["raised", "raised", "raised", "completed"]
+    assert over.runs[-1].reason is None
+    assert [run.owner for run in over.runs] == [ME.id] * 4
