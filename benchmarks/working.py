@@ -2,6 +2,9 @@
 
 import asyncio
 import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
 
 from msgspec import Struct
 
@@ -28,21 +31,43 @@ async def drain(work: Work, *, concurrency: int, jobs: int) -> Drained:
         return Drained(jobs, time.perf_counter() - began, time.process_time() - cpu_began)
 
 
-async def at_work(work: Work, *, concurrency: int, jobs: int, watched: bool) -> Drained:
-    """Start a worker, give it time to settle, and measure it at jobs that begin to wait all at once.
+@asynccontextmanager
+async def at_work(
+    work: Work, *, concurrency: int, watched: bool
+) -> AsyncGenerator[Callable[[int], Awaitable[Drained]]]:
+    """Start a worker, let it settle, and yield what measures it at so many jobs that begin to wait all at once.
 
     `watched`: by a process of its own, that reads what the worker writes down and renews what it cannot renew itself.
+    What that process takes is counted, where the system tells.
     """
     queue = work.app.queue("default")
-    await queue.pause()
-    await work.fill(jobs, trip=SETTLED_TRIP)
+    done = 0
+
+    async def burst(jobs: int) -> Drained:
+        nonlocal done
+        await queue.pause()
+        await work.fill(jobs, trip=SETTLED_TRIP)
+        done += jobs
+        began, cpu_began = time.perf_counter(), _with_children()
+        await queue.resume()
+        await work.until_completed(done)
+        return Drained(jobs, time.perf_counter() - began, _with_children() - cpu_began)
+
     async with work.app.worker(concurrency=concurrency, keeper="process" if watched else "thread"):
         # What a start costs, here and in the process beside, is no part of it.
         await asyncio.sleep(SETTLING)
-        began, cpu_began = time.perf_counter(), time.process_time()
-        await queue.resume()
-        await work.until_completed(jobs)
-        return Drained(jobs, time.perf_counter() - began, time.process_time() - cpu_began)
+        yield burst
+
+
+def _with_children() -> float:
+    """Return the processor time of this process and of those children that live."""
+    seconds = time.process_time()
+    for children in Path("/proc/self/task").glob("*/children"):
+        for child in children.read_text().split():
+            # The first figure of each thread: nanoseconds on a processor.
+            threads = Path(f"/proc/{child}/task").glob("*/schedstat")
+            seconds += sum(int(thread.read_text().split()[0]) for thread in threads) / 1_000_000_000
+    return seconds
 
 
 async def idle(work: Work, *, seconds: float) -> float:

@@ -1,0 +1,1 @@
+"""Our queue and its rivals, measured on one machine in one run: `make bench-peers`."""

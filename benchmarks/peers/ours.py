@@ -1,0 +1,87 @@
+"""Holdfast, on Redis and on SQLite: its public API, every setting at its default."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+from benchmarks.peers.adapter import AsyncPeer, Row, main
+from benchmarks.peers.order import About
+from holdfast import Holdfast, Job, Task, Timing, __version__
+
+TIGHT = Timing(lease="1s", beat="0.25s", grace="0.25s", sweep="0.25s")
+
+ABOUT = About(
+    title="Holdfast",
+    role="ours",
+    settings={
+        "all": "defaults: leases, fencing, history and events are on; completed jobs and results are kept for an hour",
+        "worker": "one process, no supervisor; so nobody sees its death but who misses its beats",
+    },
+    tight={"Timing": "lease 1 s, beat 0.25 s, grace 0.25 s, sweep 0.25 s"},
+    recovery="27 s at most: lease 20 s, grace 3 s, two sweeps of 2 s (docs/howto/operate.md)",
+    rate=20_000,
+    bulk=True,
+    versions={"holdfast": __version__},
+    packages=("msgspec", "redis", "hiredis", "uvloop"),
+)
+
+
+class Ours(AsyncPeer):
+    """An app with three tasks."""
+
+    @classmethod
+    def describe(cls, url: str) -> About:
+        """Return what is true of the storage that the URL names."""
+        if not url.startswith("sqlite"):
+            return ABOUT
+        settings = {**ABOUT.settings, "durability": "full (default): WAL, synchronous=FULL"}
+        return replace(ABOUT, title="Holdfast on SQLite", settings=settings, rate=4_000)
+
+    async def open(self) -> None:
+        """Define the tasks and connect."""
+        tally = self.tally
+        self._app = app = (
+            Holdfast(self.order.url, name="peers", timing=TIGHT)
+            if self.order.tight
+            else Holdfast(self.order.url, name="peers")
+        )
+
+        @app.task(name="noop")
+        async def noop(number: int) -> None:
+            tally.started(number)
+
+        @app.task(name="echo")
+        async def echo(number: int, text: str) -> str:
+            tally.started(number)
+            return text
+
+        @app.task(name="hold")
+        async def hold(number: int, seconds: float) -> None:
+            tally.started(number)
+            await asyncio.sleep(seconds)
+            tally.finished(number)
+
+        self._tasks: dict[str, Task[..., Any]] = {"noop": noop, "echo": echo, "hold": hold}
+        await app.opened()
+
+    async def enqueue(self, task: str, *row: Any) -> Job[Any]:
+        """Enqueue one job."""
+        return await self._tasks[task].enqueue(*row)
+
+    async def enqueue_many(self, task: str, rows: Sequence[Row]) -> Sequence[Job[Any]]:
+        """Enqueue many jobs in one call."""
+        call = self._tasks[task].call
+        return await self._app.enqueue_many(call(*row) for row in rows)
+
+    async def result(self, handle: object) -> object:
+        """Return the result of a job."""
+        return await cast("Job[object]", handle).result(timeout=10)
+
+    async def work(self) -> None:
+        """Run a worker of this process."""
+        await self._app.worker(concurrency=self.order.concurrency).run()
+
+
+if __name__ == "__main__":
+    main(Ours)

@@ -1,0 +1,181 @@
+"""Adapters as processes: started on an order, listened to, and seen off whatever happens."""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryFile
+from types import TracebackType
+from typing import Any, Self
+from weakref import WeakSet
+
+from benchmarks.peers.order import Order
+
+ROOT = Path(__file__).parents[2]
+LAST_WORDS = 1_500
+
+
+class Failed(Exception):
+    """A cell has no figure; says why."""
+
+
+class Cannot(Exception):
+    """The peer says that it has nothing of the kind."""
+
+
+class Adapters:
+    """All adapters of one run, so that one who ends the run ends those of other threads, too."""
+
+    def __init__(self) -> None:
+        self._started: WeakSet[Adapter] = WeakSet()
+        self._over = False
+
+    def admit(self, adapter: "Adapter") -> None:
+        """Take one in that has been started.
+
+        Raises:
+            Failed: the run is over.
+        """
+        self._started.add(adapter)
+        if self._over:
+            adapter.kill()
+            raise Failed("the run is over")
+
+    def end(self) -> None:
+        """Kill all, and whichever is yet to come."""
+        self._over = True
+        for adapter in list(self._started):
+            adapter.kill()
+
+
+ADAPTERS = Adapters()
+
+
+class Adapter:
+    """A started adapter, and all the processes that it starts."""
+
+    def __init__(self, command: Sequence[str], order: Order) -> None:
+        self._words = TemporaryFile()  # noqa: SIM115 - closed with the process
+        # A peer must not find settings or packages of the one who runs this; but its adapter, and ours.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+        environment |= {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}", "PYTHONNOUSERSITE": "1"}
+        self._process = subprocess.Popen(
+            [*command, order.as_json()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._words,
+            cwd=ROOT,
+            env=environment,
+            start_new_session=True,
+        )
+        self.pid = self._process.pid
+        self._unread = b""
+        ADAPTERS.admit(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # Nobody waits for a worker to leave in peace: what it has not done by now is of no interest.
+        self.kill()
+        for pipe in (self._process.stdin, self._process.stdout, self._words):
+            if pipe is not None:
+                pipe.close()
+
+    def hear(self, word: str, within: float) -> dict[str, Any]:
+        """Return its next answer, which must be this one.
+
+        Raises:
+            Cannot: it says that the peer has nothing of the kind.
+            Failed: it ended, was silent for longer, or said something else.
+        """
+        said: dict[str, Any] = json.loads(self._line(time.monotonic() + within, word))
+        if said["say"] == "cannot":
+            raise Cannot(said["why"])
+        if said["say"] != word:
+            raise Failed(f"said {said['say']} where {word} was due")
+        return said
+
+    def tell(self, word: str) -> None:
+        """Say a word to it.
+
+        Raises:
+            Failed: it is not there any more.
+        """
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(word.encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise Failed(f"ended before it was told to {word}: {self.last_words()}") from None
+
+    def check(self) -> None:
+        """See that it is still there.
+
+        Raises:
+            Failed: it has ended.
+        """
+        if self._process.poll() is not None:
+            raise Failed(f"ended with {self._process.returncode}: {self.last_words()}")
+
+    def kill(self) -> None:
+        """Kill it with SIGKILL, and all that it has started."""
+        # Some peers put the processes that run their jobs into groups of their own.
+        for pid in family(self.pid) if self._process.poll() is None else ():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def last_words(self) -> str:
+        """Return the end of what it wrote to stderr."""
+        self._words.seek(0, os.SEEK_END)
+        self._words.seek(max(0, self._words.tell() - LAST_WORDS))
+        return self._words.read().decode(errors="replace").strip()
+
+    def cpu(self) -> float:
+        """Return the seconds of processor time of it and its descendants so far."""
+        return sum(cpu_of(pid) for pid in family(self.pid))
+
+    def _line(self, deadline: float, word: str) -> bytes:
+        assert self._process.stdout is not None
+        descriptor = self._process.stdout.fileno()
+        while b"\n" not in self._unread:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([descriptor], [], [], left)[0]:
+                raise Failed(f"not {word} in time: {self.last_words()}")
+            if not (piece := os.read(descriptor, 65_536)):
+                self._process.wait()
+                raise Failed(f"ended with {self._process.returncode} and not {word}: {self.last_words()}")
+            self._unread += piece
+        line, _, self._unread = self._unread.partition(b"\n")
+        return line
+
+
+def cpu_of(pid: int) -> float:
+    """Return the seconds of processor time that a process has used, ended threads included; Linux only."""
+    try:
+        # What clock_getcpuclockid(3) would return; it costs no parsing and is exact to less than a microsecond.
+        return time.clock_gettime((~pid << 3) | 2)
+    except OSError:
+        return 0.0
+
+
+def family(pid: int) -> list[int]:
+    """Return a process and its descendants; Linux only."""
+    found = [pid]
+    for one in found:
+        for thread in Path(f"/proc/{one}/task").glob("*/children"):
+            try:
+                found += [int(child) for child in thread.read_text().split()]
+            except OSError:
+                continue
+    return found

@@ -1,0 +1,137 @@
+"""What a run found, as one JSON file: the report reads this and nothing else."""
+
+from collections.abc import Iterable, Sequence
+from statistics import median
+
+from msgspec import Struct, field
+
+FORMAT = 1
+
+
+class Machine(Struct, frozen=True):
+    """What it was measured on."""
+
+    system: str
+    processor: str
+    cores: int
+    memory_gib: float
+    load: float
+    """The load average of the last minute before the start: what else went on."""
+    python: str
+    """The interpreter of the runner."""
+    redis: str | None
+    redis_settings: dict[str, str]
+    sqlite: str
+
+
+class Entry(Struct, frozen=True):
+    """One peer (or ours, or a floor): what it says of itself (order.About), and where it was run."""
+
+    key: str
+    title: str
+    storage: str
+    role: str
+    """`ours`, `peer` or `floor`."""
+    acknowledges: str
+    """`after` or `before` the work."""
+    at_once: int
+    """The most jobs that one process can run at once; 0: any number."""
+    interpreter: str
+    versions: dict[str, str]
+    settings: dict[str, str]
+    tight: dict[str, str]
+    recovery: str
+    notes: list[str]
+    rate: int
+    bulk: bool
+    results: bool
+
+
+class Sample(Struct, frozen=True):
+    """One cell of one peer in one round: the figures by the names of cells.FIGURES, or why there are none."""
+
+    peer: str
+    cell: str
+    round: int
+    took: float
+    """Seconds for all of it, starting and filling included."""
+    figures: dict[str, float] = {}
+    failed: str | None = None
+    """It was asked for what it promises, and did not do it: a crash, a hang, a job that was lost."""
+    cannot: str | None = None
+    """It promises nothing of the kind, and said so."""
+    remarks: list[str] = field(default_factory=list[str])
+    """What else was odd, such as jobs that ran twice."""
+
+
+class Quantity(Struct, frozen=True):
+    """What one figure of one cell is."""
+
+    cell: str
+    figure: str
+    title: str
+    unit: str
+    better: str
+    """`more` or `less`; or `none`, where it is only told."""
+    digits: int = 0
+
+
+class Results(Struct, frozen=True):
+    """All of a run."""
+
+    began: str
+    """By the wall clock, UTC."""
+    seconds: float
+    seed: int
+    rounds: int
+    """How many rounds were begun; a cell that needs fewer has fewer samples."""
+    options: dict[str, str]
+    """What the run was asked for, where that was not the default; `quick` or less rounds are no basis for claims."""
+    machine: Machine
+    peers: list[Entry]
+    quantities: list[Quantity]
+    samples: list[Sample]
+    unavailable: dict[str, str] = {}
+    """Peers that could not be installed or started here, and why."""
+    format: int = FORMAT
+
+
+class Summary(Struct, frozen=True):
+    """The rounds of one figure: their median, the least, the most, and how many there were."""
+
+    median: float
+    least: float
+    most: float
+    rounds: int
+
+    @property
+    def spread(self) -> float:
+        """Half of what lies between the least and the most, as a share of the median."""
+        return (self.most - self.least) / 2 / self.median if self.median else 0.0
+
+
+def summary(values: Sequence[float]) -> Summary | None:
+    """Return what so many rounds come to; None of none."""
+    return Summary(median(values), min(values), max(values), len(values)) if values else None
+
+
+def values(samples: Iterable[Sample], *, peer: str, cell: str, figure: str) -> list[float]:
+    """Return one figure of one cell of one peer, in the order of the rounds; failed ones have none."""
+    return [
+        sample.figures[figure]
+        for sample in sorted(samples, key=lambda sample: sample.round)
+        if (sample.peer, sample.cell) == (peer, cell) and figure in sample.figures
+    ]
+
+
+def percentile(values: Sequence[float], part: float) -> float:
+    """Return the least value that `part` percent of the values do not exceed.
+
+    Raises:
+        ValueError: there are no values.
+    """
+    if not values:
+        raise ValueError("no values have no percentile")
+    ordered = sorted(values)
+    place = -(-len(ordered) * part // 100)
+    return ordered[max(int(place) - 1, 0)]
