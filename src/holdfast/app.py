@@ -49,6 +49,7 @@ from holdfast.signature import Signature
 from holdfast.storage.locate import locate, read
 from holdfast.storage.protocol import TASK_RATE, Receipt, Settings, Storage, Target
 from holdfast.task import Call, DeclaredTask, Task
+from holdfast.trips import Trips
 from holdfast.whereabouts import Whereabouts, whereabouts
 from holdfast.worker.outpost import KeeperKind, Outpost
 from holdfast.worker.slate import Slate
@@ -116,6 +117,8 @@ class Holdfast(Definer):
         self._side = side
         self._figures = Figures()
         self._ids = JobIds(self._clock, self._rng)
+        self._trips = Trips()
+        self._accesses: dict[Signature | None, Access] = {}
         self._hearers = Hearers()
         self._schedules: dict[str, Schedule] = {}
         self._warned: set[str] = set()
@@ -255,12 +258,15 @@ class Holdfast(Definer):
         return Job(Ref(where, named(job_id, field="id")), self.access(None if task is None else task.signature))
 
     async def submit(self, calls: list[Call[Any]]) -> list[Job[Any]]:
-        """Enqueue calls in one trip; what every `enqueue` comes down to."""
+        """Enqueue calls in one trip; what every `enqueue` comes down to. One alone may share it with other callers."""
         if not calls:
             return []
         storage = await self.opened()
         try:
-            receipts = await storage.enqueue([call.job for call in calls])
+            if len(calls) == 1:
+                receipts = [await self._trips.enqueue(storage, calls[0].job)]
+            else:
+                receipts = await storage.enqueue([call.job for call in calls])
         except StorageError as error:
             raise _with_ids(error, calls) from error.__cause__
         return [
@@ -268,7 +274,7 @@ class Holdfast(Definer):
                 receipt.ref,
                 self.access(call.task.signature),
                 made=receipt.made,
-                refusal=refusal(receipt, call.job, skipped=call.skips),
+                refusal=refusal(receipt, call.job, skipped=call.skips) if receipt.made == "throttled" else None,
             )
             for call, receipt in zip(calls, receipts, strict=True)
         ]
@@ -333,10 +339,12 @@ class Holdfast(Definer):
 
     def access(self, signature: Signature | None) -> Access:
         """Return a job's way back to this app."""
-        codec = self.codec
-        if signature is None:
-            return Access(self.opened, codec.decode, rng=self._rng, logger=self.logger)
-        return Access(self.opened, lambda data: signature.result(codec, data), rng=self._rng, logger=self.logger)
+        access = self._accesses.get(signature)
+        if access is None:
+            codec = self.codec
+            convert = codec.decode if signature is None else functools.partial(signature.result, codec)
+            access = self._accesses[signature] = Access(self.opened, convert, rng=self._rng, logger=self.logger)
+        return access
 
     def _triggered(self, receipt: Receipt, job: NewJob) -> Job[Any]:
         known = {**self.declared, **self.tasks}.get(job.task)

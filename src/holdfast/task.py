@@ -112,6 +112,8 @@ class Standing:
 class Call(Generic[R_co]):
     """One call of a task, encoded and checked, not yet enqueued."""
 
+    __slots__ = ("_throws", "job", "skips", "task")
+
     def __init__(self, task: "Task[Any, R_co]", job: NewJob, *, throws: bool = False, skips: bool = False) -> None:
         self.task = task
         self.job = job
@@ -307,6 +309,9 @@ class Task(Generic[P, R]):
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Remember a call of this task. Once this returns, the job reaches a state that you can read.
+
+        Callers of one event loop that come together share a trip to the storage; who is alone waits for nobody. Where
+        this is cancelled the job may have been remembered or not; the others' are.
 
         Raises:
             UsageError: the arguments do not fit the signature, or cannot be encoded; or the task is of a router that

@@ -41,6 +41,7 @@ class MemoryStorage:
 
     url = "memory://"
     shared = False
+    apart = False
 
     def __init__(self, *, clock: Clock | None = None) -> None:
         self.model = Model(clock or SystemClock())

@@ -74,7 +74,7 @@ class Finding(Struct, frozen=True):
     remedy: str = ""
 
 
-class Receipt(Struct, frozen=True):
+class Receipt(Struct, frozen=True, gc=False):
     """What became of one enqueue: `ref` is the job that lives, be it the new one or the one that was there.
 
     `created`: a new job. `duplicate`: a job of this id, or one that holds its unique key, was there. `replaced`: this
@@ -182,6 +182,9 @@ class Beat(Struct, frozen=True):
     events: tuple[Event, ...] = ()
     last: bool = False
     """The owner takes its leave: its worker record goes with this beat."""
+    guarding: bool = False
+    """Sent by who watches over the owner's process, and will reclaim from it: nobody else shall take the owner for dead
+    before, where its life can be seen. What it holds is lost to the silent all the same, when its leases are out."""
 
 
 class Cancelling(Struct, frozen=True):
@@ -530,6 +533,9 @@ class Storage(Protocol):
 
     shared: bool
     """Whether other processes can see it."""
+
+    apart: bool
+    """Whether it works while its callers do, so that it pays to ask for more before it has answered."""
 
     async def open(self) -> None:
         """Make ready for use. Idempotent.
