@@ -49,6 +49,7 @@ FLOORS: dict[str, int] = {
     "health": 3,
     "task": 4,
     "compatibility": 5,
+    "trips": 5,
     "schedules": 5,
     "collecting": 5,
     "equipment": 5,

@@ -32,15 +32,17 @@ Said = tuple[float | None, Progress | None, list[Line]]
 class Signs:
     """What a handler has said since the last beat; written by its thread, taken by the keeper's."""
 
+    # Most handlers never say anything, and then nothing is made for it: it stands in the class that they have not.
+    echo: Callable[[float], None] | None = None
+    """Hears of each sign at once, for whoever watches over the run."""
+    last: float = -math.inf
+    """The uptime of the last sign of all, sent or not."""
+    _at: float | None = None
+    _progress: Progress | None = None
+    _log: deque[Line] | None = None
+
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._at: float | None = None
-        self.echo: Callable[[float], None] | None = None
-        """Hears of each sign at once, for whoever watches over the run."""
-        self.last = -math.inf
-        """The uptime of the last sign of all, sent or not."""
-        self._progress: Progress | None = None
-        self._log: deque[Line] = deque(maxlen=LOG_WAITING)
 
     def sign(self, at: float, progress: Progress | None = None) -> None:
         """Note a sign of life, given at that uptime, with how far the handler is."""
@@ -56,7 +58,7 @@ class Signs:
         """Note a line, written at that uptime; whoever writes is alive."""
         with self._lock:
             self._at = self.last = at
-            self._log.append((at, level, message, fields))
+            self._lines().append((at, level, message, fields))
         # It may be taken away from another thread.
         if (echo := self.echo) is not None:
             echo(at)
@@ -69,9 +71,8 @@ class Signs:
     def take(self) -> Said:
         """Return and forget what was said: when last, how far, the log."""
         with self._lock:
-            taken = self._at, self._progress, list(self._log)
-            self._at, self._progress = None, None
-            self._log.clear()
+            taken = self._at, self._progress, list(self._log or ())
+            self._at = self._progress = self._log = None
         return taken
 
     def restore(self, taken: Said) -> None:
@@ -83,7 +84,13 @@ class Signs:
         with self._lock:
             self._at = at if self._at is None else self._at
             self._progress = self._progress or progress
-            self._log.extendleft(reversed(log[: LOG_WAITING - len(self._log)]))
+            lines = self._lines()
+            lines.extendleft(reversed(log[: LOG_WAITING - len(lines)]))
+
+    def _lines(self) -> deque[Line]:
+        if self._log is None:
+            self._log = deque(maxlen=LOG_WAITING)
+        return self._log
 
 
 class JobLog:
@@ -112,15 +119,24 @@ class JobLog:
 class JobContext:
     """The running job, from within its handler."""
 
+    _log: JobLog | None = None
+    _stopping = False
+    _cancelled: str | None = None
+
     def __init__(self, job: JobRecord, signs: Signs, uptime: Callable[[], float], state: Any = None) -> None:
         self._job = job
         self._signs = signs
         self._uptime = uptime
-        self._cancelled: str | None = None
-        self._stopping = False
-        self.log = JobLog(self._write)
         self.state = state
         """What the lifespan of this worker has yielded, None without one."""
+
+    @property
+    def log(self) -> JobLog:
+        """The job's own log."""
+        # Most handlers log nothing; and each would know the other, which only a collection of garbage undoes.
+        if self._log is None:
+            self._log = JobLog(self._write)
+        return self._log
 
     @property
     def id(self) -> str:

@@ -56,29 +56,29 @@ class Figures:
 
     def count(self, metric: Metric, *labels: str, by: int = 1) -> None:
         """Add to a counter."""
+        key = (metric.name, *labels)
         with self._lock:
-            self._numbers(metric, labels, 1)[0] += by
+            numbers = self._series.get(key) or self._new(key, 1)
+            numbers[0] += by
 
     def observe(self, metric: Metric, seconds: float, *labels: str) -> None:
         """Add a time."""
+        key, buckets = (metric.name, *labels), metric.buckets
+        place = 1 + bisect_left(buckets, seconds)
         with self._lock:
-            numbers = self._numbers(metric, labels, len(metric.buckets) + 2)
+            numbers = self._series.get(key) or self._new(key, len(buckets) + 2)
             numbers[0] += seconds
-            numbers[1 + bisect_left(metric.buckets, seconds)] += 1
+            numbers[place] += 1
 
     def totals(self) -> dict[Key, tuple[float, ...]]:
         """Return what it has come to so far."""
         with self._lock:
             return {key: tuple(numbers) for key, numbers in self._series.items()}
 
-    def _numbers(self, metric: Metric, labels: Key, many: int) -> list[float]:
-        key = (metric.name, *labels)
-        numbers = self._series.get(key)
-        if numbers is None:
-            if len(self._series) >= MOST:
-                key = (metric.name, *(OTHER for _ in labels))
-            numbers = self._series.setdefault(key, [0.0] * many)
-        return numbers
+    def _new(self, key: Key, many: int) -> list[float]:
+        if len(self._series) >= MOST:
+            key = (key[0], *(OTHER for _ in key[1:]))
+        return self._series.setdefault(key, [0.0] * many)
 
 
 def added_up(some: Iterable[Totals]) -> dict[Key, tuple[float, ...]]:

@@ -5,6 +5,9 @@ from random import Random
 
 from holdfast.clock import Clock
 
+_VARIANT = {digit: "89ab"[int(digit, 16) & 3] for digit in "0123456789abcdef"}
+"""What the first digit after the version's group is made of a random one: its upper two bits tell the variant."""
+
 
 class JobIds:
     """Makes UUIDs of version 7 (RFC 9562) that sort in the order they were made, also within one millisecond.
@@ -18,6 +21,8 @@ class JobIds:
         self._rng = rng
         self._lock = threading.Lock()
         self._last = 0
+        self._instant = (-1, "")
+        """The latest millisecond, and how an id of it begins."""
 
     def make(self) -> str:
         """Return the next id."""
@@ -25,9 +30,14 @@ class JobIds:
         ticks = (now // 1000) << 12 | (now % 1000) * 4096 // 1000
         with self._lock:
             ticks = self._last = max(ticks, self._last + 1)
-        number = (ticks >> 12) << 80 | 0x7 << 76 | (ticks & 0xFFF) << 64 | 0b10 << 62 | self._rng.getrandbits(62)
-        text = f"{number:032x}"
-        return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+        millisecond, begins = self._instant
+        if ticks >> 12 != millisecond:
+            millisecond = ticks >> 12
+            text = f"{millisecond:012x}"
+            begins = f"{text[:8]}-{text[8:]}-7"
+            self._instant = (millisecond, begins)
+        chance = self._rng.randbytes(8).hex()
+        return f"{begins}{ticks & 0xFFF:03x}-{_VARIANT[chance[0]]}{chance[1:4]}-{chance[4:]}"
 
 
 def owner_id(rng: Random) -> str:

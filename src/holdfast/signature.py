@@ -49,7 +49,9 @@ class Signature:
         self._signature = _as_called(self._whole, self._injected)
         parameters = self._signature.parameters.values()
         self._kinds = [(parameter.name, parameter.kind) for parameter in parameters]
+        self._names = tuple(parameter.name for parameter in parameters)
         self._all_by_place = all(kind in BY_PLACE for _, kind in self._kinds)
+        self._always_whole = self._all_by_place and all(map(_required, parameters))
         hints = _hints(function if hasattr(function, "__wrapped__") else body_of(function))
         _none_annotated(hints, task)
         self._record = msgspec.defstruct(
@@ -184,6 +186,8 @@ class Signature:
         `upgrade`: what makes of an older payload's plain data those of today, which are then checked like any.
         """
         read = self._read(codec, payload, upgrade)
+        if self._always_whole:
+            return structs.astuple(read), {}
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
         for place, (name, kind) in enumerate(self._kinds):
@@ -296,7 +300,7 @@ class Signature:
             return {self._kinds[0][0]: [_ONE.bind(*args, **kwargs).arguments[ITEM]]}
         if self._all_by_place and not kwargs and len(args) == len(self._kinds):
             # The usual call, at a third of what `bind` takes.
-            return {name: value for (name, _), value in zip(self._kinds, args, strict=True)}
+            return dict(zip(self._names, args, strict=True))
         return self._signature.bind(*args, **kwargs).arguments
 
     @staticmethod

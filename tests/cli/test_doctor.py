@@ -17,6 +17,8 @@ from holdfast.storage.protocol import Order
 from tests.cli.terminal import Terminal
 from tests.servers import RedisServer, client_of
 
+pytestmark = pytest.mark.thorough
+
 APP = """
 import asyncio
 from holdfast import Holdfast

@@ -15,6 +15,8 @@ from holdfast.health.server import Address
 from tests.cli.probe import probe
 from tests.cli.terminal import TASKS, Terminal, one_line
 
+pytestmark = pytest.mark.thorough
+
 KEYS = {"status", "now", "queues", "workers", "reaper", "complaints"}
 
 

@@ -16,8 +16,8 @@ def test_it_makes_a_database_and_does_nothing_the_second_time(there: Terminal) -
 
 
 def test_it_says_so_in_words(there: Terminal) -> None:
-    assert "was brought from nothing to schema 3" in there.run("migrate").stdout
-    assert "is at schema 3, nothing to do" in there.run("migrate").stdout
+    assert "was brought from nothing to schema 4" in there.run("migrate").stdout
+    assert "is at schema 4, nothing to do" in there.run("migrate").stdout
     assert there.run("migrate", "--quiet").stdout == ""
 
 
@@ -26,8 +26,8 @@ def test_a_redis_has_its_schema_as_soon_as_it_is_opened(there: Terminal, redis_u
     told = there.run("migrate", env={"HOLDFAST_URL": redis_url})
 
     assert told.exit_code == 0, told.output
-    assert told.stdout == f"{redis_url} is at schema 1, nothing to do\n"
-    assert "schema 1 in 1 cell" in there.run("doctor", env={"HOLDFAST_URL": redis_url}).stdout
+    assert told.stdout == f"{redis_url} is at schema 2, nothing to do\n"
+    assert "schema 2 in 1 cell" in there.run("doctor", env={"HOLDFAST_URL": redis_url}).stdout
 
 
 @pytest.mark.redis

@@ -6,6 +6,8 @@ import pytest
 
 from tests.cli.terminal import TASKS, Terminal, one_line
 
+pytestmark = pytest.mark.thorough
+
 MEMORY = "memory lives in one process; use sqlite:///..."
 
 

@@ -10,6 +10,8 @@ from holdfast import __version__
 from holdfast.cli.main import COMMANDS, root
 from tests.cli.terminal import Terminal
 
+pytestmark = pytest.mark.thorough
+
 ASKS = """
 import sys
 from holdfast.cli.main import root

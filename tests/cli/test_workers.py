@@ -87,6 +87,26 @@ def test_a_worker_that_stops_or_is_silent_says_so(there: Terminal) -> None:
     assert [worker["state"] for worker in there.read("workers", "list")] == ["stopping", "stale"]
 
 
+def test_a_worker_that_died_is_said_to_have_died_wherever_it_is_shown(there: Terminal) -> None:
+    app = there.app()
+
+    async def bury() -> None:
+        async with app:
+            for owner in (ANN, BOB):
+                await app.storage.renew(Beat(owner, worker=INFO))
+            await app.storage.reclaim(BOB.id, ANN)
+
+    asyncio.run(bury())
+
+    assert [worker["state"] for worker in there.read("workers", "list")] == ["alive", "died"]
+    info = there.read("info")["workers"]
+    assert [(worker["stale"], worker["died"]) for worker in info] == [(False, False), (True, True)]
+    assert [line.split()[-1] for line in there.run("info").stdout.splitlines() if "default,mail" in line] == [
+        "alive",
+        "died",
+    ]
+
+
 def test_without_workers_there_is_nothing_to_list(there: Terminal) -> None:
     there.enqueue("add", 1, 2)
 

@@ -192,7 +192,7 @@ def test_a_worker_is_shown_with_its_record_alive_and_when_its_beats_stop_stale_w
 
         assert alive.keys() == {
             *("id", "name", "host", "pid", "queues", "concurrency", "active", "started"),
-            *("state", "age", "seen_ago", "turned_ago"),
+            *("state", "died", "age", "seen_ago", "turned_ago"),
         }
         assert (alive["id"], alive["name"], alive["concurrency"]) == (worker.owner.id, "mine", 3)
         assert alive["queues"] == ["default", "mail"]

@@ -12,6 +12,8 @@ from holdfast.core.job import RateKey
 from holdfast.options import TaskSettings
 from tests.flow.conftest import FAST, Play, Stage
 
+pytestmark = pytest.mark.thorough
+
 
 def calling(stage: Stage, app: Holdfast, began: list[tuple[str, float]], **options: Unpack[TaskSettings]) -> Any:
     @app.task(name="call", **options)

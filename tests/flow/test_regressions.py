@@ -52,6 +52,8 @@ from holdfast.storage.protocol import (
 from holdfast.testing.simloop import SameLoop, SimClock, SimLoop, simulate
 from tests.flow.conftest import FAST, Play, Stage
 
+pytestmark = pytest.mark.thorough
+
 SECOND = 1_000_000
 BOUND = FAST.recovery_bound.total_seconds()
 

@@ -40,6 +40,8 @@ from holdfast.storage.protocol import DUE_LIMIT, Bid, Change, Delete, Planned, P
 from holdfast.testing.simloop import EPOCH, Node, SameLoop, SimClock, SimLoop, simulate
 from tests.flow.conftest import FAST, Play, Stage
 
+pytestmark = pytest.mark.thorough
+
 T = TypeVar("T")
 
 START = moment(EPOCH)

@@ -13,6 +13,8 @@ from holdfast.testing.mutants import MUTANTS
 from holdfast.testing.replay import keep, main
 from holdfast.testing.trials import tried
 
+pytestmark = pytest.mark.thorough
+
 NOISE = ("kill", "pause", "storm", "lost_request", "lost_answer", "late", "echo", "lost_notice")
 
 

@@ -9,6 +9,8 @@ from holdfast.storage.model import Model
 from holdfast.testing.mutants import MUTANTS, mutant
 from holdfast.testing.trials import main, tried
 
+pytestmark = pytest.mark.thorough
+
 
 class Broken(Model):
     """Its own code does not work."""

@@ -17,6 +17,8 @@ from holdfast.testing.plan import FEATURES, SCENARIOS, STEPS
 from holdfast.testing.recoveries import Recovery
 from holdfast.testing.world import World
 
+pytestmark = pytest.mark.thorough
+
 SEEDS = 40
 CHUNK = 10
 OFTEN = 6

@@ -1,6 +1,7 @@
 """The app of the system tests: handlers that keep a diary of their own, outside the queue."""
 
 import asyncio
+import contextvars
 import ctypes
 import os
 import resource
@@ -8,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 
 from holdfast import Holdfast, JobCompleted, Retry, Stall, TaskOptions, Timing, current_job
 
@@ -53,6 +55,15 @@ async def nap(seconds: float) -> str:
     await asyncio.sleep(seconds)
     note("end")
     return "rested"
+
+
+@app.task
+async def until_told(name: str) -> None:
+    """Rest until there is a file of that name beside the diary."""
+    note("start")
+    while not Path(os.environ["CREW_DIARY"] + name).exists():  # noqa: ASYNC110, ASYNC240 - somebody else makes it
+        await asyncio.sleep(0.05)
+    note("end")
 
 
 @app.task(on_unreachable="stop")
@@ -250,6 +261,42 @@ def endless() -> None:
     note("start")
     while True:
         sum(range(1000))
+
+
+_undying = Path(os.environ["CREW_DIARY"] + ".undying")
+
+
+@app.task
+async def block_beside(how: str, seconds: float) -> None:
+    """Once an undying one is at work, block the event loop, or hold the interpreter."""
+    while not _undying.exists():  # noqa: ASYNC110, ASYNC240 - it is in another process
+        await asyncio.sleep(0.01)
+    note("start")
+    if how == "hog":
+        time.sleep(seconds)  # noqa: ASYNC251 - that is the point
+    else:
+        _grip(seconds)
+    note("end")
+
+
+@app.task(run="process", timeout="2s", stall=Stall("8s"), retry=Retry(max_attempts=1))
+async def undying() -> None:
+    """Note what it is told, and go on."""
+    # The signal comes in whatever context the loop is in just then.
+    here = contextvars.copy_context()
+
+    def told(number: int, frame: object) -> None:
+        here.copy().run(note, "term")
+
+    signal.signal(signal.SIGTERM, told)
+    note("start")
+    _undying.touch()  # noqa: ASYNC240 - in a process of its own
+    while True:
+        try:
+            await asyncio.sleep(0.05)
+            note("alive")
+        except asyncio.CancelledError:
+            note("told")
 
 
 @app.task(timeout="1s", stall=Stall("8s"), retry=Retry(max_attempts=1))

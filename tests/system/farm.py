@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Generator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,9 +91,13 @@ class Farm:
 
     def enqueue(self, task: str, *arguments: object, times: int = 1) -> list[Ref]:
         """Enqueue jobs of the crew's from a process of its own."""
+        return self.enqueue_in_turns(task, [arguments], times=times)
+
+    def enqueue_in_turns(self, task: str, arguments: Sequence[tuple[object, ...]], *, times: int) -> list[Ref]:
+        """Enqueue one job with each of these arguments, one after the other, so many times."""
         code = (
             "import crew, sys\n"
-            f"calls = [crew.{task}.call(*{arguments!r}) for _ in range({times})]\n"
+            f"calls = [crew.{task}.call(*each) for _ in range({times}) for each in {list(arguments)!r}]\n"
             "jobs = crew.app.enqueue_many_sync(calls)\n"
             "print('\\n'.join(job.id for job in jobs))\n"
         )

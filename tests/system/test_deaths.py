@@ -86,6 +86,38 @@ async def test_a_dead_childs_jobs_run_again_within_a_second_and_the_history_says
         assert second.start - killed_at < SECOND + 3 * SECOND
 
 
+async def test_a_siblings_sweep_leaves_the_dead_to_their_supervisor_which_knows_what_they_died_of(
+    farm: MakeFarm,
+) -> None:
+    here = farm(lease="20s", grace="3s", sweep="100ms")
+    supervisor = here.worker("--processes", "2", "-c", "2", "--drain", "0s")
+    refs = here.enqueue("nap", 60, times=4)
+    victim, sibling = await busy(here, workers=2)
+    with here.stopped(supervisor.pid):
+        os.kill(victim, signal.SIGKILL)
+        swept: set[int] = set()
+
+        async def often() -> bool:
+            survey = await here.survey()
+            # By the sibling, if need be from now on.
+            swept.add(survey.now - (survey.swept_ago or 0))
+            return len(swept) > 20
+
+        await here.until(often, within=30)
+        assert {detail.job.stalls for detail in await here.details(refs)} == {0}
+
+    async def buried() -> bool:
+        return any(isinstance(event, WorkerDied) for event in await here.events())
+
+    await here.until(buried, within=10)
+    events = await here.events()
+    assert [event.jobs for event in events if isinstance(event, WorkerDied)] == [2]
+    for event in events:
+        if isinstance(event, JobStalled):
+            assert (event.post_mortem or "").startswith("its process was killed by signal 9 (SIGKILL), cause unknown")
+    assert sibling in await here.pids()
+
+
 @pytest.mark.statement(92, 106)
 async def test_kill_9_of_an_only_worker_followed_by_a_restart_runs_its_jobs_again(farm: MakeFarm) -> None:
     here = farm(lease="20s", grace="3s", sweep="2s")
@@ -127,6 +159,12 @@ async def test_children_die_with_a_supervisor_that_is_killed_and_a_restart_runs_
 ) -> None:
     here = farm(lease="20s", grace="3s", sweep="2s")
     supervisor = here.worker("--processes", "3", "-c", "2")
+
+    async def all_there() -> bool:
+        return len(await here.pids()) == 3
+
+    # On a busy machine the last one comes when the first one's jobs would be over.
+    await here.until(all_there, within=30)
     refs = here.enqueue("blocking", 2, times=6)
     children = await busy(here, workers=3)
     supervisor.kill()

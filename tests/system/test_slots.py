@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from holdfast import Holdfast, Timing
-from holdfast.core.events import JobStalled, JobSuspected, WorkerDied, WorkerStopping
+from holdfast.core.events import JobStalled, JobSuspected, RunFenced, WorkerDied, WorkerStopping
 from holdfast.core.job import JobDetail, Ref
 from holdfast.core.lifecycle import State
-from tests.system.farm import Farm, Line, by_job
+from tests.system.farm import Farm, Line, by_job, timing_of
 
 pytestmark = pytest.mark.system
 
@@ -26,6 +26,12 @@ def here(request: pytest.FixtureRequest, farm: MakeFarm) -> Farm:
     """Return a farm on each storage, with patient leases: what is to be early here is not recovery by a lease."""
     url = request.getfixturevalue("redis_url") if request.param == "redis" else ""
     return farm(url=url, lease="8s", grace="2s", sweep="1s")
+
+
+@pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.redis)])
+def place(request: pytest.FixtureRequest) -> str:
+    """Return the address of a storage; none for a file of the farm's own."""
+    return "" if request.param == "sqlite" else str(request.getfixturevalue("redis_url"))
 
 
 def gone(pid: int) -> bool:
@@ -156,6 +162,85 @@ async def test_a_timeout_gives_a_slot_back_within_two_seconds_wherever_the_handl
     assert [(one.job.state, one.job.result, one.job.progress, len(one.runs)) for one in late] == [
         (State.FAILED, None, None, 1)
     ] * 3
+
+
+@pytest.mark.parametrize(
+    ("place", "how"),
+    [
+        ("sqlite", "hog"),
+        pytest.param("redis", "hog", marks=pytest.mark.redis),
+        # What no thread can help: it shows what the others would see if the limits lived on the worker's loop.
+        ("sqlite", "grip"),
+    ],
+    indirect=["place"],
+)
+async def test_the_limit_of_a_run_in_a_slot_is_kept_while_the_workers_loop_is_blocked(
+    farm: MakeFarm, place: str, how: str
+) -> None:
+    here = farm(url=place, lease="2s", grace="500ms", sweep="300ms")
+    here.worker("-c", "2")
+    # The slot is there already.
+    await over(here, here.enqueue("secluded", 0), within=60)
+    # For many times its limit, and longer than its lease.
+    (blocking,) = here.enqueue("block_beside", how, 12)
+    refs = here.enqueue("undying")
+    (start,) = await started(here, refs)
+
+    async def ended() -> bool:
+        return gone(start.pid)
+
+    await here.until(ended, within=20)
+    (detail,) = await over(here, refs, within=20)
+    began, end = (line.at for line in here.lines() if line.id == blocking.id and line.what != "heard")
+    said = {line.what: (line.at - start.at) / SECOND for line in here.lines() if line.id == start.id}
+
+    # The loop was blocked from before the limit on, and has settled the run when it turned again.
+    assert began - start.at < SECOND
+    assert detail.job.finished is not None
+    assert end <= detail.job.finished
+    assert (detail.job.state, detail.job.reason, len(detail.runs)) == (State.FAILED, "timeout", 1)
+    assert not [event for event in await here.events() if isinstance(event, JobStalled | RunFenced | WorkerDied)]
+    # By its own process, which nothing here holds up.
+    assert 1.9 <= said["told"] < 3
+    if how == "grip":
+        assert "term" not in said or said["term"] > (end - start.at) / SECOND
+        assert said["alive"] > (end - start.at) / SECOND - 1
+    else:
+        assert 2.9 <= said["term"] < 4
+        assert said["alive"] < 2 + 2
+
+
+async def test_a_run_whose_slot_somebody_stops_passes_to_another_and_what_it_still_comes_to_is_refused(
+    farm: MakeFarm, place: str
+) -> None:
+    here = farm(url=place, lease="1.2s", grace="300ms", sweep="300ms")
+    app = Holdfast(here.url, timing=timing_of(here.env))
+
+    @app.declare(name="crew.secluded")
+    async def rest(seconds: float) -> None: ...
+
+    await app.storage.open()
+    here.worker("-c", "2")
+    # Both slots are there already.
+    await over(here, here.enqueue("secluded", 1, times=2), within=60)
+    # Whose slot goes on, keeps its lease beside it.
+    beside = await rest.enqueue(6)
+    stopped = await rest.enqueue(1)
+    refs = [Ref("default", stopped.id), Ref("default", beside.id)]
+    start = next(line for line in await started(here, refs) if line.id == stopped.id)
+
+    async def stalled() -> bool:
+        return any(isinstance(event, JobStalled) for event in await here.events())
+
+    with here.stopped(start.pid):
+        await here.until(stalled, within=20)
+    (one, other) = await over(here, refs, within=30)
+    await app.close()
+
+    assert [(run.ended, run.reason) for run in one.runs] == [("stalled", "lease_expired"), ("completed", None)]
+    assert one.job.state == State.COMPLETED
+    assert [run.ended for run in other.runs] == ["completed"]
+    assert [event.id for event in await here.events() if isinstance(event, JobStalled)] == [start.id]
 
 
 async def test_poison_dies_in_quarantine_and_its_neighbours_are_charged_once_at_most(here: Farm) -> None:

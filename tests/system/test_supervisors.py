@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.core.events import WorkerDied
+from holdfast.core.events import JobReleased, JobStalled, WorkerDied
+from holdfast.core.job import Ref
 from holdfast.core.lifecycle import State
-from tests.system.farm import Farm, pending
+from tests.system.farm import Farm, by_job, pending
 
 pytestmark = pytest.mark.system
 
@@ -89,6 +90,39 @@ async def test_a_child_that_a_handler_ends_without_a_word_has_died(farm: MakeFar
         assert supervisor.wait(20) == 0
     else:
         await workers(here, 2)
+
+
+async def test_a_worker_that_claims_no_more_has_its_successor_beside_it_but_never_two_of_them(farm: MakeFarm) -> None:
+    here = farm(lease="8s", grace="2s", sweep="1s")
+    here.worker("-c", "2", "--max-jobs", "2")
+
+    async def done(refs: list[Ref]) -> None:
+        async def completed() -> bool:
+            return all(one.job.state is State.COMPLETED for one in await here.details(refs))
+
+        await here.until(completed, within=30)
+
+    # Each process begins a long one and a short one, and then no more.
+    long_ones, short_ones = list[Ref](), list[Ref]()
+    for name in ("first", "second"):
+        long_ones += here.enqueue("until_told", name)
+        await done(short := here.enqueue("nap", 0))
+        short_ones += short
+    last = here.enqueue("nap", 0)
+    here.diary.with_name("diaryfirst").touch()
+    await done(last)
+    here.diary.with_name("diarysecond").touch()
+    await done(long_ones)
+    lines = by_job(here.lines())
+    began, ended = (
+        {id_: next(line for line in found if line.what == what) for id_, found in lines.items()}
+        for what in ("start", "end")
+    )
+
+    # The second one came while the first one went on, the third one when that was gone.
+    assert began[short_ones[1].id].at < ended[long_ones[0].id].at <= began[last[0].id].at
+    assert len({began[ref.id].pid for ref in [*long_ones, *last]}) == 3
+    assert not [event for event in await here.events() if isinstance(event, JobStalled | JobReleased | WorkerDied)]
 
 
 async def test_a_burst_ends_when_there_is_nothing_left(farm: MakeFarm) -> None:
@@ -173,6 +207,8 @@ async def at_work(here: Farm, workers: int, jobs: int) -> list[int]:
 async def test_a_sigterm_that_reaches_the_children_too_lets_them_drain(farm: MakeFarm) -> None:
     here = farm(lease="20s")
     supervisor = here.worker("--processes", "2", "-c", "1", "--drain", "25s")
+    # On a busy machine the second one comes when the first one's job would be over.
+    await workers(here, 2)
     refs = here.enqueue("nap", 3, times=2)
     children = await at_work(here, 2, 2)
     await tell(here, [*children, supervisor.pid])
@@ -205,20 +241,31 @@ async def test_the_second_sigterm_of_a_supervisor_makes_its_children_leave_at_on
     assert not [event for event in await here.events() if isinstance(event, WorkerDied)]
 
 
-async def test_a_child_that_heeds_nothing_is_killed_soon_after_the_second_sigterm(farm: MakeFarm) -> None:
-    here = farm(lease="20s")
-    supervisor = here.worker("--processes", "2", "-c", "1", "--drain", "60s")
+async def test_a_child_that_heeds_nothing_is_killed_soon_after_the_second_sigterm_which_is_charged_to_nobody(
+    farm: MakeFarm,
+) -> None:
+    # By the default one more death would be the end of its jobs.
+    here = farm(lease="20s", max_count="1")
+    supervisor = here.worker("-c", "3", "--drain", "60s")
+    beside = here.enqueue("nap", 60, times=2)
+    await at_work(here, 1, 2)
     # The event loop of this one stands still.
     (ref,) = here.enqueue("hog", 60)
-    await at_work(here, 2, 1)
+    (pid,) = await at_work(here, 1, 3)
     await tell(here, [supervisor.pid])
     await tell(here, [supervisor.pid])
     began = time.monotonic()
 
     assert await asyncio.to_thread(supervisor.wait, 20) == 0
     assert 2 < time.monotonic() - began < 7
-    (detail,) = await here.details([ref])
-    assert (detail.job.state, [run.reason for run in detail.runs]) == (State.WAITING, ["process_died"])
+    assert f"worker {pid} would not stop and is killed" in here.log()
+    for detail in await here.details([ref, *beside]):
+        (run,) = detail.runs
+        assert (detail.job.state, run.ended, run.reason) == (State.WAITING, "released", "process_died")
+        assert (run.detail or "").startswith("its process was killed by its supervisor: it was told to leave")
+        assert (detail.job.stalls, detail.job.releases, detail.job.quarantined) == (0, 1, False)
+    (died,) = [event for event in await here.events() if isinstance(event, WorkerDied)]
+    assert died.how.startswith("was killed by its supervisor: it was told to leave")
 
 
 @pytest.mark.fault("W-B13")

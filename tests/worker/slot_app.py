@@ -155,6 +155,11 @@ async def deaf() -> None:
             current_job().log.info("heard, and going on")
 
 
+@app.task(timeout="500ms", stall=Stall("1s", max_count=0))
+async def deaf_with_a_short_lease() -> None:
+    await deaf.function()
+
+
 @app.task(timeout="500ms")
 def busy() -> None:
     while True:

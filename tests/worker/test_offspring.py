@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -33,6 +34,29 @@ async def heard(one: Offspring) -> bytes:
 async def ended(one: Offspring) -> Death:
     async with asyncio.timeout(20):
         return await one.ended()
+
+
+STRANGERS = """
+import ctypes, os, subprocess, time
+from holdfast.worker.offspring import bury_strangers
+
+# As the first process of a container: orphans become our children.
+ctypes.CDLL(None).prctl(36, 1)
+subprocess.run(["sh", "-c", "sleep 0.1 & sleep 0.2 & exit 0"])
+buried, until = 0, time.monotonic() + 20
+while buried < 2 and time.monotonic() < until:
+    buried += bury_strangers({7})
+    time.sleep(0.01)
+known = subprocess.Popen(["sh", "-c", "exit 3"])
+os.waitid(os.P_PID, known.pid, os.WEXITED | os.WNOWAIT)
+print(buried, bury_strangers({known.pid}), known.wait())
+"""
+
+
+def test_the_dead_that_others_left_to_us_are_buried_and_our_own_are_left_to_whoever_waits_for_them() -> None:
+    done = subprocess.run([sys.executable, "-c", STRANGERS], capture_output=True, text=True, timeout=60, check=False)
+
+    assert (done.stdout, done.stderr) == ("2 0 3\n", "")
 
 
 async def test_it_is_told_who_it_is_and_speaks_on_its_line() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from holdfast import middleware
 from holdfast.worker import run, threads
-from holdfast.worker.places import Dump, Place, on_loop
+from holdfast.worker.stacks.places import Dump, Place, on_loop
 
 RUN, THREADS, MIDDLEWARE = str(run.__file__), str(threads.__file__), str(middleware.__file__)
 STEP = str(Path(asyncio.__file__).parent / "events.py")

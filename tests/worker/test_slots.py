@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
@@ -175,6 +176,17 @@ async def test_a_timeout_gives_the_slot_back_within_two_seconds_whatever_the_han
         assert [line.message for line in timed_out.log] == ["tidied up"]
 
 
+async def test_a_process_is_killed_before_the_lease_of_its_run_is_out_that_has_passed_its_timeout(mod: Any) -> None:
+    async with mod.app, mod.app.worker(concurrency=1):
+        # The process is there already.
+        await (await mod.where.enqueue()).result(timeout=30)
+        detail = await over(mod.app, (await mod.deaf_with_a_short_lease.enqueue()).id)
+
+    # A quarter of its lease after it.
+    assert took(detail) < 0.5 + 1.0
+    assert (detail.job.reason, detail.runs[0].ended) == ("timeout", "timed_out")
+
+
 async def test_a_process_that_ends_by_our_sigterm_has_passed_its_timeout_and_not_died(mod: Any) -> None:
     async with mod.app, mod.app.worker(concurrency=1):
         # The process is there already.
@@ -233,6 +245,23 @@ async def test_a_run_that_is_lost_ends_with_its_process(mod: Any) -> None:
                 await asyncio.sleep(0.01)
 
     assert (detail.job.state, detail.runs[-1].reason) == (State.FAILED, "no_progress")
+
+
+async def test_a_run_that_is_lost_ends_with_its_process_although_the_loop_of_its_worker_is_blocked(mod: Any) -> None:
+    async with mod.app, mod.app.worker(concurrency=1):
+        job = await mod.silent.enqueue()
+        async with asyncio.timeout(30):
+            while not (log := (await detail_of(mod.app, job.id)).log):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        pid = int(log[0].message.split()[-1])
+        assert pid in children()
+        # Its progress clock is over after a second; then somebody sweeps, it is told, and killed 1.75 s later.
+        time.sleep(8)  # noqa: ASYNC251 - that is the point
+        ended = pid not in children()
+        detail = await over(mod.app, job.id)
+
+    assert ended
+    assert [(run.ended, run.reason) for run in detail.runs] == [("stalled", "no_progress")]
 
 
 async def test_where_a_handler_was_is_told_of_it_when_its_process_has_died(mod: Any) -> None:

@@ -9,8 +9,8 @@ import time
 import pytest
 
 from holdfast.worker.offspring import Offspring
-from holdfast.worker.places import Dump
-from holdfast.worker.stacks import PATIENCE, StackFile
+from holdfast.worker.stacks.asked import PATIENCE, StackFile
+from holdfast.worker.stacks.places import Dump
 
 pytestmark = pytest.mark.system
 
@@ -18,7 +18,7 @@ VARIABLE = "HOLDFAST_TEST_LINE"
 
 ANSWERING = f"""
 import ctypes, os, signal, socket, sys, time
-from holdfast.worker.stacks import StackFile
+from holdfast.worker.stacks.asked import StackFile
 
 fd, _, told = os.environ["{VARIABLE}"].partition(":")
 line = socket.socket(fileno=int(fd))

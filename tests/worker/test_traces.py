@@ -13,8 +13,8 @@ from msgspec import structs
 from holdfast.core.job import TRACE_KEPT
 from holdfast.core.lease import Lease
 from holdfast.worker.held import Held
+from holdfast.worker.stacks.traces import Traces, where
 from holdfast.worker.threads import Threads
-from holdfast.worker.traces import Traces, where
 from tests.core.cases import active
 
 LEASE = 20_000_000
@@ -26,7 +26,7 @@ def held(coroutine: Coroutine[Any, Any, Any] | None = None, *, id_: str = "a") -
     stall = structs.replace(job.stall, lease=LEASE)
     made = Held(Lease(structs.replace(job, id=id_, stall=stall)), stops_unreachable=False)
     if coroutine is not None:
-        made.task = asyncio.create_task(coroutine)
+        made.root, made.task = coroutine, asyncio.create_task(coroutine)
     return made
 
 

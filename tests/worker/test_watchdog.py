@@ -1,14 +1,19 @@
 """A worker watches its own loop: who blocks it is named once, and what it holds given up when that lasts too long."""
 
 import asyncio
+import logging
 import time
 
 import pytest
 
 from holdfast import Holdfast, JobStalled, Timing, UsageError, WorkerHung
 from holdfast.clock import SystemClock
+from holdfast.core.events import Event
+from holdfast.testing.clock import ManualClock
+from holdfast.worker.held import Holdings
 from holdfast.worker.slate import Slate
 from holdfast.worker.turns import TICK, Turns
+from holdfast.worker.watchdog import Watchdog
 
 pytestmark = pytest.mark.system
 
@@ -50,6 +55,40 @@ async def test_a_task_that_a_handler_has_started_is_found_by_its_line(caplog: py
 
     [said] = [record.message for record in caplog.records if "blocked the event loop" in record.message]
     assert "in part" in said
+
+
+def test_who_stood_still_together_with_the_loop_does_not_blame_it_for_that_time() -> None:
+    clock, told, turns = ManualClock(), list[Event](), Turns(None)
+    watchdog = Watchdog(
+        turns,
+        Holdings(),
+        owner="feed",
+        slate=None,
+        supervised=False,
+        max_block=5.0,
+        clock=clock,
+        logger=logging.getLogger("holdfast.tests.watchdog"),
+        announce=told.append,
+        claimed_at=lambda: 0.0,
+    )
+    clock.advance(100)
+    turns.turned(clock.uptime(), 0.0)
+    watchdog.look(clock.uptime())
+    # Stopped, or suspended; this thread may go on before the loop does.
+    clock.advance(60)
+
+    assert not watchdog.given_up()
+    watchdog.look(clock.uptime())
+    assert not watchdog.given_up()
+    for _ in range(10):
+        clock.advance(TICK)
+        watchdog.look(clock.uptime())
+    assert not told
+
+    clock.advance(TICK)
+    watchdog.look(clock.uptime())
+    assert [type(event) for event in told] == [WorkerHung]
+    assert watchdog.given_up()
 
 
 async def test_a_loop_that_is_blocked_beyond_its_limit_loses_its_leases_and_says_so() -> None:

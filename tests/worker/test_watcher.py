@@ -1,7 +1,7 @@
 """What a watcher does for a worker that cannot help itself, on a clock that is set by hand."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -13,12 +13,14 @@ from holdfast.clock import SECOND
 from holdfast.core.events import RunFenced, WorkerHung
 from holdfast.core.job import NewJob, Owner, Ref, StallTerms
 from holdfast.errors import StorageUnavailableError
+from holdfast.figures import RENEWALS, Figures
 from holdfast.storage.memory import MemoryStorage
 from holdfast.storage.protocol import Beat, Order, Pulse
 from holdfast.testing.clock import ManualClock
 from holdfast.worker import run
 from holdfast.worker.sentence import Sentence
 from holdfast.worker.slate import Slate, Way
+from holdfast.worker.tally import Tally
 from holdfast.worker.watcher import OVERDUE, Watcher
 
 OWNER = Owner("feedfacefeedface", "host:7", "host", 7)
@@ -61,7 +63,10 @@ class World:
         self.slate = Slate.new(8)
         self.child = Child()
         self.sentences: list[Sentence] = []
+        self.figures = Figures()
         self.asked = 0
+        self.meanwhile: Callable[[], None] = lambda: None
+        """What happens while the process says where it is."""
         self.watcher = Watcher(
             self.storage,
             OWNER,
@@ -74,6 +79,7 @@ class World:
             logger=logging.getLogger("holdfast.tests.watcher"),
             ask=self._stack,
             condemn=self.sentences.append,
+            tally=Tally(self.figures),
         )
 
     async def claim(self, id_: str = "a", *, way: Way = "loop", **fields: Any) -> int:
@@ -126,6 +132,7 @@ class World:
 
     async def _stack(self) -> str:
         self.asked += 1
+        self.meanwhile()
         return STACK
 
 
@@ -142,6 +149,8 @@ async def test_a_run_that_its_worker_does_not_renew_is_renewed_for_it(world: Wor
 
     assert await world.lease_left() > LEASE / 4
     assert world.slate.kept(place, world.slate.runs()[0].fence) > world.clock.uptime() - LEASE
+    # Each two beats one.
+    assert world.figures.totals() == {(RENEWALS.name, "renewed"): (5.0,)}
 
 
 async def test_a_run_that_its_worker_renews_is_left_to_it(world: World) -> None:
@@ -200,7 +209,33 @@ async def test_a_loop_that_is_blocked_beyond_its_limit_is_ended_once_and_its_bur
     assert [ref.id for ref, _ in sentence.culprits] == ["a"]
     assert 5.0 < sentence.blocked_for < 6.5
     assert await world.recorded() == []
-    assert (sentence.recorded, sentence.hung(OWNER.id).stack) == (False, STACK)
+    assert [event.stack for event in sentence.hung(OWNER.id)] == [STACK]
+
+
+@pytest.mark.parametrize(
+    ("until", "fields"), [(10.0, {}), (2.5, {"timeout": 1 * SECOND})], ids=["max_block", "timeout"]
+)
+async def test_a_loop_that_turns_again_while_it_is_asked_where_it_is_is_not_ended(
+    until: float, fields: dict[str, Any]
+) -> None:
+    world = World(max_block=10.0)
+    await world.claim(**fields)
+    await world.let(until)
+    asked, world.meanwhile = world.asked, world.turns
+    await world.let(1.6)
+
+    assert world.asked == asked + 1
+    assert not world.sentences
+
+
+@pytest.mark.parametrize("way", ["process", "thread"])
+async def test_a_run_that_cannot_be_the_one_that_blocks_the_loop_is_not_taken_for_it(world: World, way: Way) -> None:
+    # Something of the app does, which is no run at all.
+    await world.claim(way=way, timeout=1 * SECOND)
+    await world.let_beating(20)
+
+    assert not world.sentences
+    assert await world.lease_left() > 0
 
 
 async def test_nothing_is_expected_of_a_loop_that_has_ended_or_has_not_begun(world: World) -> None:
@@ -231,13 +266,46 @@ async def test_a_run_past_its_timeout_beside_one_that_blocks_the_loop_is_kept_an
     hog = await world.claim("hog")
     await world.claim("thread", way="thread", timeout=1 * SECOND)
     await world.claim("waits", timeout=1 * SECOND, heartbeat_timeout=2 * SECOND)
-    await world.claim("slot", way="process", timeout=6 * SECOND, heartbeat_timeout=2 * SECOND)
+    await world.claim("slot", way="process", timeout=6 * SECOND)
     world.blocks(hog)
     for _ in range(40):
         await world.let_beating(0.5)
         assert min([await world.lease_left(id_) for id_ in ("hog", "thread", "waits", "slot")]) > 0
 
     assert not world.sentences
+
+
+async def test_the_progress_clock_of_a_run_in_a_slot_goes_on_beside_one_that_blocks_the_loop(world: World) -> None:
+    hog = await world.claim("hog")
+    # It can give signs, for they come in by another thread.
+    await world.claim("slot", way="process", heartbeat_timeout=2 * SECOND)
+    world.blocks(hog)
+    await world.let_beating(4)
+
+    assert await world.lease_left("slot") < 0 < await world.lease_left("hog")
+
+
+async def test_a_run_in_a_slot_that_is_over_is_kept_whatever_its_limits_until_its_loop_turns(world: World) -> None:
+    hog = await world.claim("hog")
+    terms = structs.replace(TERMS, renewed=False)
+    over = await world.claim("slot", way="process", timeout=1 * SECOND, heartbeat_timeout=2 * SECOND, stall=terms)
+    world.blocks(hog)
+    await world.let_beating(0.5)
+    world.slate.over(over, terms)
+    for _ in range(20):
+        await world.let_beating(0.5)
+        assert await world.lease_left("slot") > 0
+
+
+async def test_a_run_whose_slot_was_stopped_is_not_renewed_until_it_goes_on(world: World) -> None:
+    stopped = await world.claim("slot", way="process")
+    world.slate.renewable(stopped, None)
+    await world.let(0.9 * LEASE)
+    assert await world.lease_left("slot") == pytest.approx(0.1 * LEASE)
+
+    world.slate.renewable(stopped, TERMS)
+    await world.let(0.9 * LEASE)
+    assert await world.lease_left("slot") > 0
 
 
 async def test_its_own_limits_hold_for_the_run_that_blocks_the_loop(world: World) -> None:
@@ -356,6 +424,8 @@ async def test_a_storage_that_comes_back_before_the_lease_is_out_costs_none(
 
     assert await world.lease_left() > 0
     assert len(caplog.records) == 1
+    counts = {key[1]: numbers[0] for key, numbers in world.figures.totals().items()}
+    assert counts.keys() == {"renewed", "failed"}
 
 
 async def test_a_run_that_was_lost_is_not_asked_for_again(world: World) -> None:

@@ -17,7 +17,7 @@ from holdfast.cli.queues import QUEUE_COLUMNS, queue_row
 from holdfast.cli.render import as_json, console, drawn, moment_text, on_terminal, printable, span_text, table
 from holdfast.cli.session import Session, length, storage
 from holdfast.cli.slow import Slow
-from holdfast.cli.views import InfoView, info_view
+from holdfast.cli.views import InfoView, WorkerView, info_view
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -114,8 +114,9 @@ def _line(session: Session, seen: InfoView) -> None:
         + (", ".join(f"{count} {state}" for state, count in queue.counts.items() if count) or "empty")
         for queue in seen.queues
     )
-    stale = sum(worker.stale for worker in seen.workers)
-    workers = f"{len(seen.workers) - stale} workers alive, {stale} stale"
+    died = sum(worker.died for worker in seen.workers)
+    stale = sum(worker.stale for worker in seen.workers) - died
+    workers = f"{len(seen.workers) - stale - died} workers alive, {stale} stale" + f", {died} died" * (died > 0)
     slow = [f"{len(seen.slow)} runs far beyond their usual time"] if seen.slow else []
     parts = (queues or "no queues", *_paused(seen), workers, _leading(seen), *slow)
     click.echo(printable(f"{moment_text(seen.now)}  {' | '.join(parts)}"))
@@ -147,10 +148,16 @@ def _worker_rows(seen: InfoView) -> list[list[str]]:
             ",".join(worker.queues),
             f"{worker.active}/{worker.concurrency}",
             f"{span_text(worker.seen_ago)} ago",
-            "stale" if worker.stale else "stopping" if worker.stopping else "quiet" if worker.quiet else "alive",
+            _state(worker),
         ]
         for worker in seen.workers
     ]
+
+
+def _state(worker: WorkerView) -> str:
+    if worker.died:
+        return "died"
+    return "stale" if worker.stale else "stopping" if worker.stopping else "quiet" if worker.quiet else "alive"
 
 
 def _paused(seen: InfoView) -> list[str]:

@@ -318,7 +318,10 @@ class TickView(Struct, frozen=True, kw_only=True):
 
 
 class WorkerView(Struct, frozen=True, kw_only=True):
-    """A worker at a glance, as health judges it: stale, about to leave, told to claim no more, or alive."""
+    """A worker at a glance, as health judges it: stale, about to leave, told to claim no more, or alive.
+
+    One that is known to have died is stale, too.
+    """
 
     owner: str
     name: str
@@ -333,6 +336,7 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     stale: bool
     stopping: bool
     quiet: bool
+    died: bool
 
 
 class LeaderView(Struct, frozen=True, kw_only=True):
@@ -584,6 +588,7 @@ def worker_view(worker: WorkerHealth) -> WorkerView:
         stale=worker.state == "stale",
         stopping=worker.state == "stopping",
         quiet=worker.state == "quiet",
+        died=worker.died,
     )
 
 

@@ -142,11 +142,14 @@ class RunEnd(Struct, frozen=True):
     detail: str | None = None
 
 
+_COMPLETED = RunEnd("completed")
+
+
 def run_end(outcome: Outcome, decision: Decision) -> RunEnd:
     """Say how a run ended, in the words of the run history."""
     match outcome:
         case Returned():
-            return RunEnd("completed")
+            return _COMPLETED
         case Raised(error):
             return RunEnd("raised", error.type, error.message)
         case TimedOut(error):

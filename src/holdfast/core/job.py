@@ -25,7 +25,7 @@ DeadReason = Literal["exhausted", "stalled", "crashed", "rejected", "undecodable
 UniqueScope = Literal["unfinished", "queued"]
 
 
-class Ref(Struct, frozen=True, order=True):
+class Ref(Struct, frozen=True, order=True, gc=False):
     """A job's name: its id means something within its queue only."""
 
     queue: str
@@ -177,7 +177,7 @@ class RecordedError(Struct, frozen=True):
     traceback: str = ""
 
 
-class NewJob(Struct, frozen=True, kw_only=True):
+class NewJob(Struct, frozen=True, kw_only=True, gc=False):
     """A wish, encoded: what the storage is asked to remember. `delay` and `ttl` count from the storage's now.
 
     `weight`: how much its `fair_key` gets for every share of another's. `tick`: the instant of its schedule it is for.

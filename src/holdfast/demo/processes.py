@@ -47,7 +47,7 @@ def pause(pid: int, lock_file: str | None) -> bool:
     return False
 
 
-def send(pid: int, number: signal.Signals) -> bool:
+def send(pid: int, number: int) -> bool:
     """Send a signal; return False if there is no such process."""
     try:
         os.kill(pid, number)

@@ -49,7 +49,10 @@ class QueueHealth(Struct, frozen=True, kw_only=True):
 
 
 class WorkerHealth(Struct, frozen=True, kw_only=True):
-    """A worker. `seen_ago`: since its last beat; `turned_ago`: since its claim loop turned; `age`: the longer one."""
+    """A worker. `seen_ago`: since its last beat; `turned_ago`: since its claim loop turned; `age`: the longer one.
+
+    `died`: it is stale because its process is known to be dead.
+    """
 
     id: str
     name: str
@@ -63,6 +66,7 @@ class WorkerHealth(Struct, frozen=True, kw_only=True):
     age: float
     seen_ago: float
     turned_ago: float
+    died: bool = False
 
 
 class ReaperHealth(Struct, frozen=True, kw_only=True):
@@ -175,6 +179,7 @@ def _worker(worker: WorkerSurvey, timing: Timing) -> WorkerHealth:
         age=max(worker.seen_ago, worker.turned_ago) / SECOND,
         seen_ago=worker.seen_ago / SECOND,
         turned_ago=worker.turned_ago / SECOND,
+        died=worker.died,
     )
 
 

@@ -220,6 +220,7 @@ class SimNet:
 
     url = "sim://"
     shared = False
+    apart = True
 
     def __init__(self, server: SimServer) -> None:
         self.cut: Cut | None = None

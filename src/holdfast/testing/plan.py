@@ -181,6 +181,14 @@ SCENARIOS: dict[str, Plan] = {
         rates=Rates(lost_answer=0.05),
         span=60.0,
     ),
+    "one key and long runs": Plan(
+        clients=3,
+        jobs=60,
+        tasks=("steady",),
+        features=("unique",),
+        faults={"kill": 30.0},
+        span=90.0,
+    ),
     "windows": Plan(
         clients=3,
         jobs=60,

@@ -124,6 +124,9 @@ class SimLoop(asyncio.BaseEventLoop):
         """Close what will never end, as killed nodes have left it."""
         for task in self._alive:
             task._log_destroy_pending = False  # type: ignore[attr-defined]
+            if task.done():
+                # Python 3.12.1 falls over when asked for the coroutine of a task that was over as soon as it was made.
+                continue
             with contextlib.suppress(RuntimeError):
                 coroutine: Any = task.get_coro()
                 coroutine.close()

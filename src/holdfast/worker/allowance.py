@@ -36,7 +36,7 @@ def spared(
     if turned_at <= claimed_at + timeout + TICK:
         # So that a whole lease has room before its limit, or what there is.
         ran = min(ran, max(0.0, timeout - lease) if timeout < float("inf") else ran)
-    if (mute or way != "thread") and turned_at <= signed_at + heartbeat_timeout + TICK:
+    if (mute or way == "loop") and turned_at <= signed_at + heartbeat_timeout + TICK:
         # The next renewal comes within a quarter of it.
         silent = min(silent, heartbeat_timeout / 2)
     return ran, silent

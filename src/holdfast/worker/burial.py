@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
 from random import Random
 
 from msgspec import Struct
@@ -48,7 +49,7 @@ class Deceased(Struct, frozen=True):
             self.workplace,
             hung=sentence is not None and sentence.reason == "loop_blocked",
             innocent=self.isolated,
-            blameless=sentence is not None and sentence.reason == "not_claiming",
+            blameless=sentence is not None and sentence.blames_none,
             overdue=culprits if sentence is not None and sentence.reason == "timeout" else frozenset(),
             culprits=culprits,
         )
@@ -70,26 +71,13 @@ class Burial:
         Returns how many jobs were taken back. Raises nothing that the storage raises: the next child must be started
         all the same.
         """
-        jobs, witness, look = 0, one.witness, min(LOOK, within / 4)
+        jobs, witness = 0, one.witness
         max_block = None if one.killed_for is None else round(one.killed_for.limit * SECOND)
         try:
             async with asyncio.timeout(within):
                 await storage.open()
-                more = True
-                while more:
-                    taken = await storage.reclaim(one.owner, self._owner)
-                    await settle_stalled(
-                        storage,
-                        self._owner,
-                        taken.stalled,
-                        self._rng,
-                        witness=witness,
-                        within=look,
-                        max_block=max_block,
-                        figures=self._figures,
-                    )
-                    jobs += len(taken.stalled)
-                    more = taken.more
+                async for many in self._take_back(one.owner, storage, witness, within=within, max_block=max_block):
+                    jobs += many
                 died = WorkerDied(
                     owner=one.owner,
                     host=self._owner.host,
@@ -101,7 +89,7 @@ class Burial:
                     how=witness.ending.how,
                 )
                 sentence = one.killed_for
-                hung = () if sentence is None or sentence.recorded else (sentence.hung(one.owner),)
+                hung = () if sentence is None else sentence.hung(one.owner)
                 await storage.renew(Beat(self._owner, events=(*hung, died)))
         except asyncio.CancelledError:
             self._log_left(one, "no time is left")
@@ -114,6 +102,47 @@ class Burial:
                 "worker %d %s; %d jobs taken back within %.3f s", one.pid, witness.ending.how, jobs, took
             )
         return jobs
+
+    async def part(self, owner: str, pid: int, storage: Storage, *, within: float, worked: bool) -> None:
+        """Let go of a child that has handed back what it held; what it could not tell the storage of, is, in its place.
+
+        `worked`: whether it may have held anything. Raises nothing that the storage raises: others wait.
+        """
+        jobs, witness = (
+            0,
+            Witness(Ending("left, and could not tell the storage what became of its runs"), blameless=True),
+        )
+        try:
+            async with asyncio.timeout(within):
+                await storage.open()
+                async for many in self._take_back(owner, storage, witness, within=within):
+                    jobs += many
+        except Exception as error:
+            # Who was refused by the storage has said so itself, and left nothing there.
+            level = logging.WARNING if worked else logging.DEBUG
+            self._logger.log(level, "cannot tell the storage that worker %d has left: %r", pid, error)
+        else:
+            if jobs:
+                self._logger.warning("worker %d left; %d jobs that it held were handed back for it", pid, jobs)
+
+    async def _take_back(
+        self, owner: str, storage: Storage, witness: Witness, *, within: float, max_block: int | None = None
+    ) -> AsyncIterator[int]:
+        look, more = min(LOOK, within / 4), True
+        while more:
+            taken = await storage.reclaim(owner, self._owner)
+            await settle_stalled(
+                storage,
+                self._owner,
+                taken.stalled,
+                self._rng,
+                witness=witness,
+                within=look,
+                max_block=max_block,
+                figures=self._figures,
+            )
+            more = taken.more
+            yield len(taken.stalled)
 
     def _log_left(self, one: Deceased, why: str) -> None:
         how = one.witness.ending.how

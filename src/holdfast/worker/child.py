@@ -6,14 +6,11 @@ one word: stop, when what runs is done. That it shall leave at once only its sup
 
 import asyncio
 import contextlib
-import ctypes
 import os
-import signal
 import socket
-import sys
 import threading
 from collections.abc import Callable, Iterable
-from typing import Self
+from typing import Protocol, Self
 
 import msgspec
 
@@ -21,14 +18,21 @@ from holdfast.errors import UsageError
 from holdfast.figures import Figures, Key
 from holdfast.options import Timing
 from holdfast.worker.orders import SIGNALS, Obedient, Orders
+from holdfast.worker.orphan import end_with_all, end_with_parent, inherited
 from holdfast.worker.slate import Slate
-from holdfast.worker.stacks import StackFile
-from holdfast.worker.words import VARIABLE, Goodbye, Hello, Told, Word, Working, counted, fitting, spoken
-
-_PR_SET_PDEATHSIG = 1
+from holdfast.worker.stacks.asked import StackFile
+from holdfast.worker.words import VARIABLE, Goodbye, Hello, Retiring, Told, Word, Working, counted, fitting, spoken
 
 COUNT_EVERY = 2.0
 """Seconds between two words on what has been counted; so much of it a death may take along."""
+
+
+class Recyclable(Obedient, Protocol):
+    """A worker that says when it is worn out."""
+
+    async def retired(self) -> str:
+        """Wait until it claims no more, for another to take its place; return why."""
+        ...
 
 
 class Child:
@@ -64,21 +68,18 @@ class Child:
             return None
         descriptor, _, text = value.partition(":")
         try:
-            line, told = socket.socket(fileno=int(descriptor)), msgspec.json.decode(text, type=Told)
+            line, told = inherited(int(descriptor)), msgspec.json.decode(text, type=Told)
             slate, stacks = Slate(told.slate), StackFile(told.stacks)
         except (ValueError, OSError, msgspec.MsgspecError) as error:
             raise UsageError(f"{VARIABLE} = {value!r} is set by hand; unset it, the supervisor sets its own") from error
         # What a handler starts must not come by them.
-        for inherited in (line.fileno(), slate.descriptor, stacks.descriptor):
-            os.set_inheritable(inherited, False)
+        for beside in (slate.descriptor, stacks.descriptor):
+            os.set_inheritable(beside, False)
         return cls(line, told.incarnation, slate, stacks, siblings=told.siblings)
 
     def hello(self, url: str, timing: Timing, *, queues: Iterable[str] = (), serves: Iterable[str] = ()) -> None:
         """Tell the supervisor where the jobs are remembered, and follow it into death from now on."""
-        if sys.platform == "linux":
-            # The kernel's own net: it works while a handler holds the interpreter.
-            with contextlib.suppress(OSError, AttributeError):
-                ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        end_with_parent()
         threading.Thread(target=self._follow, name="holdfast-orphan", daemon=True).start()
         # From the hello on it may be asked.
         self._stacks.answer_here()
@@ -95,7 +96,7 @@ class Child:
         )
         self._line.sendall(spoken(hello))
 
-    async def work(self, worker: Obedient, figures: Figures) -> None:
+    async def work(self, worker: Recyclable, figures: Figures) -> None:
         """Let a worker work until SIGTERM or SIGINT, however often they come, or until its supervisor is in a hurry.
 
         What is counted meanwhile is told.
@@ -114,11 +115,12 @@ class Child:
             # It was said before anybody could listen.
             orders.hurry()
         self._figures = figures
-        telling = asyncio.create_task(self._tell())
+        telling = [asyncio.create_task(self._tell()), asyncio.create_task(self._retire(worker))]
         try:
             await orders.obeyed_by(worker, started=lambda: self._say(Working()))
         finally:
-            telling.cancel()
+            for one in telling:
+                one.cancel()
 
     def goodbye(self, *, dismissed: bool = False, recycled: str | None = None) -> None:
         """Tell the supervisor that nothing is left to be taken back; `Goodbye` says what else it wants to know."""
@@ -129,6 +131,9 @@ class Child:
         with contextlib.suppress(OSError):
             self._line.sendall(self._unsent + spoken(word))
         self._unsent = b""
+
+    async def _retire(self, worker: Recyclable) -> None:
+        self._say(Retiring(await worker.retired()))
 
     async def _tell(self) -> None:
         while True:
@@ -152,8 +157,4 @@ class Child:
             while self._line.recv(64):
                 self._hurried = True
                 self._hurry()
-        # Handlers must not go on beside the runs that replace theirs, nor must what they have started.
-        with contextlib.suppress(OSError):
-            if os.getpgid(0) == os.getpid():
-                os.killpg(0, signal.SIGKILL)
-        os._exit(1)
+        end_with_all()

@@ -66,9 +66,10 @@ class Unfit(Struct, frozen=True, tag="unfit"):
 
 
 class Began(Struct, frozen=True, tag="began"):
-    """The run under that fence begins now; before this nothing of it has happened."""
+    """The run under that fence begins now, which is an uptime; before this nothing of it has happened."""
 
     fence: int
+    at: float
 
 
 class Said(Struct, frozen=True, tag="said"):

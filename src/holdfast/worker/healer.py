@@ -107,7 +107,7 @@ class Healer:
         elif now - self._suspected[1] >= AGAIN:
             answered, since = await self._answers(), self._slate.claimed_at
             if answered and since == reading.claimed_at:
-                await self._end(now - reading.claimed_at)
+                await self._end(now - reading.claimed_at, since)
             else:
                 self._suspected = None
 
@@ -121,8 +121,12 @@ class Healer:
             return False
         return True
 
-    async def _end(self, silent: float) -> None:
+    async def _end(self, silent: float, since: float) -> None:
         stack = await self._ask()
+        if self._slate.claimed_at != since:
+            # It had an answer after all, while we asked.
+            self._suspected = None
+            return
         event = WorkerHung(owner=self._worker.id, blocked_for=silent, stack=stack)
         try:
             async with asyncio.timeout(ANSWER):

@@ -3,8 +3,7 @@
 import asyncio
 import math
 import threading
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from types import CodeType, CoroutineType
 from typing import Any, Literal, TypeAlias
@@ -29,21 +28,22 @@ Mark = tuple[Place, ...]
 """What tells a stack from others: its frames, the outermost first."""
 
 
-@dataclass(eq=False)
 class Held:
-    """One run and what is known of it here; `stop` says why it shall end, once somebody has said so."""
+    """One run and what is known of it here; `stop` says why it shall end, once somebody has said so.
 
-    lease: Lease
-    stops_unreachable: bool
-    trusted_until: float = 0.0
-    claimed_at: float = 0.0
-    """When it began: when its claim was answered, or later where it had to wait for a process."""
+    Thousands are made in a second, and few of them ever differ from what a run usually is: that stands in the class.
+    """
+
     begun: bool = True
     """Whether it has; until then its time stands still. Set last of all: the keeper reads it in another thread."""
+    over: bool = False
+    """Whether it has come to something, be it that it was handed back while its handler goes on."""
+    trusted_until: float = 0.0
     signed_at: float = 0.0
-    signs: Signs = field(default_factory=Signs)
     context: JobContext | None = None
-    task: "asyncio.Task[None] | None" = None
+    root: Coroutine[Any, Any, Any] | None = None
+    """The coroutine that its handler is called by. Not asked of its task: that need not have it once it is over."""
+    task: asyncio.Task[None] | None = None
     stop: StopReason | None = None
     stop_detail: str | None = None
     renewed_at: float = 0.0
@@ -66,8 +66,12 @@ class Held:
     """Where it was when its time was over."""
     abandoned: bool = False
     """Whether it was left to itself: settled without its handler, which goes on."""
-    make_end: Callable[[], None] | None = None
-    """Tells the process of its slot that it shall end, where it runs in one."""
+    make_end: Callable[[StopReason, str | None], None] | None = None
+    """Tells the process of its slot that it shall end, where it runs in one; from any thread."""
+    still: bool = False
+    """Whether somebody has stopped the process of its slot: then nobody renews it."""
+    finished: bool = False
+    """Whether nothing of it is left but an outcome that waits for its loop: its time stands still again."""
     fenced: bool = False
     """Whether it was told to stop, for its lease could not be renewed in time."""
     way: Way = "loop"
@@ -77,11 +81,17 @@ class Held:
     line: int | None = None
     """Its line on the slate, while there is one."""
 
-    key: RunKey = field(init=False)
-    """What names the run: the job and its fence."""
-
-    def __post_init__(self) -> None:
-        self.key = self.lease.ref, self.lease.fence
+    def __init__(
+        self, lease: Lease, *, stops_unreachable: bool, claimed_at: float = 0.0, signs: Signs | None = None
+    ) -> None:
+        self.lease = lease
+        self.stops_unreachable = stops_unreachable
+        self.claimed_at = claimed_at
+        """When it began: when its claim was answered, or later where it had to wait for a process."""
+        self.signs = Signs() if signs is None else signs
+        job = lease.job
+        self.key: RunKey = Ref(job.queue, job.id), job.fence
+        """What names the run: the job and its fence."""
 
     def stops_for(self, *reasons: StopReason) -> bool:
         """Say whether it shall end for one of these reasons."""
@@ -108,14 +118,19 @@ class Held:
         shortest = job.stall.lease if job.heartbeat_timeout is None else min(job.stall.lease, job.heartbeat_timeout)
         return shortest / 4 / SECOND
 
+    @property
+    def waits(self) -> bool:
+        """Whether it has not begun yet, or is over but for its outcome, so that no limit counts for it."""
+        return self.finished or not self.begun
+
     def trust(self, asked_at: float, *, signed_at: float | None, silent: float = math.inf) -> None:
         """Note that the lease was given or extended by a request sent at that uptime, and the sign that it brought.
 
         `silent`: for how many seconds the request said that the handler had given none; it may have been spared some.
         """
         job = self.lease.job
-        if not self.begun:
-            # It cannot give signs yet, so none is missed.
+        if self.waits:
+            # It cannot give signs, so none is missed.
             signed_at = asked_at
         if signed_at is not None:
             self.signed_at = max(self.signed_at, signed_at)
@@ -160,17 +175,17 @@ class Message:
         self.held = held
         self.signed_at = signed_at
         self._said = said
-        begun = held.begun
-        if not begun:
+        waits = held.waits
+        if waits:
             self.signed_at = now
         self.renewal = Renewal(
             held.lease.ref,
             held.lease.fence,
             sign=signed_at is not None,
             # The handler renews its lease by itself once it is there.
-            extend=signed_at is not None or held.lease.job.stall.renewed or not begun,
-            ran=max(0, round(ran * SECOND)) if begun else 0,
-            silent=max(0, round(self._silent * SECOND)) if begun else 0,
+            extend=not held.still and (signed_at is not None or held.lease.job.stall.renewed or waits),
+            ran=0 if waits else max(0, round(ran * SECOND)),
+            silent=0 if waits else max(0, round(self._silent * SECOND)),
             progress=progress[0] if progress else None,
             note=progress[1] if progress else None,
             log=tuple(
@@ -211,21 +226,27 @@ class Holdings:
 
     def add(self, held: Held) -> None:
         """Take a run into keeping until its settlement is answered."""
+        self.add_all((held,))
+
+    def add_all(self, some: Iterable[Held]) -> None:
+        """Take runs into keeping until their settlements are answered."""
+        urgent = False
         with self._lock:
-            self._held[held.key] = held
-            if self._slate is not None:
-                held.line = self._slate.write(
-                    held.lease,
-                    way=held.way,
-                    claimed_at=held.claimed_at if held.begun else math.inf,
-                    renewed_at=held.renewed_at,
-                )
-        # A sign moves nothing in the storage but the progress clock.
-        if held.line is not None and held.lease.job.heartbeat_timeout is not None:
-            held.signs.echo = partial(self._signed, held)
-        # Most jobs are over long before the keeper looks; waking it for each of them would cost more than they do.
-        urgent = held.renewed_at + held.beat < self.next_look or held.renewed_at < self.hinted_at
-        if self._knock is not None and urgent:
+            for held in some:
+                self._held[held.key] = held
+                if self._slate is not None:
+                    held.line = self._slate.write(
+                        held.lease,
+                        way=held.way,
+                        claimed_at=held.claimed_at if held.begun else math.inf,
+                        renewed_at=held.renewed_at,
+                    )
+                    # A sign moves nothing in the storage but the progress clock.
+                    if held.line is not None and held.lease.job.heartbeat_timeout is not None:
+                        held.signs.echo = partial(self._signed, held)
+                # Most jobs are over long before the keeper looks; waking it for each would cost more than they do.
+                urgent = urgent or held.renewed_at < self.hinted_at or held.renewed_at + held.beat < self.next_look
+        if urgent and self._knock is not None:
             self._knock()
 
     def begin(self, held: Held, at: float) -> None:
@@ -243,8 +264,22 @@ class Holdings:
             # That it begins is its first sign.
             held.signs.sign(at)
 
-    def drop(self, key: RunKey) -> None:
-        """Let go of a run."""
+    def stand_still(self, held: Held, still: bool) -> None:
+        """Let a run in a slot be renewed no more whose process somebody has stopped, or again once that goes on."""
+        with self._lock:
+            held.still = still
+            if held.line is not None and self._slate is not None:
+                self._slate.renewable(held.line, None if still else held.lease.job.stall)
+
+    def finish(self, held: Held) -> None:
+        """Keep a run in a slot until its outcome is settled, whatever its limits were: nothing else of it is left."""
+        with self._lock:
+            held.finished, held.still = True, False
+            if held.line is not None and self._slate is not None:
+                self._slate.over(held.line, held.lease.job.stall)
+
+    def drop(self, key: RunKey) -> Held | None:
+        """Let go of a run, and return it if it was held."""
         with self._lock:
             held = self._held.pop(key, None)
             if held is not None and held.line is not None and self._slate is not None:
@@ -252,6 +287,7 @@ class Holdings:
                 held.line = None
                 # It knows the run, which knows its task: a circle, and the collector that opens it runs anywhere.
                 held.signs.echo = None
+        return held
 
     def get(self, key: RunKey) -> Held | None:
         """Return a run that is held."""

@@ -32,8 +32,8 @@ from holdfast.storage.protocol import (
     owner_topic,
 )
 from holdfast.worker.held import Held, Holdings, Message, StopReason
+from holdfast.worker.stacks.traces import Traces
 from holdfast.worker.tally import Tally
-from holdfast.worker.traces import Traces
 from holdfast.worker.turns import Turns
 
 SHORTEST = 0.005

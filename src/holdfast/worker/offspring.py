@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -106,14 +106,25 @@ class Offspring:
         return self._death.result() if self._death.done() else None
 
     @property
+    def gone(self) -> bool:
+        """Whether it is dead, be it that nobody has been told yet."""
+        if self.death is not None:
+            return True
+        try:
+            # It stays waitable: whoever waits for its end must not miss it.
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:
+            return True
+
+    @property
     def stopped(self) -> bool:
         """Whether somebody has stopped it (SIGSTOP), or looks at it with a debugger: it lives and does nothing."""
         if self.death is not None:
             return False
         if _PROC:
             return stands_still(self.pid)
-        # It stays waitable: whoever waits for its end must not miss it.
         try:
+            # It stays waitable, too.
             return os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
         except ChildProcessError:
             return False
@@ -158,6 +169,24 @@ def stands_still(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
     except (OSError, IndexError):
         return False
+
+
+def bury_strangers(known: Collection[int]) -> int:
+    """Wait for the dead that others left to us, as orphans are to the first process of a container; return how many.
+
+    `known`: the children of our own, whom somebody waits for.
+    """
+    many = 0
+    while True:
+        try:
+            dead = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return many
+        if dead is None or dead.si_pid in known:
+            # Whoever is behind that one has time.
+            return many
+        os.waitpid(dead.si_pid, os.WNOHANG)
+        many += 1
 
 
 def _offer(pid: int) -> None:

@@ -44,15 +44,15 @@ class CancelHooks:
         self._call = call
         self._complain = complain
 
-    async def tidy_up(self, task: Task[..., Any], hook: Callable[..., Any], held: Held, began: float) -> None:
-        """Call the hook of a run that began at that uptime, bounded."""
+    async def tidy_up(self, task: Task[..., Any], hook: Callable[..., Any], held: Held) -> None:
+        """Call the hook of a run, bounded."""
         job = held.lease.job
         held.hooking = True
         held.signs.sign(self._clock.uptime())
         limit = LIMIT
         if job.timeout is not None:
             # The lease ends a beat after the timeout, so the hook must not take longer than both of them together.
-            limit = max(job.timeout / 1_000_000 - (self._clock.uptime() - began), held.beat / 2)
+            limit = max(job.timeout / 1_000_000 - (self._clock.uptime() - held.claimed_at), held.beat / 2)
         # In a task of its own: it has nothing of the cancellation that ended the handler, and can be left behind.
         hooked = asyncio.create_task(self._hook(task, hook, held))
         try:

@@ -51,6 +51,7 @@ async def keep(line: socket.socket, told: Posted, parent: Parent) -> None:
         logger=logging.getLogger("holdfast.keeper"),
         ask=None,
         condemn=None,
+        tally=None,
     )
     line.setblocking(False)
     closed = asyncio.create_task(_closed(line))

@@ -11,7 +11,7 @@ import functools
 import logging
 import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from holdfast.clock import SECOND, Clock
 from holdfast.codec import Codec
@@ -37,12 +37,12 @@ from holdfast.injection import Needs, Provider, needs
 from holdfast.middleware import Middleware, Onion, RunCall, onion
 from holdfast.task import Task
 from holdfast.worker.abandoned import LINGER, Abandoned
-from holdfast.worker.held import Held
+from holdfast.worker.held import Held, StopReason
 from holdfast.worker.limit import Limit, TimeIsOver
 from holdfast.worker.on_cancel import CancelHooks
 from holdfast.worker.provision import Provision
+from holdfast.worker.stacks.traces import where
 from holdfast.worker.threads import Lane, Threads
-from holdfast.worker.traces import where
 
 UNKNOWN_DELAY = 10_000_000
 """How long a job of an unknown task or a newer version is put back for, in microseconds: others may know it."""
@@ -103,9 +103,11 @@ class Runner:
             return stopped(held)
         held.context = JobContext(job, held.signs, self._clock.uptime, self._state())
         entered(held.context)
-        began = self._clock.uptime()
         try:
-            value = await self._call(task, held.context, args, kwargs, held, overdue)
+            if job.timeout is None:
+                value = await self._way(task, held.context, args, kwargs, held)
+            else:
+                value = await self._limited(task, held.context, args, kwargs, held, overdue)
         except TimeIsOver:
             outcome = timed_out(held)
         except asyncio.CancelledError:
@@ -121,7 +123,7 @@ class Runner:
         # whole has nothing to tidy up any more: the job may be another run's by now.
         tidies = isinstance(outcome, Cancelled) and not held.threading and not held.abandoned
         if tidies and task.cancel_hook is not None:
-            await self._hooks.tidy_up(task, task.cancel_hook, held, began)
+            await self._hooks.tidy_up(task, task.cancel_hook, held)
             if held.stops_for("lost", "unreachable"):
                 return stopped(held)
         return outcome
@@ -131,7 +133,7 @@ class Runner:
         while self._left:
             await asyncio.wait(self._left)
 
-    async def _call(
+    async def _limited(
         self,
         task: Task[..., Any],
         context: JobContext,
@@ -141,10 +143,8 @@ class Runner:
         overdue: Overdue,
     ) -> Any:
         job = held.lease.job
-        if job.timeout is None:
-            return await self._way(task, context, args, kwargs, held)
         async with Limit(
-            job.timeout / SECOND,
+            (job.timeout or 0) / SECOND,
             # The storage lets no lease outlast the timeout by more than a beat of its own.
             _patience(job),
             over=lambda: _tell(held, context),
@@ -241,7 +241,21 @@ async def _in(lane: Lane, called: Callable[[], Any], held: Held) -> Any:
         held.threading = lane.busy
 
 
-def stopped(held: Held) -> Outcome:
+class Stopped(Protocol):
+    """What may have been made to end."""
+
+    @property
+    def stop(self) -> StopReason | None:
+        """Why, if it has."""
+        ...
+
+    @property
+    def stop_detail(self) -> str | None:
+        """What was said to that."""
+        ...
+
+
+def stopped(held: Stopped) -> Outcome:
     """Return what a run has come to that was made to end."""
     match held.stop:
         case "cancelled":

@@ -21,7 +21,7 @@ from typing import Literal, Self, get_args
 from msgspec import Struct
 
 from holdfast.clock import SECOND
-from holdfast.core.job import Ref
+from holdfast.core.job import Ref, StallTerms
 from holdfast.core.lease import Lease
 
 Way = Literal["loop", "thread", "process"]
@@ -58,12 +58,12 @@ class Watched(Struct, frozen=True):
     fence: int
     number: int
     claimed_at: float
-    """Infinite for one that has not begun, as `signed_at` is then, too: it waits for a process."""
+    """Infinite for one that waits for a process, or only for its outcome to be settled, as `signed_at` is then, too."""
     signed_at: float
     renewed_at: float
     """When the latest renewal was asked for that was answered, whoever of the two had asked."""
     lease: float
-    """Infinite for one that its handler alone renews."""
+    """Infinite for one that its handler alone renews, or nobody, for its slot was stopped."""
     timeout: float
     heartbeat_timeout: float
     way: Way
@@ -194,6 +194,16 @@ class Slate:
             line[_LEASE] = _NEVER
         line[_SIGNED] = at
         line[_SINCE] = at
+
+    def renewable(self, place: int, terms: StallTerms | None) -> None:
+        """Note that a run goes on that others than its handler may renew by these terms, or that nobody shall."""
+        self._lines[place][_LEASE] = terms.lease / SECOND if terms is not None and terms.renewed else _NEVER
+
+    def over(self, place: int, terms: StallTerms) -> None:
+        """Note that nothing is left of a run but what it has come to: no limit counts, and it is renewed as others."""
+        line = self._lines[place]
+        line[_SINCE] = line[_SIGNED] = _NEVER
+        line[_LEASE] = terms.lease / SECOND
 
     def renewed(self, place: int, at: float) -> None:
         """Note that the worker itself has had a lease renewed, by what it had asked for then."""

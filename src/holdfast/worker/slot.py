@@ -11,18 +11,14 @@ lease, and hears the signs that the handler gives over the line; from a thread, 
 import asyncio
 import contextlib
 import contextvars
-import ctypes
 import logging
 import os
 import signal
-import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable
 from typing import Protocol, cast, get_args, runtime_checkable
 
-from holdfast.context import Progress, Signs
 from holdfast.core.lease import Lease
 from holdfast.core.outcome import Raised
 from holdfast.core.text import storable
@@ -33,13 +29,10 @@ from holdfast.worker.abandoned import Abandoned
 from holdfast.worker.frames import (
     TELLING,
     VARIABLE,
-    Answer,
     Began,
     Ended,
     Enter,
-    GarbledError,
     Leave,
-    Logged,
     Order,
     Ready,
     Run,
@@ -47,15 +40,15 @@ from holdfast.worker.frames import (
     Stop,
     Turned,
     Unfit,
-    ear_of_slot,
-    framed,
 )
 from holdfast.worker.held import Held, StopReason
 from holdfast.worker.lifespan import Lifespan
 from holdfast.worker.orders import SIGNALS
+from holdfast.worker.orphan import end_with_parent, inherited
 from holdfast.worker.run import Runner, recorded
+from holdfast.worker.slot_line import Line, LogOverLine, SpokenSigns
+from holdfast.worker.stacks.traces import where
 from holdfast.worker.threads import Threads
-from holdfast.worker.traces import where
 from holdfast.worker.turns import TICK
 
 TIDYING = 1.5
@@ -63,10 +56,6 @@ TIDYING = 1.5
 
 BREATH = 0.05
 """Seconds between two reports of what the handler says: it may say something ten thousand times a second."""
-
-_PR_SET_PDEATHSIG = 1
-
-_PART = 262_144
 
 
 @runtime_checkable
@@ -76,91 +65,6 @@ class Equipped(Protocol):
     def equipment(self) -> Equipment:
         """Return what it hands to its workers."""
         ...
-
-
-class Line:
-    """The slot's end of the line: heard and spoken in threads, so that it works beside a loop that is blocked."""
-
-    def __init__(self, line: socket.socket) -> None:
-        self._line = line
-        self._ear = ear_of_slot()
-        self._lock = threading.Lock()
-        self._speaking = threading.Lock()
-        self._early: list[Order] = []
-        self._hear: Callable[[Order], None] = self._early.append
-
-    def told(self) -> Order:
-        """Return the first word, and hear from then on; without a worker that says one this is the end."""
-        while not self._early:
-            part = self._line.recv(_PART)
-            if not part:
-                sys.exit(1)
-            self._early += self._ear.hear(part)
-        word = self._early.pop(0)
-        threading.Thread(target=self._follow, name="holdfast-line", daemon=True).start()
-        return word
-
-    def heard_by(self, hear: Callable[[Order], None]) -> None:
-        """Hand over what is heard, and what has been; from the listening thread."""
-        with self._lock:
-            self._hear = hear
-            for word in self._early:
-                hear(word)
-            self._early.clear()
-
-    def say(self, word: Answer) -> None:
-        """Say something, if anybody still listens; from any thread."""
-        with self._speaking, contextlib.suppress(OSError):
-            self._line.sendall(framed(word))
-
-    def _follow(self) -> None:
-        with contextlib.suppress(OSError, GarbledError):
-            while part := self._line.recv(_PART):
-                for word in self._ear.hear(part):
-                    with self._lock:
-                        self._hear(word)
-        # Whoever holds the lease is gone: nothing may go on beside the run that replaces this one.
-        with contextlib.suppress(OSError):
-            if os.getpgid(0) == os.getpid():
-                os.killpg(0, signal.SIGKILL)
-        os._exit(1)
-
-
-class SpokenSigns(Signs):
-    """Signs that wake whoever passes them on."""
-
-    def __init__(self, news: threading.Event) -> None:
-        super().__init__()
-        self._news = news
-
-    def sign(self, at: float, progress: Progress | None = None) -> None:
-        """Note a sign, and have it passed on."""
-        super().sign(at, progress)
-        self._news.set()
-
-    def log(self, at: float, level: str, message: str, fields: dict[str, str]) -> None:
-        """Note a line, and have it passed on."""
-        super().log(at, level, message, fields)
-        self._news.set()
-
-
-class LogOverLine(logging.Handler):
-    """Sends log records to the worker, which has the formats and the files."""
-
-    def __init__(self, line: Line) -> None:
-        super().__init__()
-        self._line = line
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Send it."""
-        trace = None
-        if record.exc_info and record.exc_info[1] is not None:
-            trace = "".join(traceback.format_exception(record.exc_info[1]))
-        try:
-            message = storable(record.getMessage())
-            self._line.say(Logged(record.name, record.levelno, message, trace and storable(trace)))
-        except Exception:
-            self.handleError(record)
 
 
 class SlotProcess:
@@ -225,8 +129,9 @@ class SlotProcess:
         held.claimed_at = held.signed_at = self._equipment.clock.uptime()
         self._held = held
         self._news.set()
-        self._line.say(Began(held.lease.fence))
-        held.task = asyncio.create_task(self._attend(held))
+        self._line.say(Began(held.lease.fence, held.claimed_at))
+        held.root = attending = self._attend(held)
+        held.task = asyncio.create_task(attending)
         await asyncio.wait({held.task})
 
     async def _attend(self, held: Held) -> None:
@@ -288,15 +193,10 @@ def main() -> None:
     """Be the process of a slot, until the worker says that it is over."""
     told = os.environ.pop(VARIABLE, "")
     try:
-        line = socket.socket(fileno=int(told.partition(":")[0]))
+        line = inherited(int(told.partition(":")[0]))
     except (ValueError, OSError):
         sys.exit(f"{VARIABLE} = {told!r}: a worker starts this, and nobody else")
-    # What a handler starts must not come by it.
-    os.set_inheritable(line.fileno(), False)
-    if sys.platform == "linux":
-        # The kernel's own net: it works while a handler holds the interpreter.
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
     _go_on()
     _serve(Line(line))
     logging.shutdown()

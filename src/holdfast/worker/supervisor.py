@@ -32,18 +32,21 @@ from holdfast.errors import UsageError
 from holdfast.figures import Figures
 from holdfast.ids import owner_id
 from holdfast.storage.locate import locate
-from holdfast.storage.protocol import Storage
+from holdfast.storage.protocol import Beat, Storage
 from holdfast.waiting import first
 from holdfast.worker.autopsy import OomKills
 from holdfast.worker.burial import Burial, Deceased
 from holdfast.worker.healer import Healer
+from holdfast.worker.offspring import bury_strangers
 from holdfast.worker.orders import SIGNALS
 from holdfast.worker.overview import EVERY, Overview
+from holdfast.worker.sentence import Sentence
 from holdfast.worker.sources import Sources
 from holdfast.worker.systemd import Systemd
+from holdfast.worker.tally import Tally
 from holdfast.worker.ward import Ward
 from holdfast.worker.watcher import Watcher
-from holdfast.worker.words import Hello, Word, Working
+from holdfast.worker.words import Hello, Retiring, Word, Working
 
 STRAGGLERS = 4.25
 """Seconds beyond the drain after which a child that still lives is killed; by itself it is gone after about 4."""
@@ -150,6 +153,7 @@ class Supervisor:
         self._wards: set[Ward] = set()
         self._oom_kills = OomKills()
         figures = Figures()
+        self._tally = Tally(figures)
         self._burial = Burial(self._owner, clock=clock, rng=rng, logger=logger, figures=figures)
         self.overview = Overview(figures, clock)
         self._stopping = asyncio.Event()
@@ -188,6 +192,9 @@ class Supervisor:
     async def _look(self) -> None:
         while True:
             self.overview.look(self._wards, stopping=self._stopping.is_set())
+            if os.getpid() == 1:
+                # Of a container, where there is nobody else to bury what handlers have started.
+                bury_strangers({ward.process.pid for ward in self._wards})
             await asyncio.sleep(EVERY)
 
     def _stop(self) -> None:
@@ -210,14 +217,20 @@ class Supervisor:
     async def _bring_to_an_end(self, keepers: "list[asyncio.Task[None]]") -> None:
         """See to it that nothing outlives its time: first the children, then what is done for the dead."""
         await self._stopping.wait()
+        told_at = self._clock.uptime()
         await first(self._hurried.wait(), within=self._drain + STRAGGLERS - HASTY)
         await asyncio.sleep(HASTY)
         for ward in self._wards:
-            self._logger.error("worker %d would not stop and is killed", ward.process.pid)
-            ward.process.send(signal.SIGKILL)
+            self._drive_out(ward, told_at)
         await asyncio.sleep(LAST)
         for keeper in keepers:
             keeper.cancel()
+
+    def _drive_out(self, ward: Ward, told_at: float) -> None:
+        """Kill a child that was told to leave and has not."""
+        if ward.process.death is None:
+            self._logger.error("worker %d would not stop and is killed", ward.process.pid)
+            ward.kill(Sentence("leaving", self._clock.uptime() - told_at, 0.0))
 
     async def _reload(self, sources: Sources) -> None:
         """Replace the children whenever the code has changed, each as soon as it has drained."""
@@ -234,7 +247,7 @@ class Supervisor:
             for ward in self._wards:
                 ward.outdated = True
                 ward.process.send(signal.SIGTERM)
-                loop.call_later(self._drain + STRAGGLERS, ward.process.send, signal.SIGKILL)
+                loop.call_later(self._drain + STRAGGLERS, self._drive_out, ward, self._clock.uptime())
 
     async def _live_on(self, systemd: Systemd, every: float) -> None:
         """Give signs of life, but for children that hang although that should have been the end of them."""
@@ -244,13 +257,27 @@ class Supervisor:
             await asyncio.sleep(every)
 
     async def _keep(self, number: int) -> None:
-        """Keep one child: start it, bury it, start the next."""
-        deaths = 0
+        """Keep one child: start it, bury it, start the next; and beside that one that has retired."""
         if number:
             await first(self._greeted.wait(), self._stopping.wait(), within=self._trial)
+        async with asyncio.TaskGroup() as lives:
+            await self._succeed(lives)
+
+    async def _succeed(self, lives: asyncio.TaskGroup) -> None:
+        """Lead one child after the other, and let one that has retired come to its end beside its successor."""
+        deaths = 0
+        retired: asyncio.Task[Life | None] | None = None
         while not self._stopping.is_set():
-            changed = self._changed
-            life = await self._life()
+            changed, retiring = self._changed, asyncio.Event()
+            living = lives.create_task(self._life(retiring))
+            await first(asyncio.wait({living}), retiring.wait())
+            if not living.done() and retired is not None:
+                # In each place there is one at most of those whose runs take their time: each has its memory.
+                await asyncio.wait({living, retired}, return_when=asyncio.FIRST_COMPLETED)
+            if not living.done():
+                deaths, retired = 0, living
+                continue
+            life = living.result()
             if self._stopping.is_set() or (life is not None and self._over(life)):
                 return
             if life is not None and (life.recycled is not None or life.outdated):
@@ -279,23 +306,33 @@ class Supervisor:
             self._logger.info("worker %d has left: an operator has ordered it, so none follows", life.pid)
             return True
         if life.recycled is not None:
-            self._logger.info("worker %d is replaced by another: %s", life.pid, life.recycled)
             return False
         if life.parted and not self._burst:
             self._logger.warning("worker %d left though nobody told us to stop; another follows", life.pid)
         return life.parted and self._burst
 
-    async def _life(self) -> Life | None:
-        """Let one child live; None if it could not be started, or what became of it cannot be told."""
+    async def _life(self, retiring: asyncio.Event) -> Life | None:
+        """Let one child live; None if it could not be started, or what became of it cannot be told.
+
+        `retiring` is set when it claims no more, though it goes on.
+        """
         try:
-            return await self._live()
+            return await self._live(retiring)
         except Exception as error:
             # No memory, no process, no descriptor left: that passes, and the other children know nothing of it.
             self._logger.error("cannot keep a worker alive, trying again: %r", error)
             return None
 
-    async def _live(self) -> Life:
+    async def _live(self, retiring: asyncio.Event) -> Life:
         """Lead one child from its start to its burial."""
+
+        def heard(word: Word) -> None:
+            if isinstance(word, Retiring):
+                pid = ward.process.pid
+                self._logger.info("worker %d claims no more, and is replaced by another: %s", pid, word.why)
+                retiring.set()
+            self._heard(word)
+
         ward = Ward.started(self._command, owner_id(self._rng), siblings=self._processes > 1, clock=self._clock)
         self._wards.add(ward)
         watch = asyncio.create_task(self._watch(ward))
@@ -304,9 +341,9 @@ class Supervisor:
                 # It listens to nothing yet but this.
                 ward.process.send(signal.SIGTERM)
                 self._pass_on(ward)
-            death = await ward.ended(self._heard)
+            death = await ward.ended(heard)
             died_at, uptime = self._clock.now(), self._clock.uptime()
-            for_memory, workplace, isolated = self._oom_kills.took(death, uptime), ward.workplace(uptime), ward.isolated
+            for_memory, (workplace, isolated) = self._oom_kills.took(death, uptime), ward.remains(uptime)
         finally:
             watch.cancel()
             await asyncio.gather(watch, return_exceptions=True)
@@ -334,7 +371,7 @@ class Supervisor:
                 life.pid,
                 death,
                 died_at,
-                killed_for=ward.killed_for,
+                killed_for=ward.killed_for if death.signal == signal.SIGKILL else None,
                 for_memory=for_memory,
                 workplace=workplace,
                 isolated=isolated,
@@ -342,16 +379,25 @@ class Supervisor:
             return replace(life, jobs=await self._bury(dead, ward.hello))
         elif ward.hello is None and not life.outdated and not self._stopping.is_set():
             self._logger.error("worker %d ended (%s) before it was ready", life.pid, death)
+        if self._storage is not None:
+            await self._burial.part(ward.incarnation, life.pid, self._storage, within=FAREWELL, worked=not life.refused)
         return life
 
     async def _watch(self, ward: Ward) -> None:
         """Watch over a child from its hello on, until cancelled."""
+        pid = ward.process.pid
+        worker = Owner(ward.incarnation, f"{self._owner.host}:{pid}", self._owner.host, pid)
+        async with asyncio.TaskGroup() as crew:
+            # If it has had a sibling, it is known where: then before it can have claimed anything.
+            crew.create_task(self._guard(ward, worker))
+            await self._watch_as(ward, worker)
+
+    async def _watch_as(self, ward: Ward, worker: Owner) -> None:
         await ward.greeted.wait()
-        pid, hello = ward.process.pid, ward.hello
+        hello = ward.hello
         if hello is None or self._storage is None:
             # Nobody knows where its jobs are; that is said when it dies.
             return
-        worker = Owner(ward.incarnation, f"{self._owner.host}:{pid}", self._owner.host, pid)
         watcher = Watcher(
             self._storage,
             worker,
@@ -364,6 +410,7 @@ class Supervisor:
             logger=self._logger,
             ask=lambda: ward.stacks.ask(ward.process),
             condemn=ward.kill,
+            tally=self._tally,
         )
         healer = Healer(
             self._storage,
@@ -386,6 +433,24 @@ class Supervisor:
         async with asyncio.TaskGroup() as crew:
             crew.create_task(_again(watch))
             crew.create_task(_again(healer.turn))
+
+    async def _guard(self, ward: Ward, worker: Owner) -> None:
+        """Keep others from burying a child: they would not know what it died of, nor what it has left behind."""
+        if self._storage is None:
+            await ward.greeted.wait()
+        tries, storage = 0, self._storage
+        if storage is None:
+            return
+        while True:
+            try:
+                async with asyncio.timeout(BURIAL):
+                    await storage.renew(Beat(worker, guarding=True))
+            except Exception:
+                # Its own calls fail as well, which is told there.
+                tries += 1
+                await asyncio.sleep(PATIENCE.rest(tries, self._rng))
+            else:
+                return
 
     def _heard(self, word: Word) -> None:
         if isinstance(word, Working) and not self._works:

@@ -20,12 +20,15 @@ from holdfast.figures import MOST, Key
 from holdfast.worker.offspring import Death, Offspring, slot_or_gone
 from holdfast.worker.sentence import Sentence
 from holdfast.worker.slate import Slate
-from holdfast.worker.stacks import StackFile
+from holdfast.worker.stacks.asked import StackFile
 from holdfast.worker.turns import TICK
-from holdfast.worker.words import NOW, VARIABLE, Counted, Ear, Goodbye, Hello, Told, Word, Working
+from holdfast.worker.words import NOW, VARIABLE, Counted, Ear, Goodbye, Hello, Retiring, Told, Word, Working
 
 LINES = 2_048
 """How many runs a child's slate has room for: its concurrency, and outcomes that wait for a storage."""
+
+PIDS = range(2, (1 << 22) + 1)
+"""What may be the number of a process: 0 and 1 are us and all, and no system of ours counts further."""
 
 LAST_WORDS = 0.1
 """Seconds that what a child said just before its death may take to come through."""
@@ -47,6 +50,7 @@ class Ward:
         self.greeted = asyncio.Event()
         """Set once it has said hello."""
         self.killed_for: Sentence | None = None
+        """Why its supervisor killed it. It may have died of something else before that reached it."""
         self.working = False
         """Whether it has begun to claim."""
         self.figures: dict[Key, tuple[float, ...]] = {}
@@ -84,9 +88,9 @@ class Ward:
         return cls(incarnation, process, slate, stacks, born_at=clock.uptime())
 
     def kill(self, sentence: Sentence) -> None:
-        """Kill it, and remember why."""
-        if self.process.death is None:
-            self.killed_for = sentence
+        """Kill it, unless it is dead, and remember why. The first reason stands."""
+        if not self.process.gone:
+            self.killed_for = self.killed_for or sentence
             self.process.send(signal.SIGKILL)
 
     async def ended(self, hear: Callable[[Word], None]) -> Death:
@@ -99,6 +103,16 @@ class Ward:
             heard.cancel()
             await asyncio.gather(heard, return_exceptions=True)
         return death
+
+    def remains(self, now: float) -> tuple[Workplace, frozenset[Ref]]:
+        """Return what it last told of itself, at this uptime, and the jobs whose runs cannot have been its end.
+
+        Nothing of it where it has written over its slate, as a wild pointer does before it kills: a burial needs none.
+        """
+        try:
+            return self.workplace(now), self.isolated
+        except (ArithmeticError, LookupError, ValueError):
+            return Workplace(), frozenset()
 
     def workplace(self, now: float) -> Workplace:
         """Return what it last told of itself, at this uptime."""
@@ -133,12 +147,18 @@ class Ward:
         """Kill what it had started, for that must not work on beside the runs that replace its own; let go of it."""
         self.process.sweep_up()
         # The kernel ends them with it, but not what their handlers have started.
-        for pid in self.slate.slots:
+        for pid in self._slots():
             if slot_or_gone(pid):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(pid, signal.SIGKILL)
         self.slate.close()
         self.stacks.close()
+
+    def _slots(self) -> list[int]:
+        try:
+            return [pid for pid in self.slate.slots if pid in PIDS]
+        except (ArithmeticError, ValueError):
+            return []
 
     async def _listen(self, hear: Callable[[Word], None]) -> None:
         loop, ear = asyncio.get_running_loop(), Ear()
@@ -155,6 +175,9 @@ class Ward:
                             self._count(series)
                         case Goodbye(dismissed, recycled):
                             self.parted, self.dismissed, self.recycled = True, dismissed, recycled
+                        case Retiring():
+                            # Whoever listens starts another; this one goes on.
+                            pass
                     hear(word)
 
     def _count(self, series: Iterable[tuple[Key, tuple[float, ...]]]) -> None:

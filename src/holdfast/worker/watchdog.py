@@ -14,19 +14,22 @@ import sys
 import threading
 from collections.abc import Callable
 from logging import Logger
-from types import FrameType
 
 from holdfast.clock import Clock
 from holdfast.context import JobContext, job_of
 from holdfast.core.events import Event, WorkerHung
-from holdfast.worker import places
 from holdfast.worker.held import Held, Holdings
-from holdfast.worker.places import At
 from holdfast.worker.slate import Slate
+from holdfast.worker.stacks import places
+from holdfast.worker.stacks.ours import current_frames
+from holdfast.worker.stacks.places import At
 from holdfast.worker.turns import TICK, Turns
 
 WARN = 1.0
 """Seconds that a loop may be late before somebody is told."""
+
+ABSENT = 2.0
+"""Seconds by which a look may come late; after more, whoever looks stood still, and maybe the whole machine."""
 
 WATCHED = 5.0
 """Seconds since its last look after which a watcher does not count as one any more."""
@@ -66,6 +69,8 @@ class Watchdog:
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
         self._looked_at = 0.0
+        self._excused_at = 0.0
+        """Until when nothing could be expected of the loop: nothing went on here either."""
         self._warned = self._hung = 0.0
         """The last turns before the blockages that were told of."""
 
@@ -90,6 +95,8 @@ class Watchdog:
     def look(self, now: float) -> None:
         """Look once whether the loop turns."""
         late = self._looked_at > 0 and now - self._looked_at > TICK + WARN / 2
+        if self._absent(now):
+            self._excused_at = now
         self._looked_at = now
         if self._slate is not None:
             self._slate.beaten(now, self._turns.memory)
@@ -99,13 +106,20 @@ class Watchdog:
         if blocked > WARN and self._warned != last:
             self._warned = last
             self._warn(last, blocked, late=late)
-        if blocked > self._max_block and self._hung != last:
+        if self._hangs(now) and self._hung != last:
             self._hung = last
             self._give_up(blocked)
 
     def given_up(self) -> bool:
         """Say whether the loop has been blocked for so long that nobody is to renew what its worker holds."""
-        return self._turns.blocked(self._clock.uptime()) > self._max_block
+        now = self._clock.uptime()
+        return self._hangs(now) and not self._absent(now)
+
+    def _absent(self, now: float) -> bool:
+        return self._looked_at > 0 and now - self._looked_at > TICK + ABSENT
+
+    def _hangs(self, now: float) -> bool:
+        return min(self._turns.blocked(now), now - self._excused_at) > self._max_block
 
     def _tick(self) -> None:
         now = self._clock.uptime()
@@ -163,13 +177,8 @@ class Watchdog:
         return None
 
     def _on_loop(self) -> At | None:
-        return places.on_loop(places.frames(stacks().get(self._thread)))
+        return places.on_loop(places.frames(current_frames().get(self._thread)))
 
     def _in_threads(self) -> list[At]:
-        found = [places.in_thread(places.frames(frame)) for frame in stacks().values()]
+        found = [places.in_thread(places.frames(frame)) for frame in current_frames().values()]
         return [at for at in found if at is not None]
-
-
-def stacks() -> dict[int, FrameType]:
-    """Return the frame that each thread is in, by the thread's number."""
-    return sys._current_frames()  # pyright: ignore[reportPrivateUsage]  # documented, in spite of its name

@@ -21,11 +21,12 @@ from holdfast.core.patience import Patience
 from holdfast.errors import StorageError
 from holdfast.storage.protocol import RENEW_LIMIT, Beat, Renewal, Storage
 from holdfast.worker.allowance import spared
-from holdfast.worker.places import At, Dump
 from holdfast.worker.sentence import Sentence, Verdict
 from holdfast.worker.slate import Slate, Watched
+from holdfast.worker.stacks.places import At, Dump
+from holdfast.worker.tally import Tally
 from holdfast.worker.turns import TICK
-from holdfast.worker.watchdog import REMEDY, WARN
+from holdfast.worker.watchdog import ABSENT, REMEDY, WARN
 
 LONGEST_LOOK, SHORTEST_LOOK = 0.5, 0.02
 """Seconds between two looks, at most and at least: often enough for a lease of a second that was claimed just now."""
@@ -38,9 +39,6 @@ OVERDUE = 2.0
 
 ASKING = 10.0
 """Seconds until a process is asked again which run holds its interpreter, if that could not be told from its answer."""
-
-ABSENT = 2.0
-"""Seconds by which a look may come late; after more, this process stood still, and maybe the whole machine."""
 
 PATIENCE = Patience(0.1, 1.0)
 """Between two tries at a storage that is out of reach: often enough that a short outage costs no lease."""
@@ -75,8 +73,12 @@ class Watcher:
         logger: Logger,
         ask: Callable[[], Awaitable[str]] | None,
         condemn: Callable[[Sentence], None] | None,
+        tally: Tally | None,
     ) -> None:
-        """Take what is watched. `ask`: where its threads are; `condemn`: has it killed; None where nobody may."""
+        """Take what is watched. `ask`: where its threads are; `condemn`: has it killed; None where nobody may.
+
+        `tally`: where renewals are counted, None where nobody could read that.
+        """
         self._storage = storage
         self._owner = owner
         self._slate = slate
@@ -88,6 +90,7 @@ class Watcher:
         self._logger = logger
         self._ask = ask
         self._condemn = condemn
+        self._tally = tally
         self._looked_at = 0.0
         self._next_look = 0.0
         self._excused_at = 0.0
@@ -154,6 +157,7 @@ class Watcher:
         return max(SHORTEST_LOOK, min(LONGEST_LOOK, shortest / 2))
 
     async def _renew(self, runs: Sequence[Watched], now: float) -> None:
+        answered = 0
         try:
             async with asyncio.timeout(max(self._beat, LONGEST_LOOK)):
                 for start in range(0, len(runs), RENEW_LIMIT):
@@ -162,10 +166,14 @@ class Watcher:
                     pulse = await self._storage.renew(Beat(self._owner, tuple(self._renewal(run, now) for run in part)))
                     lost = {*pulse.lost}
                     self._lost |= lost
+                    answered += len(part)
+                    self._count(part, lost=len(lost), failed=len(pulse.unanswered))
                     for run in part:
                         if (run.ref, run.fence) not in lost and (run.ref, run.fence) not in pulse.unanswered:
                             self._slate.keep(run, asked_at)
         except (StorageError, TimeoutError) as error:
+            left = runs[answered:]
+            self._count(left, failed=len(left))
             if not self._failures:
                 self._logger.warning(
                     "cannot renew %d leases for worker %d, trying again: %r", len(runs), self._owner.pid, error
@@ -175,6 +183,10 @@ class Watcher:
         else:
             self._failures = 0
             self._lost &= {(run.ref, run.fence) for run in self._slate.runs()}
+
+    def _count(self, runs: Sequence[Watched], *, lost: int = 0, failed: int = 0) -> None:
+        if self._tally is not None:
+            self._tally.renewed(renewed=len(runs) - lost - failed, lost=lost, failed=failed)
 
     def _patience(self, run: Watched, now: float) -> float:
         """Return how long after its last renewal a run is renewed from here."""
@@ -214,7 +226,9 @@ class Watcher:
             self._blocking, self._blocking_of, self._asked_at = None, of, 0.0
         seen = None if self._alone(now) else self._slate.blocker
         if seen is None:
-            if len(runs) == 1 and self._blocking is None and now - max(of, self._excused_at) > TICK + WARN:
+            # A thread keeps the loop from turning by the interpreter only, and then nothing goes on.
+            able = len(runs) == 1 and (runs[0].way == "loop" or (runs[0].way == "thread" and self._alone(now)))
+            if able and self._blocking is None and now - max(of, self._excused_at) > TICK + WARN:
                 # There is no other.
                 self._blame(runs[0], now)
             return
@@ -240,7 +254,10 @@ class Watcher:
         unclear = self._blocking is None and self._alone(now) and any(self._spares(run, now) for run in runs)
         if unclear and self._ask is not None and now - self._asked_at > ASKING:
             self._asked_at = now
-            if (holder := _holder(Dump(await self._ask()), runs)) is not None:
+            holder = _holder(Dump(await self._ask()), runs)
+            if self._slate.turned_at != turned_at:
+                return
+            if holder is not None:
                 self._blame(holder, now)
         # The others cannot end before it does, nor would their end help anybody.
         culprits = [key for run in overdue if (key := (run.ref, run.fence)) == self._blocking]
@@ -264,7 +281,11 @@ class Watcher:
         """Have the worker killed, where somebody may, and its burial tells that it hung; else tell it from here."""
         if self._condemn is None and reason == "timeout":
             return
+        turned_at = self._slate.turned_at
         stack = "" if self._ask is None else await self._ask()
+        if self._slate.turned_at != turned_at:
+            # It came to an end by itself, while we asked.
+            return
         limit = self._max_block if reason == "loop_blocked" else OVERDUE
         sentence = Sentence(reason, silent, limit, tuple(culprits), stack)
         at = Dump(stack).on_loop()
@@ -282,7 +303,7 @@ class Watcher:
             return
         try:
             async with asyncio.timeout(RECORDING):
-                await self._storage.renew(Beat(self._owner, events=(sentence.hung(self._owner.id),)))
+                await self._storage.renew(Beat(self._owner, events=sentence.hung(self._owner.id)))
         except (StorageError, TimeoutError) as error:
             self._logger.warning("cannot put on record that worker %d hangs: %r", self._owner.pid, error)
 

@@ -65,6 +65,12 @@ class Working(Struct, frozen=True, tag="working", tag_field="say"):
     """The child has come through all that may keep a worker from starting, and begins to claim."""
 
 
+class Retiring(Struct, frozen=True, tag="retiring", tag_field="say"):
+    """The child claims no more, and ends when its runs do: another may take its place. `why`: for what it does."""
+
+    why: str
+
+
 class Goodbye(Struct, frozen=True, tag="goodbye", tag_field="say"):
     """The child has handed back what it held, and ends for that.
 
@@ -75,7 +81,7 @@ class Goodbye(Struct, frozen=True, tag="goodbye", tag_field="say"):
     recycled: str | None = None
 
 
-Word = Hello | Working | Counted | Goodbye
+Word = Hello | Working | Counted | Retiring | Goodbye
 """What a child says."""
 
 _WORDS: msgspec.json.Decoder[Word] = msgspec.json.Decoder(Word)

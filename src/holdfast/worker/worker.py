@@ -43,8 +43,10 @@ from holdfast.worker.keeper import Keeper
 from holdfast.worker.lifespan import Lifespan
 from holdfast.worker.memory import resident
 from holdfast.worker.orders import SIGNALS, Orders
+from holdfast.worker.outcomes import Outcomes
 from holdfast.worker.outpost import Outpost
 from holdfast.worker.run import Runner
+from holdfast.worker.runs import Runs
 from holdfast.worker.slate import Slate
 from holdfast.worker.slots import Slots
 from holdfast.worker.tally import Tally
@@ -103,6 +105,7 @@ class Worker:
         self._supervised = supervised
         self.recycled: str | None = None
         """Why it ends to be replaced by another, None where it does not."""
+        self._retired = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._context: contextvars.Context | None = None
         self._state: Literal["new", "starting", "running", "ended"] = "new"
@@ -137,7 +140,7 @@ class Worker:
         if outpost is not None:
             slate = outpost.slate
         self._holdings = Holdings(slate)
-        self._slots = Slots(equipment, worker=self.owner, isolates=supervised, begin=self._holdings.begin, slate=slate)
+        self._slots = Slots(equipment, worker=self.owner, isolates=supervised, keeping=self._holdings, slate=slate)
         self._turns = Turns(slate)
         tally = Tally(equipment.figures)
         self._bus = Bus(
@@ -149,17 +152,32 @@ class Worker:
             decode=equipment.codec.decode,
             logger=equipment.logger,
         )
-        self._exchange = ExchangeLoop(
-            equipment.storage,
+        wear = wear or Wear()
+        outcomes = Outcomes(self._holdings, rng=equipment.rng, logger=equipment.logger, tally=tally)
+        runs = Runs(
             self.owner,
             self._runner,
             self._slots,
             self._holdings,
+            outcomes,
             abandoned=self._abandoned,
+            tasks=equipment.tasks,
+            wear=wear,
+            clock=equipment.clock,
+            rng=equipment.rng,
+            logger=equipment.logger,
+            tell=self._bus.tell,
+            tally=tally,
+        )
+        self._exchange = ExchangeLoop(
+            equipment.storage,
+            self.owner,
+            runs,
+            outcomes,
+            self._holdings,
             queues=self._queues,
             concurrency=concurrency,
-            tasks=equipment.tasks,
-            wear=wear or Wear(),
+            wear=wear,
             clock=equipment.clock,
             rng=equipment.rng,
             logger=equipment.logger,
@@ -279,8 +297,13 @@ class Worker:
     def recycle(self, why: str) -> None:
         """Claim no more, drain, and end, for a supervisor to start another in the place of this process. Idempotent."""
         if self._main is not None and self._ending is None:
-            self.recycled = why
+            self._retire_for(why)
             self._begin_to_end(self._drain.total_seconds(), "recycled")
+
+    async def retired(self) -> str:
+        """Wait until it claims no more, for another to take its place; return why."""
+        await self._retired.wait()
+        return self.recycled or ""
 
     @property
     def stopping(self) -> bool:
@@ -369,9 +392,13 @@ class Worker:
         """End once this process is worn out, and its runs are over: they are healthy, so they get all their time."""
         why = await self._exchange.worn_out()
         self._equipment.logger.info("worker %s claims no more, and leaves after its runs: %s", self.owner.name, why)
-        self.recycled = why
+        self._retire_for(why)
         await self._exchange.settled()
         self._begin_to_end(0.0, "recycled")
+
+    def _retire_for(self, why: str) -> None:
+        self.recycled = why
+        self._retired.set()
 
     async def _keep(self) -> None:
         try:
@@ -521,6 +548,9 @@ class Worker:
         """Stop a run from the keeper's thread."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._exchange.stop_run, held, reason, detail, context=self._context)
+        if (make_end := held.make_end) is not None:
+            # Its slot hears of it although the loop may be blocked; not before the loop, which hears of its end next.
+            make_end(reason, detail)
 
     def _obey(self, orders: tuple[str, ...]) -> None:
         """Do as an operator has ordered, from the keeper's thread: these are all the orders that are in force."""

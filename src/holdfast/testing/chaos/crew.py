@@ -9,17 +9,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from holdfast.clock import SECOND, Clock
+from holdfast.clock import Clock
 from holdfast.demo.processes import alive, send
 from holdfast.testing.chaos.history import DRAIN, Exit, uptime
+from holdfast.testing.chaos.holds import obeys
 
 Role = Literal["host", "reaper", "producer"]
 
 LEAVE = 15.0
 """Seconds that a process gets to leave in order; a host that drains longer is a fault of ours."""
-
-EARLY = 3.0
-"""A process that is told to leave within so many seconds of its start may not listen yet, and just end."""
 
 REVIVED = 1.0
 """Seconds until what ended by itself is started again."""
@@ -109,7 +107,8 @@ class Member:
         process, self._expected = self._process, True
         if process is None or process.returncode is not None:
             return 0
-        early = uptime(self._clock) - self._began < EARLY * SECOND
+        # One that has only just been started does not listen yet, and may just end.
+        deaf = not obeys(process.pid, signal.SIGTERM)
         process.terminate()
         try:
             async with asyncio.timeout(LEAVE):
@@ -118,7 +117,7 @@ class Member:
             self.complaints.append(f"{self.name} did not leave within {LEAVE:g} s and was killed")
             process.kill()
             status = await process.wait()
-        return 0 if early and status == -signal.SIGTERM else status
+        return 0 if deaf and status == -signal.SIGTERM else status
 
     async def abort(self) -> None:
         """Kill whatever is left of it. Idempotent."""

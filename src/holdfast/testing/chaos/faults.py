@@ -6,9 +6,10 @@ import signal
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from random import Random
 
-from holdfast.clock import Clock
+from holdfast.clock import SECOND, Clock
 from holdfast.demo.processes import pause, send
 from holdfast.storage.sqlite.locks import written
+from holdfast.testing.chaos import holds
 from holdfast.testing.chaos.crew import Crew, Member, Role
 from holdfast.testing.chaos.ground import Ground
 from holdfast.testing.chaos.history import Deed, Effect, uptime
@@ -181,6 +182,19 @@ async def stop_reaper(field: Field) -> bool:
     return member is not None and await _stop(field, "stop reaper", member, [member.pid])
 
 
+async def block_loop(field: Field) -> bool:
+    """Have a worker block its event loop for a while; its leases are renewed from a thread beside it."""
+    return await _hold(field, "block loop", holds.BLOCK, max(holds.LENGTHS))
+
+
+async def hold_interpreter(field: Field) -> bool:
+    """Have a worker hold its interpreter for a while, so that nothing goes on there; its supervisor renews its leases.
+
+    Where writers take turns it may have one, or get it meanwhile, and then nobody writes.
+    """
+    return await _hold(field, "hold interpreter", holds.GRIP, max(holds.LENGTHS) if field.ground.lock is None else 10.0)
+
+
 async def stop_writer(field: Field) -> bool:
     """Stop a worker within its turn to write: it holds up everybody."""
     lock, member = field.ground.lock, field.free("host")
@@ -219,6 +233,8 @@ COMMON: dict[str, Fault] = {
     "stop supervisor": stop_supervisor,
     "stop host": stop_host,
     "stop reaper": stop_reaper,
+    "block loop": block_loop,
+    "hold interpreter": hold_interpreter,
     "restart host": restart_host,
     "restart reaper": restart_reaper,
 }
@@ -257,6 +273,37 @@ async def _stop(field: Field, kind: str, member: Member, pids: list[int]) -> boo
             for pid in reversed(stopped):
                 send(pid, signal.SIGCONT)
         field.over(deed)
+    return True
+
+
+async def _hold(field: Field, kind: str, how: int, longest: float) -> bool:
+    member, left = field.free("host"), field.length((longest, longest))
+    workers = member.workers() if member is not None else []
+    places = [place for place, length in enumerate(holds.LENGTHS) if length <= left]
+    if member is None or not workers or not places:
+        return False
+    lock, place, pid = field.ground.lock, field.rng.choice(places), field.rng.choice(workers)
+    number = holds.number(how, place)
+    with contextlib.ExitStack() as struck:
+        struck.enter_context(field.striking(member.name))
+        if how == holds.GRIP and lock is not None:
+            if field.is_struck("storage"):
+                return False
+            struck.enter_context(field.striking("storage"))
+        if not holds.obeys(pid, number):
+            return False
+        deed = field.note(kind, "hold", member.name, [pid])
+        send(pid, number)
+        over = deed.at + round(holds.LENGTHS[place] * SECOND)
+        outage: Deed | None = None
+        while field.now() < over:
+            if how == holds.GRIP and lock is not None and outage is None and await _held_up(lock):
+                outage = field.note(kind, "outage", "storage")
+                outage.at = deed.at
+            await asyncio.sleep(0.05)
+        field.over(deed)
+        if outage is not None:
+            await field.healed(outage)
     return True
 
 

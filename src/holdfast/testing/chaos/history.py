@@ -13,8 +13,9 @@ from holdfast.core.events import AnyEvent
 from holdfast.core.job import JobDetail
 from holdfast.options import Timing
 
-Effect = Literal["death", "pause", "outage", "leave", "none"]
-"""What a deed does: kill processes, stop them, keep the storage from them, ask them to leave, or nothing of these."""
+Effect = Literal["death", "pause", "hold", "outage", "leave", "none"]
+"""What a deed does: kill processes, stop them, keep them so busy that nothing else goes on there, keep the storage from
+them, ask them to leave, or nothing of these. Who is busy loses no run for that: it is renewed from outside."""
 
 Mark = Literal["start", "done", "failed", "stopped"]
 Answer = Literal["asked", "acked", "refused"]

@@ -13,7 +13,8 @@ from redis.exceptions import RedisError
 from holdfast.errors import StorageUnavailableError, UsageError
 from holdfast.storage.locate import locate
 from holdfast.storage.redis.address import Place, RedisAddress, read
-from holdfast.storage.redis.link import Link, Reply, Word
+from holdfast.storage.redis.link import Link
+from holdfast.storage.redis.resp import Reply, Word
 from holdfast.testing.proxy import Proxy, free_port
 
 STARTING = 20.0

@@ -10,6 +10,7 @@ from holdfast.context import current_job
 from holdfast.demo.diary import note
 from holdfast.options import Retry, Stall, Timing
 from holdfast.task import Task
+from holdfast.testing.chaos import holds
 from holdfast.testing.chaos.history import Line, Mark, uptime
 
 QUEUE = "chaos"
@@ -84,5 +85,8 @@ def heard(word: str) -> Timing:
     return Timing(lease=lease, sweep=sweep, grace=grace)
 
 
+if DIARY_VARIABLE in os.environ and threading.current_thread() is threading.main_thread():
+    # One of the crew.
+    holds.obey()
 _timing = heard(os.environ[TIMING_VARIABLE]) if TIMING_VARIABLE in os.environ else Timing()
 app, walk, plod = make(None, timing=_timing, diary=os.environ.get(DIARY_VARIABLE, os.devnull))

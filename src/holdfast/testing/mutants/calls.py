@@ -78,7 +78,7 @@ class RedriveOfTheSecond(Model):
         return None
 
 
-@mutant("merging")
+@mutant("one key and long runs")
 class ExpiredUnderItsRun(Model):
     """A call that comes to a running job finds it too old to start, and expires it."""
 

@@ -1,6 +1,5 @@
 """Which line of a handler a thread is at: read off its frames, or off what it has written down at a signal."""
 
-import asyncio
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -8,17 +7,13 @@ from types import FrameType
 
 from msgspec import Struct
 
-_HERE = Path(__file__).parent
-_HOUSE = str(_HERE.parent)
-_ASYNCIO = str(Path(asyncio.__file__).parent)
-_STEP = str(Path(asyncio.__file__).parent / "events.py")
+from holdfast.worker.stacks.ours import ASYNCIO, HOUSE, MIDDLEWARE, THREADS, WORKER
+
+_STEP = str(Path(ASYNCIO) / "events.py")
 """Where asyncio calls what is due; no handler is below it."""
 
-_THREADS = str(_HERE / "threads.py")
-_CALLERS = frozenset(str(_HERE / name) for name in ("run.py", "provision.py", "on_cancel.py", "lifespan.py"))
+_CALLERS = frozenset(str(WORKER / name) for name in ("run.py", "provision.py", "on_cancel.py", "lifespan.py"))
 """Where code that is not ours is called on the loop."""
-
-_MIDDLEWARE = str(_HERE.parent / "middleware.py")
 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.+)$')
 
@@ -52,7 +47,7 @@ def on_loop(stack: Iterable[Place]) -> At | None:
             return _at(own)
         if place.file == _STEP and place.function == "_run":
             # A task that a handler has started, or something of our own.
-            return None if not own or own[-1].file.startswith((_ASYNCIO, _HOUSE)) else _at(own)
+            return None if not own or own[-1].file.startswith((ASYNCIO, HOUSE)) else _at(own)
         own.append(place)
     return None
 
@@ -61,7 +56,7 @@ def in_thread(stack: Iterable[Place]) -> At | None:
     """Return where a handler is in the stack of a thread of ours; None if it is another's, or idle."""
     own: list[Place] = []
     for place in stack:
-        if place.file == _THREADS:
+        if place.file == THREADS:
             return _at(own)
         own.append(place)
     return None
@@ -94,7 +89,7 @@ class Dump:
 
 
 def _at(stack: Iterable[Place]) -> At | None:
-    own = [place for place in stack if place.file != _MIDDLEWARE]
+    own = [place for place in stack if place.file != MIDDLEWARE]
     return At(own[-1], own[0]) if own else None
 
 

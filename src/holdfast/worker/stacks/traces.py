@@ -10,12 +10,10 @@ Of what a handler has started in tasks of their own (`gather`, a TaskGroup) only
 import asyncio
 import gc
 import logging
-import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
 from operator import attrgetter, methodcaller
-from pathlib import Path
 from traceback import FrameSummary, StackSummary
 from types import AsyncGeneratorType, CodeType, CoroutineType, FrameType, GeneratorType
 from typing import cast
@@ -23,6 +21,7 @@ from typing import cast
 from holdfast.core.job import TRACE_KEPT
 from holdfast.core.text import storable
 from holdfast.worker.held import Held, Mark, Place, Waiting
+from holdfast.worker.stacks.ours import ASYNCIO, OURS, THREADS, current_frames
 
 DEEPEST = 200
 """So many of a stack's innermost frames are looked at."""
@@ -31,11 +30,6 @@ REMEMBERED = 1_000
 """So many texts are kept: thousands of runs wait in few places."""
 
 logger = logging.getLogger("holdfast.worker")
-
-_HERE = Path(__file__).parent
-_THREADS = str(_HERE / "threads.py")
-_ASYNCIO = str(Path(asyncio.__file__).parent)
-_OURS = frozenset(map(str, [_HERE.parent / "middleware.py", *_HERE.glob("*.py")]))
 
 
 class Traces:
@@ -119,7 +113,7 @@ def _look(held: Held, thread: int | None, stacks: "_Stacks") -> tuple[Mark, tupl
 
     With it, the last coroutine that waits, and what it waits for.
     """
-    root = None if held.task is None else held.task.get_coro()
+    root = held.root
     frames: deque[Place] = deque(maxlen=DEEPEST)
     tip: tuple[Waiting, object] | None = None
     if isinstance(root, CoroutineType):
@@ -158,7 +152,7 @@ def _go_down(root: Waiting, frames: deque[Place]) -> tuple[Waiting, object] | No
 
 def _counts(file: str, *, first: bool) -> bool:
     """Say whether a frame is the handler's, or what that has called; what is called by ours is none of it."""
-    return file not in _OURS and not (first and file.startswith(_ASYNCIO))
+    return file not in OURS and not (first and file.startswith(ASYNCIO))
 
 
 _STEPS: dict[type, Callable[[object], tuple[FrameType | None, object]]] = {
@@ -191,7 +185,7 @@ class _Stacks:
     def of(self, thread: int) -> deque[Place]:
         """Return where a thread of ours is in what it was handed; empty if it has just come back from it."""
         for fresh in (False, True):
-            found = _up(self._all(fresh=fresh).get(thread), lambda frame: frame.f_code.co_filename == _THREADS)
+            found = _up(self._all(fresh=fresh).get(thread), lambda frame: frame.f_code.co_filename == THREADS)
             if found is not None:
                 return found
         return deque()
@@ -207,8 +201,7 @@ class _Stacks:
 
     def _all(self, *, fresh: bool) -> dict[int, FrameType]:
         if fresh or not self._seen:
-            # Private by its name only: it is a part of the documented interface.
-            self._seen = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
+            self._seen = current_frames()
         return self._seen
 
 
@@ -216,7 +209,7 @@ def _up(stack: FrameType | None, is_end: Callable[[FrameType], bool]) -> deque[P
     """Return the frames of a stack down to one of ours, the outermost first; None if there is no such one."""
     frames: deque[Place] = deque()
     while stack is not None:
-        if len(frames) < DEEPEST and stack.f_code.co_filename not in _OURS:
+        if len(frames) < DEEPEST and stack.f_code.co_filename not in OURS:
             frames.appendleft((stack.f_code, stack.f_lasti))
         if is_end(stack):
             return frames

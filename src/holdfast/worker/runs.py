@@ -1,0 +1,303 @@
+"""The runs of a worker: each lease becomes a task, and its end an outcome.
+
+lease ──► held ──► attended, in a task of its own ──► outcome
+                    └─ told to stop, and goes on ──► left to itself: its outcome is what it was told
+"""
+
+import asyncio
+import functools
+import inspect
+import logging
+import sys
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from random import Random
+from typing import Any
+
+from holdfast.clock import SECOND, Clock
+from holdfast.core.decision import Finish, PutBack
+from holdfast.core.events import Event, LeaseLost
+from holdfast.core.job import JobRecord, Owner
+from holdfast.core.lease import Lease
+from holdfast.core.lifecycle import State
+from holdfast.core.outcome import Interrupted, Outcome, Raised, Returned
+from holdfast.core.postmortem import first_line
+from holdfast.core.settlement import Settlement, settlement
+from holdfast.task import Task
+from holdfast.worker.abandoned import LINGER, Abandoned
+from holdfast.worker.held import Held, Holdings, StopReason
+from holdfast.worker.on_cancel import LIMIT
+from holdfast.worker.outcomes import Outcomes
+from holdfast.worker.run import Runner, recorded, stopped
+from holdfast.worker.slots import Slots
+from holdfast.worker.tally import Tally
+from holdfast.worker.wear import Wear
+
+Attending = Coroutine[Any, Any, None]
+Starter = Callable[[Attending], "asyncio.Task[None]"]
+
+
+class Runs:
+    """Those that go on. What they come to is added to the outcomes, and `over` is called."""
+
+    def __init__(
+        self,
+        owner: Owner,
+        runner: Runner,
+        slots: Slots,
+        holdings: Holdings,
+        outcomes: Outcomes,
+        *,
+        abandoned: Abandoned,
+        tasks: Mapping[str, Task[..., Any]],
+        wear: Wear,
+        clock: Clock,
+        rng: Random,
+        logger: logging.Logger,
+        tell: Callable[[Event], None],
+        tally: Tally,
+    ) -> None:
+        self._owner = owner
+        self._runner = runner
+        self._slots = slots
+        self._holdings = holdings
+        self._outcomes = outcomes
+        self._abandoned = abandoned
+        self._tasks = tasks
+        self._wear = wear
+        self._clock = clock
+        self._rng = rng
+        self._logger = logger
+        self._tell = tell
+        self._tally = tally
+        self._running: dict[Held, None] = {}
+        self._attending: dict[asyncio.Task[None], Held] = {}
+        self._start: Starter | None = None
+        self._failure: asyncio.Future[None] | None = None
+        self.over: Callable[[], None] = lambda: None
+        """Called when one is over, and its outcome added."""
+        self.released = 0
+        """How many were handed back."""
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def begin(self) -> "asyncio.Future[None]":
+        """Let runs begin from now on; return what fails if something does that carries them, and is no handler."""
+        loop = asyncio.get_running_loop()
+        self._start, self._failure = starter(loop), loop.create_future()
+        return self._failure
+
+    async def end(self) -> None:
+        """Let none begin any more, cancel those that go on, and wait for their tasks, however long that takes."""
+        self._start, cancelled = None, False
+        for task in self._attending:
+            task.cancel()
+        while self._attending:
+            try:
+                await asyncio.wait(list(self._attending))
+            except asyncio.CancelledError:
+                cancelled = True
+        if cancelled:
+            raise asyncio.CancelledError
+
+    def take(self, leases: Sequence[Lease], asked_at: float, *, begin: bool) -> None:
+        """Begin to run what a call has brought that was sent at that uptime; or hand it back, unbegun."""
+        # They run from the answer on: a claim that a frozen storage held back must not count as a part of the run.
+        now = self._clock.uptime()
+        taken = [self._held(lease, asked_at, now) for lease in leases]
+        self._holdings.add_all(taken)
+        # All of them are held before the first of them begins, for it may let nothing else happen for long.
+        for held in taken:
+            if not begin or self._start is None:
+                # The claim came back after the worker was told to stop.
+                self._done(held, Interrupted("prefetch"), 0.0)
+            elif now >= held.trusted_until:
+                # It came back so late that the job may have passed on already.
+                self._done(held, Interrupted("unreachable"), 0.0)
+            else:
+                self._wear.began()
+                self._running[held] = None
+                held.root = attending = self._attend(held)
+                task = self._start(attending)
+                if not task.done() or held in self._running:
+                    held.task = task
+                    self._attending[task] = held
+                    task.add_done_callback(self._ended)
+
+    def stop(self, held: Held, reason: StopReason, detail: str | None) -> None:
+        """Make a run end. A coroutine is cancelled; a thread can only be told, and is."""
+        if held.stop is not None and not (reason == "lost" and held.stop != "lost"):
+            return
+        held.stop, held.stop_detail = reason, detail
+        if held not in self._running:
+            # It is over, and its outcome on the way: beat and settlement have crossed.
+            return
+        if reason in ("lost", "unreachable"):
+            job = held.lease.job
+            self._tell(
+                LeaseLost(
+                    queue=job.queue,
+                    id=job.id,
+                    task=job.task,
+                    run=job.starts,
+                    fence=job.fence,
+                    owner=self._owner.id,
+                    reason="lost" if reason == "lost" else "unreachable",
+                )
+            )
+        if held.make_end is not None:
+            held.make_end(reason, detail)
+        elif held.end():
+            self._expect(held, reason)
+
+    def stop_all(self) -> None:
+        """Make all of them end, for the worker must."""
+        for held in list(self._running):
+            self.stop(held, "shutdown", "the worker stops")
+
+    def release(self, delay: int) -> None:
+        """Hand back those that would not end, due again after `delay` microseconds: by then we are gone."""
+        for held in list(self._running):
+            self._done(held, Interrupted("shutdown", delay), 0.0)
+
+    def _held(self, lease: Lease, asked_at: float, now: float) -> Held:
+        job = lease.job
+        task = self._tasks.get(job.task)
+        held = Held(lease, stops_unreachable=_stops(job, task), claimed_at=now)
+        if self._slots.wanted(held):
+            # What a process takes to start is no part of the run.
+            held.way, held.begun = "process", False
+        elif task is not None and not task.is_async:
+            held.way = "thread"
+        held.trust(asked_at, signed_at=asked_at)
+        self._tally.claimed(job)
+        return held
+
+    async def _attend(self, held: Held) -> None:
+        began = self._clock.uptime()
+        if held.task is None:
+            # It may have begun before whoever started it was told which task it is.
+            held.task = asyncio.current_task()
+        try:
+            apart = await self._slots.run(held) if held.way == "process" else None
+            if apart is None:
+                if not held.begun:
+                    self._holdings.begin(held, self._clock.uptime())
+                outcome = await self._runner.run(held, self._overdue)
+            else:
+                outcome = apart
+        except Exception as error:
+            # The runner itself failed, not the handler; the job must come to something all the same.
+            self._logger.exception("job %s: its run could not be carried out", held.lease.ref.id)
+            outcome = Raised(recorded(error))
+        self._done(held, outcome, self._clock.uptime() - max(began, held.claimed_at))
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        held = self._attending.pop(task)
+        if held in self._running:
+            # Its task was cancelled before its first step: it never began.
+            self._done(held, Interrupted("shutdown"), 0.0)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and self._failure is not None and not self._failure.done():
+            self._failure.set_exception(error)
+
+    def _expect(self, held: Held, reason: StopReason) -> None:
+        """Leave a run to itself that will not end. When the worker stops it sees to all of them at once."""
+        if reason == "shutdown" or (reason == "cancelled" and held.lease.job.timeout is not None):
+            return
+        # Who is merely asked to stop has its lease and its keys, and may tidy up under them; until its timeout at most.
+        within = LIMIT if reason == "cancelled" else LINGER
+        asyncio.get_running_loop().call_later(within, lambda: self._overdue(held, stopped(held)))
+
+    def _overdue(self, held: Held, outcome: Outcome) -> None:
+        """Leave a run to itself whose handler goes on although it was cancelled; what it still comes to is refused."""
+        if held not in self._running or held.hooking or held.task is None or held.task.done():
+            return
+        job = held.lease.job
+        self._logger.error(
+            "job %s (%s): the handler goes on although it was cancelled; it is left to itself", job.id, job.task
+        )
+        held.abandoned = True
+        self._abandoned.task(held.task)
+        self._done(held, outcome, self._clock.uptime() - held.claimed_at)
+
+    def _done(self, held: Held, outcome: Outcome, took: float) -> None:
+        self._running.pop(held, None)
+        if held.over:
+            # It was handed back while it would not end; only the first word counts.
+            return
+        held.over = True
+        self._tally.ran(held.lease.job, took)
+        if held.stop == "lost" and isinstance(outcome, Interrupted):
+            # Stopped by its own fence, and it came to nothing: there is nothing to say.
+            self._holdings.drop(held.key)
+        else:
+            asked = settlement(held.lease, outcome, self._rng, took=took)
+            self._outcomes.add(held.key, asked)
+            if not isinstance(outcome, Returned):
+                self._say(held, asked)
+                self.released += isinstance(outcome, Interrupted)
+        self.over()
+
+    def _say(self, held: Held, asked: Settlement) -> None:
+        """Log what went wrong with a run; never its arguments, its result, or a message that may quote them."""
+        job = held.lease.job
+        match asked.decision:
+            case Finish(state=State.FAILED, reason=reason, error=error):
+                self._logger.error(
+                    "job %s (%s) failed in run %d, reason %s: %s; holdfast jobs show tells all",
+                    job.id,
+                    job.task,
+                    job.starts,
+                    reason,
+                    error.type if error else "no error",
+                )
+            case PutBack(charge="failures", after=after, error=error):
+                self._logger.warning(
+                    "job %s (%s) failed in run %d: %s; tried again in %.1f s",
+                    job.id,
+                    job.task,
+                    job.starts,
+                    error.type if error else "no error",
+                    after / SECOND,
+                )
+            case PutBack(charge="stalls"):
+                why = first_line(asked.ended.detail or "")
+                self._logger.error("job %s (%s) stalled in run %d: %s", job.id, job.task, job.starts, why)
+            case PutBack(charge="releases", reason="unknown_task"):
+                self._logger.warning("job %s is of task %r, which this worker does not know", job.id, job.task)
+            case _:
+                return
+
+
+def starter(loop: asyncio.AbstractEventLoop) -> Starter:
+    """Return what makes a task of a coroutine.
+
+    Where the interpreter can, that begins at once, and one that waits for nothing never meets the queue of the loop.
+    """
+    # Whoever has a factory has his own ideas of when a task begins.
+    if sys.version_info >= (3, 12) and loop.get_task_factory() is None:
+        if _takes_more(loop.create_task):
+            return functools.partial(loop.create_task, eager_start=True)
+        return functools.partial(asyncio.Task, loop=loop, eager_start=True)
+    return loop.create_task
+
+
+def _takes_more(function: Callable[..., object]) -> bool:
+    """Say whether what is not known to a function is handed on."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    return any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters)
+
+
+def _stops(job: JobRecord, task: Task[..., Any] | None) -> bool:
+    policy = task.settings.on_unreachable if task is not None else None
+    match policy or "auto":
+        case "stop":
+            return True
+        case "continue":
+            return False
+        case "auto":
+            return job.exclusive

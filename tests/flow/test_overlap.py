@@ -1,0 +1,235 @@
+"""Two calls at a time: while the storage works on one, the worker does on what the other brought."""
+
+import asyncio
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from random import Random
+from typing import Any
+
+from holdfast import JobCompleted, Retry, RetryLater, Stall, StorageUnavailableError, TaskOptions, current_job
+from holdfast.core.job import Owner
+from holdfast.core.settlement import Settlement
+from holdfast.storage.memory import MemoryStorage
+from holdfast.storage.protocol import Exchanged, Order
+from holdfast.testing.simloop import SimClock, SimLoop, simulate
+from holdfast.worker.held import RunKey
+from holdfast.worker.runs import starter
+from tests.flow.conftest import Stage
+
+CONCURRENCY = 20
+
+
+class Remote(MemoryStorage):
+    """Memory that takes its time, and sees what is under way."""
+
+    apart = True
+
+    def __init__(self, clock: SimClock) -> None:
+        super().__init__(clock=clock)
+        self.takes: Callable[[], float] = lambda: 0.01
+        self.fails: Callable[[int], bool] = lambda number: False
+        """Whether the answer of a call is lost, by its number; the call itself is made."""
+        self.calls: list[tuple[int, int | None, int]] = []
+        """Of each call: how many it settled, the room it had, how many were under way with it."""
+        self.under_way: dict[int, tuple[set[RunKey], int]] = {}
+        self.active = 0
+        self.most = 0
+
+    async def exchange(
+        self, owner: Owner, settlements: Sequence[Settlement] = (), order: Order | None = None
+    ) -> Exchanged:
+        number, keys = len(self.calls), {(asked.ref, asked.fence) for asked in settlements}
+        assert not any(keys & others for others, _ in self.under_way.values())
+        self.under_way[number] = keys, 0 if order is None else order.room
+        self.calls.append((len(keys), None if order is None else order.room, len(self.under_way)))
+        try:
+            await asyncio.sleep(self.takes() / 2)
+            answer = await super().exchange(owner, settlements, order)
+            self.active += len(answer.leases) - sum(one.verdict == "done" for one in answer.verdicts)
+            self.most = max(self.most, self.active)
+            await asyncio.sleep(self.takes() / 2)
+            if self.fails(number):
+                raise StorageUnavailableError("the answer is lost")
+            return answer
+        finally:
+            del self.under_way[number]
+
+
+def remote(scenario: Callable[[Stage, Remote], Coroutine[Any, Any, None]]) -> None:
+    """Play a scenario on a storage that works apart."""
+
+    async def main(loop: SimLoop) -> None:
+        storage = Remote(SimClock(loop))
+        await scenario(Stage(loop, SimClock(loop), storage), storage)
+
+    simulate(main)
+
+
+def test_two_calls_are_under_way_while_there_is_enough_to_do_and_the_room_is_kept() -> None:
+    async def scenario(stage: Stage, storage: Remote) -> None:
+        app, dice = stage.app(), Random(7)
+        storage.takes = lambda: dice.uniform(0.002, 0.03)
+        going = most = 0
+
+        @app.task
+        async def task(number: int) -> int:
+            nonlocal going, most
+            going += 1
+            most = max(most, going)
+            await asyncio.sleep(dice.choice([0.0, 0.0, 0.001, 0.05]))
+            going -= 1
+            return number
+
+        jobs = await app.enqueue_many(task.call(number) for number in range(1000))
+        await stage.start(app.worker(concurrency=CONCURRENCY))
+
+        assert [await job.result() for job in jobs] == list(range(1000))
+        assert max(calls for _, _, calls in storage.calls) == 2
+        assert most <= CONCURRENCY
+        assert storage.most <= CONCURRENCY
+        assert len(await stage.told(JobCompleted)) == 1000
+
+    remote(scenario)
+
+
+def test_a_storage_that_does_not_work_apart_is_asked_once_at_a_time() -> None:
+    async def scenario(stage: Stage, storage: Remote) -> None:
+        app = stage.app()
+
+        @app.task
+        async def task() -> None: ...
+
+        storage.apart = False
+        jobs = await app.enqueue_many(task.call() for _ in range(100))
+        await stage.start(app.worker(concurrency=CONCURRENCY))
+        for job in jobs:
+            await job.result()
+
+        assert {calls for _, _, calls in storage.calls} == {1}
+        assert storage.calls[0] == (0, CONCURRENCY, 1)
+
+    remote(scenario)
+
+
+def test_a_lone_job_is_claimed_and_settled_at_once_by_one_call_each() -> None:
+    async def scenario(stage: Stage, storage: Remote) -> None:
+        app = stage.app()
+        began: list[float] = []
+
+        @app.task
+        async def task() -> None:
+            began.append(stage.now)
+
+        await stage.start(app.worker(concurrency=CONCURRENCY))
+        await asyncio.sleep(1)
+        before, at = len(storage.calls), stage.now
+        await task.enqueue()
+        await asyncio.sleep(1)
+
+        assert began[0] - at < 0.011
+        assert [(settled, calls) for settled, _, calls in storage.calls[before:]] == [(0, 1), (1, 1)]
+
+    remote(scenario)
+
+
+def test_after_a_failure_one_call_at_a_time_claims_nothing_until_one_is_answered() -> None:
+    async def scenario(stage: Stage, storage: Remote) -> None:
+        app = stage.app(defaults=TaskOptions(stall=Stall(max_count=0)))
+
+        @app.task
+        async def task(number: int) -> int:
+            await asyncio.sleep(0.001)
+            return number
+
+        jobs = await app.enqueue_many(task.call(number) for number in range(400))
+        storage.fails = lambda number: 7 <= number < 11
+        await stage.start(app.worker(concurrency=CONCURRENCY))
+
+        assert [await job.result() for job in jobs] == list(range(400))
+        calls = storage.calls
+        # The first two had been under way together; whoever tries next has the storage to itself, and has no room.
+        assert calls[8][2] == 2
+        assert [calls[number][1:] for number in (9, 10, 11)] == [(0, 1)] * 3
+        details = [await job.info() for job in jobs]
+        # What those two claimed was found when the storage was back, and charged to nobody.
+        assert {(detail.job.starts, detail.job.releases) for detail in details} == {(1, 0), (2, 1)}
+        assert storage.most <= CONCURRENCY
+
+    remote(scenario)
+
+
+def test_strays_are_looked_for_when_no_call_is_under_way_that_may_bring_more() -> None:
+    async def scenario(stage: Stage, storage: Remote) -> None:
+        app, dice = stage.app(defaults=TaskOptions(stall=Stall(max_count=0))), Random(11)
+        storage.takes = lambda: dice.uniform(0.002, 0.2)
+        storage.fails = lambda number: number % 5 == 4
+        runs: list[tuple[int, int]] = []
+
+        @app.task
+        async def task(number: int) -> int:
+            runs.append((number, current_job().run))
+            return number
+
+        jobs = await app.enqueue_many(task.call(number) for number in range(300))
+        await stage.start(app.worker(concurrency=CONCURRENCY))
+
+        assert [await job.result() for job in jobs] == list(range(300))
+        assert sorted(number for number, _ in runs) == list(range(300))
+        assert {(await job.info()).job.stalls for job in jobs} == {0}
+
+    remote(scenario)
+
+
+def test_a_burst_ends_once_the_last_word_is_that_there_is_nothing() -> None:
+    async def scenario(stage: Stage, storage: Remote) -> None:
+        app, dice = stage.app(), Random(3)
+        storage.takes = lambda: dice.uniform(0.002, 0.03)
+
+        @app.task(retry=Retry(max_attempts=3))
+        async def task() -> int:
+            if current_job().attempt < 3:
+                raise RetryLater(0)
+            return current_job().run
+
+        jobs = await app.enqueue_many(task.call() for _ in range(200))
+        worker = app.worker(concurrency=CONCURRENCY, burst=True)
+        await stage.start(worker)
+        async with asyncio.timeout(20):
+            await worker.wait()
+
+        assert [await job.result() for job in jobs] == [3] * 200
+
+    remote(scenario)
+
+
+async def test_a_run_begins_at_once_where_the_interpreter_can() -> None:
+    begun: list[asyncio.Task[Any] | None] = []
+
+    async def run() -> None:
+        begun.append(asyncio.current_task())
+
+    task = starter(asyncio.get_running_loop())(run())
+    at_once = task.done()
+    await task
+
+    assert at_once is (sys.version_info >= (3, 12))
+    assert begun == [task]
+
+
+async def test_whoever_has_a_factory_of_tasks_has_them_made_by_it() -> None:
+    made: list[object] = []
+
+    def factory(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> "asyncio.Task[Any]":
+        made.append(coroutine)
+        return asyncio.Task(coroutine, loop=loop, **options)
+
+    async def run() -> None: ...
+
+    loop = asyncio.get_running_loop()
+    loop.set_task_factory(factory)
+    try:
+        await starter(loop)(run())
+    finally:
+        loop.set_task_factory(None)
+
+    assert len(made) == 1

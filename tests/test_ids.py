@@ -1,0 +1,32 @@
+"""Job ids: of the form that everybody knows, in the order they were made, and no two alike."""
+
+from random import Random
+from uuid import RFC_4122, UUID
+
+from holdfast.clock import SystemClock
+from holdfast.ids import JobIds
+from holdfast.testing.clock import ManualClock
+
+
+def test_ids_are_uuids_of_version_seven_in_the_order_they_were_made() -> None:
+    ids = JobIds(SystemClock(), Random(1))
+    made = [ids.make() for _ in range(10_000)]
+
+    assert made == sorted(made)
+    assert len(set(made)) == len(made)
+    for text in made:
+        read = UUID(text)
+        assert (str(read), read.version, read.variant) == (text, 7, RFC_4122)
+
+
+def test_an_id_tells_its_millisecond_and_goes_on_when_the_clock_stands_still_or_steps_back() -> None:
+    clock = ManualClock()
+    ids = JobIds(clock, Random(2))
+    at = clock.now() // 1000
+    made = [ids.make() for _ in range(5_000)]
+
+    assert UUID(made[0]).int >> 80 == at
+    # Within one millisecond there are 4,096 of them; what comes after takes from the next.
+    assert UUID(made[-1]).int >> 80 == at + 1
+    assert made == sorted(made)
+    assert ids.make() > made[-1]
