@@ -58,6 +58,18 @@ async def nap(seconds: float) -> str:
 
 
 @app.task
+async def loop_here() -> str:
+    """Tell whose event loop this is."""
+    return type(asyncio.get_running_loop()).__module__
+
+
+@app.task(run="process")
+async def loop_apart() -> str:
+    """Tell whose event loop a process of its own has."""
+    return type(asyncio.get_running_loop()).__module__
+
+
+@app.task
 async def until_told(name: str) -> None:
     """Rest until there is a file of that name beside the diary."""
     note("start")

@@ -47,6 +47,8 @@ class Farm:
         self.diary = folder / "diary"
         self.url = url or f"sqlite:///{self.database}"
         self.env = {
+            # What nearly all have; the other one has tests of its own, or HOLDFAST_WORKER_LOOP=uvloop for all of them.
+            "HOLDFAST_WORKER_LOOP": "asyncio",
             **os.environ,
             "HOLDFAST_URL": through or self.url,
             "CREW_DIARY": str(self.diary),

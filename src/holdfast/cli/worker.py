@@ -26,6 +26,7 @@ from holdfast.errors import UsageError
 from holdfast.health.server import Server
 from holdfast.maintenance.reaper import Reaper
 from holdfast.schedules import put_all
+from holdfast.worker import loops
 from holdfast.worker.child import Child
 from holdfast.worker.orders import SIGNALS
 from holdfast.worker.overview import Overview
@@ -122,6 +123,12 @@ class Crew:
     metavar="SIZE",
     help="Replace a process that occupies more, 500MB say, between two of its jobs.",
 )
+@click.option(
+    "--loop",
+    type=click.Choice(loops.LOOPS),
+    default="auto",
+    help="Run handlers on this event loop.  [default: uvloop where it is installed]",
+)
 @click.option("--reload", is_flag=True, help="Replace the processes when their code changes; for development.")
 @click.option(
     "--reload-dir",
@@ -147,6 +154,7 @@ def worker(
     drain: timedelta,
     max_jobs: int | None,
     max_memory: int | None,
+    loop: loops.Loop,
     reload: bool,
     reload_dirs: tuple[Path, ...],
     http: Http | None,
@@ -167,6 +175,9 @@ def worker(
     crew = Crew(_queues(queues), concurrency, burst, not no_reaper, name, drain, max_jobs, max_memory)
     # Before any user code: what that starts must not come by the line to our supervisor.
     child = Child.from_environment()
+    # Refused here, and not by each process. All of them run handlers, or start some that do.
+    loops.runner(loop)
+    os.environ[loops.VARIABLE] = loop
     if child is None and _supervises(processes, without=no_supervisor):
         said = ["--log-level", log_level, "--log-format", log_format, *(["--quiet"] if session.quiet else [])]
         sources = Sources(reload_dirs or [Path.cwd()]) if reload or reload_dirs else None
@@ -195,7 +206,7 @@ def run_worker(app: Holdfast, crew: Crew, *, child: Child | None = None, http: H
         child.hello(app.url, app.timing, queues=queues, serves=crew.queues or ())
     _mind_early_and_late_signals(made, child)
     # Never closed: closing waits for threads, and one of them may never end.
-    runner = asyncio.Runner()
+    runner = loops.runner(loops.told())
     try:
         runner.run(_work(app, made, crew, server, child))
         if child is not None:

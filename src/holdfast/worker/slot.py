@@ -25,6 +25,7 @@ from holdfast.core.text import storable
 from holdfast.equipment import Equipment
 from holdfast.waiting import first
 from holdfast.whereabouts import known_as, load
+from holdfast.worker import loops
 from holdfast.worker.abandoned import Abandoned
 from holdfast.worker.frames import (
     TELLING,
@@ -237,7 +238,7 @@ def _serve(line: Line) -> None:
         line.say(Unfit(f"the app cannot be loaded: {_shown(error)}"))
         return
     # Never closed: closing waits for threads, and one of them may never end.
-    asyncio.Runner().run(SlotProcess(equipment, line, worker=order.worker).work())
+    loops.runner(loops.told()).run(SlotProcess(equipment, line, worker=order.worker).work())
 
 
 def _log_over(line: Line, level: int) -> None:

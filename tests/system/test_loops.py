@@ -1,0 +1,82 @@
+"""Workers on uvloop: what they are asked to run on they run on, and keep their word there too."""
+
+import os
+import signal
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from holdfast.core.job import Ref
+from holdfast.core.lifecycle import State
+from tests.system.farm import Farm, by_job
+
+pytestmark = pytest.mark.system
+
+
+@pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.redis)])
+def here(request: pytest.FixtureRequest, farm: Callable[..., Farm]) -> Farm:
+    """Return a farm on each storage, without the tests' own idea of a loop."""
+    url = "" if request.param == "sqlite" else str(request.getfixturevalue("redis_url"))
+    made = farm(url=url, lease="4s", sweep="400ms", grace="600ms")
+    del made.env["HOLDFAST_WORKER_LOOP"]
+    return made
+
+
+async def completed(here: Farm, refs: list[Ref]) -> None:
+    """Wait until all of these are completed."""
+
+    async def all_are() -> bool:
+        return all(detail.job.state is State.COMPLETED for detail in await here.details(refs))
+
+    await here.until(all_are, within=60)
+
+
+@pytest.mark.parametrize(
+    ("options", "loop"),
+    [((), "uvloop"), (("--loop", "uvloop"), "uvloop"), (("--loop", "asyncio"), "asyncio.unix_events")],
+)
+async def test_handlers_run_on_uvloop_where_it_is_installed_unless_told_otherwise(
+    here: Farm, options: tuple[str, ...], loop: str
+) -> None:
+    refs = [*here.enqueue("loop_here"), *here.enqueue("loop_apart")]
+    here.worker(*options)
+    await completed(here, refs)
+
+    for detail in await here.details(refs):
+        assert msgspec.json.decode(detail.job.result or b"") == loop
+
+
+async def test_on_uvloop_a_worker_survives_its_handlers_and_a_kill_and_leaves_in_time(here: Farm) -> None:
+    worker = here.worker("--loop", "uvloop", "--processes", "2", "-c", "8", "--drain", "10s")
+    # Each way to run, a loop that is blocked, and an interpreter that is held.
+    refs = [
+        *here.enqueue("nap", 0.05, times=200),
+        *here.enqueue("blocking", 0.2, times=8),
+        *here.enqueue("secluded", 0.2, times=4),
+        *here.enqueue("hog", 1.0),
+        *here.enqueue("grip", 1.0),
+    ]
+    (victim,) = here.enqueue("patient", 2.0)
+
+    async def begun() -> bool:
+        return any(run.pid for detail in await here.details([victim]) for run in detail.runs)
+
+    await here.until(begun, within=60)
+    (detail,) = await here.details([victim])
+    os.kill(detail.runs[-1].pid, signal.SIGKILL)
+    await completed(here, [*refs, victim])
+    (last,) = here.enqueue("nap", 2.0)
+
+    async def napping() -> bool:
+        return bool(by_job(here.lines()).get(last.id))
+
+    await here.until(napping, within=20)
+    worker.send_signal(signal.SIGTERM)
+
+    assert worker.wait(20) == 0
+    (detail,) = await here.details([victim])
+    assert [run.ended for run in detail.runs] == ["stalled", "completed"]
+    # What was left in the drain has ended there, in its first run.
+    (detail,) = await here.details([last])
+    assert (detail.job.state, len(detail.runs)) == (State.COMPLETED, 1)

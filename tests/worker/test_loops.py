@@ -1,0 +1,42 @@
+"""Which event loop a worker process takes."""
+
+import asyncio
+import sys
+
+import pytest
+import uvloop
+
+from holdfast.errors import UsageError
+from holdfast.worker import loops
+
+
+async def here() -> asyncio.AbstractEventLoop:
+    """Return the loop that runs this."""
+    return asyncio.get_running_loop()
+
+
+@pytest.mark.parametrize("asked", loops.LOOPS)
+def test_a_loop_is_that_which_was_asked_for_and_uvloop_by_itself(asked: loops.Loop) -> None:
+    with loops.runner(asked) as runner:
+        assert isinstance(runner.run(here()), uvloop.Loop) == (asked != "asyncio")
+
+
+def test_without_uvloop_only_who_insists_on_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "uvloop", None)
+    with loops.runner("auto") as runner:
+        assert not isinstance(runner.run(here()), uvloop.Loop)
+    with pytest.raises(UsageError, match=r"--loop uvloop .* pip install 'holdfast\[uvloop\]'"):
+        loops.runner("uvloop")
+
+
+@pytest.mark.parametrize(
+    ("told", "loop"), [("asyncio", "asyncio"), ("uvloop", "uvloop"), ("bun", "auto"), (None, "auto")]
+)
+def test_the_processes_of_a_worker_learn_it_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, told: str | None, loop: str
+) -> None:
+    if told is None:
+        monkeypatch.delenv(loops.VARIABLE, raising=False)
+    else:
+        monkeypatch.setenv(loops.VARIABLE, told)
+    assert loops.told() == loop
