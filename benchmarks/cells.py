@@ -22,12 +22,9 @@ TRIP = 256
 """How many calls one `enqueue_many` takes here; as many operations as SQLite commits at once."""
 
 
-BURST = 1_000
-PAIRS = 8
-"""A worker that is watched and one that is not do so many jobs in turn, so many times.
-
-In all fewer than the 10,000 completed jobs that a queue keeps: they are counted to know the end of a turn.
-"""
+BURST = 5_000
+PAIRS = 10
+"""A worker that is watched and one that is not do so many jobs in turn, so many times."""
 
 
 class Sample(Struct, frozen=True):
@@ -124,7 +121,8 @@ async def _drain_there(url: str, concurrency: int, jobs: int) -> Drained:
 async def _watching(places: Places) -> AsyncGenerator[Sample]:
     """Measure a worker that is watched over beside one that is not, so that what else goes on here meets both.
 
-    Both live all the while and work in turns. So short a turn tells nothing, but the middle of many pairs does.
+    Both live all the while and work in turns. A turn takes a third of a second; what counts is the middle of many
+    pairs.
     """
     alone_urls, watched_urls = places.shared("alone"), places.shared("watched")
     for column, url in alone_urls.items():

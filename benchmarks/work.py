@@ -2,9 +2,13 @@
 
 import asyncio
 import time
+from collections import Counter
 
 from holdfast import Holdfast
-from holdfast.core.lifecycle import State
+from holdfast.core.lifecycle import TERMINAL, State
+
+PATIENCE = 60.0
+"""Seconds after which jobs that are not done yet are taken for lost."""
 
 
 class Work:
@@ -50,15 +54,34 @@ class Work:
             RuntimeError: some handler ran twice.
         """
         await self.until_ran(jobs)
-        while (completed := await self._completed()) < jobs:  # noqa: ASYNC110 - survey is the one who knows
+        while (completed := (await self._counts())[State.COMPLETED]) < jobs:  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.001)
         if not self._ran == completed == jobs:
             raise RuntimeError(f"{jobs} jobs, but {self._ran} runs and {completed} completed")
 
-    async def _completed(self) -> int:
+    async def until_none_left(self, jobs: int) -> None:
+        """Wait until so many handlers have run in this process and the storage has no job left to do.
+
+        Where more jobs were done than a queue keeps of those completed, their count says nothing.
+
+        Raises:
+            RuntimeError: some handler ran twice, or not at all, or a job came to anything but completion.
+        """
+        try:
+            async with asyncio.timeout(PATIENCE):
+                await self.until_ran(jobs)
+                while (counts := await self._counts()).keys() - TERMINAL:  # noqa: ASYNC110 - the same
+                    await asyncio.sleep(0.002)
+        except TimeoutError as error:
+            counts = await self._counts()
+            raise RuntimeError(f"{jobs} jobs, but after {PATIENCE} s {self._ran} runs, and {dict(counts)}") from error
+        if self._ran != jobs or counts.keys() - {State.COMPLETED}:
+            raise RuntimeError(f"{jobs} jobs, but {self._ran} runs, and {dict(counts)}")
+
+    async def _counts(self) -> Counter[State]:
         storage = await self.app.opened()
         survey = await storage.survey()
-        return sum(queue.counts.get(State.COMPLETED, 0) for queue in survey.queues)
+        return sum((Counter(queue.counts) for queue in survey.queues), Counter[State]())
 
     def _count(self) -> None:
         self._ran += 1

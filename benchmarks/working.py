@@ -50,7 +50,7 @@ async def at_work(
         done += jobs
         began, cpu_began = time.perf_counter(), _with_children()
         await queue.resume()
-        await work.until_completed(done)
+        await work.until_none_left(done)
         return Drained(jobs, time.perf_counter() - began, _with_children() - cpu_began)
 
     async with work.app.worker(concurrency=concurrency, keeper="process" if watched else "thread"):

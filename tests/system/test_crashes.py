@@ -162,8 +162,16 @@ async def test_a_run_that_the_kernel_killed_for_memory_says_so(crew: MakeFarm) -
     here = crew(max_count="0")
     with small_group() as group:
         worker = here.worker("--processes", "2", "-c", "1", within=group)
+        # While it still imports and starts, a supervisor takes memory as well. Whoever asks for some between the death
+        # of the first victim and the moment when all of its memory is free may have to go as the next one.
+        await full(here, worker.pid, 2)
         (ref,) = here.enqueue("devour", 4_000)
-        await over(here, [ref], within=60)
+
+        async def ended() -> bool:
+            assert worker.poll() is None, f"the supervisor itself has ended: {worker.returncode}\n{here.log()}"
+            return await here.count(State.COMPLETED, State.FAILED) == 1
+
+        await here.until(ended, within=60)
         (detail,) = await here.details([ref])
         (died,) = await deaths(here, 1)
         worker.terminate()

@@ -15,6 +15,8 @@ import mmap
 import os
 import sys
 import tempfile
+from collections.abc import Callable
+from functools import cache
 from struct import Struct as Packing
 from typing import Literal, Self, get_args
 
@@ -28,6 +30,7 @@ Way = Literal["loop", "thread", "process"]
 """Where a handler runs: what it can block, and what can end it."""
 
 _WAYS: tuple[Way, ...] = get_args(Way)
+_NUMBERS = {way: number for number, way in enumerate(_WAYS)}
 
 _SLOTS = 1_024
 """How many processes of slots find room in the head."""
@@ -35,16 +38,16 @@ _SLOTS = 1_024
 _SLOTS_AT = 64
 _HEAD = 8 * (_SLOTS_AT + _SLOTS)
 _LINE = 4096
-_TEXT = 256
-"""Where the names stand within a line; three of a kilobyte each, the longest there are, find room behind it."""
 
 _TURNED, _CLAIMED, _BEATEN, _LAG, _MEMORY, _WATCHED, _NEXT, _USED, _WARNED, _WARNED_BY_WATCHER = range(10)
 _BLOCKER, _BLOCKER_FENCE, _BLOCKED_OF = 10, 11, 12
-_WRITES, _FENCE, _RUN, _SINCE, _SIGNED, _RENEWED, _LEASE, _TIMEOUT, _PROGRESS, _WAY, _QUEUE, _ID, _TASK = range(13)
-_FIELDS = Packing("13d")
-"""All that the worker writes on a line, in this order."""
-_KEPT_FENCE, _KEPT = 16, 17
-_PID = 18
+_KEPT_FENCE, _KEPT = 0, 1
+_WRITES, _FENCE, _SINCE, _SIGNED, _RENEWED, _LEASE, _TIMEOUT, _PROGRESS, _WAY, _PID, _SIZE = range(2, 13)
+_WRITTEN = 8 * _WRITES
+"""Where that begins within a line which the worker writes; what stands before it is the watcher's."""
+
+_TEXT = 8 * (_SIZE + 1)
+"""Where the names stand within a line; three of a kilobyte each, the longest there are, find room behind it."""
 
 _NEVER = float("inf")
 
@@ -56,7 +59,6 @@ class Watched(Struct, frozen=True):
     ref: Ref
     task: str
     fence: int
-    number: int
     claimed_at: float
     """Infinite for one that waits for a process, or only for its outcome to be settled, as `signed_at` is then, too."""
     signed_at: float
@@ -71,6 +73,12 @@ class Watched(Struct, frozen=True):
     """The process of its own that it is in; 0 if it is in none yet."""
 
 
+@cache
+def _packing(size: int) -> Callable[..., None]:
+    """Return what writes all that the worker writes on a line, in its order, with names of so many bytes."""
+    return Packing(f"{(_TEXT - _WRITTEN) // 8}d{size}s").pack_into
+
+
 class Slate:
     """The memory, as one of its two sides has it open."""
 
@@ -83,7 +91,7 @@ class Slate:
         self._lines = [self._bytes[start : start + _TEXT].cast("d") for start in range(_HEAD, size - _LINE + 1, _LINE)]
         self._free = list(range(len(self._lines) - 1, -1, -1))
         self._used = 0
-        self._writes = [0] * len(self._lines)
+        self._writes = 0.0
 
     @classmethod
     def new(cls, lines: int) -> Self:
@@ -138,30 +146,29 @@ class Slate:
             # The line that was left last is written on next; so those behind this one have never been.
             self._used = place + 1
             self._head[_USED] = self._used
-        job, start = lease.job, _HEAD + place * _LINE
-        queue, id_, task = job.queue.encode(), job.id.encode(), job.task.encode()
-        text = queue + id_ + task
-        self._writes[place] = writes = self._writes[place] + 2
+        job = lease.job
+        stall, waits = job.stall, claimed_at == _NEVER
+        # No name has a zero in it.
+        text = f"{job.queue}\0{job.id}\0{job.task}".encode()
+        # Of all lines together, so that it rises on each.
+        self._writes = writes = self._writes + 2.0
         # Its count is the first that changes, and says that the line is being written until the text is there, too.
-        _FIELDS.pack_into(
+        _packing(len(text))(
             self._memory,
-            start,
-            writes - 1,
-            lease.fence,
-            job.starts,
+            _HEAD + place * _LINE + _WRITTEN,
+            writes - 1.0,
+            job.fence,
             claimed_at,
-            _NEVER if claimed_at == _NEVER else renewed_at,
+            _NEVER if waits else renewed_at,
             renewed_at,
-            job.stall.lease / SECOND if job.stall.renewed or claimed_at == _NEVER else _NEVER,
-            _NEVER if job.timeout is None else job.timeout / SECOND,
-            _NEVER if job.heartbeat_timeout is None else job.heartbeat_timeout / SECOND,
-            _WAYS.index(way),
-            len(queue),
-            len(id_),
-            len(task),
+            stall.lease if waits or stall.renewed else _NEVER,
+            _NEVER if job.timeout is None else job.timeout,
+            _NEVER if job.heartbeat_timeout is None else job.heartbeat_timeout,
+            _NUMBERS[way],
+            0.0,
+            len(text),
+            text,
         )
-        self._memory[start + _TEXT : start + _TEXT + len(text)] = text
-        self._lines[place][_PID] = 0.0
         self._lines[place][_WRITES] = writes
         return place
 
@@ -197,13 +204,13 @@ class Slate:
 
     def renewable(self, place: int, terms: StallTerms | None) -> None:
         """Note that a run goes on that others than its handler may renew by these terms, or that nobody shall."""
-        self._lines[place][_LEASE] = terms.lease / SECOND if terms is not None and terms.renewed else _NEVER
+        self._lines[place][_LEASE] = terms.lease if terms is not None and terms.renewed else _NEVER
 
     def over(self, place: int, terms: StallTerms) -> None:
         """Note that nothing is left of a run but what it has come to: no limit counts, and it is renewed as others."""
         line = self._lines[place]
         line[_SINCE] = line[_SIGNED] = _NEVER
-        line[_LEASE] = terms.lease / SECOND
+        line[_LEASE] = terms.lease
 
     def renewed(self, place: int, at: float) -> None:
         """Note that the worker itself has had a lease renewed, by what it had asked for then."""
@@ -314,22 +321,21 @@ class Slate:
             return None
         seen = line.tolist()
         start = _HEAD + place * _LINE + _TEXT
-        queue, id_, task = int(seen[_QUEUE]), int(seen[_ID]), int(seen[_TASK])
-        text = bytes(self._bytes[start : start + queue + id_ + task])
+        text = bytes(self._bytes[start : start + int(seen[_SIZE])])
         if line[_WRITES] != writes:
             return None
+        queue, id_, task = text.decode().split("\0")
         return Watched(
             line=place,
-            ref=Ref(text[:queue].decode(), text[queue : queue + id_].decode()),
-            task=text[queue + id_ :].decode(),
+            ref=Ref(queue, id_),
+            task=task,
             fence=fence,
-            number=int(seen[_RUN]),
             claimed_at=seen[_SINCE],
             signed_at=seen[_SIGNED],
             renewed_at=max(seen[_RENEWED], self.kept(place, fence)),
-            lease=seen[_LEASE],
-            timeout=seen[_TIMEOUT],
-            heartbeat_timeout=seen[_PROGRESS],
+            lease=seen[_LEASE] / SECOND,
+            timeout=seen[_TIMEOUT] / SECOND,
+            heartbeat_timeout=seen[_PROGRESS] / SECOND,
             way=_WAYS[int(seen[_WAY])],
             pid=int(seen[_PID]),
         )
