@@ -1,4 +1,10 @@
-"""The scripts of the verbs, each joined at load from the parts that it names."""
+"""The scripts of the verbs, each joined at load from the parts that it names.
+
+A part is a file of `lua/parts` that fills one table, `local Shelf = {}`, and keeps what else it has to itself. In a script
+its text becomes a function, run when something first asks that table for a member: a call makes the parts that it needs,
+and no others (docs/why/short-scripts.md). So a part may do nothing while it is made but define what it is made of. The
+one that is no table, `cell`, is made for every call, for it has the words that all others are written in.
+"""
 
 import hashlib
 import re
@@ -9,6 +15,7 @@ from holdfast.storage.scripts import script as text_of
 
 _PACKAGE = "holdfast.storage.redis"
 _REQUIRES = re.compile(r"^-- requires: (.+)$", re.MULTILINE)
+_TABLE = re.compile(r"^local ([A-Z][a-z]+) = \{\}$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -38,4 +45,10 @@ def _require(body: str, parts: dict[str, str]) -> None:
             if name not in parts:
                 text = text_of(_PACKAGE, "lua/parts", f"{name}.lua")
                 _require(text, parts)
-                parts[name] = text
+                parts[name] = _lazily(text)
+
+
+def _lazily(part: str) -> str:
+    """Return a part as it is made when somebody first asks for one of its members; each line stays where it was."""
+    wrapped, tables = _TABLE.subn(r"local \1 = lazily(function(\1)", part, count=1)
+    return f"{wrapped}end)\n" if tables else part

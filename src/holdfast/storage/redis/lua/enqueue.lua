@@ -19,7 +19,7 @@ local function remember_group(group, receipts, remember)
   end
 end
 
-return carry_out(function()
+return Work.carry_out(function()
   local receipts = {}
   local function remember(wish)
     local receipt = Intake.remember(wish, #receipts)

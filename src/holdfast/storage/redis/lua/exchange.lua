@@ -250,7 +250,7 @@ local function glance(queue)
   return ready, due
 end
 
-return carry_out(function()
+return Work.carry_out(function()
   local verdicts = settle_all(ASKED.settlements)
   Parking.let_in()
   local leases, left, next_due = {}, 0, nil

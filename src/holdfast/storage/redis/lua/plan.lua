@@ -6,7 +6,7 @@
 -- `remove`, `tick` with expected, tick, next_tick, missed, a `job` to enqueue in the same step, and its place in the
 -- call.
 -- Answer: for each {verdict[, id]}: the job that a tick made, or that took its call in.
-return carry_out(function()
+return Work.carry_out(function()
   local planned = {}
   for number, asked in ipairs(ASKED) do
     local name = asked.name

@@ -29,7 +29,7 @@ if body then
   worker.died = true
   call('HSET', key('workers'), ASKED.dead, cmsgpack.pack(worker))
 end
-return carry_out(function()
+return Work.carry_out(function()
   local stalled = {}
   for number, job in ipairs(jobs) do
     if Purse.is_empty() then

@@ -182,7 +182,7 @@ local function renew(number, asked)
   lost[#lost + 1] = number
 end
 
-return carry_out(function()
+return Work.carry_out(function()
   local renewals = ASKED.renewals
   local renewed = 0
   while renewed < #renewals and not Purse.is_empty() do

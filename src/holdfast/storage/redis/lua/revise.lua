@@ -98,7 +98,7 @@ function revise.retain(job, asked)
   return 'done'
 end
 
-return carry_out(function()
+return Work.carry_out(function()
   local answers = {}
   for number, asked in ipairs(ASKED) do
     local job = Record.at(asked.ref)

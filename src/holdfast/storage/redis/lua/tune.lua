@@ -128,7 +128,7 @@ local function go_on(task)
   end)
 end
 
-return carry_out(function()
+return Work.carry_out(function()
   local before = Settings.of(kind, name)
   local after = over(before, told)
   for _, deeper in ipairs({ 'stall', 'retention' }) do

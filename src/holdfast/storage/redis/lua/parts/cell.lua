@@ -13,6 +13,26 @@ if not NOW then
 end
 local ASKED = cmsgpack.unpack(ARGV[2])
 
+-- A part is made when a script first asks it for something: most scripts need few of them, and to make all of them would
+-- take longer than what a script is called for (docs/why/short-scripts.md).
+local UNMADE = {
+  __index = function(part, name)
+    local make = part[1]
+    part[1] = nil
+    setmetatable(part, nil)
+    make(part)
+    return part[name]
+  end,
+}
+
+local function lazily(make)
+  return setmetatable({ make }, UNMADE)
+end
+
+local function is_made(part)
+  return getmetatable(part) == nil
+end
+
 local call = redis.call
 local min, max, floor = math.min, math.max, math.floor
 
@@ -74,3 +94,9 @@ local PROMOTE_LIMIT, EXPIRE_LIMIT, TRIM_LIMIT, SCAN_LIMIT = 100, 200, 500, 500
 local WINDOW_LIMIT, PASSED_LIMIT, LOOK_LIMIT, DUE_LIMIT = 5000, 5000, 500, 100
 local RUNS_KEPT, LOG_LINES_KEPT = 100, 1000
 local PAUSED, RATE = 'paused:', 'rate:'
+
+-- Stands for a field of a record that is taken away.
+local NONE = {}
+
+-- The states that are ends.
+local TERMINAL = { completed = true, failed = true, cancelled = true, expired = true }

@@ -4,7 +4,9 @@
 --
 -- To begin takes time, and to read the request; but however long that is, something is done, or the next call would be as
 -- long again.
-local Purse = { left = max(500, 2900 - #ARGV[2] / 80) }
+local Purse = {}
+
+Purse.left = max(500, 2900 - #ARGV[2] / 80)
 
 function Purse.pay(price)
   Purse.left = Purse.left - price

@@ -10,297 +10,290 @@
 --               started, as a number of eight bytes; then the text
 local Record = {}
 
--- Stands for a field that is taken away.
-local NONE = {}
+local UNSAID = {
+  __index = {
+    priority = 0,
+    boost = 0,
+    weight = 1,
+    gathered = 0,
+    gathered_bytes = 0,
+    load = 0,
+    lease = 20000000,
+    max_stalls = 1,
+    start_grace = 0,
+    renewed = true,
+    on_expire = 'fail',
+    fence = 0,
+    settled_fence = 0,
+    run_fence = 0,
+    starts = 0,
+    failures = 0,
+    stalls = 0,
+    releases = 0,
+    redrives = 0,
+    keys = {},
+    rates = {},
+    pinned = {},
+    tags = {},
+  },
+}
 
-local TERMINAL = { completed = true, failed = true, cancelled = true, expired = true }
+local loaded, changed, packed = {}, {}, {}
 
-do
-  local UNSAID = {
-    __index = {
-      priority = 0,
-      boost = 0,
-      weight = 1,
-      gathered = 0,
-      gathered_bytes = 0,
-      load = 0,
-      lease = 20000000,
-      max_stalls = 1,
-      start_grace = 0,
-      renewed = true,
-      on_expire = 'fail',
-      fence = 0,
-      settled_fence = 0,
-      run_fence = 0,
-      starts = 0,
-      failures = 0,
-      stalls = 0,
-      releases = 0,
-      redrives = 0,
-      keys = {},
-      rates = {},
-      pinned = {},
-      tags = {},
-    },
+-- Records that were read before anybody asked for them, and such as were moved without being loaded; what of these is not
+-- written yet, as words of an MSET.
+local fetched, moved, late_words, late = {}, {}, {}, {}
+
+-- A record of these fields, not yet remembered.
+function Record.new(ref, fields)
+  fields.ref = ref
+  fields.queue, fields.id = parts_of(ref)
+  return setmetatable(fields, UNSAID)
+end
+
+local BEAT, NEVER = '<ddddddddddd', -1
+
+-- What is kept of a job for its beats, until its record is written anew.
+function Record.beat(job)
+  local fields = {
+    job.fence,
+    job.heard_at,
+    job.lease_until,
+    job.run_until or NEVER,
+    job.progress_until or NEVER,
+    job.lease,
+    job.start_grace,
+    job.started,
+    job.timeout or NEVER,
+    job.deadline or NEVER,
+    job.heartbeat_timeout or NEVER,
   }
+  return struct.pack(BEAT, unpack(fields)) .. job.owner
+end
 
-  local loaded, changed, packed = {}, {}, {}
+local function unless_never(number)
+  return number ~= NEVER and number or nil
+end
 
-  -- Records that were read before anybody asked for them, and such as were moved without being loaded; what of these is not
-  -- written yet, as words of an MSET.
-  local fetched, moved, late_words, late = {}, {}, {}, {}
+-- What was kept, as the fields of a job have it.
+function Record.beat_of(body)
+  local fence, heard, ends, run, progress, lease, grace, started, timeout, deadline, heartbeat, at =
+    struct.unpack(BEAT, body)
+  return {
+    fence = fence,
+    heard_at = heard,
+    lease_until = ends,
+    run_until = unless_never(run),
+    progress_until = unless_never(progress),
+    lease = lease,
+    start_grace = grace,
+    started = started,
+    timeout = unless_never(timeout),
+    deadline = unless_never(deadline),
+    heartbeat_timeout = unless_never(heartbeat),
+    owner = string.sub(body, at),
+  }
+end
 
-  -- A record of these fields, not yet remembered.
-  function Record.new(ref, fields)
-    fields.ref = ref
-    fields.queue, fields.id = parts_of(ref)
-    return setmetatable(fields, UNSAID)
+-- Let beats of a job go by what is kept beside its record from now on.
+function Record.let_beat(job)
+  job.beaten = true
+  call('HSET', key('beats'), job.ref, Record.beat(job))
+end
+
+-- What is kept of where the handler of a job's current run is.
+function Record.trace(job, text)
+  return struct.pack('<d', job.started) .. text
+end
+
+-- Where that is, or nil. What an earlier run has left there, settled by who knew of no traces, is not said of this one.
+function Record.trace_of(job)
+  local body = (job.traced or job.beaten) and call('HGET', key('traces'), job.ref)
+  if body and struct.unpack('<d', body) == job.started then
+    return string.sub(body, 9)
   end
+  return nil
+end
 
-  local BEAT, NEVER = '<ddddddddddd', -1
+function Record.forget_trace(ref)
+  call('HDEL', key('traces'), ref)
+end
 
-  -- What is kept of a job for its beats, until its record is written anew.
-  function Record.beat(job)
-    local fields = {
-      job.fence,
-      job.heard_at,
-      job.lease_until,
-      job.run_until or NEVER,
-      job.progress_until or NEVER,
-      job.lease,
-      job.start_grace,
-      job.started,
-      job.timeout or NEVER,
-      job.deadline or NEVER,
-      job.heartbeat_timeout or NEVER,
-    }
-    return struct.pack(BEAT, unpack(fields)) .. job.owner
+-- Note that a job has told where its handler is.
+function Record.note_traced(job)
+  if not job.traced and not job.beaten then
+    job.traced = true
+    Record.keep(job)
   end
+end
 
-  local function unless_never(number)
-    return number ~= NEVER and number or nil
+-- The payload of a job where its record does not hold it.
+function Record.payload_apart(job)
+  return job.load_apart and call('GET', key('load', job.ref)) or ''
+end
+
+-- Give a job a payload; `apart`: in a key of its own, even if it is short.
+function Record.put_payload(job, payload, apart)
+  job.load = #payload
+  job.load_apart = (apart or #payload > Form.WITHIN) or nil
+  job.payload = not job.load_apart and payload or nil
+  if job.load_apart then
+    call('SET', key('load', job.ref), payload)
   end
+end
 
-  -- What was kept, as the fields of a job have it.
-  function Record.beat_of(body)
-    local fence, heard, ends, run, progress, lease, grace, started, timeout, deadline, heartbeat, at =
-      struct.unpack(BEAT, body)
-    return {
-      fence = fence,
-      heard_at = heard,
-      lease_until = ends,
-      run_until = unless_never(run),
-      progress_until = unless_never(progress),
-      lease = lease,
-      start_grace = grace,
-      started = started,
-      timeout = unless_never(timeout),
-      deadline = unless_never(deadline),
-      heartbeat_timeout = unless_never(heartbeat),
-      owner = string.sub(body, at),
-    }
+-- Give a job a result.
+function Record.put_result(job, result)
+  job.result_apart = #result > Form.RESULT_WITHIN or nil
+  job.result = not job.result_apart and result or nil
+  if job.result_apart then
+    call('SET', key('result', job.ref), result)
   end
+end
 
-  -- Let beats of a job go by what is kept beside its record from now on.
-  function Record.let_beat(job)
-    job.beaten = true
-    call('HSET', key('beats'), job.ref, Record.beat(job))
-  end
+-- The result of a job whose record does not hold it, or false.
+function Record.result_apart(job)
+  return job.result_apart and call('GET', key('result', job.ref)) or false
+end
 
-  -- What is kept of where the handler of a job's current run is.
-  function Record.trace(job, text)
-    return struct.pack('<d', job.started) .. text
-  end
-
-  -- Where that is, or nil. What an earlier run has left there, settled by who knew of no traces, is not said of this one.
-  function Record.trace_of(job)
-    local body = (job.traced or job.beaten) and call('HGET', key('traces'), job.ref)
-    if body and struct.unpack('<d', body) == job.started then
-      return string.sub(body, 9)
+-- Read records that are asked for soon, by one command.
+function Record.fetch(refs)
+  local words, wanted = {}, {}
+  for _, ref in ipairs(refs) do
+    if loaded[ref] == nil and moved[ref] == nil and fetched[ref] == nil then
+      wanted[#wanted + 1], words[#words + 1] = ref, key('job', ref)
     end
+  end
+  for from = 1, #words, 500 do
+    for at, body in ipairs(call('MGET', unpack(words, from, min(from + 499, #words)))) do
+      fetched[wanted[from + at - 1]] = body
+    end
+  end
+end
+
+-- The bytes of a record that nobody has loaded yet; nil where somebody has.
+function Record.unloaded(ref)
+  if loaded[ref] ~= nil then
     return nil
   end
-
-  function Record.forget_trace(ref)
-    call('HDEL', key('traces'), ref)
+  local body = moved[ref]
+  if body == nil then
+    body = fetched[ref]
   end
+  if body == nil then
+    body = call('GET', key('job', ref))
+  end
+  return body
+end
 
-  -- Note that a job has told where its handler is.
-  function Record.note_traced(job)
-    if not job.traced and not job.beaten then
-      job.traced = true
-      Record.keep(job)
+local function write_later(ref, body)
+  local at = #late_words
+  late_words[at + 1], late_words[at + 2] = key('job', ref), body
+  late[ref] = true
+end
+
+-- Write what waits to be written: many records by one command.
+local function write_down()
+  for from = 1, #late_words, 500 do
+    call('MSET', unpack(late_words, from, min(from + 499, #late_words)))
+  end
+  late_words, late = {}, {}
+end
+
+-- Write what is kept beside a record with it.
+function Record.write_beside(name, body)
+  local at = #late_words
+  late_words[at + 1], late_words[at + 2] = name, body
+end
+
+-- Remember the bytes of a record that nobody has loaded.
+function Record.rewrite(ref, body)
+  moved[ref] = body
+  write_later(ref, body)
+end
+
+-- The job of a ref, or nil.
+function Record.at(ref)
+  local job = loaded[ref]
+  if job == nil then
+    local body = Record.unloaded(ref)
+    -- What nobody can read is as good as gone: it must hold up no others.
+    local readable, fields = pcall(Form.unfold, body)
+    job = body and readable and Record.new(ref, fields)
+    loaded[ref] = job
+    packed[ref] = body or nil
+    local beaten = job and job.beaten and call('HGET', key('beats'), ref)
+    if beaten then
+      local beat = Record.beat_of(beaten)
+      job.heard_at, job.lease_until = beat.heard_at, beat.lease_until
+      job.run_until, job.progress_until = beat.run_until, beat.progress_until
+      packed[ref] = nil
     end
   end
+  return job or nil
+end
 
-  -- The payload of a job where its record does not hold it.
-  function Record.payload_apart(job)
-    return job.load_apart and call('GET', key('load', job.ref)) or ''
+function Record.of(queue, id)
+  return Record.at(pair(queue, id))
+end
+
+-- Remember a record as it is now.
+function Record.keep(job)
+  loaded[job.ref] = job
+  changed[job.ref] = true
+  if job.beaten then
+    -- With its beats it may have told where its handler is.
+    job.beaten, job.traced = nil, true
+    call('HDEL', key('beats'), job.ref)
   end
+end
 
-  -- Give a job a payload; `apart`: in a key of its own, even if it is short.
-  function Record.put_payload(job, payload, apart)
-    job.load = #payload
-    job.load_apart = (apart or #payload > Form.WITHIN) or nil
-    job.payload = not job.load_apart and payload or nil
-    if job.load_apart then
-      call('SET', key('load', job.ref), payload)
-    end
+-- Forget a job with all that is kept of it.
+function Record.drop(job)
+  local ref = job.ref
+  loaded[ref], changed[ref], packed[ref] = false, nil, nil
+  if job.beaten then
+    call('HDEL', key('beats'), ref)
   end
-
-  -- Give a job a result.
-  function Record.put_result(job, result)
-    job.result_apart = #result > Form.RESULT_WITHIN or nil
-    job.result = not job.result_apart and result or nil
-    if job.result_apart then
-      call('SET', key('result', job.ref), result)
-    end
-  end
-
-  -- The result of a job whose record does not hold it, or false.
-  function Record.result_apart(job)
-    return job.result_apart and call('GET', key('result', job.ref)) or false
-  end
-
-  -- Read records that are asked for soon, by one command.
-  function Record.fetch(refs)
-    local words, wanted = {}, {}
-    for _, ref in ipairs(refs) do
-      if loaded[ref] == nil and moved[ref] == nil and fetched[ref] == nil then
-        wanted[#wanted + 1], words[#words + 1] = ref, key('job', ref)
-      end
-    end
-    for from = 1, #words, 500 do
-      for at, body in ipairs(call('MGET', unpack(words, from, min(from + 499, #words)))) do
-        fetched[wanted[from + at - 1]] = body
-      end
-    end
-  end
-
-  -- The bytes of a record that nobody has loaded yet; nil where somebody has.
-  function Record.unloaded(ref)
-    if loaded[ref] ~= nil then
-      return nil
-    end
-    local body = moved[ref]
-    if body == nil then
-      body = fetched[ref]
-    end
-    if body == nil then
-      body = call('GET', key('job', ref))
-    end
-    return body
-  end
-
-  local function write_later(ref, body)
-    local at = #late_words
-    late_words[at + 1], late_words[at + 2] = key('job', ref), body
-    late[ref] = true
-  end
-
-  -- Write what waits to be written: many records by one command.
-  local function write_down()
-    for from = 1, #late_words, 500 do
-      call('MSET', unpack(late_words, from, min(from + 499, #late_words)))
-    end
-    late_words, late = {}, {}
-  end
-
-  -- Write what is kept beside a record with it.
-  function Record.write_beside(name, body)
-    local at = #late_words
-    late_words[at + 1], late_words[at + 2] = name, body
-  end
-
-  -- Remember the bytes of a record that nobody has loaded.
-  function Record.rewrite(ref, body)
-    moved[ref] = body
-    write_later(ref, body)
-  end
-
-  -- The job of a ref, or nil.
-  function Record.at(ref)
-    local job = loaded[ref]
-    if job == nil then
-      local body = Record.unloaded(ref)
-      -- What nobody can read is as good as gone: it must hold up no others.
-      local readable, fields = pcall(Form.unfold, body)
-      job = body and readable and Record.new(ref, fields)
-      loaded[ref] = job
-      packed[ref] = body or nil
-      local beaten = job and job.beaten and call('HGET', key('beats'), ref)
-      if beaten then
-        local beat = Record.beat_of(beaten)
-        job.heard_at, job.lease_until = beat.heard_at, beat.lease_until
-        job.run_until, job.progress_until = beat.run_until, beat.progress_until
-        packed[ref] = nil
-      end
-    end
-    return job or nil
-  end
-
-  function Record.of(queue, id)
-    return Record.at(pair(queue, id))
-  end
-
-  -- Remember a record as it is now.
-  function Record.keep(job)
-    loaded[job.ref] = job
-    changed[job.ref] = true
-    if job.beaten then
-      -- With its beats it may have told where its handler is.
-      job.beaten, job.traced = nil, true
-      call('HDEL', key('beats'), job.ref)
-    end
-  end
-
-  -- Forget a job with all that is kept of it.
-  function Record.drop(job)
-    local ref = job.ref
-    loaded[ref], changed[ref], packed[ref] = false, nil, nil
-    if job.beaten then
-      call('HDEL', key('beats'), ref)
-    end
-    if late[ref] then
-      -- Or what was changed before would be written after.
-      write_down()
-    end
-    call('UNLINK', key('job', ref), key('load', ref), key('result', ref), key('runs', ref), key('log', ref))
-  end
-
-  -- The record of a job as it is stored, to be handed out.
-  function Record.packed(job)
-    local ref = job.ref
-    if changed[ref] or not packed[ref] then
-      packed[ref] = Form.fold(job)
-      if changed[ref] then
-        changed[ref] = nil
-        write_later(ref, packed[ref])
-      end
-    end
-    return packed[ref]
-  end
-
-  -- Write back all that was changed. Every script that changes anything ends with it.
-  function Record.flush()
-    for ref in pairs(changed) do
-      Record.packed(loaded[ref])
-    end
+  if late[ref] then
+    -- Or what was changed before would be written after.
     write_down()
   end
+  call('UNLINK', key('job', ref), key('load', ref), key('result', ref), key('runs', ref), key('log', ref))
+end
 
-  -- Whether a job's own lifetime is over: it is gone then, swept or not.
-  function Record.past(job)
-    return job.state == 'completed' and job.kept_until ~= nil and job.kept_until <= NOW
+-- The record of a job as it is stored, to be handed out.
+function Record.packed(job)
+  local ref = job.ref
+  if changed[ref] or not packed[ref] then
+    packed[ref] = Form.fold(job)
+    if changed[ref] then
+      changed[ref] = nil
+      write_later(ref, packed[ref])
+    end
   end
+  return packed[ref]
+end
 
-  -- Whether this owner's run under this fence is the job's current one: the guard of every write.
-  function Record.holds(job, owner, fence)
-    return job.state == 'active' and job.fence == fence and job.owner == owner
+-- Write back all that was changed. Every script that changes anything ends with it.
+function Record.flush()
+  for ref in pairs(changed) do
+    Record.packed(loaded[ref])
   end
+  write_down()
+end
 
-  -- Whether a job that has not started is too old to start.
-  function Record.lapsed(job)
-    return job.expires_at ~= nil and job.expires_at <= NOW
-  end
+-- Whether a job's own lifetime is over: it is gone then, swept or not.
+function Record.past(job)
+  return job.state == 'completed' and job.kept_until ~= nil and job.kept_until <= NOW
+end
+
+-- Whether this owner's run under this fence is the job's current one: the guard of every write.
+function Record.holds(job, owner, fence)
+  return job.state == 'active' and job.fence == fence and job.owner == owner
+end
+
+-- Whether a job that has not started is too old to start.
+function Record.lapsed(job)
+  return job.expires_at ~= nil and job.expires_at <= NOW
 end
