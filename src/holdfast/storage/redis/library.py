@@ -1,9 +1,9 @@
 """The scripts of the verbs, each joined at load from the parts that it names.
 
-A part is a file of `lua/parts` that fills one table, `local Shelf = {}`, and keeps what else it has to itself. In a script
-its text becomes a function, run when something first asks that table for a member: a call makes the parts that it needs,
-and no others (docs/why/short-scripts.md). So a part may do nothing while it is made but define what it is made of. The
-one that is no table, `cell`, is made for every call, for it has the words that all others are written in.
+A part is a file of `lua/parts` that fills one table, `local Shelf = {}`, and keeps what else it has to itself. In a
+script its text becomes a function, run when something first asks that table for a member: a call makes the parts that
+it needs, and no others (docs/why/short-scripts.md). So a part may do nothing while it is made but define what it is
+made of. The one that is no table, `cell`, is made for every call: it has the words that all others are written in.
 """
 
 import hashlib

@@ -32,6 +32,6 @@ return Work.carry_out(function()
       remember(asked)
     end
   end
-  Parking.let_in()
+  Work.let_in()
   return receipts
 end)

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- requires: flow, plain, work, purse
+-- requires: settling, flow, plain, work, purse
 -- exchange: apply each settlement whose run is the current one, then claim what is ordered.
 --
 -- Request: {owner = {id, name, host, pid}, settlements, settling, queues, room, place}. `settling`: how many these are. `place`: how far the claim has got by the calls
@@ -13,98 +13,12 @@
 -- rest, for settlements without a verdict or for more jobs; from there on the next call is to claim. Else false.
 local owner = ASKED.owner
 
--- What a settlement becomes where somebody has asked the job to stop; core/settlement.py says why.
-local function when_cancelling(asked, job)
-  if asked.after then
-    local told = { event = 'cancelled', queue = job.queue, id = job.id, task = job.task, run = job.starts, was = 'active' }
-    told.reason, told.by = job.cancel_reason, job.cancel_by
-    asked.events = { { made = cmsgpack.pack(told) } }
-    asked.after, asked.state, asked.reason, asked.error, asked.charge = nil, 'cancelled', job.cancel_reason, nil, nil
-    return
-  end
-  asked.redrive_after = nil
-  for _, event in ipairs(asked.events) do
-    if event.name == 'completed' then
-      event.over = { cancel_too_late = true }
-    elseif event.name == 'cancelled' and not event.by then
-      event.over = job.cancel_by and { by = job.cancel_by }
-    end
-  end
-end
-
-local function apply(job, asked)
-  local changes = {
-    settled_fence = job.fence,
-    owner = NONE,
-    heard_at = NONE,
-    lease_until = NONE,
-    suspect_until = NONE,
-    run_until = NONE,
-    progress_until = NONE,
-    quarantined = asked.after and asked.quarantine or NONE,
-    reason = asked.reason or NONE,
-    run_end = NOW,
-    ended = ARGV[asked.ended],
-  }
-  if asked.charge then
-    changes[asked.charge] = job[asked.charge] + 1
-  end
-  if not asked.after then
-    changes.state = asked.state
-    changes.finished = NOW
-    changes.error = asked.error or NONE
-    changes.kept_until = asked.keep and NOW + asked.keep or NONE
-    changes.redrive_at = asked.redrive_after and NOW + asked.redrive_after or NONE
-    if asked.result then
-      Record.put_result(job, ARGV[asked.result])
-    end
-  else
-    changes.run_at = NOW + asked.after
-    changes.error = asked.error
-    if asked.after == 0 then
-      changes.state, changes.score = 'waiting', Line.score_again(job)
-    else
-      changes.state, changes.score = 'delayed', Line.place(NOW + asked.after, job.boost, job.lifo)
-    end
-    Journal.knock_queue(job.queue)
-  end
-  Shelf.move(job, changes)
-  Journal.knock_job(job)
-end
-
-local function settle(asked)
-  local job = Record.at(asked.ref)
-  if not job then
-    return 'gone'
-  end
-  if not Record.holds(job, owner.id, asked.fence) then
-    if job.settled_fence == asked.fence then
-      return 'duplicate'
-    end
-    Flow.refused(job, owner.id, asked.fence, 'settle')
-    return 'lost'
-  end
-  if job.cancel_at then
-    when_cancelling(asked, job)
-  end
-  apply(job, asked)
-  if job.traced then
-    Record.forget_trace(job.ref)
-    job.traced = nil
-  end
-  for _, event in ipairs(asked.events) do
-    Journal.record_as_told(event.made or ARGV[event.body], job.ref, event.over)
-  end
-  Journal.tell_if_drained(job.queue)
-  return 'done'
-end
-
 local SETTLING, PUTTING_BACK, STARTING, PROMOTING = 55, 65, 55, 65
 
 local all_done = true
 
 local function settle_one(asked)
-  local verdict = settle(asked)
+  local verdict = Settling.settle(asked, owner)
   Purse.pay(asked.after and PUTTING_BACK or SETTLING)
   Purse.pay_for(asked.result and ARGV[asked.result])
   all_done = all_done and verdict == 'done'
@@ -146,7 +60,7 @@ local function fetch(settlements)
     end
     refs[#refs + 1] = asked.ref
   end
-  Record.fetch(refs)
+  Bytes.fetch(refs)
 end
 
 -- Settle as many as there is time for, in their order; return the verdicts.
@@ -213,7 +127,7 @@ local function claim(queues, room, place)
       if Rates.queue_opens_at(queue) <= NOW then
         Parking.open_up(queue)
       end
-      Parking.let_in()
+      Work.let_in()
       while #leases < room and looked < SCAN_LIMIT and Rates.queue_opens_at(queue) <= NOW do
         if Purse.is_empty() then
           return leases, { number, promoted, looked }
@@ -224,7 +138,7 @@ local function claim(queues, room, place)
           break
         end
         looked = looked + start(queue, ids, leases)
-        Parking.let_in()
+        Work.let_in()
       end
     end
     promoted = 0
@@ -252,7 +166,7 @@ end
 
 return Work.carry_out(function()
   local verdicts = settle_all(ASKED.settlements)
-  Parking.let_in()
+  Work.let_in()
   local leases, left, next_due = {}, 0, nil
   local place = #verdicts < ASKED.settling and ASKED.place or nil
   if ASKED.room and not place then

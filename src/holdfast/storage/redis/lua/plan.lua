@@ -25,6 +25,6 @@ return Work.carry_out(function()
     end
     planned[number] = { verdict, id }
   end
-  Parking.let_in()
+  Work.let_in()
   return planned
 end)

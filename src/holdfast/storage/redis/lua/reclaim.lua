@@ -40,6 +40,6 @@ return Work.carry_out(function()
     Purse.pay(TAKING)
     Purse.pay_for(stalled[number][2], stalled[number][3])
   end
-  Parking.let_in()
+  Work.let_in()
   return { stalled, more and 1 or 0 }
 end)

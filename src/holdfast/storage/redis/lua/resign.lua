@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- requires: journal
+-- requires: journal, hints
 -- resign: give up that term and no other.
 --
 -- Request: {scope, owner, epoch}. Answer: nothing.
@@ -11,5 +11,5 @@ if got[1] == ASKED.owner and tonumber(got[2] or '') == ASKED.epoch then
     'leadership_lost',
     { scope = ASKED.scope, owner = ASKED.owner, epoch = ASKED.epoch, reason = 'resigned' }
   )
-  Journal.flush()
+  Hints.flush()
 end

@@ -11,7 +11,7 @@ function revise.cancel(job, asked)
   if job.state == 'active' then
     if not job.cancel_at then
       Shelf.touch(job, { cancel_at = NOW, cancel_reason = asked.reason or NONE, cancel_by = asked.by or NONE })
-      Journal.knock('owner:' .. job.owner)
+      Hints.knock('owner:' .. job.owner)
     end
     return 'asked'
   elseif TERMINAL[job.state] then
@@ -86,7 +86,7 @@ function revise.reschedule(job, asked)
   Journal.tell(job, 'rescheduled', function()
     return { due_at = job.run_at, priority = job.priority, by = asked.by }
   end)
-  Journal.knock_queue(job.queue)
+  Hints.knock_queue(job.queue)
   return 'done'
 end
 
@@ -112,11 +112,11 @@ return Work.carry_out(function()
         verdict, holder = revise[asked.kind](job, asked)
       end
       if verdict == 'done' then
-        Journal.knock_job(job)
+        Hints.knock_job(job)
       end
       answers[number] = { verdict, state, holder }
     end
   end
-  Parking.let_in()
+  Work.let_in()
   return answers
 end)

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- requires: upkeep, suspicion, reclaiming, timetable, purse, rest
+-- requires: upkeep, suspicion, reclaiming, timetable, purse, resting, work
 -- sweep: elect the bidder if need be, then do one bounded turn of the chores.
 --
 -- leader  HASH  owner, epoch, length and `until` of the term; when a leader swept_at last, to the end; when it was last at
@@ -42,7 +42,7 @@ if ASKED.term then
     return { retry_in }
   end
 end
-local rested = Rest.over()
+local rested = Resting.over()
 local times = call('HMGET', LEADER, 'swept_at', 'busy_at', 'resumed_at')
 local swept_at, busy_at, resumed_at = tonumber(times[1] or ''), tonumber(times[2] or ''), tonumber(times[3] or '')
 -- Sweeps that never get to their end are no gap: suspects would be granted the longer grace for ever.
@@ -159,20 +159,19 @@ local freed, trouble = pcall(Parking.let_in)
 if not freed then
   troubles[#troubles + 1] = tostring(trouble)
 end
-Record.flush()
 -- Before anybody asks whether the cell may rest: that depends on who stands where.
-Index.flush()
+Work.write_down()
 local ends, rests = not CHORES[go_on], 0
 if ends then
   call('HSET', LEADER, 'swept_at', NOW)
   if ASKED.rest and not more and #troubles == 0 then
-    rests = Rest.longest(ASKED.rest, ASKED.every, ASKED.term)
+    rests = Resting.longest(ASKED.rest, ASKED.every, ASKED.term)
     if rests > 0 then
-      Rest.begin(rests, ASKED.term)
+      Resting.begin(rests, ASKED.term)
     end
   end
 end
-Journal.flush()
+Hints.flush()
 return {
   false,
   epoch or false,

@@ -109,7 +109,7 @@ local function retune_task(task, rate)
       else
         call('ZADD', key('opening', queue), 0, parked_under)
       end
-      Journal.knock_queue(queue)
+      Hints.knock_queue(queue)
     end
   end)
 end
@@ -139,14 +139,14 @@ return Work.carry_out(function()
   if not same(before, after) then
     Settings.put(kind, name, after)
     if kind == 'worker' then
-      Journal.knock('owner:' .. name)
+      Hints.knock('owner:' .. name)
     end
     if kind == 'queue' and after.stall and after.stall.lease then
       Rest.heed(after.stall.lease)
     end
     if kind == 'queue' and (before.paused or false) ~= (after.paused or false) then
       Journal.record(after.paused and 'queue_paused' or 'queue_resumed', { queue = name, by = ASKED.by })
-      Journal.knock_queue(name)
+      Hints.knock_queue(name)
     end
     if kind == 'task' and before.paused and not after.paused then
       go_on(name)
@@ -156,7 +156,7 @@ return Work.carry_out(function()
         retune_task(name, Rates.told(after.rate))
       else
         retune(name, Rates.told(after.rate))
-        Journal.knock_queue(name)
+        Hints.knock_queue(name)
       end
     end
   end

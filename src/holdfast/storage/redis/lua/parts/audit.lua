@@ -1,4 +1,4 @@
--- requires: cell, record, settings, journal, shelf, index
+-- requires: cell, record, index, journal, shelf
 -- Holds records and indexes against each other, both ways, and mends what differs: the record is right.
 --
 -- Nothing here is ever to be found. Whatever is, was done by somebody's hand, or is a mistake of ours, and is recorded.

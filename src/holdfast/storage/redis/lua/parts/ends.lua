@@ -1,4 +1,4 @@
--- requires: cell, record, settings, journal, shelf
+-- requires: cell, hints, journal, shelf
 -- How a job that has not started comes to an end: too old, or forgotten with the calls it answers for.
 --
 -- answers:<queue>      HASH  of each call that a job has taken in, the id of that job
@@ -49,5 +49,5 @@ function Ends.expire(job)
   end
   Journal.record_of(job, 'expired', told)
   Journal.tell_if_drained(job.queue)
-  Journal.knock_job(job)
+  Hints.knock_job(job)
 end

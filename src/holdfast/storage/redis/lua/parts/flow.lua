@@ -1,4 +1,4 @@
--- requires: cell, record, settings, journal, lease, line, rates, shelf, parking, ends, audit
+-- requires: cell, folding, record, settings, journal, line, lease, rates, shelf, audit, ends
 -- From waiting to active and back: what is claimed, promoted, settled. storage/model.py says the same.
 local Flow = {}
 
@@ -43,24 +43,12 @@ local function stall_terms(job)
   return terms
 end
 
--- Those who run jobs, as records name them.
-local holders = {}
-
-function Flow.holder(owner)
-  local holder = holders[owner]
-  if not holder then
-    holder = cmsgpack.pack({ owner.id, owner.name, owner.host, owner.pid })
-    holders[owner] = holder
-  end
-  return holder
-end
-
 -- Put the last run of a job, which is over, with those before it: its record is that of the next one.
 --
 -- runs:<ref>  LIST  the runs of a job before its last
 local function put_last_run_aside(job)
   local runs = key('runs', job.ref)
-  if call('RPUSH', runs, Form.fold_run(job)) >= RUNS_KEPT then
+  if call('RPUSH', runs, Folding.fold_run(job)) >= RUNS_KEPT then
     call('LTRIM', runs, 1 - RUNS_KEPT, -1)
   end
 end
@@ -83,7 +71,7 @@ function Flow.start(job, owner)
   changes.progress_until = progress_until or NONE
   changes.starts = job.starts + 1
   changes.started = NOW
-  changes.holder = Flow.holder(owner)
+  changes.holder = Lease.holder(owner)
   changes.run_fence = changes.fence
   changes.run_end, changes.ended = NONE, NONE
   Shelf.move(job, changes)

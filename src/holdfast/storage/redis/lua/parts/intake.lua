@@ -1,4 +1,4 @@
--- requires: cell, record, settings, journal, line, shelf, parking, ends, audit
+-- requires: cell, record, hints, journal, making, line, shelf, audit, parking, ends
 -- How a call is taken in: as a job of its own, or by one that is there. storage/intake.py says the same, and why.
 --
 -- windows  ZSET  of each key that is held for a time (queue, name) until when
@@ -105,19 +105,9 @@ function Intake.living(queue, merge)
   return there
 end
 
-local answering = {}
-
--- Whether any job of a queue answers for calls beside its own.
-function Intake.anybody_answers_in(queue)
-  if answering[queue] == nil then
-    answering[queue] = call('EXISTS', key('answers', queue)) == 1
-  end
-  return answering[queue]
-end
-
 -- The job that answers for a call, by its id.
 local function answers_for(queue, id)
-  return Intake.anybody_answers_in(queue) and call('HGET', key('answers', queue), id) or id
+  return Making.anybody_answers_in(queue) and call('HGET', key('answers', queue), id) or id
 end
 
 -- How many calls a job answers for at most, the latest: a key that is debounced for ever gathers no more than that. As
@@ -125,37 +115,11 @@ end
 local ANSWERS_KEPT = 10000
 
 local function answer_for(wish, job)
-  answering[job.queue] = true
+  Making.note_answers_in(job.queue)
   call('HSET', key('answers', job.queue), wish.id, job.id)
   if call('RPUSH', key('calls', job.ref), wish.id) > ANSWERS_KEPT then
     call('HDEL', key('answers', job.queue), call('LPOP', key('calls', job.ref)))
   end
-end
-
-local made, reserved = 0, 0
-
--- A new number for a job: later ones have higher ones. They are taken by the dozen; some stay unused.
-function Intake.next_made()
-  if reserved == 0 then
-    reserved = max(1, min(ASKED.jobs or #ASKED, 100))
-    made = call('HINCRBY', key('counters'), 'made', reserved) - reserved
-  end
-  made, reserved = made + 1, reserved - 1
-  return made
-end
-
-local back
-
--- Whether a job was made later than now, before the clock was set back: who is made now does not wait for less than it.
-function Intake.is_back()
-  if back == nil then
-    local latest = tonumber(call('HGET', key('counters'), 'at') or '')
-    back = latest ~= nil and latest > NOW
-    if not back then
-      call('HSET', key('counters'), 'at', NOW)
-    end
-  end
-  return back or nil
 end
 
 -- The record of a new job, the `offset`-th of its call, as it stands before it comes into line.
@@ -163,7 +127,7 @@ local function wished(wish, id, run_at, offset)
   local collects = wish.merge and wish.merge.type == 'collect'
   local size = collects and #ARGV[wish.payload] or nil
   return Record.new(pair(wish.queue, id), {
-    made = Intake.next_made(),
+    made = Making.next_made(),
     task = wish.task,
     state = run_at > NOW and 'delayed' or 'waiting',
     headers = wish.headers,
@@ -195,7 +159,7 @@ local function wished(wish, id, run_at, offset)
     pinned = wish.pinned,
     on_expire = wish.on_expire,
     created = NOW,
-    back = Intake.is_back(),
+    back = Making.is_back(),
     schedule = wish.schedule,
     tick = wish.tick,
   })
@@ -209,7 +173,7 @@ local function put(job, payload, offset)
   Record.put_payload(job, payload, job.gathered > 0)
   Shelf.add(job)
   Parking.limit(job)
-  Journal.knock_queue(job.queue)
+  Hints.knock_queue(job.queue)
 end
 
 -- Put a later call in the place of the one that a job was waiting with; the job stays the one it was.
@@ -253,8 +217,8 @@ local function gather(wish, into, offset)
   end
   Shelf.move(into, changes)
   if was_delayed or into.state == 'delayed' then
-    Journal.knock_queue(into.queue)
-    Journal.knock_job(into)
+    Hints.knock_queue(into.queue)
+    Hints.knock_job(into)
   end
   return calls
 end

@@ -66,3 +66,15 @@ function Lease.grace_ends(job, grace, resumed_at)
   local set_back = job.lease_until > NOW + Lease.longest(job)
   return NOW + ((resumed or set_back) and beats or grace)
 end
+
+-- Those who run jobs, as records name them.
+local holders = {}
+
+function Lease.holder(owner)
+  local holder = holders[owner]
+  if not holder then
+    holder = cmsgpack.pack({ owner.id, owner.name, owner.host, owner.pid })
+    holders[owner] = holder
+  end
+  return holder
+end

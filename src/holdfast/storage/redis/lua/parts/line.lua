@@ -1,4 +1,4 @@
--- requires: cell, record
+-- requires: cell, front
 -- Where in line a job stands: its score, and how far a fair line has got in virtual time. core/order.py says why.
 --
 -- fair:<queue>          HASH  front, and of each priority (`b<boost>`) the virtual instant reached, empty before the first
@@ -26,20 +26,6 @@ function Line.is_empty(queue)
   return call('EXISTS', key('ready', queue)) == 0 and #Line.parked_places(queue, 1) == 0
 end
 
--- What is known of fair lines, read once by a script: of each queue its front, or false where it is not fair.
-local fronts = {}
-
-local function front_of(queue)
-  if fronts[queue] == nil then
-    fronts[queue] = tonumber(call('HGET', key('fair', queue), 'front') or '') or false
-  end
-  return fronts[queue]
-end
-
-function Line.is_fair(queue)
-  return front_of(queue) and true or false
-end
-
 -- Forget how far a line has got: nobody waits any more.
 function Line.forget(queue)
   local fair = key('fair', queue)
@@ -49,28 +35,28 @@ function Line.forget(queue)
     end
   end
   call('UNLINK', fair)
-  fronts[queue] = false
+  Front.note(queue, false)
 end
 
 -- The virtual instant that a fair line has got to for jobs of a priority; nil where it is not fair.
 function Line.start(queue, boost)
-  local front = front_of(queue)
+  local front = Front.of(queue)
   return front and max(front, tonumber(call('HGET', key('fair', queue), 'b' .. boost) or '') or front) or nil
 end
 
 -- The score of a job that comes into its queue's line, as if at an instant.
 function Line.score(job, at)
   local queue = job.queue
-  if front_of(queue) and Line.is_empty(queue) then
+  if Front.of(queue) and Line.is_empty(queue) then
     Line.forget(queue)
   end
   if job.lifo then
     return Line.place(at, job.boost, true)
   end
-  if job.fair_key and not front_of(queue) then
+  if job.fair_key and not Front.of(queue) then
     -- Who comes in late makes nobody begin in the past.
-    fronts[queue] = max(at, NOW)
-    call('HSET', key('fair', queue), 'front', fronts[queue])
+    Front.note(queue, max(at, NOW))
+    call('HSET', key('fair', queue), 'front', Front.of(queue))
   end
   local start = Line.start(queue, job.boost)
   if start then
@@ -93,12 +79,12 @@ end
 
 -- Note how far a line has got, where it counts in virtual time.
 function Line.given_out(job)
-  local front = front_of(job.queue)
+  local front = Front.of(job.queue)
   if front and not job.lifo then
     local fair, virtual = key('fair', job.queue), job.score + job.boost
     local reached = max(tonumber(call('HGET', fair, 'b' .. job.boost) or '') or virtual, virtual)
-    fronts[job.queue] = max(front, job.score + min(job.boost, 0))
-    call('HSET', fair, 'front', fronts[job.queue], 'b' .. job.boost, reached)
+    Front.note(job.queue, max(front, job.score + min(job.boost, 0)))
+    call('HSET', fair, 'front', Front.of(job.queue), 'b' .. job.boost, reached)
   end
 end
 

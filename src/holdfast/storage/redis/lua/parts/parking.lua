@@ -1,4 +1,4 @@
--- requires: cell, record, settings, journal, rates, shelf, audit
+-- requires: cell, record, settings, hints, rates, shelf, audit
 -- Who is out of line until there is room: under a key that is full, a rate that is not open, a task that is paused.
 local Parking = {}
 
@@ -67,7 +67,7 @@ function Parking.unpark(queue, name, most)
     end
   end
   if #let_in > 0 then
-    Journal.knock_queue(queue)
+    Hints.knock_queue(queue)
   end
   return #let_in
 end

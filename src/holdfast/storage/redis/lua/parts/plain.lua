@@ -1,4 +1,4 @@
--- requires: cell, form, record, index, journal, settings, lease, line, rest, shelf, flow, intake, purse
+-- requires: cell, form, bytes, settings, index, hints, making, front, rest, queues, lease, purse
 -- Plain jobs, moved many at a time: straight from the bytes of a record to its next, and by as few commands as there are
 -- indexes. A job is plain while nothing about it is out of the ordinary (`Form.PLAIN`) and nobody has said anything of its
 -- queue or its task that a move would have to heed. All others, and whatever does not look as it should, go the long way, by
@@ -50,36 +50,36 @@ end
 -- Their payloads are arguments of the script, from `first` on. `offset`: how many calls come before them.
 function Plain.remember(group, offset)
   local queue, fixed, ids, lease = group.queue, ARGV[group.fixed], group.ids, group.lease
-  if not Plain.in_queue(queue) or Line.is_fair(queue) or Intake.is_back() or Intake.anybody_answers_in(queue) then
+  if not Plain.in_queue(queue) or Front.of(queue) or Making.is_back() or Making.anybody_answers_in(queue) then
     return 0
   end
   local beginning, refs = pair(queue, ''), {}
   for number = 1, #ids do
     refs[number] = beginning .. ids[number]
   end
-  Record.fetch(refs)
-  local ready, waiting = Index.puts(key('ready', queue)), Index.puts(Shelf.standing(queue, 'waiting'))
+  Bytes.fetch(refs)
+  local ready, waiting = Index.puts(key('ready', queue)), Index.puts(Queues.standing(queue, 'waiting'))
   local timeout, head = group.timeout or -1, NOW - (group.boost or 0) + offset - 1
   local at = #ready
   for number = 1, #ids do
     local ref = refs[number]
-    if Record.unloaded(ref) ~= false then
+    if Bytes.of(ref) ~= false then
       return number - 1
     end
-    local id, payload, made = ids[number], ARGV[group.first + number - 1], Intake.next_made()
+    local id, payload, made = ids[number], ARGV[group.first + number - 1], Making.next_made()
     local load, marks = #payload, NEW
     if load > Form.WITHIN then
-      Record.write_beside(key('load', ref), payload)
+      Bytes.write_beside(key('load', ref), payload)
       payload, marks = '', NEW_APART
     end
     local score = head + number
     local record = pack(HEAD, FORM, WAITING, marks, #fixed, load, 0, made, score, NOW, NOW, lease, timeout)
-    Record.rewrite(ref, record .. fixed .. payload)
+    Bytes.rewrite(ref, record .. fixed .. payload)
     if number == 1 then
-      Shelf.note_queue(queue, made)
+      Queues.note(queue, made)
       Rest.stir()
       Rest.heed(lease)
-      Journal.knock_queue(queue)
+      Hints.knock_queue(queue)
     end
     ready[at + 1], ready[at + 2], waiting[at + 1], waiting[at + 2] = text(score), id, text(made), id
     at = at + 2
@@ -90,20 +90,20 @@ end
 -- Start those jobs of a queue's line that come first, as far as they are plain; put into `leases` what their holder is
 -- given, and return how many those are.
 function Plain.start(queue, ids, owner, leases)
-  if not Plain.in_queue(queue) or Line.is_fair(queue) then
+  if not Plain.in_queue(queue) or Front.of(queue) then
     return 0
   end
-  local beginning, refs, holder = pair(queue, ''), {}, Flow.holder(owner)
+  local beginning, refs, holder = pair(queue, ''), {}, Lease.holder(owner)
   for number = 1, #ids do
     refs[number] = beginning .. ids[number]
   end
-  Record.fetch(refs)
-  local waiting, active = Index.gone(Shelf.standing(queue, 'waiting')), Index.puts(Shelf.standing(queue, 'active'))
+  Bytes.fetch(refs)
+  local waiting, active = Index.gone(Queues.standing(queue, 'waiting')), Index.puts(Queues.standing(queue, 'active'))
   local held, until_when = Index.puts(key('held', owner.id)), Index.puts(key('leases'))
   local fence, apart, started, last_ends, last_text = Lease.next_fence(0), {}, 0, nil, nil
   for number = 1, #ids do
     local id, ref = ids[number], refs[number]
-    local body = Record.unloaded(ref)
+    local body = Bytes.of(ref)
     local form, state, marks = byte(body or '', 1, 3)
     if form ~= FORM or state ~= WAITING or (marks ~= NEW and marks ~= NEW_APART) or #body <= HEAD_SIZE then
       break
@@ -118,7 +118,7 @@ function Plain.start(queue, ids, owner, leases)
       HEAD_AND_RUN, FORM, ACTIVE, marks + Form.RAN, fixed, load, 0, made, score, run_at, created, lease, timeout,
       1, 0, 0, 0, #holder, 0, fence, 0, fence, NOW, ends, run_until or -1, NOW, -1, -1, -1
     ) .. sub(body, HEAD_SIZE + 1) .. holder
-    Record.rewrite(ref, record)
+    Bytes.rewrite(ref, record)
     local at = #leases
     leases[at + 1], leases[at + 2], leases[at + 3] = ref, record, ''
     if marks == NEW_APART then
@@ -156,19 +156,19 @@ function Plain.completing(group, owner)
     return nil
   end
   Rest.stir()
-  Journal.knock('events')
+  Hints.knock('events')
   local kept = group.keep and NOW + group.keep
   return {
     beginning = pair(queue, ''),
     topic = 'job:' .. pair(queue, ''),
-    holder = Flow.holder(owner),
+    holder = Lease.holder(owner),
     ended = ARGV[group.ended],
     kept = kept,
     until_when = string.format('%d', kept or NOW),
-    active = Index.gone(Shelf.standing(queue, 'active')),
+    active = Index.gone(Queues.standing(queue, 'active')),
     held = Index.gone(key('held', owner.id)),
     leases = Index.gone(key('leases')),
-    completed = Index.puts(Shelf.standing(queue, 'completed')),
+    completed = Index.puts(Queues.standing(queue, 'completed')),
     over = Index.puts(kept and key('kept') or key('over', pair(queue, 'completed'))),
   }
 end
@@ -177,7 +177,7 @@ end
 -- `result` are bytes.
 function Plain.complete(with, id, fence, event, result)
   local ref = with.beginning .. id
-  local body = Record.unloaded(ref)
+  local body = Bytes.of(ref)
   local form, state, marks = byte(body or '', 1, 3)
   if form ~= FORM or state ~= ACTIVE or (marks ~= RUNS and marks ~= RUNS_APART) or #body <= BOTH_SIZE then
     return false
@@ -190,12 +190,12 @@ function Plain.complete(with, id, fence, event, result)
   end
   local ended, kept = with.ended, with.kept
   if #result > Form.RESULT_WITHIN then
-    Record.write_beside(key('result', ref), result)
+    Bytes.write_beside(key('result', ref), result)
     result, marks = '', marks + Form.RESULT_APART
   else
     marks = marks + Form.RESULT
   end
-  Record.rewrite(ref, pack(
+  Bytes.rewrite(ref, pack(
     HEAD_AND_RUN, FORM, COMPLETED, marks, fixed, load, 0, made, score, run_at, created, lease, timeout,
     starts, failures, stalls, releases, size, #ended, fence, fence, run_fence, -1, -1, -1, started, NOW, NOW, kept or -1
   ) .. sub(body, BOTH_SIZE + 1, before + size) .. ended .. result)
@@ -207,6 +207,6 @@ function Plain.complete(with, id, fence, event, result)
   at = #over
   over[at + 1], over[at + 2] = with.until_when, kept and ref or id
   call('XADD', LOG, '0-*', 'e', event, 't', NOW_TEXT, 'j', ref)
-  Journal.knock(with.topic .. id)
+  Hints.knock(with.topic .. id)
   return true
 end

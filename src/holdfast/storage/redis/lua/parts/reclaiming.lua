@@ -1,4 +1,4 @@
--- requires: cell, record, settings, lease, shelf
+-- requires: cell, record, lease, shelf
 -- How an active job passes to whoever found that its holder died or fell silent.
 local Reclaiming = {}
 

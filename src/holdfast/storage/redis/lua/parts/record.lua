@@ -1,4 +1,4 @@
--- requires: form
+-- requires: cell, form, folding, bytes
 -- Records: each job as one string (parts/form.lua), loaded at most once by a script and written back at its end.
 --
 -- The fields are those of JobRecord by their names, those at their defaults left out. What no script looks at is text in
@@ -39,10 +39,6 @@ local UNSAID = {
 }
 
 local loaded, changed, packed = {}, {}, {}
-
--- Records that were read before anybody asked for them, and such as were moved without being loaded; what of these is not
--- written yet, as words of an MSET.
-local fetched, moved, late_words, late = {}, {}, {}, {}
 
 -- A record of these fields, not yet remembered.
 function Record.new(ref, fields)
@@ -156,69 +152,13 @@ function Record.result_apart(job)
   return job.result_apart and call('GET', key('result', job.ref)) or false
 end
 
--- Read records that are asked for soon, by one command.
-function Record.fetch(refs)
-  local words, wanted = {}, {}
-  for _, ref in ipairs(refs) do
-    if loaded[ref] == nil and moved[ref] == nil and fetched[ref] == nil then
-      wanted[#wanted + 1], words[#words + 1] = ref, key('job', ref)
-    end
-  end
-  for from = 1, #words, 500 do
-    for at, body in ipairs(call('MGET', unpack(words, from, min(from + 499, #words)))) do
-      fetched[wanted[from + at - 1]] = body
-    end
-  end
-end
-
--- The bytes of a record that nobody has loaded yet; nil where somebody has.
-function Record.unloaded(ref)
-  if loaded[ref] ~= nil then
-    return nil
-  end
-  local body = moved[ref]
-  if body == nil then
-    body = fetched[ref]
-  end
-  if body == nil then
-    body = call('GET', key('job', ref))
-  end
-  return body
-end
-
-local function write_later(ref, body)
-  local at = #late_words
-  late_words[at + 1], late_words[at + 2] = key('job', ref), body
-  late[ref] = true
-end
-
--- Write what waits to be written: many records by one command.
-local function write_down()
-  for from = 1, #late_words, 500 do
-    call('MSET', unpack(late_words, from, min(from + 499, #late_words)))
-  end
-  late_words, late = {}, {}
-end
-
--- Write what is kept beside a record with it.
-function Record.write_beside(name, body)
-  local at = #late_words
-  late_words[at + 1], late_words[at + 2] = name, body
-end
-
--- Remember the bytes of a record that nobody has loaded.
-function Record.rewrite(ref, body)
-  moved[ref] = body
-  write_later(ref, body)
-end
-
 -- The job of a ref, or nil.
 function Record.at(ref)
   local job = loaded[ref]
   if job == nil then
-    local body = Record.unloaded(ref)
+    local body = Bytes.take(ref)
     -- What nobody can read is as good as gone: it must hold up no others.
-    local readable, fields = pcall(Form.unfold, body)
+    local readable, fields = pcall(Folding.unfold, body)
     job = body and readable and Record.new(ref, fields)
     loaded[ref] = job
     packed[ref] = body or nil
@@ -241,6 +181,7 @@ end
 function Record.keep(job)
   loaded[job.ref] = job
   changed[job.ref] = true
+  Bytes.let_go(job.ref)
   if job.beaten then
     -- With its beats it may have told where its handler is.
     job.beaten, job.traced = nil, true
@@ -255,9 +196,10 @@ function Record.drop(job)
   if job.beaten then
     call('HDEL', key('beats'), ref)
   end
-  if late[ref] then
+  Bytes.let_go(ref)
+  if Bytes.waits(ref) then
     -- Or what was changed before would be written after.
-    write_down()
+    Bytes.flush()
   end
   call('UNLINK', key('job', ref), key('load', ref), key('result', ref), key('runs', ref), key('log', ref))
 end
@@ -266,21 +208,20 @@ end
 function Record.packed(job)
   local ref = job.ref
   if changed[ref] or not packed[ref] then
-    packed[ref] = Form.fold(job)
+    packed[ref] = Folding.fold(job)
     if changed[ref] then
       changed[ref] = nil
-      write_later(ref, packed[ref])
+      Bytes.write(ref, packed[ref])
     end
   end
   return packed[ref]
 end
 
--- Write back all that was changed. Every script that changes anything ends with it.
+-- Have all written that was changed, by Bytes.
 function Record.flush()
   for ref in pairs(changed) do
     Record.packed(loaded[ref])
   end
-  write_down()
 end
 
 -- Whether a job's own lifetime is over: it is gone then, swept or not.

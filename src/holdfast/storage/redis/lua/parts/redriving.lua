@@ -1,4 +1,4 @@
--- requires: cell, record, settings, journal, line, shelf, intake
+-- requires: cell, hints, journal, line, shelf, intake
 -- How a job that was over begins anew, be it by a person's hand or by its rule. core/transition.py says the same.
 local Redriving = {}
 
@@ -36,6 +36,6 @@ function Redriving.redrive(job, delay, by, by_rule)
     progress_note = NONE,
   })
   Journal.record_of(job, 'redriven', { by = by, was = was })
-  Journal.knock_queue(job.queue)
-  Journal.knock_job(job)
+  Hints.knock_queue(job.queue)
+  Hints.knock_job(job)
 end

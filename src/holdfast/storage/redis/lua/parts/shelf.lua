@@ -1,4 +1,4 @@
--- requires: cell, record, settings, journal, rest, line, rates, index
+-- requires: cell, folding, record, index, line, rest, queues, rates
 -- Where jobs stand: each in exactly the indexes that its state puts it in. There is one door, `move`.
 --
 -- All of them are sorted sets; `<a>.<b>` stands for two names joined by NUL.
@@ -27,7 +27,6 @@
 local Shelf = {}
 
 local freed, freed_order = {}, {}
-local noted_queues = {}
 
 -- The name a merge key goes by in its queue: keys of different kinds never meet.
 function Shelf.merge_name(merge)
@@ -45,23 +44,6 @@ end
 -- Whether a later call may still come to an unfinished job by its merge key: it is in `merge` then, else in `busy`.
 function Shelf.is_open(job)
   return job.state ~= 'active' and (job.merge.type == 'unique' or job.starts == 0)
-end
-
--- The index of who stands in a state.
-local standing_in = {}
-
-function Shelf.standing(queue, state)
-  local known = standing_in[queue]
-  if not known then
-    known = {}
-    standing_in[queue] = known
-  end
-  local index = known[state]
-  if not index then
-    index = key('in', pair(queue, state))
-    known[state] = index
-  end
-  return index
 end
 
 -- What an unfinished job is in, whatever its state: the groups of its merge key and of its schedule.
@@ -113,7 +95,7 @@ local function stand_in_all(job, stand)
   else
     stand(key('over', pair(queue, state)), job.finished, id, true)
   end
-  stand(Shelf.standing(queue, stood_in), job.made, id, true)
+  stand(Queues.standing(queue, stood_in), job.made, id, true)
   if unfinished(job) then
     stand_in_groups(job, stand)
   end
@@ -252,19 +234,9 @@ local function note_freed(job, left_a_slot, left_the_line)
   end
 end
 
--- Note that there is a queue; `made`: the number of its first job.
-function Shelf.note_queue(queue, made)
-  if not noted_queues[queue] then
-    noted_queues[queue] = true
-    if call('ZADD', key('queues'), 'NX', made, queue) == 1 then
-      Rest.wake()
-    end
-  end
-end
-
 -- Take in a new job; Parking sees to the limits of its keys.
 function Shelf.add(job)
-  Shelf.note_queue(job.queue, job.made)
+  Queues.note(job.queue, job.made)
   Rest.stir()
   Rest.heed(min(job.lease, job.heartbeat_timeout or job.lease))
   name_keys(job, 1)
@@ -279,7 +251,7 @@ end
 -- Change what no index goes by. A field that is NONE is taken away.
 function Shelf.touch(job, changes)
   for field, value in pairs(changes) do
-    if Form.FIXED[field] then
+    if Folding.FIXED[field] then
       job.fixed = nil
     end
     if value == NONE then

@@ -1,4 +1,4 @@
--- requires: cell, record, settings, journal, lease, shelf, audit
+-- requires: cell, journal, lease, shelf, audit
 -- Who is suspected: whose lease has run out, and whose lease ends further ahead than it is long.
 --
 -- No lease does that unless the clock was set back after it was given; so nobody is looked at unless some lease was given

@@ -1,4 +1,4 @@
--- requires: cell, journal, rest, intake, audit
+-- requires: cell, journal, rest, audit, intake
 -- Schedules: put, paused, removed, and moved on tick by tick, each tick once. core/schedule.py says the same, and why.
 --
 -- schedules  HASH  of each by its name: what is looked at here by the names of Schedule's fields; all it was put with

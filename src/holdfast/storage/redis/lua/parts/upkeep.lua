@@ -1,4 +1,4 @@
--- requires: cell, record, settings, journal, line, rates, shelf, parking, ends, flow, redriving, audit
+-- requires: cell, settings, hints, line, rates, shelf, audit, parking, ends, flow, redriving
 -- The chores of a sweep after the reclaim: each bounded, each returns how many it did.
 local Upkeep = {}
 
@@ -52,7 +52,7 @@ function Upkeep.promote(limit)
       end
     end
     if #due > 0 then
-      Journal.knock_queue(queue)
+      Hints.knock_queue(queue)
     end
     promoted = promoted + #due
     local next_due = head_of(delayed)
@@ -152,7 +152,7 @@ function Upkeep.look_anew(set_back)
       call('ZADD', opening, 0, name)
     end
     if #later > 0 then
-      Journal.knock_queue(queue)
+      Hints.knock_queue(queue)
     end
     from = '(' .. queue .. '\1'
   end

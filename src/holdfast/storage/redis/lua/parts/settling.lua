@@ -1,0 +1,92 @@
+-- requires: cell, record, hints, journal, line, shelf, flow
+-- How a run is settled, whatever it was like; parts/plain.lua does so for what is plain.
+--
+-- A settlement is as exchange is asked for it.
+local Settling = {}
+
+-- What a settlement becomes where somebody has asked the job to stop; core/settlement.py says why.
+local function when_cancelling(asked, job)
+  if asked.after then
+    local told = { event = 'cancelled', queue = job.queue, id = job.id, task = job.task, run = job.starts, was = 'active' }
+    told.reason, told.by = job.cancel_reason, job.cancel_by
+    asked.events = { { made = cmsgpack.pack(told) } }
+    asked.after, asked.state, asked.reason, asked.error, asked.charge = nil, 'cancelled', job.cancel_reason, nil, nil
+    return
+  end
+  asked.redrive_after = nil
+  for _, event in ipairs(asked.events) do
+    if event.name == 'completed' then
+      event.over = { cancel_too_late = true }
+    elseif event.name == 'cancelled' and not event.by then
+      event.over = job.cancel_by and { by = job.cancel_by }
+    end
+  end
+end
+
+local function apply(job, asked)
+  local changes = {
+    settled_fence = job.fence,
+    owner = NONE,
+    heard_at = NONE,
+    lease_until = NONE,
+    suspect_until = NONE,
+    run_until = NONE,
+    progress_until = NONE,
+    quarantined = asked.after and asked.quarantine or NONE,
+    reason = asked.reason or NONE,
+    run_end = NOW,
+    ended = ARGV[asked.ended],
+  }
+  if asked.charge then
+    changes[asked.charge] = job[asked.charge] + 1
+  end
+  if not asked.after then
+    changes.state = asked.state
+    changes.finished = NOW
+    changes.error = asked.error or NONE
+    changes.kept_until = asked.keep and NOW + asked.keep or NONE
+    changes.redrive_at = asked.redrive_after and NOW + asked.redrive_after or NONE
+    if asked.result then
+      Record.put_result(job, ARGV[asked.result])
+    end
+  else
+    changes.run_at = NOW + asked.after
+    changes.error = asked.error
+    if asked.after == 0 then
+      changes.state, changes.score = 'waiting', Line.score_again(job)
+    else
+      changes.state, changes.score = 'delayed', Line.place(NOW + asked.after, job.boost, job.lifo)
+    end
+    Hints.knock_queue(job.queue)
+  end
+  Shelf.move(job, changes)
+  Hints.knock_job(job)
+end
+
+-- Apply a settlement of an owner; return the verdict.
+function Settling.settle(asked, owner)
+  local job = Record.at(asked.ref)
+  if not job then
+    return 'gone'
+  end
+  if not Record.holds(job, owner.id, asked.fence) then
+    if job.settled_fence == asked.fence then
+      return 'duplicate'
+    end
+    Flow.refused(job, owner.id, asked.fence, 'settle')
+    return 'lost'
+  end
+  if job.cancel_at then
+    when_cancelling(asked, job)
+  end
+  apply(job, asked)
+  if job.traced then
+    Record.forget_trace(job.ref)
+    job.traced = nil
+  end
+  for _, event in ipairs(asked.events) do
+    Journal.record_as_told(event.made or ARGV[event.body], job.ref, event.over)
+  end
+  Journal.tell_if_drained(job.queue)
+  return 'done'
+end
