@@ -1,7 +1,10 @@
 """Redis goes wrong in every way it has, under real workers: none leaves, nothing is lost, work goes on at once."""
 
 import asyncio
+import os
+import signal
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -79,6 +82,35 @@ async def test_a_server_that_is_shut_down_for_a_while_is_waited_for(farm: MakeFa
     assert ordeal.refused
     await ordeal.finish()
     await ordeal.judge()
+
+
+async def test_what_a_worker_held_that_died_while_the_server_was_down_runs_once_it_is_back(
+    farm: MakeFarm, start_redis: StartRedis
+) -> None:
+    server = start_redis(**SAFE)
+    # No reaper has a word in it before the lease is out.
+    here = farm(url=server.url, lease="2m")
+    here.worker("--processes", "2", "-c", "1")
+    (ref,) = here.enqueue("until_told", "go")
+
+    async def begun() -> bool:
+        return bool(here.lines())
+
+    async def over() -> bool:
+        return await here.count(State.COMPLETED) == 1
+
+    await here.until(begun, within=30)
+    await asyncio.to_thread(server.stop)
+    os.kill(here.lines()[0].pid, signal.SIGKILL)
+    await here.said("cannot take back", within=20)
+    await asyncio.sleep(2)
+    await asyncio.to_thread(Path(f"{here.diary}go").touch)
+    await asyncio.to_thread(server.start)
+    await here.until(over, within=20)
+
+    (detail,) = await here.details([ref])
+    assert [run.reason for run in detail.runs] == ["process_died", None]
+    assert [line.run for line in here.lines() if line.what == "start"] == [1, 2]
 
 
 async def test_a_server_asleep_for_ten_seconds_costs_no_job_its_run(farm: MakeFarm, start_redis: StartRedis) -> None:

@@ -2,21 +2,30 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from random import Random
+from typing import TypeVar
 
 from msgspec import Struct
 
 from holdfast.clock import SECOND, Clock
 from holdfast.core.events import WorkerDied
 from holdfast.core.job import Owner, Ref
+from holdfast.core.patience import Patience
 from holdfast.core.postmortem import Ending, Workplace
+from holdfast.errors import StorageUnavailableError
 from holdfast.figures import Figures
 from holdfast.settle import LOOK, Witness, settle_stalled
-from holdfast.storage.protocol import Beat, Storage
+from holdfast.storage.protocol import Beat, StalledLease, Storage
 from holdfast.worker.autopsy import told
 from holdfast.worker.offspring import Death
 from holdfast.worker.sentence import Sentence
+
+T = TypeVar("T")
+
+PATIENCE = Patience(0.1, 0.5)
+"""Between two tries at a storage that is out of reach: the jobs can be claimed at once when it is back."""
 
 
 class Deceased(Struct, frozen=True):
@@ -75,8 +84,10 @@ class Burial:
         max_block = None if one.killed_for is None else round(one.killed_for.limit * SECOND)
         try:
             async with asyncio.timeout(within):
-                await storage.open()
-                async for many in self._take_back(one.owner, storage, witness, within=within, max_block=max_block):
+                await self._insist(storage.open, one.pid)
+                async for many in self._take_back(
+                    one.pid, one.owner, storage, witness, within=within, max_block=max_block
+                ):
                     jobs += many
                 died = WorkerDied(
                     owner=one.owner,
@@ -90,7 +101,8 @@ class Burial:
                 )
                 sentence = one.killed_for
                 hung = () if sentence is None else sentence.hung(one.owner)
-                await storage.renew(Beat(self._owner, events=(*hung, died)))
+                beat = Beat(self._owner, events=(*hung, died))
+                await self._insist(partial(storage.renew, beat), one.pid)
         except asyncio.CancelledError:
             self._log_left(one, "no time is left")
             raise
@@ -114,8 +126,8 @@ class Burial:
         )
         try:
             async with asyncio.timeout(within):
-                await storage.open()
-                async for many in self._take_back(owner, storage, witness, within=within):
+                await self._insist(storage.open, pid)
+                async for many in self._take_back(pid, owner, storage, witness, within=within):
                     jobs += many
         except Exception as error:
             # Who was refused by the storage has said so itself, and left nothing there.
@@ -126,23 +138,46 @@ class Burial:
                 self._logger.warning("worker %d left; %d jobs that it held were handed back for it", pid, jobs)
 
     async def _take_back(
-        self, owner: str, storage: Storage, witness: Witness, *, within: float, max_block: int | None = None
+        self, pid: int, owner: str, storage: Storage, witness: Witness, *, within: float, max_block: int | None = None
     ) -> AsyncIterator[int]:
         look, more = min(LOOK, within / 4), True
         while more:
-            taken = await storage.reclaim(owner, self._owner)
-            await settle_stalled(
-                storage,
-                self._owner,
-                taken.stalled,
-                self._rng,
-                witness=witness,
-                within=look,
-                max_block=max_block,
-                figures=self._figures,
-            )
+            taken = await self._insist(partial(storage.reclaim, owner, self._owner), pid)
+            settle = partial(self._settle, taken.stalled, storage, witness, look, max_block)
+            await self._insist(settle, pid)
             more = taken.more
             yield len(taken.stalled)
+
+    async def _settle(
+        self,
+        stalled: Sequence[StalledLease],
+        storage: Storage,
+        witness: Witness,
+        look: float,
+        max_block: int | None,
+    ) -> None:
+        await settle_stalled(
+            storage,
+            self._owner,
+            stalled,
+            self._rng,
+            witness=witness,
+            within=look,
+            max_block=max_block,
+            figures=self._figures,
+        )
+
+    async def _insist(self, call: Callable[[], Awaitable[T]], pid: int) -> T:
+        """Do what may be done twice, and again as long as the storage is out of reach and the caller waits."""
+        failures = 0
+        while True:
+            try:
+                return await call()
+            except StorageUnavailableError as error:
+                if not failures:
+                    self._logger.warning("cannot take back the jobs of worker %d yet, trying again: %r", pid, error)
+                failures += 1
+                await asyncio.sleep(PATIENCE.rest(failures, self._rng))
 
     def _log_left(self, one: Deceased, why: str) -> None:
         how = one.witness.ending.how
