@@ -16,6 +16,7 @@ from holdfast.testing.conformance.material import told_of
 @pytest.mark.cluster
 class TestRedisCluster(StorageConformance):
     one_log = False
+    one_order = False
 
     @pytest.fixture
     async def storage(self, clock: ManualClock, cluster_url: str) -> AsyncIterator[Storage]:

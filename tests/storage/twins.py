@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any, get_args
 
@@ -76,6 +76,7 @@ from holdfast.testing import ManualClock
 from tests.storage.worlds import job, owner
 
 QUEUES = ("a", "b", "ü:/.", "seldom")
+NOBODYS = ("nobody's", "nobody's either", "c")
 TASKS = ("t", "u", "paused:t")
 KEYS = ("k", "l", "m", "paused:u")
 RATES = ("task:t", "task/9:t", "task:u", "queue", "r", "s")
@@ -223,7 +224,7 @@ class Twins:
         settled = [settlement(lease, self.outcome(), dice, took=dice.random()) for lease in chosen]
         order = None
         if dice.random() < 0.8:
-            order = Order(tuple(dice.sample(QUEUES, dice.randrange(1, 5))), dice.choice((0, 1, 3, 10)))
+            order = Order(_spread(dice.sample(QUEUES, dice.randrange(1, 5))), dice.choice((0, 1, 3, 10)))
         answer = await self.ask("exchange", by, settled, order)
         self.leases = [lease for lease in self.leases if dice.random() < 0.3 or lease not in chosen]
         self.leases += answer.leases
@@ -239,7 +240,7 @@ class Twins:
                 # With nothing to settle it might be answered before the others.
                 lease = dice.choice(self.leases)
                 by = next(by for by in self.owners if by.id == lease.job.owner)
-                order = Order(tuple(dice.sample(QUEUES, 3)), dice.choice((1, 3, 10)))
+                order = Order(_spread(dice.sample(QUEUES, 3)), dice.choice((1, 3, 10)))
                 asked.append(("exchange", (by, [settlement(lease, self.outcome(), dice, took=dice.random())], order)))
         expected = [getattr(self.model, verb)(*args) for verb, args in asked]
         calls = [getattr(self.storage, verb)(*args) for verb, args in asked]
@@ -505,6 +506,11 @@ LIMITS = {
     "PASSED_LIMIT": 1,
 }
 """Limits so low that they are reached all the time."""
+
+
+def _spread(queues: Sequence[str]) -> tuple[str, ...]:
+    """Return these queues among others that nobody ever uses, where a claim is to see that there is nothing."""
+    return tuple(name for queue in queues for name in (*NOBODYS, queue))
 
 
 def kept(seed: int) -> Keep:

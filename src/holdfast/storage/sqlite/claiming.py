@@ -58,6 +58,11 @@ class Claim:
         self._room = room
         self._looks = SCAN_LIMIT
 
+    @property
+    def has_room(self) -> bool:
+        """Whether there is room for more jobs, and more may be looked at."""
+        return min(self._room - len(self.leases), self._looks) > 0
+
     def take_from(self, queue: str) -> None:
         """Start the best of a queue, and move out of the way whatever may not start."""
         step = self._step

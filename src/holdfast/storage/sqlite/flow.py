@@ -15,12 +15,9 @@ from holdfast.storage.protocol import (
 )
 from holdfast.storage.sqlite import intake, rates, slots
 from holdfast.storage.sqlite.claiming import Claim, promote
-from holdfast.storage.sqlite.queries import query
-from holdfast.storage.sqlite.settings import setting
+from holdfast.storage.sqlite.lookout import Lookout
 from holdfast.storage.sqlite.settling import settle
 from holdfast.storage.sqlite.step import Step
-
-_GLANCE = query("exchange", "glance")
 
 
 def enqueue(step: Step, calls: Sequence[Sequence[NewJob]]) -> list[list[Receipt]]:
@@ -35,14 +32,26 @@ def exchange(step: Step, owner: Owner, settlements: Sequence[Settlement], order:
     verdicts = settle(step, owner, settlements)
     if order is None:
         return Exchanged(verdicts)
+    lookout = Lookout(step, order.queues)
     claim = Claim(step, owner, min(order.room, CLAIM_LIMIT))
-    open_queues = [queue for queue in order.queues if not setting(step, "queue", queue).paused]
-    for queue in open_queues:
-        promote(step, queue, PROMOTE_LIMIT)
-        if rates.opens_at(step, queue) <= step.now:
+    visited: list[str] = []
+    # Whether anybody stands in the first line is told by going there.
+    lined = 0
+    for number, queue in enumerate(order.queues):
+        if lined < number and claim.has_room:
+            lined = lookout.first_in_line(number)
+        due, opens = lookout.is_due(queue), lookout.opens(queue)
+        if not (due or opens or lined == number) or lookout.paused(queue):
+            continue
+        visited.append(queue)
+        if due:
+            promote(step, queue, PROMOTE_LIMIT)
+        if opens and rates.opens_at(step, queue) <= step.now:
             slots.open_up(step, queue)
         claim.take_from(queue)
-    return _answer(verdicts, tuple(claim.leases), [_glance(step, queue) for queue in open_queues], step.now)
+    waiting = [queue for queue in visited if lookout.look_again(queue)]
+    left = any(not lookout.shut(queue) for queue in waiting) or lookout.left(max(1, lined))
+    return _answer(verdicts, tuple(claim.leases), left, lookout.next_due(), step.now)
 
 
 def nothing_to_exchange(step: Step, order: Order | None) -> Exchanged | None:
@@ -50,42 +59,17 @@ def nothing_to_exchange(step: Step, order: Order | None) -> Exchanged | None:
 
     It only reads, so it needs no lock: eight idle processes that ask do not stand in each other's way.
     """
-    seen: list[tuple[int, int | None]] = []
-    for queue in order.queues if order else ():
-        if setting(step, "queue", queue).paused:
-            continue
-        ready, due = _glance(step, queue)
-        # Who may not start, as a job of a paused task, is moved out of the way, and due ones are made ready or expired.
-        if (ready and order and order.room > 0) or (due is not None and due <= step.now):
-            return None
-        seen.append((ready, due))
-    return _answer((), (), seen, step.now)
-
-
-def _glance(step: Step, queue: str) -> tuple[int, int | None]:
-    """Return whether a queue has a job that could be claimed, and when time alone gives it another."""
-    seen = step.one(_GLANCE, {"queue": queue})
-    if seen is None:
-        raise AssertionError("a glance tells even of what is not there")
-    ready, falls_due, opening = seen
-    opens_at = rates.opens_at(step, queue) if ready or opening is not None else step.now
-    dues = [] if falls_due is None else [falls_due]
-    if opening is not None:
-        # Nobody is let in line by a rate of his own before the queue's own lets him start.
-        dues.append(max(opening, opens_at))
-    if ready and opens_at > step.now:
-        ready = 0
-        dues.append(opens_at)
-    return ready, min(dues, default=None)
+    if order is None:
+        return Exchanged()
+    lookout = Lookout(step, order.queues)
+    left, due = lookout.left(0), lookout.next_due()
+    # Who may not start, as a job of a paused task, is moved out of the way, and due ones are made ready or expired.
+    if (left and order.room > 0) or (due is not None and due <= step.now):
+        return None
+    return _answer((), (), left, due, step.now)
 
 
 def _answer(
-    verdicts: tuple[Verdict, ...], leases: tuple[Lease, ...], seen: list[tuple[int, int | None]], now: int
+    verdicts: tuple[Verdict, ...], leases: tuple[Lease, ...], left: bool, due: int | None, now: int
 ) -> Exchanged:
-    dues = [due for _, due in seen if due is not None]
-    return Exchanged(
-        verdicts,
-        leases,
-        left=any(ready for ready, _ in seen),
-        next_due=max(0, min(dues) - now) if dues else None,
-    )
+    return Exchanged(verdicts, leases, left=left, next_due=None if due is None else max(0, due - now))

@@ -8,6 +8,7 @@ from holdfast.storage.sqlite.queries import query
 from holdfast.storage.sqlite.step import Step
 
 _SETTING = query("tune", "setting")
+_QUEUE_SETTINGS = query("tune", "queue_settings")
 _NONE = Settings()
 
 decode = msgspec.json.Decoder(Settings).decode
@@ -20,6 +21,15 @@ def setting(step: Step, kind: str, name: str) -> Settings:
         row = step.one(_SETTING, (kind, name))
         known = step.settings[kind, name] = _NONE if row is None else decode(row[0])
     return known
+
+
+def queue_settings(step: Step, listed: str) -> dict[str, Settings]:
+    """Return the settings in force of those of many queues, given as a list of JSON, that have any."""
+    told: dict[str, Settings] = {}
+    for name, body in step.all(_QUEUE_SETTINGS, (listed,)):
+        known = step.settings.get(("queue", name))
+        told[name] = step.settings["queue", name] = decode(body) if known is None else known
+    return told
 
 
 def recorded(step: Step, queue: str, event: OnRequest) -> bool:

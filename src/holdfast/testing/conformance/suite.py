@@ -1,5 +1,6 @@
 """All parts of the suite in one class."""
 
+from holdfast.testing.conformance.breadth import BreadthConformance
 from holdfast.testing.conformance.collecting import CollectConformance
 from holdfast.testing.conformance.corners import CornersConformance
 from holdfast.testing.conformance.crashes import CrashesConformance
@@ -28,6 +29,7 @@ from holdfast.testing.conformance.tune import TuneConformance
 class StorageConformance(
     EnqueueConformance,
     ClaimConformance,
+    BreadthConformance,
     SettleConformance,
     RenewConformance,
     SweepConformance,

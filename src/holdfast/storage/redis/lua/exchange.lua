@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- requires: settling, flow, plain, work, purse
+-- requires: settling, flow, plain, work, purse, lookout
 -- exchange: apply each settlement whose run is the current one, then claim what is ordered.
 --
 -- Request: {owner = {id, name, host, pid}, settlements, settling, queues, room, place}. `settling`: how many these are. `place`: how far the claim has got by the calls
@@ -104,80 +104,133 @@ local function start(queue, ids, leases)
   return 1
 end
 
--- Claim from the queues; return what was won, and where to go on if there was no time for the rest.
-local function claim(queues, room, place)
-  local leases, from, promoted, looked = {}, place[1], place[2], place[3]
-  -- Of each lease there are three things.
-  room = 3 * min(room, CLAIM_LIMIT)
-  for number = from, #queues do
-    local queue = queues[number]
+local NEVER = math.huge
+
+-- What a claim has come to.
+local leases, looked, room = {}, 0, 0
+
+local function has_room()
+  return #leases < room and looked < SCAN_LIMIT
+end
+
+-- Let those of a queue come into line whose time has come, so many at most; return how many were looked at, and whether
+-- there was time for no more of them.
+local function promote(queue, most)
+  local affords = Purse.affords(PROMOTING, most)
+  local due = Flow.promote_due(queue, affords)
+  Purse.pay(PROMOTING * due)
+  return due, due == affords and due < most
+end
+
+-- Claim from a queue; return whether there was no time for the rest.
+local function claim_from(queue)
+  while has_room() and Rates.queue_opens_at(queue) <= NOW do
     if Purse.is_empty() then
-      return leases, { number, promoted, looked }
+      return true
     end
-    if not Settings.queue_paused(queue) then
-      local ready = key('ready', queue)
-      local may_promote = PROMOTE_LIMIT - promoted
-      local affords = Purse.affords(PROMOTING, may_promote)
-      local due = Flow.promote_due(queue, affords)
-      Purse.pay(PROMOTING * due)
-      promoted = promoted + due
-      if due == affords and due < may_promote then
-        return leases, { number, promoted, looked }
+    local may_start = min((room - #leases) / 3, SCAN_LIMIT - looked)
+    local most = Plain.in_queue(queue) and Purse.affords(Plain.STARTING, may_start) or 1
+    local ids = first_of(key('ready', queue), most)
+    if #ids == 0 then
+      return false
+    end
+    looked = looked + start(queue, ids, leases)
+    Work.let_in()
+  end
+  return false
+end
+
+-- Claim from those of the queues that have anything, in their order. Return the numbers of those that were visited, the
+-- first one that anybody may stand in line of, and where to go on if there was no time for the rest.
+local function claim(queues, place, dues, opening)
+  local visited, lined, promoted = {}, 0, place[2]
+  looked = place[3]
+  for number = place[1], #queues do
+    local queue = queues[number]
+    if lined < number and has_room() then
+      lined = Lookout.first_with('ready', queues, number) or NEVER
+    end
+    local is_due, opens = (dues[number] or NEVER) <= NOW, (opening[number] or NEVER) <= NOW
+    if (is_due or opens or number == lined) and not Settings.queue_paused(queue) then
+      if Purse.is_empty() then
+        return visited, 1, { number, promoted, looked }
       end
-      if Rates.queue_opens_at(queue) <= NOW then
+      visited[#visited + 1] = number
+      if is_due then
+        local due, in_vain = promote(queue, PROMOTE_LIMIT - promoted)
+        promoted = promoted + due
+        if in_vain then
+          return visited, 1, { number, promoted, looked }
+        end
+      end
+      if opens and Rates.queue_opens_at(queue) <= NOW then
         Parking.open_up(queue)
       end
       Work.let_in()
-      while #leases < room and looked < SCAN_LIMIT and Rates.queue_opens_at(queue) <= NOW do
-        if Purse.is_empty() then
-          return leases, { number, promoted, looked }
-        end
-        local may_start = min((room - #leases) / 3, SCAN_LIMIT - looked)
-        local ids = first_of(ready, Plain.in_queue(queue) and Purse.affords(Plain.STARTING, may_start) or 1)
-        if #ids == 0 then
-          break
-        end
-        looked = looked + start(queue, ids, leases)
-        Work.let_in()
+      if claim_from(queue) then
+        return visited, 1, { number, promoted, looked }
       end
     end
     promoted = 0
   end
-  return leases, nil
+  return visited, place[1] == 1 and max(1, min(visited[1] or lined, lined)) or 1, nil
 end
 
--- Whether a queue has a job that could be claimed, and when time alone gives it another.
-local function glance(queue)
-  local opens_at = Rates.queue_opens_at(queue)
-  local due = head_of(key('delayed', queue))
-  local opening = head_of(key('opening', queue))
-  if opening then
-    -- Nobody is let in line by a rate of his own before the queue's own lets him start.
-    opening = max(opening, opens_at)
-    due = due and min(due, opening) or opening
+-- Whether jobs that could be claimed were left in any of the queues, as 0 or 1, and when time alone gives another.
+local function glance(queues, told, dues, opening, visited, first)
+  local shut, next_due = {}, Lookout.next_due(queues, dues)
+  local function comes(instant)
+    next_due = min(instant, next_due or instant)
   end
-  local ready = call('EXISTS', key('ready', queue)) == 1
-  if ready and opens_at > NOW then
-    ready = false
-    due = due and min(due, opens_at) or opens_at
+  for _, number in ipairs(told) do
+    local queue = queues[number]
+    local opens_at = Rates.queue_opens_at(queue)
+    shut[number] = opens_at > NOW or Settings.queue_paused(queue)
+    if opens_at > NOW and not Settings.queue_paused(queue) and call('EXISTS', key('ready', queue)) == 1 then
+      comes(opens_at)
+    end
   end
-  return ready, due
+  local now_opening = {}
+  for _, number in ipairs(visited) do
+    -- Somebody may have been parked there by this very claim, or let in.
+    now_opening[queues[number]] = head_of(key('opening', queues[number])) or NEVER
+  end
+  for number, opens in pairs(opening) do
+    now_opening[queues[number]] = now_opening[queues[number]] or opens
+  end
+  for queue, opens in pairs(now_opening) do
+    if opens < NEVER and not Settings.queue_paused(queue) then
+      -- Nobody is let in line by a rate of his own before the queue's own lets him start.
+      comes(max(opens, Rates.queue_opens_at(queue)))
+    end
+  end
+  local lined = Lookout.first_with('ready', queues, first)
+  while lined and shut[lined] do
+    lined = Lookout.first_with('ready', queues, lined + 1)
+  end
+  return lined and 1 or 0, next_due
+end
+
+-- Claim what is ordered; return what to answer of it.
+local function take(queues)
+  room = 3 * min(ASKED.room, CLAIM_LIMIT)
+  local told = Settings.fetch('queue', queues)
+  local dues, opening = Lookout.coming(queues)
+  local visited, first, place = claim(queues, ASKED.place, dues, opening)
+  if place then
+    return 0, nil, place
+  end
+  return glance(queues, told, dues, opening, visited, first)
 end
 
 return Work.carry_out(function()
   local verdicts = settle_all(ASKED.settlements)
   Work.let_in()
-  local leases, left, next_due = {}, 0, nil
-  local place = #verdicts < ASKED.settling and ASKED.place or nil
-  if ASKED.room and not place then
-    leases, place = claim(ASKED.queues, ASKED.room, ASKED.place)
-    for _, queue in ipairs(ASKED.queues) do
-      if not Settings.queue_paused(queue) then
-        local ready, due = glance(queue)
-        left = ready and 1 or left
-        next_due = due and min(due, next_due or due) or next_due
-      end
-    end
+  local left, next_due, place = 0, nil, nil
+  if #verdicts < ASKED.settling then
+    place = ASKED.place
+  elseif ASKED.room then
+    left, next_due, place = take(ASKED.queues)
   end
   local next_in = next_due and max(0, next_due - NOW) or false
   return { all_done and #verdicts or verdicts, leases, left, next_in, place or false }

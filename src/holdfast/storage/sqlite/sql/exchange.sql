@@ -257,6 +257,46 @@ UPDATE job
 -- Parameters: seq, the number of the newest run to forget.
 DELETE FROM run WHERE seq = ? AND number <= ?;
 
+-- name: coming
+-- Returns of each of many queues that has any when the next delayed job falls due, and when the first rate opens that
+-- anybody is parked under; all at once, and at once where no queue at all has any. Parameters: queues (a list).
+SELECT queue, falls_due, opening
+  FROM (
+       SELECT asked.value AS queue,
+              (
+              SELECT min(run_at)
+                FROM job INDEXED BY job_delayed
+               WHERE queue = asked.value
+                 AND state = 'delayed'
+              ) AS falls_due,
+              (
+              SELECT min(opens_at)
+                FROM rate INDEXED BY rate_opening
+               WHERE queue = asked.value
+                 AND opens_at IS NOT NULL
+              ) AS opening
+         FROM json_each(?) AS asked
+        WHERE EXISTS (SELECT 1 FROM job INDEXED BY job_delayed WHERE state = 'delayed')
+           OR EXISTS (SELECT 1 FROM rate INDEXED BY rate_opening WHERE opens_at IS NOT NULL)
+ )
+ WHERE falls_due IS NOT NULL
+    OR opening IS NOT NULL;
+
+-- name: in_line
+-- Returns the number of the first of many queues, from one on, that has a job in line. A list is gone through in its
+-- order, and no further than that. Parameters: queues (a list), the number to begin with.
+SELECT key
+  FROM json_each(?) AS asked
+ WHERE key >= ?
+   AND EXISTS (
+              SELECT 1
+                FROM job INDEXED BY job_ready
+               WHERE queue = asked.value
+                 AND state = 'waiting'
+                 AND parked_under IS NULL
+       )
+ LIMIT 1;
+
 -- name: glance
 -- Returns whether a job of the queue is ready, when the next delayed one falls due, and when the first rate opens that
 -- anybody is parked under. Parameters: queue.

@@ -2,6 +2,8 @@
 -- Settings: what queues, tasks and workers are told, each a msgpack map of Settings' fields.
 local Settings = {}
 
+local NOTHING = {}
+
 local known = { queue = {}, task = {}, worker = {} }
 
 -- What a target is told: an empty table if nothing.
@@ -9,8 +11,31 @@ function Settings.of(kind, name)
   local told = known[kind][name]
   if not told then
     local body = call('HGET', key('settings'), pair(kind, name))
-    told = body and cmsgpack.unpack(body) or {}
+    told = body and cmsgpack.unpack(body) or NOTHING
     known[kind][name] = told
+  end
+  return told
+end
+
+-- Look up what many of a kind are told, by one command; return the numbers of those that are told anything.
+function Settings.fetch(kind, names)
+  local told = {}
+  if #names > 1 and call('EXISTS', key('settings')) == 0 then
+    for _, name in ipairs(names) do
+      known[kind][name] = NOTHING
+    end
+    return told
+  end
+  for from = 1, #names, 1000 do
+    local fields = {}
+    for number = from, min(from + 999, #names) do
+      fields[#fields + 1] = pair(kind, names[number])
+    end
+    for at, body in ipairs(call('HMGET', key('settings'), unpack(fields))) do
+      local number = from + at - 1
+      known[kind][names[number]] = body and cmsgpack.unpack(body) or NOTHING
+      told[#told + 1] = body and number or nil
+    end
   end
   return told
 end

@@ -1,0 +1,100 @@
+-- requires: cell, settings
+-- Which of many queues have anything for a claim, asked of all of them by a few commands: to look into each would make a
+-- claim the dearer, the more queues a worker serves. There is no record of its own of that which could be wrong.
+local Lookout = {}
+
+-- So many names one command is called with at most.
+local AT_ONCE = 1000
+
+local keys_of = {}
+
+local function keys(kind, queues)
+  local known = keys_of[kind]
+  if not known then
+    known = {}
+    for number, queue in ipairs(queues) do
+      known[number] = key(kind, queue)
+    end
+    keys_of[kind] = known
+  end
+  return known
+end
+
+-- The number of the first of the queues, from one on, that have a key of a kind; nil if none has.
+--
+-- Looked for in ever longer stretches, then in the halves of the one that has any: where most have it, the first stretch
+-- will do, and where hardly any has, few commands ask about many. All calls must be of the same queues.
+function Lookout.first_with(kind, queues, from)
+  local names, stretch = keys(kind, queues), 1
+  while from <= #names do
+    local to = min(from + stretch - 1, #names)
+    if call('EXISTS', unpack(names, from, to)) > 0 then
+      while from < to do
+        local middle = floor((from + to) / 2)
+        if call('EXISTS', unpack(names, from, middle)) > 0 then
+          to = middle
+        else
+          from = middle + 1
+        end
+      end
+      return from
+    end
+    from, stretch = to + 1, min(2 * stretch, AT_ONCE)
+  end
+  return nil
+end
+
+-- By the number of each queue that has delayed jobs an instant before which none of them is due; and by that of each in
+-- which jobs wait for a rate when the first opens.
+function Lookout.coming(queues)
+  local dues, opening = {}, {}
+  if call('EXISTS', key('dues'), key('places')) == 0 then
+    return dues, opening
+  end
+  for from = 1, #queues, AT_ONCE do
+    local instants = call('ZMSCORE', key('dues'), unpack(queues, from, min(from + AT_ONCE - 1, #queues)))
+    for at, instant in ipairs(instants) do
+      dues[from + at - 1] = tonumber(instant or '')
+    end
+  end
+  local number = Lookout.first_with('opening', queues, 1)
+  while number do
+    opening[number] = head_of(key('opening', queues[number]))
+    number = Lookout.first_with('opening', queues, number + 1)
+  end
+  return dues, opening
+end
+
+-- When the first delayed job of a queue is due, nil if there is none; noted where it is not the instant that is known.
+local function first_due(queue, known)
+  local due = head_of(key('delayed', queue))
+  if not due then
+    call('ZREM', key('dues'), queue)
+  elseif due ~= known then
+    call('ZADD', key('dues'), due, queue)
+  end
+  return due
+end
+
+-- The least instant at which a delayed job of one of these queues is due, or nil; `dues` as `coming` has told.
+function Lookout.next_due(queues, dues)
+  local least, bounds = nil, {}
+  for number, instant in pairs(dues) do
+    bounds[number] = not Settings.queue_paused(queues[number]) and instant or nil
+  end
+  while true do
+    local next_number, bound = nil, least or math.huge
+    for number, instant in pairs(bounds) do
+      if instant < bound then
+        next_number, bound = number, instant
+      end
+    end
+    if not next_number then
+      return least
+    end
+    bounds[next_number] = nil
+    local due = first_due(queues[next_number], bound)
+    least = due and min(due, least or due) or least
+  end
+end
+

@@ -1,0 +1,111 @@
+"""What a claim over many queues costs on Redis: few more commands than over one, whatever the others hold."""
+
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+
+from holdfast.clock import SECOND
+from holdfast.core.job import NewJob, Ref
+from holdfast.storage.protocol import Bid, Cancel, Delete, Order, Settings, Storage, Target
+from holdfast.storage.redis.address import read
+from holdfast.storage.redis.storage import RedisStorage
+from holdfast.testing import ManualClock
+from holdfast.testing.conformance.material import ALICE, new_job
+from tests.redis_books import troubles
+from tests.servers import client_of, command
+
+pytestmark = pytest.mark.redis
+
+QUEUES = tuple(f"queue-{number}" for number in range(200))
+
+A_SEARCH = 17
+"""How many commands it takes at most to find the first of 200 queues that has anything: eight to find where it is among
+ever more of them, seven to halve that, and two for the rest."""
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+async def storage(redis_url: str, clock: ManualClock) -> AsyncIterator[Storage]:
+    storage = RedisStorage(read(redis_url), clock=clock)
+    await storage.open()
+    yield storage
+    with client_of(redis_url.partition("?")[0]) as client:
+        assert troubles(client, read(redis_url).bases[0]) == []
+    await storage.close()
+
+
+async def commands(url: str, storage: Storage, queues: Sequence[str], *, room: int) -> int:
+    """Return how many commands a claim calls."""
+    with client_of(url.partition("?")[0]) as client:
+        command(client, "CONFIG", "RESETSTAT")
+        await storage.exchange(ALICE, (), Order(tuple(queues), room))
+        told: dict[str, dict[str, int]] = command(client, "INFO", "commandstats")
+    return sum(stats["calls"] for name, stats in told.items() if name.partition("_")[2] not in ("evalsha", "info"))
+
+
+@pytest.mark.parametrize("filled", [1, 2, 57, 128, 200])
+async def test_queues_without_any_jobs_cost_a_claim_no_more_than_to_be_passed(
+    redis_url: str, storage: Storage, filled: int
+) -> None:
+    await storage.enqueue([new_job(f"{number}", queue=QUEUES[filled - 1]) for number in range(20)])
+    alone = await commands(redis_url, storage, QUEUES[filled - 1 : filled], room=3)
+    among_all = await commands(redis_url, storage, QUEUES, room=3)
+
+    assert among_all <= alone + A_SEARCH
+
+
+async def test_queues_for_whose_jobs_there_is_no_room_cost_nothing(redis_url: str, storage: Storage) -> None:
+    await storage.enqueue([new_job(f"{number}", queue=queue) for queue in QUEUES for number in range(5)])
+    alone = await commands(redis_url, storage, QUEUES[:1], room=2)
+    among_all = await commands(redis_url, storage, QUEUES, room=2)
+
+    assert among_all <= alone + 2
+
+
+async def test_queues_whose_jobs_are_not_due_cost_a_claim_nothing(
+    redis_url: str, storage: Storage, clock: ManualClock
+) -> None:
+    late: list[NewJob] = [new_job("late", queue=queue, delay=3600 * SECOND) for queue in QUEUES]
+    await storage.enqueue([*late, *(new_job(f"{number}", queue=QUEUES[0]) for number in range(20))])
+    await storage.tune(Target("queue", QUEUES[100]), Settings(paused=True))
+    alone = await commands(redis_url, storage, QUEUES[:1], room=2)
+    among_all = await commands(redis_url, storage, QUEUES, room=2)
+
+    # None of them has anybody who waits for a rate, which takes as long to see as that nobody stands in line.
+    assert among_all <= alone + A_SEARCH
+
+
+async def test_an_instant_that_nobody_waits_for_is_looked_into_once(
+    redis_url: str, storage: Storage, clock: ManualClock
+) -> None:
+    await storage.enqueue([new_job("soon", queue=queue, delay=SECOND) for queue in QUEUES])
+    await storage.enqueue([new_job("late", queue=QUEUES[7], delay=9 * SECOND)])
+    await storage.revise([Delete(Ref(queue, "soon")) for queue in QUEUES[:100]])
+    await storage.revise([Cancel(Ref(queue, "soon")) for queue in QUEUES[100:]])
+    at_first = await commands(redis_url, storage, QUEUES, room=2)
+    then = await commands(redis_url, storage, QUEUES, room=2)
+
+    assert at_first > 200
+    assert then <= 3 * A_SEARCH
+
+    clock.advance(9)
+    answer = await storage.exchange(ALICE, (), Order(QUEUES, 2))
+
+    assert [lease.ref.id for lease in answer.leases] == ["late"]
+
+
+async def test_what_a_claim_has_let_come_into_line_is_due_no_more(
+    redis_url: str, storage: Storage, clock: ManualClock
+) -> None:
+    await storage.enqueue([new_job(f"{n}", queue=queue, delay=SECOND) for queue in QUEUES[:50] for n in range(2)])
+    clock.advance(1)
+    at_first = await commands(redis_url, storage, QUEUES, room=1)
+    then = await commands(redis_url, storage, QUEUES, room=1)
+    await storage.sweep(Bid(ALICE, None))
+
+    assert at_first > 50
+    assert then <= 3 * A_SEARCH

@@ -1,0 +1,63 @@
+"""What a claim over many queues costs on SQLite: as many statements as a claim over few."""
+
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from holdfast.clock import SECOND
+from holdfast.core.job import NewJob
+from holdfast.storage.protocol import Order
+from holdfast.storage.sqlite import SQLiteStorage, flow
+from holdfast.storage.sqlite.step import Step
+from holdfast.testing import ManualClock
+from tests.storage.worlds import job, owner
+
+pytestmark = pytest.mark.thorough
+
+ME = owner(name="me")
+QUEUES = tuple(f"queue-{number}" for number in range(200))
+
+
+async def statements(path: Path, jobs: Sequence[NewJob], *, room: int, few: int) -> tuple[int, int]:
+    """Return how many statements a claim takes over the first few of the queues, and one over all of them."""
+    clock = ManualClock()
+    storage = SQLiteStorage(path, clock=clock)
+    await storage.enqueue(jobs)
+    await storage.close()
+    clock.advance(1)
+    connection = sqlite3.connect(path, isolation_level=None)
+    counts: list[int] = []
+    for queues in (QUEUES[:few], QUEUES):
+        seen: list[str] = []
+        connection.execute("BEGIN")
+        step = Step(connection)
+        step.now = clock.now()
+        connection.set_trace_callback(seen.append)
+        flow.exchange(step, ME, [], Order(queues, room))
+        connection.set_trace_callback(None)
+        connection.execute("ROLLBACK")
+        counts.append(len(seen))
+    connection.close()
+    return counts[0], counts[1]
+
+
+async def test_queues_without_any_jobs_cost_a_claim_no_statement(tmp_path: Path) -> None:
+    few, many = await statements(tmp_path / "jobs.db", [job("a", QUEUES[0])], room=5, few=2)
+
+    assert many == few
+
+
+async def test_queues_for_whose_jobs_there_is_no_room_cost_none(tmp_path: Path) -> None:
+    jobs = [job(f"{number}", queue) for queue in QUEUES for number in range(6)]
+    few, many = await statements(tmp_path / "jobs.db", jobs, room=5, few=2)
+
+    assert many == few
+
+
+async def test_queues_whose_jobs_are_not_due_cost_none(tmp_path: Path) -> None:
+    jobs = [job("late", queue, delay=3600 * SECOND) for queue in QUEUES]
+    few, many = await statements(tmp_path / "jobs.db", [*jobs, job("a", QUEUES[0])], room=5, few=2)
+
+    assert many == few
