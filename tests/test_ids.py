@@ -1,9 +1,10 @@
 """Job ids: of the form that everybody knows, in the order they were made, and no two alike."""
 
+import os
 from random import Random
 from uuid import RFC_4122, UUID
 
-from holdfast.clock import SystemClock
+from holdfast.clock import SystemClock, entropy
 from holdfast.ids import JobIds
 from holdfast.testing.clock import ManualClock
 
@@ -30,3 +31,22 @@ def test_an_id_tells_its_millisecond_and_goes_on_when_the_clock_stands_still_or_
     assert UUID(made[-1]).int >> 80 == at + 1
     assert made == sorted(made)
     assert ids.make() > made[-1]
+
+
+def test_a_child_process_has_none_of_its_parents_chance() -> None:
+    rng = entropy()
+    # From here on more is at hand than was asked for.
+    rng.randbytes(8)
+    heard, told = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.write(told, b"".join(rng.randbytes(8) for _ in range(200)))
+        os._exit(0)
+    mine = [rng.randbytes(8) for _ in range(200)]
+    os.waitpid(pid, 0)
+    its = os.read(heard, 1600)
+    os.close(heard)
+    os.close(told)
+
+    assert len(its) == 1600
+    assert len({*mine, *(its[at : at + 8] for at in range(0, 1600, 8))}) == 400

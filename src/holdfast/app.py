@@ -235,7 +235,7 @@ class Holdfast(Definer):
             StorageError: they may have been remembered or not. The error's `job_ids` has the ids: enqueueing the same
                 calls again makes no second jobs.
         """
-        return await self.submit(_calls(calls))
+        return await self.submit_many(_calls(calls))
 
     def enqueue_many_sync(self, calls: Iterable[Call[R]]) -> list[Job[R]]:
         """Do as `enqueue_many`, for callers without a running loop."""
@@ -257,27 +257,30 @@ class Holdfast(Definer):
         where = default if queue is None else named(queue, field="queue")
         return Job(Ref(where, named(job_id, field="id")), self.access(None if task is None else task.signature))
 
-    async def submit(self, calls: list[Call[Any]]) -> list[Job[Any]]:
-        """Enqueue calls in one trip; what every `enqueue` comes down to. One alone may share it with other callers."""
-        if not calls:
-            return []
+    async def submit(self, call: Call[R]) -> Job[R]:
+        """Enqueue a call, in a trip that it may share with other callers; what every `enqueue` comes down to."""
         storage = await self.opened()
         try:
-            if len(calls) == 1:
-                receipts = [await self._trips.enqueue(storage, calls[0].job)]
-            else:
-                receipts = await storage.enqueue([call.job for call in calls])
+            receipt = await self._trips.enqueue(storage, call.job)
+        except StorageError as error:
+            raise _with_ids(error, [call]) from error.__cause__
+        return self._handle(call, receipt)
+
+    async def submit_many(self, calls: list[Call[R]]) -> list[Job[R]]:
+        """Enqueue calls in one trip. One alone may share it with other callers."""
+        if len(calls) < 2:
+            return [await self.submit(call) for call in calls]
+        storage = await self.opened()
+        try:
+            receipts = await storage.enqueue([call.job for call in calls])
         except StorageError as error:
             raise _with_ids(error, calls) from error.__cause__
-        return [
-            Job(
-                receipt.ref,
-                self.access(call.task.signature),
-                made=receipt.made,
-                refusal=refusal(receipt, call.job, skipped=call.skips) if receipt.made == "throttled" else None,
-            )
-            for call, receipt in zip(calls, receipts, strict=True)
-        ]
+        return [self._handle(call, receipt) for call, receipt in zip(calls, receipts, strict=True)]
+
+    def _handle(self, call: Call[R], receipt: Receipt) -> Job[R]:
+        made = receipt.made
+        refused = refusal(receipt, call.job, skipped=call.skips) if made == "throttled" else None
+        return Job(receipt.ref, self.access(call.task.signature), made=made, refusal=refused)
 
     async def submit_and_wait(self, call: Call[R], wait: timedelta) -> R:
         """Enqueue a call and wait for its result; what every `enqueue_and_wait` comes down to."""
@@ -285,7 +288,7 @@ class Holdfast(Definer):
         job_id = call.job.id
         try:
             async with asyncio.timeout(limit):
-                (job,) = await self.submit([call])
+                job = await self.submit(call)
                 job_id = call.heeded(job).id
                 try:
                     value: R = await job.result()
@@ -573,7 +576,7 @@ def _calls(given: Iterable[Call[Any]]) -> list[Call[Any]]:
     return calls
 
 
-def _with_ids(error: StorageError, calls: list[Call[Any]]) -> StorageError:
+def _with_ids(error: StorageError, calls: Sequence[Call[Any]]) -> StorageError:
     """Return the error of an enqueue with the ids of its jobs; a copy, for the storage may tell it to others, too."""
     told = copy.copy(error).with_traceback(error.__traceback__)
     told.job_ids = tuple(call.job.id for call in calls)

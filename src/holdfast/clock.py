@@ -4,9 +4,11 @@ Two readings, never mixed: `now` is an instant and belongs in a record, `uptime`
 else. Everything that waits does so through the running event loop, so a loop with virtual time moves all of it.
 """
 
+import os
 import random
+import struct
 import time
-from typing import Protocol
+from typing import Protocol, cast
 
 SECOND = 1_000_000
 """One second in microseconds, the unit of every instant and duration in a record."""
@@ -40,6 +42,30 @@ class SystemClock:
 _UPTIME: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
+class _Entropy(random.SystemRandom):
+    """The machine's entropy, of which the words that ids are made of are fetched by the block."""
+
+    def randbytes(self, n: int) -> bytes:
+        """Return random bytes."""
+        if n != _WORD:
+            return super().randbytes(n)
+        try:
+            return _words.pop()
+        except IndexError:
+            first, *more = struct.unpack(_BLOCK, os.urandom(struct.calcsize(_BLOCK)))
+            _words.extend(more)
+            return cast("bytes", first)
+
+
+_WORD = 8
+_BLOCK = "8s" * 64
+
+_words: list[bytes] = []
+"""Those that nobody has taken yet. Any thread may take one; a child of this process may have none of them."""
+
+os.register_at_fork(after_in_child=_words.clear)
+
+
 def entropy() -> random.Random:
     """Return a source of chance that two processes never share, not even after a fork."""
-    return random.SystemRandom()
+    return _Entropy()

@@ -62,6 +62,8 @@ class Access:
 class Job(Generic[R_co]):
     """One job, whose result is of the task's return type."""
 
+    __slots__ = ("__weakref__", "_access", "_ref", "made", "refusal")
+
     def __init__(
         self, ref: Ref, access: Access, *, made: Made = "created", refusal: ThrottledError | None = None
     ) -> None:

@@ -27,9 +27,11 @@ class JobIds:
     def make(self) -> str:
         """Return the next id."""
         now = self._clock.now()
-        ticks = (now // 1000) << 12 | (now % 1000) * 4096 // 1000
+        ticks = (now << 12) // 1000
         with self._lock:
-            ticks = self._last = max(ticks, self._last + 1)
+            if ticks <= self._last:
+                ticks = self._last + 1
+            self._last = ticks
         millisecond, begins = self._instant
         if ticks >> 12 != millisecond:
             millisecond = ticks >> 12

@@ -73,8 +73,8 @@ class Registry(Protocol):
         """Return what says of a call's encoded arguments which they are."""
         ...
 
-    async def submit(self, calls: "list[Call[Any]]") -> list[Job[Any]]:
-        """Enqueue calls in one trip."""
+    async def submit(self, call: "Call[R]") -> Job[R]:
+        """Enqueue a call."""
         ...
 
     async def submit_and_wait(self, call: "Call[R]", wait: timedelta) -> R:
@@ -147,7 +147,7 @@ class Bound(Generic[P, R]):
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Do as `Task.enqueue`, with these options."""
         call = self.call(*args, **kwargs)
-        return call.heeded((await self._task.standing.app.submit([call]))[0])
+        return call.heeded(await self._task.standing.app.submit(call))
 
     def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Do as `Task.enqueue_sync`, with these options."""

@@ -1,7 +1,10 @@
 """What goes to a cell and comes back has every field of the core's records: none is left behind on the way."""
 
+import msgspec
+
 from holdfast.core.job import JobRecord, NewJob
-from holdfast.storage.redis.records import PLACED, Fixed, Rare, Wish
+from holdfast.storage.redis.flow import ask_enqueue
+from holdfast.storage.redis.records import PLACED, Fixed, Rare, Wish, bare, fixed_of
 from tests.redis_records import COUNTED, FENCES, IN_HEAD, IN_RUN, RARE
 
 SPREAD = {"lease", "max_stalls", "start_grace", "renewed", "pinned", "on_expire"}
@@ -29,3 +32,35 @@ def test_a_kept_record_has_every_field_of_a_job() -> None:
 def test_those_who_look_from_outside_know_the_same_fields() -> None:
     assert {*IN_HEAD, *COUNTED, *FENCES, *IN_RUN, "state"} == {*PLACED, *OWN}
     assert set(Rare.__struct_fields__) == RARE
+
+
+def test_calls_of_one_task_that_differ_are_each_told_as_they_are() -> None:
+    told = [
+        NewJob(queue="q", id=f"{number}", task="t", payload=b"", priority=number % 2, headers={"n": f"{number % 3}"})
+        for number in range(12)
+    ]
+    read = [msgspec.msgpack.decode(fixed_of(bare(job)) or b"", type=Fixed) for job in told]
+
+    assert [fixed.priority for fixed in read] == [job.priority for job in told]
+    assert [fixed.headers for fixed in read] == [f'{{"n":"{number % 3}"}}' for number in range(12)]
+
+
+def test_jobs_in_a_row_that_differ_in_ids_and_payloads_only_go_as_one_group() -> None:
+    def job(number: int, *, queue: str = "q", timeout: int | None = None, delay: int = 0) -> NewJob:
+        return NewJob(queue=queue, id=f"{number}", task="t", payload=b"%d" % number, timeout=timeout, delay=delay)
+
+    asked, *blobs = ask_enqueue(
+        [job(1), job(2), job(3, queue="r"), job(4, timeout=5), job(5, timeout=5), job(6, delay=1), job(7)]
+    )
+    told = msgspec.msgpack.decode(asked)
+
+    assert told["jobs"] == 7
+    assert [call.get("ids") or [call["id"]] for call in told["calls"]] == [
+        ["1", "2"],
+        ["3"],
+        ["4", "5"],
+        ["6"],
+        ["7"],
+    ]
+    assert [call.get("first", call.get("payload")) for call in told["calls"]] == [4, 7, 9, 11, 13]
+    assert [blobs[place - 3] for place in (4, 5, 7, 9, 10, 11, 13)] == [b"%d" % number for number in range(1, 8)]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.exceptions import InvalidResponse, RedisError, ResponseError
 
-from holdfast.storage.redis.resp import INCOMPLETE, PlainReader, Reader, Reply, packed, reader
+from holdfast.storage.redis.resp import INCOMPLETE, PlainReader, Reader, Reply, packed, plainly_packed, reader
 
 READERS = [reader, PlainReader]
 """Where hiredis is installed, as in these tests, the first is that."""
@@ -90,3 +90,8 @@ def test_commands_are_packed_as_words_with_their_lengths_in_bytes() -> None:
     assert packed([("SET", b"\x00\xff", 7), ("ECHO", "grün")]) == (
         b"*3\r\n$3\r\nSET\r\n$2\r\n\x00\xff\r\n$1\r\n7\r\n*2\r\n$4\r\nECHO\r\n$5\r\ngr\xc3\xbcn\r\n"
     )
+
+
+@given(st.lists(st.binary() | st.text(st.characters(codec="utf-8")) | st.integers(), min_size=1))
+def test_a_command_is_the_same_with_hiredis_and_without(words: list[bytes | str | int]) -> None:
+    assert packed([words, ("PING",)]) == plainly_packed(words) + plainly_packed(("PING",))

@@ -204,7 +204,7 @@ class World:
         """Enqueue a call, again and again until there is an answer; return the job that it was answered with."""
         while True:
             try:
-                (job,) = await app.submit([call])
+                job = await app.submit(call)
             except StorageError:
                 await asyncio.sleep(rng.random())
             else:

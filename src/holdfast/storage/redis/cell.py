@@ -1,6 +1,6 @@
 """One cell: everything that lies under one hash tag, and each verb on it as one call of a script."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from heapq import merge
 from itertools import islice
 from operator import itemgetter
@@ -330,9 +330,9 @@ class Cell:
     ) -> Told:
         return answer_events(await self._call("events", ask_events(after, limit, reader=reader, ref=ref)))
 
-    async def _call(self, name: str, arguments: Sequence[bytes], *, durable: bool = False) -> Any:
+    def _call(self, name: str, arguments: Sequence[bytes], *, durable: bool = False) -> Awaitable[Any]:
         now = "" if self._clock is None else self._clock.now()
-        return await self._caller.call(verb(name), self.base, now, *arguments, durable=durable)
+        return self._caller.call(verb(name), self.base, now, *arguments, durable=durable)
 
 
 def weight(leases: Iterable[Lease]) -> int:

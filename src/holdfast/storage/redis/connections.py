@@ -281,18 +281,6 @@ class _Home:
         self, place: Place, commands: Sequence[Command], *, load: Sequence[Script] = (), durable: bool = False
     ) -> list[Reply]:
         """Send commands in one trip, scripts before them; `durable`: one more reply, that of a replica."""
-        try:
-            return await self._asked(place, commands, load, durable)
-        except (RedisError, OSError):
-            # What has cut one connection, or made it silent, has not spared those that are idle; each of them would be
-            # found out by a call that waits for its answer in vain.
-            self._retire(place)
-            self._trouble(place)
-            raise
-
-    async def _asked(
-        self, place: Place, commands: Sequence[Command], load: Sequence[Script], durable: bool
-    ) -> list[Reply]:
         sent = [*(("SCRIPT", "LOAD", script.text) for script in load), *commands] if load else commands
         now = asyncio.get_running_loop().time()
         in_memory = durable and now < self._in_memory.get(place, 0.0)
@@ -300,8 +288,8 @@ class _Home:
         pool = self._pools.get(place)
         if pool is None:
             pool = self._pools[place] = _Pool()
-        link = await self._borrowed(place, pool, ANSWERING + more)
         try:
+            link = await self._borrowed(place, pool, ANSWERING + more)
             self._watch.begin(place, link, now, more)
             try:
                 if not durable:
@@ -312,13 +300,19 @@ class _Home:
                     replies = await link.ask(sent, len(sent))
                     replies.append(await self._on_disk(place, link))
                 return _unloaded(replies, len(load))
+            except BaseException:
+                link.retired = True
+                raise
             finally:
                 self._watch.end(link)
-        except BaseException:
-            link.retired = True
+                if not self._rests(pool, link):
+                    await self._put_away(pool, link)
+        except (RedisError, OSError):
+            # What has cut one connection, or made it silent, has not spared those that are idle; each of them would be
+            # found out by a call that waits for its answer in vain.
+            self._retire(place)
+            self._trouble(place)
             raise
-        finally:
-            await self._given_back(pool, link)
 
     async def _on_disk(self, place: Place, link: Link) -> Reply:
         """Ask whether what a connection has written is on the disks of the server and of a replica."""
@@ -454,7 +448,16 @@ class _Home:
                 pool.room.release()
                 raise
 
-    async def _given_back(self, pool: _Pool, link: Link) -> None:
+    def _rests(self, pool: _Pool, link: Link) -> bool:
+        """Give a connection back, if it is one to be used again and there are not too many."""
+        if link.retired or self._closed or len(pool.idle) >= KEPT:
+            return False
+        pool.idle.append(link)
+        pool.room.release()
+        return True
+
+    async def _put_away(self, pool: _Pool, link: Link) -> None:
+        """Give a connection back, whatever it is."""
         try:
             if link.retired:
                 await self._hang_up(link)
@@ -499,6 +502,8 @@ class _Home:
 
 class _Watched:
     """A call on its way: until when it has time, and when its connection is to be compared with another."""
+
+    __slots__ = ("compare_at", "flow", "latest", "patience", "place", "until")
 
     def __init__(self, place: Place, began: float, more: float, heard: int) -> None:
         self.place = place

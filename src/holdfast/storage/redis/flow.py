@@ -14,7 +14,7 @@ from holdfast.core.lease import Lease
 from holdfast.core.lifecycle import State
 from holdfast.core.settlement import Settlement
 from holdfast.storage.protocol import Exchanged, Order, Receipt, Verdict
-from holdfast.storage.redis.records import Parcel, Wish, error_text, kind_of, record, ref_of, ref_text, wish
+from holdfast.storage.redis.records import Parcel, Wish, bare, error_text, fixed_of, record, ref_of, ref_text, wish
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -105,24 +105,21 @@ def ask_enqueue(jobs: Sequence[NewJob]) -> list[bytes]:
     """Return the request to remember jobs: those in a row that have all but ids and payloads in common as one group."""
     parcel = Parcel()
     calls: list[Wish | Group] = []
-    for (queue, fixed, lease, timeout, boost), some in groupby(jobs, kind_of):
+    for like, some in groupby(jobs, bare):
+        fixed = fixed_of(like)
         if fixed is None:
             calls += [wish(job, parcel) for job in some]
         else:
             row = list(some)
-            place = parcel.put(fixed)
-            first = parcel.next
-            for job in row:
-                parcel.put(job.payload)
             calls.append(
                 Group(
-                    queue=queue,
-                    fixed=place,
-                    lease=lease,
-                    timeout=timeout,
+                    queue=like.queue,
+                    fixed=parcel.put(fixed),
+                    lease=like.stall.lease,
+                    timeout=like.timeout,
                     ids=[job.id for job in row],
-                    boost=boost,
-                    first=first,
+                    boost=like.boost,
+                    first=parcel.put(*[job.payload for job in row]),
                 )
             )
     return parcel.sealed(_Enqueue(calls, len(jobs)))

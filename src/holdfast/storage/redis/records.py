@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from holdfast.core.frames import framed
 from holdfast.core.job import (
@@ -53,10 +53,11 @@ class Parcel:
     def __init__(self) -> None:
         self._blobs: list[bytes] = []
 
-    def put(self, blob: bytes) -> int:
-        """Put bytes beside the request; return their place."""
-        self._blobs.append(blob)
-        return self._FIRST + len(self._blobs) - 1
+    def put(self, *blobs: bytes) -> int:
+        """Put bytes beside the request; return the place of the first."""
+        first = self._FIRST + len(self._blobs)
+        self._blobs += blobs
+        return first
 
     @property
     def next(self) -> int:
@@ -275,11 +276,32 @@ def wish(job: NewJob, parcel: Parcel) -> Wish:
     )
 
 
-def kind_of(job: NewJob) -> tuple[str, bytes | None, int, int | None, int]:
-    """Return what new jobs of one kind have in common: queue, what is fixed of them, lease, time-out and boost.
+def bare(job: NewJob) -> NewJob:
+    """Return a new job without what each has of its own: its id and its payload."""
+    return structs.replace(job, id="", payload=b"")
+
+
+def fixed_of(like: NewJob) -> bytes | None:
+    """Return what is fixed of all jobs that are like this one, as a script reads it.
 
     There is nothing fixed of one that is out of the ordinary, as parts/form.lua has it, or not to be run at once.
     """
+    # The next call is mostly one of the same task, from the same template.
+    known = _latest.get(like.task)
+    if known is None or known[0] != like:
+        if len(_latest) >= _TASKS:
+            _latest.clear()
+        known = _latest[like.task] = like, _fixed_anew(like)
+    return known[1]
+
+
+_TASKS = 1024
+
+_latest: dict[str, tuple[NewJob, bytes | None]] = {}
+"""The latest job of each task, bare, and what was fixed of it."""
+
+
+def _fixed_anew(job: NewJob) -> bytes | None:
     if (
         job.keys
         or job.rates
@@ -295,8 +317,8 @@ def kind_of(job: NewJob) -> tuple[str, bytes | None, int, int | None, int]:
         or job.run_at is not None
         or job.stall.start_grace
     ):
-        return job.queue, None, 0, None, 0
-    fixed = _encode(
+        return None
+    return _encode(
         Fixed(
             task=job.task,
             headers=_json(job.headers).decode() if job.headers else None,
@@ -313,7 +335,6 @@ def kind_of(job: NewJob) -> tuple[str, bytes | None, int, int | None, int]:
             parent=job.parent,
         )
     )
-    return job.queue, fixed, job.stall.lease, job.timeout, job.boost
 
 
 def made_of(body: bytes) -> int:

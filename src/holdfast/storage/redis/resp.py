@@ -114,10 +114,16 @@ def _number(text: bytes) -> int:
 
 def packed(commands: Iterable[Command]) -> bytes:
     """Return commands as a server reads them."""
-    parts: list[bytes] = []
-    for command in commands:
-        parts.append(b"*%d\r\n" % len(command))
-        for word in command:
-            raw = word if isinstance(word, bytes) else str(word).encode()
-            parts.append(b"$%d\r\n%b\r\n" % (len(raw), raw))
+    return b"".join(map(_pack, map(tuple, commands)))
+
+
+def plainly_packed(command: Command) -> bytes:
+    """Return a command as a server reads it, for where hiredis is not installed."""
+    parts = [b"*%d\r\n" % len(command)]
+    for word in command:
+        raw = word if isinstance(word, bytes) else str(word).encode()
+        parts.append(b"$%d\r\n%b\r\n" % (len(raw), raw))
     return b"".join(parts)
+
+
+_pack: Callable[[tuple[Word, ...]], bytes] = getattr(IN_C, "pack_command", plainly_packed)

@@ -92,13 +92,15 @@ class RedisStorage:
 
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
         """See `Storage.enqueue`."""
-        return await (await self._opened()).enqueue(jobs)
+        verbs = self._verbs if self._open and not self._closed else await self._opened()
+        return await verbs.enqueue(jobs)
 
     async def exchange(
         self, owner: Owner, settlements: Sequence[Settlement] = (), order: Order | None = None
     ) -> Exchanged:
         """See `Storage.exchange`."""
-        return await (await self._ready()).exchange(owner, settlements, order)
+        verbs = self._verbs if self._open else await self._ready()
+        return await verbs.exchange(owner, settlements, order)
 
     async def renew(self, beat: Beat) -> Pulse:
         """See `Storage.renew`."""
