@@ -50,8 +50,10 @@ class Signature:
         parameters = self._signature.parameters.values()
         self._kinds = [(parameter.name, parameter.kind) for parameter in parameters]
         self._names = tuple(parameter.name for parameter in parameters)
-        self._all_by_place = all(kind in BY_PLACE for _, kind in self._kinds)
-        self._always_whole = self._all_by_place and all(map(_required, parameters))
+        all_by_place = all(kind in BY_PLACE for _, kind in self._kinds)
+        self._always_whole = all_by_place and all(map(_required, parameters))
+        self._by_place = len(self._kinds) if all_by_place and not collects else None
+        """How many arguments a call has that gives each of them by its place."""
         hints = _hints(function if hasattr(function, "__wrapped__") else body_of(function))
         _none_annotated(hints, task)
         self._record = msgspec.defstruct(
@@ -296,11 +298,11 @@ class Signature:
             raise UsageError(f"task {self.task!r}: {name!r} is {shown(hints[name])}, and {remedy}")
 
     def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        if self.collects:
-            return {self._kinds[0][0]: [_ONE.bind(*args, **kwargs).arguments[ITEM]]}
-        if self._all_by_place and not kwargs and len(args) == len(self._kinds):
+        if len(args) == self._by_place and not kwargs:
             # The usual call, at a third of what `bind` takes.
             return dict(zip(self._names, args, strict=True))
+        if self.collects:
+            return {self._kinds[0][0]: [_ONE.bind(*args, **kwargs).arguments[ITEM]]}
         return self._signature.bind(*args, **kwargs).arguments
 
     @staticmethod

@@ -321,7 +321,8 @@ class Task(Generic[P, R]):
             StorageError: the job may have been remembered or not. The error's `job_ids` has its id: enqueueing again
                 with `options(id=...)` makes no second job.
         """
-        return await self._plain.enqueue(*args, **kwargs)
+        call = self._plain.call(*args, **kwargs)
+        return call.heeded(await self.standing.app.submit(call))
 
     def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Do as `enqueue`, for callers without a running loop."""

@@ -103,7 +103,16 @@ class Connections:
             StorageError: it refuses us, or the script has failed.
         """
         home = self._homes.there() or await self._home()
-        reply = await home.make_one(Call(script, base, args), durable=durable)
+        calls = (Call(script, base, args),)
+        place = home.routes.known(base)
+        if place is None:
+            replies = await home.make(calls, durable=durable)
+        else:
+            # As a rule nobody has to be asked where it is, and it is made at once.
+            replies = await home.make_at(place, calls, durable=durable)
+            if said(replies[0]) is not None:
+                replies = await home.make_again(calls, replies, durable=durable)
+        reply = replies[0]
         if isinstance(reply, BaseException):
             raise ours(reply, self.address.shown, script.name)
         return reply
@@ -247,22 +256,13 @@ class _Home:
         self._end = _until_the_loop_ends(self)
         await anext(self._end)
 
-    async def make_one(self, call: Call, *, durable: bool) -> Reply:
-        """Make one call; as `make`, of which it is the usual way."""
-        place = self.routes.known(call.base)
-        if place is None:
-            [reply] = await self.make((call,), durable=durable)
-            return reply
-        replies = await self._at(place, (call,), load=(), durable=durable)
-        return replies[0] if said(replies[0]) is None else (await self._again((call,), replies, durable))[0]
-
     async def make(self, calls: Sequence[Call], *, durable: bool) -> list[Reply]:
         """Make calls, again where that is safe; an error stands in the place of the reply."""
         replies: list[Reply] = [None] * len(calls)
         await self._try(calls, range(len(calls)), replies, (), durable)
-        return await self._again(calls, replies, durable)
+        return await self.make_again(calls, replies, durable=durable)
 
-    async def _again(self, calls: Sequence[Call], replies: list[Reply], durable: bool) -> list[Reply]:
+    async def make_again(self, calls: Sequence[Call], replies: list[Reply], *, durable: bool) -> list[Reply]:
         """Make those of the calls again that were not made; return the replies to all."""
         for tried in range(1, TRIES):
             left = [
@@ -293,7 +293,8 @@ class _Home:
             self._watch.begin(place, link, now, more)
             try:
                 if not durable:
-                    return _unloaded(await link.ask(sent, len(sent)), len(load))
+                    replies = await link.ask(sent, len(sent))
+                    return _unloaded(replies, len(load)) if load else replies
                 if in_memory:
                     replies = await link.ask([*sent, _wait()], len(sent) + 1)
                 else:
@@ -392,7 +393,7 @@ class _Home:
 
         async def one(place: Place, group: list[int]) -> None:
             for at, reply in zip(
-                group, await self._at(place, [calls[at] for at in group], load=load, durable=durable), strict=True
+                group, await self.make_at(place, [calls[at] for at in group], load=load, durable=durable), strict=True
             ):
                 replies[at] = reply
 
@@ -402,7 +403,10 @@ class _Home:
         elif trips:
             await asyncio.gather(*trips)
 
-    async def _at(self, place: Place, calls: Sequence[Call], *, load: Sequence[Script], durable: bool) -> list[Reply]:
+    async def make_at(
+        self, place: Place, calls: Sequence[Call], *, load: Sequence[Script] = (), durable: bool
+    ) -> list[Reply]:
+        """Make calls once, where their cells are; an error stands in the place of the reply."""
         try:
             replies = await self.ask(place, [call.command for call in calls], load=load, durable=durable)
         except (RedisError, OSError) as error:

@@ -81,28 +81,26 @@ class _Line(asyncio.Protocol):
         self._reader = reader
         self._before = before
         self._wanted = 0
-        self._waiter: asyncio.Future[None] | None = None
+        self._waiter: asyncio.Future[list[Reply]] | None = None
 
-    async def take(self, count: int) -> list[Reply]:
-        """Return the next replies, so many.
+    def take(self, count: int) -> "asyncio.Future[list[Reply]]":
+        """Return what will be the next replies, so many; a RedisError if the connection is lost before."""
+        self._wanted = count
+        self._waiter = waiter = asyncio.get_running_loop().create_future()
+        if len(self.replies) >= count:
+            self._hand_over(waiter)
+        elif self.lost is not None:
+            waiter.set_exception(self.lost)
+        return waiter
 
-        Raises:
-            RedisError: the connection is lost.
-        """
-        if len(self.replies) < count:
-            if self.lost is not None:
-                raise self.lost
-            self._wanted = count
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
+    def _hand_over(self, waiter: "asyncio.Future[list[Reply]]") -> None:
+        count = self._wanted
         taken, self.replies = self.replies[:count], self.replies[count:]
         for reply in taken:
             if isinstance(reply, RedisConnectionError) and not isinstance(reply, _SAID):
-                raise reply
-        return taken
+                waiter.set_exception(reply)
+                return
+        waiter.set_result(taken)
 
     def give_up(self, error: Exception) -> None:
         """Have whoever waits for replies get an error instead."""
@@ -121,7 +119,7 @@ class _Line(asyncio.Protocol):
             self.give_up(error)
             return
         if self._waiter is not None and len(self.replies) >= self._wanted and not self._waiter.done():
-            self._waiter.set_result(None)
+            self._hand_over(self._waiter)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Note that the connection has ended, and tell redis-py, which waits for that when it closes."""
