@@ -84,6 +84,19 @@ async def test_a_hint_from_another_thread_is_heard() -> None:
         await listener.__anext__()
 
 
+async def test_a_hint_from_the_listeners_own_loop_is_heard_in_its_next_turn() -> None:
+    hub = Hub()
+    listener = hub.listen(["a"])
+    wait = asyncio.ensure_future(listener.__anext__())
+    await asyncio.sleep(0)
+    hub.knock_here(["a", "unheard-of"])
+    hub.knock_here(["a"])
+    await asyncio.sleep(0)
+
+    assert wait.done()
+    assert not await woken(listener)
+
+
 async def test_an_iteration_yields_once_for_each_hint() -> None:
     hub = Hub()
     listener = hub.listen(["a"])

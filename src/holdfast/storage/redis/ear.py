@@ -305,7 +305,7 @@ class _Line:
         try:
             self._link = link = await self._connections.open(self.place)
             try:
-                await first(self._read(link), self._write(link))
+                await first(link.listen(self._heard), self._write(link))
             finally:
                 await link.drop()
         except (HoldfastError, RedisError, OSError) as error:
@@ -314,14 +314,10 @@ class _Line:
             logger.exception("the notices of %s have failed", self.place)
             self._post.lost(self, error)
 
-    async def _read(self, link: Link) -> None:
-        while True:
-            self._heard(await link.hear())
-            self._pinged = self._doubted = False
-
     def _heard(self, reply: Reply) -> None:
         if (error := said(reply)) is not None:
             raise error
+        self._pinged = self._doubted = False
         if not isinstance(reply, list):
             return
         kind, name = (text(part) for part in cast("list[object]", reply)[:2])
@@ -330,7 +326,7 @@ class _Line:
                 base, topic = wish
                 if kind == "ssubscribe":
                     self._post.began(base)
-                self._post.hub.knock((topic,))
+                self._post.hub.knock_here((topic,))
             case "sunsubscribe" if self._leaving[name]:
                 self._leaving[name] -= 1
             case "sunsubscribe" if name in self._wanted and name not in self._arriving:

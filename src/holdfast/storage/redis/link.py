@@ -10,7 +10,7 @@ import errno
 import os
 import select
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from inspect import signature
 from typing import Any, Protocol, cast
 
@@ -82,6 +82,7 @@ class _Line(asyncio.Protocol):
         self._before = before
         self._wanted = 0
         self._waiter: asyncio.Future[list[Reply]] | None = None
+        self._hear: Callable[[Reply], None] | None = None
 
     def take(self, count: int) -> "asyncio.Future[list[Reply]]":
         """Return what will be the next replies, so many; a RedisError if the connection is lost before."""
@@ -102,6 +103,26 @@ class _Line(asyncio.Protocol):
                 return
         waiter.set_result(taken)
 
+    async def listen(self, hear: Callable[[Reply], None]) -> None:
+        """Have every reply heard as it comes, until the connection is lost or hearing fails: that is raised."""
+        self._waiter = waiter = asyncio.get_running_loop().create_future()
+        self._hear = hear
+        try:
+            self._tell(hear)
+            if self.lost is not None:
+                self.give_up(self.lost)
+            await waiter
+        finally:
+            self._hear = None
+
+    def _tell(self, hear: Callable[[Reply], None]) -> None:
+        replies, self.replies = self.replies, []
+        try:
+            for reply in replies:
+                hear(reply)
+        except Exception as error:
+            self.give_up(error)
+
     def give_up(self, error: Exception) -> None:
         """Have whoever waits for replies get an error instead."""
         if self._waiter is not None and not self._waiter.done():
@@ -118,7 +139,9 @@ class _Line(asyncio.Protocol):
             self.lost = error
             self.give_up(error)
             return
-        if self._waiter is not None and len(self.replies) >= self._wanted and not self._waiter.done():
+        if self._hear is not None:
+            self._tell(self._hear)
+        elif self._waiter is not None and len(self.replies) >= self._wanted and not self._waiter.done():
             self._hand_over(self._waiter)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -190,10 +213,13 @@ class Link:
         """Send commands and leave what the server says to whoever reads."""
         self._send(commands)
 
-    async def hear(self) -> Reply:
-        """Return the next thing that the server says, however long that takes."""
-        [reply] = await self._line.take(1)
-        return reply
+    async def listen(self, hear: Callable[[Reply], None]) -> None:
+        """Have everything that the server says heard in the turn of the loop in which it comes.
+
+        Raises:
+            RedisError: the connection is lost. Or what hearing raises.
+        """
+        await self._line.listen(hear)
 
     def give_up(self) -> None:
         """Have whoever waits for an answer wait no longer: a TimeoutError ends that, and with it the connection."""
