@@ -24,7 +24,7 @@ Place = tuple[int, int, int]
 
 BEGIN: Place = (1, 0, 0)
 
-SETTLED_AT_ONCE = 128
+SETTLED_AT_ONCE = 100
 """How many settlements a call brings along at most: about as many as it has time for, or it would read them in vain."""
 
 REQUEST_BYTES = 1_000_000

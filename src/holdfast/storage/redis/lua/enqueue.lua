@@ -19,8 +19,18 @@ local function remember_group(group, receipts, remember)
   end
 end
 
+-- What is asked about by calls that come one by one, read by one command.
+local function fetch(calls)
+  local refs = {}
+  for _, asked in ipairs(calls) do
+    refs[#refs + 1] = asked.id and pair(asked.queue, asked.id)
+  end
+  Bytes.fetch(refs)
+end
+
 return Work.carry_out(function()
   local receipts = {}
+  fetch(ASKED.calls)
   local function remember(wish)
     local receipt = Intake.remember(wish, #receipts)
     receipts[#receipts + 1] = receipt[1] == 'created' and 0 or receipt

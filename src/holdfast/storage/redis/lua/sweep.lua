@@ -103,11 +103,11 @@ local CHORES = {
     return 0, false, LOOKING * looks, stopped
   end },
   { 'expire', EXPIRE_LIMIT, 65, Upkeep.expire },
-  { 'promote', PROMOTE_LIMIT, 70, Upkeep.promote },
+  { 'promote', PROMOTE_LIMIT, 85, Upkeep.promote },
   { 'unpark', PROMOTE_LIMIT, 60, Upkeep.unpark },
   { 'redrive', SWEEP_LIMIT, 130, Upkeep.redrive },
   { 'trim', TRIM_LIMIT, 55, Upkeep.trim },
-  { 'events', TRIM_LIMIT, 3, Upkeep.forget_events },
+  { 'events', TRIM_LIMIT, 9, Upkeep.forget_events },
   { 'workers', TRIM_LIMIT, 2, Upkeep.forget_workers },
   { 'windows', WINDOW_LIMIT, 4, Upkeep.forget_windows },
   { 'rates', PASSED_LIMIT, 4, Upkeep.forget_rates },

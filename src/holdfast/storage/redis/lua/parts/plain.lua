@@ -5,7 +5,7 @@
 -- Shelf, Flow and Intake; what becomes of a plain one is the same by either: tests/storage/test_redis_plain.py sees to that.
 local Plain = {}
 
-Plain.STARTING, Plain.FINISHING = 12, 13
+Plain.STARTING, Plain.FINISHING = 28, 25
 
 local pack, unfolded, byte, sub = struct.pack, struct.unpack, string.byte, string.sub
 local FORM, HEAD, HEAD_AND_RUN, HEAD_SIZE = Form.NUMBER, Form.HEAD, Form.HEAD_AND_RUN, Form.HEAD_SIZE

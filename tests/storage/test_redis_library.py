@@ -1,0 +1,123 @@
+"""The scripts as they are joined from their parts: every part can be made, in every verb, and none leaves the cell."""
+
+import re
+import struct
+from collections.abc import Iterator
+from importlib.resources import files
+from typing import Any
+
+import msgspec
+import pytest
+
+from holdfast.storage.redis.library import verb
+from tests.servers import client_of, command
+
+pytestmark = pytest.mark.redis
+
+VERBS = sorted(
+    file.name.removesuffix(".lua")
+    for file in (files("holdfast.storage.redis") / "lua").iterdir()
+    if file.name.endswith(".lua")
+)
+
+PART = re.compile(r"^local (\w+) = lazily\(function\(\1\)$", re.MULTILINE)
+
+GIVEN = {
+    *("ARGV", "KEYS", "redis", "cmsgpack", "struct", "bit"),
+    *("math", "string", "table", "unpack", "tonumber", "tostring", "type", "next", "pairs", "ipairs"),
+    *("error", "pcall", "getmetatable", "setmetatable"),
+}
+"""What a server gives to a script, of that which ours use. It has no other globals: to look for one is an error."""
+
+GETGLOBAL, SETGLOBAL = 5, 7
+"""Two operations of Lua 5.1, by their numbers."""
+
+
+class Dump:
+    """A compiled function of Lua 5.1, read from the bytes that `string.dump` makes of it."""
+
+    def __init__(self, body: bytes) -> None:
+        # Its header: how long a size_t is, behind what says that this is Lua 5.1, and in which order its bytes are.
+        assert body[:6] == b"\x1bLua\x51\x00"
+        assert body[6:12] == b"\x01\x04\x08\x04\x08\x00"
+        self._body, self._at = body, 12
+
+    def _number(self, kind: str) -> Any:
+        [number] = struct.unpack_from(f"<{kind}", self._body, self._at)
+        self._at += struct.calcsize(f"<{kind}")
+        return number
+
+    def _text(self) -> str:
+        size = self._number("Q")
+        self._at += size
+        return self._body[self._at - size : self._at - 1].decode() if size else ""
+
+    def _constant(self) -> object:
+        match self._number("B"):
+            case 0:
+                return None
+            case 1:
+                return self._number("B")
+            case 3:
+                return self._number("d")
+            case _:
+                return self._text()
+
+    def globals(self) -> Iterator[tuple[str, bool]]:
+        """Yield the globals that the function names, and those in it; and of each whether it is written."""
+        self._text()
+        self._at += 12
+        code = [self._number("I") for _ in range(self._number("I"))]
+        constants = [self._constant() for _ in range(self._number("I"))]
+        for word in code:
+            if word & 63 in (GETGLOBAL, SETGLOBAL):
+                yield str(constants[word >> 14]), word & 63 == SETGLOBAL
+        for _ in range(self._number("I")):
+            yield from self.globals()
+        for _ in range(self._number("I")):
+            self._at += 4
+        for _ in range(self._number("I")):
+            self._text()
+            self._at += 8
+        for _ in range(self._number("I")):
+            self._text()
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_every_part_of_a_script_is_made_when_it_is_asked_for_something(name: str, redis_url: str) -> None:
+    text = verb(name).text
+    parts = list(PART.finditer(text))
+    # The body of the verb stands behind the last part.
+    body = text.index("\nend)\n", parts[-1].start()) + 6 if parts else 0
+    asks = "".join(f"local _ = {part[1]}.nothing\n" for part in parts)
+    made = " ".join(f"and is_made({part[1]})" for part in parts)
+    script = f"{text[:body]}do {asks} return true {made} end"
+    with client_of(redis_url.partition("?")[0]) as client:
+        assert command(client, "EVAL", script, 1, "{cell}", "1", msgspec.msgpack.encode({})) == 1
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_a_script_names_no_globals_but_those_that_it_is_given(name: str, redis_url: str) -> None:
+    text = verb(name).text.partition("\n")[2]
+    with client_of(redis_url.partition("?")[0]) as client:
+        body = command(client, "EVAL", "return string.dump(assert(loadstring(ARGV[1])))", 0, text)
+    named = set(Dump(body).globals())
+
+    assert {name for name, _ in named} <= GIVEN
+    assert not [name for name, written in named if written]
+
+
+def test_a_part_asks_for_nothing_but_what_it_requires() -> None:
+    parts = files("holdfast.storage.redis") / "lua" / "parts"
+    texts = {file.name.removesuffix(".lua"): file.read_text() for file in parts.iterdir()}
+    table_of = {name: re.findall(r"^local ([A-Z][a-z]+) = \{\}$", text, re.MULTILINE) for name, text in texts.items()}
+    part_of = {tables[0]: name for name, tables in table_of.items() if tables}
+
+    assert set(texts) - set(part_of.values()) == {"cell"}
+
+    for name, text in texts.items():
+        code = re.sub(r"--.*", "", text)
+        used = {part_of[word] for word in re.findall(r"\b([A-Z][a-z]+)\b[.),]", code) if word in part_of} - {name}
+        required = set(re.findall(r"\w+", "".join(re.findall(r"^-- requires: (.+)$", text, re.MULTILINE))))
+
+        assert used == required - {"cell"}, name
