@@ -122,9 +122,14 @@ local function promote(queue, most)
   return due, due == affords and due < most
 end
 
+-- Whether a queue's own rate lets a job start; of a plain one nobody has set any.
+local function is_open(queue)
+  return Plain.in_queue(queue) or Rates.queue_opens_at(queue) <= NOW
+end
+
 -- Claim from a queue; return whether there was no time for the rest.
 local function claim_from(queue)
-  while has_room() and Rates.queue_opens_at(queue) <= NOW do
+  while has_room() and is_open(queue) do
     if Purse.is_empty() then
       return true
     end
