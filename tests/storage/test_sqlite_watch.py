@@ -10,6 +10,7 @@ from holdfast.core.settlement import settlement
 from holdfast.storage.notices import Listener
 from holdfast.storage.protocol import Cancel, Order, owner_topic, queue_topic
 from holdfast.storage.sqlite import SQLiteStorage
+from holdfast.storage.sqlite.writer import UNSEEN
 from holdfast.testing.conformance.notices import ready
 from tests.storage.worlds import job
 
@@ -72,3 +73,24 @@ async def test_who_begins_to_listen_hears_nothing_of_before(tmp_path: Path) -> N
     await there.close()
 
     assert not before
+
+
+async def test_who_never_rests_hears_of_others_all_the_same(tmp_path: Path) -> None:
+    here, there = SQLiteStorage(tmp_path / "jobs.db"), SQLiteStorage(tmp_path / "jobs.db")
+    await here.open()
+    notices = here.notices([queue_topic("other")])
+    while await ready(notices):
+        pass
+    heard = asyncio.create_task(next_of(notices))
+    await there.enqueue([job("1", queue="other")])
+    written = 0
+    while not heard.done():
+        # Nothing of this is a hint at the other queue, and between two of them there is no time for a look.
+        await here.enqueue([job(f"{written}")])
+        written += 1
+    await heard
+    notices.close()
+    await here.close()
+    await there.close()
+
+    assert written < 5 * UNSEEN

@@ -28,7 +28,7 @@ STALL_ERROR = "JobStalledError"
 EndState = Literal[State.COMPLETED, State.FAILED, State.CANCELLED]
 
 
-class Finish(Struct, frozen=True, kw_only=True):
+class Finish(Struct, frozen=True, kw_only=True, gc=False):
     """The job is over.
 
     `keep`: for how many microseconds the storage keeps it with its result, None: as its queue says. `redrive_after`:

@@ -216,7 +216,7 @@ class NewJob(Struct, frozen=True, kw_only=True, gc=False):
         return Ref(self.queue, self.id)
 
 
-class JobRecord(Struct, frozen=True, kw_only=True):
+class JobRecord(Struct, frozen=True, kw_only=True, gc=False):
     """A job as the storage remembers it.
 
     `score` orders the waiting (lowest first), `boost` is how far ahead of its time its priority puts it. `gathered`:

@@ -19,7 +19,7 @@ REAPER_LEASE = 5_000_000
 """How long a reaper holds what it reclaimed, in microseconds; it is not renewed, so a dead reaper is itself reaped."""
 
 
-class Lease(Struct, frozen=True):
+class Lease(Struct, frozen=True, gc=False):
     """The right to settle one run of a job. `job` is the record as the claim or the reclaim left it."""
 
     job: JobRecord

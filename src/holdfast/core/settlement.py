@@ -22,7 +22,7 @@ from holdfast.core.lifecycle import State
 from holdfast.core.outcome import Cancelled, Outcome, Stalled
 
 
-class Settlement(Struct, frozen=True):
+class Settlement(Struct, frozen=True, gc=False):
     """Applied if and only if the run (queue, id, fence, and the owner who sends it) still is the current one."""
 
     ref: Ref

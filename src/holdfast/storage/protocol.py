@@ -94,7 +94,7 @@ class Order(Struct, frozen=True):
     room: int
 
 
-class Verdict(Struct, frozen=True):
+class Verdict(Struct, frozen=True, gc=False):
     """What became of one settlement.
 
     `done`: applied. `duplicate`: this very settlement was applied before. `lost`: the run is no longer the current

@@ -36,6 +36,7 @@ class Locks:
     def __init__(self, path: str) -> None:
         self.path = path
         self._fd: int | None = None
+        self._file: tuple[int, int] | None = None
         self._lives: set[str] = set()
         self._guarded: set[str] = set()
         self._parted: set[str] = set()
@@ -48,7 +49,7 @@ class Locks:
             yield
         finally:
             if self._fd is not None:
-                _lock(self._fd, _SETLK, fcntl.F_UNLCK, _WRITERS)
+                _apply(self._fd, _SETLK, _END_TURN)
 
     def live(self, owner: str) -> None:
         """Hold an owner's life from now on, until `close` or the end of the process."""
@@ -105,30 +106,31 @@ class Locks:
 
     def _take_turn(self) -> None:
         while True:
-            fd = self._open()
-            _lock(fd, _SETLKW, fcntl.F_WRLCK, _WRITERS)
-            if self._in_place(fd):
+            _apply(self._open(), _SETLKW, _TURN)
+            if self._in_place():
                 return
             # Somebody replaced the file: others meet at the new one, so that is where our locks belong.
             self._move()
 
     def _open(self) -> int:
-        if self._fd is None:
-            self._fd = _open(self.path)
-        return self._fd
+        return self._use(_open(self.path)) if self._fd is None else self._fd
 
-    def _in_place(self, fd: int) -> bool:
+    def _use(self, fd: int) -> int:
+        here = os.fstat(fd)
+        self._fd, self._file = fd, (here.st_dev, here.st_ino)
+        return fd
+
+    def _in_place(self) -> bool:
         try:
             there = os.stat(self.path)
         except FileNotFoundError:
             return False
-        here = os.fstat(fd)
-        return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)
+        return (there.st_dev, there.st_ino) == self._file
 
     def _move(self) -> None:
-        before, self._fd = self._fd, _open(self.path)
-        self._lives = {owner for owner in self._lives if _share(self._fd, _byte(owner))}
-        self._guarded = {owner for owner in self._guarded if _share(self._fd, _byte(owner))}
+        before, fd = self._fd, self._use(_open(self.path))
+        self._lives = {owner for owner in self._lives if _share(fd, _byte(owner))}
+        self._guarded = {owner for owner in self._guarded if _share(fd, _byte(owner))}
         if before is not None:
             os.close(before)
 
@@ -176,9 +178,21 @@ def _byte(owner: str) -> int:
 
 def _lock(fd: int, command: int, kind: int, byte: int) -> int:
     """Apply one lock command to one byte; return the kind of lock that the kernel answers."""
-    whole = (byte, 1, 0, kind, os.SEEK_SET) if _DARWIN else (kind, os.SEEK_SET, byte, 1, 0)
+    found = _FLOCK.unpack(_apply(fd, command, _packed(kind, byte)))
+    return int(found[3] if _DARWIN else found[0])
+
+
+def _packed(kind: int, byte: int) -> bytes:
+    return _FLOCK.pack(*((byte, 1, 0, kind, os.SEEK_SET) if _DARWIN else (kind, os.SEEK_SET, byte, 1, 0)))
+
+
+_TURN = _packed(fcntl.F_WRLCK, _WRITERS)
+_END_TURN = _packed(fcntl.F_UNLCK, _WRITERS)
+
+
+def _apply(fd: int, command: int, packed: bytes) -> bytes:
     try:
-        answer = fcntl.fcntl(fd, command, _FLOCK.pack(*whole))
+        return fcntl.fcntl(fd, command, packed)
     except OSError as error:
         if error.errno in (errno.EINVAL, errno.ENOTSUP):
             raise StorageError(
@@ -186,8 +200,6 @@ def _lock(fd: int, command: int, kind: int, byte: int) -> int:
                 "use a local file system of Linux or macOS"
             ) from error
         raise
-    found = _FLOCK.unpack(answer)
-    return int(found[3] if _DARWIN else found[0])
 
 
 def _share(fd: int, byte: int) -> bool:

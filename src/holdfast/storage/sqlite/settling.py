@@ -55,6 +55,9 @@ class _Page:
 
 def _without_repeats(settlements: Sequence[Settlement]) -> Iterator[list[Settlement]]:
     """Yield the settlements in runs that name no job twice: what follows must see what came before."""
+    if len({asked.ref for asked in settlements}) == len(settlements):
+        yield list(settlements)
+        return
     batch: list[Settlement] = []
     named: set[Ref] = set()
     for asked in settlements:

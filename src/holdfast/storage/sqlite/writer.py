@@ -33,6 +33,9 @@ Q = TypeVar("Q")
 BATCH = 256
 """How many operations one transaction holds at most."""
 
+UNSEEN = 8
+"""After so many batches it looks at what other processes have written, though it has not rested."""
+
 BUDGET = 30.0
 """After so many seconds a caller gets an error, whatever holds the storage up."""
 
@@ -223,19 +226,24 @@ class Writer:
     # ── on the thread ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def _work(self) -> None:
-        bell = self._bell
+        bell, rested, unseen = self._bell, True, 0
         while bell is self._bell:
             bell.clear()
-            if self._take():
+            worked = self._take()
+            if worked:
                 self._perform()
                 self._pace.hurry()
+                unseen += 1
             elif self._stopping:
                 break
-            else:
-                heard = self._hub.heard
-                if heard:
-                    self._look_around()
+            heard = self._hub.heard
+            # Most often the next batch is here before there would be anything to see.
+            if heard and (unseen >= UNSEEN if worked else rested):
+                self._look_around()
+                unseen = 0
+            if not worked:
                 bell.wait(self._pace.rest() if heard else None)
+            rested = not worked
         self._leave()
 
     def _take(self) -> bool:
@@ -266,9 +274,10 @@ class Writer:
                 if operation.error is None and operation.answer is None:
                     operation.error = wall.ours(error, self._path)
         self._hand = []
-        _deliver(wanted)
         if knocked:
             self._hub.knock(knocked)
+        # Last of all: whoever is woken wants the interpreter at once, and nothing is left to do but to rest.
+        _deliver(wanted)
 
     def _peek(self, connection: sqlite3.Connection, wanted: list[Operation]) -> list[Operation]:
         """Answer what needs no transaction; where there is one anyway, all goes into it."""
