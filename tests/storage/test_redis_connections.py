@@ -298,14 +298,14 @@ async def test_an_answer_may_take_longer_than_a_silence_while_its_bytes_flow(
 async def test_an_answer_that_stops_half_way_is_waited_for_no_longer_than_any(
     connect: Connect, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "ANSWERING", 0.5)
+    monkeypatch.setattr(module, "ANSWERING", 2.0)  # more than a busy machine keeps the proxy from its turn
     with Proxy(redis_server.port) as proxy:
         connections = connect(f"redis://{proxy.address}")
         base = base_of(connections)
         await connections.call(GIVE, base, 1000)
         proxy.weather(rate=1_000_000)
         call = asyncio.ensure_future(connections.call(GIVE, base, 8_000_000))
-        done, _ = await asyncio.wait([call], timeout=1)
+        done, _ = await asyncio.wait([call], timeout=3)
         proxy.weather(hold=True)
 
         assert not done
