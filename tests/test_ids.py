@@ -1,8 +1,12 @@
 """Job ids: of the form that everybody knows, in the order they were made, and no two alike."""
 
+import ctypes
 import os
+from collections.abc import Callable
 from random import Random
 from uuid import RFC_4122, UUID
+
+import pytest
 
 from holdfast.clock import SystemClock, entropy
 from holdfast.ids import JobIds
@@ -33,12 +37,13 @@ def test_an_id_tells_its_millisecond_and_goes_on_when_the_clock_stands_still_or_
     assert ids.make() > made[-1]
 
 
-def test_a_child_process_has_none_of_its_parents_chance() -> None:
+@pytest.mark.parametrize("fork", [os.fork, ctypes.PyDLL(None).fork], ids=["by Python", "by a server in C"])
+def test_a_child_process_has_none_of_its_parents_chance(fork: Callable[[], int]) -> None:
     rng = entropy()
     # From here on more is at hand than was asked for.
     rng.randbytes(8)
     heard, told = os.pipe()
-    pid = os.fork()
+    pid = fork()
     if not pid:
         os.write(told, b"".join(rng.randbytes(8) for _ in range(200)))
         os._exit(0)

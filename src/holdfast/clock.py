@@ -49,19 +49,21 @@ class _Entropy(random.SystemRandom):
         """Return random bytes."""
         if n != _WORD:
             return super().randbytes(n)
+        words = _words.setdefault(os.getpid(), [])
         try:
-            return _words.pop()
+            return words.pop()
         except IndexError:
             first, *more = struct.unpack(_BLOCK, os.urandom(struct.calcsize(_BLOCK)))
-            _words.extend(more)
+            words.extend(more)
             return cast("bytes", first)
 
 
 _WORD = 8
 _BLOCK = "8s" * 64
 
-_words: list[bytes] = []
-"""Those that nobody has taken yet. Any thread may take one; a child of this process may have none of them."""
+_words: dict[int, list[bytes]] = {}
+"""Those that nobody has taken yet, by the process that may. Any thread of it takes one; a child of it has none of them,
+though it was forked by a server in C, which calls no hooks."""
 
 os.register_at_fork(after_in_child=_words.clear)
 

@@ -287,6 +287,9 @@ def fixed_of(like: NewJob) -> bytes | None:
     There is nothing fixed of one that is out of the ordinary, as parts/form.lua has it, or not to be run at once.
     """
     # The next call is mostly one of the same task, from the same template.
+    if like.headers:
+        # They are the caller's, who may have changed them since.
+        return _fixed_anew(like)
     known = _latest.get(like.task)
     if known is None or known[0] != like:
         if len(_latest) >= _TASKS:

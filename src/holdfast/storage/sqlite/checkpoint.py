@@ -16,9 +16,6 @@ LEADERS_PAGES = 1000
 ANYBODYS_PAGES = 8 * LEADERS_PAGES
 """Anybody does by so many: somebody may enqueue a million jobs while nobody leads."""
 
-ANYBODYS_LOOK = 16
-"""Whoever does not lead looks how long the log is at its first commit, and at every so manieth."""
-
 EVERY = 5.0
 """The leader also does whenever so many seconds have passed."""
 
@@ -34,13 +31,9 @@ class Checkpoints:
         self._clock = clock
         self._at = clock.uptime()
         self._size = 0
-        self._commits = 0
 
     def consider(self, connection: sqlite3.Connection, *, leading: bool) -> None:
         """Checkpoint if it is time; the caller holds the writers' lock and has committed."""
-        self._commits += 1
-        if not leading and self._commits % ANYBODYS_LOOK != 1:
-            return
         try:
             grown = os.stat(self._log).st_size - self._size
         except FileNotFoundError:

@@ -22,7 +22,7 @@ class Lookout:
     def __init__(self, step: Step, queues: Sequence[str]) -> None:
         self._step = step
         self._queues = queues
-        self._listed = rows.listed(queues) or "[]"
+        self._listed = rows.names(queues)
         self._told: dict[str, Settings] = queue_settings(step, self._listed)
         self._coming: dict[str, tuple[int | None, int | None]] = {
             queue: (falls_due, opening) for queue, falls_due, opening in step.all(_COMING, (self._listed,))

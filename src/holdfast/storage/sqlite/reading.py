@@ -52,7 +52,6 @@ _NEWEST = 1 << 62
 _NONE = Settings()
 
 _info = msgspec.json.Decoder(WorkerInfo).decode
-_encode = msgspec.json.Encoder().encode
 
 
 def get(step: Step, refs: Sequence[Ref]) -> list[JobDetail | None]:
@@ -155,9 +154,9 @@ def _detail(step: Step, ref: Ref) -> JobDetail | None:
 def _matches(step: Step, asked: Query, before: int, limit: int) -> list[int]:
     """Return the seqs of the newest matches: from the index of each queue and state, or all of them in order."""
     values = {
-        "tasks": _listed(asked.tasks),
-        "reasons": _listed(asked.reasons),
-        "tags": _listed(asked.tags),
+        "tasks": _named(asked.tasks),
+        "reasons": _named(asked.reasons),
+        "tags": _named(asked.tags),
         "ended_after": asked.ended_after,
         "ended_before": asked.ended_before,
         "now": step.now,
@@ -165,10 +164,10 @@ def _matches(step: Step, asked: Query, before: int, limit: int) -> list[int]:
         "limit": limit,
     }
     if asked.merge is None and asked.id is None and not asked.states:
-        return [seq for (seq,) in step.all(_FIND["all"], {**values, "queues": _listed(asked.queues)})]
+        return [seq for (seq,) in step.all(_FIND["all"], {**values, "queues": _named(asked.queues)})]
     queues = dict.fromkeys(asked.queues) if asked.queues else [queue for (queue,) in step.all(_FIND["queues"])]
     if asked.merge is not None:
-        values |= {"merge": asked.merge, "id": asked.id, "states": _listed([state.value for state in asked.states])}
+        values |= {"merge": asked.merge, "id": asked.id, "states": _named([state.value for state in asked.states])}
         return sorted(
             (seq for queue in queues for (seq,) in step.all(_FIND["merging"], {**values, "queue": queue})), reverse=True
         )[:limit]
@@ -190,8 +189,8 @@ def _matches(step: Step, asked: Query, before: int, limit: int) -> list[int]:
     return list(islice(merge(*pages, reverse=True), limit))
 
 
-def _listed(names: Sequence[str]) -> str | None:
-    return _encode(names).decode() if names else None
+def _named(names: Sequence[str]) -> str | None:
+    return rows.names(names) if names else None
 
 
 def _oldest(step: Step, queue: str) -> int | None:

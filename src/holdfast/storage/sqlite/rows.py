@@ -98,6 +98,11 @@ def listed(values: Sequence[object]) -> str | None:
     return body.decode() if body and b"\\u0000" not in body else None
 
 
+def names(names: Sequence[str]) -> str:
+    """Return names as such a list; none of them holds a NUL, so all can be read back."""
+    return _encode(names).decode()
+
+
 def text(value: object) -> str | None:
     """Return a structured field as it is kept: JSON, or NULL where it is empty."""
     return _encode(value).decode() if value else None

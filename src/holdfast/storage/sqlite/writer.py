@@ -36,6 +36,9 @@ BATCH = 256
 UNSEEN = 8
 """After so many batches it looks at what other processes have written, though it has not rested."""
 
+UNSEEN_FOR = 0.04
+"""Or after so many seconds, where a batch takes long."""
+
 BUDGET = 30.0
 """After so many seconds a caller gets an error, whatever holds the storage up."""
 
@@ -226,7 +229,7 @@ class Writer:
     # ── on the thread ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def _work(self) -> None:
-        bell, rested, unseen = self._bell, True, 0
+        bell, rested, unseen, seen_at = self._bell, True, 0, 0.0
         while bell is self._bell:
             bell.clear()
             worked = self._take()
@@ -238,9 +241,10 @@ class Writer:
                 break
             heard = self._hub.heard
             # Most often the next batch is here before there would be anything to see.
-            if heard and (unseen >= UNSEEN if worked else rested):
+            overdue = unseen >= UNSEEN or self._clock.uptime() - seen_at >= UNSEEN_FOR
+            if heard and (overdue if worked else rested):
                 self._look_around()
-                unseen = 0
+                unseen, seen_at = 0, self._clock.uptime()
             if not worked:
                 bell.wait(self._pace.rest() if heard else None)
             rested = not worked
@@ -274,10 +278,12 @@ class Writer:
                 if operation.error is None and operation.answer is None:
                     operation.error = wall.ours(error, self._path)
         self._hand = []
-        if knocked:
-            self._hub.knock(knocked)
-        # Last of all: whoever is woken wants the interpreter at once, and nothing is left to do but to rest.
-        _deliver(wanted)
+        try:
+            if knocked:
+                self._hub.knock(knocked)
+        finally:
+            # Last of all: whoever is woken wants the interpreter at once, and nothing is left to do but to rest.
+            _deliver(wanted)
 
     def _peek(self, connection: sqlite3.Connection, wanted: list[Operation]) -> list[Operation]:
         """Answer what needs no transaction; where there is one anyway, all goes into it."""

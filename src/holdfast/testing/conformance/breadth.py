@@ -30,7 +30,7 @@ from holdfast.testing.conformance.material import (
     sweep_all,
 )
 
-QUEUES = tuple(f"queue-{number}" for number in range(40))
+QUEUES = (*(f"queue-{number}" for number in range(39)), r"odd\u0000name")
 HERE = QUEUES[28]
 """In which queue something is to be found; in the others there is nothing, or nothing yet."""
 
