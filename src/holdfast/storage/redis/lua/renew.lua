@@ -106,7 +106,7 @@ local function keep_traces(first, last)
 end
 
 local SPAN = 125
-local BEATING, EXTENDING, LOGGING = 4, 22, 7
+local BEATING, EXTENDING, LOGGING = 4, 32, 9
 
 -- Extend what a beat has extended before, without a look at its record, of a span of the renewals; return which those are.
 local function beat(first, last)
