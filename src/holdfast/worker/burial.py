@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from random import Random
 from typing import TypeVar
@@ -17,7 +17,7 @@ from holdfast.core.postmortem import Ending, Workplace
 from holdfast.errors import StorageUnavailableError
 from holdfast.figures import Figures
 from holdfast.settle import LOOK, Witness, settle_stalled
-from holdfast.storage.protocol import Beat, StalledLease, Storage
+from holdfast.storage.protocol import Beat, Reclaimed, StalledLease, Storage
 from holdfast.worker.autopsy import told
 from holdfast.worker.offspring import Death
 from holdfast.worker.sentence import Sentence
@@ -64,6 +64,19 @@ class Deceased(Struct, frozen=True):
         )
 
 
+class Taken:
+    """What was taken back of one child."""
+
+    jobs = 0
+    unanswered = False
+    """Whether an answer is missing: the storage may have given us what we know nothing of."""
+
+    @property
+    def known(self) -> int | None:
+        """How many jobs it held; None if nobody knows."""
+        return None if self.unanswered and not self.jobs else self.jobs
+
+
 class Burial:
     """Buries the children of one supervisor, in its name."""
 
@@ -74,21 +87,18 @@ class Burial:
         self._rng = rng
         self._logger = logger
 
-    async def bury(self, one: Deceased, storage: Storage, *, within: float) -> int:
+    async def bury(self, one: Deceased, storage: Storage, *, within: float) -> int | None:
         """Take back what a dead child held, and put it on record. What cannot be done in time is left to the reapers.
 
-        Returns how many jobs were taken back. Raises nothing that the storage raises: the next child must be started
-        all the same.
+        Returns how many jobs were taken back, None if nobody knows. Raises nothing that the storage raises: the next
+        child must be started all the same.
         """
-        jobs, witness = 0, one.witness
+        taken, witness = Taken(), one.witness
         max_block = None if one.killed_for is None else round(one.killed_for.limit * SECOND)
         try:
             async with asyncio.timeout(within):
                 await self._insist(storage.open, one.pid)
-                async for many in self._take_back(
-                    one.pid, one.owner, storage, witness, within=within, max_block=max_block
-                ):
-                    jobs += many
+                await self._take_back(taken, one.pid, one.owner, storage, witness, within=within, max_block=max_block)
                 died = WorkerDied(
                     owner=one.owner,
                     host=self._owner.host,
@@ -96,7 +106,7 @@ class Burial:
                     signal=one.death.signal,
                     status=one.death.status if one.death.signal is None else None,
                     peak_memory=one.death.peak_memory,
-                    jobs=jobs,
+                    jobs=taken.jobs,
                     how=witness.ending.how,
                 )
                 sentence = one.killed_for
@@ -110,43 +120,58 @@ class Burial:
             self._log_left(one, repr(error))
         else:
             took = (self._clock.now() - one.died_at) / SECOND
-            self._logger.warning(
-                "worker %d %s; %d jobs taken back within %.3f s", one.pid, witness.ending.how, jobs, took
-            )
-        return jobs
+            if taken.known is None:
+                self._log_left(one, "an answer was lost, and no jobs were found after it")
+            else:
+                self._logger.warning(
+                    "worker %d %s; %d jobs taken back within %.3f s", one.pid, witness.ending.how, taken.jobs, took
+                )
+        return taken.known
 
     async def part(self, owner: str, pid: int, storage: Storage, *, within: float, worked: bool) -> None:
         """Let go of a child that has handed back what it held; what it could not tell the storage of, is, in its place.
 
         `worked`: whether it may have held anything. Raises nothing that the storage raises: others wait.
         """
-        jobs, witness = (
-            0,
-            Witness(Ending("left, and could not tell the storage what became of its runs"), blameless=True),
-        )
+        how = "left, and could not tell the storage what became of its runs"
+        taken, witness = Taken(), Witness(Ending(how), blameless=True)
         try:
             async with asyncio.timeout(within):
                 await self._insist(storage.open, pid)
-                async for many in self._take_back(pid, owner, storage, witness, within=within):
-                    jobs += many
+                await self._take_back(taken, pid, owner, storage, witness, within=within)
         except Exception as error:
             # Who was refused by the storage has said so itself, and left nothing there.
             level = logging.WARNING if worked else logging.DEBUG
             self._logger.log(level, "cannot tell the storage that worker %d has left: %r", pid, error)
         else:
-            if jobs:
-                self._logger.warning("worker %d left; %d jobs that it held were handed back for it", pid, jobs)
+            if taken.jobs:
+                self._logger.warning("worker %d left; %d jobs that it held were handed back for it", pid, taken.jobs)
 
     async def _take_back(
-        self, pid: int, owner: str, storage: Storage, witness: Witness, *, within: float, max_block: int | None = None
-    ) -> AsyncIterator[int]:
+        self,
+        taken: Taken,
+        pid: int,
+        owner: str,
+        storage: Storage,
+        witness: Witness,
+        *,
+        within: float,
+        max_block: int | None = None,
+    ) -> None:
+        async def reclaim() -> Reclaimed:
+            try:
+                return await storage.reclaim(owner, self._owner)
+            except (StorageUnavailableError, asyncio.CancelledError):
+                taken.unanswered = True
+                raise
+
         look, more = min(LOOK, within / 4), True
         while more:
-            taken = await self._insist(partial(storage.reclaim, owner, self._owner), pid)
-            settle = partial(self._settle, taken.stalled, storage, witness, look, max_block)
+            some = await self._insist(reclaim, pid)
+            settle = partial(self._settle, some.stalled, storage, witness, look, max_block)
             await self._insist(settle, pid)
-            more = taken.more
-            yield len(taken.stalled)
+            more = some.more
+            taken.jobs += len(some.stalled)
 
     async def _settle(
         self,
@@ -168,7 +193,10 @@ class Burial:
         )
 
     async def _insist(self, call: Callable[[], Awaitable[T]], pid: int) -> T:
-        """Do what may be done twice, and again as long as the storage is out of reach and the caller waits."""
+        """Do what may be done twice, and again as long as the storage is out of reach and the caller waits.
+
+        To take jobs back twice harms nobody; but of what a call took whose answer was lost, the next finds nothing.
+        """
         failures = 0
         while True:
             try:

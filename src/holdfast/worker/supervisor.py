@@ -104,12 +104,13 @@ class Life:
     """For what it wants to be replaced, if it does."""
     outdated: bool = False
     """Whether it was told to go, for its code has changed."""
-    jobs: int = 0
+    jobs: int | None = 0
+    """How many of its jobs were taken back when it died, None if nobody knows."""
 
     @property
     def early(self) -> bool:
         """Whether it died before it could have done anything, so that the next one may do the same."""
-        return self.lived <= SETTLED_IN and not self.jobs
+        return self.lived <= SETTLED_IN and self.jobs == 0
 
     @property
     def refused(self) -> bool:
@@ -468,7 +469,7 @@ class Supervisor:
             self.overview.told(word)
             self.overview.storage = self._storage
 
-    async def _bury(self, one: Deceased, hello: Hello) -> int:
+    async def _bury(self, one: Deceased, hello: Hello) -> int | None:
         try:
             storage = self._storage = self._storage or locate(hello.url)
         except UsageError as error:
