@@ -8,6 +8,7 @@ from uuid import RFC_4122, UUID
 
 import pytest
 
+from holdfast import Holdfast
 from holdfast.clock import SystemClock, entropy
 from holdfast.ids import JobIds
 from holdfast.testing.clock import ManualClock
@@ -22,6 +23,19 @@ def test_ids_are_uuids_of_version_seven_in_the_order_they_were_made() -> None:
     for text in made:
         read = UUID(text)
         assert (str(read), read.version, read.variant) == (text, 7, RFC_4122)
+
+
+def test_an_app_that_makes_ids_of_its_own_is_heeded_and_a_call_shows_them_but_not_its_payload() -> None:
+    class Numbered(Holdfast):
+        def new_id(self) -> str:
+            return "mine-1"
+
+    app = Numbered("memory://")
+
+    @app.task(name="pay")
+    async def pay(card: str) -> None: ...
+
+    assert repr(pay.call("4111 1111")) == "Call(task='pay', queue='default', id='mine-1')"
 
 
 def test_an_id_tells_its_millisecond_and_goes_on_when_the_clock_stands_still_or_steps_back() -> None:

@@ -49,12 +49,12 @@ class _Entropy(random.SystemRandom):
         """Return random bytes."""
         if n != _WORD:
             return super().randbytes(n)
-        words = _words.setdefault(os.getpid(), [])
+        process = os.getpid()
         try:
-            return words.pop()
-        except IndexError:
+            return _words[process].pop()
+        except LookupError:
             first, *more = struct.unpack(_BLOCK, os.urandom(struct.calcsize(_BLOCK)))
-            words.extend(more)
+            _words.setdefault(process, []).extend(more)
             return cast("bytes", first)
 
 

@@ -1,12 +1,14 @@
 """Names that nobody else makes: time-ordered job ids and owner ids."""
 
-import threading
 from random import Random
 
 from holdfast.clock import Clock
 
 _VARIANT = {digit: "89ab"[int(digit, 16) & 3] for digit in "0123456789abcdef"}
 """What the first digit after the version's group is made of a random one: its upper two bits tell the variant."""
+
+_FIFTEEN_DIGITS = 1 << 60
+"""Put before an instant, it is written with all its zeros."""
 
 
 class JobIds:
@@ -19,27 +21,18 @@ class JobIds:
     def __init__(self, clock: Clock, rng: Random) -> None:
         self._clock = clock
         self._rng = rng
-        self._lock = threading.Lock()
         self._last = 0
-        self._instant = (-1, "")
-        """The latest millisecond, and how an id of it begins."""
 
     def make(self) -> str:
         """Return the next id."""
-        now = self._clock.now()
-        ticks = (now << 12) // 1000
-        with self._lock:
-            if ticks <= self._last:
-                ticks = self._last + 1
-            self._last = ticks
-        millisecond, begins = self._instant
-        if ticks >> 12 != millisecond:
-            millisecond = ticks >> 12
-            text = f"{millisecond:012x}"
-            begins = f"{text[:8]}-{text[8:]}-7"
-            self._instant = (millisecond, begins)
-        chance = self._rng.randbytes(8).hex()
-        return f"{begins}{ticks & 0xFFF:03x}-{_VARIANT[chance[0]]}{chance[1:4]}-{chance[4:]}"
+        ticks = (self._clock.now() << 12) // 1000
+        # Two threads that come here at once may get the same instant; chance tells their ids apart.
+        if ticks <= self._last:
+            ticks = self._last + 1
+        self._last = ticks
+        instant = hex(_FIFTEEN_DIGITS | ticks)
+        chance = self._rng.randbytes(8).hex("-", 6)
+        return f"{instant[3:11]}-{instant[11:15]}-7{instant[15:]}-{_VARIANT[chance[0]]}{chance[1:]}"
 
 
 def owner_id(rng: Random) -> str:
