@@ -22,6 +22,10 @@ backoffs = st.builds(
 failures = st.integers(1, 10_000)
 
 
+def test_the_defaults_are_what_jobs_on_record_leave_out() -> None:
+    assert Backoff() == Backoff(max_attempts=3, kind="exponential", base=SECOND, cap=600 * SECOND, jitter=0.25)
+
+
 @pytest.mark.parametrize(
     ("kind", "rests"),
     [("fixed", [2, 2, 2, 2, 2]), ("linear", [2, 4, 6, 8, 9]), ("exponential", [2, 4, 8, 9, 9])],

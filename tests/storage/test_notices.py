@@ -97,6 +97,28 @@ async def test_a_hint_from_the_listeners_own_loop_is_heard_in_its_next_turn() ->
     assert not await woken(listener)
 
 
+async def test_who_wants_to_be_called_is_called_at_each_hint_and_not_woken() -> None:
+    hub, calls = Hub(), [0]
+    listener = hub.listen(["a"])
+
+    def hear() -> None:
+        calls[0] += 1
+
+    listener.hear = hear
+    hub.knock_here(["a"])
+    at_once = calls[0]
+    hub.knock(["a"])
+    hub.knock(["a"])
+    in_this_turn = calls[0]
+    await asyncio.sleep(0)
+    merged = calls[0]
+    hub.knock(["a"])
+    await asyncio.sleep(0)
+
+    assert (at_once, in_this_turn, merged, calls[0]) == (1, 1, 2, 3)
+    assert not await woken(listener)
+
+
 async def test_an_iteration_yields_once_for_each_hint() -> None:
     hub = Hub()
     listener = hub.listen(["a"])

@@ -20,7 +20,7 @@ VERBS = sorted(
     if file.name.endswith(".lua")
 )
 
-PART = re.compile(r"^local (\w+) = lazily\(function\(\1\)$", re.MULTILINE)
+PART = re.compile(r"^local (\w+) = lazily\(function\(\1\)$.*?^end\)$", re.MULTILINE | re.DOTALL)
 
 GIVEN = {
     *("ARGV", "KEYS", "redis", "cmsgpack", "struct", "bit"),
@@ -87,11 +87,11 @@ class Dump:
 def test_every_part_of_a_script_is_made_when_it_is_asked_for_something(name: str, redis_url: str) -> None:
     text = verb(name).text
     parts = list(PART.finditer(text))
-    # The body of the verb stands behind the last part.
-    body = text.index("\nend)\n", parts[-1].start()) + 6 if parts else 0
+    # What the verb itself does stands behind the first of them, or between them.
+    cell = text[: parts[0].start()] if parts else ""
     asks = "".join(f"local _ = {part[1]}.nothing\n" for part in parts)
     made = " ".join(f"and is_made({part[1]})" for part in parts)
-    script = f"{text[:body]}do {asks} return true {made} end"
+    script = "\n".join((cell, *(part[0] for part in parts), f"do {asks} return true {made} end"))
     with client_of(redis_url.partition("?")[0]) as client:
         assert command(client, "EVAL", script, 1, "{cell}", "1", msgspec.msgpack.encode({})) == 1
 

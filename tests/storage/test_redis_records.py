@@ -2,7 +2,10 @@
 
 import msgspec
 
+from holdfast import Retry, Timing
 from holdfast.core.job import JobRecord, NewJob
+from holdfast.enqueue import template
+from holdfast.options.tasks import TaskOptions
 from holdfast.storage.redis.flow import ask_enqueue
 from holdfast.storage.redis.records import PLACED, Fixed, Rare, Wish, bare, fixed_of
 from tests.redis_records import COUNTED, FENCES, IN_HEAD, IN_RUN, RARE
@@ -43,6 +46,15 @@ def test_calls_of_one_task_that_differ_are_each_told_as_they_are() -> None:
 
     assert [fixed.priority for fixed in read] == [job.priority for job in told]
     assert [fixed.headers for fixed in read] == [f'{{"n":"{number % 3}"}}' for number in range(12)]
+
+
+def test_a_record_has_of_a_policy_what_differs_from_the_defaults() -> None:
+    def told(retry: Retry) -> str | None:
+        like = template("t", TaskOptions(retry=retry), Timing())
+        return msgspec.msgpack.decode(fixed_of(like) or b"", type=Fixed).policy
+
+    assert told(Retry()) is None
+    assert told(Retry(max_attempts=5)) == '{"retry":{"max_attempts":5}}'
 
 
 def test_jobs_in_a_row_that_differ_in_ids_and_payloads_only_go_as_one_group() -> None:

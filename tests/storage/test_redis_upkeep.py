@@ -322,7 +322,9 @@ async def test_suspicions_from_before_the_clock_was_set_back_all_end_soon(cell: 
     assert cell.client.zcard(cell.key("suspects")) == count
 
     clock.step_wall(-3600)
-    await cell.storage.sweep(bid())
+    # A sweep has so much time for each chore, and goes on there in the next one.
+    for _ in range(2):
+        await cell.storage.sweep(bid())
 
     assert cell.client.zcount(cell.key("suspects"), "-inf", clock.now() + 10 * SECOND) == count
 

@@ -8,8 +8,11 @@ from msgspec import Struct
 BackoffKind = Literal["fixed", "linear", "exponential"]
 
 
-class Backoff(Struct, frozen=True, kw_only=True):
-    """How many attempts a job has and how long it rests between them; durations in microseconds."""
+class Backoff(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How many attempts a job has and how long it rests between them; durations in microseconds.
+
+    A job on record tells only what differs from these defaults, so that another default would change what it has.
+    """
 
     max_attempts: int = 3
     kind: BackoffKind = "exponential"

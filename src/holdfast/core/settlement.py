@@ -34,9 +34,10 @@ class Settlement(Struct, frozen=True, gc=False):
 
 def settlement(lease: Lease, outcome: Outcome, rng: Random, *, took: float = 0.0) -> Settlement:
     """Decide on an outcome and put it in the form that the storage applies. `took`: the run's seconds."""
-    decision = decide(lease.job, outcome, rng)
+    job = lease.job
+    decision = decide(job, outcome, rng)
     return Settlement(
-        lease.ref, lease.fence, decision, run_end(outcome, decision), _events(lease.job, outcome, decision, took=took)
+        job.ref, job.fence, decision, run_end(outcome, decision), _events(job, outcome, decision, took=took)
     )
 
 
@@ -66,6 +67,19 @@ def when_cancelling(asked: Settlement, job: JobRecord) -> Settlement:
 
 
 def _events(job: JobRecord, outcome: Outcome, decision: Decision, *, took: float) -> tuple[JobEvent, ...]:
+    if isinstance(decision, Finish) and decision.state is State.COMPLETED:
+        result = decision.result
+        return (
+            JobCompleted(
+                queue=job.queue,
+                id=job.id,
+                task=job.task,
+                run=job.starts,
+                attempt=job.attempt,
+                duration=took,
+                result=result if result is not None and len(result) <= RESULT_SHOWN else None,
+            ),
+        )
     told: list[JobEvent] = []
     if isinstance(outcome, Stalled) and decision.charge == "stalls":
         told.append(
@@ -83,19 +97,6 @@ def _events(job: JobRecord, outcome: Outcome, decision: Decision, *, took: float
             )
         )
     match decision:
-        case Finish(state=State.COMPLETED, result=result):
-            shown = result if result is not None and len(result) <= RESULT_SHOWN else None
-            told.append(
-                JobCompleted(
-                    queue=job.queue,
-                    id=job.id,
-                    task=job.task,
-                    run=job.starts,
-                    attempt=job.attempt,
-                    duration=took,
-                    result=shown,
-                )
-            )
         case Finish(state=State.CANCELLED, reason=reason):
             told.append(_cancelled(job, reason, outcome.by if isinstance(outcome, Cancelled) else None))
         case Finish(reason=reason, error=error):

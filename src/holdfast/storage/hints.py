@@ -2,10 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from random import Random
 
 from holdfast.core.patience import Patience
+from holdfast.storage.notices import Listener
 from holdfast.storage.protocol import Notices, Storage
 
 PATIENCE = Patience(0.5, 30.0)
@@ -15,7 +16,17 @@ PATIENCE = Patience(0.5, 30.0)
 class Hints:
     """One listener on some topics, from now on."""
 
-    def __init__(self, storage: Storage, topics: Iterable[str], *, rng: Random, logger: logging.Logger) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        topics: Iterable[str],
+        *,
+        rng: Random,
+        logger: logging.Logger,
+        hear: Callable[[], None] | None = None,
+    ) -> None:
+        """Listen. `hear`: called at a hint instead of waking who waits, where that is sooner."""
+        self._hear = hear
         self._storage = storage
         self._topics = tuple(topics)
         self._rng = rng
@@ -26,7 +37,7 @@ class Hints:
         self._listen()
 
     async def next(self) -> None:
-        """Wait for the next hint, however long that takes. Cancelling the wait loses nothing."""
+        """Wait for the next hint that nobody was called at, however long that takes. Cancelling it loses nothing."""
         while True:
             if self._notices is None:
                 await asyncio.sleep(self._again_at - asyncio.get_running_loop().time())
@@ -54,7 +65,14 @@ class Hints:
         except Exception as error:
             self._lost(error)
             return False
+        if self._hear is not None and isinstance(self._notices, Listener):
+            self._notices.hear = self._heard
         return True
+
+    def _heard(self) -> None:
+        self._failures = 0
+        if self._hear is not None:
+            self._hear()
 
     def _lost(self, error: Exception) -> None:
         self._failures += 1

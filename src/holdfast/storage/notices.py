@@ -4,7 +4,7 @@ import asyncio
 import contextvars
 import threading
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Self
 
 
@@ -74,6 +74,9 @@ class Hub:
 class Listener:
     """One who listens; an async iterator that yields None for each hint, merging those that come together."""
 
+    hear: Callable[[], None] | None = None
+    """What is called for each hint instead, on the listener's loop: a turn sooner than who waits can go on."""
+
     def __init__(self, hub: Hub, topics: tuple[str, ...], loop: asyncio.AbstractEventLoop) -> None:
         self.topics = topics
         self._hub = hub
@@ -89,7 +92,7 @@ class Listener:
             return
         self._told = True
         try:
-            self._loop.call_soon_threadsafe(self._event.set, context=self._context)
+            self._loop.call_soon_threadsafe(self._tell, context=self._context)
         except RuntimeError:
             # The listener's loop has closed without saying goodbye; there is nobody left to tell.
             self._hub.forget(self)
@@ -97,7 +100,15 @@ class Listener:
     def wake_here(self) -> None:
         """Note a hint, on the loop that the listener is on."""
         self._told = True
-        self._event.set()
+        self._tell()
+
+    def _tell(self) -> None:
+        if self.hear is None:
+            self._event.set()
+        else:
+            # Before it hears: what comes from now on is a hint of its own.
+            self._told = False
+            self.hear()
 
     def __aiter__(self) -> Self:
         return self

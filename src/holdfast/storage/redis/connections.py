@@ -11,7 +11,7 @@ connection that is cut, or an answer that is late, leaves that open and is the c
 
 import asyncio
 import contextvars
-import math
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from random import Random
 from typing import Protocol, cast
@@ -226,12 +226,35 @@ class _Pool:
 
     def __init__(self) -> None:
         self.idle: list[Link] = []
-        self.room = asyncio.Semaphore(LIMIT)
+        self.lent = 0
+        """How many are in use."""
+        self.line: deque[asyncio.Future[None]] = deque()
+        """Who waits for one of them to come back."""
 
-    @property
-    def at_hand(self) -> bool:
-        """Whether there is a connection to be had at once."""
-        return bool(self.idle) and not self.room.locked()
+    async def enter(self) -> None:
+        """Have one connection more in use, as soon as there are not too many."""
+        if self.lent < LIMIT:
+            self.lent += 1
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self.line.append(turn)
+        try:
+            await turn
+        except BaseException:
+            if turn.done() and not turn.cancelled():
+                self.leave()
+            raise
+        finally:
+            # Until it goes on, one of the idle connections is meant for it.
+            self.line.remove(turn)
+
+    def leave(self) -> None:
+        """Have one less in use, or the next in line in its place."""
+        for turn in self.line:
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self.lent -= 1
 
 
 class _Home:
@@ -290,7 +313,7 @@ class _Home:
             pool = self._pools[place] = _Pool()
         try:
             link = await self._borrowed(place, pool, ANSWERING + more)
-            self._watch.begin(place, link, now, more)
+            self._watch.begin(link, now, more)
             try:
                 if not durable:
                     replies = await link.ask(sent, len(sent))
@@ -441,15 +464,15 @@ class _Home:
 
     async def _borrowed(self, place: Place, pool: _Pool, within: float) -> Link:
         """Return a connection of one's own, who gives it back; raise a TimeoutError if there is none in time."""
-        if pool.at_hand and not pool.idle[-1].unfit:
-            await pool.room.acquire()
+        if pool.idle and pool.lent < LIMIT and not pool.line and not pool.idle[-1].unfit:
+            pool.lent += 1
             return pool.idle.pop()
         async with asyncio.timeout(within):
-            await pool.room.acquire()
+            await pool.enter()
             try:
                 return await self._idle(pool) or await self._connect(place)
             except BaseException:
-                pool.room.release()
+                pool.leave()
                 raise
 
     def _rests(self, pool: _Pool, link: Link) -> bool:
@@ -457,7 +480,7 @@ class _Home:
         if link.retired or self._closed or len(pool.idle) >= KEPT:
             return False
         pool.idle.append(link)
-        pool.room.release()
+        pool.leave()
         return True
 
     async def _put_away(self, pool: _Pool, link: Link) -> None:
@@ -468,10 +491,10 @@ class _Home:
                 return
             pool.idle.append(link)
             # While others wait for one, more than a few are wanted.
-            while pool.idle and (self._closed or (len(pool.idle) > KEPT and not pool.room.locked())):
+            while pool.idle and (self._closed or (len(pool.idle) > KEPT and pool.lent < LIMIT and not pool.line)):
                 await self._hang_up(pool.idle.pop(0))
         finally:
-            pool.room.release()
+            pool.leave()
 
     async def _idle(self, pool: _Pool) -> Link | None:
         while pool.idle:
@@ -504,18 +527,14 @@ class _Home:
         return link
 
 
-class _Watched:
-    """A call on its way: until when it has time, and when its connection is to be compared with another."""
+class _Watched(Struct):
+    """A call on its way: when it began, what time it has above the usual, and when its bytes were last seen to flow."""
 
-    __slots__ = ("compare_at", "flow", "latest", "patience", "place", "until")
-
-    def __init__(self, place: Place, began: float, more: float, heard: int) -> None:
-        self.place = place
-        self.patience = ANSWERING + more
-        self.until = began + self.patience
-        self.latest = began + LONGEST
-        self.compare_at = began + SILENT + more
-        self.flow: tuple[int, int] = (heard, 0)
+    began: float
+    more: float
+    flow: tuple[int, int]
+    stirred_at: float
+    compared: bool = False
 
 
 class _Watch:
@@ -529,9 +548,9 @@ class _Watch:
         self._calls: dict[Link, _Watched] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    def begin(self, place: Place, link: Link, began: float, more: float) -> None:
+    def begin(self, link: Link, began: float, more: float) -> None:
         """Look at a call from now on."""
-        self._calls[link] = _Watched(place, began, more, link.heard)
+        self._calls[link] = _Watched(began, more, (link.heard, 0), began)
         if self._timer is None:
             self._set()
 
@@ -553,13 +572,12 @@ class _Watch:
         now = asyncio.get_running_loop().time()
         for link, call in self._calls.items():
             if (flow := link.flow) != call.flow:
-                call.flow = flow
-                call.until = min(now + call.patience, call.latest)
-            if now >= call.until:
+                call.flow, call.stirred_at = flow, now
+            if now >= min(call.stirred_at + ANSWERING + call.more, call.began + LONGEST):
                 link.give_up()
-            elif now >= call.compare_at:
-                call.compare_at = math.inf
-                self._compare(call.place, link)
+            elif now >= call.began + SILENT + call.more and not call.compared:
+                call.compared = True
+                self._compare(link.place, link)
         if self._calls:
             self._set()
 

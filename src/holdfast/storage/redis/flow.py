@@ -105,30 +105,46 @@ def ask_enqueue(jobs: Sequence[NewJob]) -> list[bytes]:
     """Return the request to remember jobs: those in a row that have all but ids and payloads in common as one group."""
     parcel = Parcel()
     calls: list[Wish | Group] = []
-    for like, some in groupby(jobs, bare):
+    for like, row in _alike(jobs):
         fixed = fixed_of(like)
         if fixed is None:
-            calls += [wish(job, parcel) for job in some]
+            calls += [wish(job, parcel) for job in row]
         else:
-            row = list(some)
+            place = parcel.put(fixed, *[job.payload for job in row])
             calls.append(
                 Group(
                     queue=like.queue,
-                    fixed=parcel.put(fixed),
+                    fixed=place,
                     lease=like.stall.lease,
                     timeout=like.timeout,
                     ids=[job.id for job in row],
                     boost=like.boost,
-                    first=parcel.put(*[job.payload for job in row]),
+                    first=place + 1,
                 )
             )
     return parcel.sealed(_Enqueue(calls, len(jobs)))
 
 
+def _alike(jobs: Sequence[NewJob]) -> list[tuple[NewJob, list[NewJob]]]:
+    """Return the jobs in rows of those that are alike but for ids and payloads, with what those of a row are like."""
+    rows: list[tuple[NewJob, list[NewJob]]] = []
+    latest: NewJob | None = None
+    row: list[NewJob] = []
+    for job in jobs:
+        like = bare(job)
+        if like != latest:
+            latest, row = like, []
+            rows.append((like, row))
+        row.append(job)
+    return rows
+
+
 def answer_enqueue(reply: Any, jobs: Sequence[NewJob]) -> list[Receipt]:
     """Return what became of each."""
+    if isinstance(reply, int):
+        return [Receipt("created", job.ref) for job in jobs]
     return [
-        Receipt("created", job.ref) if told == 0 else _receipt(job.queue, *told)
+        Receipt("created", Ref(job.queue, job.id)) if told == 0 else _receipt(job.queue, *told)
         for told, job in zip(reply, jobs, strict=True)
     ]
 
@@ -189,10 +205,7 @@ def _asked(settlements: Sequence[Settlement], parcel: Parcel) -> list[Settling |
             continue
         row = list(some)
         place = parcel.put(_encode(ended))
-        first = parcel.next
-        for one in row:
-            parcel.put(_encode(one.events[0]))
-            parcel.put(_result_of(one))
+        first = parcel.put(*[blob for one in row for blob in (_encode(one.events[0]), _result_of(one))])
         asked.append(
             Completing(
                 queue=queue,
@@ -210,14 +223,21 @@ _OTHERWISE = "", None, None
 
 
 def _completes(asked: Settlement) -> tuple[str, int | None, RunEnd | None]:
-    match asked:
-        case Settlement(
-            decision=Finish(state=State.COMPLETED, result=bytes() as result) as end, events=(JobCompleted(),)
-        ):
-            bare = Finish(state=State.COMPLETED, result=result, keep=end.keep)
-            return (asked.ref.queue, end.keep, asked.ended) if end == bare else _OTHERWISE
-        case _:
-            return _OTHERWISE
+    # Asked of every job that is over; a pattern of so many parts would cost ten times as much.
+    end, events = asked.decision, asked.events
+    if (
+        isinstance(end, Finish)
+        and end.state is State.COMPLETED
+        and end.result is not None
+        and end.error is None
+        and end.reason is None
+        and end.charge is None
+        and end.redrive_after is None
+        and len(events) == 1
+        and isinstance(events[0], JobCompleted)
+    ):
+        return asked.ref.queue, end.keep, asked.ended
+    return _OTHERWISE
 
 
 def _result_of(asked: Settlement) -> bytes:

@@ -10,7 +10,7 @@ import errno
 import os
 import select
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from inspect import signature
 from typing import Any, Protocol, cast
 
@@ -191,7 +191,7 @@ class Link:
             raise
         return cls(place, wire)
 
-    async def ask(self, commands: Iterable[Command], replies: int) -> list[Reply]:
+    async def ask(self, commands: Sequence[Command], replies: int) -> list[Reply]:
         """Send commands at once and return what the server says to each.
 
         Whatever is raised, a cancellation too, the connection is no longer: its next reply would belong to another.
@@ -209,7 +209,7 @@ class Link:
             await self.drop()
             raise
 
-    async def send(self, commands: Iterable[Command]) -> None:
+    async def send(self, commands: Sequence[Command]) -> None:
         """Send commands and leave what the server says to whoever reads."""
         self._send(commands)
 
@@ -274,7 +274,7 @@ class Link:
         """How many bytes the kernel has not taken yet."""
         return self._transport.get_write_buffer_size()
 
-    def _send(self, commands: Iterable[Command]) -> None:
+    def _send(self, commands: Sequence[Command]) -> None:
         if self._line.lost is not None:
             raise self._line.lost
         self._transport.write(packed(commands))

@@ -42,31 +42,27 @@ _error = msgspec.json.Decoder(RecordedError).decode
 _read_policy = msgspec.json.Decoder(Policy).decode
 
 
-class Parcel:
+class Parcel(Struct):
     """A request on its way: what a script reads by name, and bytes that stand beside it for they are no text.
 
     The servers' msgpack knows texts only, so a request names bytes by their place among the script's arguments.
     """
 
-    _FIRST = 3
-
-    def __init__(self) -> None:
-        self._blobs: list[bytes] = []
+    blobs: list[bytes] = []
 
     def put(self, *blobs: bytes) -> int:
         """Put bytes beside the request; return the place of the first."""
-        first = self._FIRST + len(self._blobs)
-        self._blobs += blobs
+        first = _FIRST + len(self.blobs)
+        self.blobs += blobs
         return first
-
-    @property
-    def next(self) -> int:
-        """The place of what is put next."""
-        return self._FIRST + len(self._blobs)
 
     def sealed(self, request: object) -> list[bytes]:
         """Return the arguments of the script."""
-        return [_encode(request), *self._blobs]
+        return [_encode(request), *self.blobs]
+
+
+_FIRST = 3
+"""The place of what is put first."""
 
 
 class Wish(Struct, omit_defaults=True, kw_only=True):
@@ -179,7 +175,7 @@ PAST_RUN = struct.Struct("<IdddI")
 
 FORM = 2
 RAN, RESULT, APART, RESULT_APART = 2, 32, 64, 128
-_NEVER = -1
+_NEVER = -1.0
 _STATES: tuple[State, ...] = (
     *(State.EXPIRED, State.DELAYED, State.WAITING, State.ACTIVE),
     *(State.COMPLETED, State.FAILED, State.CANCELLED, State.EXPIRED),
@@ -188,6 +184,7 @@ _STATES: tuple[State, ...] = (
 _NO_RUN = (0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, -1.0, -1.0, -1.0, -1.0, -1.0, -1.0, -1.0)
 _NOTHING_RARE = Rare()
 
+_read_fixed = msgspec.msgpack.Decoder(Fixed).decode
 _read_rare = msgspec.msgpack.Decoder(Rare).decode
 _read_ended = msgspec.msgpack.Decoder(_RunEnd).decode
 _read_holder = msgspec.msgpack.Decoder(tuple[str, str, str, int]).decode
@@ -269,7 +266,7 @@ def wish(job: NewJob, parcel: Parcel) -> Wish:
         renewed=stall.renewed,
         pinned=stall.pinned,
         on_expire=job.policy.on_expire,
-        policy=None if job.policy is _DEFAULT_POLICY else _policy_text(job.policy),
+        policy=_policy_text(job.policy),
         schedule=job.schedule,
         tick=job.tick,
         parent=job.parent,
@@ -333,7 +330,7 @@ def _fixed_anew(job: NewJob) -> bytes | None:
             renewed=job.stall.renewed,
             pinned=job.stall.pinned,
             on_expire=job.policy.on_expire,
-            policy=None if job.policy is _DEFAULT_POLICY else _policy_text(job.policy),
+            policy=_policy_text(job.policy),
             tick=job.tick,
             parent=job.parent,
         )
@@ -395,70 +392,106 @@ def _record(ref: Ref, parts: Placed, payload: bytes, result: bytes | None) -> Jo
     starts, failures, stalls, releases, _, _, fence, settled, _, heard, ends, limit, started, finished, _, kept = (
         parts.run
     )
-    fixed, rare = _fixed(parts.fixed), parts.rare
-    state = _STATES[int(number)]
-    owner = rare.owner
-    if owner is None and state is State.ACTIVE:
-        owner = _holder(parts.holder)[0]
-    error = None if rare.error is None else _error(rare.error)
-    return JobRecord(
-        queue=ref.queue,
+    like = _like(ref.queue, number, lease, timeout, starts, failures, stalls, releases, parts.fixed, parts.holder)
+    job = structs.replace(
+        like,
         id=ref.id,
-        task=fixed.task,
-        state=state,
         payload=payload if parts.payload is None else parts.payload,
-        headers=_headers(fixed.headers) if fixed.headers else {},
-        tags=fixed.tags,
+        # Whoever is handed the job may write in them.
+        headers=like.headers.copy(),
         score=int(score),
-        priority=fixed.priority,
-        boost=fixed.boost,
-        lifo=fixed.lifo,
-        fair_key=fixed.fair_key,
-        weight=fixed.weight,
         run_at=int(run_at),
-        ttl=fixed.ttl,
-        expires_at=rare.expires_at,
-        timeout=_or_none(timeout),
-        deadline=fixed.deadline,
-        heartbeat_timeout=fixed.heartbeat_timeout,
-        keys=tuple(Key(*key) for key in fixed.keys) if fixed.keys else (),
-        rates=tuple(RateKey(*rate) for rate in fixed.rates) if fixed.rates else (),
-        merge=fixed.merge,
-        gathered=rare.gathered,
-        gathered_bytes=rare.gathered_bytes,
-        parked_under=rare.parked_under,
-        stall=_terms(int(lease), fixed.max_stalls, fixed.start_grace, fixed.renewed, fixed.pinned),
-        policy=_DEFAULT_POLICY if fixed.policy is None else _policy(fixed.policy),
+        created=int(created),
         fence=int(fence),
-        settled_fence=int(settled),
-        owner=owner,
-        heard_at=_or_none(heard),
-        lease_until=_or_none(ends),
-        suspect_until=rare.suspect_until,
-        run_until=_or_none(limit),
-        progress_until=rare.progress_until,
+        heard_at=None if heard == _NEVER else int(heard),
+        lease_until=None if ends == _NEVER else int(ends),
+        run_until=None if limit == _NEVER else int(limit),
+        started=None if started == _NEVER else int(started),
+    )
+    if settled or finished != _NEVER or kept != _NEVER or result is not None or parts.result is not None:
+        job = structs.replace(
+            job,
+            settled_fence=int(settled),
+            finished=_or_none(finished),
+            kept_until=_or_none(kept),
+            result=result if parts.result is None else parts.result,
+        )
+    return job if parts.rare is _NOTHING_RARE else _with(job, parts.rare)
+
+
+@lru_cache(1024)
+def _like(
+    queue: str,
+    number: int,
+    lease: float,
+    timeout: float,
+    starts: int,
+    failures: int,
+    stalls: int,
+    releases: int,
+    fixed: bytes,
+    holder: bytes,
+) -> JobRecord:
+    """Return what many records have in common: those of one call, when they have been claimed by one worker."""
+    told, state = _read_fixed(fixed), _STATES[number]
+    return JobRecord(
+        queue=queue,
+        id="",
+        task=told.task,
+        state=state,
+        payload=b"",
+        headers=_headers(told.headers) if told.headers else {},
+        tags=told.tags,
+        score=0,
+        priority=told.priority,
+        boost=told.boost,
+        lifo=told.lifo,
+        fair_key=told.fair_key,
+        weight=told.weight,
+        run_at=0,
+        ttl=told.ttl,
+        timeout=_or_none(timeout),
+        deadline=told.deadline,
+        heartbeat_timeout=told.heartbeat_timeout,
+        keys=tuple(Key(*key) for key in told.keys),
+        rates=tuple(RateKey(*rate) for rate in told.rates),
+        merge=told.merge,
+        stall=StallTerms(int(lease), told.max_stalls, told.start_grace, told.renewed, told.pinned),
+        policy=_DEFAULT_POLICY if told.policy is None else _policy(told.policy),
+        owner=_holder(holder)[0] if holder and state is State.ACTIVE else None,
         starts=starts,
         failures=failures,
         stalls=stalls,
         releases=releases,
+        created=0,
+        error=too_late(told.ttl) if state is State.EXPIRED else None,
+        schedule=told.schedule,
+        tick=told.tick,
+        parent=told.parent,
+    )
+
+
+def _with(job: JobRecord, rare: Rare) -> JobRecord:
+    """Return a record with what few have."""
+    return structs.replace(
+        job,
+        expires_at=rare.expires_at,
+        gathered=rare.gathered,
+        gathered_bytes=rare.gathered_bytes,
+        parked_under=rare.parked_under,
+        owner=job.owner if rare.owner is None else rare.owner,
+        suspect_until=rare.suspect_until,
+        progress_until=rare.progress_until,
         quarantined=rare.quarantined,
         cancel_at=rare.cancel_at,
         cancel_reason=rare.cancel_reason,
         cancel_by=rare.cancel_by,
-        created=int(created),
-        started=_or_none(started),
-        finished=_or_none(finished),
-        kept_until=_or_none(kept),
         redrive_at=rare.redrive_at,
         redrives=rare.redrives,
-        result=result if parts.result is None else parts.result,
-        error=too_late(fixed.ttl) if state is State.EXPIRED else error,
+        error=job.error if job.state is State.EXPIRED or rare.error is None else _error(rare.error),
         reason=rare.reason,
         progress=rare.progress,
         progress_note=rare.progress_note,
-        schedule=fixed.schedule,
-        tick=fixed.tick,
-        parent=fixed.parent,
     )
 
 
@@ -466,7 +499,6 @@ def _or_none(number: float) -> int | None:
     return None if number == _NEVER else int(number)
 
 
-_fixed = lru_cache(1024)(msgspec.msgpack.Decoder(Fixed).decode)
 _holder = lru_cache(256)(_read_holder)
 
 
@@ -485,10 +517,5 @@ def _policy(body: str) -> Policy:
         return _STRICTEST
 
 
-@lru_cache(1024)
-def _terms(lease: int, max_stalls: int, start_grace: int, renewed: bool, pinned: tuple[str, ...]) -> StallTerms:
-    return StallTerms(lease, max_stalls, start_grace, renewed, pinned)
-
-
-def _policy_text(policy: Policy) -> str:
-    return _json(policy).decode()
+def _policy_text(policy: Policy) -> str | None:
+    return None if policy == _DEFAULT_POLICY else _json(policy).decode()

@@ -1,7 +1,7 @@
 """RESP, the servers' language: commands to bytes, and bytes to replies, in C where hiredis is installed."""
 
 import importlib.util
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Protocol
 
 from redis.exceptions import InvalidResponse, RedisError
@@ -112,8 +112,10 @@ def _number(text: bytes) -> int:
         raise InvalidResponse(f"a reply has {text[:60]!r} for a number") from None
 
 
-def packed(commands: Iterable[Command]) -> bytes:
+def packed(commands: Sequence[Command]) -> bytes:
     """Return commands as a server reads them."""
+    if len(commands) == 1:
+        return _pack(tuple(commands[0]))
     return b"".join(map(_pack, map(tuple, commands)))
 
 

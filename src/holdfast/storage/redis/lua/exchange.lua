@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- requires: settling, flow, plain, work, purse, lookout
+-- requires: passage, purse, lookout, step
 -- exchange: apply each settlement whose run is the current one, then claim what is ordered.
 --
 -- Request: {owner = {id, name, host, pid}, settlements, settling, queues, room, place}. `settling`: how many these are. `place`: how far the claim has got by the calls
@@ -13,42 +13,38 @@
 -- rest, for settlements without a verdict or for more jobs; from there on the next call is to claim. Else false.
 local owner = ASKED.owner
 
-local SETTLING, PUTTING_BACK, STARTING, PROMOTING = 55, 65, 55, 65
+-- What has come of it: verdicts, and whether all are `done`; leases, and how many jobs were looked at.
+local verdicts, all_done, leases, looked = {}, true, {}, 0
 
-local all_done = true
+-- The settlement, or group of some, that is next, and how many of that group were settled.
+local settling, of_group = 1, 0
 
-local function settle_one(asked)
-  local verdict = Settling.settle(asked, owner)
-  Purse.pay(asked.after and PUTTING_BACK or SETTLING)
-  Purse.pay_for(asked.result and ARGV[asked.result])
-  all_done = all_done and verdict == 'done'
-  return verdict
+-- How long the list of leases may become.
+local room = ASKED.room and 3 * min(ASKED.room, CLAIM_LIMIT) or 0
+
+-- Which queues are told anything; when each has delayed jobs, or a rate that opens. Asked when all is settled.
+local told, dues, opening
+
+local function has_room()
+  return #leases < room and looked < SCAN_LIMIT
 end
 
--- Complete the jobs of a group, each plainly or as if it had been asked for alone.
-local function complete(group, verdicts)
-  local plainly = Plain.completing(group, owner)
-  for number, id in ipairs(group.ids) do
-    if Purse.is_empty() then
-      return
-    end
-    local body, result = group.first + 2 * number - 2, group.first + 2 * number - 1
-    local fence, verdict = group.fences[number], 'done'
-    if plainly and Plain.complete(plainly, id, fence, ARGV[body], ARGV[result]) then
-      Purse.pay(Plain.FINISHING + #ARGV[result] / 250)
-    else
-      verdict = settle_one({
-        ref = pair(group.queue, id),
-        fence = fence,
-        state = 'completed',
-        result = result,
-        keep = group.keep,
-        ended = group.ended,
-        events = { { body = body, name = 'completed' } },
-      })
-    end
-    verdicts[#verdicts + 1] = verdict
+-- What is answered. `place`: where there was no time to go on.
+local function answer(left, next_in, place)
+  return { all_done and #verdicts or verdicts, leases, left, next_in or false, place or false }
+end
+
+-- Whether nobody has said anything of any queue or task, nothing is delayed, nobody is parked and none of these lines is
+-- fair: mostly so, and told by one look. What a script moves otherwise than plainly may change that.
+local function are_quiet(queues)
+  if #queues > 100 then
+    return false
   end
+  local names = { key('settings'), key('dues'), key('places') }
+  for number, queue in ipairs(queues) do
+    names[number + 3] = key('fair', queue)
+  end
+  return call('EXISTS', unpack(names)) == 0
 end
 
 -- What is asked about by settlements, read by one command.
@@ -63,26 +59,129 @@ local function fetch(settlements)
   Bytes.fetch(refs)
 end
 
--- Settle as many as there is time for, in their order; return the verdicts.
-local function settle_all(settlements)
-  local verdicts = {}
-  fetch(settlements)
-  for _, asked in ipairs(settlements) do
-    if Purse.is_empty() then
-      break
-    elseif asked.ids then
-      complete(asked, verdicts)
+-- Complete the jobs of a group that come next; `otherwise` does what is not plain. Return whether there was nothing else.
+local function complete(group, quiet, otherwise)
+  local plainly = Passage.completing(group, owner, quiet)
+  while of_group < #group.ids and not Purse.is_empty() do
+    local at, event = of_group + 1, group.first + 2 * of_group
+    local result = ARGV[event + 1]
+    if plainly and Passage.complete(plainly, group.ids[at], group.fences[at], ARGV[event], result) then
+      verdicts[#verdicts + 1] = 'done'
+      Purse.pay(Passage.FINISHING + #result / 250)
+    elseif otherwise then
+      otherwise(group, at)
     else
-      verdicts[#verdicts + 1] = settle_one(asked)
+      return false
+    end
+    of_group = at
+  end
+  return true
+end
+
+-- Claim jobs as far as they are plain, from queues of which none holds them up; return what is answered, or nil and where to
+-- go on.
+local function claim_plainly(queues, quiet)
+  local number, promoted, more = ASKED.place[1], ASKED.place[2], false
+  if #queues ~= 1 or not has_room() then
+    number = Lookout.first_with('ready', queues, number)
+  end
+  while number and has_room() do
+    if Purse.is_empty() then
+      return answer(0, nil, { number, promoted, looked })
+    end
+    local ready = key('ready', queues[number])
+    local most = Purse.affords(Passage.STARTING, min((room - #leases) / 3, SCAN_LIMIT - looked))
+    -- One beyond them tells whether any are left.
+    local ids = first_of(ready, most + 1)
+    more = table.remove(ids, most + 1) ~= nil
+    local started = #ids > 0 and Passage.start(queues[number], ids, owner, leases, quiet) or 0
+    looked = looked + started
+    if started == #ids and not more then
+      number, promoted = Lookout.first_with('ready', queues, number + 1), 0
+    elseif started < #ids and not Purse.is_empty() then
+      return nil, { number, promoted, looked }
     end
   end
-  return verdicts
+  local left = more or number or ASKED.place[1] > 1 and Lookout.first_with('ready', queues, 1)
+  return answer(left and 1 or 0)
+end
+
+-- Do all that is asked, as far as it is plain; return what is answered, or nil and where to go on claiming.
+local function begin()
+  local settlements, queues = ASKED.settlements, ASKED.queues or {}
+  local quiet = are_quiet(queues)
+  fetch(settlements)
+  while settling <= #settlements do
+    local group = settlements[settling]
+    if not group.ids or not complete(group, quiet) then
+      return nil
+    elseif of_group < #group.ids then
+      return answer(0, nil, ASKED.place)
+    end
+    settling, of_group = settling + 1, 0
+  end
+  if not ASKED.room then
+    return answer(0)
+  end
+  looked = ASKED.place[3]
+  if not quiet then
+    told = Settings.fetch('queue', queues)
+    dues, opening = Lookout.coming(queues)
+    if #told > 0 or next(dues) or next(opening) then
+      return nil
+    end
+  end
+  return claim_plainly(queues, quiet)
+end
+
+local answered, place = Step.carry_out(begin, Passage.write_down)
+if answered then
+  return answered
+end
+
+-- requires: plain, settling, flow, work
+
+local SETTLING, PUTTING_BACK, STARTING, PROMOTING = 55, 65, 55, 65
+
+local function settle(asked)
+  local verdict = Settling.settle(asked, owner)
+  Purse.pay(asked.after and PUTTING_BACK or SETTLING)
+  Purse.pay_for(asked.result and ARGV[asked.result])
+  all_done = all_done and verdict == 'done'
+  verdicts[#verdicts + 1] = verdict
+end
+
+-- Settle one of a group as if it had been asked for alone.
+local function settle_of(group, number)
+  local body = group.first + 2 * number - 2
+  settle({
+    ref = pair(group.queue, group.ids[number]),
+    fence = group.fences[number],
+    state = 'completed',
+    result = body + 1,
+    keep = group.keep,
+    ended = group.ended,
+    events = { { body = body, name = 'completed' } },
+  })
+end
+
+-- Settle as many as there is time for, in their order.
+local function settle_all(settlements)
+  while settling <= #settlements and not Purse.is_empty() do
+    local asked = settlements[settling]
+    if asked.ids then
+      complete(asked, false, settle_of)
+    else
+      settle(asked)
+    end
+    settling, of_group = settling + 1, 0
+  end
 end
 
 -- Start the first in a queue's line: `ids`, as far as they are plain, or the first of them in whatever way; return how many
 -- were looked at.
 local function start(queue, ids, leases)
-  local started = Plain.start(queue, ids, owner, leases)
+  local started = Passage.start(queue, ids, owner, leases)
   if started > 0 then
     return started
   end
@@ -106,13 +205,6 @@ end
 
 local NEVER = math.huge
 
--- What a claim has come to.
-local leases, looked, room = {}, 0, 0
-
-local function has_room()
-  return #leases < room and looked < SCAN_LIMIT
-end
-
 -- Let those of a queue come into line whose time has come, so many at most; return how many were looked at, and whether
 -- there was time for no more of them.
 local function promote(queue, most)
@@ -134,7 +226,7 @@ local function claim_from(queue)
       return true
     end
     local may_start = min((room - #leases) / 3, SCAN_LIMIT - looked)
-    local most = Plain.in_queue(queue) and Purse.affords(Plain.STARTING, may_start) or 1
+    local most = Plain.in_queue(queue) and Purse.affords(Passage.STARTING, may_start) or 1
     local ids = first_of(key('ready', queue), most)
     if #ids == 0 then
       return false
@@ -147,7 +239,7 @@ end
 
 -- Claim from those of the queues that have anything, in their order. Return the numbers of those that were visited, the
 -- first one that anybody may stand in line of, and where to go on if there was no time for the rest.
-local function claim(queues, place, dues, opening)
+local function claim(queues, place)
   local visited, lined, promoted = {}, 0, place[2]
   looked = place[3]
   for number = place[1], #queues do
@@ -182,7 +274,7 @@ local function claim(queues, place, dues, opening)
 end
 
 -- Whether jobs that could be claimed were left in any of the queues, as 0 or 1, and when time alone gives another.
-local function glance(queues, told, dues, opening, visited, first)
+local function glance(queues, visited, first)
   local shut, next_due = {}, Lookout.next_due(queues, dues)
   local function comes(instant)
     next_due = min(instant, next_due or instant)
@@ -218,25 +310,25 @@ end
 
 -- Claim what is ordered; return what to answer of it.
 local function take(queues)
-  room = 3 * min(ASKED.room, CLAIM_LIMIT)
-  local told = Settings.fetch('queue', queues)
-  local dues, opening = Lookout.coming(queues)
-  local visited, first, place = claim(queues, ASKED.place, dues, opening)
-  if place then
-    return 0, nil, place
+  if not dues then
+    told = Settings.fetch('queue', queues)
+    dues, opening = Lookout.coming(queues)
   end
-  return glance(queues, told, dues, opening, visited, first)
+  local visited, first, in_vain = claim(queues, place or ASKED.place)
+  if in_vain then
+    return 0, nil, in_vain
+  end
+  return glance(queues, visited, first)
 end
 
 return Work.carry_out(function()
-  local verdicts = settle_all(ASKED.settlements)
+  settle_all(ASKED.settlements)
   Work.let_in()
-  local left, next_due, place = 0, nil, nil
   if #verdicts < ASKED.settling then
-    place = ASKED.place
-  elseif ASKED.room then
-    left, next_due, place = take(ASKED.queues)
+    return answer(0, nil, ASKED.place)
+  elseif not ASKED.room then
+    return answer(0)
   end
-  local next_in = next_due and max(0, next_due - NOW) or false
-  return { all_done and #verdicts or verdicts, leases, left, next_in, place or false }
+  local left, next_due, in_vain = take(ASKED.queues)
+  return answer(left, next_due and max(0, next_due - NOW), in_vain)
 end)

@@ -54,7 +54,7 @@ end
 call('HSET', LEADER, 'busy_at', NOW)
 
 -- Nobody waits for a sweep, and what it looks at was last touched long ago: it takes less at a time than the others may.
-Purse.pay(500)
+Purse.pay(800)
 
 local stalled, due, next_tick = {}, {}, false
 
@@ -106,10 +106,10 @@ local CHORES = {
   { 'promote', PROMOTE_LIMIT, 85, Upkeep.promote },
   { 'unpark', PROMOTE_LIMIT, 60, Upkeep.unpark },
   { 'redrive', SWEEP_LIMIT, 130, Upkeep.redrive },
-  { 'trim', TRIM_LIMIT, 55, Upkeep.trim },
+  { 'trim', TRIM_LIMIT, 65, Upkeep.trim },
   { 'events', TRIM_LIMIT, 9, Upkeep.forget_events },
   { 'workers', TRIM_LIMIT, 2, Upkeep.forget_workers },
-  { 'windows', WINDOW_LIMIT, 4, Upkeep.forget_windows },
+  { 'windows', WINDOW_LIMIT, 6, Upkeep.forget_windows },
   { 'rates', PASSED_LIMIT, 4, Upkeep.forget_rates },
   { 'lines', PASSED_LIMIT, 1, Upkeep.pass_lines },
   { 'queues', LOOK_LIMIT, 0, Upkeep.forget_queues },

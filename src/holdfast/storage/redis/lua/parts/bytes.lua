@@ -1,6 +1,6 @@
 -- requires: cell
 -- The bytes of records, read and written many by one command. Who wants to know what they say loads them, by Record, and has
--- them to himself from then on; who moves a plain job (parts/plain.lua) goes from bytes to bytes.
+-- them to himself from then on; who moves a plain job (parts/passage.lua) goes from bytes to bytes.
 local Bytes = {}
 
 -- Of each record that was read, or moved since, what it is by now, or false where there is none; and which Record has.

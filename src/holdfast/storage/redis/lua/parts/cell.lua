@@ -25,8 +25,9 @@ local UNMADE = {
   end,
 }
 
-local function lazily(make)
-  return setmetatable({ make }, UNMADE)
+local function lazily(part, make)
+  part[1] = make
+  return setmetatable(part, UNMADE)
 end
 
 local function is_made(part)

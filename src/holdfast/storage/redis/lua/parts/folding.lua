@@ -2,6 +2,12 @@
 -- Records from their bytes, and to their bytes (parts/form.lua).
 local Folding = {}
 
+local STATES = { 'delayed', 'waiting', 'active', 'completed', 'failed', 'cancelled', 'expired' }
+local NUMBER_OF = {}
+for number, state in ipairs(STATES) do
+  NUMBER_OF[state] = number
+end
+
 -- Which fields lie at fixed places, and which among what is fixed; all others are rare.
 local PLACED = {
   ref = true,
@@ -115,7 +121,7 @@ function Folding.unfold(body)
     end
     at = at + rare
   end
-  job.state = Form.STATES[state]
+  job.state = STATES[state]
   job.made, job.score, job.run_at, job.created, job.lease = made, score, run_at, created, lease
   job.timeout = number_or_nil(timeout)
   job.back, job.beaten, job.traced = has(Form.BACK) or nil, has(Form.BEATEN) or nil, has(Form.TRACED) or nil
@@ -181,7 +187,7 @@ function Folding.fold(job)
   local head = struct.pack(
     Form.HEAD,
     Form.NUMBER,
-    Form.NUMBER_OF[job.state],
+    NUMBER_OF[job.state],
     marks,
     #fixed,
     job.load,

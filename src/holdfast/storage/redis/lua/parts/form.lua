@@ -12,7 +12,7 @@
 --   result  RESULT   unless it is RESULT_APART
 --
 -- An instant that is none is NEVER. PLAIN says that nothing about the job is out of the ordinary: no keys, rates or groups
--- that it belongs to, no clocks but its lease and its time-out, and nothing rare; parts/plain.lua moves such a one.
+-- that it belongs to, no clocks but its lease and its time-out, and nothing rare; parts/plain.lua tells of such ones.
 local Form = {}
 
 Form.NUMBER = 2
@@ -28,8 +28,5 @@ Form.RESULT, Form.APART, Form.RESULT_APART = 32, 64, 128
 -- How many bytes of a payload, or of a result, lie in the record: each move writes them anew, but a key takes more.
 Form.WITHIN, Form.RESULT_WITHIN = 512, 128
 
-Form.STATES = { 'delayed', 'waiting', 'active', 'completed', 'failed', 'cancelled', 'expired' }
-Form.NUMBER_OF = {}
-for number, state in ipairs(Form.STATES) do
-  Form.NUMBER_OF[state] = number
-end
+-- The numbers of the states that plain jobs are in; Folding has all.
+Form.WAITING, Form.ACTIVE, Form.COMPLETED = 2, 3, 4

@@ -2,13 +2,24 @@
 -- What a script hints at when all is written: topics that somebody may be listening to.
 local Hints = {}
 
+-- Topics, and the channels of these.
 local knocked, in_order = {}, {}
+
+-- The channel of a topic, or what those of many begin with.
+function Hints.channel(topic)
+  return BASE .. ':n:' .. topic
+end
+
+-- Hint in a channel when all is written; it is nobody else's in this script.
+function Hints.put(channel)
+  in_order[#in_order + 1] = channel
+end
 
 -- Hint at a topic, once, when all is written.
 function Hints.knock(topic)
   if not knocked[topic] then
     knocked[topic] = true
-    in_order[#in_order + 1] = topic
+    Hints.put(Hints.channel(topic))
   end
 end
 
@@ -35,10 +46,7 @@ end
 
 -- All is written by now, and nothing rests on a hint: one that the user may not publish must not fail the verb.
 function Hints.flush()
-  local channels = {}
-  for number, topic in ipairs(in_order) do
-    channels[number] = BASE .. ':n:' .. topic
-  end
+  local channels = in_order
   in_order, knocked = {}, {}
   for from = 1, #channels, 500 do
     publish(channels, from, min(from + 499, #channels))

@@ -1,5 +1,5 @@
 -- requires: cell, record, hints, journal, line, shelf, flow
--- How a run is settled, whatever it was like; parts/plain.lua does so for what is plain.
+-- How a run is settled, whatever it was like; parts/passage.lua does so for what is plain.
 --
 -- A settlement is as exchange is asked for it.
 local Settling = {}

@@ -1,6 +1,5 @@
--- requires: cell, bytes, record, index, hints, shelf, parking
--- The work of a script that changes something. A script is one step, but one that fails is not undone: what it has done
--- until then is written down as whole as it is, and the rest is the audit's.
+-- requires: cell, step, bytes, index, record, shelf, parking
+-- The work of a script that may move jobs of all kinds.
 local Work = {}
 
 -- Who was not made has nothing to write.
@@ -18,13 +17,7 @@ function Work.write_down()
 end
 
 function Work.carry_out(work)
-  local went_well, answer = pcall(work)
-  Work.write_down()
-  flush(Hints)
-  if not went_well then
-    error(answer, 0)
-  end
-  return answer
+  return Step.carry_out(work, Work.write_down)
 end
 
 -- Let others in line where a key was left, if any was: only Shelf moves those that hold keys.

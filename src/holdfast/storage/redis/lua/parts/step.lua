@@ -1,0 +1,19 @@
+-- requires: cell, hints
+-- The work of a script that changes something. A script is one step, but one that fails is not undone: what it has done
+-- until then is written down as whole as it is, and the rest is the audit's.
+local Step = {}
+
+-- Do some work, have written down what it has put off, and hint at what has come of it.
+function Step.carry_out(work, write_down)
+  local went_well, answer, place = pcall(work)
+  if write_down then
+    write_down()
+  end
+  if is_made(Hints) then
+    Hints.flush()
+  end
+  if not went_well then
+    error(answer, 0)
+  end
+  return answer, place
+end
