@@ -92,7 +92,10 @@ def free_window(step: Step, job: JobRecord) -> None:
 
 
 def _alike(step: Step, jobs: Sequence[tuple[int, NewJob]], begins: int) -> Sequence[tuple[int, NewJob]]:
-    """Return as many of some jobs, from a place on, as differ in little and ask for nothing but a place in line."""
+    """Return as many of some jobs, from a place on, as differ in little and ask for nothing but a place in line.
+
+    None where that is one: a list of one takes the library longer than a row.
+    """
     _, first = jobs[begins]
     if first.merge is not None or first.throttle is not None or first.keys or _is_fair(step, first):
         return ()
@@ -104,7 +107,7 @@ def _alike(step: Step, jobs: Sequence[tuple[int, NewJob]], begins: int) -> Seque
         if structs.replace(new, id=first.id, payload=first.payload, headers=first.headers) != first:
             break
         ends += 1
-    return jobs[begins:ends]
+    return jobs[begins:ends] if ends - begins > 1 else ()
 
 
 def _create_alike(step: Step, alike: Sequence[tuple[int, NewJob]]) -> bool:

@@ -12,7 +12,9 @@ import sqlite3
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import groupby
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from holdfast.clock import Clock, entropy
@@ -116,7 +118,7 @@ class Writer:
         self._queue: deque[Operation] = deque()
         self._front: deque[Operation] = deque()
         self._hand: list[Operation] = []
-        self._bell = threading.Event()
+        self._bell = SimpleQueue[None]()
         self._guard = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stopping = False
@@ -182,8 +184,8 @@ class Writer:
 
     def wake(self) -> None:
         """Make sure that the thread looks at what is there."""
-        if not self._bell.is_set():
-            self._bell.set()
+        if self._bell.empty():
+            self._bell.put(None)
         if self._thread is None:
             self._start()
 
@@ -192,7 +194,7 @@ class Writer:
         self._stopping = True
         thread = self._thread
         if thread is not None:
-            self._bell.set()
+            self._bell.put(None)
             thread.join(timeout)
         with self._guard:
             late = [*self._front, *self._queue]
@@ -231,7 +233,8 @@ class Writer:
     def _work(self) -> None:
         bell, rested, unseen, seen_at = self._bell, True, 0, 0.0
         while bell is self._bell:
-            bell.clear()
+            while not bell.empty():
+                bell.get()
             worked = self._take()
             if worked:
                 self._perform()
@@ -246,7 +249,8 @@ class Writer:
                 self._look_around()
                 unseen, seen_at = 0, self._clock.uptime()
             if not worked:
-                bell.wait(self._pace.rest() if heard else None)
+                with suppress(Empty):
+                    bell.get(timeout=self._pace.rest() if heard else None)
             rested = not worked
         self._leave()
 
@@ -268,9 +272,7 @@ class Writer:
                 left = self._peek(connection, wanted)
                 if left:
                     self._write(connection, left, knocked)
-                if not self._hub.heard:
-                    self._others.note(connection)
-                elif knocked:
+                if knocked and self._hub.heard:
                     self._others.told(connection, knocked)
         except Exception as error:
             # Whatever it is, the callers hear of it and the thread goes on.
@@ -289,6 +291,8 @@ class Writer:
         """Answer what needs no transaction; where there is one anyway, all goes into it."""
         if any(operation.peek is None for operation in wanted):
             return wanted
+        if not self._hub.heard:
+            self._others.note(connection)
         step = Step(connection)
         left: list[Operation] = []
         for operation in wanted:
@@ -335,6 +339,9 @@ class Writer:
                 self._begin(step, operation)
                 answers.append(None if operation.run is None else operation.run(step))
         step.write_down()
+        if not self._hub.heard:
+            # Nobody else can commit before this does, and while its locks are held a look costs next to nothing.
+            self._others.note(connection)
         connection.execute(_COMMIT)
         for operation, answer in zip(batch, answers, strict=True):
             operation.answer = answer
