@@ -172,6 +172,7 @@ def test_a_lifespan_that_cannot_be_entered_is_said_and_exit_code_1(tasks: Termin
             drain=timedelta(milliseconds=1500),
             max_jobs=7,
             max_memory=1_500_000_000,
+            prefetch=0,
         ),
     ],
 )
@@ -188,6 +189,7 @@ def test_a_child_is_told_all_that_its_supervisor_was(crew: Crew) -> None:
             drain=told["drain"],
             max_jobs=told["max_jobs"],
             max_memory=told["max_memory"],
+            prefetch=told["prefetch"],
         )
         == crew
     )

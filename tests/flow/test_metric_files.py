@@ -31,7 +31,7 @@ def metrics() -> dict[str, tuple[str, set[str]]]:
     for metric in METRICS:
         labels = [f"some {label}" for label in metric.labels]
         if metric.buckets:
-            figures.observe(metric, 1.0, *labels)
+            figures.observe(metric, [1.0], *labels)
         else:
             figures.count(metric, *labels)
     survey = Survey(

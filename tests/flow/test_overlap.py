@@ -12,6 +12,7 @@ from holdfast.core.settlement import Settlement
 from holdfast.storage.memory import MemoryStorage
 from holdfast.storage.protocol import Exchanged, Order
 from holdfast.testing.simloop import SimClock, SimLoop, simulate
+from holdfast.worker.ahead import MOST
 from holdfast.worker.held import RunKey
 from holdfast.worker.runs import starter
 from tests.flow.conftest import Stage
@@ -86,7 +87,7 @@ def test_two_calls_are_under_way_while_there_is_enough_to_do_and_the_room_is_kep
         assert [await job.result() for job in jobs] == list(range(1000))
         assert max(calls for _, _, calls in storage.calls) == 2
         assert most <= CONCURRENCY
-        assert storage.most <= CONCURRENCY
+        assert storage.most <= MOST
         assert len(await stage.told(JobCompleted)) == 1000
 
     remote(scenario)
@@ -153,7 +154,7 @@ def test_after_a_failure_one_call_at_a_time_claims_nothing_until_one_is_answered
         details = [await job.info() for job in jobs]
         # What those two claimed was found when the storage was back, and charged to nobody.
         assert {(detail.job.starts, detail.job.releases) for detail in details} == {(1, 0), (2, 1)}
-        assert storage.most <= CONCURRENCY
+        assert storage.most <= MOST
 
     remote(scenario)
 

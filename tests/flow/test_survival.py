@@ -318,7 +318,7 @@ def test_what_a_workers_own_reaper_has_reclaimed_is_no_stray() -> None:
         await storage.reclaim("other", mine)
 
         def holds(key: RunKey) -> Held | None:
-            return Held(held, stops_unreachable=False) if key == (held.ref, held.fence) else None
+            return Held(held) if key == (held.ref, held.fence) else None
 
         assert [lease.ref for lease in await strays(storage, "mine", ("default",), holds)] == [unheld[0].ref]
         assert await strays(storage, "mine", ("elsewhere",), holds) == []

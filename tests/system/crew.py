@@ -342,6 +342,14 @@ async def poison() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@app.task(stall=Stall(max_count=1))
+async def first_dies(number: int) -> None:
+    """Be killed if this is the first of them."""
+    note("start")
+    if number == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 @app.task
 def crash() -> None:
     """Reach for memory that is nobody's."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.core.events import JobStalled, WorkerDied
-from holdfast.core.job import Ref
+from holdfast.core.job import JobDetail, Ref
 from holdfast.core.lifecycle import State
 from tests.system.farm import Farm, by_job
 from tests.system.groups import small_group
@@ -205,3 +205,24 @@ async def test_a_poison_job_fails_at_its_second_crash_and_its_neighbours_all_com
     # One that another took along before it had begun is charged as well.
     starts = by_job([line for line in here.lines() if line.what == "start"])
     assert all(1 <= len(starts[ref.id]) <= 2 for ref in poison)
+
+
+async def test_jobs_that_were_claimed_ahead_are_not_blamed_for_the_death_of_their_worker(crew: MakeFarm) -> None:
+    here = crew(deaf="1")
+    here.worker("-c", "1")
+    jobs, at_hand = list[Ref](), list[JobDetail]()
+    # On a busy machine the latest runs may have been too long for any to be claimed ahead.
+    while not at_hand and len(jobs) < 2000:
+        jobs += here.enqueue("quick", 1, times=200)
+        await over(here, jobs, within=30)
+        poison, *others = here.enqueue_in_turns("first_dies", [(number,) for number in range(12)], times=1)
+        jobs += [poison, *others]
+        await over(here, jobs, within=30)
+
+        (failed,) = await here.details([poison])
+        assert (failed.job.state, failed.job.reason) == (State.FAILED, "crashed")
+        details = await here.details(others)
+        assert {(detail.job.state, detail.job.stalls) for detail in details} == {(State.COMPLETED, 0)}
+        at_hand = [detail for detail in details if len(detail.runs) == 2]
+
+    assert {(detail.runs[0].ended, detail.runs[0].reason) for detail in at_hand} == {("released", "process_died")}

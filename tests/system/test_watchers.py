@@ -23,11 +23,11 @@ import asyncio, sys
 import crew
 
 async def work():
-    await crew.app.worker(keeper=sys.argv[1], concurrency=2).run()
+    await crew.app.worker(keeper=sys.argv[1], concurrency=2, reaper=False).run()
 
 asyncio.run(work())
 """
-"""A worker in somebody's own process, without a supervisor."""
+"""A worker in somebody's own process, without a supervisor; it leaves the sweeps to those who are to take from it."""
 
 SECOND = 1_000_000
 TIMING = {"lease": f"{LEASE}s", "sweep": "300ms", "grace": "300ms"}

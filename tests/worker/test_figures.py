@@ -32,7 +32,7 @@ def shown(figures: dict[Key, tuple[float, ...]]) -> dict[str, Family]:
 def test_a_time_falls_into_the_first_bucket_that_it_is_not_above() -> None:
     figures = Figures()
     for seconds in (0.0, 0.005, 0.0051, 7_200.0, 7_201.0):
-        figures.observe(DURATION, seconds, "mail", "send")
+        figures.observe(DURATION, [seconds], "mail", "send")
     (numbers,) = figures.totals().values()
 
     assert numbers[1:] == (2, 1, *(0,) * 8, 1, 1)
@@ -55,7 +55,7 @@ def test_there_are_no_more_series_than_a_scraper_bears() -> None:
     figures = Figures()
     for number in range(MOST + 500):
         figures.count(JOBS, "default", f"task {number}", "completed")
-    figures.observe(STORAGE_OP, 1.0, "renew")
+    figures.observe(STORAGE_OP, [1.0], "renew")
     totals = figures.totals()
 
     assert len(totals) <= MOST + len(METRICS)

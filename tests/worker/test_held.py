@@ -18,7 +18,7 @@ def test_a_run_that_was_let_go_of_is_freed_without_the_garbage_collector(watched
     # run: in the middle of `ast.parse`, say, which then takes what another thread does meanwhile for its own.
     slate = Slate.new(1) if watched else None
     holdings = Holdings(slate)
-    held = Held(Lease(structs.replace(active(), fence=7)), stops_unreachable=False)
+    held = Held(Lease(structs.replace(active(), fence=7)))
     holdings.add(held)
     held.signs.sign(1.0)
     seen = weakref.ref(held)

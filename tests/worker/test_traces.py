@@ -24,7 +24,7 @@ def held(coroutine: Coroutine[Any, Any, Any] | None = None, *, id_: str = "a") -
     """Return a run that was claimed at 0 and beats every 5 s."""
     job = active()
     stall = structs.replace(job.stall, lease=LEASE)
-    made = Held(Lease(structs.replace(job, id=id_, stall=stall)), stops_unreachable=False)
+    made = Held(Lease(structs.replace(job, id=id_, stall=stall)))
     if coroutine is not None:
         made.root, made.task = coroutine, asyncio.create_task(coroutine)
     return made

@@ -56,6 +56,7 @@ class Crew:
     drain: timedelta
     max_jobs: int | None = None
     max_memory: int | None = None
+    prefetch: int | None = None
 
     def worker(self, app: Holdfast, *, child: Child | None = None) -> Worker:
         """Return the worker, not yet started.
@@ -75,6 +76,7 @@ class Crew:
             burst=self.burst,
             max_jobs=max_jobs,
             max_memory=self.max_memory,
+            prefetch=self.prefetch,
             incarnation=None if child is None else child.incarnation,
             slate=None if child is None else child.slate,
         )
@@ -89,6 +91,7 @@ class Crew:
             *([] if self.name is None else ["--name", self.name]),
             *([] if self.max_jobs is None else ["--max-jobs", str(self.max_jobs)]),
             *([] if self.max_memory is None else ["--max-memory", str(self.max_memory)]),
+            *([] if self.prefetch is None else ["--prefetch", str(self.prefetch)]),
         ]
 
 
@@ -124,6 +127,12 @@ class Crew:
     help="Replace a process that occupies more, 500MB say, between two of its jobs.",
 )
 @click.option(
+    "--prefetch",
+    type=click.IntRange(0),
+    metavar="N",
+    help="Claim at most N jobs beyond those that run, where these are short; 0 for none.",
+)
+@click.option(
     "--loop",
     type=click.Choice(loops.LOOPS),
     default="auto",
@@ -154,6 +163,7 @@ def worker(
     drain: timedelta,
     max_jobs: int | None,
     max_memory: int | None,
+    prefetch: int | None,
     loop: loops.Loop,
     reload: bool,
     reload_dirs: tuple[Path, ...],
@@ -172,7 +182,7 @@ def worker(
     """
     set_up(log_level, log_format, quiet=session.quiet)
     target = _target(session, target)
-    crew = Crew(_queues(queues), concurrency, burst, not no_reaper, name, drain, max_jobs, max_memory)
+    crew = Crew(_queues(queues), concurrency, burst, not no_reaper, name, drain, max_jobs, max_memory, prefetch)
     # Before any user code: what that starts must not come by the line to our supervisor.
     child = Child.from_environment()
     # Refused here, and not by each process. All of them run handlers, or start some that do.

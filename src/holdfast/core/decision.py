@@ -63,8 +63,8 @@ Decision = Finish | PutBack
 def decide(job: JobRecord, outcome: Outcome, rng: Random) -> Decision:
     """Say what becomes of a job after one run. Pure: the same arguments give the same answer."""
     match outcome:
-        case Returned(result):
-            return Finish(state=State.COMPLETED, result=result, keep=job.policy.result_ttl)
+        case Returned():
+            return Finish(state=State.COMPLETED, result=outcome.result, keep=job.policy.result_ttl)
         case Cancelled(reason):
             return Finish(state=State.CANCELLED, reason=reason)
         case Snoozed(delay):

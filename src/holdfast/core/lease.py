@@ -47,7 +47,7 @@ def next_fence(fence: int, now: int) -> int:
 
 def margin(lease: int) -> int:
     """Return how long before its end a holder stops trusting a lease, in microseconds."""
-    return min(2_000_000, lease // 10)
+    return lease // 10 if lease < 20_000_000 else 2_000_000
 
 
 def trusted_until(asked_at: float, lease: int) -> float:

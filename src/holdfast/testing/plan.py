@@ -33,6 +33,9 @@ FEATURES = (*MERGING, *ORDER)
 FEATURED = 0.3
 """The share of worlds in which some of that is asked for; in as many there are schedules."""
 
+FORESIGHTED = 0.3
+"""The share of worlds in which workers claim ahead."""
+
 USUAL = Rates()
 
 
@@ -75,6 +78,9 @@ class Plan:
 
     schedules: int = 0
 
+    ahead: bool = False
+    """Workers claim ahead although their runs take seconds, and what is at hand waits for seconds, too."""
+
     @classmethod
     def drawn(cls, rng: Random) -> Self:
         """Draw a plan: each fault is enabled or not, and has a rate of its own."""
@@ -109,7 +115,7 @@ class Plan:
             plan = replace(plan, features=features, jobs=2 * plan.jobs, repeats=rng.choice((0.0, 0.1, 0.4)))
         if rng.random() < FEATURED:
             plan = replace(plan, schedules=rng.randint(1, 3))
-        return plan
+        return replace(plan, ahead=rng.random() < FORESIGHTED)
 
     def without(self, kinds: Collection[str]) -> Self:
         """Return this plan with some kinds of fault left out."""

@@ -18,6 +18,7 @@ from holdfast.testing.simloop import Node
 from holdfast.testing.stage import Stage
 from holdfast.testing.weather import EVERYWHERE
 from holdfast.testing.workload import OTHER
+from holdfast.worker.ahead import MOST
 from holdfast.worker.worker import FORCED_LINGER, LINGER, TELLING, Worker
 
 FAREWELL = 3 * FORCED_LINGER + 0.1
@@ -105,6 +106,9 @@ class Station:
             concurrency=plan.concurrency,
             election=LeaderElection() if plan.election else None,
         )
+        if plan.ahead:
+            ahead = worker.ahead
+            ahead.most, ahead.moment, ahead.short, ahead.patience = MOST, 8.0, 60.0, 2.0
         stage.homes[main] = worker.owner.id
         stage.note("starts", name)
         try:

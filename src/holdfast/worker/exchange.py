@@ -55,7 +55,7 @@ UNSETTLED_LIMIT = 1000
 
 LEAST_WORTH = 4
 """For fewer outcomes, or less room, than this no second call is made beside another; nor for less than a quarter of
-what the worker runs at a time: each call costs both sides something, and soon the other is answered."""
+what the worker holds at a time: each call costs both sides something, and soon the other is answered."""
 
 
 class _Call:
@@ -100,11 +100,7 @@ class ExchangeLoop:
         self._outcomes = outcomes
         self._holdings = holdings
         self._queues = queues
-        self._concurrency = concurrency
-        self._worth = max(LEAST_WORTH, concurrency // 4)
         self._hands = 2 if storage.apart and concurrency >= 2 * LEAST_WORTH else 1
-        self._most = -(-concurrency // self._hands)
-        """How many jobs one call may bring."""
         self._wear = wear
         self._worn = asyncio.Event()
         self._clock = clock
@@ -151,7 +147,7 @@ class ExchangeLoop:
     @property
     def running(self) -> int:
         """How many runs go on."""
-        return len(self._runs)
+        return self._runs.running
 
     @property
     def unsettled(self) -> list[str]:
@@ -161,14 +157,12 @@ class ExchangeLoop:
     async def run(self) -> None:
         """Settle and claim until cancelled."""
         topics = [queue_topic(queue) for queue in self._queues]
-        hints = Hints(self._storage, topics, rng=self._rng, logger=self._logger)
+        hints = Hints(self._storage, topics, rng=self._rng, logger=self._logger, hear=self._hinted)
 
         async def listen() -> None:
             while True:
                 await hints.next()
-                self._stirred = True
-                # At once: nothing else of this turn could go along.
-                self._look()
+                self._hinted()
 
         try:
             async with asyncio.TaskGroup() as crew:
@@ -193,11 +187,14 @@ class ExchangeLoop:
     def be_quiet(self, quiet: bool) -> None:
         """Claim no more until told otherwise; what a claim in flight still brings is run."""
         self.quiet = quiet
+        if quiet:
+            self._runs.hand_back()
         self._stir()
 
     def stop_claiming(self) -> None:
         """Claim no more; what a claim in flight still brings is handed back unbegun."""
         self._claiming = False
+        self._runs.hand_back()
         # Whatever it waits for, the next try is made at once.
         self._due = True
         self._stir()
@@ -276,6 +273,11 @@ class ExchangeLoop:
         self._stirred = True
         self._look_soon()
 
+    def _hinted(self) -> None:
+        self._stirred = True
+        # At once: nothing else of this turn could go along.
+        self._look()
+
     def _over(self) -> None:
         """Take note that a run is over."""
         self._idle.set()
@@ -317,7 +319,7 @@ class ExchangeLoop:
     def _room(self) -> int:
         if not self._claiming or self.quiet or len(self._outcomes) > UNSETTLED_LIMIT:
             return 0
-        return max(0, self._wear.room(max(0, self._concurrency - len(self._runs))) - self._ordered)
+        return max(0, self._runs.room - self._ordered)
 
     def _wanted(self) -> bool:
         """Say whether it is time for a call."""
@@ -326,7 +328,8 @@ class ExchangeLoop:
             return self._due or (self._stirred and not self._failures)
         if len(self._calls) == self._hands or self._troubled:
             return False
-        return self._outcomes.waiting >= self._worth or (self._left and self._room() >= self._worth)
+        worth = max(LEAST_WORTH, self._runs.capacity // 4)
+        return self._outcomes.waiting >= worth or (self._left and self._room() >= worth)
 
     def _next(self) -> _Call | None:
         """Return the next call, if it is time for one and there is something to ask; it is under way from now on."""
@@ -344,7 +347,7 @@ class ExchangeLoop:
         # the others, and an innocent outcome must not be blamed for it.
         refused = self._outcomes.refused
         batch = self._outcomes.take(1 if refused else SETTLE_LIMIT)
-        room = 0 if refused else min(self._room(), self._most)
+        room = 0 if refused else min(self._room(), -(-self._runs.capacity // self._hands))
         if not batch and room == 0:
             self.answered_at = now
             self._idle.set()
@@ -390,8 +393,11 @@ class ExchangeLoop:
             # It was asked after whatever has failed.
             self._failures = 0
         self.answered_at = self._clock.uptime()
-        self._outcomes.heed(answer.verdicts)
-        missing = self._outcomes.back(call.batch)
+        missing = 0
+        if call.batch:
+            self._outcomes.heed(answer.verdicts)
+            missing = self._outcomes.back(call.batch) if len(answer.verdicts) < len(call.batch) else 0
+            call.batch = []
         # From here on the runs themselves count.
         self._ordered -= call.room
         claimed, call.room = call.room > 0, 0
@@ -431,8 +437,10 @@ class ExchangeLoop:
 
     async def _send_signs(self, batch: list[Settlement]) -> None:
         """Send what the handlers said at last; a job that ends before its first beat has a log all the same."""
-        held = [one for asked in batch if (one := self._holdings.get((asked.ref, asked.fence))) is not None]
-        talking = [one for one in held if one.signs.pending]
+        find = self._holdings.get
+        talking = [
+            held for asked in batch if (held := find((asked.ref, asked.fence))) is not None and held.signs.pending
+        ]
         if not talking:
             return
         now = self._clock.uptime()

@@ -36,6 +36,10 @@ class Held:
 
     begun: bool = True
     """Whether it has; until then its time stands still. Set last of all: the keeper reads it in another thread."""
+    claimed_at: float = 0.0
+    """When it began: when its claim was answered, or later where it had to wait for a process."""
+    stops_unreachable: bool = False
+    """Whether it is to stop before the storage may give its job away."""
     over: bool = False
     """Whether it has come to something, be it that it was handed back while its handler goes on."""
     trusted_until: float = 0.0
@@ -81,13 +85,8 @@ class Held:
     line: int | None = None
     """Its line on the slate, while there is one."""
 
-    def __init__(
-        self, lease: Lease, *, stops_unreachable: bool, claimed_at: float = 0.0, signs: Signs | None = None
-    ) -> None:
+    def __init__(self, lease: Lease, signs: Signs | None = None) -> None:
         self.lease = lease
-        self.stops_unreachable = stops_unreachable
-        self.claimed_at = claimed_at
-        """When it began: when its claim was answered, or later where it had to wait for a process."""
         self.signs = Signs() if signs is None else signs
         job = lease.job
         self.key: RunKey = Ref(job.queue, job.id), job.fence
@@ -132,8 +131,8 @@ class Held:
         if self.waits:
             # It cannot give signs, so none is missed.
             signed_at = asked_at
-        if signed_at is not None:
-            self.signed_at = max(self.signed_at, signed_at)
+        if signed_at is not None and signed_at > self.signed_at:
+            self.signed_at = signed_at
         self.renewed_at = asked_at
         self.trusted_until = trusted_until(asked_at, job.stall.lease)
         if job.heartbeat_timeout is not None:
@@ -280,14 +279,19 @@ class Holdings:
 
     def drop(self, key: RunKey) -> Held | None:
         """Let go of a run, and return it if it was held."""
+        return self.drop_all((key,))[0]
+
+    def drop_all(self, keys: Iterable[RunKey]) -> list[Held | None]:
+        """Let go of runs, and return those that were held, in the places of their keys."""
         with self._lock:
-            held = self._held.pop(key, None)
-            if held is not None and held.line is not None and self._slate is not None:
-                self._slate.wipe(held.line)
-                held.line = None
-                # It knows the run, which knows its task: a circle, and the collector that opens it runs anywhere.
-                held.signs.echo = None
-        return held
+            dropped = [self._held.pop(key, None) for key in keys]
+            for held in dropped:
+                if held is not None and held.line is not None and self._slate is not None:
+                    self._slate.wipe(held.line)
+                    held.line = None
+                    # It knows the run, which knows its task: a circle, and the collector that opens it runs anywhere.
+                    held.signs.echo = None
+        return dropped
 
     def get(self, key: RunKey) -> Held | None:
         """Return a run that is held."""

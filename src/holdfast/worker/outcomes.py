@@ -8,10 +8,11 @@ import logging
 from collections.abc import Iterable, Sequence
 from random import Random
 
+from holdfast.core.job import JobRecord
 from holdfast.core.lease import Lease
 from holdfast.core.outcome import Interrupted, Unreadable
 from holdfast.core.settlement import Settlement, settlement
-from holdfast.storage.protocol import Verdict
+from holdfast.storage.protocol import SettleVerdict, Verdict
 from holdfast.worker.held import Holdings, RunKey
 from holdfast.worker.run import recorded
 from holdfast.worker.tally import Tally
@@ -78,21 +79,23 @@ class Outcomes:
                 put_back += 1
         return put_back
 
-    def heed(self, verdicts: Iterable[Verdict]) -> None:
+    def heed(self, verdicts: Sequence[Verdict]) -> None:
         """Let go of the runs that the storage has given a verdict on."""
-        for verdict in verdicts:
-            key = (verdict.ref, verdict.fence)
-            asked, held = self._sent.pop(key, None), self._holdings.drop(key)
+        keys = [(verdict.ref, verdict.fence) for verdict in verdicts]
+        answered: list[tuple[JobRecord, Settlement, SettleVerdict]] = []
+        for key, held, verdict in zip(keys, self._holdings.drop_all(keys), verdicts, strict=True):
+            asked = self._sent.pop(key, None)
             if self._refused:
                 self._refused.pop(key, None)
             if held is not None and asked is not None:
-                self._tally.answered(held.lease.job, asked, verdict.verdict)
+                answered.append((held.lease.job, asked, verdict.verdict))
             if verdict.verdict == "lost":
                 self._logger.warning(
                     "job %s: its run under fence %d had been taken over; what it came to was refused",
                     verdict.ref.id,
                     verdict.fence,
                 )
+        self._tally.answered(answered)
 
     def blame(self, batch: Sequence[Settlement], error: Exception) -> None:
         """Note whom an unexpected failure may be due to; what fails again and again by itself is given up.

@@ -1,10 +1,13 @@
 """The runs of a worker: each lease becomes a task, and its end an outcome.
 
 lease ──► held ──► attended, in a task of its own ──► outcome
-                    └─ told to stop, and goes on ──► left to itself: its outcome is what it was told
+           │        └─ told to stop, and goes on ──► left to itself: its outcome is what it was told
+           └─ at hand, until another is over ──► attended
+              └─ for too long, or the worker claims no more ──► handed back, unbegun
 """
 
 import asyncio
+import contextvars
 import functools
 import inspect
 import logging
@@ -24,6 +27,7 @@ from holdfast.core.postmortem import first_line
 from holdfast.core.settlement import Settlement, settlement
 from holdfast.task import Task
 from holdfast.worker.abandoned import LINGER, Abandoned
+from holdfast.worker.ahead import Ahead
 from holdfast.worker.held import Held, Holdings, StopReason
 from holdfast.worker.on_cancel import LIMIT
 from holdfast.worker.outcomes import Outcomes
@@ -47,6 +51,8 @@ class Runs:
         holdings: Holdings,
         outcomes: Outcomes,
         *,
+        concurrency: int,
+        ahead: Ahead,
         abandoned: Abandoned,
         tasks: Mapping[str, Task[..., Any]],
         wear: Wear,
@@ -61,6 +67,8 @@ class Runs:
         self._slots = slots
         self._holdings = holdings
         self._outcomes = outcomes
+        self._concurrency = concurrency
+        self._ahead = ahead
         self._abandoned = abandoned
         self._tasks = tasks
         self._wear = wear
@@ -70,6 +78,11 @@ class Runs:
         self._tell = tell
         self._tally = tally
         self._running: dict[Held, None] = {}
+        self._at_hand: dict[Held, float] = {}
+        """Those claimed ahead, which wait until another is over, and since when; the eldest first."""
+        self._beginning = False
+        self._context = contextvars.Context()
+        self._timer: asyncio.TimerHandle | None = None
         self._attending: dict[asyncio.Task[None], Held] = {}
         self._start: Starter | None = None
         self._failure: asyncio.Future[None] | None = None
@@ -79,17 +92,36 @@ class Runs:
         """How many were handed back."""
 
     def __len__(self) -> int:
+        return len(self._running) + len(self._at_hand)
+
+    @property
+    def running(self) -> int:
+        """How many go on."""
         return len(self._running)
+
+    @property
+    def capacity(self) -> int:
+        """How many jobs may be here at a time, those included that are claimed ahead."""
+        return self._concurrency + self._ahead.room
+
+    @property
+    def room(self) -> int:
+        """How many more may come."""
+        free = max(0, self.capacity - len(self))
+        # Who is at hand will wear, too.
+        return max(0, self._wear.room(free + len(self._at_hand)) - len(self._at_hand))
 
     def begin(self) -> "asyncio.Future[None]":
         """Let runs begin from now on; return what fails if something does that carries them, and is no handler."""
         loop = asyncio.get_running_loop()
         self._start, self._failure = starter(loop), loop.create_future()
+        self._context = contextvars.copy_context()
         return self._failure
 
     async def end(self) -> None:
         """Let none begin any more, cancel those that go on, and wait for their tasks, however long that takes."""
         self._start, cancelled = None, False
+        self.hand_back()
         for task in self._attending:
             task.cancel()
         while self._attending:
@@ -101,35 +133,94 @@ class Runs:
             raise asyncio.CancelledError
 
     def take(self, leases: Sequence[Lease], asked_at: float, *, begin: bool) -> None:
-        """Begin to run what a call has brought that was sent at that uptime; or hand it back, unbegun."""
+        """Begin to run what a call has brought that was sent at that uptime, now or soon; or hand it back, unbegun."""
         # They run from the answer on: a claim that a frozen storage held back must not count as a part of the run.
         now = self._clock.uptime()
-        taken = [self._held(lease, asked_at, now) for lease in leases]
+        free = self._concurrency - len(self._running) - len(self._at_hand)
+        taken = [self._held(lease, asked_at, now, begun=place < free) for place, lease in enumerate(leases)]
         self._holdings.add_all(taken)
         # All of them are held before the first of them begins, for it may let nothing else happen for long.
-        for held in taken:
+        for place, held in enumerate(taken):
             if not begin or self._start is None:
                 # The claim came back after the worker was told to stop.
                 self._done(held, Interrupted("prefetch"), 0.0)
             elif now >= held.trusted_until:
                 # It came back so late that the job may have passed on already.
                 self._done(held, Interrupted("unreachable"), 0.0)
+            elif place >= free and _dies_with_us(held.lease.job):
+                self._ahead.kept_waiting()
+                self._done(held, Interrupted("prefetch"), 0.0)
             else:
-                self._wear.began()
-                self._running[held] = None
-                held.root = attending = self._attend(held)
-                task = self._start(attending)
-                if not task.done() or held in self._running:
-                    held.task = task
-                    self._attending[task] = held
-                    task.add_done_callback(self._ended)
+                self._at_hand[held] = now
+        self._begin_next()
+        self._tally.claimed(leases)
+
+    def hand_back(self) -> None:
+        """Hand back what was claimed ahead and has not begun."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        while self._at_hand:
+            held, _ = self._at_hand.popitem()
+            self._done(held, Interrupted("prefetch"), 0.0)
+
+    def _begin_next(self) -> None:
+        """Begin those at hand, as many as may run."""
+        if self._beginning:
+            # A run that was over at once has ended another's wait, and whoever began it goes on.
+            return
+        self._beginning = True
+        try:
+            while self._at_hand and len(self._running) < self._concurrency:
+                held = next(iter(self._at_hand))
+                del self._at_hand[held]
+                self._begin(held)
+        finally:
+            self._beginning = False
+        if self._at_hand and self._timer is None:
+            since = next(iter(self._at_hand.values()))
+            self._set_timer(since + self._ahead.patience - self._clock.uptime())
+
+    def _begin(self, held: Held) -> None:
+        start = self._start
+        if start is None:
+            self._done(held, Interrupted("prefetch"), 0.0)
+            return
+        if not held.begun and self._clock.uptime() >= held.trusted_until:
+            # While it was at hand this process stood still, or its storage was out of reach: it may have passed on.
+            self._done(held, Interrupted("unreachable"), 0.0)
+            return
+        self._wear.began()
+        self._running[held] = None
+        held.root = attending = self._attend(held)
+        # In the worker's context: who makes room for it is mostly another run, and what that has set is its own.
+        task = self._context.copy().run(start, attending)
+        if not task.done() or held in self._running:
+            held.task = task
+            self._attending[task] = held
+            task.add_done_callback(self._ended)
+
+    def _set_timer(self, seconds: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(max(0.0, seconds), self._look_at_hand)
+
+    def _look_at_hand(self) -> None:
+        """Hand back all that is at hand if the eldest has been for too long: others may be idle."""
+        self._timer = None
+        if not self._at_hand:
+            return
+        waits = next(iter(self._at_hand.values())) + self._ahead.patience - self._clock.uptime()
+        if waits > 0:
+            self._set_timer(waits)
+            return
+        self._ahead.kept_waiting()
+        self.hand_back()
 
     def stop(self, held: Held, reason: StopReason, detail: str | None) -> None:
         """Make a run end. A coroutine is cancelled; a thread can only be told, and is."""
         if held.stop is not None and not (reason == "lost" and held.stop != "lost"):
             return
         held.stop, held.stop_detail = reason, detail
-        if held not in self._running:
+        if held not in self._running and held not in self._at_hand:
             # It is over, and its outcome on the way: beat and settlement have crossed.
             return
         if reason in ("lost", "unreachable"):
@@ -145,32 +236,38 @@ class Runs:
                     reason="lost" if reason == "lost" else "unreachable",
                 )
             )
-        if held.make_end is not None:
+        if held in self._at_hand:
+            # It finds out by itself before its handler is called.
+            del self._at_hand[held]
+            self._begin(held)
+        elif held.make_end is not None:
             held.make_end(reason, detail)
         elif held.end():
             self._expect(held, reason)
 
     def stop_all(self) -> None:
         """Make all of them end, for the worker must."""
+        self.hand_back()
         for held in list(self._running):
             self.stop(held, "shutdown", "the worker stops")
 
     def release(self, delay: int) -> None:
         """Hand back those that would not end, due again after `delay` microseconds: by then we are gone."""
+        self.hand_back()
         for held in list(self._running):
             self._done(held, Interrupted("shutdown", delay), 0.0)
 
-    def _held(self, lease: Lease, asked_at: float, now: float) -> Held:
+    def _held(self, lease: Lease, asked_at: float, now: float, *, begun: bool) -> Held:
         job = lease.job
         task = self._tasks.get(job.task)
-        held = Held(lease, stops_unreachable=_stops(job, task), claimed_at=now)
+        held = Held(lease)
+        held.claimed_at, held.stops_unreachable, held.begun = now, _stops(job, task), begun
         if self._slots.wanted(held):
             # What a process takes to start is no part of the run.
             held.way, held.begun = "process", False
         elif task is not None and not task.is_async:
             held.way = "thread"
         held.trust(asked_at, signed_at=asked_at)
-        self._tally.claimed(job)
         return held
 
     async def _attend(self, held: Held) -> None:
@@ -190,7 +287,7 @@ class Runs:
             # The runner itself failed, not the handler; the job must come to something all the same.
             self._logger.exception("job %s: its run could not be carried out", held.lease.ref.id)
             outcome = Raised(recorded(error))
-        self._done(held, outcome, self._clock.uptime() - max(began, held.claimed_at))
+        self._done(held, outcome, self._clock.uptime() - (began if began > held.claimed_at else held.claimed_at))
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         held = self._attending.pop(task)
@@ -228,6 +325,8 @@ class Runs:
             return
         held.over = True
         self._tally.ran(held.lease.job, took)
+        if took:
+            self._ahead.ran(took)
         if held.stop == "lost" and isinstance(outcome, Interrupted):
             # Stopped by its own fence, and it came to nothing: there is nothing to say.
             self._holdings.drop(held.key)
@@ -237,6 +336,8 @@ class Runs:
             if not isinstance(outcome, Returned):
                 self._say(held, asked)
                 self.released += isinstance(outcome, Interrupted)
+        if self._at_hand:
+            self._begin_next()
         self.over()
 
     def _say(self, held: Held, asked: Settlement) -> None:
@@ -292,12 +393,11 @@ def _takes_more(function: Callable[..., object]) -> bool:
     return any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters)
 
 
+def _dies_with_us(job: JobRecord) -> bool:
+    """Say whether the next death of its worker is this job's end, so that it must not wait here for its turn."""
+    return job.policy.on_worker_lost == "fail" or job.stalls >= job.stall.max_stalls
+
+
 def _stops(job: JobRecord, task: Task[..., Any] | None) -> bool:
     policy = task.settings.on_unreachable if task is not None else None
-    match policy or "auto":
-        case "stop":
-            return True
-        case "continue":
-            return False
-        case "auto":
-            return job.exclusive
+    return job.exclusive if policy is None or policy == "auto" else policy == "stop"

@@ -126,7 +126,7 @@ class SlotProcess:
         asyncio.get_running_loop().call_later(TICK, self._turn, context=contextvars.Context())
 
     async def _run(self, order: Run) -> None:
-        held = Held(Lease(order.job), stops_unreachable=False, signs=SpokenSigns(self._news))
+        held = Held(Lease(order.job), SpokenSigns(self._news))
         held.claimed_at = held.signed_at = self._equipment.clock.uptime()
         self._held = held
         self._news.set()

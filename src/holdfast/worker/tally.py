@@ -1,8 +1,12 @@
 """What a worker counts of its work, in the words of the metrics."""
 
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+
 from holdfast.clock import SECOND
 from holdfast.core.decision import Finish, PutBack
 from holdfast.core.job import JobRecord
+from holdfast.core.lease import Lease
 from holdfast.core.settlement import Settlement
 from holdfast.figures import DURATION, FENCED, JOBS, RENEWALS, STALLED, STORAGE_OP, WAIT, Figures
 from holdfast.storage.protocol import SettleVerdict
@@ -13,25 +17,37 @@ class Tally:
 
     def __init__(self, figures: Figures) -> None:
         self._figures = figures
+        self._took: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+        """The seconds of runs that are not counted yet; its loop's only."""
 
-    def claimed(self, job: JobRecord) -> None:
-        """Count how long a job had been due when it was claimed, by the storage's clock."""
-        if job.heard_at is not None:
-            self._figures.observe(WAIT, max(0, job.heard_at - job.run_at) / SECOND, job.queue)
+    def claimed(self, leases: Iterable[Lease]) -> None:
+        """Count how long jobs had been due when they were claimed, by the storage's clock."""
+        waits: defaultdict[str, list[float]] = defaultdict(list)
+        for lease in leases:
+            job = lease.job
+            if job.heard_at is not None:
+                late = job.heard_at - job.run_at
+                waits[job.queue].append(late / SECOND if late > 0 else 0.0)
+        for queue, some in waits.items():
+            self._figures.observe(WAIT, some, queue)
 
     def ran(self, job: JobRecord, took: float) -> None:
-        """Count how long a run took; one that never began took nothing."""
+        """Note how long a run took, to be counted with the next call; one that never began took nothing."""
         if took:
-            self._figures.observe(DURATION, took, job.queue, job.task)
+            self._took[job.queue, job.task].append(took)
 
-    def answered(self, job: JobRecord, asked: Settlement, verdict: SettleVerdict) -> None:
-        """Count what the storage said to a settlement. A duplicate is one whose first answer never came."""
-        if verdict == "lost":
-            self._figures.count(FENCED, "settle")
-        elif verdict != "gone":
-            self._figures.count(JOBS, job.queue, job.task, _outcome(asked))
-            if asked.decision.charge == "stalls":
-                self._figures.count(STALLED, job.task, asked.ended.reason or "process_died")
+    def answered(self, answered: Iterable[tuple[JobRecord, Settlement, SettleVerdict]]) -> None:
+        """Count what the storage said to settlements. A duplicate is one whose first answer never came."""
+        settled: Counter[tuple[str, str, str]] = Counter()
+        for job, asked, verdict in answered:
+            if verdict == "lost":
+                self._figures.count(FENCED, "settle")
+            elif verdict != "gone":
+                settled[job.queue, job.task, _outcome(asked)] += 1
+                if asked.decision.charge == "stalls":
+                    self._figures.count(STALLED, job.task, asked.ended.reason or "process_died")
+        for labels, many in settled.items():
+            self._figures.count(JOBS, *labels, by=many)
 
     def renewed(self, *, renewed: int, lost: int, failed: int) -> None:
         """Count the leases that were to be renewed with one call: those that were, were gone, or got no answer."""
@@ -42,14 +58,18 @@ class Tally:
             self._figures.count(FENCED, "renew", by=lost)
 
     def called(self, op: str, took: float) -> None:
-        """Count how long a call of the storage took, whatever came of it."""
-        self._figures.observe(STORAGE_OP, took, op)
+        """Count how long a call of the storage took, whatever came of it, and the runs that were over before."""
+        for labels, some in self._took.items():
+            self._figures.observe(DURATION, some, *labels)
+        self._took.clear()
+        self._figures.observe(STORAGE_OP, (took,), op)
 
 
 def _outcome(asked: Settlement) -> str:
     match asked.decision:
-        case Finish(state=state):
-            return state.value
+        case Finish():
+            # A third of what its `value` takes.
+            return str(asked.decision.state)
         case PutBack(charge="failures"):
             return "retried"
         case PutBack(charge="stalls"):

@@ -123,12 +123,12 @@ class Ward:
 
     @property
     def isolated(self) -> frozenset[Ref]:
-        """The jobs whose runs have processes of their own, and end with it through no fault of theirs.
+        """The jobs whose runs have processes of their own or had not begun, and end with it through no fault of theirs.
 
         None of them where it ran nothing else: then one of these is to blame, be it for the memory that it took.
         """
         runs = self.slate.runs()
-        apart = frozenset(run.ref for run in runs if run.way == "process")
+        apart = frozenset(run.ref for run in runs if run.way == "process" or run.claimed_at == float("inf"))
         return apart if len(apart) < len(runs) else frozenset()
 
     def hangs(self, now: float, beyond: float) -> bool:

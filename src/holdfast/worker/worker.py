@@ -37,6 +37,7 @@ from holdfast.storage.protocol import WorkerInfo
 from holdfast.waiting import first
 from holdfast.whereabouts import not_while_loading
 from holdfast.worker.abandoned import Abandoned
+from holdfast.worker.ahead import MOST, Ahead
 from holdfast.worker.exchange import ExchangeLoop
 from holdfast.worker.held import Held, Holdings, StopReason
 from holdfast.worker.keeper import Keeper
@@ -90,6 +91,7 @@ class Worker:
         slate: Slate | None = None,
         outpost: Outpost | None = None,
         wear: Wear | None = None,
+        prefetch: int | None = None,
     ) -> None:
         if isinstance(concurrency, bool) or concurrency < 1:
             raise UsageError(f"concurrency = {concurrency!r} must be 1 or more")
@@ -153,6 +155,10 @@ class Worker:
             logger=equipment.logger,
         )
         wear = wear or Wear()
+        # Without a supervisor nobody could tell after its death which of its jobs had not begun.
+        usual = max(0, MOST - concurrency) if supervised else 0
+        self.ahead = Ahead(concurrency, usual if prefetch is None else prefetch)
+        """What it may claim beyond what it runs."""
         outcomes = Outcomes(self._holdings, rng=equipment.rng, logger=equipment.logger, tally=tally)
         runs = Runs(
             self.owner,
@@ -160,6 +166,8 @@ class Worker:
             self._slots,
             self._holdings,
             outcomes,
+            concurrency=concurrency,
+            ahead=self.ahead,
             abandoned=self._abandoned,
             tasks=equipment.tasks,
             wear=wear,

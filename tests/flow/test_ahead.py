@@ -1,0 +1,233 @@
+"""Where jobs are short a worker claims some ahead; what becomes of those that have not begun."""
+
+import asyncio
+from contextvars import ContextVar
+
+import pytest
+
+from holdfast import Holdfast, Job, JobCancelled, JobCompleted, JobReleased, JobStalled, Stall, State, TaskOptions
+from holdfast.worker.ahead import MOST, PATIENCE
+from tests.flow.conftest import FAST, Play, Stage
+
+CONCURRENCY = 4
+
+TENANT = ContextVar[int]("tenant")
+
+
+class Short:
+    """An app whose jobs take a millisecond, or as long as they are told to, and how many of them go on."""
+
+    def __init__(self, app: Holdfast) -> None:
+        self.app = app
+        self.going = self.most = 0
+        self.began: dict[int, float] = {}
+        self.inherited: list[int] = []
+        self.opened = asyncio.Event()
+        self.opened.set()
+
+        @app.task(name="short")
+        async def short(number: int, seconds: float = 0.001) -> int:
+            if (before := TENANT.get(None)) is not None:
+                self.inherited.append(before)
+            TENANT.set(number)
+            self.going += 1
+            self.most = max(self.most, self.going)
+            self.began[number] = asyncio.get_running_loop().time()
+            try:
+                await asyncio.sleep(seconds)
+                await self.opened.wait()
+            finally:
+                self.going -= 1
+            return number
+
+        self.short = short
+
+    async def fill(self, numbers: range, seconds: float = 0.001) -> list[Job[int]]:
+        return await self.app.enqueue_many(self.short.call(number, seconds) for number in numbers)
+
+    async def warm(self) -> None:
+        """Let the worker see that jobs are short."""
+        for job in await self.fill(range(-100, 0)):
+            await job.result()
+
+
+async def held(stage: Stage) -> int:
+    survey = await stage.storage.survey()
+    return sum(queue.counts.get(State.ACTIVE, 0) for queue in survey.queues)
+
+
+async def ahead(stage: Stage, work: Short) -> list[Job[int]]:
+    """Have a worker hold more jobs than it runs: those that it runs do not end until `opened` is set."""
+    await work.warm()
+    work.opened.clear()
+    jobs = await work.fill(range(60))
+    await asyncio.sleep(0.05)
+
+    assert work.going == CONCURRENCY
+    assert await held(stage) > 2 * CONCURRENCY
+    return jobs
+
+
+def test_more_are_claimed_than_are_run_and_never_more_run_at_a_time(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        work = Short(stage.app())
+        await stage.start(work.app.worker(concurrency=CONCURRENCY, prefetch=MOST))
+        await work.warm()
+        jobs, most = await work.fill(range(500)), 0
+        while not all([await job.state() is State.COMPLETED for job in jobs[-20:]]):
+            most = max(most, await held(stage))
+            await asyncio.sleep(0.002)
+
+        assert [await job.result() for job in jobs] == list(range(500))
+        assert work.most == CONCURRENCY
+        assert CONCURRENCY < most <= MOST
+        assert sorted(work.began) == list(range(-100, 500))
+        assert await stage.told(JobReleased, JobStalled) == []
+        # Each begins in the worker's context, and not in that of the run that made room for it.
+        assert work.inherited == []
+
+    play(scenario)
+
+
+def test_what_waits_too_long_behind_longer_runs_is_handed_back_and_another_worker_begins_it(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        work, other = Short(stage.app()), Short(stage.app())
+        await stage.start(work.app.worker(concurrency=CONCURRENCY, prefetch=MOST))
+        jobs = await ahead(stage, work)
+        await stage.start(other.app.worker(concurrency=100), "other")
+        since = stage.now
+        for job in jobs[CONCURRENCY:]:
+            await job.result()
+
+        assert max(other.began.values()) - since < PATIENCE + 0.05
+        assert sorted(other.began) == list(range(CONCURRENCY, 60))
+        assert await held(stage) == CONCURRENCY
+        released = await stage.told(JobReleased)
+        assert {event.reason for event in released} == {"prefetch"}
+        charged = [(await job.info()).job for job in jobs]
+        assert {(one.failures, one.stalls) for one in charged} == {(0, 0)}
+        work.opened.set()
+        assert [await job.result() for job in jobs] == list(range(60))
+        assert len(await stage.told(JobCompleted)) == 160
+
+    play(scenario)
+
+
+def test_a_worker_that_leaves_hands_them_back_at_once(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        work = Short(stage.app())
+        worker = work.app.worker(concurrency=CONCURRENCY, prefetch=MOST)
+        node = await stage.start(worker)
+        await ahead(stage, work)
+        stopping = asyncio.ensure_future(stage.stop(node, worker, timeout=5))
+        await asyncio.sleep(0.02)
+
+        assert await held(stage) == CONCURRENCY
+        assert {event.reason for event in await stage.told(JobReleased)} == {"prefetch"}
+        work.opened.set()
+        await stopping
+        assert await held(stage) == 0
+        assert sorted(number for number in work.began if number >= 0) == list(range(CONCURRENCY))
+
+    play(scenario)
+
+
+def test_one_that_is_cancelled_before_it_begins_never_does(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        work = Short(stage.app())
+        await stage.start(work.app.worker(concurrency=CONCURRENCY, prefetch=MOST))
+        jobs = await ahead(stage, work)
+        doomed = jobs[CONCURRENCY]
+        await doomed.cancel()
+        await asyncio.sleep(1.0)
+
+        assert await doomed.state() is State.CANCELLED
+        work.opened.set()
+        for job in jobs:
+            if job is not doomed:
+                await job.result()
+        assert CONCURRENCY not in work.began
+        assert len(await stage.told(JobCancelled)) == 1
+
+    play(scenario)
+
+
+def test_no_more_are_begun_than_a_worker_may_do(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        work = Short(stage.app())
+        await stage.start(work.app.worker(concurrency=CONCURRENCY, prefetch=MOST, max_jobs=120))
+        await work.warm()
+        await work.fill(range(60))
+        await asyncio.sleep(2.0)
+
+        assert sorted(number for number in work.began if number >= 0) == list(range(20))
+        assert await held(stage) == 0
+
+    play(scenario)
+
+
+def test_what_is_handed_back_unbegun_does_not_wear_a_worker(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        work = Short(stage.app())
+        await stage.start(work.app.worker(concurrency=CONCURRENCY, prefetch=MOST, max_jobs=160))
+        await ahead(stage, work)
+        await asyncio.sleep(2 * PATIENCE)
+        work.opened.set()
+        await asyncio.sleep(2.0)
+
+        assert len(await stage.told(JobReleased)) > CONCURRENCY
+        assert sorted(number for number in work.began if number >= 0) == list(range(60))
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("defaults", [TaskOptions(on_worker_lost="fail"), TaskOptions(stall=Stall(max_count=0))])
+def test_a_job_whose_next_stall_is_its_end_is_not_kept_at_hand(play: Play, defaults: TaskOptions) -> None:
+    async def scenario(stage: Stage) -> None:
+        work = Short(stage.app(defaults=defaults))
+        await stage.start(work.app.worker(concurrency=CONCURRENCY, prefetch=MOST))
+        await work.warm()
+        work.opened.clear()
+        jobs = await work.fill(range(60))
+        await asyncio.sleep(0.05)
+
+        assert await held(stage) == CONCURRENCY
+        work.opened.set()
+        assert [await job.result() for job in jobs] == list(range(60))
+
+    play(scenario)
+
+
+def test_a_worker_without_a_supervisor_claims_none_ahead_unless_it_is_told_to(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        work = Short(stage.app())
+        await stage.start(work.app.worker(concurrency=CONCURRENCY))
+        await work.warm()
+        work.opened.clear()
+        await work.fill(range(60))
+        await asyncio.sleep(0.05)
+
+        assert await held(stage) == CONCURRENCY
+
+    play(scenario)
+
+
+def test_a_job_at_hand_whose_lease_ran_out_while_its_process_was_paused_is_not_begun_there(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        work, other = Short(stage.app(timing=FAST)), Short(stage.app(timing=FAST))
+        worker = work.app.worker(concurrency=CONCURRENCY, prefetch=MOST)
+        worker.ahead.patience = 60.0
+        node = await stage.start(worker)
+        jobs = await ahead(stage, work)
+        stage.loop.pause(node)
+        await stage.start(other.app.worker(concurrency=100), "other")
+        for job in jobs:
+            await job.result()
+        work.opened.set()
+        stage.loop.wake(node)
+        await asyncio.sleep(5.0)
+
+        assert sorted(other.began) == list(range(60))
+        assert sorted(number for number in work.began if number >= 0) == list(range(CONCURRENCY))
+
+    play(scenario)

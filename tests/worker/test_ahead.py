@@ -1,0 +1,61 @@
+"""How many jobs a worker may claim ahead, by what its runs took."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.worker.ahead import MOMENT, MOST, PATIENCE, SHORT, Ahead
+
+
+def after(*times: float, concurrency: int = 10) -> Ahead:
+    ahead = Ahead(concurrency, max(0, MOST - concurrency))
+    for took in times:
+        ahead.ran(took)
+    return ahead
+
+
+def test_nothing_is_claimed_ahead_before_many_runs_were_short() -> None:
+    assert after().room == 0
+    assert after(0.001).room == 0
+    assert 0 < after(*[0.001] * 15).room < 50
+    assert after(*[0.0001] * 60).room == MOST - 10
+
+
+def test_so_much_work_is_at_hand_as_is_done_in_a_moment() -> None:
+    assert after(*[0.01] * 100).room == 9
+    assert after(*[0.002] * 200).room == 49
+
+
+def test_one_long_run_ends_it_and_many_short_ones_bring_it_back() -> None:
+    ahead = after(*[0.0001] * 60, 1.0)
+
+    assert ahead.room == 0
+    for _ in range(15):
+        ahead.ran(0.0001)
+    assert ahead.room == 0
+    for _ in range(60):
+        ahead.ran(0.0001)
+    assert ahead.room == MOST - 10
+
+
+def test_a_job_that_was_at_hand_for_too_long_ends_it() -> None:
+    ahead = after(*[0.0001] * 60)
+    ahead.kept_waiting()
+
+    assert ahead.room == 0
+
+
+def test_a_worker_that_runs_many_at_a_time_claims_none_ahead() -> None:
+    assert after(*[0.0001] * 60, concurrency=MOST).room == 0
+    assert after(*[0.0001] * 60, concurrency=500).room == 0
+
+
+@given(st.lists(st.floats(0.0, 10.0), max_size=80), st.integers(1, 300))
+def test_never_more_than_a_moments_work_of_the_longest_of_late(times: list[float], concurrency: int) -> None:
+    room = after(*times, concurrency=concurrency).room
+
+    assert 0 <= room <= max(0, MOST - concurrency)
+    if times and times[-1] > SHORT:
+        assert room == 0
+    if room:
+        assert room * times[-1] <= MOMENT * concurrency * (1 + 1e-9)
+        assert max(times[-5:]) <= PATIENCE
