@@ -41,9 +41,6 @@ class Signs:
     _progress: Progress | None = None
     _log: deque[Line] | None = None
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-
     def sign(self, at: float, progress: Progress | None = None) -> None:
         """Note a sign of life, given at that uptime, with how far the handler is."""
         with self._lock:
@@ -70,6 +67,8 @@ class Signs:
 
     def take(self) -> Said:
         """Return and forget what was said: when last, how far, the log."""
+        if not self.pending:
+            return None, None, []
         with self._lock:
             taken = self._at, self._progress, list(self._log or ())
             self._at = self._progress = self._log = None
@@ -86,6 +85,12 @@ class Signs:
             self._progress = self._progress or progress
             lines = self._lines()
             lines.extendleft(reversed(log[: LOG_WAITING - len(lines)]))
+
+    @property
+    def _lock(self) -> threading.Lock:
+        # In one step, for several threads of a handler may begin to speak at once.
+        lock: threading.Lock = self.__dict__.setdefault("lock", threading.Lock())
+        return lock
 
     def _lines(self) -> deque[Line]:
         if self._log is None:

@@ -61,14 +61,14 @@ class Figures:
             numbers = self._series.get(key) or self._new(key, 1)
             numbers[0] += by
 
-    def observe(self, metric: Metric, seconds: float, *labels: str) -> None:
-        """Add a time."""
+    def observe(self, metric: Metric, times: Iterable[float], *labels: str) -> None:
+        """Add times, in seconds."""
         key, buckets = (metric.name, *labels), metric.buckets
-        place = 1 + bisect_left(buckets, seconds)
         with self._lock:
             numbers = self._series.get(key) or self._new(key, len(buckets) + 2)
-            numbers[0] += seconds
-            numbers[place] += 1
+            for seconds in times:
+                numbers[0] += seconds
+                numbers[1 + bisect_left(buckets, seconds)] += 1
 
     def totals(self) -> dict[Key, tuple[float, ...]]:
         """Return what it has come to so far."""

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from random import Random
 from typing import Any, Generic, TypeVar
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from holdfast.core.check import remark
 from holdfast.core.duration import Duration, duration, micros
@@ -59,22 +59,19 @@ class Access:
         return Hints(storage, [job_topic(ref)], rng=self._rng, logger=self._logger)
 
 
-class Job(Generic[R_co]):
-    """One job, whose result is of the task's return type."""
+class Job(Struct, Generic[R_co], eq=False, weakref=True):
+    """One job, whose result is of the task's return type.
 
-    __slots__ = ("__weakref__", "_access", "_ref", "made", "refusal")
+    `made`: what the enqueue did: it "created" this job; or the job was there, and it is a "duplicate", took the place
+    of the call before ("replaced"), or was "gathered" with others; or it was "throttled", and this is the name of the
+    key's latest job, which is not to be had by this handle. `refusal`: the error that says so, where it was throttled:
+    what every question and request raises.
+    """
 
-    def __init__(
-        self, ref: Ref, access: Access, *, made: Made = "created", refusal: ThrottledError | None = None
-    ) -> None:
-        self._ref = ref
-        self._access = access
-        self.made: Made = made
-        """What the enqueue did: it "created" this job; or the job was there, and it is a "duplicate", took the place of
-        the call before ("replaced"), or was "gathered" with others; or it was "throttled", and this is the name of the
-        key's latest job, which is not to be had by this handle."""
-        self.refusal = refusal
-        """The error that says so, where it was throttled: what every question and request raises."""
+    _ref: Ref
+    _access: Access
+    made: Made = "created"
+    refusal: ThrottledError | None = None
 
     @property
     def created(self) -> bool:

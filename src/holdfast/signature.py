@@ -141,8 +141,8 @@ class Signature:
             UsageError: they do not fit the signature, or cannot be encoded; the message names task and argument.
             PayloadTooLargeError: they take more than 1 MiB.
         """
-        for name in self._injected:
-            if name in kwargs:
+        for name in kwargs:
+            if name in self._injected:
                 raise UsageError(f"task {self.task!r}: {name!r} is injected where the job runs; leave it out")
         try:
             arguments = self._bound(args, kwargs)
@@ -300,7 +300,7 @@ class Signature:
     def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         if len(args) == self._by_place and not kwargs:
             # The usual call, at a third of what `bind` takes.
-            return dict(zip(self._names, args, strict=True))
+            return dict(zip(self._names, args))  # noqa: B905 - they are as many; to be told so again is not for nothing
         if self.collects:
             return {self._kinds[0][0]: [_ONE.bind(*args, **kwargs).arguments[ITEM]]}
         return self._signature.bind(*args, **kwargs).arguments

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Generic, NoReturn, ParamSpec, Protocol, TypeVar, Unpack, overload
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from holdfast.codec import Codec
 from holdfast.core.check import named
@@ -109,17 +109,20 @@ class Standing:
     """The middleware of its routers, the outermost first."""
 
 
-class Call(Generic[R_co]):
-    """One call of a task, encoded and checked, not yet enqueued."""
+class Call(Struct, Generic[R_co], eq=False):
+    """One call of a task, encoded and checked, not yet enqueued.
 
-    __slots__ = ("_throws", "job", "skips", "task")
+    `throws`: whether it is to be told by an error that its job is there already. `skips`: whether it is not to be told
+    so that it was throttled.
+    """
 
-    def __init__(self, task: "Task[Any, R_co]", job: NewJob, *, throws: bool = False, skips: bool = False) -> None:
-        self.task = task
-        self.job = job
-        self._throws = throws
-        self.skips = skips
-        """Whether it is not to be told by an error that it was throttled."""
+    task: "Task[Any, R_co]"
+    job: NewJob
+    throws: bool = False
+    skips: bool = False
+
+    def __repr__(self) -> str:
+        return f"Call(task={self.task.name!r}, queue={self.job.queue!r}, id={self.job.id!r})"
 
     def heeded(self, job: Job[T]) -> Job[T]:
         """Return the handle that this call got, where its caller did not ask to be told by an error.
@@ -130,7 +133,7 @@ class Call(Generic[R_co]):
         """
         if job.refusal is not None and not self.skips:
             raise job.refusal
-        if job.made == "duplicate" and self._throws:
+        if job.made == "duplicate" and self.throws:
             raise DuplicateJobError(self.task.name, job.queue, job.id)
         return job
 
@@ -169,7 +172,7 @@ class Bound(Generic[P, R]):
             self._standing, self._template, self._fitting = self._task.tailored(self._options)
         fitting = self._fitting
         job = job_of(standing.app, self._task.signature, self._template, fitting, args, kwargs)
-        return Call(self._task, job, throws=fitting.throws, skips=fitting.skips)
+        return Call(self._task, job, fitting.throws, fitting.skips)
 
 
 def job_of(

@@ -37,7 +37,7 @@ class Trips:
     """The trips of one app, on every event loop of this process."""
 
     def __init__(self) -> None:
-        self._lanes: dict[asyncio.AbstractEventLoop, dict[str, _Lane]] = {}
+        self._lanes: dict[asyncio.AbstractEventLoop, _Lanes] = {}
 
     async def enqueue(self, storage: Storage, job: NewJob) -> Receipt:
         """Remember one job, along with what others enqueue meanwhile, and return what became of it.
@@ -53,15 +53,21 @@ class Trips:
             lanes = self._new(loop)
         lane = lanes.get(job.queue)
         if lane is not None:
+            if not isinstance(lane, _Lane):
+                lane = lanes[job.queue] = _Lane(loop, storage, lanes, job.queue, lane)
             return await lane.join(job)
-        lane = lanes[job.queue] = _Lane(loop, storage, lanes, job.queue)
+        lanes[job.queue] = loop.time()
         try:
             [receipt] = await storage.enqueue([job])
             return receipt
         finally:
-            lane.back(FIRST)
+            lane = lanes[job.queue]
+            if isinstance(lane, _Lane):
+                lane.back(FIRST)
+            else:
+                del lanes[job.queue]
 
-    def _new(self, loop: asyncio.AbstractEventLoop) -> "dict[str, _Lane]":
+    def _new(self, loop: asyncio.AbstractEventLoop) -> "_Lanes":
         # Event loops of other threads may come and go at the same time.
         for over in [one for one in list(self._lanes) if one.is_closed()]:
             self._lanes.pop(over, None)
@@ -69,18 +75,12 @@ class Trips:
         return lanes
 
 
-class _Caller:
-    """One who waits for a call to go along with, and then for the answer."""
-
-    __slots__ = ("answer", "job")
-
-    def __init__(self, job: NewJob, answer: "asyncio.Future[Receipt]") -> None:
-        self.job = job
-        self.answer = answer
+_Caller = tuple[NewJob, "asyncio.Future[Receipt]"]
+"""One who waits for a call to go along with, and then for the answer."""
 
 
 class _Lane:
-    """The calls for one queue, from when one is on the way until none is and nobody waits.
+    """The calls for one queue, from when somebody comes while one is on the way until none is and nobody waits.
 
     As a rule there is one. Where others are, they are late, and the latest alone sees to those who wait.
     """
@@ -88,7 +88,7 @@ class _Lane:
     __slots__ = ("_lanes", "_latest", "_latest_is_out", "_left_at", "_loop", "_out", "_queue", "_storage", "_waiting")
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, storage: Storage, lanes: "dict[str, _Lane]", queue: str
+        self, loop: asyncio.AbstractEventLoop, storage: Storage, lanes: "_Lanes", queue: str, left_at: float
     ) -> None:
         self._loop = loop
         self._storage = storage
@@ -98,12 +98,12 @@ class _Lane:
         self._out: dict[int, asyncio.Task[None] | None] = {FIRST: None}
         self._latest = FIRST
         self._latest_is_out = True
-        self._left_at = loop.time()
+        self._left_at = left_at
 
     def join(self, job: NewJob) -> "asyncio.Future[Receipt]":
         """Wait for the next call, and go along with it."""
         answer: asyncio.Future[Receipt] = self._loop.create_future()
-        self._waiting.append(_Caller(job, answer))
+        self._waiting.append((job, answer))
         if not self._latest_is_out or self._loop.time() - self._left_at > LONG:
             self._leave()
         return answer
@@ -133,9 +133,9 @@ class _Lane:
             if callers:
                 await self._carry(callers)
         finally:
-            for caller in callers:
+            for _, answer in callers:
                 # As the event loop ends.
-                caller.answer.cancel()
+                answer.cancel()
             # After those who have their answers by now, and may come again at once.
             self._loop.call_soon(self.back, number)
 
@@ -145,23 +145,28 @@ class _Lane:
         size = 0
         while self._waiting and len(callers) < JOBS and size <= BYTES:
             caller = self._waiting.popleft()
-            if not caller.answer.done():
+            job, answer = caller
+            if not answer.done():
                 callers.append(caller)
-                size += len(caller.job.payload)
+                size += len(job.payload)
         return callers
 
     async def _carry(self, callers: list[_Caller]) -> None:
         try:
-            receipts = await self._storage.enqueue([caller.job for caller in callers])
+            receipts = await self._storage.enqueue([job for job, _ in callers])
         except Exception as error:
             if len(callers) > 1 and not isinstance(error, _OF_ALL):
                 for caller in callers:
                     await self._carry([caller])
                 return
-            for caller in callers:
-                if not caller.answer.done():
-                    caller.answer.set_exception(error)
+            for _, answer in callers:
+                if not answer.done():
+                    answer.set_exception(error)
         else:
-            for caller, receipt in zip(callers, receipts, strict=True):
-                if not caller.answer.done():
-                    caller.answer.set_result(receipt)
+            for (_, answer), receipt in zip(callers, receipts, strict=True):
+                if not answer.done():
+                    answer.set_result(receipt)
+
+
+_Lanes = dict[str, _Lane | float]
+"""The calls by their queues; of one for which nobody waits so far, when it has left."""
