@@ -10,10 +10,10 @@ from typing import Literal
 
 from msgspec import Struct
 
-from benchmarks.child import Busy, Child, Drain, Idle, Stamp, started
+from benchmarks.child import Drain, Idle, Pairs, Stamp, started
 from benchmarks.floors import calls_a_second, inserts_a_second
 from benchmarks.work import Work
-from benchmarks.working import Drained, drain
+from benchmarks.working import Drained, Pair, drain
 
 Column = Literal["memory", "sqlite", "sqlite_floor", "redis", "redis_floor"]
 
@@ -22,8 +22,8 @@ TRIP = 256
 """How many calls one `enqueue_many` takes here; as many operations as SQLite commits at once."""
 
 
-BURST = 5_000
-PAIRS = 10
+BURST = 1_000
+PAIRS = 60
 """A worker that is watched and one that is not do so many jobs in turn, so many times."""
 
 
@@ -119,35 +119,18 @@ async def _drain_there(url: str, concurrency: int, jobs: int) -> Drained:
 
 
 async def _watching(places: Places) -> AsyncGenerator[Sample]:
-    """Measure a worker that is watched over beside one that is not, so that what else goes on here meets both.
+    """Measure a worker that is watched over beside one that is not.
 
-    Both live all the while and work in turns. A turn takes a third of a second; what counts is the middle of many
-    pairs.
+    Each figure is the middle of many pairs: a burst takes a tenth of a second, so what slows this machine for longer
+    slows both of a pair.
     """
-    alone_urls, watched_urls = places.shared("alone"), places.shared("watched")
-    for column, url in alone_urls.items():
-        async with (
-            started(Busy(url, 10, BURST, watched=False)) as alone,
-            started(Busy(watched_urls[column], 10, BURST, watched=True)) as watched,
-        ):
-            await alone.answer(bool)
-            await watched.answer(bool)
-            pairs = [await _pair(alone, watched, turned=bool(number % 2)) for number in range(PAIRS)]
-        yield Sample("watched", column, [100 * median(one.seconds / other.seconds for one, other in pairs)])
-        yield Sample("watched_cpu", column, [100 * median(other.cpu_seconds / one.cpu_seconds for one, other in pairs)])
-
-
-async def _pair(alone: Child, watched: Child, *, turned: bool) -> tuple[Drained, Drained]:
-    if turned:
-        later, sooner = [await _burst(child) for child in (watched, alone)]
-        return sooner, later
-    sooner, later = [await _burst(child) for child in (alone, watched)]
-    return sooner, later
-
-
-async def _burst(child: Child) -> Drained:
-    await child.ask()
-    return await child.answer(Drained)
+    alone, watched = places.shared("alone"), places.shared("watched")
+    for column in alone:
+        async with started(Pairs(watched[column], alone[column], 10, BURST, PAIRS)) as child:
+            pairs = await child.answer(list[Pair])
+        yield Sample("watched", column, [100 * median(pair.alone.seconds / pair.watched.seconds for pair in pairs)])
+        cpu = median(pair.watched.cpu_seconds / pair.alone.cpu_seconds for pair in pairs)
+        yield Sample("watched_cpu", column, [100 * cpu])
 
 
 async def _waiting(places: Places) -> AsyncGenerator[Sample]:

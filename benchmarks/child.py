@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from benchmarks.work import Work
-from benchmarks.working import at_work, drain, idle
+from benchmarks.working import drain, idle, in_turn
 
 T = TypeVar("T")
 
@@ -24,13 +24,14 @@ class Drain(Struct, frozen=True, tag=True):
     jobs: int
 
 
-class Busy(Struct, frozen=True, tag=True):
-    """Settle, and answer true; then do so many jobs for each line, and answer each with a `Drained`."""
+class Pairs(Struct, frozen=True, tag=True):
+    """Have a worker that is watched over and one that is not do so many jobs each in turn; answers with all `Pair`s."""
 
-    url: str
+    watched: str
+    alone: str
     concurrency: int
     jobs: int
-    watched: bool
+    pairs: int
 
 
 class Idle(Struct, frozen=True, tag=True):
@@ -47,24 +48,14 @@ class Stamp(Struct, frozen=True, tag=True):
     jobs: int
 
 
-Order = Drain | Busy | Idle | Stamp
+Order = Drain | Pairs | Idle | Stamp
 
 
 class Child:
-    """A started process, to be asked and listened to."""
+    """A started process, to be listened to."""
 
-    def __init__(self, asks: asyncio.StreamWriter, lines: asyncio.StreamReader) -> None:
-        self._asks = asks
+    def __init__(self, lines: asyncio.StreamReader) -> None:
         self._lines = lines
-
-    async def ask(self) -> None:
-        """Write it a line."""
-        self._asks.write(b"\n")
-        await self._asks.drain()
-
-    def leave(self) -> None:
-        """Tell it that there is nothing more to do."""
-        self._asks.close()
 
     async def answer(self, kind: type[T]) -> T:
         """Return its next answer.
@@ -86,16 +77,12 @@ async def started(order: Order) -> AsyncGenerator[Child]:
         "-m",
         "benchmarks.child",
         msgspec.json.encode(order),
-        stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         cwd=Path(__file__).parents[1],
     )
     try:
-        assert process.stdin is not None
         assert process.stdout is not None
-        child = Child(process.stdin, process.stdout)
-        yield child
-        child.leave()
+        yield Child(process.stdout)
         await process.wait()
     finally:
         if process.returncode is None:
@@ -105,25 +92,27 @@ async def started(order: Order) -> AsyncGenerator[Child]:
 
 async def obey(order: Order) -> None:
     """Do what was ordered."""
-    work = Work(order.url)
     match order:
         case Drain():
-            _answer(await drain(work, concurrency=order.concurrency, jobs=order.jobs))
-        case Busy():
-            async with at_work(work, concurrency=order.concurrency, watched=order.watched) as burst:
-                _answer(True)
-                while await asyncio.to_thread(sys.stdin.readline):
-                    _answer(await burst(order.jobs))
+            work = Work(order.url)
+            async with work.app:
+                _answer(await drain(work, concurrency=order.concurrency, jobs=order.jobs))
+        case Pairs():
+            watched, alone = Work(order.watched), Work(order.alone)
+            async with watched.app, alone.app:
+                _answer(await in_turn(watched, alone, order.concurrency, jobs=order.jobs, pairs=order.pairs))
         case Idle():
-            _answer(await idle(work, seconds=order.seconds))
+            work = Work(order.url)
+            async with work.app:
+                _answer(await idle(work, seconds=order.seconds))
         case Stamp():
-            async with work.app.worker():
+            work = Work(order.url)
+            async with work.app, work.app.worker():
                 _answer(True)
                 await work.until_ran(order.jobs)
                 _answer(work.waited_ns)
         case _:
             assert_never(order)
-    await work.app.close()
 
 
 def _answer(answer: object) -> None:

@@ -17,7 +17,8 @@ class Work:
     def __init__(self, url: str) -> None:
         self.app = Holdfast(url, name="bench")
         self.waited_ns: list[int] = []
-        self._ran = 0
+        self.ran = 0
+        """How many handlers have run in this process."""
         self._awaited = 0
         self._all_ran = asyncio.Event()
 
@@ -43,7 +44,7 @@ class Work:
     async def until_ran(self, jobs: int) -> None:
         """Wait until so many handlers have run in this process."""
         self._awaited = jobs
-        if self._ran < jobs:
+        if self.ran < jobs:
             self._all_ran.clear()
             await self._all_ran.wait()
 
@@ -56,8 +57,8 @@ class Work:
         await self.until_ran(jobs)
         while (completed := (await self._counts())[State.COMPLETED]) < jobs:  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.001)
-        if not self._ran == completed == jobs:
-            raise RuntimeError(f"{jobs} jobs, but {self._ran} runs and {completed} completed")
+        if not self.ran == completed == jobs:
+            raise RuntimeError(f"{jobs} jobs, but {self.ran} runs and {completed} completed")
 
     async def until_none_left(self, jobs: int) -> None:
         """Wait until so many handlers have run in this process and the storage has no job left to do.
@@ -74,9 +75,9 @@ class Work:
                     await asyncio.sleep(0.002)
         except TimeoutError as error:
             counts = await self._counts()
-            raise RuntimeError(f"{jobs} jobs, but after {PATIENCE} s {self._ran} runs, and {dict(counts)}") from error
-        if self._ran != jobs or counts.keys() - {State.COMPLETED}:
-            raise RuntimeError(f"{jobs} jobs, but {self._ran} runs, and {dict(counts)}")
+            raise RuntimeError(f"{jobs} jobs, but after {PATIENCE} s {self.ran} runs, and {dict(counts)}") from error
+        if self.ran != jobs or counts.keys() - {State.COMPLETED}:
+            raise RuntimeError(f"{jobs} jobs, but {self.ran} runs, and {dict(counts)}")
 
     async def _counts(self) -> Counter[State]:
         storage = await self.app.opened()
@@ -84,6 +85,6 @@ class Work:
         return sum((Counter(queue.counts) for queue in survey.queues), Counter[State]())
 
     def _count(self) -> None:
-        self._ran += 1
-        if self._ran == self._awaited:
+        self.ran += 1
+        if self.ran == self._awaited:
             self._all_ran.set()

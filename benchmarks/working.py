@@ -2,8 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 from msgspec import Struct
@@ -22,6 +20,13 @@ class Drained(Struct, frozen=True):
     cpu_seconds: float
 
 
+class Pair(Struct, frozen=True):
+    """What two workers took for as many jobs, right after one another."""
+
+    watched: Drained
+    alone: Drained
+
+
 async def drain(work: Work, *, concurrency: int, jobs: int) -> Drained:
     """Start a worker on jobs that wait, and measure until the storage knows the last of them as completed."""
     await work.app.opened()
@@ -31,32 +36,40 @@ async def drain(work: Work, *, concurrency: int, jobs: int) -> Drained:
         return Drained(jobs, time.perf_counter() - began, time.process_time() - cpu_began)
 
 
-@asynccontextmanager
-async def at_work(
-    work: Work, *, concurrency: int, watched: bool
-) -> AsyncGenerator[Callable[[int], Awaitable[Drained]]]:
-    """Start a worker, let it settle, and yield what measures it at so many jobs that begin to wait all at once.
+async def in_turn(watched: Work, alone: Work, concurrency: int, *, jobs: int, pairs: int) -> list[Pair]:
+    """Have two workers of this process do so many jobs in turn, so many times; what else goes on here meets both.
 
-    `watched`: by a process of its own, that reads what the worker writes down and renews what it cannot renew itself.
-    What that process takes is counted, where the system tells.
+    The one is watched over by a process of its own, that reads what it writes down and renews what it cannot renew
+    itself. What that process takes is counted, too, where the system tells.
     """
-    queue = work.app.queue("default")
-    done = 0
-
-    async def burst(jobs: int) -> Drained:
-        nonlocal done
-        await queue.pause()
-        await work.fill(jobs, trip=SETTLED_TRIP)
-        done += jobs
-        began, cpu_began = time.perf_counter(), _with_children()
-        await queue.resume()
-        await work.until_none_left(done)
-        return Drained(jobs, time.perf_counter() - began, _with_children() - cpu_began)
-
-    async with work.app.worker(concurrency=concurrency, keeper="process" if watched else "thread"):
+    async with (
+        watched.app.worker(concurrency=concurrency, keeper="process"),
+        alone.app.worker(concurrency=concurrency, keeper="thread"),
+    ):
         # What a start costs, here and in the process beside, is no part of it.
         await asyncio.sleep(SETTLING)
-        yield burst
+        for work in (watched, alone):
+            await _burst(work, jobs)
+        return [await _pair(watched, alone, jobs, turned=bool(number % 2)) for number in range(pairs)]
+
+
+async def _pair(watched: Work, alone: Work, jobs: int, *, turned: bool) -> Pair:
+    if turned:
+        later = await _burst(alone, jobs)
+        return Pair(await _burst(watched, jobs), later)
+    sooner = await _burst(watched, jobs)
+    return Pair(sooner, await _burst(alone, jobs))
+
+
+async def _burst(work: Work, jobs: int) -> Drained:
+    """Measure a worker at so many jobs that begin to wait all at once."""
+    queue, after = work.app.queue("default"), work.ran + jobs
+    await queue.pause()
+    await work.fill(jobs, trip=SETTLED_TRIP)
+    began, cpu_began = time.perf_counter(), _with_children()
+    await queue.resume()
+    await work.until_none_left(after)
+    return Drained(jobs, time.perf_counter() - began, _with_children() - cpu_began)
 
 
 def _with_children() -> float:

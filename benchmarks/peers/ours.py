@@ -8,6 +8,7 @@ from typing import Any, cast
 from benchmarks.peers.adapter import AsyncPeer, Row, main
 from benchmarks.peers.order import About
 from holdfast import Holdfast, Job, Task, Timing, __version__
+from holdfast.worker.ahead import MOST
 
 TIGHT = Timing(lease="1s", beat="0.25s", grace="0.25s", sweep="0.25s")
 
@@ -17,6 +18,8 @@ ABOUT = About(
     settings={
         "all": "defaults: leases, fencing, history and events are on; completed jobs and results are kept for an hour",
         "worker": "one process, no supervisor; so nobody sees its death but who misses its beats",
+        "prefetch": "100 less the concurrency at most, which `holdfast worker` has by default; a worker that has no "
+        "supervisor has to be told so",
     },
     tight={"Timing": "lease 1 s, beat 0.25 s, grace 0.25 s, sweep 0.25 s"},
     recovery="27 s at most: lease 20 s, grace 3 s, two sweeps of 2 s (docs/howto/operate.md)",
@@ -80,7 +83,8 @@ class Ours(AsyncPeer):
 
     async def work(self) -> None:
         """Run a worker of this process."""
-        await self._app.worker(concurrency=self.order.concurrency).run()
+        concurrency = self.order.concurrency
+        await self._app.worker(concurrency=concurrency, prefetch=max(0, MOST - concurrency)).run()
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -136,10 +137,14 @@ class Adapter:
         self._process.wait()
 
     def last_words(self) -> str:
-        """Return the end of what it wrote to stderr."""
+        """Return the end of what it wrote to stderr, in whole lines, with files named without their folders."""
         self._words.seek(0, os.SEEK_END)
-        self._words.seek(max(0, self._words.tell() - LAST_WORDS))
-        return self._words.read().decode(errors="replace").strip()
+        size = self._words.tell()
+        self._words.seek(max(0, size - LAST_WORDS))
+        words = self._words.read().decode(errors="replace")
+        if size > LAST_WORDS and "\n" in words.rstrip():
+            words = words.partition("\n")[2]
+        return without_folders(words.strip())
 
     def cpu(self) -> float:
         """Return the seconds of processor time of it and its descendants so far."""
@@ -158,6 +163,14 @@ class Adapter:
             self._unread += piece
         line, _, self._unread = self._unread.partition(b"\n")
         return line
+
+
+def without_folders(text: str) -> str:
+    """Return a text in which absolute paths are file names only: results are published, and folders are a machine's."""
+    return _FOLDERS.sub("", text)
+
+
+_FOLDERS = re.compile(r"(?<![\w:/.])(?:/[\w.@+~-]+)+/(?=[\w.])")
 
 
 def cpu_of(pid: int) -> float:

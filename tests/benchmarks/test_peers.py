@@ -11,6 +11,7 @@ from benchmarks.peers.environments import sources
 from benchmarks.peers.order import Order
 from benchmarks.peers.ours import ABOUT
 from benchmarks.peers.plan import LATER, TOGETHER, chosen, expected, turns
+from benchmarks.peers.process import without_folders
 from benchmarks.peers.results import Machine, Results, Sample, percentile, summary, values
 from benchmarks.peers.tally import Reader, Tally
 
@@ -157,13 +158,19 @@ class TestData:
 
     def test_ours_is_measured_on_its_defaults(self) -> None:
         assert ABOUT.role == "ours"
-        assert set(ABOUT.settings) == {"all", "worker"}
+        # What is beside them is the default of a worker that has a supervisor, which adapters have not.
+        assert set(ABOUT.settings) == {"all", "worker", "prefetch"}
 
     def test_every_figure_belongs_to_a_cell_and_is_there_once(self) -> None:
         named = Counter((quantity.cell, quantity.figure) for quantity in QUANTITIES)
 
         assert set(named.values()) == {1}
         assert {cell for cell, _ in named} == {cell.name for cell in CELLS}
+
+    def test_what_went_wrong_is_told_without_the_folders_of_this_machine(self) -> None:
+        said = f'File "{Path(__file__).resolve()}", line 7, in uvloop/loop.pyx, at redis://127.0.0.1:6379/0'
+
+        assert without_folders(said) == 'File "test_peers.py", line 7, in uvloop/loop.pyx, at redis://127.0.0.1:6379/0'
 
     def test_results_survive_being_written(self) -> None:
         on = Machine("Linux", "a processor", 2, 24.0, 0.5, "CPython 3.12.1", "7.0.15", {"save": ""}, "3.40.1")
