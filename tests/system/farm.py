@@ -114,9 +114,11 @@ class Farm:
         return time.time_ns() // 1000
 
     def lines(self) -> list[Line]:
-        """Return what the handlers wrote."""
+        """Return what the handlers wrote, but for a line that is just being written."""
         found: list[Line] = []
-        for text in self.diary.read_text().splitlines() if self.diary.exists() else []:
+        # A write is one piece for those who write; who reads meanwhile may see it up to the end of a page.
+        whole, _, _ = self.diary.read_text().rpartition("\n") if self.diary.exists() else ("", "", "")
+        for text in whole.splitlines():
             what, job, run, fence, pid, at = text.split()
             found.append(Line(what, job, int(run), int(fence), int(pid), int(at)))
         return found

@@ -59,10 +59,23 @@ async def busy(farm: Farm, *, workers: int = 1, besides: Collection[int] = ()) -
     return found
 
 
+async def all_there(farm: Farm, workers: int) -> None:
+    """Wait until so many worker processes have said hello.
+
+    On a busy machine the last one comes when the jobs that the first one took would be over, and finds none.
+    """
+
+    async def greeted() -> bool:
+        return len(await farm.pids()) == workers
+
+    await farm.until(greeted, within=30)
+
+
 @pytest.mark.statement(92)
 async def test_a_dead_childs_jobs_run_again_within_a_second_and_the_history_says_why(farm: MakeFarm) -> None:
     here = farm(lease="20s", grace="3s", sweep="2s")
     here.worker("--processes", "2", "-c", "5")
+    await all_there(here, 2)
     refs = here.enqueue("nap", 3, times=10)
     victim = (await busy(here, workers=2))[0]
     held = {job.id for job in await here.active(victim)}
@@ -91,6 +104,7 @@ async def test_a_siblings_sweep_leaves_the_dead_to_their_supervisor_which_knows_
 ) -> None:
     here = farm(lease="20s", grace="3s", sweep="100ms")
     supervisor = here.worker("--processes", "2", "-c", "2", "--drain", "0s")
+    await all_there(here, 2)
     refs = here.enqueue("nap", 60, times=4)
     victim, sibling = await busy(here, workers=2)
     with here.stopped(supervisor.pid):
@@ -160,11 +174,7 @@ async def test_children_die_with_a_supervisor_that_is_killed_and_a_restart_runs_
     here = farm(lease="20s", grace="3s", sweep="2s")
     supervisor = here.worker("--processes", "3", "-c", "2")
 
-    async def all_there() -> bool:
-        return len(await here.pids()) == 3
-
-    # On a busy machine the last one comes when the first one's jobs would be over.
-    await here.until(all_there, within=30)
+    await all_there(here, 3)
     refs = here.enqueue("blocking", 2, times=6)
     children = await busy(here, workers=3)
     supervisor.kill()
@@ -229,6 +239,7 @@ async def test_what_a_handler_in_a_process_of_its_own_had_started_does_not_outli
 async def test_a_worker_frozen_beyond_its_lease_is_fenced_off_when_it_wakes(farm: MakeFarm) -> None:
     here = farm()
     here.worker("--processes", "2", "-c", "3")
+    await all_there(here, 2)
     refs = here.enqueue("nap", 4, times=6)
     victim = (await busy(here, workers=2))[0]
     held = {job.id for job in await here.active(victim)}
