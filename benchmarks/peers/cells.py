@@ -4,7 +4,7 @@ import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +28,7 @@ SETTLING = 1.0
 FIRST = 1_000_000
 FILLING = 10.0
 READ = 2_000
+"""Of how many jobs results are read, the newest: older ones may be past what a peer keeps."""
 FINISHING = 10.0
 """For how long a cell that is measured goes on until all its jobs have run, to see that each did so once."""
 ENDING = 0.3
@@ -167,7 +168,8 @@ def process(*, concurrency: int, processes: int = 1, echo: bool = False) -> Call
                 worker.tell("go")
             found = _worked(at, workers, jobs)
             if echo:
-                producer.tell(f"read {_in_a_row(at.ran(), jobs)}")
+                newest = _readable(at.ran())
+                producer.tell(f"read {newest.start} {newest.stop - 1}")
                 said = producer.hear("read", FILLING)
                 if said["wrong"]:
                     raise Failed(f"{said['wrong']} of {said['jobs']} results are not what was returned")
@@ -177,11 +179,23 @@ def process(*, concurrency: int, processes: int = 1, echo: bool = False) -> Call
     return measure
 
 
-def _in_a_row(reader: Reader, jobs: int) -> int:
-    """Return how many of the first jobs have run without a gap, READ of them at most."""
+def _readable(reader: Reader) -> range:
     reader.read()
-    ran = {note.number for note in reader.started}
-    return next((number - 1 for number in range(1, min(jobs, READ) + 1) if number not in ran), min(jobs, READ))
+    # What started this moment may not have returned yet, where a worker has not come to the end.
+    done = time.monotonic_ns() - int(ENDING * 1e9)
+    if newest := stretch([note.number for note in reader.started if note.at_ns <= done], READ):
+        return newest
+    raise Failed("no job had run whose result could be read")
+
+
+def stretch(numbers: Iterable[int], most: int) -> range:
+    """Return the last stretch of so many numbers without a gap; where none is as long, the last of the longest."""
+    run = longest = range(0)
+    for number in sorted(set(numbers)):
+        first = run.start if number == run.stop else number
+        run = range(max(first, number + 1 - most), number + 1)
+        longest = run if len(run) >= len(longest) else longest
+    return longest
 
 
 @contextmanager

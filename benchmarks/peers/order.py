@@ -8,7 +8,7 @@ it has to tell a person goes to stderr. This is the whole conversation:
 |---|---|---|
 | `describe` | `described`: the fields of `About` | |
 | `enqueue` | `ready` when it has connected | `go` |
-| | `enqueued`: `jobs`, `seconds`, `cpu` | `read N`, if the order said `results` and N jobs have run |
+| | `enqueued`: `jobs`, `seconds`, `cpu` | `read FIRST LAST`, if the order said `results`: numbers of jobs that ran |
 | | `read`: `jobs`, `wrong`, `seconds`, after 3 s at the latest, 50 of them at once | |
 | `pace` | `ready` | `go` |
 | | `enqueued` | |

@@ -1,18 +1,20 @@
+import sys
 import threading
 import time
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from benchmarks.peers.cells import CELLS, QUANTITIES
+from benchmarks.peers.cells import CELLS, QUANTITIES, place, stretch, taken
 from benchmarks.peers.environments import sources
 from benchmarks.peers.order import Order
 from benchmarks.peers.ours import ABOUT
 from benchmarks.peers.plan import LATER, TOGETHER, chosen, expected, turns
 from benchmarks.peers.process import without_folders
-from benchmarks.peers.results import Machine, Results, Sample, percentile, summary, values
+from benchmarks.peers.results import Entry, Machine, Results, Sample, percentile, summary, values
 from benchmarks.peers.tally import Reader, Tally
 
 PEERS: dict[str, list[str]] = {"ours": [], "one": [], "other": []}
@@ -99,6 +101,31 @@ class TestStatistics:
         ]
 
         assert values(samples, peer="ours", cell="process_10", figure="rate") == [1.0, 2.0]
+
+
+class TestRead:
+    def test_results_are_read_of_the_newest_jobs(self) -> None:
+        assert stretch(range(1, 20_001), 2_000) == range(18_001, 20_001)
+
+    def test_a_job_that_has_not_run_is_not_asked_for(self) -> None:
+        assert stretch([1, 2, 3, 4, 6, 7, 8, 10], 3) == range(6, 9)
+
+    def test_where_gaps_leave_no_stretch_long_enough_the_longest_counts(self) -> None:
+        assert stretch([1, 2, 4, 5, 6, 9, 9], 10) == range(4, 7)
+
+    def test_who_ran_nothing_has_nothing_to_read(self) -> None:
+        assert not stretch([], 10)
+
+    def test_what_the_newest_jobs_returned_is_read_back_and_compared(self) -> None:
+        ours = msgspec.convert({**asdict(ABOUT), "key": "holdfast-sqlite", "storage": "sqlite", "rate": 1}, Entry)
+        (cell,) = chosen(["echo_10"])
+
+        with place(ours, [sys.executable, "-m", "benchmarks.peers.ours"], None, cell.name) as at:
+            found = taken(cell, at, lambda cell, figure: None, 1)
+
+        assert found.failed is None
+        assert (found.figures["jobs"], found.figures["left"]) == (100.0, 0.0)
+        assert found.figures["read"] > 0
 
 
 class TestTally:
