@@ -208,6 +208,7 @@ def main() -> None:
     def write(results: Results) -> None:
         asked.output.parent.mkdir(parents=True, exist_ok=True)
         asked.output.write_bytes(msgspec.json.format(msgspec.json.encode(results)) + b"\n")
+        _tell(f"written to {asked.output}")
 
     # So that whoever ends this ends the adapters and servers too.
     signal.signal(signal.SIGTERM, _end)
@@ -215,7 +216,6 @@ def main() -> None:
         run = Run(asked, server)
         run.prepare()
         run.measure(write)
-    _tell(f"written to {asked.output}")
 
 
 if __name__ == "__main__":
