@@ -32,7 +32,7 @@ BARS: tuple[tuple[str, str, str, tuple[Panel, ...]], ...] = (
     (
         "latency.svg",
         "redis",
-        "Redis: milliseconds from enqueue to start, idle (less is better)",
+        "Redis: milliseconds from enqueue to start, idle (less is better; logarithmic)",
         (("p50", "latency_idle", "p50", False), ("p99", "latency_idle", "p99", False)),
     ),
     (
@@ -64,6 +64,9 @@ BARS: tuple[tuple[str, str, str, tuple[Panel, ...]], ...] = (
     ),
 )
 
+DECADES = {"latency.svg"}
+"""Drawn over a logarithm: some of its figures are hundreds of times others."""
+
 AXES = (
     ("jobs that wait", "jobs that wait"),
     ("concurrency keys", "concurrency keys"),
@@ -80,7 +83,7 @@ def _bars(found: Found) -> Iterator[Chart]:
     for file, storage, title, wanted in BARS:
         panels = [panel for one in wanted if (panel := _panel(found, storage, one))["bars"]]
         if panels:
-            yield {"kind": "bars", "file": file, "title": title, "panels": panels}
+            yield {"kind": "bars", "file": file, "title": title, "panels": panels, "log": file in DECADES}
 
 
 def _panel(found: Found, storage: str, panel: Panel) -> dict[str, Any]:

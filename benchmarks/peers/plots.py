@@ -57,7 +57,7 @@ def bars(chart: dict[str, Any], folder: Path) -> None:
         len(panels), 1, figsize=(WIDTH, height), height_ratios=[row + 0.4 for row in rows], squeeze=False
     )
     for panel, axis in zip(panels, axes[:, 0], strict=True):
-        _panel(panel, axis)
+        (_decades if chart["log"] else _panel)(panel, axis)
     kinds = [kind for kind in MEANT if any(bar["kind"] == kind for panel in panels for bar in panel["bars"])]
     handles = [plt.Rectangle((0, 0), 1, 1, color=COLOURS[kind]) for kind in kinds]
     top = 1 - 0.1 / height
@@ -77,14 +77,30 @@ def bars(chart: dict[str, Any], folder: Path) -> None:
 
 def _panel(panel: dict[str, Any], axis: Any) -> None:
     drawn = panel["bars"][::-1]
-    values = [bar["value"] for bar in drawn]
     places = range(len(drawn))
     most = max(max(bar["most"] for bar in drawn), 1e-9)
+    axis.barh(places, [bar["value"] for bar in drawn], color=[COLOURS[bar["kind"]] for bar in drawn], height=0.72)
+    _marked(panel, drawn, axis)
+    axis.set_xlim(0, most * 1.14)
+
+
+def _decades(panel: dict[str, Any], axis: Any) -> None:
+    # Points and no bars: on a logarithm there is no nought that a length could be counted from.
+    drawn = panel["bars"][::-1]
+    axis.set_xscale("log")
+    axis.grid(axis="x", color=GREY, alpha=0.3, linewidth=0.5)
+    for place, bar in enumerate(drawn):
+        axis.plot(bar["value"], place, "o", markersize=7, color=COLOURS[bar["kind"]])
+    _marked(panel, drawn, axis)
+    axis.set_xlim(min(bar["least"] for bar in drawn) / 1.3, max(bar["most"] for bar in drawn) * 2)
+
+
+def _marked(panel: dict[str, Any], drawn: list[dict[str, Any]], axis: Any) -> None:
+    values, places = [bar["value"] for bar in drawn], range(len(drawn))
     spread = [[bar["value"] - bar["least"] for bar in drawn], [bar["most"] - bar["value"] for bar in drawn]]
-    axis.barh(places, values, color=[COLOURS[bar["kind"]] for bar in drawn], height=0.72)
     axis.errorbar(values, places, xerr=spread, fmt="none", ecolor=GREY, elinewidth=1, capsize=2)
     for place, bar in zip(places, drawn, strict=True):
-        axis.text(bar["most"] + most * 0.01, place, bar["told"], va="center", fontsize=8)
+        axis.annotate(bar["told"], (bar["most"], place), (5, 0), textcoords="offset points", va="center", fontsize=8)
     if 0 < (apart := sum(bar["kind"] == "before" for bar in drawn)) < len(drawn):
         axis.axhline(apart - 0.5, color=GREY, linestyle=":", linewidth=0.8)
     axis.set_yticks(list(places), [bar["label"] for bar in drawn])
@@ -92,7 +108,6 @@ def _panel(panel: dict[str, Any], axis: Any) -> None:
         if bar["kind"] == "ours":
             label.set_fontweight("bold")
             label.set_color(COLOURS["ours"])
-    axis.set_xlim(0, most * 1.14)
     axis.set_ylim(-0.6, len(drawn) - 0.4)
     axis.set_title(panel["title"], loc="left", fontsize=9, color=GREY)
     axis.tick_params(length=2)
@@ -117,7 +132,7 @@ def lines(chart: dict[str, Any], folder: Path) -> None:
         axis.set_xlabel(panel["below"])
     axes[0][0].set_ylabel("times the first")
     axes[0][0].annotate("the goal", (0.02, chart["bound"]), xycoords=("axes fraction", "data"), va="bottom", fontsize=8)
-    axes[0][-1].legend(frameon=False, fontsize=8, loc="upper left")
+    axes[0][-1].legend(frameon=False, fontsize=8, loc="lower right")
     figure.suptitle(chart["title"], x=0.01, ha="left", fontsize=11, fontweight="bold")
     figure.tight_layout()
     _save(figure, folder / chart["file"])

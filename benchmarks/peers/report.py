@@ -31,6 +31,8 @@ PLOTTERS = (
 )
 ROUNDS_FOR_CLAIMS = 5
 IDLE_LOAD = 1.0
+TOLD = 300
+"""How many letters of what went wrong are shown."""
 
 GROUPS = {
     "ours": "",
@@ -170,7 +172,8 @@ def _head(found: Found) -> str:
         f"| interpreter | {ours.interpreter if ours else on.python} for the peers in Python; each row names its own |",
         f"| servers | {redis} ({settings}), SQLite {on.sqlite} |",
         "",
-        "Figures are medians of the rounds, ± half of what lies between the least and the most of them.",
+        "Figures are medians of the rounds, ± half of what lies between the least and the most of them; one without",
+        "a ± is of one round. Which cells are taken in fewer rounds, that page says. An empty field was not taken.",
     ]
     warnings: list[str] = []
     if on.load > IDLE_LOAD:
@@ -304,12 +307,20 @@ def _settings(found: Found) -> str:
 def _odd(found: Found) -> str:
     lines: dict[str, None] = {}
     for sample in found.results.samples:
+        if sample.cannot:
+            lines[f"- {sample.peer}, {sample.cell}: cannot: {_short(sample.cannot)}"] = None
         for words in (sample.failed and f"failed: {sample.failed}", *sample.remarks):
             if words:
-                lines[f"- {sample.peer}, {sample.cell}, round {sample.round}: {' '.join(words.split())[:300]}"] = None
+                lines[f"- {sample.peer}, {sample.cell}, round {sample.round}: {_short(words)}"] = None
     for key, why in found.results.unavailable.items():
-        lines[f"- {key} could not be had here: {' '.join(why.split())[:300]}"] = None
-    return "\n".join(["## What went wrong or was odd", "", *lines]) if lines else ""
+        lines[f"- {key} could not be had here: {_short(why)}"] = None
+    return "\n".join(["## What failed, cannot be had, or was odd", "", *lines]) if lines else ""
+
+
+def _short(words: str) -> str:
+    words = " ".join(words.split())
+    # A traceback tells at its end what it is about.
+    return words if len(words) <= TOLD else f"{words[: TOLD // 5]} ... {words[-TOLD * 4 // 5 :]}"
 
 
 def _grid(heads: Sequence[str], rows: Sequence[Sequence[str]], *, right: set[int]) -> list[str]:

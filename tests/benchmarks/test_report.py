@@ -110,6 +110,17 @@ class TestPage:
         assert "(plots/a.svg)" in text
         assert "Not for quoting" not in text
 
+    def test_it_says_why_a_peer_cannot_and_what_a_long_traceback_ends_with(self) -> None:
+        run = found(entry("holdfast"), entry("rq"), holdfast=1_000)
+        run.results.samples.append(Sample("rq", "recovery_tight", 1, 1.0, cannot="it has no setting for that"))
+        run.results.samples.append(Sample("rq", "echo_10", 2, 1.0, failed=f"ended: {'frame ' * 99} OSError: no room"))
+
+        text = page(run, None, [])
+
+        assert "- rq, recovery_tight: cannot: it has no setting for that" in text
+        assert "- rq, echo_10, round 2: failed: ended: frame" in text
+        assert "OSError: no room\n" in text
+
     def test_too_few_rounds_are_not_for_quoting(self) -> None:
         assert "Not for quoting" in page(found(entry("holdfast"), rounds=1, holdfast=1.0), None, [])
 
