@@ -20,6 +20,9 @@ pytestmark = pytest.mark.system
 MakeFarm = Callable[..., Farm]
 SECOND = 1_000_000
 
+BLOCKED = 12
+"""Seconds for which a handler blocks its worker's loop: many times another's limit, and longer than its lease."""
+
 
 @pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.redis)])
 def here(request: pytest.FixtureRequest, farm: MakeFarm) -> Farm:
@@ -181,8 +184,7 @@ async def test_the_limit_of_a_run_in_a_slot_is_kept_while_the_workers_loop_is_bl
     here.worker("-c", "2")
     # The slot is there already.
     await over(here, here.enqueue("secluded", 0), within=60)
-    # For many times its limit, and longer than its lease.
-    (blocking,) = here.enqueue("block_beside", how, 12)
+    (blocking,) = here.enqueue("block_beside", how, BLOCKED)
     refs = here.enqueue("undying")
     (start,) = await started(here, refs)
 
@@ -203,7 +205,8 @@ async def test_the_limit_of_a_run_in_a_slot_is_kept_while_the_workers_loop_is_bl
     # By its own process, which nothing here holds up.
     assert 1.9 <= said["told"] < 3
     if how == "grip":
-        assert "term" not in said or said["term"] > (end - start.at) / SECOND
+        # Not by the line that the handler writes at its end: whoever waits for the interpreter may get it before.
+        assert "term" not in said or said["term"] >= (began - start.at) / SECOND + BLOCKED
         assert said["alive"] > (end - start.at) / SECOND - 1
     else:
         assert 2.9 <= said["term"] < 4
