@@ -49,7 +49,7 @@ BARS: tuple[tuple[str, str, str, tuple[Panel, ...]], ...] = (
         "recovery.svg",
         "redis",
         "Redis: seconds until all jobs of a killed worker started again, defaults (less is better)",
-        (("those that never came back are missing: see the table", "recovery_default", "last", False),),
+        (("those that did not finish them all are missing: see the table", "recovery_default", "last", False),),
     ),
     (
         "sqlite.svg",
@@ -91,7 +91,7 @@ def _panel(found: Found, storage: str, panel: Panel) -> dict[str, Any]:
     bars: list[dict[str, Any]] = []
     for entry in in_order(found.on(storage), found, cell, figure, most=most):
         got = found.figure(entry.key, cell, figure)
-        if got is not None:
+        if got is not None and (figure != "last" or found.lost_nothing(entry.key, cell)):
             bars.append(
                 {
                     "label": _label(entry),

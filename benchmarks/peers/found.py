@@ -43,6 +43,11 @@ class Found:
         sign = -1 if most else 1
         return min(found, key=lambda pair: sign * pair[1].median, default=None)
 
+    def lost_nothing(self, key: str, cell: str) -> bool:
+        """Return whether all jobs of a killed worker were finished in the end."""
+        left = self.figure(key, cell, "unfinished")
+        return left is not None and left.most == 0
+
     def why_not(self, key: str, cell: str) -> str | None:
         """Return why a cell of a peer has no figures: `failed`, `cannot`, or None if it was not taken at all."""
         samples = [sample for sample in self.results.samples if (sample.peer, sample.cell) == (key, cell)]

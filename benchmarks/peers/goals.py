@@ -102,21 +102,16 @@ def _kept(found: Found) -> Iterator[Judged]:
     keepers = [entry for entry in found.on("redis") if entry.key in KEEPS_A_RECORD]
     best = found.best(keepers, "memory", "bytes", most=False)
     yield _less(what, "the least of those that keep a record", ours, best, 1, "B")
-    what = "kill -9 at defaults"
+    what, cell = "kill -9 at defaults", "recovery_default"
     for key, storage in ((OURS, "redis"), (OURS_ON_SQLITE, "sqlite")):
         title = f"{what}, {'Redis' if storage == 'redis' else 'SQLite'}"
-        ours = found.figure(key, "recovery_default", "last")
-        whole = [entry for entry in found.on(storage) if entry.role == "peer" and _lost_nothing(found, entry)]
-        best = found.best(whole, "recovery_default", "last", most=False)
+        ours = found.figure(key, cell, "last")
+        whole = [entry for entry in found.on(storage) if entry.role == "peer" and found.lost_nothing(entry.key, cell)]
+        best = found.best(whole, cell, "last", most=False)
         yield _less(title, "sooner back than any peer's that come back", ours, best, 1, "s")
         for figure, goal in (("unfinished", "no job lost"), ("twice", "none run twice without need")):
-            count = found.figure(key, "recovery_default", figure)
+            count = found.figure(key, cell, figure)
             yield Judged(title, goal, None if count is None else count.most, "", 0, False, unit=" jobs")
-
-
-def _lost_nothing(found: Found, entry: Entry) -> bool:
-    left = found.figure(entry.key, "recovery_default", "unfinished")
-    return left is not None and left.most == 0
 
 
 def _growing(growth: Growth | None) -> Iterator[Judged]:

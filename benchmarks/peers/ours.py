@@ -16,7 +16,8 @@ ABOUT = About(
     title="Holdfast",
     role="ours",
     settings={
-        "all": "defaults: leases, fencing, history and events are on; completed jobs and results are kept for an hour",
+        "all": "defaults: leases, fencing, history and events are on; completed jobs and results are kept for an hour, "
+        "the newest 10,000",
         "worker": "one process, no supervisor; so nobody sees its death but who misses its beats",
         "prefetch": "100 less the concurrency at most, which `holdfast worker` has by default; a worker that has no "
         "supervisor has to be told so",

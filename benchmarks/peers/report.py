@@ -169,7 +169,7 @@ def _head(found: Found) -> str:
         f"| begun | {results.began}; rounds: {results.rounds}, in {minutes:.0f} minutes, seed {results.seed} |",
         f"| machine | {on.processor}, {on.cores} cores, {on.memory_gib:g} GiB, {on.system} |",
         f"| load | {on.load:g} at the start |",
-        f"| interpreter | {ours.interpreter if ours else on.python} for the peers in Python; each row names its own |",
+        f"| interpreter | {ours.interpreter if ours else on.python}, where an entry names no other below |",
         f"| servers | {redis} ({settings}), SQLite {on.sqlite} |",
         "",
         "Figures are medians of the rounds, ± half of what lies between the least and the most of them; one without",

@@ -129,3 +129,13 @@ class TestPage:
         (chart,) = charts(run, None)
 
         assert [bar["kind"] for bar in chart["panels"][0]["bars"]] == ["ours", "after", "before"]
+
+    def test_who_brought_only_some_jobs_back_is_not_drawn_beside_those_that_brought_all(self) -> None:
+        run = found(entry("holdfast"), entry("saq"))
+        for key, last, unfinished in (("holdfast", 25.0, 0.0), ("saq", 5.0, 4.0)):
+            figures = {"last": last, "unfinished": unfinished}
+            run.results.samples.append(Sample(key, "recovery_default", 1, 1.0, figures))
+
+        (chart,) = charts(run, None)
+
+        assert [bar["kind"] for bar in chart["panels"][0]["bars"]] == ["ours"]
