@@ -25,6 +25,7 @@ MEANT = {
 }
 WIDTH = 8.6
 ROW = 0.27
+LEGENDS = 2
 
 mpl.rcParams.update(
     {
@@ -62,12 +63,13 @@ def bars(chart: dict[str, Any], folder: Path) -> None:
     handles = [plt.Rectangle((0, 0), 1, 1, color=COLOURS[kind]) for kind in kinds]
     top = 1 - 0.1 / height
     figure.suptitle(chart["title"], x=0.01, y=top, ha="left", va="top", fontsize=11, fontweight="bold")
-    figure.tight_layout(rect=(0, 0.5 / height, 1, 1), h_pad=1.2)
+    below = 0.2 + 0.17 * -(-len(kinds) // LEGENDS)
+    figure.tight_layout(rect=(0, below / height, 1, 1), h_pad=1.2)
     figure.legend(
         handles,
         [MEANT[kind] for kind in kinds],
         loc="lower left",
-        ncols=2,
+        ncols=LEGENDS,
         frameon=False,
         fontsize=8,
         borderaxespad=0.2,
