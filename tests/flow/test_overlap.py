@@ -14,7 +14,7 @@ from holdfast.storage.protocol import Exchanged, Order
 from holdfast.testing.simloop import SimClock, SimLoop, simulate
 from holdfast.worker.ahead import MOST
 from holdfast.worker.held import RunKey
-from holdfast.worker.runs import starter
+from holdfast.worker.starting import starter
 from tests.flow.conftest import Stage
 
 CONCURRENCY = 20

@@ -5,6 +5,8 @@ than it runs makes many calls of few jobs. So it has some at hand that have not 
 all short, and never for long (`PATIENCE`), for another worker may be idle.
 """
 
+from holdfast.core.job import JobRecord
+
 MOMENT = 0.01
 """Seconds of work that may be at hand, by what runs take."""
 
@@ -18,7 +20,7 @@ PATIENCE = 0.2
 """Seconds that a job may be at hand before it is handed back: those in front of it took longer than others before."""
 
 EASING = 8
-"""What is usual rises with a longer run at once, and falls with a shorter one by one in so many of the difference."""
+"""The longest rises with a longer run at once, and falls with a shorter one by one in so many of the difference."""
 
 
 class Ahead:
@@ -28,20 +30,25 @@ class Ahead:
         self.moment, self.short, self.patience, self.most = MOMENT, SHORT, PATIENCE, most
         self._concurrency = concurrency
         # Nothing is known yet; so it takes some tens of short runs until the first job is claimed ahead.
-        self._usual = PATIENCE
+        self._longest = PATIENCE
 
     def ran(self, took: float) -> None:
         """Take note of a run."""
-        usual = self._usual
-        self._usual = took if took >= usual else usual - (usual - took) / EASING
+        longest = self._longest
+        self._longest = took if took >= longest else longest - (longest - took) / EASING
 
     def kept_waiting(self) -> None:
         """Take note that a job was at hand for too long."""
-        self._usual = max(self._usual, self.patience)
+        self._longest = max(self._longest, self.patience)
 
     @property
     def room(self) -> int:
         """How many jobs may be at hand."""
-        if self._usual > self.short:
+        if self._longest > self.short:
             return 0
-        return min(self.most, int(self.moment * self._concurrency / self._usual))
+        return min(self.most, int(self.moment * self._concurrency / self._longest))
+
+
+def may_wait(job: JobRecord) -> bool:
+    """Say whether a job may be at hand; not one whose end the next death of its worker would be."""
+    return job.policy.on_worker_lost != "fail" and job.stalls < job.stall.max_stalls

@@ -2,42 +2,37 @@
 
 lease ──► held ──► attended, in a task of its own ──► outcome
            │        └─ told to stop, and goes on ──► left to itself: its outcome is what it was told
-           └─ at hand, until another is over ──► attended
-              └─ for too long, or the worker claims no more ──► handed back, unbegun
+           ├─ at hand, until another is over ──► attended
+           │  └─ for too long, or the worker claims no more ──► handed back, unbegun
+           └─ its lease is out before its turn has come ──► handed back, unbegun
 """
 
 import asyncio
 import contextvars
-import functools
-import inspect
 import logging
-import sys
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any
 
-from holdfast.clock import SECOND, Clock
-from holdfast.core.decision import Finish, PutBack
+from holdfast.clock import Clock
 from holdfast.core.events import Event, LeaseLost
 from holdfast.core.job import JobRecord, Owner
 from holdfast.core.lease import Lease
-from holdfast.core.lifecycle import State
 from holdfast.core.outcome import Interrupted, Outcome, Raised, Returned
-from holdfast.core.postmortem import first_line
-from holdfast.core.settlement import Settlement, settlement
+from holdfast.core.settlement import settlement
 from holdfast.task import Task
 from holdfast.worker.abandoned import LINGER, Abandoned
-from holdfast.worker.ahead import Ahead
+from holdfast.worker.ahead import Ahead, may_wait
+from holdfast.worker.at_hand import AtHand
 from holdfast.worker.held import Held, Holdings, StopReason
+from holdfast.worker.mishaps import log_mishap
 from holdfast.worker.on_cancel import LIMIT
 from holdfast.worker.outcomes import Outcomes
 from holdfast.worker.run import Runner, recorded, stopped
 from holdfast.worker.slots import Slots
+from holdfast.worker.starting import Starter, starter
 from holdfast.worker.tally import Tally
 from holdfast.worker.wear import Wear
-
-Attending = Coroutine[Any, Any, None]
-Starter = Callable[[Attending], "asyncio.Task[None]"]
 
 
 class Runs:
@@ -78,11 +73,9 @@ class Runs:
         self._tell = tell
         self._tally = tally
         self._running: dict[Held, None] = {}
-        self._at_hand: dict[Held, float] = {}
-        """Those claimed ahead, which wait until another is over, and since when; the eldest first."""
+        self._at_hand = AtHand(ahead, clock, too_long=self.hand_back)
         self._beginning = False
         self._context = contextvars.Context()
-        self._timer: asyncio.TimerHandle | None = None
         self._attending: dict[asyncio.Task[None], Held] = {}
         self._start: Starter | None = None
         self._failure: asyncio.Future[None] | None = None
@@ -143,52 +136,39 @@ class Runs:
         for place, held in enumerate(taken):
             if not begin or self._start is None:
                 # The claim came back after the worker was told to stop.
-                self._done(held, Interrupted("prefetch"), 0.0)
-            elif now >= held.trusted_until:
-                # It came back so late that the job may have passed on already.
-                self._done(held, Interrupted("unreachable"), 0.0)
-            elif place >= free and _dies_with_us(held.lease.job):
-                self._ahead.kept_waiting()
-                self._done(held, Interrupted("prefetch"), 0.0)
+                self._done(held, Interrupted("prefetch"))
+            elif place < free:
+                self._begin(held)
+            elif may_wait(held.lease.job):
+                self._at_hand.add(held, now)
             else:
-                self._at_hand[held] = now
-        self._begin_next()
+                self._ahead.kept_waiting()
+                self._done(held, Interrupted("prefetch"))
+        self._fill_up()
         self._tally.claimed(leases)
 
     def hand_back(self) -> None:
         """Hand back what was claimed ahead and has not begun."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        while self._at_hand:
-            held, _ = self._at_hand.popitem()
-            self._done(held, Interrupted("prefetch"), 0.0)
+        for held in self._at_hand.take_all():
+            self._done(held, Interrupted("prefetch"))
 
-    def _begin_next(self) -> None:
+    def _fill_up(self) -> None:
         """Begin those at hand, as many as may run."""
         if self._beginning:
-            # A run that was over at once has ended another's wait, and whoever began it goes on.
+            # A run that was over at once has made room for another, and whoever began it goes on.
             return
         self._beginning = True
         try:
             while self._at_hand and len(self._running) < self._concurrency:
-                held = next(iter(self._at_hand))
-                del self._at_hand[held]
-                self._begin(held)
+                self._begin(self._at_hand.take())
         finally:
             self._beginning = False
-        if self._at_hand and self._timer is None:
-            since = next(iter(self._at_hand.values()))
-            self._set_timer(since + self._ahead.patience - self._clock.uptime())
+        self._at_hand.watch()
 
     def _begin(self, held: Held) -> None:
         start = self._start
         if start is None:
-            self._done(held, Interrupted("prefetch"), 0.0)
-            return
-        if not held.begun and self._clock.uptime() >= held.trusted_until:
-            # While it was at hand this process stood still, or its storage was out of reach: it may have passed on.
-            self._done(held, Interrupted("unreachable"), 0.0)
+            self._done(held, Interrupted("prefetch"))
             return
         self._wear.began()
         self._running[held] = None
@@ -199,21 +179,6 @@ class Runs:
             held.task = task
             self._attending[task] = held
             task.add_done_callback(self._ended)
-
-    def _set_timer(self, seconds: float) -> None:
-        self._timer = asyncio.get_running_loop().call_later(max(0.0, seconds), self._look_at_hand)
-
-    def _look_at_hand(self) -> None:
-        """Hand back all that is at hand if the eldest has been for too long: others may be idle."""
-        self._timer = None
-        if not self._at_hand:
-            return
-        waits = next(iter(self._at_hand.values())) + self._ahead.patience - self._clock.uptime()
-        if waits > 0:
-            self._set_timer(waits)
-            return
-        self._ahead.kept_waiting()
-        self.hand_back()
 
     def stop(self, held: Held, reason: StopReason, detail: str | None) -> None:
         """Make a run end. A coroutine is cancelled; a thread can only be told, and is."""
@@ -238,7 +203,7 @@ class Runs:
             )
         if held in self._at_hand:
             # It finds out by itself before its handler is called.
-            del self._at_hand[held]
+            self._at_hand.remove(held)
             self._begin(held)
         elif held.make_end is not None:
             held.make_end(reason, detail)
@@ -255,7 +220,7 @@ class Runs:
         """Hand back those that would not end, due again after `delay` microseconds: by then we are gone."""
         self.hand_back()
         for held in list(self._running):
-            self._done(held, Interrupted("shutdown", delay), 0.0)
+            self._done(held, Interrupted("shutdown", delay))
 
     def _held(self, lease: Lease, asked_at: float, now: float, *, begun: bool) -> Held:
         job = lease.job
@@ -275,6 +240,11 @@ class Runs:
         if held.task is None:
             # It may have begun before whoever started it was told which task it is.
             held.task = asyncio.current_task()
+        if began >= held.trusted_until:
+            # Its claim was answered late, or since then this process stood still: it may have passed on already.
+            self._done(held, Interrupted("unreachable"))
+            self._fill_up()
+            return
         try:
             apart = await self._slots.run(held) if held.way == "process" else None
             if apart is None:
@@ -288,12 +258,15 @@ class Runs:
             self._logger.exception("job %s: its run could not be carried out", held.lease.ref.id)
             outcome = Raised(recorded(error))
         self._done(held, outcome, self._clock.uptime() - (began if began > held.claimed_at else held.claimed_at))
+        if self._at_hand:
+            self._fill_up()
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         held = self._attending.pop(task)
         if held in self._running:
             # Its task was cancelled before its first step: it never began.
-            self._done(held, Interrupted("shutdown"), 0.0)
+            self._done(held, Interrupted("shutdown"))
+            self._fill_up()
         error = None if task.cancelled() else task.exception()
         if error is not None and self._failure is not None and not self._failure.done():
             self._failure.set_exception(error)
@@ -317,8 +290,10 @@ class Runs:
         held.abandoned = True
         self._abandoned.task(held.task)
         self._done(held, outcome, self._clock.uptime() - held.claimed_at)
+        self._fill_up()
 
-    def _done(self, held: Held, outcome: Outcome, took: float) -> None:
+    def _done(self, held: Held, outcome: Outcome, took: float = 0.0) -> None:
+        """Take in what one came to; `took`: 0 of one whose time tells nothing, as it never began or is cut off."""
         self._running.pop(held, None)
         if held.over:
             # It was handed back while it would not end; only the first word counts.
@@ -334,68 +309,9 @@ class Runs:
             asked = settlement(held.lease, outcome, self._rng, took=took)
             self._outcomes.add(held.key, asked)
             if not isinstance(outcome, Returned):
-                self._say(held, asked)
+                log_mishap(self._logger, held.lease.job, asked)
                 self.released += isinstance(outcome, Interrupted)
-        if self._at_hand:
-            self._begin_next()
         self.over()
-
-    def _say(self, held: Held, asked: Settlement) -> None:
-        """Log what went wrong with a run; never its arguments, its result, or a message that may quote them."""
-        job = held.lease.job
-        match asked.decision:
-            case Finish(state=State.FAILED, reason=reason, error=error):
-                self._logger.error(
-                    "job %s (%s) failed in run %d, reason %s: %s; holdfast jobs show tells all",
-                    job.id,
-                    job.task,
-                    job.starts,
-                    reason,
-                    error.type if error else "no error",
-                )
-            case PutBack(charge="failures", after=after, error=error):
-                self._logger.warning(
-                    "job %s (%s) failed in run %d: %s; tried again in %.1f s",
-                    job.id,
-                    job.task,
-                    job.starts,
-                    error.type if error else "no error",
-                    after / SECOND,
-                )
-            case PutBack(charge="stalls"):
-                why = first_line(asked.ended.detail or "")
-                self._logger.error("job %s (%s) stalled in run %d: %s", job.id, job.task, job.starts, why)
-            case PutBack(charge="releases", reason="unknown_task"):
-                self._logger.warning("job %s is of task %r, which this worker does not know", job.id, job.task)
-            case _:
-                return
-
-
-def starter(loop: asyncio.AbstractEventLoop) -> Starter:
-    """Return what makes a task of a coroutine.
-
-    Where the interpreter can, that begins at once, and one that waits for nothing never meets the queue of the loop.
-    """
-    # Whoever has a factory has his own ideas of when a task begins.
-    if sys.version_info >= (3, 12) and loop.get_task_factory() is None:
-        if _takes_more(loop.create_task):
-            return functools.partial(loop.create_task, eager_start=True)
-        return functools.partial(asyncio.Task, loop=loop, eager_start=True)
-    return loop.create_task
-
-
-def _takes_more(function: Callable[..., object]) -> bool:
-    """Say whether what is not known to a function is handed on."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return False
-    return any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters)
-
-
-def _dies_with_us(job: JobRecord) -> bool:
-    """Say whether the next death of its worker is this job's end, so that it must not wait here for its turn."""
-    return job.policy.on_worker_lost == "fail" or job.stalls >= job.stall.max_stalls
 
 
 def _stops(job: JobRecord, task: Task[..., Any] | None) -> bool:

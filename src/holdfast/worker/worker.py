@@ -156,8 +156,8 @@ class Worker:
         )
         wear = wear or Wear()
         # Without a supervisor nobody could tell after its death which of its jobs had not begun.
-        usual = max(0, MOST - concurrency) if supervised else 0
-        self.ahead = Ahead(concurrency, usual if prefetch is None else prefetch)
+        most = max(0, MOST - concurrency) if supervised else 0
+        self.ahead = Ahead(concurrency, most if prefetch is None else prefetch)
         """What it may claim beyond what it runs."""
         outcomes = Outcomes(self._holdings, rng=equipment.rng, logger=equipment.logger, tally=tally)
         runs = Runs(
