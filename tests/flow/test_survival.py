@@ -12,6 +12,7 @@ from holdfast import (
     JobCompleted,
     JobFailed,
     JobFailedError,
+    JobReleased,
     JobStalled,
     Reaper,
     ReaperFailed,
@@ -506,6 +507,67 @@ def test_a_run_cut_off_is_trusted_no_longer_than_its_progress_clock() -> None:
         assert first_end < second_start
 
     wayward(scenario)
+
+
+def test_what_is_cancelled_and_cut_off_tidies_up_no_longer_than_nothing_can_run_beside_it() -> None:
+    async def scenario(stage: Stage, storage: Wayward) -> None:
+        app, other = stage.app(timing=FAST), stage.app(timing=FAST)
+        times: list[tuple[int, str, float]] = []
+        away = False
+
+        async def body(number: int) -> None:
+            times.append((number, "start", stage.now))
+            try:
+                if number == 1:
+                    try:
+                        await asyncio.sleep(500)
+                    finally:
+                        await asyncio.sleep(100)
+            finally:
+                times.append((number, "end", stage.now))
+
+        def fail(beat: Beat) -> None:
+            if away and beat.owner.name == "first":
+                raise StorageUnavailableError("out of reach")
+
+        task = app.task(name="body", singleton=True, timeout="10m")(body)
+        other.task(name="body", singleton=True, timeout="10m")(body)
+        storage.on_renew = fail
+        await stage.start(app.worker(name="first"), "first")
+        job, behind = await task.enqueue(1), await task.enqueue(2)
+        await asyncio.sleep(2)
+        await job.cancel("enough")
+        await asyncio.sleep(2)
+        away = True
+        await stage.start(other.worker(name="second"), "second")
+        await behind.result()
+
+        assert await job.state() is State.CANCELLED
+        assert [(number, what) for number, what, _ in times] == [(1, "start"), (1, "end"), (2, "start"), (2, "end")]
+
+    wayward(scenario)
+
+
+def test_a_job_whose_lease_ran_out_while_another_held_the_interpreter_is_not_begun(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(timing=FAST)
+        begun: list[tuple[int, int]] = []
+
+        @app.task
+        async def task(number: int) -> None:
+            begun.append((number, current_job().run))
+            if number == 1:
+                stage.loop.block(3.0)
+
+        jobs = await app.enqueue_many(task.call(number) for number in (1, 2))
+        await stage.start(app.worker(concurrency=2))
+        for job in jobs:
+            await job.result()
+
+        assert begun == [(1, 1), (2, 2)]
+        assert [event.reason for event in await stage.told(JobReleased)] == ["unreachable"]
+
+    play(scenario)
 
 
 def test_a_slow_event_handler_hears_an_event_once_with_any_number_of_workers(play: Play) -> None:

@@ -120,6 +120,10 @@ class SimLoop(asyncio.BaseEventLoop):
         self._ready.extend(node.held)
         node.held.clear()
 
+    def block(self, seconds: float) -> None:
+        """Let time pass in which nothing else runs, as a handler does that holds the interpreter."""
+        self._virtual += seconds
+
     def abandon(self) -> None:
         """Close what will never end, as killed nodes have left it."""
         for task in self._alive:

@@ -14,7 +14,7 @@ from holdfast.core.outcome import Interrupted, Outcome
 from holdfast.core.postmortem import Ending
 from holdfast.worker.autopsy import OomKills, told
 from holdfast.worker.frames import TELLING, Began, Ended, Logged, Ready, Run, Said, Stop, Turned, Unfit
-from holdfast.worker.held import Held, StopReason
+from holdfast.worker.held import Held, StopReason, outdoes
 from holdfast.worker.inquest import Heard, inquest
 from holdfast.worker.offspring import Death
 from holdfast.worker.run import stopped, timed_out
@@ -75,7 +75,7 @@ class Errand:
         self._heed: Callable[[], None] = lambda: None
 
     def end(self, reason: StopReason, detail: str | None) -> None:
-        """Make it end. Idempotent, but for `lost`, which outdoes the other reasons."""
+        """Make it end. Idempotent, but for a reason that outdoes the one it was told before."""
         self._words.append((reason, detail))
         self._knock()
 
@@ -106,7 +106,7 @@ class Errand:
     def _listen(self) -> None:
         while self._words:
             reason, detail = self._words.popleft()
-            if self.stop is None or (reason == "lost" and self.stop != "lost"):
+            if outdoes(reason, self.stop):
                 self.stop, self.stop_detail = reason, detail
                 self._heed()
         if self._dropped and self._task is not None:

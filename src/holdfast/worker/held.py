@@ -28,6 +28,20 @@ Mark = tuple[Place, ...]
 """What tells a stack from others: its frames, the outermost first."""
 
 
+def outdoes(reason: StopReason, before: StopReason | None) -> bool:
+    """Say whether a run that has been told to end for one reason must hear of another.
+
+    Who is cancelled may tidy up for long, but only as long as it has its lease.
+    """
+    match before:
+        case None:
+            return True
+        case "cancelled":
+            return reason in ("lost", "unreachable")
+        case _:
+            return reason == "lost" and before != "lost"
+
+
 class Held:
     """One run and what is known of it here; `stop` says why it shall end, once somebody has said so.
 

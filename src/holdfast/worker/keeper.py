@@ -31,7 +31,7 @@ from holdfast.storage.protocol import (
     WorkerInfo,
     owner_topic,
 )
-from holdfast.worker.held import Held, Holdings, Message, StopReason
+from holdfast.worker.held import Held, Holdings, Message, StopReason, outdoes
 from holdfast.worker.stacks.traces import Traces
 from holdfast.worker.tally import Tally
 from holdfast.worker.turns import Turns
@@ -280,7 +280,7 @@ class Keeper:
 
 
 def _may_not_outlive(one: Held) -> bool:
-    return one.stops_unreachable and one.stop is None and not one.fenced
+    return one.stops_unreachable and not one.fenced and outdoes("unreachable", one.stop)
 
 
 def _tell(loop: asyncio.AbstractEventLoop, news: Callable[[], object], context: contextvars.Context) -> None:

@@ -24,7 +24,7 @@ from holdfast.task import Task
 from holdfast.worker.abandoned import LINGER, Abandoned
 from holdfast.worker.ahead import Ahead, may_wait
 from holdfast.worker.at_hand import AtHand
-from holdfast.worker.held import Held, Holdings, StopReason
+from holdfast.worker.held import Held, Holdings, StopReason, outdoes
 from holdfast.worker.mishaps import log_mishap
 from holdfast.worker.on_cancel import LIMIT
 from holdfast.worker.outcomes import Outcomes
@@ -182,7 +182,7 @@ class Runs:
 
     def stop(self, held: Held, reason: StopReason, detail: str | None) -> None:
         """Make a run end. A coroutine is cancelled; a thread can only be told, and is."""
-        if held.stop is not None and not (reason == "lost" and held.stop != "lost"):
+        if not outdoes(reason, held.stop):
             return
         held.stop, held.stop_detail = reason, detail
         if held not in self._running and held not in self._at_hand:
