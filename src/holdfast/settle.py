@@ -58,8 +58,10 @@ async def settle_stalled(
     max_block: int | None = None,
     within: float = LOOK,
     figures: Figures | None = None,
-) -> None:
+) -> bool:
     """Settle stalled runs in the name of who took them, and count them; for reapers and supervisors.
+
+    Returns whether the storage has answered for all of them.
 
     What can be read about them `within` so many seconds goes into their post-mortems. `max_block`: how long an event
     loop may be blocked, in microseconds; a reaper tells by it what the silence of a worker meant.
@@ -69,25 +71,27 @@ async def settle_stalled(
     """
     seen = await _seen(storage, stalled, workers=witness is None, within=within)
     coming: list[Settlement] = []
-    length = 0
+    length, answered = 0, True
     for one in stalled:
         outcome = _outcome(one, seen, witness, max_block)
         coming.append(settlement(one.lease, outcome, rng))
         length += _length(outcome)
         if len(coming) == SETTLE_LIMIT or length > WRITE_LIMIT:
-            await _send(storage, owner, coming, figures)
+            answered &= await _send(storage, owner, coming, figures)
             coming, length = [], 0
     if coming:
-        await _send(storage, owner, coming, figures)
+        answered &= await _send(storage, owner, coming, figures)
+    return answered
 
 
-async def _send(storage: Storage, owner: Owner, coming: Sequence[Settlement], figures: Figures | None) -> None:
+async def _send(storage: Storage, owner: Owner, coming: Sequence[Settlement], figures: Figures | None) -> bool:
     answer = await storage.exchange(owner, coming)
     done = {(verdict.ref, verdict.fence) for verdict in answer.verdicts if verdict.verdict == "done"}
     for asked in coming:
         for event in asked.events:
             if figures is not None and isinstance(event, JobStalled) and (asked.ref, asked.fence) in done:
                 figures.count(STALLED, event.task, event.reason)
+    return len(answer.verdicts) == len(coming)
 
 
 class _Seen:

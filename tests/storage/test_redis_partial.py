@@ -1,22 +1,41 @@
 """Answers in part: no lease is lost because something else in the same call came to nothing."""
 
+import logging
 from collections.abc import AsyncIterator, Callable
 from random import Random
 
 import pytest
 
+from holdfast.clock import SECOND, SystemClock
+from holdfast.core.events import JobStalled
+from holdfast.core.job import Owner
 from holdfast.core.lifecycle import State
 from holdfast.core.outcome import Interrupted
 from holdfast.core.settlement import settlement
 from holdfast.errors import NotDurableError, StorageUnavailableError
+from holdfast.figures import Figures
 from holdfast.storage.protocol import Order
 from holdfast.storage.redis import connections
 from holdfast.storage.redis.address import read
 from holdfast.storage.redis.routes import slot
 from holdfast.storage.redis.storage import RedisStorage
-from holdfast.testing.conformance.material import ALICE, BOB, bid, new_job, record, settled
+from holdfast.testing.conformance.material import (
+    ALICE,
+    BOB,
+    DEPUTY,
+    REAPER,
+    bid,
+    new_job,
+    record,
+    settled,
+    stalled,
+)
+from holdfast.testing.proxy import Proxy
+from holdfast.worker.burial import Burial, Deceased
+from holdfast.worker.offspring import Death
 from holdfast.worker.strays import strays
 from tests.clusters import RedisCluster
+from tests.servers import RedisServer
 
 
 @pytest.fixture
@@ -86,3 +105,77 @@ async def test_a_shard_that_says_nothing_keeps_no_lease_of_another_from_its_hold
     assert (second.unanswered, second.doubtful) == (True, False)
     assert not swept.troubles
     assert (third.unanswered, third.doubtful) == (False, False)
+
+
+SUPERVISOR = Owner("beefbeefbeefbeef", "supervisor host:2", "host", 2)
+
+
+def burial() -> Burial:
+    return Burial(SUPERVISOR, clock=SystemClock(), rng=Random(7), logger=logging.getLogger("burial"), figures=Figures())
+
+
+async def stalls(storage: RedisStorage) -> list[JobStalled]:
+    return [event for event in (await storage.events(limit=1_000)).events if isinstance(event, JobStalled)]
+
+
+@pytest.mark.parametrize("cuts", [1, 2])
+async def test_the_jobs_of_the_dead_are_free_within_a_second_though_the_answer_that_told_of_them_was_lost(
+    redis_server: RedisServer, cuts: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Proxy(redis_server.port) as proxy:
+        storage = RedisStorage(read(f"redis://{proxy.address}/0"))
+        try:
+            await storage.enqueue([new_job(name) for name in "abc"])
+            await storage.exchange(ALICE, order=Order(("default",), 3))
+            before = len(redis_server.command("KEYS", "*:held:*"))
+            # The next reply is the one to the reclaim, which the server has carried out by then.
+            proxy.weather(cuts=cuts)
+            died_at = SystemClock().now()
+            taken = await burial().bury(Deceased(ALICE.id, ALICE.pid, Death(-9), died_at), storage, within=10.0)
+            told = await stalls(storage)
+            jobs = [await record(storage, new_job(name).ref) for name in "abc"]
+        finally:
+            await storage.close()
+
+    assert "trying again" in caplog.text
+    assert (before, taken) == (1, 3)
+    assert max(event.at.timestamp() for event in told if event.at is not None) - died_at / SECOND < 1
+    assert [(event.owner, event.reason) for event in told] == [(ALICE.id, "process_died")] * 3
+    assert all("SIGKILL" in (event.post_mortem or "") for event in told)
+    assert [(job.state, job.stalls, job.owner) for job in jobs] == [(State.WAITING, 1, None)] * 3
+    assert redis_server.command("KEYS", "*:held:*") == []
+
+
+async def test_a_shard_that_says_nothing_keeps_no_job_of_the_dead_in_another_from_being_taken_back(
+    start_cluster: Callable[..., RedisCluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    redis_cluster = start_cluster(cluster_require_full_coverage=False)
+    monkeypatch.setattr(connections, "ANSWERING", 1.0)
+    storage = RedisStorage(read(redis_cluster.url))
+    try:
+        here, there = two_queues(redis_cluster, storage)
+        jobs = [new_job("a", queue=here), new_job("b", queue=there)]
+        await storage.enqueue(jobs)
+        await storage.exchange(ALICE, order=Order((here, there), 2))
+        frozen = redis_cluster.holder(slot(storage.bases_of(f"queue:{there}")[0]))
+        frozen.freeze()
+        try:
+            first = await storage.reclaim(ALICE.id, REAPER)
+            with pytest.raises(StorageUnavailableError):
+                await storage.reclaim(ALICE.id, DEPUTY)
+            settled_there = await storage.exchange(REAPER, [stalled(taken) for taken in first.stalled])
+        finally:
+            frozen.thaw()
+        # Thawed, it does what it was asked for; nobody waits for the answer, so what came of it is looked for.
+        taken = await burial().bury(Deceased(ALICE.id, ALICE.pid, Death(-9), SystemClock().now()), storage, within=10.0)
+        strayed = [
+            one.lease.ref for owner in (REAPER, DEPUTY) for one in (await storage.reclaim(owner.id, BOB)).stalled
+        ]
+    finally:
+        await storage.close()
+
+    assert [one.lease.ref for one in first.stalled] == [jobs[0].ref]
+    assert (first.more, first.doubtful) == (True, True)
+    assert [verdict.verdict for verdict in settled_there.verdicts] == ["done"]
+    # Either it was given to those whose answers were lost, and is found with them, or to the burial.
+    assert (taken, strayed) in ((1, []), (0, [jobs[1].ref]))

@@ -329,7 +329,7 @@ async def test_what_was_reclaimed_before_the_way_was_cut_is_handed_out(cell: Cel
     taken = await cell.reclaim(ALICE.id, REAPER)
 
     assert 0 < len(taken.stalled) < SWEEP_LIMIT
-    assert taken.more
+    assert (taken.more, taken.doubtful) == (True, True)
 
 
 async def test_what_was_swept_up_before_the_way_was_cut_is_handed_out(

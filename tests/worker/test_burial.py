@@ -1,16 +1,22 @@
-"""What a supervisor knows of a burial where the storage does not answer."""
+"""What a burial does, and what is known of it, where the storage does not answer."""
 
+import asyncio
 import logging
+from collections.abc import Sequence
 from random import Random
 
 import pytest
+from msgspec import structs
 
 from holdfast.clock import SECOND
+from holdfast.core.events import JobStalled, RunFenced, WorkerDied
 from holdfast.core.job import Owner
+from holdfast.core.lifecycle import State
+from holdfast.core.settlement import Settlement
 from holdfast.errors import StorageUnavailableError
 from holdfast.figures import Figures
 from holdfast.storage.memory import MemoryStorage
-from holdfast.storage.protocol import Order, Reclaimed
+from holdfast.storage.protocol import SWEEP_LIMIT, Exchanged, Order, Query, Reclaimed
 from holdfast.testing.clock import ManualClock
 from holdfast.testing.conformance.material import new_job
 from holdfast.worker.burial import Burial, Deceased
@@ -22,13 +28,21 @@ SUPERVISOR = Owner("beefbeefbeefbeef", "supervisor host:2", "host", 2)
 
 
 class Mute(MemoryStorage):
-    """A storage whose first answers to a reclaim are lost, be it that it was done or that it was not."""
+    """A storage whose first answers to a reclaim are lost, be it that it was done or that it was not.
+
+    `apart`: all that it gives it gives in two parts, and the second answer is lost, as where it is several servers.
+    """
 
     lost = 0
     done = True
+    apart = False
 
     async def reclaim(self, dead: str, owner: Owner) -> Reclaimed:
         """Reclaim, and say nothing of it at first."""
+        if self.apart and self.lost:
+            self.lost -= 1
+            taken = (await super().reclaim(dead, owner)).stalled
+            return Reclaimed(taken[:1], more=True, doubtful=True)
         if not self.lost:
             return await super().reclaim(dead, owner)
         self.lost -= 1
@@ -37,28 +51,130 @@ class Mute(MemoryStorage):
         raise StorageUnavailableError("the connection was closed")
 
 
-@pytest.mark.parametrize(
-    ("held", "lost", "done", "known"), [(2, 0, True, 2), (0, 0, True, 0), (2, 1, True, None), (2, 2, False, 2)]
-)
-async def test_of_jobs_that_a_lost_answer_told_of_nobody_says_that_there_were_none(
-    held: int, lost: int, done: bool, known: int | None, caplog: pytest.LogCaptureFixture
-) -> None:
+async def stand(held: int) -> tuple[ManualClock, Mute, Burial]:
+    """Let a worker claim so many jobs, and be ready to bury it."""
     clock = ManualClock()
     storage = Mute(clock=clock)
-    await storage.enqueue([new_job(f"{number}") for number in range(held)])
-    await storage.exchange(WORKER, (), Order((new_job("x").queue,), 5))
-    storage.lost, storage.done = lost, done
+    await storage.enqueue([new_job(f"{number:03}") for number in range(held)])
+    claimed = 0
+    while claimed < held:
+        claimed += len((await storage.exchange(WORKER, (), Order((new_job("x").queue,), held))).leases)
     logger = logging.getLogger("burial")
-    burial = Burial(SUPERVISOR, clock=clock, rng=Random(1), logger=logger, figures=Figures())
+    return clock, storage, Burial(SUPERVISOR, clock=clock, rng=Random(1), logger=logger, figures=Figures())
+
+
+@pytest.mark.parametrize(("held", "lost", "done"), [(2, 0, True), (0, 0, True), (2, 1, True), (2, 2, False)])
+async def test_a_burial_whose_answers_are_lost_tells_how_many_jobs_it_took_all_the_same(
+    held: int, lost: int, done: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock, storage, burial = await stand(held)
+    storage.lost, storage.done = lost, done
     dead = Deceased(WORKER.id, 7, Death(-9), clock.now())
 
     jobs = await burial.bury(dead, storage, within=60.0)
 
-    assert jobs == known
-    assert Life(7, -9, lived=1.0, parted=False, jobs=jobs).early == (known == 0)
-    assert (f"{known} jobs taken back" in caplog.text) == (known is not None)
-    assert ("left to the reapers: an answer was lost" in caplog.text) == (known is None)
-    assert ("0 jobs" in caplog.text) == (known == 0)
+    assert jobs == held
+    assert Life(7, -9, lived=1.0, parted=False, jobs=jobs).early == (held == 0)
+    assert f"{held} jobs taken back" in caplog.text
+    assert "left to the reapers" not in caplog.text
+
+
+@pytest.mark.parametrize("held", [3, SWEEP_LIMIT + 5])
+@pytest.mark.parametrize("apart", [False, True], ids=["whole", "in part"])
+@pytest.mark.parametrize("lost", [1, 3])
+async def test_what_a_call_took_whose_answer_was_lost_is_found_and_charged_to_the_death(
+    held: int, apart: bool, lost: int
+) -> None:
+    clock, storage, burial = await stand(held)
+    storage.lost, storage.apart = lost, apart
+    died_at = clock.now()
+    clock.advance(0.25)
+
+    assert await burial.bury(Deceased(WORKER.id, 7, Death(-9), died_at), storage, within=60.0) == held
+
+    page = await storage.find(Query(limit=1_000))
+    details = [detail for detail in await storage.get([job.ref for job in page.jobs]) if detail is not None]
+    assert [(each.job.state, each.job.owner, each.job.stalls) for each in details] == [(State.WAITING, None, 1)] * held
+    assert {each.runs[-1].reason for each in details} == {"process_died"}
+    told = (await storage.events(limit=1_000)).events
+    stalled = [event for event in told if isinstance(event, JobStalled)]
+    assert {(event.owner, event.reason, event.silent_for) for event in stalled} == {(WORKER.id, "process_died", 0.25)}
+    assert all("SIGKILL" in (event.post_mortem or "") for event in stalled)
+    assert not [event for event in told if isinstance(event, RunFenced)]
+    assert [event.jobs for event in told if isinstance(event, WorkerDied)] == [held]
+
+
+class Partial(Mute):
+    """A storage that is several servers, some of which do not answer the first settlements."""
+
+    away = 0
+
+    async def exchange(
+        self, owner: Owner, settlements: Sequence[Settlement] = (), order: Order | None = None
+    ) -> Exchanged:
+        """Exchange what concerns those that are there."""
+        if not (settlements and self.away):
+            return await super().exchange(owner, settlements, order)
+        self.away -= 1
+        answer = await super().exchange(owner, settlements[1:], order)
+        return structs.replace(answer, unanswered=True)
+
+
+async def test_what_a_part_of_the_storage_did_not_settle_is_settled_once_it_answers() -> None:
+    clock, _, burial = await stand(0)
+    storage = Partial(clock=clock)
+    await storage.enqueue([new_job(name) for name in "abc"])
+    await storage.exchange(WORKER, (), Order((new_job("x").queue,), 3))
+    storage.away = 2
+
+    assert await burial.bury(Deceased(WORKER.id, 7, Death(-9), clock.now()), storage, within=60.0) == 3
+
+    told = (await storage.events(limit=1_000)).events
+    assert [(event.owner, event.reason) for event in told if isinstance(event, JobStalled)] == [
+        (WORKER.id, "process_died")
+    ] * 3
+    assert [event.jobs for event in told if isinstance(event, WorkerDied)] == [3]
+    page = await storage.find(Query(limit=10))
+    assert [(job.state, job.owner, job.stalls) for job in page.jobs] == [(State.WAITING, None, 1)] * 3
+
+
+async def test_two_burials_at_once_take_nothing_from_each_other() -> None:
+    clock, storage, burial = await stand(2)
+    other = Owner("facefacefaceface", "host:8", "host", 8)
+    await storage.enqueue([new_job("his")])
+    await storage.exchange(other, (), Order((new_job("x").queue,), 5))
+    storage.lost = 2
+    deaths = [(WORKER, Death(-9)), (other, Death(3 << 8))]
+
+    jobs = await asyncio.gather(
+        *(burial.bury(Deceased(one.id, one.pid, death, clock.now()), storage, within=60.0) for one, death in deaths)
+    )
+
+    assert jobs == [2, 1]
+    told = [event for event in (await storage.events(limit=1_000)).events if isinstance(event, JobStalled)]
+    assert {(event.id, event.owner) for event in told} == {("000", WORKER.id), ("001", WORKER.id), ("his", other.id)}
+    assert {event.id: "SIGKILL" in (event.post_mortem or "") for event in told} == {
+        "000": True,
+        "001": True,
+        "his": False,
+    }
+
+
+async def test_a_hundred_burials_that_were_answered_need_one_name() -> None:
+    clock, storage, burial = await stand(0)
+    takers: set[str] = set()
+
+    class Noting(Mute):
+        async def reclaim(self, dead: str, owner: Owner) -> Reclaimed:
+            takers.add(owner.id)
+            return await storage.reclaim(dead, owner)
+
+    noting = Noting(clock=clock)
+    for number in range(100):
+        await burial.bury(Deceased(f"{number:016x}", 7, Death(-9), clock.now()), noting, within=60.0)
+
+    assert len(takers) == 1
+    assert SUPERVISOR.id not in takers
 
 
 async def test_of_a_reclaim_that_is_not_answered_in_time_nobody_says_what_it_took() -> None:

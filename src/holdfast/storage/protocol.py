@@ -257,10 +257,15 @@ class Swept(Struct, frozen=True):
 
 
 class Reclaimed(Struct, frozen=True):
-    """What a dead owner held, now the caller's for five seconds. `more`: call again."""
+    """What a dead owner held, now the caller's for five seconds. `more`: call again.
+
+    `doubtful`: a part of the storage did not answer, and may have given the caller some that nobody has heard of; then
+    there is `more`.
+    """
 
     stalled: tuple[StalledLease, ...] = ()
     more: bool = False
+    doubtful: bool = False
 
 
 class Cancel(Struct, frozen=True, tag="cancel"):
@@ -606,7 +611,11 @@ class Storage(Protocol):
         ...
 
     async def reclaim(self, dead: str, owner: Owner) -> Reclaimed:
-        """Take every active job of an owner known to be dead, without grace; up to 200 a call."""
+        """Take every active job of an owner known to be dead, without grace; up to 200 a call.
+
+        Whoever calls in the name of an owner that it uses for nothing else can reclaim from that one, in another name,
+        what it was given by a call whose answer was lost.
+        """
         ...
 
     async def revise(self, revisions: Sequence[Revision]) -> list[Revised]:

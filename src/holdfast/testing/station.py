@@ -1,7 +1,6 @@
 """A place where a simulated worker process runs: started, stopped, killed, buried, started again."""
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Coroutine
 from random import Random
 from typing import Any
@@ -10,8 +9,8 @@ from holdfast.app import Holdfast
 from holdfast.core.events import JobStalled
 from holdfast.core.job import Owner
 from holdfast.errors import StorageError
+from holdfast.figures import Figures
 from holdfast.options import LeaderElection
-from holdfast.settle import settle_stalled
 from holdfast.testing.invariants import Violation
 from holdfast.testing.net import SimNet
 from holdfast.testing.simloop import Node
@@ -19,6 +18,8 @@ from holdfast.testing.stage import Stage
 from holdfast.testing.weather import EVERYWHERE
 from holdfast.testing.workload import OTHER
 from holdfast.worker.ahead import MOST
+from holdfast.worker.burial import Burial, Deceased
+from holdfast.worker.offspring import Death
 from holdfast.worker.worker import FORCED_LINGER, LINGER, TELLING, Worker
 
 FAREWELL = 3 * FORCED_LINGER + 0.1
@@ -71,7 +72,13 @@ class Station:
         self._stage = stage
         self._lives = 0
         self._supervisor = Node(f"{name} supervisor")
-        self._rng = Random(f"{stage.seed} {name} supervisor")
+        self._burial = Burial(
+            Owner(f"supervisor of {name}", "supervisor"),
+            clock=stage.host_clock,
+            rng=Random(f"{stage.seed} {name} supervisor"),
+            logger=stage.logger,
+            figures=Figures(),
+        )
 
     @property
     def owner(self) -> str:
@@ -143,23 +150,16 @@ class Station:
         stage.weather.begin("kill", dead, stage.loop.time())
         self._gone()
         if self.supervised:
-            stage.spawn(self._supervisor, self._bury(dead))
+            stage.spawn(self._supervisor, self._bury(Deceased(dead, 1, Death(-9), stage.host_clock.now())))
 
     async def _hear(self, event: JobStalled) -> None:
         """Hear of a stall, as a user's handler would."""
         self._stage.heard[event.cursor] += 1
 
-    async def _bury(self, dead: str) -> None:
+    async def _bury(self, deceased: Deceased) -> None:
         """Take back what a dead process held, as its supervisor does."""
         await asyncio.sleep(NOTICED)
-        net, owner = SimNet(self._stage.server), Owner(f"supervisor of {self.name}", "supervisor")
-        with contextlib.suppress(StorageError, TimeoutError):
-            async with asyncio.timeout(BURIAL):
-                more = True
-                while more:
-                    taken = await net.reclaim(dead, owner)
-                    await settle_stalled(net, owner, taken.stalled, self._rng)
-                    more = taken.more
+        await self._burial.bury(deceased, SimNet(self._stage.server), within=BURIAL)
 
     def _gone(self) -> None:
         """Let the process be no more."""

@@ -1,4 +1,11 @@
-"""What is done for a worker process that has died: its jobs are taken back, decided on, and it goes on record."""
+"""What is done for a worker process that has died: its jobs are taken back, decided on, and it goes on record.
+
+    the dead ──reclaim──► a name of this burial's own ──decide, settle──► free
+                                   │
+                                   └─ the answer was lost ──reclaim──► another name ──decide, settle──► free
+
+What a call took whose answer was lost lies under a name that nobody else uses, so it is found there.
+"""
 
 import asyncio
 import logging
@@ -7,7 +14,7 @@ from functools import partial
 from random import Random
 from typing import TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from holdfast.clock import SECOND, Clock
 from holdfast.core.events import WorkerDied
@@ -16,6 +23,7 @@ from holdfast.core.patience import Patience
 from holdfast.core.postmortem import Ending, Workplace
 from holdfast.errors import StorageUnavailableError
 from holdfast.figures import Figures
+from holdfast.ids import owner_id
 from holdfast.settle import LOOK, Witness, settle_stalled
 from holdfast.storage.protocol import Beat, Reclaimed, StalledLease, Storage
 from holdfast.worker.autopsy import told
@@ -67,9 +75,15 @@ class Deceased(Struct, frozen=True):
 class Taken:
     """What was taken back of one child."""
 
-    jobs = 0
-    unanswered = False
-    """Whether an answer is missing: the storage may have given us what we know nothing of."""
+    def __init__(self) -> None:
+        self.refs: set[Ref] = set()
+        self.unanswered = False
+        """Whether an answer is missing: the storage may have given us what we have not found yet."""
+
+    @property
+    def jobs(self) -> int:
+        """How many are known."""
+        return len(self.refs)
 
     @property
     def known(self) -> int | None:
@@ -86,6 +100,8 @@ class Burial:
         self._clock = clock
         self._rng = rng
         self._logger = logger
+        self._takers: list[Owner] = []
+        """Names that burials have used and are done with: nothing lies under them, and nothing is on its way there."""
 
     async def bury(self, one: Deceased, storage: Storage, *, within: float) -> int | None:
         """Take back what a dead child held, and put it on record. What cannot be done in time is left to the reapers.
@@ -98,7 +114,9 @@ class Burial:
         try:
             async with asyncio.timeout(within):
                 await self._insist(storage.open, one.pid)
-                await self._take_back(taken, one.pid, one.owner, storage, witness, within=within, max_block=max_block)
+                await self._take_back(
+                    taken, one.pid, one.owner, storage, witness, died_at=one.died_at, within=within, max_block=max_block
+                )
                 died = WorkerDied(
                     owner=one.owner,
                     host=self._owner.host,
@@ -120,12 +138,9 @@ class Burial:
             self._log_left(one, repr(error))
         else:
             took = (self._clock.now() - one.died_at) / SECOND
-            if taken.known is None:
-                self._log_left(one, "an answer was lost, and no jobs were found after it")
-            else:
-                self._logger.warning(
-                    "worker %d %s; %d jobs taken back within %.3f s", one.pid, witness.ending.how, taken.jobs, took
-                )
+            self._logger.warning(
+                "worker %d %s; %d jobs taken back within %.3f s", one.pid, witness.ending.how, taken.jobs, took
+            )
         return taken.known
 
     async def part(self, owner: str, pid: int, storage: Storage, *, within: float, worked: bool) -> None:
@@ -138,7 +153,8 @@ class Burial:
         try:
             async with asyncio.timeout(within):
                 await self._insist(storage.open, pid)
-                await self._take_back(taken, pid, owner, storage, witness, within=within)
+                left_at = self._clock.now()
+                await self._take_back(taken, pid, owner, storage, witness, died_at=left_at, within=within)
         except Exception as error:
             # Who was refused by the storage has said so itself, and left nothing there.
             level = logging.WARNING if worked else logging.DEBUG
@@ -151,39 +167,64 @@ class Burial:
         self,
         taken: Taken,
         pid: int,
-        owner: str,
+        dead: str,
         storage: Storage,
         witness: Witness,
         *,
+        died_at: int,
         within: float,
         max_block: int | None = None,
     ) -> None:
-        async def reclaim() -> Reclaimed:
-            try:
-                return await storage.reclaim(owner, self._owner)
-            except (StorageUnavailableError, asyncio.CancelledError):
-                taken.unanswered = True
-                raise
+        look = min(LOOK, within / 4)
+        taker, doubtful = self._takers.pop() if self._takers else self._another(), False
+        holders = [dead]
 
-        look, more = min(LOOK, within / 4), True
-        while more:
-            some = await self._insist(reclaim, pid)
-            settle = partial(self._settle, some.stalled, storage, witness, look, max_block)
-            await self._insist(settle, pid)
-            more = some.more
-            taken.jobs += len(some.stalled)
+        async def reclaim() -> Reclaimed:
+            nonlocal taker, doubtful
+            if doubtful:
+                # By another name, for none is given twice what it has already; and in this order, for a call that
+                # arrives late takes only from those before it, who have nothing any more.
+                holders.append(taker.id)
+                taker = self._another()
+            taken.unanswered = doubtful = True
+            some = await storage.reclaim(holder, taker)
+            doubtful = some.doubtful
+            taken.unanswered = doubtful or len(holders) > 1
+            return some
+
+        for holder in holders:
+            more = True
+            while more:
+                some = await self._insist(reclaim, pid)
+                stalled = some.stalled if holder == dead else self._of(dead, some.stalled, died_at)
+                settle = partial(self._settle, taker, stalled, storage, witness, look, max_block)
+                # What it did not answer for lies under this name still.
+                doubtful |= not await self._insist(settle, pid)
+                more = some.more or doubtful
+                taken.refs.update(one.lease.ref for one in stalled)
+        taken.unanswered = False
+        self._takers.append(taker)
+
+    def _another(self) -> Owner:
+        return structs.replace(self._owner, id=owner_id(self._rng))
+
+    def _of(self, dead: str, stalled: Sequence[StalledLease], died_at: int) -> Sequence[StalledLease]:
+        """Return what was taken from ourselves as what it is: jobs of one who is silent since its death, at least."""
+        silent_for = max(0, self._clock.now() - died_at)
+        return [structs.replace(one, owner=dead, silent_for=max(one.silent_for, silent_for)) for one in stalled]
 
     async def _settle(
         self,
+        taker: Owner,
         stalled: Sequence[StalledLease],
         storage: Storage,
         witness: Witness,
         look: float,
         max_block: int | None,
-    ) -> None:
-        await settle_stalled(
+    ) -> bool:
+        return await settle_stalled(
             storage,
-            self._owner,
+            taker,
             stalled,
             self._rng,
             witness=witness,
@@ -193,10 +234,7 @@ class Burial:
         )
 
     async def _insist(self, call: Callable[[], Awaitable[T]], pid: int) -> T:
-        """Do what may be done twice, and again as long as the storage is out of reach and the caller waits.
-
-        To take jobs back twice harms nobody; but of what a call took whose answer was lost, the next finds nothing.
-        """
+        """Do what may be done twice, and again as long as the storage is out of reach and the caller waits."""
         failures = 0
         while True:
             try:

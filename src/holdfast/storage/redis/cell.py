@@ -211,7 +211,7 @@ class Cell:
             except StorageError:
                 if not stalled:
                     raise
-                return Reclaimed(tuple(stalled), more=True)
+                return Reclaimed(tuple(stalled), more=True, doubtful=True)
             stalled += taken.stalled
             if not taken.more or len(stalled) >= SWEEP_LIMIT or weight(one.lease for one in stalled) > TAKEN_BYTES:
                 return Reclaimed(tuple(stalled), more=taken.more)

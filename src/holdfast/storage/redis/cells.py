@@ -172,9 +172,15 @@ class Cells:
         return swept_all(_some(outcomes), [f"{error}" for error in outcomes if isinstance(error, BaseException)])
 
     async def reclaim(self, dead: str, owner: Owner) -> Reclaimed:
-        """See `Storage.reclaim`."""
-        taken = await _all([cell.reclaim(dead, owner) for cell in self._cells])
-        return Reclaimed(tuple(lease for one in taken for lease in one.stalled), more=any(one.more for one in taken))
+        """See `Storage.reclaim`: what some cells gave is handed out, though others are out of reach."""
+        outcomes = await _outcomes([cell.reclaim(dead, owner) for cell in self._cells])
+        taken = _some(outcomes)
+        errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        stalled = tuple(lease for one in taken for lease in one.stalled)
+        if errors and not stalled:
+            raise errors[0]
+        doubtful = bool(errors) or any(one.doubtful for one in taken)
+        return Reclaimed(stalled, more=doubtful or any(one.more for one in taken), doubtful=doubtful)
 
     async def revise(self, revisions: Sequence[Revision]) -> list[Revised]:
         """See `Storage.revise`."""

@@ -137,6 +137,25 @@ class ReclaimConformance(Conformance):
         assert await apply(storage, DEPUTY, stalled(second)) == "done"
         assert (await record(storage, lease.ref)).stalls == 1
 
+    async def test_what_a_call_took_whose_answer_was_lost_can_be_taken_from_who_asked(self, storage: Storage) -> None:
+        leases = [await start(storage, new_job(name)) for name in ("a", "b")]
+        # Nobody has heard of what these two took: each was asked in a name that is used for nothing else.
+        await storage.reclaim(ALICE.id, REAPER)
+        await storage.reclaim(REAPER.id, DEPUTY)
+        empty = [await storage.reclaim(holder, BOB) for holder in (ALICE.id, REAPER.id)]
+        found = await storage.reclaim(DEPUTY.id, BOB)
+
+        assert [(answer.stalled, answer.more, answer.doubtful) for answer in empty] == [((), False, False)] * 2
+        assert {(taken.lease.ref, taken.reason) for taken in found.stalled} == {
+            (lease.ref, "process_died") for lease in leases
+        }
+        for taken in found.stalled:
+            assert await apply(storage, BOB, stalled(taken)) == "done"
+        for holder in (ALICE, REAPER, DEPUTY, BOB):
+            assert (await storage.reclaim(holder.id, ALICE)).stalled == ()
+        assert [(await record(storage, lease.ref)).stalls for lease in leases] == [1, 1]
+        assert (await storage.survey()).workers == ()
+
     async def test_a_cancelled_job_of_the_dead_is_cancelled(self, storage: Storage) -> None:
         lease = await start(storage, new_job(stall=StallTerms(max_stalls=0)))
         await storage.revise([Cancel(lease.ref, "enough")])
