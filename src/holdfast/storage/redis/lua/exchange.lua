@@ -11,32 +11,25 @@
 -- Answer: {verdicts, leases, left, next_due, place}. `verdicts`: a list, or how many there are if all are done; `leases`:
 -- of each ref, record and payload (empty where the record holds it), one after the other. `place`: there was no time for the
 -- rest, for settlements without a verdict or for more jobs; from there on the next call is to claim. Else false.
-local owner = ASKED.owner
-
--- What has come of it: verdicts, and whether all are `done`; leases, and how many jobs were looked at.
-local verdicts, all_done, leases, looked = {}, true, {}, 0
-
--- The settlement, or group of some, that is next, and how many of that group were settled.
-local settling, of_group = 1, 0
+local owner, queues = ASKED.owner, ASKED.queues or {}
 
 -- How long the list of leases may become.
 local room = ASKED.room and 3 * min(ASKED.room, CLAIM_LIMIT) or 0
 
--- Which queues are told anything; when each has delayed jobs, or a rate that opens. Asked when all is settled.
-local told, dues, opening
+local leases = {}
 
-local function has_room()
-  return #leases < room and looked < SCAN_LIMIT
+-- What is answered. `verdicts`: a list, or how many are done; `place`: where there was no time to go on.
+local function answer(verdicts, left, next_in, place)
+  return { verdicts, leases, left, next_in or false, place or false }
 end
 
--- What is answered. `place`: where there was no time to go on.
-local function answer(left, next_in, place)
-  return { all_done and #verdicts or verdicts, leases, left, next_in or false, place or false }
+local function has_room(looked)
+  return #leases < room and looked < SCAN_LIMIT
 end
 
 -- Whether nobody has said anything of any queue or task, nothing is delayed, nobody is parked and none of these lines is
 -- fair: mostly so, and told by one look. What a script moves otherwise than plainly may change that.
-local function are_quiet(queues)
+local function are_quiet()
   if #queues > 100 then
     return false
   end
@@ -47,94 +40,91 @@ local function are_quiet(queues)
   return call('EXISTS', unpack(names)) == 0
 end
 
--- What is asked about by settlements, read by one command.
+-- Have read what the settlements are about, by one command.
 local function fetch(settlements)
   local refs = {}
   for _, asked in ipairs(settlements) do
-    for _, id in ipairs(asked.ids or {}) do
-      refs[#refs + 1] = pair(asked.queue, id)
+    asked.refs = asked.ids and Passage.refs(asked.queue, asked.ids) or { asked.ref }
+    if #settlements == 1 then
+      refs = asked.refs
+    else
+      for _, ref in ipairs(asked.refs) do
+        refs[#refs + 1] = ref
+      end
     end
-    refs[#refs + 1] = asked.ref
   end
   Bytes.fetch(refs)
 end
 
--- Complete the jobs of a group that come next; `otherwise` does what is not plain. Return whether there was nothing else.
-local function complete(group, quiet, otherwise)
-  local plainly = Passage.completing(group, owner, quiet)
-  while of_group < #group.ids and not Purse.is_empty() do
-    local at, event = of_group + 1, group.first + 2 * of_group
-    local result = ARGV[event + 1]
-    if plainly and Passage.complete(plainly, group.ids[at], group.fences[at], ARGV[event], result) then
-      verdicts[#verdicts + 1] = 'done'
-      Purse.pay(Passage.FINISHING + #result / 250)
-    elseif otherwise then
-      otherwise(group, at)
-    else
-      return false
+-- Complete the jobs of groups as far as they are plain; return how many those are, how many groups are through, and how many
+-- jobs of the next one.
+local function complete_plainly(settlements, quiet)
+  local done = 0
+  for number, group in ipairs(settlements) do
+    local completed = group.ids and Passage.complete(group, 1, owner, quiet) or 0
+    done = done + completed
+    if not group.ids or completed < #group.ids then
+      return done, number - 1, completed
     end
-    of_group = at
   end
-  return true
+  return done, #settlements, 0
 end
 
--- Claim jobs as far as they are plain, from queues of which none holds them up; return what is answered, or nil and where to
--- go on.
-local function claim_plainly(queues, quiet)
-  local number, promoted, more = ASKED.place[1], ASKED.place[2], false
-  if #queues ~= 1 or not has_room() then
+-- Claim jobs as far as they are plain, from queues of which none holds them up; return whether there was nothing else, where
+-- to go on if there was or if there was no time for the rest, and whether any jobs are left.
+local function claim_plainly(quiet)
+  local number, promoted, looked = unpack(ASKED.place)
+  local more = false
+  if #queues ~= 1 or not has_room(looked) then
     number = Lookout.first_with('ready', queues, number)
   end
-  while number and has_room() do
+  while number and has_room(looked) do
     if Purse.is_empty() then
-      return answer(0, nil, { number, promoted, looked })
+      return true, { number, promoted, looked }
     end
-    local ready = key('ready', queues[number])
     local most = Purse.affords(Passage.STARTING, min((room - #leases) / 3, SCAN_LIMIT - looked))
     -- One beyond them tells whether any are left.
-    local ids = first_of(ready, most + 1)
+    local ids = first_of(key('ready', queues[number]), most + 1)
     more = table.remove(ids, most + 1) ~= nil
     local started = #ids > 0 and Passage.start(queues[number], ids, owner, leases, quiet) or 0
     looked = looked + started
     if started == #ids and not more then
       number, promoted = Lookout.first_with('ready', queues, number + 1), 0
     elseif started < #ids and not Purse.is_empty() then
-      return nil, { number, promoted, looked }
+      return false, { number, promoted, looked }
     end
   end
-  local left = more or number or ASKED.place[1] > 1 and Lookout.first_with('ready', queues, 1)
-  return answer(left and 1 or 0)
+  return true, nil, more or number or ASKED.place[1] > 1 and Lookout.first_with('ready', queues, 1)
 end
 
--- Do all that is asked, as far as it is plain; return what is answered, or nil and where to go on claiming.
+-- Do all that is asked, as far as it is plain; return what is answered, or nil and what is left to do: {done, through,
+-- completed, place, coming}: how many settlements are done, how many of those in the request that are, and how many jobs of
+-- the group after these; from where on to claim; and, if that was asked, what comes to the queues by itself.
 local function begin()
-  local settlements, queues = ASKED.settlements, ASKED.queues or {}
-  local quiet = are_quiet(queues)
+  local settlements, quiet = ASKED.settlements, are_quiet()
   fetch(settlements)
-  while settling <= #settlements do
-    local group = settlements[settling]
-    if not group.ids or not complete(group, quiet) then
-      return nil
-    elseif of_group < #group.ids then
-      return answer(0, nil, ASKED.place)
-    end
-    settling, of_group = settling + 1, 0
+  local done, through, completed = complete_plainly(settlements, quiet)
+  local rest = { done = done, through = through, completed = completed, place = ASKED.place }
+  if done < ASKED.settling then
+    return Purse.is_empty() and answer(done, 0, nil, ASKED.place) or nil, rest
+  elseif not ASKED.room then
+    return answer(done, 0)
   end
-  if not ASKED.room then
-    return answer(0)
-  end
-  looked = ASKED.place[3]
   if not quiet then
-    told = Settings.fetch('queue', queues)
-    dues, opening = Lookout.coming(queues)
-    if #told > 0 or next(dues) or next(opening) then
-      return nil
+    rest.coming = Lookout.coming(queues)
+    if Lookout.holds_up(rest.coming) then
+      return nil, rest
     end
   end
-  return claim_plainly(queues, quiet)
+  local all, place, left = claim_plainly(quiet)
+  if all then
+    return answer(done, left and 1 or 0, nil, place)
+  end
+  rest.place = place
+  return nil, rest
 end
 
-local answered, place = Step.carry_out(begin, Passage.write_down)
+local answered, rest = Step.carry_out(begin, Passage.write_down)
 if answered then
   return answered
 end
@@ -143,19 +133,25 @@ end
 
 local SETTLING, PUTTING_BACK, STARTING, PROMOTING = 55, 65, 55, 65
 
+local verdicts = {}
+
+local function note_done(more)
+  for _ = 1, more do
+    verdicts[#verdicts + 1] = 'done'
+  end
+end
+
 local function settle(asked)
-  local verdict = Settling.settle(asked, owner)
+  verdicts[#verdicts + 1] = Settling.settle(asked, owner)
   Purse.pay(asked.after and PUTTING_BACK or SETTLING)
   Purse.pay_for(asked.result and ARGV[asked.result])
-  all_done = all_done and verdict == 'done'
-  verdicts[#verdicts + 1] = verdict
 end
 
 -- Settle one of a group as if it had been asked for alone.
 local function settle_of(group, number)
   local body = group.first + 2 * number - 2
   settle({
-    ref = pair(group.queue, group.ids[number]),
+    ref = group.refs[number],
     fence = group.fences[number],
     state = 'completed',
     result = body + 1,
@@ -165,25 +161,49 @@ local function settle_of(group, number)
   })
 end
 
--- Settle as many as there is time for, in their order.
-local function settle_all(settlements)
-  while settling <= #settlements and not Purse.is_empty() do
-    local asked = settlements[settling]
-    if asked.ids then
-      complete(asked, false, settle_of)
-    else
-      settle(asked)
+-- Settle those of a group from one on: what is plain many at a time, and each of the others by itself.
+local function settle_group(group, from)
+  while from <= #group.ids and not Purse.is_empty() do
+    local completed = Passage.complete(group, from, owner)
+    note_done(completed)
+    from = from + completed
+    if from <= #group.ids and not Purse.is_empty() then
+      settle_of(group, from)
+      from = from + 1
     end
-    settling, of_group = settling + 1, 0
   end
 end
 
+-- Settle as many as there is time for, in their order.
+local function settle_all(settlements)
+  note_done(rest.done)
+  local number, from = rest.through + 1, rest.completed + 1
+  while number <= #settlements and not Purse.is_empty() do
+    if settlements[number].ids then
+      settle_group(settlements[number], from)
+    else
+      settle(settlements[number])
+    end
+    number, from = number + 1, 1
+  end
+end
+
+-- The verdicts as they are answered.
+local function summed_up()
+  for _, verdict in ipairs(verdicts) do
+    if verdict ~= 'done' then
+      return verdicts
+    end
+  end
+  return #verdicts
+end
+
 -- Start the first in a queue's line: `ids`, as far as they are plain, or the first of them in whatever way; return how many
--- were looked at.
-local function start(queue, ids, leases)
+-- were looked at, and whether those were plain.
+local function start(queue, ids)
   local started = Passage.start(queue, ids, owner, leases)
   if started > 0 then
-    return started
+    return started, true
   end
   Purse.pay(STARTING)
   local job = Audit.known_in('ready', queue, ids[1])
@@ -200,7 +220,7 @@ local function start(queue, ids, leases)
       leases[at + 1], leases[at + 2], leases[at + 3] = lease[1], lease[2], lease[3]
     end
   end
-  return 1
+  return 1, false
 end
 
 local NEVER = math.huge
@@ -219,42 +239,46 @@ local function is_open(queue)
   return Plain.in_queue(queue) or Rates.queue_opens_at(queue) <= NOW
 end
 
--- Claim from a queue; return whether there was no time for the rest.
-local function claim_from(queue)
-  while has_room() and is_open(queue) do
+-- Claim from a queue, when so many were looked at; return how many have been by then, and whether there was no time for the
+-- rest.
+local function claim_from(queue, looked)
+  -- Who stands behind one that is not plain is mostly none, either.
+  local stretch = SCAN_LIMIT
+  while has_room(looked) and is_open(queue) do
     if Purse.is_empty() then
-      return true
+      return looked, true
     end
-    local may_start = min((room - #leases) / 3, SCAN_LIMIT - looked)
+    local may_start = min((room - #leases) / 3, SCAN_LIMIT - looked, stretch)
     local most = Plain.in_queue(queue) and Purse.affords(Passage.STARTING, may_start) or 1
     local ids = first_of(key('ready', queue), most)
     if #ids == 0 then
-      return false
+      return looked, false
     end
-    looked = looked + start(queue, ids, leases)
+    local started, plainly = start(queue, ids)
+    looked, stretch = looked + started, plainly and 2 * stretch or 1
     Work.let_in()
   end
-  return false
+  return looked, false
 end
 
 -- Claim from those of the queues that have anything, in their order. Return the numbers of those that were visited, the
 -- first one that anybody may stand in line of, and where to go on if there was no time for the rest.
-local function claim(queues, place)
-  local visited, lined, promoted = {}, 0, place[2]
-  looked = place[3]
+local function claim(coming, place)
+  local visited, lined, promoted, looked, in_vain = {}, 0, place[2], place[3], false
   for number = place[1], #queues do
     local queue = queues[number]
-    if lined < number and has_room() then
+    if lined < number and has_room(looked) then
       lined = Lookout.first_with('ready', queues, number) or NEVER
     end
-    local is_due, opens = (dues[number] or NEVER) <= NOW, (opening[number] or NEVER) <= NOW
+    local is_due, opens = (coming.dues[number] or NEVER) <= NOW, (coming.opening[number] or NEVER) <= NOW
     if (is_due or opens or number == lined) and not Settings.queue_paused(queue) then
       if Purse.is_empty() then
         return visited, 1, { number, promoted, looked }
       end
       visited[#visited + 1] = number
       if is_due then
-        local due, in_vain = promote(queue, PROMOTE_LIMIT - promoted)
+        local due
+        due, in_vain = promote(queue, PROMOTE_LIMIT - promoted)
         promoted = promoted + due
         if in_vain then
           return visited, 1, { number, promoted, looked }
@@ -264,7 +288,8 @@ local function claim(queues, place)
         Parking.open_up(queue)
       end
       Work.let_in()
-      if claim_from(queue) then
+      looked, in_vain = claim_from(queue, looked)
+      if in_vain then
         return visited, 1, { number, promoted, looked }
       end
     end
@@ -274,12 +299,12 @@ local function claim(queues, place)
 end
 
 -- Whether jobs that could be claimed were left in any of the queues, as 0 or 1, and when time alone gives another.
-local function glance(queues, visited, first)
-  local shut, next_due = {}, Lookout.next_due(queues, dues)
+local function glance(coming, visited, first)
+  local shut, next_due = {}, Lookout.next_due(queues, coming.dues)
   local function comes(instant)
     next_due = min(instant, next_due or instant)
   end
-  for _, number in ipairs(told) do
+  for _, number in ipairs(coming.told) do
     local queue = queues[number]
     local opens_at = Rates.queue_opens_at(queue)
     shut[number] = opens_at > NOW or Settings.queue_paused(queue)
@@ -292,7 +317,7 @@ local function glance(queues, visited, first)
     -- Somebody may have been parked there by this very claim, or let in.
     now_opening[queues[number]] = head_of(key('opening', queues[number])) or NEVER
   end
-  for number, opens in pairs(opening) do
+  for number, opens in pairs(coming.opening) do
     now_opening[queues[number]] = now_opening[queues[number]] or opens
   end
   for queue, opens in pairs(now_opening) do
@@ -309,26 +334,23 @@ local function glance(queues, visited, first)
 end
 
 -- Claim what is ordered; return what to answer of it.
-local function take(queues)
-  if not dues then
-    told = Settings.fetch('queue', queues)
-    dues, opening = Lookout.coming(queues)
-  end
-  local visited, first, in_vain = claim(queues, place or ASKED.place)
+local function take()
+  local coming = rest.coming or Lookout.coming(queues)
+  local visited, first, in_vain = claim(coming, rest.place)
   if in_vain then
     return 0, nil, in_vain
   end
-  return glance(queues, visited, first)
+  return glance(coming, visited, first)
 end
 
 return Work.carry_out(function()
   settle_all(ASKED.settlements)
   Work.let_in()
   if #verdicts < ASKED.settling then
-    return answer(0, nil, ASKED.place)
+    return answer(summed_up(), 0, nil, ASKED.place)
   elseif not ASKED.room then
-    return answer(0)
+    return answer(summed_up(), 0)
   end
-  local left, next_due, in_vain = take(ASKED.queues)
-  return answer(left, next_due and max(0, next_due - NOW), in_vain)
+  local left, next_due, in_vain = take()
+  return answer(summed_up(), left, next_due and max(0, next_due - NOW), in_vain)
 end)

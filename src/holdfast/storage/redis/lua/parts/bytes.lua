@@ -6,15 +6,28 @@ local Bytes = {}
 -- Of each record that was read, or moved since, what it is by now, or false where there is none; and which Record has.
 local known, taken = {}, {}
 
+-- The key of each, as to join it takes longer than to look it up.
+local names = {}
+
 -- What is not written yet, as words of an MSET, and of which records.
 local words, waiting = {}, {}
+
+local function name_of(ref)
+  local name = names[ref]
+  if not name then
+    name = key('job', ref)
+    names[ref] = name
+  end
+  return name
+end
 
 -- Read records that are asked for soon, by one command.
 function Bytes.fetch(refs)
   local keys, wanted = {}, {}
   for _, ref in ipairs(refs) do
     if known[ref] == nil and not taken[ref] then
-      wanted[#wanted + 1], keys[#keys + 1] = ref, key('job', ref)
+      local at = #keys + 1
+      wanted[at], keys[at] = ref, name_of(ref)
     end
   end
   for from = 1, #keys, 500 do
@@ -31,7 +44,7 @@ function Bytes.of(ref)
   end
   local body = known[ref]
   if body == nil then
-    body = call('GET', key('job', ref))
+    body = call('GET', name_of(ref))
   end
   return body
 end
@@ -51,7 +64,7 @@ end
 -- Write a record, when this script ends.
 function Bytes.write(ref, body)
   local at = #words
-  words[at + 1], words[at + 2] = key('job', ref), body
+  words[at + 1], words[at + 2] = name_of(ref), body
   waiting[ref] = true
 end
 

@@ -49,12 +49,14 @@ function Lookout.first_with(kind, queues, from)
   return nil
 end
 
--- By the number of each queue that has delayed jobs an instant before which none of them is due; and by that of each in
+-- What comes to some queues by itself, or is held up there: {told, dues, opening}, the numbers of those that are told
+-- anything; by the number of each that has delayed jobs an instant before which none of them is due; and by that of each in
 -- which jobs wait for a rate when the first opens.
 function Lookout.coming(queues)
   local dues, opening = {}, {}
+  local coming = { told = Settings.fetch('queue', queues), dues = dues, opening = opening }
   if call('EXISTS', key('dues'), key('places')) == 0 then
-    return dues, opening
+    return coming
   end
   for from = 1, #queues, AT_ONCE do
     local instants = call('ZMSCORE', key('dues'), unpack(queues, from, min(from + AT_ONCE - 1, #queues)))
@@ -67,7 +69,12 @@ function Lookout.coming(queues)
     opening[number] = head_of(key('opening', queues[number]))
     number = Lookout.first_with('opening', queues, number + 1)
   end
-  return dues, opening
+  return coming
+end
+
+-- Whether that is anything at all.
+function Lookout.holds_up(coming)
+  return #coming.told > 0 or next(coming.dues) ~= nil or next(coming.opening) ~= nil
 end
 
 -- When the first delayed job of a queue is due, nil if there is none; noted where it is not the instant that is known.
