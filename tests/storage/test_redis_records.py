@@ -1,5 +1,9 @@
 """What goes to a cell and comes back has every field of the core's records: none is left behind on the way."""
 
+import re
+import struct
+from importlib.resources import files
+
 import msgspec
 
 from holdfast import Retry, Timing
@@ -7,7 +11,7 @@ from holdfast.core.job import JobRecord, NewJob
 from holdfast.enqueue import template
 from holdfast.options.tasks import TaskOptions
 from holdfast.storage.redis.flow import ask_enqueue
-from holdfast.storage.redis.records import PLACED, Fixed, Rare, Wish, bare, fixed_of
+from holdfast.storage.redis.records import HEAD, PLACED, RUN, Fixed, Rare, Wish, bare, fixed_of
 from tests.redis_records import COUNTED, FENCES, IN_HEAD, IN_RUN, RARE
 
 SPREAD = {"lease", "max_stalls", "start_grace", "renewed", "pinned", "on_expire"}
@@ -76,3 +80,12 @@ def test_jobs_in_a_row_that_differ_in_ids_and_payloads_only_go_as_one_group() ->
     ]
     assert [call.get("first", call.get("payload")) for call in told["calls"]] == [4, 7, 9, 11, 13]
     assert [blobs[place - 3] for place in (4, 5, 7, 9, 10, 11, 13)] == [b"%d" % number for number in range(1, 8)]
+
+
+def test_scripts_know_how_long_the_head_and_the_run_of_a_record_are() -> None:
+    form = (files("holdfast.storage.redis") / "lua" / "parts" / "form.lua").read_text()
+    layouts = re.findall(r"^Form\.(?:HEAD|RUN) = '(.+)'$", form, re.MULTILINE)
+    [sizes] = re.findall(r"^Form\.HEAD_SIZE, Form\.RUN_SIZE = (\d+), (\d+)$", form, re.MULTILINE)
+
+    assert [struct.calcsize(layout.replace("I4", "I")) for layout in layouts] == [HEAD.size, RUN.size]
+    assert [int(size) for size in sizes] == [HEAD.size, RUN.size]

@@ -9,8 +9,8 @@ local known, taken = {}, {}
 -- The key of each, as to join it takes longer than to look it up.
 local names = {}
 
--- What is not written yet, as words of an MSET, and of which records.
-local words, waiting = {}, {}
+-- What is not written yet, as words of an MSET.
+local words = {}
 
 local function name_of(ref)
   local name = names[ref]
@@ -65,7 +65,6 @@ end
 function Bytes.write(ref, body)
   local at = #words
   words[at + 1], words[at + 2] = name_of(ref), body
-  waiting[ref] = true
 end
 
 -- Write what is kept beside a record with it.
@@ -80,15 +79,12 @@ function Bytes.rewrite(ref, body)
   Bytes.write(ref, body)
 end
 
--- Whether a record waits to be written.
-function Bytes.waits(ref)
-  return waiting[ref]
-end
-
 -- Write what waits for it, many by one command.
 function Bytes.flush()
   for from = 1, #words, 500 do
     call('MSET', unpack(words, from, min(from + 499, #words)))
   end
-  words, waiting = {}, {}
+  if #words > 0 then
+    words = {}
+  end
 end

@@ -34,7 +34,7 @@ local function run_of(holder, lease, timeout)
   return Splice.first_run(holder, Lease.next_fence(0), ends, run_until), text(ends)
 end
 
--- Start those jobs of a queue's line that come first, as far as they are plain; put into `leases` what their holder is
+-- Start jobs that are the first of a queue's line by now, as far as they are plain; put into `leases` what their holder is
 -- given, and return how many those are. `quiet`: nobody has said anything of any queue or task, and the line is not fair.
 function Passage.start(queue, ids, owner, leases, quiet)
   if not quiet and (not Plain.in_queue(queue) or Front.of(queue)) then
@@ -74,8 +74,8 @@ function Passage.start(queue, ids, owner, leases, quiet)
   if started > 0 then
     Rest.stir()
     Lease.note()
-    -- Whoever claims on looks there.
-    call('ZREM', key('ready', queue), unpack(ids, 1, started))
+    -- At once, for whoever claims on looks there; and by rank, as these are the first: nothing has to be found.
+    call('ZREMRANGEBYRANK', key('ready', queue), 0, started - 1)
   end
   return started
 end

@@ -197,10 +197,8 @@ function Record.drop(job)
     call('HDEL', key('beats'), ref)
   end
   Bytes.let_go(ref)
-  if Bytes.waits(ref) then
-    -- Or what was changed before would be written after.
-    Bytes.flush()
-  end
+  -- Or what was changed before would be written after.
+  Bytes.flush()
   call('UNLINK', key('job', ref), key('load', ref), key('result', ref), key('runs', ref), key('log', ref))
 end
 
