@@ -2,10 +2,12 @@
 -- requires: passage, purse, lookout, step
 -- exchange: apply each settlement whose run is the current one, then claim what is ordered.
 --
--- Request: {owner = {id, name, host, pid}, settlements, settling, queues, room, place}. `settling`: how many these are. `place`: how far the claim has got by the calls
--- before: {queue, promoted, looked}, the queue by its number, in which so many were promoted; so many were looked at in all.
+-- Request: {owner = {id, name, host, pid}, settlements, settling, queues, room, place}. `settling`: how many these are.
+-- `place`: how far the claim has got by the calls before: {queue, promoted, looked}, the queue by its number, in which so many
+-- were promoted; so many were looked at in all.
 -- A settlement is {ref, fence, state, result, error, reason, charge, keep, redrive_after, after, quarantine, ended, events}:
--- a state to finish in, or `after` to be put back, perhaps into quarantine; `events` a list of {body, name, by}; `by`: whether it says who did it.
+-- a state to finish in, or `after` to be put back, perhaps into quarantine; `events` a list of {body, name, by}; `by`: whether
+-- it says who did it.
 -- Or a group of those that complete a job, and do nothing else: {queue, ids, fences, ended, keep, first}. Of each the event
 -- and the result are arguments of the script, from `first` on.
 -- Answer: {verdicts, leases, left, next_due, place}. `verdicts`: a list, or how many there are if all are done; `leases`:
@@ -45,12 +47,8 @@ local function fetch(settlements)
   local refs = {}
   for _, asked in ipairs(settlements) do
     asked.refs = asked.ids and Passage.refs(asked.queue, asked.ids) or { asked.ref }
-    if #settlements == 1 then
-      refs = asked.refs
-    else
-      for _, ref in ipairs(asked.refs) do
-        refs[#refs + 1] = ref
-      end
+    for _, ref in ipairs(asked.refs) do
+      refs[#refs + 1] = ref
     end
   end
   Bytes.fetch(refs)
@@ -104,27 +102,27 @@ local function begin()
   local settlements, quiet = ASKED.settlements, are_quiet()
   fetch(settlements)
   local done, through, completed = complete_plainly(settlements, quiet)
-  local rest = { done = done, through = through, completed = completed, place = ASKED.place }
+  local undone = { done = done, through = through, completed = completed, place = ASKED.place }
   if done < ASKED.settling then
-    return Purse.is_empty() and answer(done, 0, nil, ASKED.place) or nil, rest
+    return Purse.is_empty() and answer(done, 0, nil, ASKED.place) or nil, undone
   elseif not ASKED.room then
     return answer(done, 0)
   end
   if not quiet then
-    rest.coming = Lookout.coming(queues)
-    if Lookout.holds_up(rest.coming) then
-      return nil, rest
+    undone.coming = Lookout.coming(queues)
+    if Lookout.holds_up(undone.coming) then
+      return nil, undone
     end
   end
   local all, place, left = claim_plainly(quiet)
   if all then
     return answer(done, left and 1 or 0, nil, place)
   end
-  rest.place = place
-  return nil, rest
+  undone.place = place
+  return nil, undone
 end
 
-local answered, rest = Step.carry_out(begin, Passage.write_down)
+local answered, undone = Step.carry_out(begin, Passage.write_down)
 if answered then
   return answered
 end
@@ -176,8 +174,8 @@ end
 
 -- Settle as many as there is time for, in their order.
 local function settle_all(settlements)
-  note_done(rest.done)
-  local number, from = rest.through + 1, rest.completed + 1
+  note_done(undone.done)
+  local number, from = undone.through + 1, undone.completed + 1
   while number <= #settlements and not Purse.is_empty() do
     if settlements[number].ids then
       settle_group(settlements[number], from)
@@ -335,8 +333,8 @@ end
 
 -- Claim what is ordered; return what to answer of it.
 local function take()
-  local coming = rest.coming or Lookout.coming(queues)
-  local visited, first, in_vain = claim(coming, rest.place)
+  local coming = undone.coming or Lookout.coming(queues)
+  local visited, first, in_vain = claim(coming, undone.place)
   if in_vain then
     return 0, nil, in_vain
   end
