@@ -158,6 +158,32 @@ def test_an_outcome_that_cannot_be_recorded_holds_up_no_other_and_fails_visibly(
     wayward(scenario)
 
 
+def test_a_run_of_which_nothing_can_be_recorded_stalls_and_is_not_handed_back_as_one_that_never_began() -> None:
+    async def scenario(stage: Stage, storage: Wayward) -> None:
+        app = stage.app(timing=FAST)
+        runs: list[int] = []
+
+        def choke(settlements: Sequence[Settlement], order: Order | None) -> None:
+            for asked in settlements:
+                told = any(isinstance(event, JobReleased | JobStalled) for event in asked.events)
+                if len(runs) == 1 and not told:
+                    raise ValueError("not to be written")
+
+        @app.task
+        async def task() -> None:
+            runs.append(current_job().run)
+
+        storage.on_exchange = choke
+        await stage.start(app.worker())
+        await (await task.enqueue()).result()
+
+        assert runs == [1, 2]
+        assert await stage.told(JobReleased) == []
+        assert len(await stage.told(JobStalled)) == 1
+
+    wayward(scenario)
+
+
 def test_a_keeper_outlives_whatever_a_renewal_throws_at_it() -> None:
     async def scenario(stage: Stage, storage: Wayward) -> None:
         app = stage.app()

@@ -50,6 +50,28 @@ async def test_a_plain_handler_runs_in_a_thread_with_its_job_at_hand(url: str) -
     assert run == 1
 
 
+async def test_a_job_for_which_the_machine_has_no_thread_is_handed_back_uncharged(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, start = Holdfast(url), threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name.startswith("holdfast-handler"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    @app.task(retry=Retry(max_attempts=1))
+    def plain() -> None: ...
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    async with app, app.worker():
+        job = await plain.enqueue()
+        await reached(app, job.id, State.DELAYED, within=10)
+        record = (await job.info()).job
+
+    assert (record.failures, record.stalls, record.releases) == (0, 0, 1)
+
+
 async def test_a_plain_handler_past_its_timeout_gives_its_slot_back(url: str) -> None:
     app = Holdfast(url)
     go = threading.Event()

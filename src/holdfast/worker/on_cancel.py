@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
-from holdfast.clock import Clock
+from holdfast.clock import SECOND, Clock
 from holdfast.codec import Codec
 from holdfast.injection import Needs
 from holdfast.task import Task
@@ -52,7 +52,7 @@ class CancelHooks:
         limit = LIMIT
         if job.timeout is not None:
             # The lease ends a beat after the timeout, so the hook must not take longer than both of them together.
-            limit = max(job.timeout / 1_000_000 - (self._clock.uptime() - held.claimed_at), held.beat / 2)
+            limit = max(job.timeout / SECOND - (self._clock.uptime() - held.claimed_at), held.beat / 2)
         # In a task of its own: it has nothing of the cancellation that ended the handler, and can be left behind.
         hooked = asyncio.create_task(self._hook(task, hook, held))
         try:

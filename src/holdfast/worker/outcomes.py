@@ -32,6 +32,8 @@ class Outcomes:
         self._waiting: dict[RunKey, Settlement] = {}
         self._sent: dict[RunKey, Settlement] = {}
         self._refused: dict[RunKey, int] = {}
+        self._given_up: set[RunKey] = set()
+        """The runs that are left to stall, for nothing that they came to can be recorded."""
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._sent)
@@ -56,9 +58,14 @@ class Outcomes:
         self._waiting[key] = asked
 
     def stray(self, leases: Iterable[Lease]) -> None:
-        """Take in that these runs are handed back, unbegun and uncharged; they are not held."""
+        """Take in that these runs are handed back, unbegun and uncharged; they are not held.
+
+        But for those that have been given up: they did begin.
+        """
         for lease in leases:
-            self.add((lease.ref, lease.fence), settlement(lease, Interrupted("prefetch"), self._rng))
+            key = (lease.ref, lease.fence)
+            if key not in self._given_up:
+                self.add(key, settlement(lease, Interrupted("prefetch"), self._rng))
 
     def take(self, most: int) -> list[Settlement]:
         """Return the first of those that wait, for a call."""
@@ -113,4 +120,5 @@ class Outcomes:
                 self._logger.error("job %s: no outcome of its run can be recorded; it is left to stall", asked.ref.id)
                 self._waiting.pop(key, None)
                 del self._refused[key]
+                self._given_up.add(key)
                 self._holdings.drop(key)

@@ -42,10 +42,11 @@ from holdfast.worker.limit import Limit, TimeIsOver
 from holdfast.worker.on_cancel import CancelHooks
 from holdfast.worker.provision import Provision
 from holdfast.worker.stacks.traces import where
-from holdfast.worker.threads import Lane, Threads
+from holdfast.worker.threads import Lane, NoThreadError, Threads
 
 UNKNOWN_DELAY = 10_000_000
-"""How long a job of an unknown task or a newer version is put back for, in microseconds: others may know it."""
+"""How long a job is put back for that cannot run here, in microseconds: others may know its task, its version, or have
+a thread or a process for it."""
 
 Overdue = Callable[[Held, Outcome], None]
 """Takes a run that will not end, and what it has come to all the same."""
@@ -112,6 +113,9 @@ class Runner:
             outcome = timed_out(held)
         except asyncio.CancelledError:
             outcome = stopped(held)
+        except NoThreadError as error:
+            self._logger.error("job %s (%s) has no thread to run in: %s", job.id, job.task, error)
+            outcome = _unbegun(held)
         except BaseException as error:
             outcome = _said(error, task, held)
         else:
@@ -266,6 +270,11 @@ def stopped(held: Stopped) -> Outcome:
             return Interrupted("unreachable")
         case None:
             return Raised(RecordedError("CancelledError", "the handler was cancelled from within"))
+
+
+def _unbegun(held: Held) -> Outcome:
+    """Return what a run has come to that could not begin, for no fault of its own."""
+    return Interrupted("unreachable", UNKNOWN_DELAY) if held.stop is None else stopped(held)
 
 
 def timed_out(held: Held) -> Outcome:

@@ -13,6 +13,10 @@ Inbox = queue.SimpleQueue[Work | None]
 _UNSET = object()
 
 
+class NoThreadError(Exception):
+    """The machine refuses a thread: nothing of what was to be done in it has begun."""
+
+
 class Threads:
     """Runs plain functions in threads of its own.
 
@@ -32,13 +36,21 @@ class Threads:
         return Lane(self)
 
     def take(self) -> Inbox:
-        """Return the inbox of a thread that is idle, a new one if there is none."""
+        """Return the inbox of a thread that is idle, a new one if there is none.
+
+        Raises:
+            NoThreadError: there is none, and none can be made.
+        """
         with self._lock:
             if self._idle:
                 return self._idle.pop()
             inbox = Inbox()
             self._made += 1
-            threading.Thread(target=_work, args=(inbox,), name=f"{self._name}-{self._made}", daemon=True).start()
+            thread = threading.Thread(target=_work, args=(inbox,), name=f"{self._name}-{self._made}", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                raise NoThreadError(str(error)) from error
         return inbox
 
     def give_back(self, inbox: Inbox) -> None:
