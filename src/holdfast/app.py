@@ -259,7 +259,9 @@ class Holdfast(Definer):
 
     async def submit(self, call: Call[R]) -> Job[R]:
         """Enqueue a call, in a trip that it may share with other callers; what every `enqueue` comes down to."""
-        storage = await self.opened()
+        # As `opened` does, without a coroutine more for each call.
+        storage = self.storage
+        await storage.open()
         try:
             receipt = await self._trips.enqueue(storage, call.job)
         except StorageError as error:

@@ -13,6 +13,8 @@ import asyncio
 import contextvars
 from collections import deque
 
+from msgspec import Struct, field
+
 from holdfast.core.job import NewJob
 from holdfast.errors import NotDurableError, StorageFullError, StorageUnavailableError
 from holdfast.storage.protocol import Receipt, Storage
@@ -37,7 +39,7 @@ class Trips:
     """The trips of one app, on every event loop of this process."""
 
     def __init__(self) -> None:
-        self._lanes: dict[asyncio.AbstractEventLoop, _Lanes] = {}
+        self._lanes: dict[asyncio.AbstractEventLoop, dict[str, _Lane]] = {}
 
     async def enqueue(self, storage: Storage, job: NewJob) -> Receipt:
         """Remember one job, along with what others enqueue meanwhile, and return what became of it.
@@ -53,21 +55,15 @@ class Trips:
             lanes = self._new(loop)
         lane = lanes.get(job.queue)
         if lane is not None:
-            if not isinstance(lane, _Lane):
-                lane = lanes[job.queue] = _Lane(loop, storage, lanes, job.queue, lane)
             return await lane.join(job)
-        lanes[job.queue] = loop.time()
+        lane = lanes[job.queue] = _Lane(loop, storage, lanes, job.queue, loop.time())
         try:
             [receipt] = await storage.enqueue([job])
             return receipt
         finally:
-            lane = lanes[job.queue]
-            if isinstance(lane, _Lane):
-                lane.back(FIRST)
-            else:
-                del lanes[job.queue]
+            lane.back(FIRST)
 
-    def _new(self, loop: asyncio.AbstractEventLoop) -> "_Lanes":
+    def _new(self, loop: asyncio.AbstractEventLoop) -> "dict[str, _Lane]":
         # Event loops of other threads may come and go at the same time.
         for over in [one for one in list(self._lanes) if one.is_closed()]:
             self._lanes.pop(over, None)
@@ -79,52 +75,51 @@ _Caller = tuple[NewJob, "asyncio.Future[Receipt]"]
 """One who waits for a call to go along with, and then for the answer."""
 
 
-class _Lane:
-    """The calls for one queue, from when somebody comes while one is on the way until none is and nobody waits.
+class _Lane(Struct, eq=False):
+    """The calls for one queue, from when one is on the way until none is and nobody waits.
 
-    As a rule there is one. Where others are, they are late, and the latest alone sees to those who wait.
+    As a rule there is one. Where others are, they are late, and the latest alone sees to those who wait. The first is
+    its caller's own, and has no task here; most lanes see no other, so one is made in C.
     """
 
-    __slots__ = ("_lanes", "_latest", "_latest_is_out", "_left_at", "_loop", "_out", "_queue", "_storage", "_waiting")
-
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, storage: Storage, lanes: "_Lanes", queue: str, left_at: float
-    ) -> None:
-        self._loop = loop
-        self._storage = storage
-        self._lanes = lanes
-        self._queue = queue
-        self._waiting: deque[_Caller] = deque()
-        self._out: dict[int, asyncio.Task[None] | None] = {FIRST: None}
-        self._latest = FIRST
-        self._latest_is_out = True
-        self._left_at = left_at
+    loop: asyncio.AbstractEventLoop
+    storage: Storage
+    lanes: "dict[str, _Lane]"
+    queue: str
+    left_at: float
+    latest: int = FIRST
+    latest_is_out: bool = True
+    out: int = 1
+    tasks: dict[int, asyncio.Task[None]] = {}
+    waiting: deque[_Caller] = field(default_factory=deque)
 
     def join(self, job: NewJob) -> "asyncio.Future[Receipt]":
         """Wait for the next call, and go along with it."""
-        answer: asyncio.Future[Receipt] = self._loop.create_future()
-        self._waiting.append((job, answer))
-        if not self._latest_is_out or self._loop.time() - self._left_at > LONG:
+        answer: asyncio.Future[Receipt] = self.loop.create_future()
+        self.waiting.append((job, answer))
+        if not self.latest_is_out or self.loop.time() - self.left_at > LONG:
             self._leave()
         return answer
 
     def back(self, number: int) -> None:
         """Note that a call is back; if it was the latest, the next one leaves if anybody waits."""
-        del self._out[number]
-        if number == self._latest:
-            self._latest_is_out = False
-            if self._waiting:
+        self.out -= 1
+        self.tasks.pop(number, None)
+        if number == self.latest:
+            self.latest_is_out = False
+            if self.waiting:
                 self._leave()
-        if not self._out:
-            del self._lanes[self._queue]
+        if not self.out:
+            del self.lanes[self.queue]
 
     def _leave(self) -> None:
-        self._left_at = self._loop.time()
-        self._latest += 1
-        self._latest_is_out = True
+        self.left_at = self.loop.time()
+        self.latest += 1
+        self.latest_is_out = True
+        self.out += 1
         # Of nobody's context: none of those who share it is the one that it is for.
-        self._out[self._latest] = self._loop.create_task(
-            self._trip(self._latest), name="holdfast-enqueue", context=contextvars.Context()
+        self.tasks[self.latest] = self.loop.create_task(
+            self._trip(self.latest), name="holdfast-enqueue", context=contextvars.Context()
         )
 
     async def _trip(self, number: int) -> None:
@@ -137,14 +132,14 @@ class _Lane:
                 # As the event loop ends.
                 answer.cancel()
             # After those who have their answers by now, and may come again at once.
-            self._loop.call_soon(self.back, number)
+            self.loop.call_soon(self.back, number)
 
     def _aboard(self) -> list[_Caller]:
         """Return those who go along with the next call; who has given up waiting does not."""
         callers: list[_Caller] = []
         size = 0
-        while self._waiting and len(callers) < JOBS and size <= BYTES:
-            caller = self._waiting.popleft()
+        while self.waiting and len(callers) < JOBS and size <= BYTES:
+            caller = self.waiting.popleft()
             job, answer = caller
             if not answer.done():
                 callers.append(caller)
@@ -153,7 +148,7 @@ class _Lane:
 
     async def _carry(self, callers: list[_Caller]) -> None:
         try:
-            receipts = await self._storage.enqueue([job for job, _ in callers])
+            receipts = await self.storage.enqueue([job for job, _ in callers])
         except Exception as error:
             if len(callers) > 1 and not isinstance(error, _OF_ALL):
                 for caller in callers:
@@ -166,7 +161,3 @@ class _Lane:
             for (_, answer), receipt in zip(callers, receipts, strict=True):
                 if not answer.done():
                     answer.set_result(receipt)
-
-
-_Lanes = dict[str, _Lane | float]
-"""The calls by their queues; of one for which nobody waits so far, when it has left."""

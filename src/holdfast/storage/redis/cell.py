@@ -331,7 +331,7 @@ class Cell:
         return answer_events(await self._call("events", ask_events(after, limit, reader=reader, ref=ref)))
 
     def _call(self, name: str, arguments: Sequence[bytes], *, durable: bool = False) -> Awaitable[Any]:
-        now = "" if self._clock is None else self._clock.now()
+        now = b"" if self._clock is None else self._clock.now()
         return self._caller.call(verb(name), self.base, now, *arguments, durable=durable)
 
 

@@ -27,7 +27,7 @@ from holdfast.storage.redis.address import Place, RedisAddress
 from holdfast.storage.redis.library import Script
 from holdfast.storage.redis.link import ANSWERING, LONGEST, Link, said, unreached, why
 from holdfast.storage.redis.loops import PerLoop
-from holdfast.storage.redis.resp import Command, Reply, Word
+from holdfast.storage.redis.resp import Command, Reply, Word, packed_after
 from holdfast.storage.redis.routes import Routes, routes
 from holdfast.storage.redis.wall import ours, undone
 
@@ -70,7 +70,7 @@ class Call(Struct, frozen=True, gc=False):
         """What a server is told that knows the script."""
         if self.script is None:
             return self.args
-        return (b"EVALSHA", self.script.sha, b"1", self.base, *self.args)
+        return packed_after((b"EVALSHA", self.script.sha, b"1", self.base), self.args)
 
     @property
     def name(self) -> str:
@@ -105,14 +105,18 @@ class Connections:
         home = self._homes.there() or await self._home()
         calls = (Call(script, base, args),)
         place = home.routes.known(base)
-        if place is None:
-            replies = await home.make(calls, durable=durable)
+        if place is None or durable:
+            [reply] = await home.make(calls, durable=durable)
         else:
             # As a rule nobody has to be asked where it is, and it is made at once.
-            replies = await home.make_at(place, calls, durable=durable)
-            if said(replies[0]) is not None:
-                replies = await home.make_again(calls, replies, durable=durable)
-        reply = replies[0]
+            try:
+                replies = await home.ask(place, (calls[0].command,))
+            except (RedisError, OSError) as error:
+                replies = [error]
+            reply = replies[0]
+            if isinstance(reply, BaseException):
+                home.heed(place, calls, replies)
+                [reply] = await home.make_again(calls, replies, durable=durable)
         if isinstance(reply, BaseException):
             raise ours(reply, self.address.shown, script.name)
         return reply
@@ -231,6 +235,13 @@ class _Pool:
         self.line: deque[asyncio.Future[None]] = deque()
         """Who waits for one of them to come back."""
 
+    def lend(self) -> Link | None:
+        """Return a connection that is idle and fit to be used, if nobody has to wait for one; it is in use then."""
+        if not self.idle or self.lent >= LIMIT or self.line or self.idle[-1].unfit:
+            return None
+        self.lent += 1
+        return self.idle.pop()
+
     async def enter(self) -> None:
         """Have one connection more in use, as soon as there are not too many."""
         if self.lent < LIMIT:
@@ -312,18 +323,16 @@ class _Home:
         if pool is None:
             pool = self._pools[place] = _Pool()
         try:
-            link = await self._borrowed(place, pool, ANSWERING + more)
+            link = pool.lend() or await self._borrowed(place, pool, ANSWERING + more)
             self._watch.begin(link, now, more)
             try:
-                if not durable:
-                    replies = await link.ask(sent, len(sent))
-                    return _unloaded(replies, len(load)) if load else replies
                 if in_memory:
-                    replies = await link.ask([*sent, _wait()], len(sent) + 1)
+                    replies = await link.put([*sent, _wait()], len(sent) + 1)
                 else:
-                    replies = await link.ask(sent, len(sent))
-                    replies.append(await self._on_disk(place, link))
-                return _unloaded(replies, len(load))
+                    replies = await link.put(sent, len(sent))
+                    if durable:
+                        replies.append(await self._on_disk(place, link))
+                return _unloaded(replies, len(load)) if load else replies
             except BaseException:
                 link.retired = True
                 raise
@@ -335,6 +344,7 @@ class _Home:
             # What has cut one connection, or made it silent, has not spared those that are idle; each of them would be
             # found out by a call that waits for its answer in vain.
             self._retire(place)
+            self.routes.doubt()
             self._trouble(place)
             raise
 
@@ -415,9 +425,8 @@ class _Home:
                 replies[at] = error
 
         async def one(place: Place, group: list[int]) -> None:
-            for at, reply in zip(
-                group, await self.make_at(place, [calls[at] for at in group], load=load, durable=durable), strict=True
-            ):
+            made = await self._make_at(place, [calls[at] for at in group], load=load, durable=durable)
+            for at, reply in zip(group, made, strict=True):
                 replies[at] = reply
 
         trips = [one(place, group) for place, group in groups.items()]
@@ -426,17 +435,21 @@ class _Home:
         elif trips:
             await asyncio.gather(*trips)
 
-    async def make_at(
-        self, place: Place, calls: Sequence[Call], *, load: Sequence[Script] = (), durable: bool
+    async def _make_at(
+        self, place: Place, calls: Sequence[Call], *, load: Sequence[Script], durable: bool
     ) -> list[Reply]:
         """Make calls once, where their cells are; an error stands in the place of the reply."""
         try:
             replies = await self.ask(place, [call.command for call in calls], load=load, durable=durable)
         except (RedisError, OSError) as error:
-            self.routes.doubt()
             return [error] * len(calls)
         if durable and (lacking := _lacking(replies.pop(), self._address.shown)) is not None:
             replies = [UnconfirmedError(lacking, reply) if said(reply) is None else reply for reply in replies]
+        self.heed(place, calls, replies)
+        return replies
+
+    def heed(self, place: Place, calls: Sequence[Call], replies: Sequence[Reply]) -> None:
+        """Learn from what a server has said to calls where cells are, and which connections are of no use."""
         for call, reply in zip(calls, replies, strict=True):
             match reply:
                 case list() | bytes() | int():
@@ -454,7 +467,6 @@ class _Home:
                     # An AskError, too. The slot is on its way from one node to another, with part of its keys here and
                     # part there: who goes on there finds half of a cell. So the call waits until all has arrived.
                     pass
-        return replies
 
     def _retire(self, place: Place) -> None:
         """Use no connection to a server again that is idle now."""
@@ -464,9 +476,6 @@ class _Home:
 
     async def _borrowed(self, place: Place, pool: _Pool, within: float) -> Link:
         """Return a connection of one's own, who gives it back; raise a TimeoutError if there is none in time."""
-        if pool.idle and pool.lent < LIMIT and not pool.line and not pool.idle[-1].unfit:
-            pool.lent += 1
-            return pool.idle.pop()
         async with asyncio.timeout(within):
             await pool.enter()
             try:

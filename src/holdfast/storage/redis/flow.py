@@ -105,44 +105,43 @@ def ask_enqueue(jobs: Sequence[NewJob]) -> list[bytes]:
     """Return the request to remember jobs: those in a row that have all but ids and payloads in common as one group."""
     parcel = Parcel()
     calls: list[Wish | Group] = []
-    for like, row in _alike(jobs):
-        fixed = fixed_of(like)
-        if fixed is None:
-            calls += [wish(job, parcel) for job in row]
-        else:
-            place = parcel.put(fixed, *[job.payload for job in row])
-            calls.append(
-                Group(
-                    queue=like.queue,
-                    fixed=place,
-                    lease=like.stall.lease,
-                    timeout=like.timeout,
-                    ids=[job.id for job in row],
-                    boost=like.boost,
-                    first=place + 1,
-                )
-            )
-    return parcel.sealed(_Enqueue(calls, len(jobs)))
-
-
-def _alike(jobs: Sequence[NewJob]) -> list[tuple[NewJob, list[NewJob]]]:
-    """Return the jobs in rows of those that are alike but for ids and payloads, with what those of a row are like."""
-    rows: list[tuple[NewJob, list[NewJob]]] = []
     latest: NewJob | None = None
-    row: list[NewJob] = []
+    group: Group | None = None
     for job in jobs:
         like = bare(job)
         if like != latest:
-            latest, row = like, []
-            rows.append((like, row))
-        row.append(job)
-    return rows
+            latest, group = like, _group(like, parcel)
+            if group is not None:
+                calls.append(group)
+        if group is None:
+            calls.append(wish(job, parcel))
+        else:
+            group.ids.append(job.id)
+            parcel.put(job.payload)
+    return parcel.sealed(_Enqueue(calls, len(jobs)))
+
+
+def _group(like: NewJob, parcel: Parcel) -> Group | None:
+    """Return a group that takes in jobs like this one, their payloads into the parcel one after another, if it may."""
+    fixed = fixed_of(like)
+    if fixed is None:
+        return None
+    place = parcel.put(fixed)
+    return Group(
+        queue=like.queue,
+        fixed=place,
+        lease=like.stall.lease,
+        timeout=like.timeout,
+        ids=[],
+        boost=like.boost,
+        first=place + 1,
+    )
 
 
 def answer_enqueue(reply: Any, jobs: Sequence[NewJob]) -> list[Receipt]:
     """Return what became of each."""
     if isinstance(reply, int):
-        return [Receipt("created", job.ref) for job in jobs]
+        return [Receipt("created", Ref(job.queue, job.id)) for job in jobs]
     return [
         Receipt("created", Ref(job.queue, job.id)) if told == 0 else _receipt(job.queue, *told)
         for told, job in zip(reply, jobs, strict=True)

@@ -81,14 +81,16 @@ class _Line(asyncio.Protocol):
         self._reader = reader
         self._before = before
         self._wanted = 0
+        self._passed_over = 0
         self._waiter: asyncio.Future[list[Reply]] | None = None
         self._hear: Callable[[Reply], None] | None = None
 
-    def take(self, count: int) -> "asyncio.Future[list[Reply]]":
-        """Return what will be the next replies, so many; a RedisError if the connection is lost before."""
-        self._wanted = count
+    def take(self, count: int, *, after: int = 0) -> "asyncio.Future[list[Reply]]":
+        """Return what will be the next replies, so many, `after` others; a RedisError if the connection is lost before."""
+        self._wanted = count + after
+        self._passed_over = after
         self._waiter = waiter = asyncio.get_running_loop().create_future()
-        if len(self.replies) >= count:
+        if len(self.replies) >= self._wanted:
             self._hand_over(waiter)
         elif self.lost is not None:
             waiter.set_exception(self.lost)
@@ -101,7 +103,7 @@ class _Line(asyncio.Protocol):
             if isinstance(reply, RedisConnectionError) and not isinstance(reply, _SAID):
                 waiter.set_exception(reply)
                 return
-        waiter.set_result(taken)
+        waiter.set_result(taken[self._passed_over :] if self._passed_over else taken)
 
     async def listen(self, hear: Callable[[Reply], None]) -> None:
         """Have every reply heard as it comes, until the connection is lost or hearing fails: that is raised."""
@@ -197,17 +199,24 @@ class Link:
         Whatever is raised, a cancellation too, the connection is no longer: its next reply would belong to another.
         """
         try:
-            self.asked += 1
-            self._heard_before = self._line.heard
-            if self._greeted:
-                self._send(commands)
-                return await self._line.take(replies)
-            self._greeted = True
-            self._send((*_GREETING, *commands))
-            return (await self._line.take(len(_GREETING) + replies))[len(_GREETING) :]
+            return await self.put(commands, replies)
         except BaseException:
             await self.drop()
             raise
+
+    def put(self, commands: Sequence[Command], replies: int) -> "asyncio.Future[list[Reply]]":
+        """Send commands at once and return what the server will say to each.
+
+        Whoever raises this, or does not wait for all of it, has to drop the connection: see `ask`.
+        """
+        self.asked += 1
+        self._heard_before = self._line.heard
+        if self._greeted:
+            self._send(commands)
+            return self._line.take(replies)
+        self._greeted = True
+        self._send((*_GREETING, *commands))
+        return self._line.take(replies, after=len(_GREETING))
 
     async def send(self, commands: Sequence[Command]) -> None:
         """Send commands and leave what the server says to whoever reads."""

@@ -53,7 +53,7 @@ class Parcel(Struct):
     def put(self, *blobs: bytes) -> int:
         """Put bytes beside the request; return the place of the first."""
         first = _FIRST + len(self.blobs)
-        self.blobs += blobs
+        self.blobs.extend(blobs)
         return first
 
     def sealed(self, request: object) -> list[bytes]:
