@@ -86,7 +86,7 @@ class _Line(asyncio.Protocol):
         self._hear: Callable[[Reply], None] | None = None
 
     def take(self, count: int, *, after: int = 0) -> "asyncio.Future[list[Reply]]":
-        """Return what will be the next replies, so many, `after` others; a RedisError if the connection is lost before."""
+        """Return what will be the next replies, so many after others; a RedisError if the connection is lost before."""
         self._wanted = count + after
         self._passed_over = after
         self._waiter = waiter = asyncio.get_running_loop().create_future()
