@@ -109,6 +109,7 @@ class Connections:
             [reply] = await home.make(calls, durable=durable)
         else:
             # As a rule nobody has to be asked where it is, and it is made at once.
+            replies: list[Reply]
             try:
                 replies = await home.ask(place, (calls[0].command,))
             except (RedisError, OSError) as error:
