@@ -1,7 +1,6 @@
 """The verbs on Redis. What each does stands in the scripts; here it is sent to the cell, or to all of them."""
 
-from collections.abc import Coroutine, Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
@@ -91,11 +90,10 @@ class RedisStorage:
             findings += await examine_layout(self._connections, self._cells[0].base, cells=len(self._cells))
         return findings
 
-    def enqueue(self, jobs: Sequence[NewJob]) -> Coroutine[Any, Any, list[Receipt]]:
+    async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
         """See `Storage.enqueue`."""
-        if self._open and not self._closed:
-            return self._verbs.enqueue(jobs)
-        return self._enqueue_once_open(jobs)
+        verbs = self._verbs if self._open and not self._closed else await self._opened()
+        return await verbs.enqueue(jobs)
 
     async def exchange(
         self, owner: Owner, settlements: Sequence[Settlement] = (), order: Order | None = None
@@ -177,9 +175,6 @@ class RedisStorage:
 
     def _round(self, cells: Sequence[Cell]) -> Round:
         return Round(cells, self._connections.place, lambda: self._ear.listen((STIRRED,)))
-
-    async def _enqueue_once_open(self, jobs: Sequence[NewJob]) -> list[Receipt]:
-        return await (await self._opened()).enqueue(jobs)
 
     async def _opened(self) -> Cell | Cells:
         if self._closed:
