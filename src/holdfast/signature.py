@@ -25,6 +25,8 @@ Gathers = Literal["one", "several", "named"]
 PAYLOAD_LIMIT = 1024 * 1024
 """The largest payload or result, in bytes."""
 
+_UNSET = id(msgspec.UNSET)
+
 ITEM = "item"
 """What a call of a task that collects brings."""
 
@@ -148,8 +150,9 @@ class Signature:
                 raise UsageError(f"task {self.task!r}: {name!r} is injected where the job runs; leave it out")
         arguments: Any
         try:
-            if len(args) == self._by_place and not kwargs and type(codec) is JsonCodec:
+            if len(args) == self._by_place and not kwargs and type(codec) is JsonCodec and _UNSET not in map(id, args):
                 # The usual call. Neither a dict nor `bind`, which takes three times as long as one, is needed for it.
+                # A record leaves out what is unset, where it is to be refused.
                 arguments = self._given(*args)
             else:
                 arguments = self._bound(args, kwargs)

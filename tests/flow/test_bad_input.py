@@ -11,6 +11,7 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 from msgspec import Struct
 
@@ -75,6 +76,17 @@ def test_arguments_that_cannot_be_encoded_are_refused_naming_the_argument() -> N
 
     with pytest.raises(UsageError, match="argument 'thing' cannot be encoded"):
         keep.call(object(), 1)
+
+
+def test_an_argument_that_is_unset_is_refused_and_no_default_stands_in_for_it() -> None:
+    app = Holdfast("memory://")
+
+    @app.task(name="keep")
+    async def keep(thing: Any, other: int = 3) -> None: ...
+
+    for args in [(1, msgspec.UNSET), (msgspec.UNSET, 1), (msgspec.UNSET,)]:
+        with pytest.raises(UsageError, match="cannot be encoded"):
+            keep.call(*args)
 
 
 def test_a_payload_over_a_mebibyte_is_refused_with_size_and_limit() -> None:
@@ -319,6 +331,33 @@ def test_text_that_no_storage_can_hold_is_recorded_as_far_as_it_goes(play: Play)
         assert (detail.log[0].message, detail.job.progress_note, detail.job.tags) == ("? line", "?", ("?",))
         with pytest.raises(UsageError, match="surrogate"):
             odd.options(id="\ud800").call()
+
+    play(scenario)
+
+
+class Leaving(JsonCodec):
+    """A codec that ends the program over what it does not like."""
+
+    def encode(self, value: Any, /) -> bytes:
+        if value == "odd":
+            raise SystemExit("no such value")
+        return super().encode(value)
+
+
+def test_a_codec_that_exits_over_a_result_fails_the_job_and_not_its_worker(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(codec=Leaving())
+
+        @app.task(name="give")
+        async def give(number: int) -> str:
+            return "even" if number % 2 == 0 else "odd"
+
+        await stage.start(app.worker())
+        job = await give.enqueue(1)
+        with pytest.raises(JobFailedError, match="no such value"):
+            await job.result()
+
+        assert ((await job.info()).job.reason, await (await give.enqueue(2)).result()) == ("undecodable", "even")
 
     play(scenario)
 

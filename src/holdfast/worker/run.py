@@ -121,7 +121,8 @@ class Runner:
         else:
             try:
                 return Returned(task.signature.encode_result(self._codec, value))
-            except Exception as error:
+            except (Exception, SystemExit) as error:
+                # Codecs are user code, too.
                 return Unreadable(recorded(error))
         # A thread that was left to itself still runs, and nobody may tidy up after it yet. Who was left to itself as a
         # whole has nothing to tidy up any more: the job may be another run's by now.
