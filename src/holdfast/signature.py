@@ -25,8 +25,6 @@ Gathers = Literal["one", "several", "named"]
 PAYLOAD_LIMIT = 1024 * 1024
 """The largest payload or result, in bytes."""
 
-_UNSET = id(msgspec.UNSET)
-
 ITEM = "item"
 """What a call of a task that collects brings."""
 
@@ -142,7 +140,8 @@ class Signature:
         """Return a call's arguments as bytes, having made sure that a worker can read them back.
 
         Raises:
-            UsageError: they do not fit the signature, or cannot be encoded; the message names task and argument.
+            UsageError: they do not fit the signature, or cannot be encoded; the message names task and argument, or the
+                codec, where that gave no bytes.
             PayloadTooLargeError: they take more than 1 MiB.
         """
         for name in kwargs:
@@ -150,9 +149,9 @@ class Signature:
                 raise UsageError(f"task {self.task!r}: {name!r} is injected where the job runs; leave it out")
         arguments: Any
         try:
-            if len(args) == self._by_place and not kwargs and type(codec) is JsonCodec and _UNSET not in map(id, args):
+            if self._always_whole and len(args) == self._by_place and not kwargs and type(codec) is JsonCodec:
                 # The usual call. Neither a dict nor `bind`, which takes three times as long as one, is needed for it.
-                # A record leaves out what is unset, where it is to be refused.
+                # Only where nothing has a default, which would stand in for what a record leaves out: an UNSET.
                 arguments = self._given(*args)
             else:
                 arguments = self._bound(args, kwargs)
@@ -166,6 +165,7 @@ class Signature:
                 f"task {self.task!r}: {self._culprit(codec, self._bound(args, kwargs))} cannot be encoded ({error}); "
                 "pass plain data, or give the app a codec that knows the type"
             ) from error
+        self._make_sure_of_bytes(codec, payload)
         if len(payload) > PAYLOAD_LIMIT:
             raise PayloadTooLargeError(self.task, len(payload), PAYLOAD_LIMIT)
         try:
@@ -229,10 +229,11 @@ class Signature:
         """Return a result as bytes, having made sure that whoever waits for it can read it back.
 
         Raises:
-            UsageError: it is over 1 MiB, or does not fit the annotation. Anything else that is raised means that it
-                cannot be encoded.
+            UsageError: it is over 1 MiB, does not fit the annotation, or the codec gave no bytes. Anything else that is
+                raised means that it cannot be encoded.
         """
         data = codec.encode(value)
+        self._make_sure_of_bytes(codec, data)
         if len(data) > PAYLOAD_LIMIT:
             raise UsageError(
                 f"the result takes {len(data):,} bytes, the limit is {PAYLOAD_LIMIT:,}; return a reference"
@@ -251,6 +252,12 @@ class Signature:
                     "mend one of them"
                 ) from None
         return data
+
+    def _make_sure_of_bytes(self, codec: Codec, data: object) -> None:
+        if not isinstance(data, bytes):
+            raise UsageError(
+                f"task {self.task!r}: {type(codec).__name__}.encode() must return bytes, not {type(data).__name__}"
+            )
 
     def result(self, codec: Codec, data: bytes) -> Any:
         """Return a result as the annotated type. Any exception means that it cannot be read."""

@@ -75,10 +75,6 @@ _Caller = tuple[NewJob, "asyncio.Future[Receipt]"]
 """One who waits for a call to go along with, and then for the answer."""
 
 
-def _nobody() -> deque[_Caller]:
-    return deque()
-
-
 class _Lane(Struct, eq=False):
     """The calls for one queue, from when one is on the way until none is and nobody waits.
 
@@ -95,7 +91,7 @@ class _Lane(Struct, eq=False):
     latest_is_out: bool = True
     out: int = 1
     tasks: dict[int, asyncio.Task[None]] = {}
-    waiting: deque[_Caller] = field(default_factory=_nobody)
+    waiting: deque[_Caller] = field(default_factory=deque[_Caller])
 
     def join(self, job: NewJob) -> "asyncio.Future[Receipt]":
         """Wait for the next call, and go along with it."""

@@ -335,6 +335,35 @@ def test_text_that_no_storage_can_hold_is_recorded_as_far_as_it_goes(play: Play)
     play(scenario)
 
 
+class Buffered(JsonCodec):
+    """A codec that gives a buffer where bytes are due, for all but small values."""
+
+    def encode(self, value: Any, /) -> bytes:
+        data = super().encode(value)
+        return data if len(data) < 20 else cast(bytes, bytearray(data))
+
+
+def test_what_a_codec_gives_that_is_not_bytes_is_refused_and_never_stored(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(codec=Buffered())
+
+        @app.task(name="double")
+        async def double(text: str) -> str:
+            return 2 * text
+
+        await stage.start(app.worker())
+        with pytest.raises(UsageError, match=r"Buffered.encode\(\) must return bytes, not bytearray"):
+            double.call("twenty letters and more")
+        job = await double.enqueue("ten")
+        long = await double.enqueue("eleven")
+        assert await job.result() == "tenten"
+        with pytest.raises(JobFailedError, match="must return bytes, not bytearray"):
+            await (await double.enqueue("nearly eleven")).result()
+        assert await long.result() == "eleveneleven"
+
+    play(scenario)
+
+
 class Leaving(JsonCodec):
     """A codec that ends the program over what it does not like."""
 

@@ -7,7 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.exceptions import InvalidResponse, RedisError, ResponseError
 
-from holdfast.storage.redis.resp import INCOMPLETE, PlainReader, Reader, Reply, packed, plainly_packed, reader
+from holdfast.storage.redis.resp import (
+    INCOMPLETE,
+    PlainReader,
+    Reader,
+    Reply,
+    Word,
+    packed,
+    packed_after,
+    plainly_packed,
+    reader,
+)
 
 READERS = [reader, PlainReader]
 """Where hiredis is installed, as in these tests, the first is that."""
@@ -95,3 +105,18 @@ def test_commands_are_packed_as_words_with_their_lengths_in_bytes() -> None:
 @given(st.lists(st.binary() | st.text(st.characters(codec="utf-8")) | st.integers(), min_size=1))
 def test_a_command_is_the_same_with_hiredis_and_without(words: list[bytes | str | int]) -> None:
     assert packed([words, ("PING",)]) == plainly_packed(words) + plainly_packed(("PING",))
+
+
+words = st.lists(st.binary() | st.text(st.characters(codec="utf-8")) | st.integers())
+
+
+@given(words, words)
+def test_a_command_is_the_same_whose_first_words_are_packed_once(first: list[Word], others: list[Word]) -> None:
+    for _ in range(2):
+        assert packed([packed_after(tuple(first), others)]) == plainly_packed([*first, *others])
+
+
+@pytest.mark.parametrize("word", [bytearray(b"x"), memoryview(b"x"), None, 1.5])
+def test_what_is_no_word_is_refused_and_not_told_by_what_it_looks_like(word: object) -> None:
+    with pytest.raises(TypeError):
+        packed_after((b"SET",), [cast(Word, word)])

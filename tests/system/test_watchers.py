@@ -86,6 +86,19 @@ async def test_a_handler_that_lets_nothing_else_go_on_keeps_its_lease_and_is_nam
     assert f"in {task}" in warning
 
 
+async def test_what_was_claimed_with_a_handler_that_holds_the_interpreter_runs_when_that_lets_go(
+    farm: MakeFarm, place: str
+) -> None:
+    here = farm(url=place, **TIMING)
+    refs = here.enqueue("grip", 3 * LEASE) + here.enqueue("quick", 1, times=4)
+    here.worker("-c", "5")
+    await completed(here, 5)
+
+    # The supervisor has had the leases of all of them renewed, so none is handed back as lost.
+    assert [[run.ended for run in detail.runs] for detail in await here.details(refs)] == [["completed"]] * 5
+    assert not of_trouble(await here.events())
+
+
 @pytest.mark.parametrize("keeper", ["thread", "process"])
 async def test_an_unsupervised_worker_keeps_it_only_with_a_keeper_in_a_process_of_its_own(
     farm: MakeFarm, place: str, keeper: str

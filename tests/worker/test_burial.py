@@ -184,3 +184,27 @@ async def test_of_a_reclaim_that_is_not_answered_in_time_nobody_says_what_it_too
     burial = Burial(SUPERVISOR, clock=clock, rng=Random(1), logger=logging.getLogger("burial"), figures=Figures())
 
     assert await burial.bury(Deceased(WORKER.id, 7, Death(-9), SECOND), storage, within=0.3) is None
+
+
+class Deaf(Mute):
+    """A storage that takes no settlement."""
+
+    async def exchange(
+        self, owner: Owner, settlements: Sequence[Settlement] = (), order: Order | None = None
+    ) -> Exchanged:
+        """Refuse what is settled."""
+        if settlements:
+            raise StorageUnavailableError("the connection was closed")
+        return await super().exchange(owner, settlements, order)
+
+
+async def test_a_burial_that_can_settle_nothing_in_time_tells_what_it_took_all_the_same() -> None:
+    clock, _, burial = await stand(0)
+    storage = Deaf(clock=clock)
+    await storage.enqueue([new_job(name) for name in "abc"])
+    await storage.exchange(WORKER, (), Order((new_job("x").queue,), 3))
+
+    jobs = await burial.bury(Deceased(WORKER.id, 7, Death(-9), clock.now()), storage, within=0.3)
+
+    # The worker did work: its replacement need not wait as for one that cannot start.
+    assert jobs == 3

@@ -18,6 +18,15 @@ def test_so_many_jobs_begin_and_no_more() -> None:
     assert wear.room(10) == 0
 
 
+def test_one_that_was_to_begin_and_did_not_is_not_counted() -> None:
+    wear = Wear(max_jobs=1)
+    wear.began()
+    wear.not_begun()
+
+    assert wear.room(10) == 1
+    assert wear.out() is None
+
+
 def test_memory_wears_it_out_after_a_job_at_least_and_for_good() -> None:
     occupied = 600_000_000
     wear = Wear(max_memory=500_000_000, occupied=lambda: occupied)

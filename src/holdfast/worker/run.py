@@ -70,6 +70,7 @@ class Runner:
         replaced: Mapping[Provider, Provider],
         state: Callable[[], Any],
         abandoned: Abandoned,
+        no_thread: Callable[[], None] = lambda: None,
     ) -> None:
         self._tasks = tasks
         self._codec = codec
@@ -80,6 +81,7 @@ class Runner:
         self._replaced = replaced
         self._state = state
         self._abandoned = abandoned
+        self._no_thread, self._threadless = no_thread, False
         self._onions: dict[str, Onion | None] = {}
         self._left: set[asyncio.Task[None]] = set()
         self._hooks = CancelHooks(codec, clock, call=self._provided, complain=self._complain)
@@ -115,7 +117,11 @@ class Runner:
             outcome = stopped(held)
         except NoThreadError as error:
             self._logger.error("job %s (%s) has no thread to run in: %s", job.id, job.task, error)
-            outcome = _unbegun(held)
+            # Middleware that tries again has seen the handler run.
+            outcome = _unbegun(held) if held.calls <= 1 else _said(error, task, held)
+            if not self._threadless:
+                self._threadless = True
+                self._no_thread()
         except BaseException as error:
             outcome = _said(error, task, held)
         else:
@@ -168,6 +174,7 @@ class Runner:
             return self._handed_over(task, args, kwargs, held)
 
         def heart(call: RunCall) -> Awaitable[Any]:
+            held.calls += 1
             return self._handed_over(task, call.args, call.kwargs, held)
 
         return around(RunCall(context, args, kwargs), heart)
@@ -275,7 +282,7 @@ def stopped(held: Stopped) -> Outcome:
 
 def _unbegun(held: Held) -> Outcome:
     """Return what a run has come to that could not begin, for no fault of its own."""
-    return Interrupted("unreachable", UNKNOWN_DELAY) if held.stop is None else stopped(held)
+    return Interrupted("prefetch", UNKNOWN_DELAY) if held.stop is None else stopped(held)
 
 
 def timed_out(held: Held) -> Outcome:

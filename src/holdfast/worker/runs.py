@@ -241,7 +241,11 @@ class Runs:
             # It may have begun before whoever started it was told which task it is.
             held.task = asyncio.current_task()
         if began >= held.trusted_until:
-            # Its claim was answered late, or since then this process stood still: it may have passed on already.
+            # While this process stood still, the watcher may have had it renewed.
+            self._holdings.trust_watcher()
+        if began >= held.trusted_until:
+            # Its claim was answered late, or nobody has renewed it since: it may have passed on already.
+            self._wear.not_begun()
             self._done(held, Interrupted("unreachable"))
             self._fill_up()
             return

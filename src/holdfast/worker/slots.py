@@ -173,4 +173,4 @@ class Slots:
             self._unfit_for[held.lease.ref] += 1
             if self._unfit_for[held.lease.ref] >= TRIES:
                 return Raised(recorded(error))
-        return Interrupted("unreachable", UNKNOWN_DELAY)
+        return Interrupted("prefetch", UNKNOWN_DELAY)

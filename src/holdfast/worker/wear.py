@@ -33,6 +33,10 @@ class Wear:
         """Note that a job has begun."""
         self._begun += 1
 
+    def not_begun(self) -> None:
+        """Take one back that was to begin, and did not."""
+        self._begun -= 1
+
     def room(self, free: int) -> int:
         """Return how many of so many free slots may still be filled."""
         if self._why is not None:

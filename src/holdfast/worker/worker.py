@@ -126,7 +126,7 @@ class Worker:
         self._side = equipment.side("holdfast-keeper")
         self._threads = Threads("holdfast-handler")
         self._lifespan = Lifespan(equipment.lifespan, worker=self.owner.name, logger=equipment.logger)
-        self._abandoned = Abandoned(self._worn_out)
+        self._abandoned = Abandoned(self._crowded)
         self._runner = Runner(
             equipment.tasks,
             equipment.codec,
@@ -137,6 +137,7 @@ class Worker:
             replaced=equipment.replaced,
             state=lambda: self._lifespan.state,
             abandoned=self._abandoned,
+            no_thread=self._out_of_threads,
         )
         self._outpost = outpost
         if outpost is not None:
@@ -509,11 +510,18 @@ class Worker:
         left = self._left()
         return left if self._forced.is_set() else max(left, self._drained - asyncio.get_running_loop().time())
 
-    def _worn_out(self) -> None:
-        """Have this process replaced, in which too many runs go on that nobody waits for."""
+    def _crowded(self) -> None:
+        """Too many runs go on here that nobody waits for."""
+        self._worn_out(f"{self._abandoned.count} handlers go on in it although they were told to end")
+
+    def _out_of_threads(self) -> None:
+        """Plain handlers have nothing to run in here, and what is claimed for them only comes and goes."""
+        self._worn_out("the machine has no thread for its plain handlers")
+
+    def _worn_out(self, told: str) -> None:
+        """Have this process replaced, for what it is told; where nobody does that, say so."""
         if self._ending is not None:
             return
-        told = f"{self._abandoned.count} handlers go on in it although they were told to end"
         if not self._supervised:
             self._equipment.logger.critical(
                 "worker %s: %s; restart it soon, or run it by `holdfast worker`, which does that by itself",

@@ -450,7 +450,7 @@ class _Home:
         return replies
 
     def heed(self, place: Place, calls: Sequence[Call], replies: Sequence[Reply]) -> None:
-        """Learn from what a server has said to calls where cells are, and which connections are of no use."""
+        """Learn from replies, or errors in their places, where cells are, and which connections are of no use."""
         for call, reply in zip(calls, replies, strict=True):
             match reply:
                 case list() | bytes() | int():

@@ -207,7 +207,7 @@ class Link:
     def put(self, commands: Sequence[Command], replies: int) -> "asyncio.Future[list[Reply]]":
         """Send commands at once and return what the server will say to each.
 
-        Whoever raises this, or does not wait for all of it, has to drop the connection: see `ask`.
+        Whoever gets an error from this, or does not wait for all of it, has to drop the connection: see `ask`.
         """
         self.asked += 1
         self._heard_before = self._line.heard

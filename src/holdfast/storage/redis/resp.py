@@ -135,16 +135,18 @@ _pack: Callable[[tuple[Word, ...]], bytes] = getattr(IN_C, "pack_command", plain
 
 def packed_after(beginning: tuple[Word, ...], words: Sequence[Word]) -> bytes:
     """Return a command as a server reads it, whose first words are those of many others: they are packed only once."""
-    parts = [_beginning(beginning, len(words))]
+    parts = [b"*%d" % (len(beginning) + len(words))]
+    if beginning:
+        parts.append(_beginning(beginning))
     _add(parts, words)
     parts.append(b"")
     return _END.join(parts)
 
 
 @lru_cache(256)
-def _beginning(words: tuple[Word, ...], more: int) -> bytes:
-    """Return how a command begins that has so many words more."""
-    parts = [b"*%d" % (len(words) + more)]
+def _beginning(words: tuple[Word, ...]) -> bytes:
+    """Return the first words of a command, but for the end of the last."""
+    parts: list[bytes] = []
     _add(parts, words)
     return _END.join(parts)
 
@@ -152,7 +154,8 @@ def _beginning(words: tuple[Word, ...], more: int) -> bytes:
 def _add(parts: list[bytes], words: Iterable[Word]) -> None:
     """Add words, each behind its length."""
     for word in words:
-        raw = word if isinstance(word, bytes) else str(word).encode()
+        # What is none of the three is refused, and not told by what it looks like.
+        raw = word if isinstance(word, bytes) else word.encode() if isinstance(word, str) else b"%d" % word
         length = len(raw)
         parts.append(_LENGTHS[length] if length < _SHORT else b"$%d" % length)
         parts.append(raw)

@@ -1,4 +1,4 @@
--- requires: cell, folding, record, index, line, rest, queues, rates
+-- requires: cell, folding, record, index, line, rest, rates
 -- Where jobs stand: each in exactly the indexes that its state puts it in. There is one door, `move`.
 --
 -- All of them are sorted sets; `<a>.<b>` stands for two names joined by NUL.
@@ -27,6 +27,35 @@
 local Shelf = {}
 
 local freed, freed_order = {}, {}
+
+-- The index of who stands in a state.
+local standing_in = {}
+
+local function standing(queue, state)
+  local known = standing_in[queue]
+  if not known then
+    known = {}
+    standing_in[queue] = known
+  end
+  local index = known[state]
+  if not index then
+    index = key('in', pair(queue, state))
+    known[state] = index
+  end
+  return index
+end
+
+local noted = {}
+
+-- Note that there is a queue; `made`: the number of its first job.
+local function note_queue(queue, made)
+  if not noted[queue] then
+    noted[queue] = true
+    if call('ZADD', key('queues'), 'NX', made, queue) == 1 then
+      Rest.wake()
+    end
+  end
+end
 
 -- The name a merge key goes by in its queue: keys of different kinds never meet.
 function Shelf.merge_name(merge)
@@ -95,7 +124,7 @@ local function stand_in_all(job, stand)
   else
     stand(key('over', pair(queue, state)), job.finished, id, true)
   end
-  stand(Queues.standing(queue, stood_in), job.made, id, true)
+  stand(standing(queue, stood_in), job.made, id, true)
   if unfinished(job) then
     stand_in_groups(job, stand)
   end
@@ -236,7 +265,7 @@ end
 
 -- Take in a new job; Parking sees to the limits of its keys.
 function Shelf.add(job)
-  Queues.note(job.queue, job.made)
+  note_queue(job.queue, job.made)
   Rest.stir()
   Rest.heed(min(job.lease, job.heartbeat_timeout or job.lease))
   name_keys(job, 1)

@@ -3,9 +3,9 @@
 -- until then is written down as whole as it is, and the rest is the audit's.
 local Step = {}
 
--- Do some work, have written down what it has put off, and hint at what has come of it; return what the work does.
+-- Do some work, have written down what it has put off, and hint at what has come of it; return both that the work does.
 function Step.carry_out(work, write_down)
-  local went_well, answer, undone = pcall(work)
+  local went_well, answer, rest = pcall(work)
   if write_down then
     write_down()
   end
@@ -15,5 +15,5 @@ function Step.carry_out(work, write_down)
   if not went_well then
     error(answer, 0)
   end
-  return answer, undone
+  return answer, rest
 end
