@@ -1,7 +1,6 @@
 """What only real threads show: handlers that hang in them, loops that end without a goodbye."""
 
 import asyncio
-import contextlib
 import threading
 import time
 from pathlib import Path
@@ -14,9 +13,7 @@ from holdfast import (
     JobCompleted,
     JobFailedError,
     JobStalled,
-    Proceed,
     Retry,
-    RunCall,
     State,
     TaskOptions,
     Timing,
@@ -77,39 +74,6 @@ async def test_a_job_for_which_the_machine_has_no_thread_is_handed_back_uncharge
     assert {one.runs[0].reason for one in details} == {"prefetch"}
     # What remains is for somebody else to see to, who is told once.
     assert caplog.text.count("the machine has no thread for its plain handlers; restart it soon") == 1
-
-
-async def test_a_run_whose_handler_has_run_is_charged_though_the_next_try_of_its_middleware_has_no_thread(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    app, start, go, there = Holdfast(url), threading.Thread.start, threading.Event(), True
-
-    def refuse(thread: threading.Thread) -> None:
-        if not there and thread.name.startswith("holdfast-handler"):
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    async def twice(call: RunCall, proceed: Proceed) -> object:
-        nonlocal there
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(0.1):
-                await proceed()
-        there = False
-        return await proceed()
-
-    @app.task(retry=Retry(max_attempts=1), middleware=[twice])
-    def plain() -> None:
-        go.wait(30)
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    async with app, app.worker():
-        job = await plain.enqueue()
-        with pytest.raises(JobFailedError, match="can't start new thread"):
-            await job.result(timeout=10)
-        go.set()
-        record = (await job.info()).job
-
-    assert (record.failures, record.releases) == (1, 0)
 
 
 async def test_a_plain_handler_past_its_timeout_gives_its_slot_back(url: str) -> None:

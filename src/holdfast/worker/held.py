@@ -69,8 +69,6 @@ class Held:
     """Whether its handler, or its hook, is at work in a thread, which can only be told to stop."""
     hooking: bool = False
     """Whether its handler has ended and its on_cancel hook is at work."""
-    calls: int = 0
-    """How often its middleware has called its handler."""
     lane: Lane | None = None
     """The thread of its plain functions, if it has any."""
     elsewhere: str | None = None

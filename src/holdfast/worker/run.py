@@ -117,8 +117,7 @@ class Runner:
             outcome = stopped(held)
         except NoThreadError as error:
             self._logger.error("job %s (%s) has no thread to run in: %s", job.id, job.task, error)
-            # Middleware that tries again has seen the handler run.
-            outcome = _unbegun(held) if held.calls <= 1 else _said(error, task, held)
+            outcome = _unbegun(held)
             if not self._threadless:
                 self._threadless = True
                 self._no_thread()
@@ -174,7 +173,6 @@ class Runner:
             return self._handed_over(task, args, kwargs, held)
 
         def heart(call: RunCall) -> Awaitable[Any]:
-            held.calls += 1
             return self._handed_over(task, call.args, call.kwargs, held)
 
         return around(RunCall(context, args, kwargs), heart)
