@@ -104,7 +104,8 @@ TABLES = (
     ),
     Table(
         "What a job costs, and what waiting costs",
-        "processor seconds for 1,000 jobs at 100 at once; bytes of a waiting job of 200 B; an idle worker",
+        "processor seconds for 1,000 jobs at 100 at once; bytes of a waiting job of 200 B; an idle worker, "
+        "whose commands count those within scripts",
         (
             Column("worker", "process_100", "worker_cpu"),
             Column("server", "process_100", "server_cpu"),
