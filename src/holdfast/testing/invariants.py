@@ -161,6 +161,8 @@ class Witness:
         self._stalled: set[tuple[Ref, int]] = set()
         self._settings: dict[Target, Settings] = {}
         self._limits: dict[tuple[str, str], int] = {}
+        self._buriers: dict[str, str] = {}
+        """The names that burials take in, and whose they are."""
 
     @property
     def recoveries(self) -> list[Recovery]:
@@ -559,9 +561,12 @@ class Witness:
         return active < self._limits[job.queue, name]
 
     def _reclaimed(self, dead: str, owner: Owner, answer: Reclaimed, before: Mapping[Ref, JobRecord]) -> None:
+        self._buriers[owner.id] = owner.name
         for stalled in answer.stalled:
             was = before[stalled.lease.ref]
             self._require(was.owner == dead, "I5", f"{was.ref}: taken for the death of {dead}: {shown(was)}")
+            mine = self._buriers.get(dead, owner.name) == owner.name
+            self._require(mine, "I5", f"{was.ref}: taken from {dead}, a name of another supervisor's")
             self._taken(owner, stalled, was)
 
     def _taken(self, owner: Owner, stalled: StalledLease, was: JobRecord) -> None:
@@ -573,7 +578,8 @@ class Witness:
         self._rises(story, job.fence)
         self._require(job.owner == owner.id, "I5", f"{job.ref}: reaped by {owner.id}, given to {job.owner}")
         self._require(was.starts == job.starts, "I7", f"{job.ref}: a reclaim counted a start")
-        self._recoveries.excused(was, run, stalled.reason, self._clock.uptime())
+        lost_by = next(one for one in reversed(run.holders) if one not in self._buriers)
+        self._recoveries.excused(was, run, stalled.reason, self._clock.uptime(), lost_by=lost_by)
         run.taken = job.fence
         limit = was.run_until is not None and was.run_until <= self._clock.now()
         run.reason = run.reason or ("overrun" if limit else stalled.reason)

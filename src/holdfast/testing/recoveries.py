@@ -47,9 +47,10 @@ class Recoveries:
         self._died = died
         self._slack = slack
 
-    def excused(self, job: JobRecord, run: Run, reason: str, now: float) -> None:
+    def excused(self, job: JobRecord, run: Run, reason: str, now: float, *, lost_by: str) -> None:
         """Make sure that a run was reaped for a cause: live jobs are not re-run.
 
+        `lost_by`: who held it last, but for the names that a burial takes in and looks under again.
         A storage that freezes or whose clock is stepped is no cause, as long as nothing else goes wrong with it.
         """
         holder = run.holders[-1]
@@ -59,7 +60,7 @@ class Recoveries:
         common = [trouble for trouble in near if trouble.where == EVERYWHERE]
         limited = job.timeout is not None or job.heartbeat_timeout is not None
         if reason == "process_died":
-            fine = holder in self._died
+            fine = lost_by in self._died
         elif run.taken is not None:
             # A reaper that is lost, late or stopped before it settles: whatever troubled it or the first holder.
             fine = bool(common) or any(trouble.where in run.holders for trouble in near)

@@ -73,7 +73,7 @@ class Station:
         self._lives = 0
         self._supervisor = Node(f"{name} supervisor")
         self._burial = Burial(
-            Owner(f"supervisor of {name}", "supervisor"),
+            Owner(f"supervisor of {name}", f"supervisor of {name}"),
             clock=stage.host_clock,
             rng=Random(f"{stage.seed} {name} supervisor"),
             logger=stage.logger,
