@@ -50,7 +50,7 @@ class Deceased(Struct, frozen=True):
     workplace: Workplace = Workplace()
     """What it last told of itself."""
     isolated: frozenset[Ref] = frozenset()
-    """The jobs that ran in processes of their own, which ended with it."""
+    """The jobs whose runs had processes of their own, or had not begun, and ended with it."""
 
     @property
     def witness(self) -> Witness:
