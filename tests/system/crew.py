@@ -13,6 +13,9 @@ from pathlib import Path
 
 from holdfast import Holdfast, JobCompleted, Retry, Stall, TaskOptions, Timing, current_job
 
+if "CREW_UNFIT" in os.environ and "holdfast.worker.slot" in " ".join(sys.orig_argv):
+    raise RuntimeError("this app is of no use in a process of its own")
+
 app = Holdfast(
     timing=Timing(
         lease=os.environ.get("CREW_LEASE", "2s"),

@@ -202,9 +202,32 @@ async def test_a_poison_job_fails_at_its_second_crash_and_its_neighbours_all_com
     for detail in await here.details(good):
         assert detail.job.state is State.COMPLETED
         assert detail.job.stalls <= 1
-    # One that another took along before it had begun is charged as well.
+    # In a process of its own it may be another one's victim, and begin once more uncharged; beside others it is not.
+    workers = {died.pid for died in await deaths(here, 1)}
     starts = by_job([line for line in here.lines() if line.what == "start"])
-    assert all(1 <= len(starts[ref.id]) <= 2 for ref in poison)
+    for detail in await here.details(poison):
+        began = starts[detail.job.id]
+        assert 1 <= len(began) <= len(detail.runs), (began, detail.runs, here.log())
+        assert sum(line.pid in workers for line in began) <= detail.job.stalls, (began, detail.runs, here.log())
+
+
+async def test_a_poison_job_for_which_no_process_can_be_had_fails_at_its_second_crash_all_the_same(
+    crew: MakeFarm,
+) -> None:
+    here = crew(max_count="1", deaf="1", unfit="1")
+    worker = here.worker("-c", "20")
+    await full(here, worker.pid, 1)
+    # It is never alone: these are in quarantine with it afterwards, and wait for processes before it does.
+    good = here.enqueue("nap", 4.0, times=5)
+    (poison,) = here.enqueue("vanish")
+    # And these never were.
+    good += here.enqueue("nap", 4.0, times=5)
+    await over(here, [*good, poison], within=60)
+
+    (detail,) = await here.details([poison])
+    assert (detail.job.state, detail.job.reason, detail.job.stalls) == (State.FAILED, "crashed", 2)
+    assert [run.ended for run in detail.runs] == ["stalled"] * 2
+    assert "has no process to run in" in here.log()
 
 
 async def test_jobs_that_were_claimed_ahead_are_not_blamed_for_the_death_of_their_worker(crew: MakeFarm) -> None:

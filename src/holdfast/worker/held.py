@@ -262,6 +262,13 @@ class Holdings:
         if urgent and self._knock is not None:
             self._knock()
 
+    def stay(self, held: Held, way: Way) -> None:
+        """Note that a run which waited for a process of its own is carried out in this one."""
+        with self._lock:
+            held.way = way
+            if held.line is not None and self._slate is not None:
+                self._slate.goes(held.line, way)
+
     def begin(self, held: Held, at: float) -> None:
         """Let the time of a run count from now on that had to wait for a process. Idempotent."""
         if held.begun:

@@ -29,6 +29,7 @@ from holdfast.worker.mishaps import log_mishap
 from holdfast.worker.on_cancel import LIMIT
 from holdfast.worker.outcomes import Outcomes
 from holdfast.worker.run import Runner, recorded, stopped
+from holdfast.worker.slate import Way
 from holdfast.worker.slots import Slots
 from holdfast.worker.starting import Starter, starter
 from holdfast.worker.tally import Tally
@@ -230,8 +231,8 @@ class Runs:
         if self._slots.wanted(held):
             # What a process takes to start is no part of the run.
             held.way, held.begun = "process", False
-        elif task is not None and not task.is_async:
-            held.way = "thread"
+        else:
+            held.way = _way(task)
         held.trust(asked_at, signed_at=asked_at)
         return held
 
@@ -252,6 +253,9 @@ class Runs:
         try:
             apart = await self._slots.run(held) if held.way == "process" else None
             if apart is None:
+                if held.way == "process":
+                    # No process can be had for it; so it is one of those that may have ended this one.
+                    self._holdings.stay(held, _way(self._tasks.get(held.lease.job.task)))
                 if not held.begun:
                     self._holdings.begin(held, self._clock.uptime())
                 outcome = await self._runner.run(held, self._overdue)
@@ -316,6 +320,10 @@ class Runs:
                 log_mishap(self._logger, held.lease.job, asked)
                 self.released += isinstance(outcome, Interrupted)
         self.over()
+
+
+def _way(task: Task[..., Any] | None) -> Way:
+    return "loop" if task is None or task.is_async else "thread"
 
 
 def _stops(job: JobRecord, task: Task[..., Any] | None) -> bool:

@@ -184,6 +184,10 @@ class Slate:
         if pid in slots:
             self._head[_SLOTS_AT + slots.index(pid)] = 0.0
 
+    def goes(self, place: int, way: Way) -> None:
+        """Note that the handler of a run is called in another way than was meant."""
+        self._lines[place][_WAY] = _NUMBERS[way]
+
     def runs_in(self, place: int, pid: int) -> None:
         """Note in which process a run is; 0 if in none of its own."""
         self._lines[place][_PID] = pid
