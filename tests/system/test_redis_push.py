@@ -165,7 +165,7 @@ async def listening(farm: Farm, server: RedisServer, proxy: Proxy) -> Line:
 
     async def subscription() -> bool:
         ports = {int(client["addr"].rpartition(":")[2]) for client in subscribed(server)}
-        found[:] = [line for line in proxy.lines if line.ends[-1].get_extra_info("sockname")[1] in ports]
+        found[:] = [line for line in list(proxy.lines) if line.port in ports]
         return len(found) == 1
 
     await farm.until(subscription, within=10)

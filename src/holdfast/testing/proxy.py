@@ -38,19 +38,29 @@ class Weather:
 
 
 class Line:
-    """A connection of a client, and the one that was made to the server for it."""
+    """A connection of a client, and the one that is made to the server for it."""
 
-    def __init__(self, client: asyncio.StreamWriter) -> None:
-        self.ends = [client]
+    def __init__(self, client: socket.socket) -> None:
+        self.ends = [client, socket.socket()]
         self.silent = False
+        for end in self.ends:
+            end.setblocking(False)
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    @property
+    def port(self) -> int:
+        """The port from which the server is spoken to; 0 before that, and afterwards."""
+        try:
+            return int(self.ends[1].getsockname()[1])
+        except OSError:
+            return 0
 
     def reset(self) -> None:
-        """Close it as a crash does: with RST, and what is under way is gone."""
+        """Close it as a crash does: with RST, and what is under way is gone. For when nobody reads or writes there."""
         for end in self.ends:
-            raw: socket.socket = end.get_extra_info("socket")
             with suppress(OSError):
-                raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            end.transport.abort()
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            end.close()
 
 
 class Proxy:
@@ -63,11 +73,11 @@ class Proxy:
         self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
         self.accepted = 0
-        self.lines: dict[Line, asyncio.Task[Any] | None] = {}
+        self.lines: dict[Line, asyncio.Task[None]] = {}
         self._target = target
         self._dice = Random(seed)
         self._weather = Weather()
-        self._server: asyncio.Server | None = None
+        self._door: socket.socket | None = None
 
     def __enter__(self) -> Self:
         self._loop = asyncio.new_event_loop()
@@ -78,7 +88,7 @@ class Proxy:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._do(self._end())
+        self.weather(refuse=True)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -105,57 +115,64 @@ class Proxy:
     async def _change(self, weather: Weather) -> None:
         self._weather = weather
         (self._flows.clear if weather.hold else self._flows.set)()
-        if weather.refuse and self._server is not None:
-            self._server.close()
-            self._server = None
+        if weather.refuse and self._door is not None:
+            self._loop.remove_reader(self._door)
+            self._door.close()
+            self._door = None
             await self._reset()
-        elif not weather.refuse and self._server is None:
-            self._server = await asyncio.start_server(self._carry, "127.0.0.1", self.port)
+        elif not weather.refuse and self._door is None:
+            self._door = socket.create_server(("127.0.0.1", self.port), backlog=100)
+            self._door.setblocking(False)
+            self._loop.add_reader(self._door, self._accept, self._door)
 
     async def _reset(self) -> None:
-        for line in self.lines:
-            line.reset()
+        ended = list(self.lines.values())
+        for task in ended:
+            task.cancel()
+        await asyncio.gather(*ended, return_exceptions=True)
 
     async def _hush(self) -> None:
         for line in self.lines:
             line.silent = True
 
-    async def _end(self) -> None:
-        await self._change(Weather(refuse=True))
-        tasks = [task for task in self.lines.values() if task is not None and task.cancel()]
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.sleep(0)  # sockets are closed in the turn after their transports
-
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.accepted += 1
-        line = Line(writer)
-        self.lines[line] = asyncio.current_task()
+    def _accept(self, door: socket.socket) -> None:
+        # Not asyncio's server, which leaves open whoever it lets in while it is being closed.
         try:
-            back_reader, back_writer = await asyncio.open_connection("127.0.0.1", self._target)
-            line.ends.append(back_writer)
+            client, _ = door.accept()
+        except OSError:
+            return  # it has thought better of it
+        self.accepted += 1
+        line = Line(client)
+        task = self.lines[line] = self._loop.create_task(self._carry(line))
+        # A task that is cancelled before its first step ends nothing by itself.
+        task.add_done_callback(lambda _: self._over(line))
+
+    def _over(self, line: Line) -> None:
+        line.reset()
+        del self.lines[line]
+
+    async def _carry(self, line: Line) -> None:
+        client, server = line.ends
+        try:
+            await self._loop.sock_connect(server, ("127.0.0.1", self._target))
             async with asyncio.TaskGroup() as crew:
-                for source, sink, replies in ((reader, back_writer, False), (back_reader, writer, True)):
+                for source, sink, replies in ((client, server, False), (server, client, True)):
                     way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
                     crew.create_task(self._take(source, way))
                     crew.create_task(self._deliver(line, way, sink, replies))
         except* OSError:
             pass  # one side is gone, and the other learns it by a reset
-        except* asyncio.CancelledError:
-            pass  # by `_end`; Python 3.11's streams would tell of it as of a fault
-        finally:
-            line.reset()
-            del self.lines[line]
 
-    async def _take(self, source: asyncio.StreamReader, way: asyncio.Queue[tuple[float, bytes]]) -> None:
+    async def _take(self, source: socket.socket, way: asyncio.Queue[tuple[float, bytes]]) -> None:
         due, data = 0.0, b"?"
         while data:
-            data = await source.read(65_536)
+            data = await self._loop.sock_recv(source, 65_536)
             longer = self._weather.latency + self._dice.random() * self._weather.jitter
             due = max(due, self._loop.time() + longer)  # in order, whatever the jitter
             way.put_nowait((due, data))
 
     async def _deliver(
-        self, line: Line, way: asyncio.Queue[tuple[float, bytes]], sink: asyncio.StreamWriter, replies: bool
+        self, line: Line, way: asyncio.Queue[tuple[float, bytes]], sink: socket.socket, replies: bool
     ) -> None:
         data = b"?"
         while data or line.silent:
@@ -169,8 +186,9 @@ class Proxy:
                 continue
             if replies and data and self._weather.cuts:
                 self._weather.cuts -= 1
-                sink.write(data[: self._weather.cut_after])
-                await sink.drain()
+                await self._loop.sock_sendall(sink, data[: self._weather.cut_after])
                 raise ConnectionResetError
-            (sink.write(data) if data else sink.write_eof())
-            await sink.drain()
+            if data:
+                await self._loop.sock_sendall(sink, data)
+            else:
+                sink.shutdown(socket.SHUT_WR)
