@@ -1,7 +1,9 @@
 """`holdfast queues`: what waits in them, what is set for them, pausing them, and how often their jobs start."""
 
 import asyncio
+from collections.abc import Callable
 from datetime import timedelta
+from typing import Any, TypeVar
 
 import click
 from msgspec import structs
@@ -34,6 +36,8 @@ from holdfast.errors import UsageError
 from holdfast.options import Rate
 from holdfast.options.rate import rate_key, rating
 from holdfast.storage.protocol import QUEUE_RATE, TASK_RATE, Query, QueueSurvey, Settings, Survey, Target
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 PAGE = 200
 """How many records one look at what has ended holds at a time."""
@@ -160,17 +164,23 @@ def _length(seconds: float) -> str:
     return spoken(round(seconds * SECOND))
 
 
+def targeted(command: F) -> F:
+    """Give a command the queues and the tasks that it is for; it gets them as `names` and `tasks`."""
+    queues_meant = click.argument("names", nargs=-1, type=naming("QUEUE"), metavar="[QUEUE...]")
+    tasks_meant = click.option(
+        "--task",
+        "tasks",
+        multiple=True,
+        type=naming("--task"),
+        metavar="TASK",
+        help="A task, in whatever queue its jobs are.",
+    )
+    return queues_meant(tasks_meant(command))
+
+
 @queues.command()
 @storage
-@click.argument("names", nargs=-1, type=naming("QUEUE"), metavar="[QUEUE...]")
-@click.option(
-    "--task",
-    "tasks",
-    multiple=True,
-    type=naming("--task"),
-    metavar="TASK",
-    help="A task, in whatever queue its jobs are.",
-)
+@targeted
 @click.pass_obj
 def pause(session: Session, names: tuple[str, ...], tasks: tuple[str, ...]) -> int:
     """Give out no more jobs of these queues or tasks; those that run go on."""
@@ -179,15 +189,7 @@ def pause(session: Session, names: tuple[str, ...], tasks: tuple[str, ...]) -> i
 
 @queues.command()
 @storage
-@click.argument("names", nargs=-1, type=naming("QUEUE"), metavar="[QUEUE...]")
-@click.option(
-    "--task",
-    "tasks",
-    multiple=True,
-    type=naming("--task"),
-    metavar="TASK",
-    help="A task, in whatever queue its jobs are.",
-)
+@targeted
 @click.pass_obj
 def resume(session: Session, names: tuple[str, ...], tasks: tuple[str, ...]) -> int:
     """Give out jobs of these queues or tasks again."""
@@ -197,15 +199,7 @@ def resume(session: Session, names: tuple[str, ...], tasks: tuple[str, ...]) -> 
 @queues.command("rate")
 @storage
 @click.argument("limit", metavar="RATE")
-@click.argument("names", nargs=-1, type=naming("QUEUE"), metavar="[QUEUE...]")
-@click.option(
-    "--task",
-    "tasks",
-    multiple=True,
-    type=naming("--task"),
-    metavar="TASK",
-    help="A task, in whatever queue its jobs are.",
-)
+@targeted
 @click.pass_obj
 def set_rate(session: Session, limit: str, names: tuple[str, ...], tasks: tuple[str, ...]) -> int:
     """Let jobs of these queues or tasks start no more often than that: 100/s, 5/30s, or none for no limit.
