@@ -1,0 +1,65 @@
+"""What the tests of schedules share: an app whose one task is scheduled, a reaper, and what that has made."""
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from datetime import datetime, timedelta
+from typing import Any
+
+from holdfast import Holdfast, Reaper, Timing
+from holdfast.core.duration import moment
+from holdfast.core.job import JobRecord
+from holdfast.schedules import ScheduleDecorator
+from holdfast.storage.protocol import Query, Storage
+from holdfast.testing.simloop import EPOCH
+from tests.flow.conftest import FAST, Stage
+
+START = moment(EPOCH)
+"""08:00 UTC on 15 January 2027."""
+
+SLOW = Timing(lease="1h", sweep="10m", grace="10m")
+"""For scenarios of days: the ticks wake the reaper, and there is nothing else to do."""
+
+
+def after(seconds: float) -> datetime:
+    return START + timedelta(seconds=seconds)
+
+
+def set_to(stage: Stage, at: datetime) -> None:
+    stage.clock.step((at - moment(stage.clock.now())).total_seconds())
+
+
+async def jobs_of(storage: Storage, name: str) -> list[JobRecord]:
+    """Return all jobs of a schedule, the oldest tick first."""
+    found, cursor = list[JobRecord](), None
+    while True:
+        page = await storage.find(Query(limit=1000, after=cursor))
+        found += [job for job in page.jobs if job.schedule == name]
+        cursor = page.next
+        if cursor is None:
+            return sorted(found, key=lambda job: (job.tick or 0, job.created))
+
+
+async def ticks_of(stage: Stage, name: str) -> list[datetime]:
+    return [moment(job.tick) for job in await jobs_of(stage.storage, name) if job.tick is not None]
+
+
+def scheduled(stage: Stage, declare: Callable[[Holdfast], ScheduleDecorator], **options: Any) -> Holdfast:
+    """Return an app with a task "work" that is scheduled so."""
+    app = stage.app(**{"timing": FAST, **options})
+
+    @declare(app)
+    @app.task(name="work")
+    async def work() -> None: ...
+
+    return app
+
+
+@asynccontextmanager
+async def sweeping(app: Holdfast) -> AsyncGenerator[Reaper]:
+    """Let a reaper of this app sweep."""
+    reaper = Reaper(app)
+    await reaper.start()
+    try:
+        yield reaper
+    finally:
+        await reaper.stop()

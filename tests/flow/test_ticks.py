@@ -1,0 +1,367 @@
+"""Ticks: one tick is one job, through jobs that are unfinished, outages and changed clocks."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from random import Random
+from typing import Any
+
+import pytest
+
+from holdfast import (
+    All,
+    Holdfast,
+    Reaper,
+    ScheduleFired,
+    ScheduleMissed,
+    ScheduleSkipped,
+    State,
+    current_job,
+)
+from holdfast.clock import SECOND
+from holdfast.core.cron import Cron
+from holdfast.core.duration import instant
+from holdfast.core.job import JobDetail
+from holdfast.schedules import ScheduleDecorator
+from holdfast.storage.memory import MemoryStorage
+from holdfast.testing.simloop import EPOCH, SimClock, SimLoop, simulate
+from tests.flow.conftest import FAST, Play, Stage
+from tests.flow.schedules import SLOW, after, jobs_of, scheduled, set_to, sweeping, ticks_of
+
+pytestmark = pytest.mark.thorough
+
+DAY = 86_400 * SECOND
+
+
+# ── ticks ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_each_tick_is_one_job_that_knows_what_it_is_for(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app, ran = stage.app(timing=FAST), list[tuple[str, str, datetime | None]]()
+
+        @app.cron("*/5 * * * *", args=["all"])
+        @app.every("2m", name="often", kwargs={"what": "some"})
+        @app.task(name="report")
+        async def report(what: str) -> None:
+            ran.append((what, current_job().id, current_job().scheduled_for))
+
+        async with app.worker():
+            await asyncio.sleep(301)
+            await report.enqueue("none")
+            await asyncio.sleep(1)
+
+        assert ran == [
+            ("some", "cron:often:20270115T080200Z", after(120)),
+            ("some", "cron:often:20270115T080400Z", after(240)),
+            ("all", "cron:report:20270115T080500Z", after(300)),
+            ("none", ran[-1][1], None),
+        ]
+        fired = await stage.told(ScheduleFired)
+        assert [(event.name, event.tick, event.queue, event.id) for event in fired] == [
+            ("often", after(120), "default", ran[0][1]),
+            ("often", after(240), "default", ran[1][1]),
+            ("report", after(300), "default", ran[2][1]),
+        ]
+        assert all(event.late_by < 0.5 for event in fired)
+
+    play(scenario)
+
+
+def test_a_function_becomes_a_task_with_options_of_its_own(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(timing=FAST)
+
+        @app.every("1s", queue="reports", overlap="allow", name="often")
+        def report() -> str:
+            return "done"
+
+        @app.every(1.5, name="odd", overlap="allow")
+        async def other() -> None: ...
+
+        async with sweeping(app):
+            await asyncio.sleep(3.5)
+
+        assert report() == "done"
+        assert report.queue == "reports"
+        assert report.name == app.tasks[report.name].name == f"{__name__}.{report.function.__qualname__}"
+        assert await ticks_of(stage, "often") == [after(1), after(2), after(3)]
+        assert [job.id for job in await jobs_of(stage.storage, "odd")] == [
+            "cron:odd:20270115T080001.500000Z",
+            "cron:odd:20270115T080003Z",
+        ]
+
+    play(scenario)
+
+
+@pytest.mark.fault("W-T20")
+def test_an_interval_does_not_drift_and_no_new_start_shifts_it(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        for life in range(5):
+            app = scheduled(stage, lambda app: app.every("30s", name="often", overlap="allow"))
+            async with sweeping(app):
+                await asyncio.sleep(47 + life)
+        ticks = await ticks_of(stage, "often")
+
+        assert ticks == [after(30 * number) for number in range(1, 9)]
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("text", "tz", "midnight", "count"),
+    [
+        ("0 * * * *", "Europe/Vienna", datetime(2027, 3, 27, 23, tzinfo=UTC), 11),
+        ("0 * * * *", "Europe/Vienna", datetime(2027, 10, 30, 22, tzinfo=UTC), 13),
+        ("30 2 * * *", "Europe/Vienna", datetime(2027, 3, 27, 23, tzinfo=UTC), 1),
+        ("30 2 * * *", "Europe/Vienna", datetime(2027, 10, 30, 22, tzinfo=UTC), 1),
+        ("0 * * * *", "UTC", datetime(2027, 10, 31, tzinfo=UTC), 12),
+    ],
+)
+def test_a_morning_on_which_clocks_are_changed_has_the_ticks_of_the_table(
+    play: Play, text: str, tz: str, midnight: datetime, count: int
+) -> None:
+    async def scenario(stage: Stage) -> None:
+        set_to(stage, midnight - timedelta(seconds=30))
+        app = scheduled(stage, lambda app: app.cron(text, tz=tz, name="nightly", overlap="allow"), timing=SLOW)
+        async with sweeping(app):
+            (noon,) = Cron.parse("0 12 * * *", tz).between(stage.clock.now(), stage.clock.now() + DAY, 1)
+            await asyncio.sleep((noon - stage.clock.now()) / SECOND - 30)
+
+        assert len(await ticks_of(stage, "nightly")) == count
+        assert all(event.late_by < 1 for event in await stage.told(ScheduleFired))
+
+    play(scenario)
+
+
+@pytest.mark.fault("W-B7")
+def test_a_backlog_does_not_slow_the_ticks_and_a_deleted_job_does_not_end_them(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = scheduled(stage, lambda app: app.every("1s", name="often", overlap="allow"))
+        async with sweeping(app):
+            await asyncio.sleep(5.5)
+            (latest,) = (await jobs_of(stage.storage, "often"))[-1:]
+            await app.job(latest.id).cancel()
+            await asyncio.sleep(5)
+
+        assert await ticks_of(stage, "often") == [after(number) for number in range(1, 11)]
+
+    play(scenario)
+
+
+@pytest.mark.fault("W-N14")
+def test_a_tick_that_is_far_ahead_sets_no_timer_of_its_own(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = scheduled(stage, lambda app: app.cron("@yearly", name="yearly"), timing=SLOW)
+        reaper = Reaper(app)
+        async with sweeping(app):
+            await asyncio.sleep(0.1)
+        waits = [await reaper.turn() for _ in range(3)]
+        set_to(stage, datetime(2027, 12, 31, 23, 59, tzinfo=UTC))
+        near = await reaper.turn()
+        await reaper.start()
+        await asyncio.sleep(61)
+        await reaper.stop()
+
+        assert all(500 < wait <= 600 for wait in waits)
+        assert near == pytest.approx(60)
+        assert await ticks_of(stage, "yearly") == [datetime(2028, 1, 1, tzinfo=UTC)]
+
+    play(scenario)
+
+
+# ── overlap ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.fault("W-T20")
+@pytest.mark.parametrize(
+    ("overlap", "ticks", "skipped"),
+    [("skip", [1, 5], [2, 3, 4, 6]), ("queue_one", [1, 2, 5], [3, 4, 6]), ("allow", [1, 2, 3, 4, 5, 6], [])],
+)
+def test_a_tick_beside_an_unfinished_job_is_for_the_overlap(
+    play: Play, overlap: Any, ticks: list[int], skipped: list[int]
+) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(timing=FAST)
+
+        @app.every("1s", name="often", overlap=overlap)
+        @app.task(name="slow")
+        async def slow() -> None:
+            await asyncio.sleep(3.5)
+
+        async with app.worker(concurrency=1):
+            await asyncio.sleep(6.4)
+            seen = await stage.told(ScheduleSkipped)
+            made = await ticks_of(stage, "often")
+
+        assert made == [after(number) for number in ticks]
+        assert [event.tick for event in seen] == [after(number) for number in skipped]
+        assert all((event.name, event.reason) == ("often", "overlap") for event in seen)
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("overlap", ["skip", "queue_one"])
+def test_in_an_hour_with_deaths_in_the_handler_each_tick_is_as_the_policy_says(overlap: Any) -> None:
+    async def main(loop: SimLoop) -> None:
+        clock, dice = SimClock(loop), Random(overlap)
+        stage = Stage(loop, clock, MemoryStorage(clock=clock))
+        app = stage.app()
+
+        @app.every("5s", name="often", overlap=overlap)
+        @app.task(name="long", result_ttl="1d")
+        async def long() -> None:
+            await asyncio.sleep(dice.uniform(1, 20))
+
+        await stage.start(Reaper(app), "reaper")
+        while stage.now < 3600:
+            node = await stage.start(app.worker(concurrency=1, reaper=False), "worker")
+            await asyncio.sleep(dice.uniform(60, 300))
+            stage.loop.kill(node)
+        jobs = await jobs_of(stage.storage, "often")
+        skipped = await stage.told(ScheduleSkipped)
+        details = [detail for detail in await stage.storage.get([job.ref for job in jobs]) if detail is not None]
+
+        def over(end: int | None, at: int) -> bool:
+            return end is not None and end <= at
+
+        def heeded(at: int, *, claimed_by: int) -> list[JobDetail]:
+            beside = [one for one in details if one.job.created < at and not over(one.job.finished, at)]
+            runs = [any(run.start <= claimed_by and not over(run.end, at) for run in one.runs) for one in beside]
+            return [one for one, active in zip(beside, runs, strict=True) if overlap == "skip" or not active]
+
+        assert {event.reason for event in skipped} == {"overlap"}
+        assert len(jobs) + len(skipped) == (clock.now() - EPOCH) // (5 * SECOND)
+        # By when a tick was dealt with: the sweep before may have recovered a job that was active when it fell due, and
+        # a worker may have claimed that at the same instant.
+        assert not any(heeded(job.created, claimed_by=job.created) for job in jobs)
+        skips = [instant(event.at, field="at") for event in skipped]
+        assert all(heeded(at, claimed_by=at - 1) for at in skips)
+        assert len(jobs) > 100
+        assert len(skipped) > 100
+        assert any(job.stalls for job in jobs)
+
+    simulate(main)
+
+
+@pytest.mark.fault("W-T20")
+def test_jobs_that_nobody_runs_do_not_pile_up(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = scheduled(stage, lambda app: app.every("1m", name="often"), timing=SLOW)
+        async with sweeping(app):
+            await asyncio.sleep(3600.5)
+        jobs = await jobs_of(stage.storage, "often")
+
+        assert [job.state for job in jobs] == [State.WAITING]
+        assert len(await stage.told(ScheduleSkipped)) == 59
+
+    play(scenario)
+
+
+# ── missed ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("missed", "made", "given_up"),
+    [("skip", 0, 36), ("latest", 1, 35), ("all", 36, 0), (All(max=10), 10, 26), (All(), 36, 0)],
+)
+def test_ticks_that_were_missed_are_for_the_policy(play: Play, missed: Any, made: int, given_up: int) -> None:
+    async def scenario(stage: Stage) -> None:
+        def declare(app: Holdfast) -> ScheduleDecorator:
+            return app.every("5m", name="often", missed=missed, overlap="allow")
+
+        node = await stage.start(Reaper(scheduled(stage, declare)), "first")
+        await asyncio.sleep(1)
+        stage.loop.kill(node)
+        await asyncio.sleep(3 * 3600 + 60)
+        async with sweeping(scheduled(stage, declare)):
+            await asyncio.sleep(5)
+            ticks, fired = await ticks_of(stage, "often"), await stage.told(ScheduleFired)
+            lost = await stage.told(ScheduleMissed)
+            await asyncio.sleep(300)
+
+        every = [after(300 * number) for number in range(1, 38)]
+        assert ticks == every[36 - made : 36]
+        assert all(
+            event.late_by == pytest.approx((after(3 * 3600 + 61) - event.tick).seconds, abs=2) for event in fired
+        )
+        policy = missed if isinstance(missed, str) else "all"
+        assert [(event.ticks, event.policy, event.tick) for event in lost] == (
+            [(given_up, policy, every[given_up - 1])] if given_up else []
+        )
+        assert await ticks_of(stage, "often") == every[36 - made :]
+
+    play(scenario)
+
+
+def test_many_missed_ticks_are_made_up_for_in_steps_that_leave_room_for_all_else(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        def declare(app: Holdfast) -> ScheduleDecorator:
+            return app.every("1s", name="often", missed="all", overlap="allow")
+
+        async with sweeping(scheduled(stage, declare)):
+            await asyncio.sleep(0.5)
+        await asyncio.sleep(350)
+        async with sweeping(scheduled(stage, declare)):
+            await asyncio.sleep(0.1)
+
+        assert await ticks_of(stage, "often") == [after(number) for number in range(1, 351)]
+
+    play(scenario)
+
+
+# ── clocks that are set ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("pause", [False, True])
+def test_a_clock_that_was_set_forward_and_back_stops_no_schedule(play: Play, pause: bool) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = scheduled(stage, lambda app: app.every("1m", name="often", overlap="allow"))
+        async with sweeping(app):
+            await asyncio.sleep(61)
+            stage.clock.step(30 * 86_400)
+            await asyncio.sleep(2)
+            stage.clock.step(-30 * 86_400)
+            if pause:
+                await app.schedules.pause("often")
+                await app.schedules.resume("often")
+            await asyncio.sleep(300)
+        missed = await stage.told(ScheduleMissed)
+
+        # The latest of those that were missed by the clock that was wrong is far ahead.
+        assert await ticks_of(stage, "often") == [*map(after, range(60, 361, 60)), after(30 * 86_400 + 60)]
+        assert [event.ticks for event in missed] == [30 * 24 * 60 - 1]
+        assert await stage.told(ScheduleSkipped) == []
+
+    play(scenario)
+
+
+def test_ticks_that_a_clock_shows_again_make_no_second_job(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = scheduled(stage, lambda app: app.every("1m", name="often", overlap="allow"))
+        async with sweeping(app):
+            await asyncio.sleep(301)
+            stage.clock.step(-120)
+            await asyncio.sleep(180)
+        skipped = await stage.told(ScheduleSkipped)
+
+        assert await ticks_of(stage, "often") == [*map(after, range(60, 361, 60))]
+        assert [(event.tick, event.reason) for event in skipped] == [
+            (after(240), "duplicate"),
+            (after(300), "duplicate"),
+        ]
+
+    play(scenario)
+
+
+def test_a_clock_that_is_set_back_by_a_moment_shows_no_tick_again(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = scheduled(stage, lambda app: app.every("1m", name="often", overlap="allow"))
+        async with sweeping(app):
+            await asyncio.sleep(121)
+            stage.clock.step(-5)
+            await asyncio.sleep(65)
+
+        assert await ticks_of(stage, "often") == [after(60), after(120), after(180)]
+        assert await stage.told(ScheduleSkipped, ScheduleMissed) == []
+
+    play(scenario)
