@@ -146,7 +146,25 @@ def test_an_address_of_another_kind_keeps_user_tls_and_options(url: str, kind: K
 
 
 @pytest.mark.parametrize(
-    "url", ["redis://:hidden@localhost?no=1", "redis+other://:hidden@localhost", "amqp://a:hidden@b"]
+    "url",
+    [
+        "redis://:hidden@localhost?no=1",
+        "redis+other://:hidden@localhost",
+        "amqp://a:hidden@b",
+        "amqp://b?password=hidden",
+        # In quotes, as some files of environments have it.
+        '"redis://:hidden@localhost/0"',
+        "'redis://localhost?password=hidden'",
+        "redis://:hidden@[::1/0",
+        "redis:/:hidden@localhost",
+        "redis://:a/hidden@localhost",
+        "redis://:7/hidden@localhost",
+        "redis://:hidden?a@localhost",
+        "redis://:a?b=hidden@localhost",
+        "redis://:hidden#a@localhost",
+        ":hidden@localhost",
+        "sqlite://me:hidden@localhost/jobs.db",
+    ],
 )
 def test_a_refusal_shows_no_password_either(url: str) -> None:
     with pytest.raises(UsageError) as caught:

@@ -59,10 +59,12 @@ def read(url: object) -> Address | redis.RedisAddress:
     """
     if not isinstance(url, str):
         raise UsageError(f"storage URL {shown(url)} is no text; {KNOWN}")
+    # Whatever it is, it may hold a password.
+    told = redis.shown_of(url)
     try:
         parts = urlsplit(url)
     except ValueError as error:
-        raise UsageError(f"storage URL {url!r} cannot be read ({error}); {KNOWN}") from None
+        raise UsageError(f"storage URL {told!r} cannot be read ({error}); {KNOWN}") from None
     if parts.scheme in redis.SCHEMES:
         return redis.read(url)
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
@@ -72,15 +74,13 @@ def read(url: object) -> Address | redis.RedisAddress:
         case "sqlite":
             path = url.split("?", 1)[0].removeprefix("sqlite:")
             if not path.startswith("///") or path[3:] in ("", ":memory:"):
-                raise UsageError(f"storage URL {url!r} names no file; {KNOWN}")
+                raise UsageError(f"storage URL {told!r} names no file; {KNOWN}")
             durability = options.pop("durability", "full")
             if durability not in ("full", "fast"):
                 raise UsageError(f'storage URL {url!r}: durability is {durability!r}; use "full" or "fast"')
             address = Address(url, "sqlite", path[3:], "fast" if durability == "fast" else "full")
         case _:
-            # Whatever it is, it may hold a password.
-            known_by = redis.shown_of(url) if "@" in parts.netloc else url
-            raise UsageError(f"storage URL {known_by!r} is none that Holdfast knows; {KNOWN}")
+            raise UsageError(f"storage URL {told!r} is none that Holdfast knows; {KNOWN}")
     if options:
         raise UsageError(f"storage URL {url!r} has the unknown option {next(iter(options))!r}; leave it out")
     return address

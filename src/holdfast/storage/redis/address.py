@@ -6,9 +6,10 @@ redis+sentinel://[user:password@]host[:26379],.../name[/db] the master that Sent
 redis+cluster://[user:password@]host[:6379],...             a Cluster, entered by any of these
 """
 
+import re
 from dataclasses import dataclass
 from typing import Literal, TypeGuard
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from holdfast.errors import UsageError
 
@@ -104,8 +105,8 @@ def read(url: str) -> RedisAddress:
     scheme, _, way = parts.scheme.partition("+")
     kind: Kind = "server" if not way else "sentinel" if way == "sentinel" else "cluster"
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
-    if parts.fragment:
-        raise _bad(shown, 'holds a "#"; write one in a password as %23')
+    if parts.fragment or _is_torn(parts, kind):
+        raise _bad(shown, 'is torn at a "/", "?" or "#"; write these in a password as %2F, %3F and %23')
     service, db = "", "0"
     if scheme == "unix":
         if parts.netloc or len(parts.path) < 2:
@@ -160,20 +161,15 @@ class _Authority:
     password: str
 
 
-_SECRET = ("password", "sentinel_password")
+_SECRET = re.compile(r"((?:^|[?&])(?:sentinel_)?password=)[^&]*")
 
 
 def shown_of(url: str) -> str:
-    """Return an address as it may be seen: without passwords."""
-    parts = urlsplit(url)
-    user, at, hosts = parts.netloc.rpartition("@")
-    name, _, password = user.partition(":")
-    kept = [
-        f"{field}=***" if field in _SECRET else f"{field}{equals}{value}"
-        for field, equals, value in (pair.partition("=") for pair in parts.query.split("&") if pair)
-    ]
-    query = f"?{'&'.join(kept)}" if kept else ""
-    return f"{parts.scheme}://{name}{':***' if password else ''}{at}{hosts}{parts.path}{query}"
+    """Return an address as it may be seen: without passwords, though it may be none, or be torn at one of these."""
+    scheme, way, rest = _SECRET.sub(r"\1***", url).rpartition("://")
+    user, at, hosts = rest.rpartition("@")
+    name, colon, _ = user.partition(":")
+    return f"{scheme}{way}{name}{':***' if colon else ''}{at}{hosts}"
 
 
 def instead(address: RedisAddress, kind: Kind, place: Place) -> str:
@@ -185,6 +181,13 @@ def instead(address: RedisAddress, kind: Kind, place: Place) -> str:
     kept = [pair for pair in parts.query.split("&") if pair.partition("=")[0] in fitting]
     way, path = {"server": ("", ""), "sentinel": ("+sentinel", "/NAME"), "cluster": ("+cluster", "")}[kind]
     return f"{scheme}{way}://{user}{at}{place}{path}{'?' * bool(kept)}{'&'.join(kept)}"
+
+
+def _is_torn(parts: SplitResult, kind: Kind) -> bool:
+    """Say whether an address goes on behind its hosts as only a password would that was not escaped."""
+    known = _known(kind, tls=True)
+    others = [pair for pair in parts.query.split("&") if pair.partition("=")[0] not in known]
+    return parts.scheme != "unix" and any("@" in one for one in (parts.path, *others))
 
 
 def _known(kind: Kind, *, tls: bool) -> list[str]:
