@@ -1,6 +1,7 @@
 """The caller's end of a job: ask for its state, wait for its result, cancel or redrive it."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from random import Random
@@ -132,11 +133,15 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
                 duration.
         """
         limit = None if timeout is None else duration(timeout, field="timeout", zero=True).total_seconds()
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit):
                 return await self._awaited()
-        except TimeoutError:
-            raise ResultTimeoutError(self.id, f"job {self.id} was not over within {limit:g} s; it goes on") from None
+        # The time may have been too short for a single look, or over between two of them.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(POLL):
+                if (job := await self._over(await self._opened())) is not None:
+                    return self._outcome(job)
+        raise ResultTimeoutError(self.id, f"job {self.id} was not over within {limit:g} s; it goes on")
 
     async def events(self) -> AsyncGenerator[AnyEvent]:
         """Yield what has happened to the job, then what happens to it, in order, until it is over.
@@ -267,15 +272,19 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
         hints = self._access.hints(storage, self._ref)
         try:
             while True:
-                detail = (await storage.get([self._ref]))[0]
-                if detail is None:
-                    raise await self._vanished(storage)
-                if detail.job.state in TERMINAL:
-                    return self._outcome(detail.job)
+                if (job := await self._over(storage)) is not None:
+                    return self._outcome(job)
                 # Hinted at or not: the record is the truth, so look again.
                 await first(hints.next(), within=POLL)
         finally:
             hints.close()
+
+    async def _over(self, storage: Storage) -> JobRecord | None:
+        """Return the job's record if it is over, None while it is not."""
+        detail = (await storage.get([self._ref]))[0]
+        if detail is None:
+            raise await self._vanished(storage)
+        return detail.job if detail.job.state in TERMINAL else None
 
     def _readable(self, event: AnyEvent) -> AnyEvent:
         """Return an event with its result as the handler returned it, or None where that cannot be read."""

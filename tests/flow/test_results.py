@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -323,6 +324,28 @@ def test_waiting_longer_than_asked_for_is_a_timeout_of_the_wait_only(play: Play)
         assert await job.result() == "done"
 
     play(scenario)
+
+
+async def test_who_will_not_wait_gets_the_result_of_a_job_that_is_over(tmp_path: Path) -> None:
+    app = Holdfast(f"sqlite:///{tmp_path / 'jobs.db'}")
+
+    @app.task
+    async def answer() -> int:
+        return 42
+
+    @app.task(queue="nobody's")
+    async def never() -> None: ...
+
+    async with app:
+        over, pending = await answer.enqueue(), await never.enqueue()
+        async with app.worker(queues=["default"]):
+            await over.result(timeout=10)
+
+        assert await over.result(timeout=0) == 42
+        with pytest.raises(ResultTimeoutError, match="was not over within 0 s"):
+            await pending.result(timeout=0)
+        with pytest.raises(JobNotFoundError):
+            await app.job("unheard-of").result(timeout=0)
 
 
 def test_cancelling_before_the_start_is_at_once_and_redriving_runs_it(play: Play) -> None:
