@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
-from holdfast.errors import UsageError
+from holdfast.errors import StorageUnavailableError, UsageError
 
 T = TypeVar("T")
 
@@ -49,8 +49,18 @@ class SideLoop:
         self._farewell: Callable[[], object] = lambda: None
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> "Future[T]":
-        """Start a coroutine on the thread's loop; its future may be awaited from anywhere."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self._started())
+        """Start a coroutine on the thread's loop; its future may be awaited from anywhere.
+
+        Raises:
+            RuntimeError: there is no thread for it.
+        """
+        try:
+            loop = self._started()
+        except RuntimeError:
+            # Nobody will, and nobody shall be warned of that.
+            coroutine.close()
+            raise
+        return asyncio.run_coroutine_threadsafe(coroutine, loop)
 
     def run(self, agent: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Start an agent that runs until it is stopped."""
@@ -78,9 +88,15 @@ class SideLoop:
     def _started(self) -> asyncio.AbstractEventLoop:
         with self._lock:
             if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=self._main, args=(self._loop,), name=self._name, daemon=True)
-                self._thread.start()
+                loop = asyncio.new_event_loop()
+                thread = threading.Thread(target=self._main, args=(loop,), name=self._name, daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:
+                    loop.close()
+                    raise
+                # Only now: what is sent to a loop that no thread runs waits for ever.
+                self._loop, self._thread = loop, thread
             return self._loop
 
     def _main(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -123,6 +139,7 @@ class Portal:
 
         Raises:
             UsageError: called from within a running loop, which it would block.
+            StorageUnavailableError: there is no thread to run it; nothing was done.
         """
         try:
             asyncio.get_running_loop()
@@ -133,7 +150,13 @@ class Portal:
             raise UsageError(f"{verb}_sync() would block the running event loop; use `await {verb}()` here")
         if self._pid != os.getpid():
             self._pid, self._side = os.getpid(), SideLoop("holdfast-portal")
-        future = self._side.submit(coroutine)
+        try:
+            future = self._side.submit(coroutine)
+        except RuntimeError as error:
+            raise StorageUnavailableError(
+                f"{verb}_sync() needs a thread of its own, and there is none to be had ({error}): this machine has no "
+                "more, or the interpreter is ending. Nothing was done; call again, or before the end"
+            ) from error
         try:
             return future.result()
         except BaseException:

@@ -1,0 +1,29 @@
+"""The calls without a loop: what becomes of them where they cannot have what they need."""
+
+import threading
+
+import pytest
+
+from holdfast import StorageUnavailableError
+from holdfast.sideloop import Portal
+
+
+async def answer() -> int:
+    return 42
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_call_for_which_there_is_no_thread_says_so_and_the_next_one_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    portal = Portal()
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(StorageUnavailableError, match=r"answer_sync\(\) needs a thread .*can't start new thread"):
+            portal.call(answer(), verb="answer")
+
+    assert portal.call(answer(), verb="answer") == 42
