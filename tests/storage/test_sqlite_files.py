@@ -10,7 +10,7 @@ from holdfast.core.job import Ref
 from holdfast.errors import SchemaMismatchError, StorageError, StorageUnavailableError, UsageError
 from holdfast.storage.protocol import Bid, Order
 from holdfast.storage.sqlite import SQLiteStorage, health, place
-from holdfast.storage.sqlite.checkpoint import ANYBODYS_PAGES
+from holdfast.storage.sqlite.checkpoint import ANYBODYS_PAGES, Checkpoints
 from holdfast.storage.sqlite.database import require
 from holdfast.testing import ManualClock
 from tests.storage.worlds import job, owner
@@ -296,6 +296,23 @@ async def test_a_policy_that_a_newer_version_wrote_holds_up_nobody(tmp_path: Pat
     lost = {stalled.lease.ref.id: stalled.lease.job.policy.on_worker_lost for stalled in swept.stalled}
     assert lost == {"newer": "fail", "neighbour": "retry", "held": "fail", "beside": "retry"}
     assert swept.troubles == ()
+
+
+def test_a_log_grows_no_longer_however_much_is_written_while_nobody_leads(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    connection = sqlite3.connect(path, isolation_level=None)
+    for line in ("journal_mode = WAL", "wal_autocheckpoint = 0", "synchronous = OFF", "journal_size_limit = 0"):
+        connection.execute(f"PRAGMA {line}").fetchall()
+    connection.execute("CREATE TABLE blob (body)")
+    checkpoints = Checkpoints(str(path), ManualClock())
+    longest = 0
+    for _ in range(10):
+        connection.execute("INSERT INTO blob VALUES (zeroblob(?))", (ANYBODYS_PAGES * 4200,))
+        longest = max(longest, os.path.getsize(f"{path}-wal"))
+        checkpoints.consider(connection, leading=False)
+    connection.close()
+
+    assert longest < 3 * ANYBODYS_PAGES * 4200
 
 
 async def test_a_long_log_is_carried_over_by_whoever_has_written_it_though_nobody_leads(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ _CHECKPOINT = query("session", "checkpoint")
 
 
 class Checkpoints:
-    """Remembers how long the log was after the last checkpoint: it never shrinks, but is written from the start."""
+    """Remembers how long the log was after the last checkpoint: it is written from the start then, and seldom cut."""
 
     def __init__(self, path: str, clock: Clock) -> None:
         self._log = f"{path}-wal"
@@ -35,12 +35,13 @@ class Checkpoints:
     def consider(self, connection: sqlite3.Connection, *, leading: bool) -> None:
         """Checkpoint if it is time; the caller holds the writers' lock and has committed."""
         try:
-            grown = os.stat(self._log).st_size - self._size
-        except FileNotFoundError:
+            size = os.stat(self._log).st_size
+        except OSError:
             return
+        self._size = min(self._size, size)
         pages = LEADERS_PAGES if leading else ANYBODYS_PAGES
         now = self._clock.uptime()
-        if grown < pages * _PAGE and not (leading and now - self._at >= EVERY):
+        if size - self._size < pages * _PAGE and not (leading and now - self._at >= EVERY):
             return
         try:
             connection.execute(_CHECKPOINT).fetchall()
@@ -48,4 +49,4 @@ class Checkpoints:
             # What was committed stands in the log; it is carried over another time.
             return
         self._at = now
-        self._size += max(grown, 0)
+        self._size = size
