@@ -47,6 +47,24 @@ async def test_a_new_file_is_made_and_found_again(tmp_path: Path) -> None:
     assert sorted(contents(tmp_path)) == [path.name, f"{path.name}.lock"]
 
 
+async def test_a_file_and_a_link_to_it_are_one_storage_with_one_lock_file(tmp_path: Path) -> None:
+    path, link = tmp_path / "jobs.db", tmp_path / "elsewhere" / "link.db"
+    link.parent.mkdir()
+    link.symlink_to(path)
+    mine, theirs = SQLiteStorage(path), SQLiteStorage(link)
+    await mine.enqueue([job("a")])
+    claimed = await mine.exchange(owner(), (), Order(("q",), 1))
+    swept = await theirs.sweep(Bid(owner()))
+    findings = await theirs.examine()
+    await mine.close()
+    await theirs.close()
+
+    assert len(claimed.leases) == 1
+    assert swept.stalled == ()
+    assert not [finding for finding in findings if finding.level == "error"]
+    assert [place.name for place in link.parent.iterdir()] == ["link.db"]
+
+
 async def test_an_empty_file_is_taken_for_a_new_one(tmp_path: Path) -> None:
     path = tmp_path / "jobs.db"
     path.touch()

@@ -137,7 +137,7 @@ class Locks:
 
 def lock_file(database: str | os.PathLike[str]) -> str:
     """Return where those who use a database meet."""
-    return f"{os.path.abspath(database)}.lock"
+    return f"{os.path.realpath(database)}.lock"
 
 
 @contextmanager

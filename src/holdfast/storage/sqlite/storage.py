@@ -63,7 +63,8 @@ class SQLiteStorage:
         if name in ("", ":memory:"):
             raise UsageError(f"{name!r} is no file; name one, as in sqlite:///holdfast.db, or use memory://")
         self.url = f"sqlite:///{name}"
-        self.path = os.path.abspath(name)
+        # By whatever links it is reached: SQLite puts its log beside the file itself, and there belong the locks.
+        self.path = os.path.realpath(name)
         self._clock = clock or SystemClock()
         self._locks = Locks(lock_file(self.path))
         self._database = Database(self.path, self._locks, durability=durability, auto_migrate=auto_migrate)
