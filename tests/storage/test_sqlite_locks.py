@@ -122,6 +122,50 @@ def test_locks_move_to_a_file_that_replaced_theirs(tmp_path: Path) -> None:
     newcomer.close()
 
 
+def test_whom_a_replaced_lock_file_hides_is_not_dead_until_seen_at_the_new_one(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    mover, comer, hidden = (Locks(str(path)) for _ in range(3))
+    comer.live("comer")
+    hidden.live("hidden")
+    with mover.writing():
+        path.unlink()
+    with mover.writing():
+        pass
+
+    # Where they hold their lives nobody looks any more.
+    assert mover.alive("comer")
+    assert mover.alive("hidden")
+
+    with comer.writing():
+        pass
+
+    assert mover.alive("comer")
+
+    comer.close()
+    hidden.close()
+
+    assert not mover.alive("comer")
+    # For that one its lease must do.
+    assert mover.alive("hidden")
+
+    mover.close()
+
+
+async def test_a_deleted_lock_file_costs_no_worker_its_jobs(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    working, sweeping = SQLiteStorage(path), SQLiteStorage(path)
+    worker, reaper = owner(), owner()
+    await working.enqueue([job("a")])
+    await working.exchange(worker, (), Order(("q",), 1))
+    before = await sweeping.sweep(Bid(reaper))
+    os.unlink(lock_file(path))
+    after = await sweeping.sweep(Bid(reaper))
+    await working.close()
+    await sweeping.close()
+
+    assert (before.stalled, after.stalled) == ((), ())
+
+
 def test_a_kill_frees_an_owners_life(tmp_path: Path) -> None:
     path = tmp_path / "jobs.db"
     by = owner()

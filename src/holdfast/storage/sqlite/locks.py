@@ -40,6 +40,8 @@ class Locks:
         self._lives: set[str] = set()
         self._guarded: set[str] = set()
         self._parted: set[str] = set()
+        self._arrived: set[str] | None = None
+        """Who was seen to live since the file was replaced; None where it never was."""
 
     @contextmanager
     def writing(self) -> Generator[None]:
@@ -88,8 +90,17 @@ class Locks:
             self.close()
 
     def alive(self, owner: str) -> bool:
-        """Say whether anybody holds an owner's life."""
-        return owner in self._lives or owner in self._guarded or _held(self._open(), _byte(owner))
+        """Say whether anybody holds an owner's life, or may: where the file was replaced, the others come to it later.
+
+        Of those who were not seen there yet nothing is known, and their leases must do.
+        """
+        if owner in self._lives or owner in self._guarded:
+            return True
+        if _held(self._open(), _byte(owner)):
+            if self._arrived is not None:
+                self._arrived.add(owner)
+            return True
+        return self._arrived is not None and owner not in self._arrived
 
     def close(self) -> None:
         """Give everything up."""
@@ -129,6 +140,7 @@ class Locks:
 
     def _move(self) -> None:
         before, fd = self._fd, self._use(_open(self.path))
+        self._arrived = set()
         self._lives = {owner for owner in self._lives if _share(fd, _byte(owner))}
         self._guarded = {owner for owner in self._guarded if _share(fd, _byte(owner))}
         if before is not None:
