@@ -159,8 +159,9 @@ async def test_a_place_that_cannot_be_is_refused_with_a_remedy(tmp_path: Path) -
         with pytest.raises(UsageError, match=said):
             await storage.open()
         await storage.close()
-    with pytest.raises(UsageError, match="memory://"):
-        SQLiteStorage(":memory:")
+    for name in (":memory:", "", "jobs\0.db"):
+        with pytest.raises(UsageError, match="memory://"):
+            SQLiteStorage(name)
 
 
 MOUNTS = r"""

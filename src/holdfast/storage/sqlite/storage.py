@@ -60,11 +60,17 @@ class SQLiteStorage:
         durability: Durability = "full",
     ) -> None:
         name = os.fspath(path)
-        if name in ("", ":memory:"):
+        if name in ("", ":memory:") or "\0" in name:
             raise UsageError(f"{name!r} is no file; name one, as in sqlite:///holdfast.db, or use memory://")
         self.url = f"sqlite:///{name}"
         # By whatever links it is reached: SQLite puts its log beside the file itself, and there belong the locks.
-        self.path = os.path.realpath(name)
+        try:
+            self.path = os.path.realpath(name)
+        except FileNotFoundError:
+            raise UsageError(
+                f"{name!r} cannot be found from a working directory that is gone; start in one that is there, or name "
+                "an absolute path, as in sqlite:////var/lib/holdfast.db"
+            ) from None
         self._clock = clock or SystemClock()
         self._locks = Locks(lock_file(self.path))
         self._database = Database(self.path, self._locks, durability=durability, auto_migrate=auto_migrate)
