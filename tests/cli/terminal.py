@@ -8,8 +8,9 @@ import pty
 import subprocess
 import sys
 import termios
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -64,20 +65,28 @@ class Terminal:
         assert result.stdout == ""
         return one_line(result.stderr)
 
-    def start(self, *args: str, env: dict[str, str] | None = None) -> "subprocess.Popen[str]":
-        """Start it as a process of its own."""
+    def start(
+        self,
+        *args: str,
+        env: dict[str, str] | None = None,
+        stdout: IO[str] | None = None,
+        through: Sequence[str] = (),
+    ) -> "subprocess.Popen[str]":
+        """Start it as a process of its own, be it through another program that becomes it."""
         return subprocess.Popen(
-            [sys.executable, "-m", "holdfast", *args],
+            [*through, sys.executable, "-m", "holdfast", *args],
             cwd=self.place,
             env=os.environ | {"PYTHONPATH": str(Path(holdfast.__file__).parents[1])} | (env or {}),
-            stdout=subprocess.PIPE,
+            stdout=stdout or subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
 
-    def ended(self, *args: str, env: dict[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
+    def ended(
+        self, *args: str, env: dict[str, str] | None = None, through: Sequence[str] = ()
+    ) -> "subprocess.CompletedProcess[str]":
         """Run it as a process of its own, to its end."""
-        with self.start(*args, env=env) as process:
+        with self.start(*args, env=env, through=through) as process:
             out, err = process.communicate(timeout=60)
         return subprocess.CompletedProcess(args, process.returncode, out, err)
 

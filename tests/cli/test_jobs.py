@@ -132,6 +132,14 @@ def test_cancel_and_redrive_say_what_became_of_each_job(there: Terminal) -> None
     assert [job["state"] for job in there.read("jobs", "list")["jobs"]] == ["waiting", "waiting"]
 
 
+def test_a_reason_in_bytes_that_are_no_text_is_kept_as_far_as_it_is_one(there: Terminal) -> None:
+    job = there.enqueue("add", 1, 2)
+    # As Python hands on an argument of a terminal that speaks Latin-1.
+    there.read("jobs", "cancel", job, "--reason", "caf\udce9")
+
+    assert there.read("jobs", "show", job)["reason"] == "caf?"
+
+
 def test_what_cannot_be_cancelled_or_redriven_any_more_is_exit_code_1(there: Terminal) -> None:
     done = there.enqueue("add", 1, 2, work=True)
     redriven, cancelled = there.run("jobs", "redrive", done), there.run("jobs", "cancel", done)

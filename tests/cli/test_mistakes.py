@@ -106,6 +106,45 @@ def test_memory_cannot_be_shared_by_several_processes(terminal: Terminal) -> Non
     assert MEMORY in one_line(done.stderr)
 
 
+@pytest.mark.parametrize("args", [("info",), ("migrate",), ("reaper", "tasks:app")])
+def test_a_working_directory_that_is_gone_is_named(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...]
+) -> None:
+    gone = terminal.place / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+
+    assert "working directory" in terminal.refused(*args)
+
+
+def test_output_that_is_not_taken_is_one_line_on_stderr(there: Terminal) -> None:
+    there.enqueue("add", 1, 2)
+    with open("/dev/full", "w") as full, there.start("jobs", "list", stdout=full) as process:
+        _, said = process.communicate(timeout=60)
+
+    assert process.returncode == 1
+    assert one_line(said) == "error: stdout: No space left on device"
+
+
+def test_a_command_whose_output_is_closed_does_its_work_all_the_same(there: Terminal) -> None:
+    there.enqueue("add", 1, 2)
+    (there.place / "closed").write_text('exec "$@" >&-')
+    done = there.ended("queues", "pause", "default", through=("sh", "closed"))
+    listed = there.ended("queues", "list", through=("sh", "closed"))
+
+    assert (done.returncode, done.stderr, listed.returncode, listed.stderr) == (0, "", 0, "")
+    assert [queue["paused"] for queue in there.read("queues", "list")] == [True]
+
+
+def test_a_letter_that_the_output_does_not_know_is_written_as_its_number(there: Terminal) -> None:
+    there.enqueue("add", 1, 2, id="счёт")
+    done = there.ended("jobs", "list", "--quiet", env={"PYTHONIOENCODING": "latin-1"})
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "\\u0441\\u0447\\u0451\\u0442\n"
+
+
 def test_what_several_processes_cannot_load_is_said_once(terminal: Terminal) -> None:
     done = terminal.ended("worker", "nowhere:app", "--processes", "3")
 

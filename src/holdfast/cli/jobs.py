@@ -14,6 +14,7 @@ from holdfast.cli.render import as_json, moment_text, printable, table
 from holdfast.cli.session import Session, naming, no_cursor, storage
 from holdfast.cli.show import show
 from holdfast.cli.views import JobView, RevisedView, job_view
+from holdfast.core.check import remark
 from holdfast.core.job import Ref
 from holdfast.core.lifecycle import State
 from holdfast.storage.protocol import Cancel, Delete, Query, Redrive, Revision
@@ -105,7 +106,8 @@ def redrive(session: Session, ids: tuple[str, ...], queue: str | None) -> int:
 def cancel(session: Session, ids: tuple[str, ...], queue: str | None, reason: str | None) -> int:
     """Cancel jobs: at once where they do not run, else their run is asked to stop."""
     by = who()
-    return asyncio.run(_revise(session, ids, queue, lambda ref: Cancel(ref, reason, by), _CANCELLED))
+    why = remark(reason, field="--reason")
+    return asyncio.run(_revise(session, ids, queue, lambda ref: Cancel(ref, why, by), _CANCELLED))
 
 
 @jobs.command()

@@ -37,7 +37,10 @@ def load(target: str) -> Holdfast:
 
 
 def _imported(name: str, target: str) -> ModuleType:
-    here = os.getcwd()
+    try:
+        here = os.getcwd()
+    except FileNotFoundError:
+        raise UsageError(f"{target!r}: the working directory is gone; run this in one that is there") from None
     if here not in sys.path:
         # `python -m` has the working directory on the path, an installed script has not.
         sys.path.insert(0, here)

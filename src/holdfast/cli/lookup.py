@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from holdfast.cli.exits import Unknown
 from holdfast.core.job import JobRecord
+from holdfast.core.text import storable
 from holdfast.errors import JobNotFoundError, UsageError
 from holdfast.storage.protocol import Query, Storage, Survey, WorkerSurvey
 
@@ -73,7 +74,8 @@ def find_worker(survey: Survey, told: str) -> WorkerSurvey:
 def who() -> str:
     """Return who gives this order, for the record."""
     try:
-        return f"{getpass.getuser()}@{socket.gethostname()}"
+        user = getpass.getuser()
     except (OSError, KeyError):
         # A container may run as a user without a name.
-        return f"someone@{socket.gethostname()}"
+        user = "someone"
+    return storable(f"{user}@{socket.gethostname()}")

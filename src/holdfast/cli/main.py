@@ -33,6 +33,9 @@ COMMANDS = {
 """Where each command lives and what it does. The help stands here, so that showing it imports no command."""
 
 
+_UNTAKEN = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
 class Lazy(click.Group):
     """A group whose commands are imported when they are called."""
 
@@ -60,17 +63,30 @@ class Lazy(click.Group):
 
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Run a command and end with its exit code; an error is one line on stderr."""
+        _see_to_output()
         try:
             code = cast("object", super().main(*args, **{**kwargs, "standalone_mode": False}))
         except OSError as error:
-            if error.errno != errno.EPIPE:
+            if error.errno not in _UNTAKEN:
                 raise
-            # Whoever read the output has seen enough; the interpreter must not complain of it at its end.
+            # Of a storage all of these are told by errors of ours, so it is our output that nobody takes; of which the
+            # interpreter must not complain at its end.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            code = FAILURE
+            # Whoever reads no further has seen enough.
+            code = FAILURE if error.errno == errno.EPIPE else told(click.ClickException(f"stdout: {error.strerror}"))
         except (Exception, KeyboardInterrupt) as error:
             code = told(error)
         sys.exit(code if isinstance(code, int) else OK)
+
+
+def _see_to_output() -> None:
+    """Make sure that there is an output, and that no letter of what jobs are called and say is too much for it."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            # It was closed before we began.
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+    if (reconfigure := getattr(sys.stdout, "reconfigure", None)) is not None:
+        reconfigure(errors="backslashreplace")
 
 
 def _name_variables(command: click.Command, prefix: str) -> None:
