@@ -13,7 +13,7 @@ MOST = 4
 """With so many of them in one process it claims no more, and is recycled."""
 
 LINGER = 2.0
-"""Seconds that a handler gets to end once it has been cancelled; then it is left to itself."""
+"""Seconds that a handler or a hook gets to end once it has been cancelled; then it is left to itself."""
 
 
 class Abandoned:

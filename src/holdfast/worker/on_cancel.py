@@ -12,14 +12,12 @@ from holdfast.clock import SECOND, Clock
 from holdfast.codec import Codec
 from holdfast.injection import Needs
 from holdfast.task import Task
+from holdfast.worker.abandoned import LINGER
 from holdfast.worker.held import Held
 from holdfast.worker.threads import wrapped
 
 LIMIT = 30.0
 """Seconds that a hook gets at most where its task has no timeout."""
-
-LINGER = 2.0
-"""Seconds that a hook gets to end once it has been cancelled; then it is left to itself."""
 
 Complain = Callable[[Held, str, str, BaseException | None], None]
 """Takes whose run it is, who failed and how, and the exception if there is one."""
