@@ -101,6 +101,24 @@ def test_a_worker_that_is_ordered_to_stop_drains_and_takes_its_leave(play: Play)
     play(scenario)
 
 
+def test_a_worker_that_is_worn_out_heeds_an_order_to_stop_and_waits_for_its_runs_no_more(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = napping(stage.app(timing=FAST))
+        worker = app.worker(max_jobs=1, drain=2)
+        await stage.start(worker)
+        job = await app.find_task("nap").enqueue(600)
+        await worker.retired()
+        began = stage.now
+        await told(stage, worker.owner, Settings(stop=True))
+        await worker.wait()
+
+        assert stage.now - began < 10
+        assert (worker.ended, worker.dismissed) == (True, True)
+        assert ((await job.info()).job.releases, await job.state()) == (1, State.WAITING)
+
+    play(scenario)
+
+
 class Forgetful(MemoryStorage):
     """A storage of several servers, of which at times the one that keeps the orders is out of reach."""
 

@@ -56,3 +56,15 @@ def test_only_the_named_folders_count_and_one_may_come_later(tmp_path: Path) -> 
     (mine / "a.py").write_text("1")
 
     assert sources.changed() == [mine / "a.py"]
+
+
+def test_a_folder_that_cannot_be_looked_into_hides_no_other(tmp_path: Path) -> None:
+    # What stands in it would have a path too long for the system, which says so to everybody, root included.
+    deepest = tmp_path
+    while len(str(deepest)) < 4_000:
+        deepest = deepest / ("x" * min(200, 4_085 - len(str(deepest))))
+    deepest.mkdir(parents=True)
+    sources = Sources([tmp_path])
+    (tmp_path / "a.py").write_text("1")
+
+    assert sources.changed() == [tmp_path / "a.py"]

@@ -40,4 +40,10 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _ours(folder: Path) -> bool:
-    return not folder.name.startswith(".") and folder.name not in FOREIGN and not folder.joinpath("pyvenv.cfg").exists()
+    if folder.name.startswith(".") or folder.name in FOREIGN:
+        return False
+    try:
+        return not folder.joinpath("pyvenv.cfg").exists()
+    except OSError:
+        # Of somebody who lets nobody in, as a database does.
+        return False

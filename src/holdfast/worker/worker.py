@@ -578,7 +578,8 @@ class Worker:
             done = "claims no more" if quiet else "claims again"
             self._equipment.logger.info("worker %s %s: an operator has ordered it", self.owner.name, done)
             self._exchange.be_quiet(quiet)
-        if "stop" in orders and not self.stopping:
+        # One that is worn out lets its runs take their time, and shall not any more.
+        if "stop" in orders and self._ending is None and not self.ended:
             self._equipment.logger.info("worker %s stops: an operator has ordered it", self.owner.name)
             self.dismissed = True
             self._begin_to_end(self._drain.total_seconds(), "ordered")
