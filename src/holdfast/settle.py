@@ -110,9 +110,11 @@ class _Seen:
         runs = () if detail is None else detail.runs
         return next((run for run in reversed(runs) if run.number == one.lease.run), None)
 
-    def beside(self, one: StalledLease) -> list[str]:
-        """Return the tasks of what was taken from the same worker."""
-        return [task for ref, task in self.tasks[one.owner] if ref != one.lease.ref]
+    def beside(self, one: StalledLease, elsewhere: frozenset[Ref]) -> list[str]:
+        """Return the tasks of what ran in the same process, as far as it is not known to have been `elsewhere`."""
+        if one.lease.ref in elsewhere:
+            return []
+        return [task for ref, task in self.tasks[one.owner] if ref != one.lease.ref and ref not in elsewhere]
 
 
 async def _seen(storage: Storage, stalled: Sequence[StalledLease], *, workers: bool, within: float) -> _Seen:
@@ -186,7 +188,7 @@ def _text(one: StalledLease, cause: str, seen: _Seen, witness: Witness | None) -
             log=() if detail is None else detail.log,
             workplace=place,
             ending=None if witness is None else witness.ending,
-            beside=seen.beside(one),
+            beside=seen.beside(one, frozenset() if witness is None else witness.innocent),
         )
     return cause
 

@@ -227,6 +227,17 @@ async def test_a_run_in_a_process_of_its_own_is_not_charged_for_the_death_of_its
     assert (suspect.state, suspect.releases, suspect.stalls) == (State.WAITING, 0, 1)
 
 
+async def test_what_ran_elsewhere_or_had_not_begun_is_not_said_to_have_run_beside_a_run_that_died() -> None:
+    storage = MemoryStorage()
+    alone, one, other = await held(storage, "send", "resize", "resize")
+    witness = Witness(DEATH.ending, innocent=frozenset({alone.ref}))
+    await settle_stalled(storage, TAKER, await taken(storage), Random(0), witness=witness)
+
+    assert "beside it ran" not in await told(storage, alone)
+    assert "beside it ran: 1 other, of resize\n" in await told(storage, one)
+    assert "beside it ran: 1 other, of resize\n" in await told(storage, other)
+
+
 @pytest.mark.parametrize(("lag", "reason"), [(600 * SECOND, "loop_blocked"), (599 * SECOND, "lease_expired")])
 async def test_a_reaper_tells_a_blocked_loop_from_a_silent_worker(lag: int, reason: str) -> None:
     clock = ManualClock()

@@ -1,7 +1,9 @@
 """Deaths that jobs cause: what is told of them, who is charged for them, and that nothing of them is left behind."""
 
+import asyncio
 import json
 import os
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -80,7 +82,7 @@ async def deaths(here: Farm, many: int) -> list[WorkerDied]:
 
 
 async def test_a_killed_run_leaves_a_post_mortem_that_the_command_line_shows(crew: MakeFarm) -> None:
-    here = crew(max_count="0")
+    here = crew(max_count="0", lease="8s")
     here.worker("--processes", "2", "-c", "3")
     (ref,) = here.enqueue("toil", 60)
 
@@ -88,6 +90,8 @@ async def test_a_killed_run_leaves_a_post_mortem_that_the_command_line_shows(cre
         return any(run.trace for detail in await here.details([ref]) for run in detail.runs)
 
     await here.until(looked_at, within=20)
+    # The next beat is further away than that.
+    await asyncio.sleep(1.2)
     (running,) = await here.details([ref])
     os.kill(running.runs[-1].pid, signal.SIGKILL)
     await over(here, [ref], within=10)
@@ -98,7 +102,8 @@ async def test_a_killed_run_leaves_a_post_mortem_that_the_command_line_shows(cre
     assert text.startswith("its process was killed by signal 9 (SIGKILL), cause unknown\n")
     assert "progress: 0.25 (a quarter of it)" in text
     assert "info: begun with care order=17" in text
-    assert "where its handler was at its last beat, " in text
+    [ago] = re.findall(r"where its handler was at its last beat, ([0-9.]+) s before it died", text)
+    assert float(ago) >= 1.2
     assert "in toil" in text
     assert "post-mortem of run 1" in shown
     assert "    await asyncio.sleep(seconds)" in shown

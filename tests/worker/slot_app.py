@@ -206,7 +206,7 @@ def delegating(path: str) -> None:
 
 @app.task(stall=Stall("1s", max_count=0))
 async def last_seen_here() -> None:
-    await asyncio.sleep(1)
+    await asyncio.sleep(3)
     os._exit(7)
 
 

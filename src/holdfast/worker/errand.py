@@ -121,14 +121,14 @@ class Errand:
         slot.after(BEGINNING, functools.partial(slot.kill, "it did not begin"))
         self.heeded_by(functools.partial(self._tell, slot))
         slot.turned_at = self._terms.clock.uptime()
-        minding = asyncio.create_task(self._mind(slot))
+        minding = asyncio.create_task(self._mind(slot, kills))
         try:
             return await self._followed(slot, kills)
         finally:
             minding.cancel()
             self._heed = lambda: None
 
-    async def _mind(self, slot: Slot) -> None:
+    async def _mind(self, slot: Slot, kills: OomKills | None) -> None:
         """Have a process killed whose loop does not turn for too long; keep no lease for one that somebody stopped."""
         max_block, clock = self._terms.max_block, self._terms.clock
         rest = max(SHORTEST, min(LOOK, max_block / 4, self.held.beat / 2))
@@ -138,6 +138,9 @@ class Errand:
             await asyncio.sleep(rest)
             now = clock.uptime()
             if slot.stopped != still:
+            if kills is not None:
+                # Whom the kernel has killed long before this process ended was another.
+                kills.look(now)
                 still = not still
                 self._terms.keeping.stand_still(self.held, still)
             if still:
@@ -163,8 +166,8 @@ class Errand:
                         slot.calm()
                     if job.timeout is not None:
                         slot.expect(began + job.timeout / SECOND - now, "timeout", haste=self._haste())
-                case Turned(at):
-                    slot.turned_at = at
+                case Turned(at, looked_at):
+                    slot.turned_at, heard.looked_at = at, looked_at
                 case Said(fence=job.fence) as said:
                     self._take(slot, said, heard)
                 case Logged() as record:

@@ -84,9 +84,13 @@ class Said(Struct, frozen=True, tag="said"):
 
 
 class Turned(Struct, frozen=True, tag="turned"):
-    """When the event loop of the slot last turned, as an uptime; said each second while something runs."""
+    """When the event loop of the slot last turned, as an uptime; said each second while something runs.
+
+    `looked_at`: when somebody there last looked where the handler is, which is said only where it is news.
+    """
 
     at: float
+    looked_at: float = 0.0
 
 
 class Logged(Struct, frozen=True, tag="logged"):

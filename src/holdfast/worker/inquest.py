@@ -8,7 +8,7 @@ from holdfast.clock import SECOND, Clock
 from holdfast.context import Line, Progress
 from holdfast.core.job import LogLine, Owner, RunRecord, StallReason
 from holdfast.core.outcome import Stalled
-from holdfast.core.postmortem import LINES, Ending, post_mortem, stall_cause
+from holdfast.core.postmortem import LINES, Ending, Workplace, post_mortem, stall_cause
 from holdfast.worker.held import Held
 
 
@@ -17,6 +17,8 @@ class Heard:
 
     def __init__(self) -> None:
         self.began = False
+        self.looked_at = 0.0
+        """When somebody last looked where its handler was."""
         self.progress: Progress | None = None
         self.lines: deque[Line] = deque(maxlen=LINES)
 
@@ -41,6 +43,8 @@ def inquest(
         start=wall - round((now - held.claimed_at) * SECOND),
         trace=held.elsewhere,
     )
+    # The last look may have been at another run.
+    looked_ago = max(0, round((now - heard.looked_at) * SECOND)) if heard.looked_at > held.claimed_at else None
     told = heard.progress or (job.progress, job.progress_note)
     text = post_mortem(
         structs.replace(job, heard_at=wall, progress=told[0], progress_note=told[1]),
@@ -52,6 +56,7 @@ def inquest(
             LogLine(at=wall - round((now - at) * SECOND), run=job.starts, level=level, message=message, fields=fields)
             for at, level, message, fields in heard.lines
         ],
+        workplace=Workplace(told_ago=looked_ago),
         ending=ending,
         alone=True,
     )

@@ -202,6 +202,7 @@ class Keeper:
             return
         self._failures = 0
         self._last_beat = asked_at
+        self._turns.told(asked_at)
         if hinted:
             self._false_alarms = 0 if news else self._false_alarms + 1
             # A storage may hint at more than there is; beats that beget hints must come down to the usual ones.

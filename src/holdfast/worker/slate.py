@@ -40,7 +40,7 @@ _HEAD = 8 * (_SLOTS_AT + _SLOTS)
 _LINE = 4096
 
 _TURNED, _CLAIMED, _BEATEN, _LAG, _MEMORY, _WATCHED, _NEXT, _USED, _WARNED, _WARNED_BY_WATCHER = range(10)
-_BLOCKER, _BLOCKER_FENCE, _BLOCKED_OF = 10, 11, 12
+_BLOCKER, _BLOCKER_FENCE, _BLOCKED_OF, _TOLD = 10, 11, 12, 13
 _KEPT_FENCE, _KEPT = 0, 1
 _WRITES, _FENCE, _SINCE, _SIGNED, _RENEWED, _LEASE, _TIMEOUT, _PROGRESS, _WAY, _PID, _SIZE = range(2, 13)
 _WRITTEN = 8 * _WRITES
@@ -133,6 +133,10 @@ class Slate:
         """Note that the keeper's thread within the process turned, and how many bytes the process occupies."""
         self._head[_BEATEN] = at
         self._head[_MEMORY] = memory
+
+    def told(self, at: float) -> None:
+        """Note that a beat was answered which was sent then, with all that there was to tell of the runs."""
+        self._head[_TOLD] = at
 
     def write(self, lease: Lease, *, way: Way, claimed_at: float, renewed_at: float) -> int | None:
         """Note a run, and return its line; None where there is none left, and nobody watches over it.
@@ -298,6 +302,11 @@ class Slate:
     def beaten_at(self) -> float:
         """When the keeper's thread within the process last turned; 0 before it first did."""
         return self._head[_BEATEN]
+
+    @property
+    def told_at(self) -> float:
+        """When the process last told the storage of its runs; 0 before it first did."""
+        return self._head[_TOLD]
 
     @property
     def lag(self) -> float:

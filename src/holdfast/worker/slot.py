@@ -170,10 +170,10 @@ class SlotProcess:
                 now = self._equipment.clock.uptime()
                 looks = now - max(looked_at, held.claimed_at) >= held.beat
                 looked_at = now if looks else looked_at
-                if now - told_at >= TELLING / 2:
-                    told_at = now
-                    self._line.say(Turned(self._turned_at))
                 self._say_signs(held, looks=looks)
+                if looks or now - told_at >= TELLING / 2:
+                    told_at = now
+                    self._line.say(Turned(self._turned_at, looked_at))
             rest.wait(BREATH)
 
     def _say_signs(self, held: Held, *, looks: bool = False) -> None:

@@ -48,6 +48,11 @@ class Turns:
         if self._slate is not None:
             self._slate.turned(at, lag)
 
+    def told(self, at: float) -> None:
+        """Note that the storage has taken the beat that was sent at this uptime; from the keeper's thread."""
+        if self._slate is not None:
+            self._slate.told(at)
+
     def blocked_by(self, key: tuple[Ref, int], line: int | None) -> None:
         """Note which run blocks the loop, and its line on the slate; from beside the loop."""
         of = self.at

@@ -116,9 +116,9 @@ class Ward:
 
     def workplace(self, now: float) -> Workplace:
         """Return what it last told of itself, at this uptime."""
-        beaten_at, turned_at = self.slate.beaten_at, self.slate.turned_at
+        told_at, turned_at = self.slate.told_at, self.slate.turned_at
         lag = max(self.slate.lag, now - turned_at - TICK if turned_at else 0.0)
-        told_ago = None if not beaten_at else max(0, round((now - beaten_at) * SECOND))
+        told_ago = None if not told_at else max(0, round((now - told_at) * SECOND))
         return Workplace(round(lag * SECOND), self.slate.memory, told_ago)
 
     @property
