@@ -28,7 +28,11 @@ class Side(Protocol):
     apart: bool
 
     def run(self, agent: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Start an agent."""
+        """Start an agent.
+
+        Raises:
+            RuntimeError, OSError: there is no thread for it, or nothing to make its loop of.
+        """
         ...
 
     async def stop(self) -> None:
@@ -52,11 +56,11 @@ class SideLoop:
         """Start a coroutine on the thread's loop; its future may be awaited from anywhere.
 
         Raises:
-            RuntimeError: there is no thread for it.
+            RuntimeError, OSError: there is no thread for it, or nothing to make its loop of.
         """
         try:
             loop = self._started()
-        except RuntimeError:
+        except (RuntimeError, OSError):
             # Nobody will, and nobody shall be warned of that.
             coroutine.close()
             raise

@@ -28,6 +28,20 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return "memory://" if request.param == "memory" else f"sqlite:///{tmp_path / 'queue.db'}"
 
 
+@pytest.fixture
+def threadless(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return how the names of those threads begin that the machine refuses; what is taken out it grants."""
+    refused, start = list[str](), threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if any(thread.name.startswith(name) for name in refused):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    return refused
+
+
 async def reached(app: Holdfast, job_id: str, state: State, *, within: float) -> None:
     """Wait until a job is in a state."""
     async with asyncio.timeout(within):
@@ -51,19 +65,14 @@ async def test_a_plain_handler_runs_in_a_thread_with_its_job_at_hand(url: str) -
 
 
 async def test_a_job_for_which_the_machine_has_no_thread_is_handed_back_uncharged(
-    url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    url: str, threadless: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    app, start = Holdfast(url), threading.Thread.start
-
-    def refuse(thread: threading.Thread) -> None:
-        if thread.name.startswith("holdfast-handler"):
-            raise RuntimeError("can't start new thread")
-        start(thread)
+    app = Holdfast(url)
 
     @app.task(retry=Retry(max_attempts=1))
     def plain() -> None: ...
 
-    monkeypatch.setattr(threading.Thread, "start", refuse)
+    threadless.append("holdfast-handler")
     async with app, app.worker():
         jobs = [await plain.enqueue() for _ in range(3)]
         for job in jobs:
@@ -74,6 +83,45 @@ async def test_a_job_for_which_the_machine_has_no_thread_is_handed_back_uncharge
     assert {one.runs[0].reason for one in details} == {"prefetch"}
     # What remains is for somebody else to see to, who is told once.
     assert caplog.text.count("the machine has no thread for its plain handlers; restart it soon") == 1
+
+
+async def test_a_worker_that_gets_no_thread_to_renew_its_leases_in_claims_nothing(
+    url: str, threadless: list[str]
+) -> None:
+    app = Holdfast(url)
+
+    @app.task
+    async def never() -> None: ...
+
+    async with app:
+        job = await never.enqueue()
+        worker = app.worker()
+        threadless.append("holdfast-keeper")
+        with pytest.raises(RuntimeError, match="new thread"):
+            await worker.start()
+        # Whatever it had begun would get its turn.
+        for _ in range(10):
+            await asyncio.sleep(0.01)
+        state = await job.state()
+
+    assert worker.ended
+    assert state is State.WAITING
+
+
+async def test_a_worker_goes_on_without_its_keepers_process_where_nobody_can_wait_for_that(
+    tmp_path: Path, threadless: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    app = Holdfast(f"sqlite:///{tmp_path / 'queue.db'}")
+
+    @app.task
+    async def fine() -> int:
+        return 7
+
+    threadless.append("holdfast-waits-for")
+    async with app, app.worker(keeper="process"):
+        assert await (await fine.enqueue()).result(timeout=10) == 7
+
+    assert "the keeper's process cannot be started" in caplog.text
 
 
 async def test_a_plain_handler_past_its_timeout_gives_its_slot_back(url: str) -> None:

@@ -28,6 +28,13 @@ from holdfast.worker.supervisor import supervise
 sys.exit(supervise(sys.argv[1:], processes=2, drain="1s", trial=0))
 """
 
+UNMINDED = """
+import os, signal, sys
+
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
 CHILD = """
 import os, socket, sys, time
 
@@ -131,6 +138,25 @@ async def test_a_burst_ends_when_there_is_nothing_left(farm: MakeFarm) -> None:
 
     assert here.worker("--processes", "2", "--burst").wait(30) == 0
     assert await here.count(State.COMPLETED) == len(refs)
+
+
+async def test_a_death_is_seen_though_whoever_started_us_ignores_the_deaths_of_children(farm: MakeFarm) -> None:
+    here = farm(max_count="0")
+    (poison,) = here.enqueue("vanish")
+    (good,) = here.enqueue("quick", 1)
+    # What is ignored stays so in whatever is started.
+    supervisor = here.process("-c", UNMINDED, "-m", "holdfast", "worker", "crew:app", "-c", "1")
+
+    async def done() -> bool:
+        return await here.count(State.COMPLETED, State.FAILED) == 2
+
+    await here.until(done, within=30)
+    supervisor.terminate()
+
+    assert supervisor.wait(20) == 0
+    [failed, completed] = await here.details([poison, good])
+    assert (failed.job.reason, completed.job.state) == ("crashed", State.COMPLETED)
+    assert [event.status for event in await here.events() if isinstance(event, WorkerDied)] == [0]
 
 
 async def test_a_child_that_cannot_be_started_is_tried_again(farm: MakeFarm) -> None:

@@ -117,6 +117,7 @@ def test_where_nothing_can_be_read_no_kill_is_called_one_for_memory(tmp_path: Pa
         (Death(-signal.SIGTERM), "was ended by signal 15 (SIGTERM)"),
         (Death(0), "exited with status 0"),
         (Death(70), "exited with status 70"),
+        (Death(None), "ended, and nobody saw how"),
     ],
 )
 def test_how_a_process_ended_is_told_in_a_clause(death: Death, how: str) -> None:

@@ -3,8 +3,10 @@
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -133,6 +135,48 @@ async def test_one_that_cannot_be_started_is_an_os_error_and_leaves_nothing_open
             Offspring.started(["/no-such-program"], variable=VARIABLE, env=dict(os.environ))
 
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+async def test_one_that_no_thread_can_wait_for_is_an_os_error_and_does_not_live(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    started, before = list[int](), len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    # Whoever wants to know which process it was.
+    monkeypatch.setattr("holdfast.worker.offspring._offer", started.append)
+    with pytest.raises(OSError, match="no thread can wait for its end"):
+        start("time.sleep(600)")
+
+    assert str(started[0]) not in os.listdir("/proc")
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+async def test_a_death_is_known_though_somebody_else_has_waited_for_it() -> None:
+    process = subprocess.Popen(["/bin/sh", "-c", "exit 3"])  # noqa: ASYNC220 - as we start them
+    os.waitpid(process.pid, 0)  # noqa: ASYNC222 - a handler may do that
+    ours, theirs = socket.socketpair()
+    one = Offspring(process, ours)
+    death = await ended(one)
+    one.sweep_up()
+    theirs.close()
+
+    assert (death.status, death.signal, str(death)) == (None, None, "nobody saw how")
+    assert one.gone
+
+
+async def test_a_death_is_known_though_the_kernel_lets_nobody_see_it() -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        one = start("os._exit(3)")
+        death = await ended(one)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    one.sweep_up()
+
+    assert death == Death(None)
 
 
 async def test_a_hundred_deaths_leave_no_zombie_and_no_descriptor() -> None:

@@ -5,10 +5,12 @@ import contextlib
 import importlib
 import itertools
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,11 +23,18 @@ import pytest
 from msgspec import structs
 
 from holdfast import Holdfast, JobCancelledError, JobStalled, State, TaskOptions, UsageError
+from holdfast.clock import SystemClock
 from holdfast.core.job import JobDetail, Owner, StallTerms
 from holdfast.core.lease import Lease
-from holdfast.core.outcome import Stalled
+from holdfast.core.outcome import Interrupted, Stalled
 from holdfast.core.settlement import settlement
+from holdfast.storage.memory import MemoryStorage
 from holdfast.storage.protocol import Order
+from holdfast.testing.conformance.material import new_job
+from holdfast.worker.autopsy import OomKills
+from holdfast.worker.errand import Errand, Terms
+from holdfast.worker.held import Held, Holdings
+from holdfast.worker.roster import Roster, Waiting
 
 pytestmark = pytest.mark.system
 
@@ -269,7 +278,47 @@ async def test_where_a_handler_was_is_told_of_it_when_its_process_has_died(mod: 
         job = await mod.last_seen_here.enqueue()
         detail = await over(mod.app, job.id)
 
-    assert "in last_seen_here\n" in (detail.runs[-1].detail or "")
+    text = detail.runs[-1].detail or ""
+    [ago] = re.findall(r"where its handler was at its last beat, ([0-9.]+) s before it died", text)
+
+    assert "in last_seen_here\n" in text
+    # It never gave a sign, but somebody looked at it with each beat.
+    assert "last heard of 3." in text
+    assert float(ago) < 2
+
+
+async def test_a_kill_for_memory_long_before_a_run_was_killed_is_not_said_to_be_what_killed_it(
+    mod: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = tmp_path / "memory.events"
+    counts.write_text("oom_kill 0\n")
+    (tmp_path / "own").write_text("0::/\n")
+    monkeypatch.setattr("holdfast.worker.roster.OomKills", lambda: OomKills(tmp_path, tmp_path / "own"))
+    monkeypatch.setattr("holdfast.worker.autopsy.GRACE", 0.5)
+    async with mod.app, mod.app.worker():
+        job = await mod.endless.enqueue()
+        await began(mod.app, job.id)
+        counts.write_text("oom_kill 1\n")
+        # Somebody looks often enough to tell it from what comes now.
+        await asyncio.sleep(2)
+        [pid] = children()
+        os.kill(pid, signal.SIGKILL)
+        detail = await over(mod.app, job.id)
+
+    assert (detail.runs[-1].detail or "").startswith("its process was killed by signal 9 (SIGKILL), cause unknown\n")
+
+
+async def test_a_run_whose_end_the_kernel_lets_nobody_see_has_died_all_the_same(mod: Any) -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        async with mod.app, mod.app.worker():
+            job = await mod.dying.enqueue("kill")
+            detail = await over(mod.app, job.id)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+    assert (detail.job.state, detail.job.reason) == (State.FAILED, "crashed")
+    assert (detail.runs[-1].detail or "").startswith("its process ended, and nobody saw how\n")
 
 
 async def test_a_process_that_dies_between_two_runs_is_replaced_and_charged_to_nobody(mod: Any) -> None:
@@ -342,6 +391,51 @@ async def test_a_job_that_no_process_can_be_had_for_is_put_back_uncharged(
     assert detail.job.run_at - (detail.runs[-1].end or 0) >= 9_900_000
     assert "no database" in detail.log[-1].message
     assert there == os.getpid()
+
+
+@pytest.mark.parametrize("name", ["holdfast-slots", "holdfast-waits-for"])
+async def test_a_job_for_whose_process_there_is_no_thread_is_put_back_uncharged_and_runs_once_there_is_one(
+    mod: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name.startswith(name):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    async with mod.app, mod.app.worker():
+        with monkeypatch.context() as short:
+            short.setattr(threading.Thread, "start", refuse)
+            job = await mod.plus.enqueue(1, 2)
+            detail = await over(mod.app, job.id)
+        await job.reschedule(0)
+        value = await job.result(timeout=30)
+
+    assert (detail.job.state, detail.job.releases, detail.job.failures) == (State.DELAYED, 1, 0)
+    assert "no thread" in detail.log[-1].message
+    assert value == 9
+    assert not children()
+
+
+async def test_a_process_that_reads_nothing_any_more_is_given_up_however_much_it_was_to_be_told(
+    mod: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.worker.errand.BEGINNING", 0.5)
+    roster = Roster(worker="w", slate=None, fit=lambda: None)
+    roster.app = mod.app.equipment().whereabouts()
+    slot = await roster.taken(Waiting(isolated=False))
+    assert slot is not None
+    slot.process.send(signal.SIGSTOP)
+    storage = MemoryStorage()
+    await storage.enqueue([new_job(payload=b"x" * 4_000_000)])
+    [lease] = (await storage.exchange(Owner("w"), (), Order((new_job().queue,), 1))).leases
+    errand = Errand(Held(lease), Terms(Owner("w"), SystemClock(), 600.0, Holdings()))
+    async with asyncio.timeout(20):
+        outcome = await errand.carried_out(slot, None)
+    await roster.close()
+
+    assert outcome == Interrupted("prefetch")
 
 
 async def test_a_job_that_no_process_is_fit_for_three_times_in_a_row_fails_by_the_reason(

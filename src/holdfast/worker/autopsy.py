@@ -82,6 +82,8 @@ def told(death: Death, *, for_memory: bool, sentence: str = "") -> str:
     if sentence:
         return f"was {sentence}"
     match death.signal:
+        case None if death.status is None:
+            return "ended, and nobody saw how"
         case None:
             return f"exited with status {death.status}"
         case signal.SIGKILL if for_memory:

@@ -117,8 +117,9 @@ class Errand:
         if kills is not None:
             # What was killed before was not this run's process.
             kills.look(self._terms.clock.uptime())
-        await slot.say(Run(self.held.lease.job))
+        # From before it is told: one that reads nothing any more keeps whoever has much to say to it.
         slot.after(BEGINNING, functools.partial(slot.kill, "it did not begin"))
+        await slot.say(Run(self.held.lease.job))
         self.heeded_by(functools.partial(self._tell, slot))
         slot.turned_at = self._terms.clock.uptime()
         minding = asyncio.create_task(self._mind(slot, kills))
@@ -137,10 +138,10 @@ class Errand:
             asked_at = clock.uptime()
             await asyncio.sleep(rest)
             now = clock.uptime()
-            if slot.stopped != still:
             if kills is not None:
                 # Whom the kernel has killed long before this process ended was another.
                 kills.look(now)
+            if slot.stopped != still:
                 still = not still
                 self._terms.keeping.stand_still(self.held, still)
             if still:

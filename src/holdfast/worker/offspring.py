@@ -6,6 +6,7 @@ killed is what a post-mortem begins with.
 
 import asyncio
 import contextlib
+import errno
 import os
 import resource
 import signal
@@ -36,16 +37,18 @@ class Death(Struct, frozen=True):
     counts them as one. Pages that are shared count in full, those swapped out not at all.
     """
 
-    status: int
-    """The exit status; of a process that a signal ended, minus its number."""
+    status: int | None
+    """The exit status; of a process that a signal ended, minus its number; None if nobody has seen how it ended."""
     peak_memory: int | None = None
 
     @property
     def signal(self) -> int | None:
-        """The signal that ended it, None if it ended by itself."""
-        return -self.status if self.status < 0 else None
+        """The signal that ended it, None if it ended by itself, or nobody has seen how."""
+        return -self.status if self.status is not None and self.status < 0 else None
 
     def __str__(self) -> str:
+        if self.status is None:
+            return "nobody saw how"
         if self.signal is None:
             return f"exit status {self.status}"
         try:
@@ -76,7 +79,7 @@ class Offspring:
         `give`: the descriptors that it inherits beside.
 
         Raises:
-            OSError: it cannot be started.
+            OSError: it cannot be started, or there is no thread to wait for its end in.
         """
         ours, theirs = socket.socketpair()
         try:
@@ -94,7 +97,14 @@ class Offspring:
             ours.close()
             raise
         _offer(process.pid)
-        return cls(process, ours)
+        try:
+            return cls(process, ours)
+        except RuntimeError as error:
+            # Nobody would ever hear of its death.
+            ours.close()
+            process.kill()
+            process.wait()
+            raise OSError(errno.EAGAIN, f"no thread can wait for its end: {error}") from error
 
     async def ended(self) -> Death:
         """Wait until it is dead, and buried in the process table."""
@@ -151,15 +161,22 @@ class Offspring:
         self.line.close()
 
     def _wait(self, loop: asyncio.AbstractEventLoop) -> None:
-        _, status, usage = os.wait4(self.pid, 0)
-        code = os.waitstatus_to_exitcode(status)
+        death = self._seen()
         # Popen must not wait for whoever has the number next.
-        self._process.returncode = code
-        peak = _peak(usage)
-        # What it was forked from counts as its own; no more than that tells nothing of it.
-        death = Death(code, peak if peak > self._baseline else None)
+        self._process.returncode = death.status or 0
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(self._death.set_result, death)
+
+    def _seen(self) -> Death:
+        """Wait until it is dead, and return what there was to see of it."""
+        try:
+            _, status, usage = os.wait4(self.pid, 0)
+        except ChildProcessError:
+            # A handler has waited for any child, or one of its libraries ignores SIGCHLD, so that the kernel waits.
+            return Death(None)
+        peak = _peak(usage)
+        # What it was forked from counts as its own; no more than that tells nothing of it.
+        return Death(os.waitstatus_to_exitcode(status), peak if peak > self._baseline else None)
 
 
 def stands_still(pid: int) -> bool:

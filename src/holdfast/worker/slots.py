@@ -89,6 +89,9 @@ class Slots:
             errand.end(held.stop, held.stop_detail)
         try:
             return await self._apart(lambda: self._carried_out_there(errand))
+        except UnfitError as error:
+            # Not even the slots' own thread; whatever they came to there is an outcome.
+            return self._unfit(held, error)
         except asyncio.CancelledError:
             errand.drop()
             return stopped(held)
@@ -109,8 +112,11 @@ class Slots:
             await self._side.stop()
 
     async def _apart(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Have something done on the slots' own loop, and return what it comes to; cancelled, it goes on there."""
-        self._used = True
+        """Have something done on the slots' own loop, and return what it comes to; cancelled, it goes on there.
+
+        Raises:
+            UnfitError: the machine has no thread for that loop; nothing has begun.
+        """
         here = asyncio.get_running_loop()
         done: asyncio.Future[T] = here.create_future()
 
@@ -130,7 +136,11 @@ class Slots:
             else:
                 tell(done.set_result, value)
 
-        self._side.run(agent)
+        try:
+            self._side.run(agent)
+        except (RuntimeError, OSError) as error:
+            raise UnfitError(f"there is no thread to see to it: {error}", ours=True) from error
+        self._used = True
         return await done
 
     async def _carried_out_there(self, errand: Errand) -> Outcome | None:
@@ -149,7 +159,7 @@ class Slots:
             else:
                 outcome = await errand.carried_out(slot, self._roster.kills)
         except UnfitError as error:
-            outcome = stopped(errand) if errand.stop is not None else self._unfit_there(errand.held, error)
+            outcome = stopped(errand) if errand.stop is not None else self._unfit(errand.held, error)
         except asyncio.CancelledError:
             if slot is not None:
                 slot.kill("its worker ends")
@@ -162,7 +172,8 @@ class Slots:
             self._keeping.finish(errand.held)
         return outcome
 
-    def _unfit_there(self, held: Held, error: UnfitError) -> Outcome | None:
+    def _unfit(self, held: Held, error: UnfitError) -> Outcome | None:
+        """Return what a run has come to that has no process, None if it can do without."""
         job = held.lease.job
         self._logger.error("job %s (%s) has no process to run in: %s", job.id, job.task, error)
         task = self._tasks.get(job.task)

@@ -95,7 +95,7 @@ class Life:
     """What became of one child: its end, after how many seconds, if it said goodbye, if by order, what it held."""
 
     pid: int
-    status: int
+    status: int | None
     lived: float
     parted: bool
     worked: bool = False
@@ -170,6 +170,8 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in SIGNALS:
             loop.add_signal_handler(number, self._stop)
+        # Who ignores it passes that on to whom he starts, and then the kernel lets nobody see how a child ended.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         try:
             async with asyncio.TaskGroup() as crew:
                 keepers = [crew.create_task(self._keep(number)) for number in range(self._processes)]
@@ -300,7 +302,7 @@ class Supervisor:
             return False
         if life.refused and not self._works:
             # It has said why. Whoever has called us learns it in the way that a worker without supervisor tells it.
-            self._status = life.status
+            self._status = life.status or 0
             self._stop()
             return True
         if life.parted and life.dismissed:

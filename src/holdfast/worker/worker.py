@@ -229,6 +229,7 @@ class Worker:
             StorageError: the storage cannot be opened, or not told of the schedules that code declares.
             UsageError: the worker has been stopped; a task lacks a migration from an older version, or has
                 run="process" in an app that other processes do not find.
+            RuntimeError, OSError: the machine has no thread to renew its leases in; it has been stopped.
             BaseException: whatever entering the lifespan raised.
         """
         if self._state == "ended":
@@ -270,12 +271,17 @@ class Worker:
         # The one task without a group around it: a worker outlives the call that starts it. `stop` awaits it.
         self._main = asyncio.create_task(self._crew(), name=f"worker {self.owner.name}")
         self._main.add_done_callback(self._noticed)
-        self._side.run(self._keep)
-        if self._side.apart:
-            self._watchdog.start()
-            self._side.run(self._watchdog.watch)
-        if self._reaper is not None:
-            self._side.run(self._reaper)
+        try:
+            self._side.run(self._keep)
+            if self._side.apart:
+                self._watchdog.start()
+                self._side.run(self._watchdog.watch)
+            if self._reaper is not None:
+                self._side.run(self._reaper)
+        except BaseException:
+            # Whoever is told that it has not started shall not have one that claims, and renews nothing.
+            await self.stop(force=True)
+            raise
 
     async def stop(self, *, timeout: Duration | None = None, force: bool = False) -> None:
         """Claim no more, let runs end, hand back what is left, let go. Idempotent; waits until it is done.
