@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import signal
 from datetime import timedelta
 
@@ -9,6 +10,7 @@ import pytest
 from msgspec import structs
 
 from holdfast import Schedule
+from holdfast.cli.logs import JsonLines
 from holdfast.cli.worker import Crew, worker
 from holdfast.storage.protocol import PutSchedule
 from tests.cli.terminal import EVERYWHERE, TASKS, Terminal
@@ -64,6 +66,20 @@ def test_logs_are_json_if_asked_for_and_tell_no_arguments(tasks: Terminal) -> No
 
     assert {"at", "level", "logger", "message"} <= lines[0].keys()
     assert "31337" not in done.stderr
+
+
+class Shy:
+    """Something that cannot be shown."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no")
+
+
+def test_a_line_of_what_no_json_can_hold_is_logged_all_the_same() -> None:
+    record = logging.makeLogRecord({"msg": "cannot read %s", "args": ("caf\udce9",), "who": Shy(), "count": 3})
+    told = json.loads(JsonLines().format(record))
+
+    assert (told["message"], told["who"], told["count"]) == ("cannot read caf?", "<Shy>", "3")
 
 
 @pytest.mark.system

@@ -9,6 +9,9 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
+from holdfast.core.check import shown
+from holdfast.core.text import storable
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 LEVELS = ["debug", "info", "warning", "error", "critical"]
@@ -30,7 +33,22 @@ class JsonLines(logging.Formatter):
         told |= {name: value for name, value in vars(record).items() if name not in _OWN}
         if record.exc_info:
             told["exception"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(told, enc_hook=repr).decode()
+        try:
+            line = msgspec.json.encode(told, enc_hook=repr)
+        except Exception:
+            # The name of a file may be no text, and what somebody gave as `extra` may be anything.
+            line = msgspec.json.encode({name: _writable(value) for name, value in told.items()})
+        return line.decode()
+
+
+def _writable(value: object) -> object:
+    match value:
+        case datetime():
+            return value
+        case str():
+            return storable(value)
+        case _:
+            return storable(shown(value))
 
 
 def logged(command: F) -> F:
