@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from random import Random
 
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
 
 from holdfast.core.duration import spoken
 from holdfast.core.events import JobStalled
@@ -36,7 +36,8 @@ class Witness(Struct, frozen=True):
     `hung`: it was killed because its event loop no longer turned. `overdue`: the jobs whose runs it was killed for, as
     they went on beyond their timeouts. `culprits`: those whose runs brought its death about, if it is known which;
     then the others are not to blame. `innocent`: jobs whose runs cannot have ended the process, each of them being in
-    another one. `blameless`: it was killed for what no run has to do with.
+    another one. `blameless`: it was killed for what no run has to do with. `dead_for`: how long it had been dead when
+    its jobs could be taken, in microseconds; for long where the storage was out of reach.
     """
 
     ending: Ending
@@ -46,6 +47,7 @@ class Witness(Struct, frozen=True):
     innocent: frozenset[Ref] = field(default_factory=frozenset[Ref])
     blameless: bool = False
     culprits: frozenset[Ref] = field(default_factory=frozenset[Ref])
+    dead_for: int = 0
 
 
 async def settle_stalled(
@@ -177,12 +179,14 @@ def _text(one: StalledLease, cause: str, seen: _Seen, witness: Witness | None) -
     if worker is not None:
         # What tells of the run came with the older of the two: somebody else may have renewed its lease.
         place = Workplace(worker.lag, worker.memory, max(one.silent_for, worker.seen_ago))
+    job, dead_for = one.lease.job, 0 if witness is None else witness.dead_for
     # What is on record may be anything.
     with contextlib.suppress(Exception):
         return post_mortem(
-            one.lease.job,
+            # It ran until it died, not until somebody could take it.
+            structs.replace(job, heard_at=None if job.heard_at is None else job.heard_at - dead_for),
             cause,
-            silent_for=one.silent_for,
+            silent_for=max(0, one.silent_for - dead_for),
             died=one.reason == "process_died",
             run=seen.run(one),
             log=() if detail is None else detail.log,

@@ -104,6 +104,17 @@ async def test_what_a_call_took_whose_answer_was_lost_is_found_and_charged_to_th
     assert [event.jobs for event in told if isinstance(event, WorkerDied)] == [held]
 
 
+async def test_a_post_mortem_counts_to_the_death_and_not_to_the_burial_that_had_to_wait_for_the_storage() -> None:
+    clock, storage, burial = await stand(1)
+    clock.advance(2.0)
+    died_at = clock.now()
+    clock.advance(8.0)
+    await burial.bury(Deceased(WORKER.id, 7, Death(-9), died_at), storage, within=60.0)
+
+    [text] = [event.post_mortem or "" for event in (await storage.events()).events if isinstance(event, JobStalled)]
+    assert "ran for 2.0 s; last heard of 2.0 s before it died" in text
+
+
 class Partial(Mute):
     """A storage that is several servers, some of which do not answer the first settlements."""
 

@@ -198,7 +198,8 @@ class Burial:
                 some = await self._insist(reclaim, pid)
                 stalled = some.stalled if holder == dead else self._of(dead, some.stalled, died_at)
                 taken.refs.update(one.lease.ref for one in stalled)
-                settle = partial(self._settle, taker, stalled, storage, witness, look, max_block)
+                seen = structs.replace(witness, dead_for=max(0, self._clock.now() - died_at))
+                settle = partial(self._settle, taker, stalled, storage, seen, look, max_block)
                 # What it did not answer for lies under this name still.
                 doubtful |= not await self._insist(settle, pid)
                 more = some.more or doubtful
