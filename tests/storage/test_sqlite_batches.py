@@ -1,6 +1,7 @@
 """What SQLite does with many jobs at once: by a handful of statements, and to each what it would do to it alone."""
 
 import asyncio
+import sqlite3
 from pathlib import Path
 from random import Random
 
@@ -15,6 +16,7 @@ from holdfast.core.settlement import Settlement, settlement
 from holdfast.storage.protocol import Order
 from holdfast.storage.sqlite import SQLiteStorage, flow
 from holdfast.storage.sqlite.database import Database
+from holdfast.storage.sqlite.intake import TOGETHER
 from holdfast.storage.sqlite.locks import Locks, lock_file, quiet
 from holdfast.storage.sqlite.step import Step
 from tests.storage.worlds import job, owner
@@ -72,6 +74,21 @@ def test_a_hundred_plain_jobs_take_no_more_statements_than_one(tmp_path: Path) -
     # The counters take one for each state, however many jobs there are.
     assert one == hundred
     assert sum(hundred) < 20
+
+
+def test_however_much_one_call_brings_no_statement_takes_more_than_sqlite_does(tmp_path: Path) -> None:
+    path = str(tmp_path / "jobs.db")
+    connection = Database(path, Locks(lock_file(path)), durability="fast", auto_migrate=True).writer()
+    # By itself it takes a thousand million bytes, which are a thousand of our largest jobs.
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 2 * TOGETHER)
+    step = Step(connection)
+    each = bytes(TOGETHER // 4)
+    (receipts,) = flow.enqueue(step, [[job(f"{number}", payload=each) for number in range(12)]])
+    answer = flow.exchange(step, ME, [], Order(("q",), 3))
+    connection.close()
+
+    assert [receipt.made for receipt in receipts] == ["created"] * 12
+    assert [(lease.ref.id, len(lease.job.payload)) for lease in answer.leases] == [(f"{n}", len(each)) for n in range(3)]
 
 
 async def test_calls_that_wait_together_are_remembered_each_for_itself(tmp_path: Path) -> None:

@@ -39,6 +39,9 @@ _FREE_WINDOW = query("revise", "free_window")
 _TOLD: dict[str, OnRequest] = {"duplicate": "deduplicated", "replaced": "debounced", "gathered": "collected"}
 """What is told of each way in which a call comes to a job that is there."""
 
+TOGETHER = 16 << 20
+"""After how many bytes of payloads no more jobs are put down by one statement: SQLite refuses too long a value."""
+
 
 def remember_all(step: Step, calls: Sequence[Sequence[NewJob]]) -> list[list[Receipt]]:
     """Remember each job of several calls once; return the receipts of each call.
@@ -101,12 +104,12 @@ def _alike(step: Step, jobs: Sequence[tuple[int, NewJob]], begins: int) -> Seque
         return ()
     if recorded(step, first.queue, "enqueued"):
         return ()
-    ends = begins + 1
-    while ends < len(jobs):
+    ends, size = begins + 1, len(first.payload)
+    while ends < len(jobs) and size < TOGETHER:
         _, new = jobs[ends]
         if structs.replace(new, id=first.id, payload=first.payload, headers=first.headers) != first:
             break
-        ends += 1
+        ends, size = ends + 1, size + len(new.payload)
     return jobs[begins:ends] if ends - begins > 1 else ()
 
 
