@@ -88,7 +88,9 @@ def test_however_much_one_call_brings_no_statement_takes_more_than_sqlite_does(t
     connection.close()
 
     assert [receipt.made for receipt in receipts] == ["created"] * 12
-    assert [(lease.ref.id, len(lease.job.payload)) for lease in answer.leases] == [(f"{n}", len(each)) for n in range(3)]
+    assert [(lease.ref.id, len(lease.job.payload)) for lease in answer.leases] == [
+        (f"{n}", len(each)) for n in range(3)
+    ]
 
 
 async def test_calls_that_wait_together_are_remembered_each_for_itself(tmp_path: Path) -> None:
