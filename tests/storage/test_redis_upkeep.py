@@ -18,6 +18,7 @@ from holdfast.storage.protocol import (
     Bid,
     Cancel,
     Delete,
+    Order,
     Renewal,
     Settings,
     Target,
@@ -359,3 +360,29 @@ async def test_a_beat_comes_upon_what_somebody_asks_between_two(cell: Cell) -> N
     beats += [await beat(cell.storage, ALICE, [lease]) for _ in range(2)]
 
     assert [[asked.reason for asked in pulse.cancelling] for pulse in beats] == [[], [], ["enough"], ["enough"]]
+
+
+async def test_keys_that_get_much_room_at_once_are_filled_by_and_by_though_others_stand_in_line(cell: Cell) -> None:
+    names = ("one", "two", "three")
+    for name in names:
+        await enqueue(cell.storage, *(new_job(f"{name}-{number}", keys=(Key(name, 1),)) for number in range(71)))
+    assert len(await claim(cell.storage, room=3)) == 3
+    while (await cell.storage.exchange(ALICE, order=Order((QUEUE,), 1))).left:
+        pass  # whoever finds a key taken is parked under it
+
+    async def parked() -> int:
+        return (await cell.storage.survey((QUEUE,))).queues[0].parked
+
+    assert await parked() == 210
+
+    await enqueue(cell.storage, *(new_job(f"{name}-more", keys=(Key(name, 500),)) for name in names))
+
+    # One call lets in no more than others do: a server has nothing else to do meanwhile.
+    assert await parked() == 210 - PROMOTE_LIMIT
+
+    for _ in range(3):
+        await cell.storage.sweep(bid())
+
+    assert await parked() == 0
+    assert not cell.client.exists(cell.key("resumed"))
+    assert len(await claim(cell.storage, room=128)) + len(await claim(cell.storage, room=128)) == 213

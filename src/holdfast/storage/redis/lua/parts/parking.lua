@@ -115,12 +115,31 @@ function Parking.open_anew(queue, name, limit)
   return open(queue, name, limit or PROMOTE_LIMIT)
 end
 
+-- How many this script may still let in under keys: many keys may get more room at once, with many jobs under each.
+local allowed = PROMOTE_LIMIT
+
+-- Let in whom a key has room for. What is beyond this script is left to the sweeps, and noted: they do not look for who is
+-- parked as long as others of his queue stand in line.
+--
+-- resumed  ZSET  where jobs were left for the sweeps to let in: queue and name, all at 0
+local function fill(queue, name)
+  local before = allowed
+  allowed = allowed - (before > 0 and Parking.unpark(queue, name, before) or 0)
+  if allowed == 0 and before < PROMOTE_LIMIT then
+    call('ZADD', key('resumed'), 0, pair(queue, name))
+  end
+end
+
 -- Let others in line under the keys that were left since the last time; whoever moves jobs does so in the end.
 function Parking.let_in()
   for place, left in Shelf.next_freed do
     local queue, name = parts_of(place)
     if call('EXISTS', key('parked', place)) == 1 then
-      Parking.unpark(queue, name, starts_with(name, RATE) and left or nil)
+      if starts_with(name, RATE) then
+        Parking.unpark(queue, name, left)
+      else
+        fill(queue, name)
+      end
     end
   end
 end
@@ -133,7 +152,7 @@ function Parking.limit(job)
     if before ~= held[2] then
       call('HSET', limits, held[1], held[2])
       if before and held[2] > before then
-        Parking.unpark(job.queue, held[1])
+        fill(job.queue, held[1])
       end
     end
   end

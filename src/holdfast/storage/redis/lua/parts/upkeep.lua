@@ -76,9 +76,8 @@ local function look_at(queue, name, limit)
   return Rates.queue_opens_at(queue) <= NOW and Parking.open_anew(queue, name, limit) or 0
 end
 
--- Let in those of tasks that go on: they wait for nothing but their turn, so they are not looked for.
---
--- resumed  ZSET  where the jobs of such tasks were left for the sweeps to let in: queue and name, all at 0
+-- Let in whom others have left for the sweeps to let in: those of tasks that go on, and of keys that got more room at once
+-- than one call could see to.
 local function go_on(limit)
   local let_in = 0
   for _, place in ipairs(first_of(key('resumed'), PLACES)) do
@@ -86,8 +85,10 @@ local function go_on(limit)
       break
     end
     local queue, name = parts_of(place)
-    let_in = let_in + Parking.unpark(queue, name, limit - let_in)
-    if Settings.task_paused(string.sub(name, #PAUSED + 1)) or call('EXISTS', key('parked', place)) == 0 then
+    local may = limit - let_in
+    local more = Parking.unpark(queue, name, may)
+    let_in = let_in + more
+    if more < may then
       call('ZREM', key('resumed'), place)
     end
   end
