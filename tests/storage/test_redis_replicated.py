@@ -13,7 +13,16 @@ from holdfast.errors import NotDurableError
 from holdfast.storage.redis import connections
 from holdfast.storage.redis.address import read
 from holdfast.storage.redis.storage import RedisStorage
-from holdfast.testing.conformance.material import ALICE, claim, new_job, record, settle, states
+from holdfast.testing.conformance.material import (
+    ALICE,
+    claim,
+    new_job,
+    record,
+    settle,
+    settled,
+    start,
+    states,
+)
 from tests.servers import RedisServer, until
 
 pytestmark = pytest.mark.valkey
@@ -143,6 +152,30 @@ async def test_who_gets_no_confirmation_is_told_what_it_lacks(
     assert ("has no replica" if replica is None else lacking) in findings[0].message
 
 
+async def test_who_repeats_what_no_replica_has_is_not_told_that_one_has(
+    start_redis: StartRedis, replicated: Replicated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, replica = start_redis(**SAFE), start_redis(**SAFE)
+    follow(replica, server)
+    first, second = replicated(server), replicated(server)
+    await second.open()
+    lease = await start(first, new_job("over"))
+    monkeypatch.setattr(connections, "WRITING", 0.3)
+    replica.freeze()
+    # The second comes by a connection that has written nothing, as after a cut.
+    for storage in (first, second):
+        with pytest.raises(NotDurableError):
+            await storage.enqueue([new_job("new")])
+        with pytest.raises(NotDurableError):
+            await storage.exchange(ALICE, [settled(lease)])
+    replica.thaw()
+    monkeypatch.undo()
+    [receipt] = await second.enqueue([new_job("new")])
+
+    assert receipt.made == "duplicate"
+    assert await settle(second, ALICE, lease) == "duplicate"
+
+
 async def test_a_server_that_cannot_write_to_its_own_disk_in_time_says_so(
     start_redis: StartRedis, replicated: Replicated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,3 +214,15 @@ async def test_the_doctor_says_that_a_replica_confirms(start_redis: StartRedis, 
 
     assert {finding.level for finding in findings} == {"ok"}, findings
     assert f"a replica of {server.address} confirms writes" in {finding.message for finding in findings}
+
+
+async def test_the_doctor_has_it_confirmed_anew_though_he_has_written_nothing_before(
+    start_redis: StartRedis, replicated: Replicated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "WRITING", 0.3)
+    server = start_redis(**SAFE)
+    follow(start_redis(**LAZY), server)
+
+    findings = [one for one in await replicated(server).examine() if one.subject == "replication"]
+
+    assert "no replica has confirmed" in next(one.message for one in findings if one.level == "error")

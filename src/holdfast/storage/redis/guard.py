@@ -259,14 +259,14 @@ class Guard:
         )
 
     async def _confirmations(self, replicated: set[Place]) -> list[Finding]:
-        """Have replicas confirm what their servers have by now: to ask that, no write is needed."""
+        """Have replicas confirm a write: a server asks for what was written by the same connection."""
         findings: list[Finding] = []
         try:
             for place, base in (await self._bases()).items():
                 if place not in replicated:
                     continue
                 try:
-                    await self._connections.tell(base, "EXISTS", base, durable=True)
+                    await self._connections.tell(base, "SET", f"{base}:asked", "", "PX", 1, durable=True)
                     findings.append(Finding("ok", "replication", f"a replica of {place} confirms writes"))
                 except NotDurableError as error:
                     message, _, remedy = str(error).partition(". ")

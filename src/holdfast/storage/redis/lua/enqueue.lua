@@ -67,5 +67,11 @@ return Work.carry_out(function()
     end
   end
   Work.let_in()
+  for _, receipt in ipairs(receipts) do
+    if receipt ~= 0 then
+      Step.note_repeated()
+      break
+    end
+  end
   return receipts
 end)

@@ -1,4 +1,4 @@
--- requires: cell, record, hints, journal, line, shelf, flow
+-- requires: cell, step, record, hints, journal, line, shelf, flow
 -- How a run is settled, whatever it was like; parts/passage.lua does so for what is plain.
 --
 -- A settlement is as exchange is asked for it.
@@ -71,6 +71,7 @@ function Settling.settle(asked, owner)
   end
   if not Record.holds(job, owner.id, asked.fence) then
     if job.settled_fence == asked.fence then
+      Step.note_repeated()
       return 'duplicate'
     end
     Flow.refused(job, owner.id, asked.fence, 'settle')

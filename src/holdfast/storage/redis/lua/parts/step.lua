@@ -17,3 +17,12 @@ function Step.carry_out(work, write_down)
   end
   return answer, rest
 end
+
+-- Note that somebody has asked for what is done already. There is nothing to write then, but he may wait for a replica: a
+-- server asks for what was written by his own connection (Valkey, Redis from 7.2 on), and what he asks for again may have
+-- been written by another, and be nowhere else yet.
+--
+-- counters  HASH  repeated: how often that was
+function Step.note_repeated()
+  call('HINCRBY', key('counters'), 'repeated', 1)
+end
