@@ -2,12 +2,15 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from itertools import count
 
 import pytest
 
 from holdfast.clock import SECOND
 from holdfast.core.events import LeadershipLost
 from holdfast.core.job import Owner
+from holdfast.errors import StorageUnavailableError
 from holdfast.storage.protocol import Beat, Bid, Delete, Swept
 from holdfast.storage.redis.address import read
 from holdfast.storage.redis.routes import slot
@@ -162,6 +165,29 @@ async def test_a_cell_that_moves_to_another_server_is_still_swept(redis_cluster:
         await until(all_awake, within=20)
 
         assert (await storage.sweep(bid())).troubles == ()
+    await storage.close()
+
+
+async def test_a_cell_on_its_way_keeps_no_other_of_its_server_from_being_swept(redis_cluster: RedisCluster) -> None:
+    storage = RedisStorage(read(redis_cluster.url))
+    await storage.sweep(bid())
+    bases = storage.bases_of("any")
+    source, heir = redis_cluster.holder(slot(bases[0])), redis_cluster.masters[0]
+    if heir is source:
+        heir = redis_cluster.masters[1]
+    neighbour = next(base for base in bases[1:] if redis_cluster.holder(slot(base)) is source)
+    names = {node: node.command("CLUSTER", "MYID") for node in (source, heir)}
+    heir.command("CLUSTER", "SETSLOT", slot(bases[0]), "IMPORTING", names[source])
+    source.command("CLUSTER", "SETSLOT", slot(bases[0]), "MIGRATING", names[heir])
+    queue = next(name for name in map("queue-{}".format, count()) if storage.bases_of(f"queue:{name}")[0] == neighbour)
+    await enqueue(storage, new_job(queue=queue))
+
+    async def is_led() -> bool:
+        with suppress(StorageUnavailableError):
+            return led(await storage.sweep(bid(rest=SECOND))) == scopes(storage, queue)
+        return False
+
+    await until(is_led, within=20)
     await storage.close()
 
 

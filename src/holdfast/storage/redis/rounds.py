@@ -37,13 +37,14 @@ Outcome = Swept | BaseException
 class _Stand(Struct):
     """How a reaper stands to a cell: when it comes again, whether it looks first, and what it leads there.
 
-    `empty`: so it was found; `rested`: it has just had a rest.
+    `empty`: so it was found; `rested`: it has just had a rest; `away`: it could not be looked at where it was to be.
     """
 
     comes_at: float = 0.0
     looks: bool = True
     empty: bool = False
     rested: bool = False
+    away: bool = False
     leads: bool = False
     terms: tuple[Term, ...] = ()
     tidied_at: float | None = None
@@ -113,15 +114,19 @@ class Round:
 
     async def _visit(self, cells: Sequence[Cell], due: Sequence[Cell], bid: Bid, now: float) -> dict[Cell, Outcome]:
         """Look at the cells of one server, and sweep those that the look does not spare."""
+        # One that is on its way from node to node can be asked nothing, and must not hide the others for that long.
+        who = next((cell for cell in cells if not self._stands[cell].away), cells[0])
         try:
-            sights = dict(zip(cells, await cells[0].look([cell.base for cell in cells]), strict=True))
+            sights = dict(zip(cells, await who.look([cell.base for cell in cells]), strict=True))
         except StorageUnavailableError as error:
+            self._stands[who].away = True
             # Whoever asks each of them, too, keeps the others from what was found of theirs for as long.
             return dict.fromkeys(cells, error)
         except StorageError:
             # A server that lets nobody look lets us sweep: as often as if there were no rests.
             sights = dict.fromkeys(cells, AWAKE)
         for cell, sight in sights.items():
+            self._stands[cell].away = sight < EMPTY
             self._stands[cell].empty = sight in (EMPTY, LEFTOVERS)
             self._stands[cell].rested &= sight == RESTING
         empty = [cell for cell in cells if self._stands[cell].empty]
