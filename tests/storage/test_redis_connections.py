@@ -339,6 +339,18 @@ async def test_a_slow_network_slows_calls_and_fails_none(connect: Connect, redis
         assert set(await asyncio.gather(*(connections.call(ADD, base, 1) for _ in range(5)))) == {1, 2, 3, 4, 5}
 
 
+async def test_what_it_took_to_connect_is_no_silence_of_the_answer(
+    connect: Connect, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ANSWERING", 1.6)
+    with Proxy(redis_server.port) as proxy:
+        connections = connect(f"redis://{proxy.address}/2")
+        proxy.weather(latency=0.5)
+
+        # A second each: to let us in, and to answer.
+        assert await connections.call(ADD, base_of(connections), 1) == 1
+
+
 async def test_no_more_connections_are_opened_than_the_limit_and_few_are_kept(
     connect: Connect, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,11 +10,12 @@ from holdfast.core.patience import Patience
 from holdfast.errors import StorageUnavailableError
 from holdfast.storage.redis import connections as module
 from holdfast.storage.redis import ear as ears
+from holdfast.storage.redis import routes
 from holdfast.storage.redis.connections import Call, Connections
 from holdfast.storage.redis.ear import Ear, channel
 from holdfast.storage.redis.routes import slot
 from tests import servers
-from tests.clusters import RedisCluster
+from tests.clusters import SLOTS, RedisCluster
 from tests.sentinels import RedisSentinels
 from tests.servers import RedisServer
 from tests.storage.test_redis_connections import ADD, ECHO, READ
@@ -120,6 +121,57 @@ async def test_a_replica_that_takes_over_is_found(connect: Connect, start_cluste
                 continue
 
 
+async def test_a_node_that_was_cut_off_from_its_cluster_is_not_believed_for_ever(
+    connect: Connect, redis_cluster: RedisCluster
+) -> None:
+    connections = connect(redis_cluster.url)
+    bases = connections.address.bases
+    await connections.call_all([Call(ECHO, base) for base in bases])
+    lost, heir, third = redis_cluster.masters
+    names = {node.port: node.command("CLUSTER", "MYID") for node in (lost, heir, third)}
+    for node, other in ((lost, heir), (lost, third), (heir, lost), (third, lost)):
+        node.command("CLUSTER", "FORGET", names[other.port])
+    heir.command("CLUSTER", "ADDSLOTSRANGE", 0, SLOTS // 3 - 1)
+
+    def parted() -> bool:
+        told = [node.command("CLUSTER", "INFO") for node in (lost, heir, third)]
+        return [b"cluster_state:ok" in info for info in told] == [False, True, True]
+
+    await off_the_loop(lambda: servers.until(parted, "the nodes to part"))
+
+    assert len(await connections.call_all([Call(ECHO, base) for base in bases])) == len(bases)
+
+
+async def test_a_node_that_says_nothing_is_not_asked_each_time_where_the_others_are(
+    connect: Connect, redis_cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ANSWERING", 0.5)
+    monkeypatch.setattr(routes, "ASKING_AROUND", 3.0)
+    for node in redis_cluster.nodes:
+        node.command("CONFIG", "SET", "cluster-require-full-coverage", "no")
+    connections = connect(redis_cluster.url)
+    frozen = redis_cluster.masters[0]
+    here, there = (
+        next(base for base in connections.address.bases if (redis_cluster.holder(slot(base)) is frozen) is away)
+        for away in (False, True)
+    )
+    await connections.call_all([Call(ECHO, here), Call(ECHO, there)])
+    loop = asyncio.get_running_loop()
+    took: list[float] = []
+    frozen.freeze()
+    try:
+        for _ in range(2):
+            with pytest.raises(StorageUnavailableError):
+                await connections.call(ECHO, there)
+            began = loop.time()
+            await connections.call(ECHO, here)
+            took.append(loop.time() - began)
+    finally:
+        frozen.thaw()
+
+    assert max(took) < 2
+
+
 async def test_hints_of_all_cells_are_heard_also_of_those_that_have_moved(
     connect: Connect, redis_cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,6 +242,50 @@ async def test_sentinels_that_are_gone_matter_only_when_none_is_left(
     late = connect(redis_sentinels.url)
     with pytest.raises(StorageUnavailableError, match="no Sentinel names a master"):
         await late.call(ECHO, base)
+
+
+async def test_a_master_is_not_forgotten_because_no_sentinel_can_be_asked(
+    connect: Connect, redis_sentinels: RedisSentinels
+) -> None:
+    connections = connect(redis_sentinels.url)
+    [base] = connections.address.bases
+    master = redis_sentinels.master
+    assert await connections.call(ADD, base, 1) == 1
+    for one in redis_sentinels.sentinels:
+        one.kill()
+
+    # As who leads does each minute.
+    assert [place.port for place in await connections.places()] == [master.port]
+    assert await connections.call(ADD, base, 1) == 2
+
+    master.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+
+    assert await connections.call(ADD, base, 1) == 3
+
+
+async def test_who_was_deposed_and_lacks_its_replicas_is_left_for_the_new_master(
+    connect: Connect, redis_sentinels: RedisSentinels
+) -> None:
+    connections = connect(redis_sentinels.url)
+    [base] = connections.address.bases
+    for server in redis_sentinels.servers:
+        server.command("CONFIG", "SET", "min-replicas-to-write", 1)
+    assert await connections.call(ADD, base, 1, durable=True) == 1
+    deposed = redis_sentinels.master
+    deposed.freeze()
+    await off_the_loop(lambda: servers.until(lambda: redis_sentinels.master is not deposed, "another master"))
+    for sentinel in redis_sentinels.sentinels:
+        # Four of these pass before one that comes back is told whom to follow.
+        sentinel.command("SENTINEL", "DEBUG", "PUBLISH-PERIOD", 60_000)
+    deposed.thaw()
+    await off_the_loop(
+        lambda: servers.until(
+            lambda: deposed.command("INFO", "replication")["min_slaves_good_slaves"] == 0, "it to miss its replicas"
+        )
+    )
+
+    assert await connections.call(ADD, base, 1) == 2
+    assert deposed.command("GET", f"{base}:n") == b"1"
 
 
 async def test_a_service_that_sentinels_do_not_know_is_told_by_name(

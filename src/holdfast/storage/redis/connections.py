@@ -317,14 +317,17 @@ class _Home:
     ) -> list[Reply]:
         """Send commands in one trip, scripts before them; `durable`: one more reply, that of a replica."""
         sent = [*(("SCRIPT", "LOAD", script.text) for script in load), *commands] if load else commands
-        now = asyncio.get_running_loop().time()
+        loop = asyncio.get_running_loop()
+        now = loop.time()
         in_memory = durable and now < self._in_memory.get(place, 0.0)
         more = durable * (CONFIRMING if in_memory else WRITING)
         pool = self._pools.get(place)
         if pool is None:
             pool = self._pools[place] = _Pool()
         try:
-            link = pool.lend() or await self._borrowed(place, pool, ANSWERING + more)
+            if (link := pool.lend()) is None:
+                link = await self._borrowed(place, pool, ANSWERING + more)
+                now = loop.time()
             self._watch.begin(link, now, more)
             try:
                 if in_memory:
@@ -345,7 +348,7 @@ class _Home:
             # What has cut one connection, or made it silent, has not spared those that are idle; each of them would be
             # found out by a call that waits for its answer in vain.
             self._retire(place)
-            self.routes.doubt()
+            self.routes.doubt(place)
             self._trouble(place)
             raise
 

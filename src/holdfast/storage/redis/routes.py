@@ -44,8 +44,8 @@ class Routes(Protocol):
         """Take a server's word for where a cell is."""
         ...
 
-    def doubt(self) -> None:
-        """Ask anew before the next call."""
+    def doubt(self, mute: Place | None = None) -> None:
+        """Ask anew before the next call; `mute`: who has not answered one."""
         ...
 
 
@@ -81,7 +81,7 @@ class _Server:
     def moved(self, base: str, to: Place) -> None:
         pass
 
-    def doubt(self) -> None:
+    def doubt(self, mute: Place | None = None) -> None:
         pass
 
 
@@ -90,13 +90,20 @@ class _Sentinels:
         self._address = address
         self._sentinels = list(address.places)
         self._master: Place | None = None
+        self._doubted = True
 
     def known(self, base: str) -> Place | None:
-        return self._master
+        return None if self._doubted else self._master
 
     async def place(self, base: str) -> Place:
-        if self._master is None:
-            self._master = await self._ask_around()
+        if self._doubted or self._master is None:
+            try:
+                self._master = await self._ask_around()
+            except ClusterDownError:
+                # Who was the master is asked for his role by whoever connects, and needs no Sentinel to go on.
+                if self._master is None:
+                    raise
+            self._doubted = False
         return self._master
 
     async def places(self) -> list[Place]:
@@ -105,8 +112,8 @@ class _Sentinels:
     def moved(self, base: str, to: Place) -> None:
         pass
 
-    def doubt(self) -> None:
-        self._master = None
+    def doubt(self, mute: Place | None = None) -> None:
+        self._doubted = True
 
     async def _ask_around(self) -> Place:
         troubles: list[str] = []
@@ -141,6 +148,10 @@ class _Cluster:
     def __init__(self, address: RedisAddress) -> None:
         self._address = address
         self._owners: dict[int, Place] = {}
+        self._told: Place | None = None
+        """Who has told last who owns what."""
+        self._mute: set[Place] = set()
+        """Who said nothing when last asked for anything."""
         self._doubted = True
         self._asking = asyncio.Lock()
 
@@ -162,8 +173,10 @@ class _Cluster:
     def moved(self, base: str, to: Place) -> None:
         self._owners[slot(base)] = to
 
-    def doubt(self) -> None:
+    def doubt(self, mute: Place | None = None) -> None:
         self._doubted = True
+        if mute is not None:
+            self._mute.add(mute)
 
     async def _informed(self) -> None:
         if not self._doubted:
@@ -175,16 +188,20 @@ class _Cluster:
 
     async def _ask_around(self) -> dict[int, Place]:
         troubles: list[str] = []
-        # Who is known to be in it before those who were once, when the address was written.
-        for node in dict.fromkeys((*self._owners.values(), *self._address.places)):
+        # Who is known to be in it before those who were once, when the address was written. What was told last is in
+        # doubt, and who told it may be cut off from the others; to wait for one that says nothing holds up all calls.
+        nodes = dict.fromkeys((*self._owners.values(), *self._address.places))
+        for node in sorted(nodes, key=lambda node: (node in self._mute, node == self._told)):
             try:
                 reply = await _once(node, self._address, ("CLUSTER", "SLOTS"))
             except AuthenticationError:
                 # It is there, and so is the mistake, which is the address's.
                 raise
             except (RedisError, OSError) as error:
+                self._mute.add(node)
                 troubles.append(f"{node}: {why(error)}")
                 continue
+            self._mute.discard(node)
             if (trouble := said(reply)) is not None:
                 if isinstance(trouble, AuthenticationError):
                     raise trouble
@@ -195,6 +212,7 @@ class _Cluster:
                 continue
             owners = _owners(cast("list[list[object]]", reply), node, {slot(base) for base in self._address.bases})
             if owners:
+                self._told = node
                 return owners
             troubles.append(f"{node}: its Cluster has no slots yet")
         raise ClusterDownError(f"no node tells who owns which slot ({'; '.join(troubles)})")

@@ -31,7 +31,8 @@ _REFUSED: tuple[type[RedisError], ...] = (
 RULES = "~* &* +@read +@write +@scripting +@pubsub +@connection +time +info +config|get +cluster +role"
 """What a user must be allowed, as ACL SETUSER takes it. WAIT and COMMAND are among what is @connection."""
 
-_REFUSALS = ("ASK ", "CLUSTERDOWN ", "LOADING ", "MASTERDOWN ", "MOVED ", "READONLY ", "TRYAGAIN ")
+_LONELY = "NOREPLICAS "
+_REFUSALS = ("ASK ", "CLUSTERDOWN ", "LOADING ", "MASTERDOWN ", "MOVED ", _LONELY, "READONLY ", "TRYAGAIN ")
 
 
 def undone(error: RedisError) -> bool:
@@ -53,6 +54,10 @@ def ours(error: BaseException, shown: str, script: str = "") -> BaseException:
             return _forbidden(why(error), shown)
         case OutOfMemoryError():
             return _full(shown)
+        case RedisError() if str(error).startswith(_LONELY):
+            return StorageUnavailableError(
+                f"{shown} has fewer replicas in reach than its min-replicas-to-write ({error}); bring one back"
+            )
         case RedisError() if undone(error):
             return StorageUnavailableError(
                 f"{shown} takes no calls right now ({why(error)}): it starts, fails over or moves data; try again"
@@ -88,10 +93,6 @@ def _answered(text: str, shown: str, script: str) -> StorageError:
             return StorageFullError(
                 f"{shown} cannot write to its disk and so takes no writes ({text}). Free some space there, or "
                 "mend what its log tells"
-            )
-        case "NOREPLICAS":
-            return StorageUnavailableError(
-                f"{shown} has fewer replicas in reach than its min-replicas-to-write ({text}); bring one back"
             )
         case "BUSY":
             return StorageUnavailableError(f"{shown} is busy with a script for too long ({text}); try again")
