@@ -35,19 +35,23 @@ class Witness(Struct, frozen=True):
 
     `hung`: it was killed because its event loop no longer turned. `overdue`: the jobs whose runs it was killed for, as
     they went on beyond their timeouts. `culprits`: those whose runs brought its death about, if it is known which;
-    then the others are not to blame. `innocent`: jobs whose runs cannot have ended the process, each of them being in
-    another one. `blameless`: it was killed for what no run has to do with. `dead_for`: how long it had been dead when
-    its jobs could be taken, in microseconds; for long where the storage was out of reach.
+    then the others are not to blame. `suspects`: those whose runs were in the process, and so may have ended it; None
+    if that cannot be told. `blameless`: it was killed for what no run has to do with. `dead_for`: how long it had been
+    dead when its jobs could be taken, in microseconds; for long where the storage was out of reach.
     """
 
     ending: Ending
     workplace: Workplace = Workplace()
     hung: bool = False
     overdue: frozenset[Ref] = field(default_factory=frozenset[Ref])
-    innocent: frozenset[Ref] = field(default_factory=frozenset[Ref])
+    suspects: frozenset[Ref] | None = None
     blameless: bool = False
     culprits: frozenset[Ref] = field(default_factory=frozenset[Ref])
     dead_for: int = 0
+
+    def clears(self, ref: Ref) -> bool:
+        """Say whether the run of a job cannot have ended the process: it was in another one, or had not begun."""
+        return self.suspects is not None and ref not in self.suspects
 
 
 async def settle_stalled(
@@ -112,11 +116,12 @@ class _Seen:
         runs = () if detail is None else detail.runs
         return next((run for run in reversed(runs) if run.number == one.lease.run), None)
 
-    def beside(self, one: StalledLease, elsewhere: frozenset[Ref]) -> list[str]:
-        """Return the tasks of what ran in the same process, as far as it is not known to have been `elsewhere`."""
-        if one.lease.ref in elsewhere:
+    def beside(self, one: StalledLease, witness: Witness | None) -> list[str]:
+        """Return the tasks of what ran in the same process, but for what is known to have been elsewhere."""
+        if witness is not None and witness.clears(one.lease.ref):
             return []
-        return [task for ref, task in self.tasks[one.owner] if ref != one.lease.ref and ref not in elsewhere]
+        others = [(ref, task) for ref, task in self.tasks[one.owner] if ref != one.lease.ref]
+        return [task for ref, task in others if witness is None or not witness.clears(ref)]
 
 
 async def _seen(storage: Storage, stalled: Sequence[StalledLease], *, workers: bool, within: float) -> _Seen:
@@ -151,7 +156,7 @@ def _outcome(one: StalledLease, seen: _Seen, witness: Witness | None, max_block:
     )
     blameless = witness is not None and (
         witness.blameless
-        or one.lease.ref in witness.innocent
+        or witness.clears(one.lease.ref)
         or (bool(witness.culprits) and one.lease.ref not in witness.culprits)
     )
     return Stalled(reason, one.silent_for, one.owner, _text(one, cause, seen, witness), blameless)
@@ -192,7 +197,7 @@ def _text(one: StalledLease, cause: str, seen: _Seen, witness: Witness | None) -
             log=() if detail is None else detail.log,
             workplace=place,
             ending=None if witness is None else witness.ending,
-            beside=seen.beside(one, frozenset() if witness is None else witness.innocent),
+            beside=seen.beside(one, witness),
         )
     return cause
 

@@ -216,10 +216,10 @@ async def test_a_run_that_was_killed_for_its_timeout_has_timed_out_and_its_neigh
     assert [event.id for event in released] == [other.job.id]
 
 
-async def test_a_run_in_a_process_of_its_own_is_not_charged_for_the_death_of_its_worker() -> None:
+async def test_who_was_elsewhere_or_had_not_even_arrived_is_not_charged_for_the_death_of_a_worker() -> None:
     storage = MemoryStorage()
     alone, beside = await held(storage, "send", "resize")
-    witness = Witness(DEATH.ending, innocent=frozenset({alone.ref}))
+    witness = Witness(DEATH.ending, suspects=frozenset({beside.ref}))
     await settle_stalled(storage, TAKER, await taken(storage), Random(0), witness=witness)
     innocent, suspect = (await detail_of(storage, alone)).job, (await detail_of(storage, beside)).job
 
@@ -230,7 +230,7 @@ async def test_a_run_in_a_process_of_its_own_is_not_charged_for_the_death_of_its
 async def test_what_ran_elsewhere_or_had_not_begun_is_not_said_to_have_run_beside_a_run_that_died() -> None:
     storage = MemoryStorage()
     alone, one, other = await held(storage, "send", "resize", "resize")
-    witness = Witness(DEATH.ending, innocent=frozenset({alone.ref}))
+    witness = Witness(DEATH.ending, suspects=frozenset({one.ref, other.ref}))
     await settle_stalled(storage, TAKER, await taken(storage), Random(0), witness=witness)
 
     assert "beside it ran" not in await told(storage, alone)

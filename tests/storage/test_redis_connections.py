@@ -400,7 +400,7 @@ async def test_a_full_server_says_so_and_wrote_nothing(connect: Connect, redis_s
     connections = connect(redis_server.url)
     base = base_of(connections)
     await connections.call(BIG, base, 1)
-    redis_server.command("CONFIG", "SET", "maxmemory", "1mb")
+    redis_server.command("CONFIG", "SET", "maxmemory", "1kb")
 
     with pytest.raises(StorageFullError, match="maxmemory"):
         await connections.call(BIG, base, 5_000_000)

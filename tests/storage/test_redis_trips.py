@@ -46,7 +46,7 @@ async def test_a_full_server_is_told_to_each_caller_with_its_own_id_and_none_is_
 
     async with app:
         await noted.enqueue(-1)
-        redis_server.command("CONFIG", "SET", "maxmemory", "1mb")
+        redis_server.command("CONFIG", "SET", "maxmemory", "1kb")
         outcomes = await asyncio.gather(
             *(noted.options(id=f"job-{number}").enqueue(number) for number in range(CALLERS)), return_exceptions=True
         )

@@ -49,8 +49,8 @@ class Deceased(Struct, frozen=True):
     """Whether the kernel killed it, for want of memory."""
     workplace: Workplace = Workplace()
     """What it last told of itself."""
-    isolated: frozenset[Ref] = frozenset()
-    """The jobs whose runs had processes of their own, or had not begun, and ended with it."""
+    suspects: frozenset[Ref] | None = None
+    """The jobs whose runs had begun in it; None if that cannot be told."""
 
     @property
     def witness(self) -> Witness:
@@ -65,7 +65,7 @@ class Deceased(Struct, frozen=True):
             ),
             self.workplace,
             hung=sentence is not None and sentence.reason == "loop_blocked",
-            innocent=self.isolated,
+            suspects=self.suspects,
             blameless=sentence is not None and sentence.blames_none,
             overdue=culprits if sentence is not None and sentence.reason == "timeout" else frozenset(),
             culprits=culprits,

@@ -323,6 +323,11 @@ class Slate:
         """The processes of slots that the worker has started, and has not seen the end of."""
         return [int(pid) for pid in self._head[_SLOTS_AT : _SLOTS_AT + _SLOTS].tolist() if pid]
 
+    @property
+    def was_full(self) -> bool:
+        """Whether there may have been a run without a line."""
+        return self._head[_USED] >= len(self._lines)
+
     def runs(self) -> list[Watched]:
         """Return the runs that are held; but for those that are being written at this moment."""
         return [run for place in range(int(self._head[_USED])) if (run := self._read(place)) is not None]

@@ -346,7 +346,7 @@ class Supervisor:
                 self._pass_on(ward)
             death = await ward.ended(heard)
             died_at, uptime = self._clock.now(), self._clock.uptime()
-            for_memory, (workplace, isolated) = self._oom_kills.took(death, uptime), ward.remains(uptime)
+            for_memory, (workplace, suspects) = self._oom_kills.took(death, uptime), ward.remains(uptime)
         finally:
             watch.cancel()
             await asyncio.gather(watch, return_exceptions=True)
@@ -377,7 +377,7 @@ class Supervisor:
                 killed_for=ward.killed_for if death.signal == signal.SIGKILL else None,
                 for_memory=for_memory,
                 workplace=workplace,
-                isolated=isolated,
+                suspects=suspects,
             )
             return replace(life, jobs=await self._bury(dead, ward.hello))
         elif ward.hello is None and not life.outdated and not self._stopping.is_set():

@@ -9,6 +9,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable, Iterable, Sequence
+from math import inf
 from typing import Self
 
 import msgspec
@@ -104,15 +105,15 @@ class Ward:
             await asyncio.gather(heard, return_exceptions=True)
         return death
 
-    def remains(self, now: float) -> tuple[Workplace, frozenset[Ref]]:
-        """Return what it last told of itself, at this uptime, and the jobs whose runs cannot have been its end.
+    def remains(self, now: float) -> tuple[Workplace, frozenset[Ref] | None]:
+        """Return what it last told of itself, at this uptime, and the jobs whose runs may have been its end.
 
         Nothing of it where it has written over its slate, as a wild pointer does before it kills: a burial needs none.
         """
         try:
-            return self.workplace(now), self.isolated
+            return self.workplace(now), self.suspects
         except (ArithmeticError, LookupError, ValueError):
-            return Workplace(), frozenset()
+            return Workplace(), None
 
     def workplace(self, now: float) -> Workplace:
         """Return what it last told of itself, at this uptime."""
@@ -122,14 +123,14 @@ class Ward:
         return Workplace(round(lag * SECOND), self.slate.memory, told_ago)
 
     @property
-    def isolated(self) -> frozenset[Ref]:
-        """The jobs whose runs have processes of their own or had not begun, and end with it through no fault of theirs.
+    def suspects(self) -> frozenset[Ref] | None:
+        """The jobs whose runs may have ended it: those that had begun in it; None if that cannot be told.
 
-        None of them where it ran nothing else: then one of these is to blame, be it for the memory that it took.
+        It cannot where there are none, for then one of the others is to blame, be it for the memory that it took; nor
+        where some had no room on the slate. A job that was given to it and is not there had not even arrived.
         """
-        runs = self.slate.runs()
-        apart = frozenset(run.ref for run in runs if run.way == "process" or run.claimed_at == float("inf"))
-        return apart if len(apart) < len(runs) else frozenset()
+        begun = frozenset(run.ref for run in self.slate.runs() if run.way != "process" and run.claimed_at != inf)
+        return begun if begun and not self.slate.was_full else None
 
     def hangs(self, now: float, beyond: float) -> bool:
         """Say whether its loop has been blocked for so long beyond its `max_block`, though nobody has stopped it."""
