@@ -178,7 +178,15 @@ async def test_a_run_that_the_kernel_killed_for_memory_says_so(crew: MakeFarm) -
 
         await here.until(ended, within=60)
         (detail,) = await here.details([ref])
-        (died,) = await deaths(here, 1)
+        found: list[WorkerDied] = []
+
+        async def recorded() -> bool:
+            # Its sibling may have been a second victim.
+            found[:] = [died for died in await deaths(here, 1) if died.pid == detail.runs[0].pid]
+            return bool(found)
+
+        await here.until(recorded, within=10)
+        (died,) = found
         worker.terminate()
         worker.wait(20)
 
