@@ -1,4 +1,4 @@
-"""What SQLite storage does to the files it is pointed at: its own it makes and migrates, all others it leaves alone."""
+"""What SQLite storage does to the files it is pointed at: it creates its own and leaves all others alone."""
 
 import os
 import sqlite3
@@ -11,7 +11,7 @@ from holdfast.errors import SchemaMismatchError, StorageError, StorageUnavailabl
 from holdfast.storage.protocol import Bid, Order
 from holdfast.storage.sqlite import SQLiteStorage, health, place
 from holdfast.storage.sqlite.checkpoint import ANYBODYS_PAGES, Checkpoints
-from holdfast.storage.sqlite.database import require
+from holdfast.storage.sqlite.database import SCHEMA, require
 from holdfast.testing import ManualClock
 from tests.storage.worlds import job, owner
 
@@ -106,20 +106,22 @@ async def test_another_programs_open_database_is_refused_unchanged(tmp_path: Pat
     connection.close()
 
 
+@pytest.mark.fault("W-T3")
 @pytest.mark.parametrize("in_use", [False, True])
-async def test_a_newer_schema_is_refused_untouched(tmp_path: Path, in_use: bool) -> None:
+@pytest.mark.parametrize(("number", "whose"), [(SCHEMA + 1, ", "), (SCHEMA - 1, " of a development version")])
+async def test_another_schema_is_refused_untouched(tmp_path: Path, number: int, whose: str, in_use: bool) -> None:
     path = tmp_path / "jobs.db"
     storage = SQLiteStorage(path)
     await storage.open()
     await storage.close()
     os.unlink(f"{path}.lock")
     newer = sqlite3.connect(path)
-    newer.execute("UPDATE meta SET value = 999 WHERE key = 'schema_version'")
+    newer.execute("UPDATE meta SET value = ? WHERE key = 'schema_version'", (number,))
     newer.commit()
     if not in_use:
         newer.close()
 
-    assert "schema 999" in await refused(path)
+    assert f"schema {number}{whose}" in await refused(path)
 
     newer.close()
 
@@ -231,7 +233,7 @@ async def test_a_doctor_finds_a_healthy_file_healthy(tmp_path: Path) -> None:
 
     assert findings["durability"].level == "warning"
     assert not [finding for finding in findings.values() if finding.level == "error"]
-    assert "schema 4" in findings["schema"].message
+    assert f"schema {SCHEMA}" in findings["schema"].message
 
 
 async def test_a_shallow_examination_reads_no_job(tmp_path: Path) -> None:

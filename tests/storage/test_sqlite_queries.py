@@ -7,8 +7,8 @@ from importlib.resources import files
 
 import pytest
 
-from holdfast.storage.scripts import script, statements
-from holdfast.storage.sqlite.database import migrations
+from holdfast.storage.scripts import statements
+from holdfast.storage.sqlite import database
 
 PACKAGE = "holdfast.storage.sqlite"
 
@@ -29,8 +29,7 @@ def named() -> Iterator[tuple[str, str, str]]:
 @pytest.fixture(scope="module")
 def schema() -> Iterator[sqlite3.Connection]:
     connection = sqlite3.connect(":memory:")
-    for _, file in migrations():
-        connection.executescript(script(PACKAGE, "migrations", file))
+    connection.executescript(database.schema())
     yield connection
     connection.close()
 
@@ -53,9 +52,9 @@ def test_no_query_walks_through_all_jobs(schema: sqlite3.Connection, verb: str, 
 
 
 def test_a_file_without_names_is_one_statement() -> None:
-    whole = statements(PACKAGE, "migrations", "0001_jobs.sql")
+    whole = statements(PACKAGE, "", "schema.sql")
 
-    assert list(whole) == ["0001_jobs"]
+    assert list(whole) == ["schema"]
 
 
 def test_every_statement_file_begins_with_its_promise() -> None:

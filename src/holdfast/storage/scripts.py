@@ -25,9 +25,3 @@ def statements(package: str, folder: str, file: str) -> Mapping[str, str]:
     if len(parts) == 1:
         return {file.partition(".")[0]: parts[0].strip()}
     return {name: body.strip() for name, body in zip(parts[1::2], parts[2::2], strict=True)}
-
-
-def numbered(package: str, folder: str) -> list[tuple[int, str]]:
-    """Return the files of a packaged folder whose names begin with a number, in the order of these."""
-    names = [entry.name for entry in files(package).joinpath(folder).iterdir()]
-    return sorted((int(name.partition("_")[0]), name) for name in names if name[:1].isdigit())

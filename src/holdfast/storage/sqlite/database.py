@@ -1,4 +1,4 @@
-"""The file itself: looked at before it is touched, made ready, migrated."""
+"""The database file: checked before it is touched, then opened, with the schema created in a new one."""
 
 import os
 import sqlite3
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from holdfast.errors import HoldfastError, SchemaMismatchError, StorageError
-from holdfast.storage.scripts import numbered, script
+from holdfast.storage.scripts import script
 from holdfast.storage.sqlite import place, wall
 from holdfast.storage.sqlite.locks import Locks
 from holdfast.storage.sqlite.queries import query
@@ -17,6 +17,9 @@ Durability = Literal["full", "fast"]
 
 APPLICATION = 1215261796
 """The number that marks a file as ours, in its header ("Hold")."""
+
+SCHEMA = 5
+"""The number of the schema in `schema.sql`. Until the first release it rises with each change; nothing is migrated."""
 
 _PACKAGE = "holdfast.storage.sqlite"
 _OLDEST = (3, 38, 0)
@@ -84,16 +87,19 @@ class Database:
             connection.close()
 
     def _admit(self, version: int) -> None:
-        latest = migrations()[-1][0]
-        if version > latest:
+        if version > SCHEMA:
             raise SchemaMismatchError(
-                f"{self.path} has schema {version}, this Holdfast knows up to {latest}; it was left untouched. "
+                f"{self.path} has schema {version}, this Holdfast knows up to {SCHEMA}; it was left untouched. "
                 "Upgrade Holdfast, or name another file"
             )
-        if version < latest and not self._auto_migrate:
+        if 0 < version < SCHEMA:
             raise SchemaMismatchError(
-                f"{self.path} has {f'schema {version}' if version else 'no schema yet'}, this Holdfast needs {latest}; "
-                "run `holdfast migrate`"
+                f"{self.path} has schema {version} of a development version, this Holdfast needs {SCHEMA}; it was left "
+                "untouched. Finish its jobs with the version that made it, then name another file"
+            )
+        if not version and not self._auto_migrate:
+            raise SchemaMismatchError(
+                f"{self.path} has no schema yet, this Holdfast needs {SCHEMA}; run `holdfast migrate`"
             )
 
     def _ready(self) -> sqlite3.Connection:
@@ -106,7 +112,7 @@ class Database:
                 # Signed before anything else, so that a death in between leaves a file that is known as ours.
                 _tell(connection, "vacuum", "sign")
             _tell(connection, "wal")
-            _migrate(connection)
+            _create(connection)
         except BaseException:
             connection.close()
             raise
@@ -136,25 +142,24 @@ def require(version: tuple[int, ...]) -> None:
         )
 
 
-def migrations() -> list[tuple[int, str]]:
-    """Return the migrations, each with its number, in order."""
-    return numbered(_PACKAGE, "migrations")
+def schema() -> str:
+    """Return the statements that create the schema."""
+    return script(_PACKAGE, "", "schema.sql")
 
 
-def _migrate(connection: sqlite3.Connection) -> None:
-    for number, file in migrations():
-        if number <= _version(connection):
-            continue
-        _tell(connection, "write")
-        try:
-            for statement in _split(script(_PACKAGE, "migrations", file)):
-                connection.execute(statement)
-            connection.execute(query("session", "migrated"), (number,))
-            _tell(connection, "commit")
-        except BaseException:
-            if connection.in_transaction:
-                _tell(connection, "rollback")
-            raise
+def _create(connection: sqlite3.Connection) -> None:
+    if _version(connection) == SCHEMA:
+        return
+    _tell(connection, "write")
+    try:
+        for statement in _split(schema()):
+            connection.execute(statement)
+        connection.execute(query("session", "created"), (SCHEMA,))
+        _tell(connection, "commit")
+    except BaseException:
+        if connection.in_transaction:
+            _tell(connection, "rollback")
+        raise
 
 
 def _split(text: str) -> Iterator[str]:
@@ -166,7 +171,7 @@ def _split(text: str) -> Iterator[str]:
             yield pending
             pending = ""
     if pending.strip() and not all(line.startswith("--") for line in pending.strip().splitlines()):
-        raise HoldfastError(f"a migration ends in the middle of a statement: {pending.strip()[:60]}")
+        raise HoldfastError(f"the schema ends in the middle of a statement: {pending.strip()[:60]}")
 
 
 def _version(connection: sqlite3.Connection) -> int:

@@ -85,6 +85,5 @@ SELECT count(*) FROM sqlite_schema WHERE type = 'table' AND name = 'meta';
 -- name: version
 SELECT value FROM meta WHERE key = 'schema_version';
 
--- name: migrated
-INSERT INTO meta VALUES ('schema_version', ?)
-    ON CONFLICT (key) DO UPDATE SET value = excluded.value;
+-- name: created
+INSERT INTO meta VALUES ('schema_version', ?);

@@ -1,4 +1,4 @@
--- The first schema. Instants and durations are whole microseconds; structured fields are JSON, and NULL where empty.
+-- The schema, changed in place until the first release; see SCHEMA in database.py. Instants and durations are whole microseconds; structured fields are JSON, and NULL where empty.
 
 CREATE TABLE meta (
     key TEXT PRIMARY KEY,
@@ -7,8 +7,8 @@ CREATE TABLE meta (
 
 INSERT INTO meta VALUES ('proto', 1);
 
--- A record, in the order in which rows.py reads it. Payload and result come last: whatever can be read without them is
--- read without their overflow pages.
+-- A record, in the order in which rows.py reads it. Payload and result come late: the columns before
+-- them are read without their overflow pages.
 CREATE TABLE job (
     seq INTEGER PRIMARY KEY,
     queue TEXT NOT NULL,
@@ -20,7 +20,9 @@ CREATE TABLE job (
     score INTEGER NOT NULL,
     priority INTEGER NOT NULL,
     boost INTEGER NOT NULL,
+    lifo INTEGER NOT NULL DEFAULT 0,
     fair_key TEXT,
+    weight INTEGER NOT NULL DEFAULT 1,
     run_at INTEGER NOT NULL,
     ttl INTEGER,
     expires_at INTEGER,
@@ -28,7 +30,11 @@ CREATE TABLE job (
     deadline INTEGER,
     heartbeat_timeout INTEGER,
     keys TEXT,
-    uniq TEXT,
+    rates TEXT,
+    merge_key TEXT,
+    merge TEXT,
+    gathered INTEGER NOT NULL DEFAULT 0,
+    gathered_bytes INTEGER NOT NULL DEFAULT 0,
     parked_under TEXT,
     lease INTEGER NOT NULL,
     max_stalls INTEGER NOT NULL,
@@ -62,13 +68,26 @@ CREATE TABLE job (
     progress REAL,
     progress_note TEXT,
     schedule TEXT,
+    tick INTEGER,
     parent TEXT,
     payload BLOB NOT NULL,
     result BLOB,
+    quarantined INTEGER NOT NULL DEFAULT 0,
+    -- The latest run. Earlier runs stand in `run`. Where `run_fence` is NULL, all runs do.
+    run_fence INTEGER,
+    run_owner TEXT,
+    run_worker TEXT,
+    run_host TEXT,
+    run_pid INTEGER,
+    run_end INTEGER,
+    run_ended TEXT,
+    run_reason TEXT,
+    run_detail TEXT,
+    run_trace TEXT,
     UNIQUE (queue, id)
 ) STRICT;
 
--- A move from state to state looks at the terms of every index, so they begin with whatever is seldom true, and none asks
+-- A move from state to state looks at the terms of every index, so each begins with the term that is seldom true, and none asks
 -- for one of several states: SQLite would build a table of these for each row that moves.
 
 CREATE INDEX job_ready ON job (queue, score, id)
@@ -80,7 +99,11 @@ CREATE INDEX job_parked ON job (queue, parked_under, score, id)
 CREATE INDEX job_delayed ON job (queue, run_at, id)
     WHERE state = 'delayed';
 
--- Who has waited longest, whatever the scores say.
+-- The tenants that have waiting jobs.
+CREATE INDEX job_tenant ON job (queue, boost, fair_key)
+    WHERE fair_key IS NOT NULL AND state = 'waiting' AND lifo = 0;
+
+-- The jobs that have waited longest, regardless of their scores.
 CREATE INDEX job_waiting ON job (queue, run_at)
     WHERE state = 'waiting';
 
@@ -95,7 +118,7 @@ CREATE INDEX job_lease ON job (max(lease, start_grace, 5000000), lease_until, ow
 CREATE INDEX job_suspect ON job (suspect_until, owner)
     WHERE suspect_until IS NOT NULL AND state = 'active';
 
--- Whom somebody has asked to stop.
+-- Active jobs with a cancellation request.
 CREATE INDEX job_cancelling ON job (owner)
     WHERE cancel_at IS NOT NULL AND state = 'active';
 
@@ -112,6 +135,15 @@ CREATE INDEX job_kept ON job (kept_until, queue, id)
 
 CREATE INDEX job_redrive ON job (redrive_at, queue, id)
     WHERE redrive_at IS NOT NULL;
+
+-- Unfinished jobs that a later call may come to, instead of making its own. Who they are follows from their rows; those
+-- that have gathered as much as they may are passed over.
+CREATE INDEX job_merge ON job (queue, merge_key, gathered, seq)
+    WHERE merge_key IS NOT NULL AND finished IS NULL;
+
+-- The unfinished jobs of each schedule.
+CREATE INDEX job_scheduled ON job (schedule, state)
+    WHERE schedule IS NOT NULL AND finished IS NULL;
 
 -- How many jobs of each queue are in each state, brought up to date once a transaction: triggers for each row made an
 -- enqueue a quarter dearer. The rows stay at zero, so tally also knows the queues in the order of their first job.
@@ -138,6 +170,7 @@ CREATE TABLE run (
     ended TEXT,
     reason TEXT,
     detail TEXT,
+    trace TEXT,
     PRIMARY KEY (seq, number)
 ) STRICT, WITHOUT ROWID;
 
@@ -162,21 +195,12 @@ CREATE TABLE key (
     PRIMARY KEY (queue, name)
 ) STRICT, WITHOUT ROWID;
 
--- Who holds a concurrency key: one row for each active job that has it.
+-- The holders of a concurrency key: one row for each active job that has it.
 CREATE TABLE slot (
     queue TEXT NOT NULL,
     key TEXT NOT NULL,
     id TEXT NOT NULL,
     PRIMARY KEY (queue, key, id)
-) STRICT, WITHOUT ROWID;
-
--- Which job holds a unique key; until: for a key that is held for a time.
-CREATE TABLE uniq (
-    queue TEXT NOT NULL,
-    key TEXT NOT NULL,
-    id TEXT NOT NULL,
-    until INTEGER,
-    PRIMARY KEY (queue, key)
 ) STRICT, WITHOUT ROWID;
 
 CREATE TABLE setting (
@@ -226,6 +250,10 @@ CREATE TABLE schedule (
 CREATE INDEX schedule_due ON schedule (next_tick)
     WHERE next_tick IS NOT NULL AND paused = 0;
 
+-- How far the schedules have got: those that are beyond the clock, after it was set back.
+CREATE INDEX schedule_reached ON schedule (last_tick)
+    WHERE paused = 0;
+
 -- The role of a scope's leader: vacant where the owner is NULL; the epoch outlives every term.
 CREATE TABLE leader (
     scope TEXT PRIMARY KEY,
@@ -238,3 +266,73 @@ CREATE TABLE leader (
 ) STRICT, WITHOUT ROWID;
 
 INSERT INTO leader VALUES ('*', NULL, 0, 0, 0, NULL, NULL);
+
+-- The calls that a job has taken in beside its own, by the ids they came with; of a job that collects also its own, and
+-- the arguments of each, in the order of their places. They go with their job.
+CREATE TABLE call (
+    queue TEXT NOT NULL,
+    id TEXT NOT NULL,
+    job TEXT NOT NULL,
+    place INTEGER NOT NULL,
+    payload BLOB,
+    PRIMARY KEY (queue, id)
+) STRICT;
+
+CREATE INDEX call_of_job ON call (queue, job, place);
+
+-- A key for a time: how many jobs were made under it since it began, and the latest of them.
+CREATE TABLE window (
+    queue TEXT NOT NULL,
+    name TEXT NOT NULL,
+    until INTEGER NOT NULL,
+    jobs INTEGER NOT NULL,
+    id TEXT NOT NULL,
+    PRIMARY KEY (queue, name)
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX window_over ON window (until);
+
+-- Up to which instant the time of each rate is taken, and how far ahead (in microseconds) whoever took last could take
+-- any; opens_at: when it lets the next of those parked under it start.
+CREATE TABLE rate (
+    queue TEXT NOT NULL,
+    name TEXT NOT NULL,
+    taken_until INTEGER NOT NULL,
+    reach INTEGER NOT NULL DEFAULT 0,
+    opens_at INTEGER,
+    PRIMARY KEY (queue, name)
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX rate_opening ON rate (queue, opens_at)
+    WHERE opens_at IS NOT NULL;
+
+-- Time that has gone by since it was taken is forgotten, and then whatever says nothing any more.
+CREATE INDEX rate_over ON rate (taken_until)
+    WHERE taken_until > 0;
+
+CREATE INDEX rate_idle ON rate (opens_at)
+    WHERE opens_at IS NULL AND taken_until = 0;
+
+-- Lines that are fair, and how far they have got in virtual time: in all, in each priority, and of each tenant the last
+-- of its jobs.
+CREATE TABLE fair_line (
+    queue TEXT PRIMARY KEY,
+    front INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE fair_reached (
+    queue TEXT NOT NULL,
+    boost INTEGER NOT NULL,
+    at INTEGER NOT NULL,
+    PRIMARY KEY (queue, boost)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE fair_tag (
+    queue TEXT NOT NULL,
+    boost INTEGER NOT NULL,
+    key TEXT NOT NULL,
+    tag INTEGER NOT NULL,
+    PRIMARY KEY (queue, boost, key)
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX fair_tag_passed ON fair_tag (queue, boost, tag);
