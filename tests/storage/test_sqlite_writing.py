@@ -4,8 +4,11 @@ import asyncio
 import sqlite3
 import threading
 import time
+from collections.abc import Callable
+from contextvars import Context
 from pathlib import Path
 from random import Random
+from typing import Any, TypeVarTuple
 
 import pytest
 
@@ -114,6 +117,80 @@ async def test_nothing_to_do_writes_nothing(tmp_path: Path) -> None:
 
 def settlement_of_nothing() -> Settlement:
     return Settlement(Ref("q", "nobody"), 1, PutBack(charge="releases"), RunEnd("released"))
+
+
+Ts = TypeVarTuple("Ts")
+
+
+class HeldLoop(asyncio.SelectorEventLoop):
+    """An event loop that keeps its timers back until `run_timers`, and calls `observe` when the main thread looks."""
+
+    def __init__(self, observe: Callable[[], None]) -> None:
+        super().__init__()
+        self.ran = threading.Event()
+        self._observe = observe
+        self._kept: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
+
+    def call_later(
+        self, delay: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        self._kept.append((callback, args))
+        return super().call_later(0, lambda: None, context=context)
+
+    def run_timers(self) -> None:
+        kept, self._kept = self._kept, []
+        for callback, args in kept:
+            callback(*args)
+        self.ran.set()
+
+    def is_closed(self) -> bool:
+        if threading.current_thread() is threading.main_thread():
+            self._observe()
+        return super().is_closed()
+
+
+def test_a_call_of_one_loop_succeeds_while_another_loop_ends_its_watch(tmp_path: Path) -> None:
+    storage = SQLiteStorage(tmp_path / "jobs.db")
+    observed, over, ready = threading.Event(), threading.Event(), threading.Barrier(4)
+    in_turn = threading.Lock()
+    loops: list[HeldLoop] = []
+
+    def observe() -> None:
+        # The main thread's call looks at the other loops: their watches end at this very moment.
+        observed.set()
+        for loop in loops:
+            loop.ran.wait(2)
+
+    async def enqueue(name: str) -> str:
+        (receipt,) = await storage.enqueue([job(name)])
+        return receipt.made
+
+    def work(name: str) -> None:
+        loop = HeldLoop(observe)
+        with in_turn:
+            loop.run_until_complete(enqueue(name))
+        loops.append(loop)
+        ready.wait(10)
+        observed.wait(10)
+        loop.run_timers()
+        over.wait(10)
+        loop.close()
+
+    threads = [threading.Thread(target=work, args=(f"other-{n}",)) for n in range(3)]
+    for thread in threads:
+        thread.start()
+    ready.wait(10)
+    try:
+        made = asyncio.run(enqueue("mine"))
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+    asyncio.run(storage.close())
+
+    assert observed.is_set()
+    assert all(loop.ran.is_set() for loop in loops)
+    assert made == "created"
 
 
 async def test_calls_come_from_several_threads_and_loops(tmp_path: Path) -> None:

@@ -115,11 +115,14 @@ class Writer:
 
     def forget(self) -> None:
         """Begin anew, as after a fork: the thread and all that waited for it stayed in the parent."""
+        self._guard = threading.Lock()
+        self._begin_again()
+
+    def _begin_again(self) -> None:
         self._queue: deque[Operation] = deque()
         self._front: deque[Operation] = deque()
         self._hand: list[Operation] = []
         self._bell = SimpleQueue[None]()
-        self._guard = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stopping = False
         self._watched: set[asyncio.AbstractEventLoop] = set()
@@ -171,16 +174,34 @@ class Writer:
         return operation.future
 
     def _send(self, operation: Operation, *, front: bool) -> None:
-        loop = operation.loop
+        # All that can fail comes first: once the operation is in the queue, it is done, and its future says so.
+        self._watch_over(operation.loop)
         if self._thread is None:
-            # Where no thread can be had, nothing must be left waiting for one.
             self._start()
         with self._guard:
             (self._front if front else self._queue).append(operation)
-        self.wake()
-        if loop not in self._watched:
-            self._watched = {loop, *(other for other in self._watched if not other.is_closed())}
-            loop.call_later(1, self._watch, loop)
+        try:
+            self.wake()
+        except StorageUnavailableError:
+            # `stop` came in between, and there is no thread to start again.
+            with self._guard:
+                for queue in (self._front, self._queue):
+                    if operation in queue:
+                        queue.remove(operation)
+                        raise
+
+    def _watch_over(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Have a loop look once a second for operations of its own that have waited too long."""
+        if loop in self._watched:
+            return
+        loop.call_later(1, self._watch, loop)
+        with self._guard:
+            # Other loops join and leave the set meanwhile, each in its own thread.
+            watched = tuple(self._watched)
+        closed = [other for other in watched if other.is_closed()]
+        with self._guard:
+            self._watched.difference_update(closed)
+            self._watched.add(loop)
 
     def wake(self) -> None:
         """Make sure that the thread looks at what is there."""
@@ -198,10 +219,10 @@ class Writer:
             thread.join(timeout)
         with self._guard:
             late = [*self._front, *self._queue]
-            self.forget()
-        if late:
+            self._begin_again()
             # They came when the thread had ended, or hung; another sees to them.
             self._queue.extend(late)
+        if late:
             self.wake()
 
     def _start(self) -> None:
@@ -219,14 +240,15 @@ class Writer:
     def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
         """Fail what has waited too long: for a lock that a stopped process holds, or for a disk that hangs."""
         now = self._clock.uptime()
-        waiting = [one for one in (*self._hand, *self._front, *self._queue) if one.loop is loop]
+        with self._guard:
+            waiting = [one for one in (*self._hand, *self._front, *self._queue) if one.loop is loop]
+            if not waiting:
+                self._watched.discard(loop)
         for operation in waiting:
             if now - operation.since > BUDGET and not operation.future.done():
                 operation.future.set_exception(_overdue(self._path))
         if waiting:
             loop.call_later(1, self._watch, loop)
-        else:
-            self._watched.discard(loop)
 
     # ── on the thread ─────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -255,10 +277,11 @@ class Writer:
         self._leave()
 
     def _take(self) -> bool:
-        while self._front and len(self._hand) < BATCH:
-            self._hand.append(self._front.popleft())
-        while self._queue and len(self._hand) < BATCH:
-            self._hand.append(self._queue.popleft())
+        with self._guard:
+            while self._front and len(self._hand) < BATCH:
+                self._hand.append(self._front.popleft())
+            while self._queue and len(self._hand) < BATCH:
+                self._hand.append(self._queue.popleft())
         return bool(self._hand)
 
     def _perform(self) -> None:
