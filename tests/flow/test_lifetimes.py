@@ -101,8 +101,15 @@ def test_a_discarded_job_leaves_an_event_and_its_waiters_know_why(play: Play) ->
 
         with pytest.raises(JobExpiredError, match="discarded"):
             await waiter
+        (discarded,) = await stage.told(JobExpired)
+        waited_after = stage.clock.now() / 1_000_000 - discarded.at.timestamp()
+        asked_at = stage.now
         with pytest.raises(JobExpiredError, match="discarded"):
             await job.result()
+
+        assert waited_after < 0.1
+        assert stage.now - asked_at < 0.1
+
         with pytest.raises(JobNotFoundError):
             await job.state()
         survey = await stage.storage.survey(["default"])

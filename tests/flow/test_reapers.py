@@ -154,7 +154,7 @@ class Unreliable(MemoryStorage):
 
 
 @pytest.mark.fault("W-P12")
-@pytest.mark.statement(22, 109, 112, 115)
+@pytest.mark.statement(109, 115)
 def test_a_leader_out_of_reach_knows_that_it_leads_no_more_and_comes_back() -> None:
     async def main(loop: SimLoop) -> None:
         clock = SimClock(loop)
@@ -178,6 +178,59 @@ def test_a_leader_out_of_reach_knows_that_it_leads_no_more_and_comes_back() -> N
         storage.away = False
         await asyncio.sleep(2)
         assert reaper.leads
+
+    simulate(main)
+
+
+class Hanging(MemoryStorage):
+    """Memory whose sweeps can hang without an answer, as a connection does after a lost network."""
+
+    hangs = False
+    asked = 0
+
+    async def sweep(self, bid: Bid) -> Swept:
+        self.asked += 1
+        if self.hangs:
+            await asyncio.get_running_loop().create_future()
+        return await super().sweep(bid)
+
+
+@pytest.mark.fault("W-P12")
+@pytest.mark.statement(22, 112)
+def test_a_leader_whose_sweep_hangs_gives_up_its_term_and_sweeps_again() -> None:
+    async def main(loop: SimLoop) -> None:
+        clock = SimClock(loop)
+        storage = Hanging(clock=clock)
+        stage = Stage(loop, clock, storage)
+        app = stage.app(timing=FAST)
+        reaper = Reaper(app)
+        failures: list[ReaperFailed] = []
+        lost: list[LeadershipLost] = []
+        won: list[LeadershipAcquired] = []
+        reaper.on(ReaperFailed)(failures.append)
+        reaper.on(LeadershipAcquired)(won.append)
+        reaper.on(LeadershipLost)(lost.append)
+        await stage.start(reaper, "reaper")
+        await asyncio.sleep(1)
+        storage.hangs = True
+        asked = storage.asked
+        # A sweep until the hang, the term that it waits for, and the next sweep.
+        await asyncio.sleep(2 * FAST.leader_ttl.total_seconds() + 2 * FAST.sweep.total_seconds())
+
+        assert not reaper.leads
+        assert (len(won), [event.reason for event in lost]) == (1, ["unreachable"])
+        assert [event.error for event in failures] == ["no answer"] * len(failures)
+        assert len(failures) >= 1
+        assert storage.asked - asked >= 2
+
+        storage.hangs = False
+        await abandoned(stage, app)
+
+        async def recovered() -> bool:
+            return bool(await stage.told(JobStalled))
+
+        assert await stage.until(recovered) <= app.timing.recovery_bound.total_seconds()
+        assert len(won) == 2
 
     simulate(main)
 

@@ -418,6 +418,27 @@ def test_without_heartbeats_the_handlers_own_still_renew(play: Play) -> None:
     play(scenario)
 
 
+@pytest.mark.statement(87)
+def test_progress_renews_the_lease_as_a_heartbeat_does(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(timing=FAST)
+
+        @app.task(stall=Stall(heartbeat=False))
+        async def visible() -> int:
+            for part in range(20):
+                await asyncio.sleep(0.5)
+                current_job().progress(part / 20)
+            return current_job().run
+
+        job = await visible.enqueue()
+        await stage.start(app.worker(), "one")
+
+        assert await job.result() == 1
+        assert await stage.told(JobStalled) == []
+
+    play(scenario)
+
+
 @pytest.mark.statement(89)
 def test_stall_detection_can_be_switched_off(play: Play) -> None:
     async def scenario(stage: Stage) -> None:

@@ -203,7 +203,7 @@ class DeadLettersConformance(Conformance):
             lease = await start(storage)
             await settle(storage, ALICE, lease, Rejected(ERROR))
             notices = storage.notices([topic])
-            await woken_by(notices, lambda: storage.revise([Redrive(new_job().ref)]))
+            await woken_by(storage, notices, lambda: storage.revise([Redrive(new_job().ref)]))
             notices.close()
             await storage.revise([Delete(lease.ref)])
 
@@ -427,7 +427,7 @@ class DeadLettersConformance(Conformance):
         await settle(storage, ALICE, lease, RAISED)
         clock.advance(60)
         notices = storage.notices([queue_topic(QUEUE)])
-        await woken_by(notices, lambda: storage.sweep(bid()))
+        await woken_by(storage, notices, lambda: storage.sweep(bid()))
         notices.close()
 
     async def test_a_rule_redrives_in_bounded_steps(self, storage: Storage, clock: ManualClock) -> None:

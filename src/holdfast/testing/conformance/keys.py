@@ -223,7 +223,7 @@ class KeysConformance(Conformance):
         lease = await claim_one(storage)
         await claim(storage, BOB)
         notices = storage.notices([queue_topic(QUEUE)])
-        await woken_by(notices, lambda: settle(storage, ALICE, lease))
+        await woken_by(storage, notices, lambda: settle(storage, ALICE, lease))
         notices.close()
 
         assert len(await claim(storage, BOB)) == 1
@@ -280,7 +280,7 @@ class KeysConformance(Conformance):
         await storage.revise([Cancel(lease.ref)])
         taken = await watch(storage, clock, 26)
         notices = storage.notices([queue_topic(QUEUE)])
-        await woken_by(notices, lambda: apply(storage, REAPER, stalled(taken[0])))
+        await woken_by(storage, notices, lambda: apply(storage, REAPER, stalled(taken[0])))
         notices.close()
 
         assert (await record(storage, lease.ref)).state is State.CANCELLED
@@ -512,7 +512,7 @@ class KeysConformance(Conformance):
         await claim(storage)
         await settle(storage, ALICE, lease)
         notices = storage.notices([queue_topic(QUEUE)])
-        await woken_by(notices, lambda: storage.revise([way_off(Ref(QUEUE, "job-1"))]))
+        await woken_by(storage, notices, lambda: storage.revise([way_off(Ref(QUEUE, "job-1"))]))
         notices.close()
 
         assert [leased.ref.id for leased in await claim(storage)] == ["job-2"]
@@ -567,7 +567,7 @@ class KeysConformance(Conformance):
         await claim(storage)
         clock.advance(1)
         notices = storage.notices([queue_topic(QUEUE)])
-        await woken_by(notices, lambda: enqueue(storage, new_job("z-raises", keys=(Key("printer", 3),))))
+        await woken_by(storage, notices, lambda: enqueue(storage, new_job("z-raises", keys=(Key("printer", 3),))))
         notices.close()
 
         assert [lease.ref.id for lease in await claim(storage)] == ["job-1", "job-2"]

@@ -135,6 +135,15 @@ async def failed(storage: Storage, clock: ManualClock, job: NewJob) -> None:
     await settle(storage, ALICE, await start(storage, job), Rejected(ERROR))
 
 
+async def exhausted(storage: Storage, clock: ManualClock, job: NewJob) -> None:
+    """Its only attempt has failed, and its redrive rule applies to it."""
+    await settle(storage, ALICE, await start(storage, job), RAISED)
+    ended = await record(storage, job.ref)
+
+    assert (ended.state, ended.reason) == (State.FAILED, "exhausted")
+    assert ended.redrive_at is not None
+
+
 async def cancelled(storage: Storage, clock: ManualClock, job: NewJob) -> None:
     """Somebody has called it off."""
     await enqueue(storage, job)
@@ -351,7 +360,7 @@ class UniqueConformance(Conformance):
 
     async def test_a_rule_gives_up_while_another_holds_the_key(self, storage: Storage, clock: ManualClock) -> None:
         ruled = Policy(retry=Backoff(max_attempts=1), redrive=Redriving(after=5 * SECOND))
-        await failed(storage, clock, new_job("first", merge=UNIQUE, policy=ruled))
+        await exhausted(storage, clock, new_job("first", merge=UNIQUE, policy=ruled))
         await enqueue(storage, new_job("second", merge=UNIQUE))
         clock.advance(5)
         swept = await sweep_all(storage)
@@ -369,7 +378,7 @@ class UniqueConformance(Conformance):
 
     async def test_what_a_rule_gave_up_is_trimmed_like_any_other(self, storage: Storage, clock: ManualClock) -> None:
         ruled = Policy(retry=Backoff(max_attempts=1), redrive=Redriving(after=5 * SECOND))
-        await failed(storage, clock, new_job("first", merge=UNIQUE, policy=ruled))
+        await exhausted(storage, clock, new_job("first", merge=UNIQUE, policy=ruled))
         await enqueue(storage, new_job("second", merge=UNIQUE))
         await storage.tune(Target("queue", QUEUE), Settings(retention=Retention(failed=Keep(30 * SECOND))))
         clock.advance(5)

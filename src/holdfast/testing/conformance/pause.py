@@ -78,7 +78,7 @@ class PauseConformance(Conformance):
         await storage.tune(THIS_QUEUE, PAUSE)
         await enqueue(storage, new_job())
         notices = storage.notices([queue_topic(QUEUE)])
-        await woken_by(notices, lambda: storage.tune(THIS_QUEUE, RESUME))
+        await woken_by(storage, notices, lambda: storage.tune(THIS_QUEUE, RESUME))
         notices.close()
 
     async def test_what_runs_in_a_paused_queue_is_settled_and_followed_by_nothing(self, storage: Storage) -> None:
@@ -149,7 +149,7 @@ class PauseConformance(Conformance):
         await storage.tune(THIS_TASK, PAUSE)
         await claim(storage)
         notices = storage.notices([queue_topic(QUEUE)])
-        await woken_by(notices, lambda: storage.tune(THIS_TASK, RESUME))
+        await woken_by(storage, notices, lambda: storage.tune(THIS_TASK, RESUME))
         notices.close()
 
     async def test_what_runs_of_a_paused_task_goes_on_and_is_not_tried_again(

@@ -259,7 +259,7 @@ class RatesConformance(Conformance):
         assert (await glance(storage)).parked == 3
         clock.advance(10)
         hints = storage.notices([queue_topic(QUEUE)])
-        await woken_by(hints, lambda: sweep_all(storage))
+        await woken_by(storage, hints, lambda: sweep_all(storage))
         hints.close()
 
         assert (await glance(storage)).parked == 1
@@ -402,7 +402,9 @@ class RatesConformance(Conformance):
             clock.advance(1)
         assert (await record(storage, Ref(QUEUE, "job-2"))).parked_under == "rate:task/60000000:add"
         hints = storage.notices([queue_topic(QUEUE)])
-        await woken_by(hints, lambda: storage.tune(Target("task", "add"), Settings(rate=RateKey("task:add", 0))))
+        await woken_by(
+            storage, hints, lambda: storage.tune(Target("task", "add"), Settings(rate=RateKey("task:add", 0)))
+        )
         hints.close()
 
         assert [lease.ref.id for lease in await claim(storage)] == [f"job-{number}" for number in (2, 3, 4, 5)]
@@ -463,7 +465,7 @@ class RatesConformance(Conformance):
         assert (await order(storage, ALICE, room=8)).next_due == 3600 * SECOND
         hints = storage.notices([queue_topic(QUEUE)])
         faster = Settings(rate=RateKey("task:add", SECOND))
-        await woken_by(hints, lambda: storage.tune(Target("task", "add"), faster))
+        await woken_by(storage, hints, lambda: storage.tune(Target("task", "add"), faster))
         hints.close()
 
         assert [name for _, name in await run(storage, clock, 3)] == ["job-2", "job-3", "job-4", "job-5"]
@@ -477,7 +479,7 @@ class RatesConformance(Conformance):
         assert await claim(storage) == []
         hints = storage.notices([queue_topic(QUEUE)])
         lifted = Settings(rate=RateKey("queue", 0))
-        await woken_by(hints, lambda: storage.tune(Target("queue", QUEUE), lifted))
+        await woken_by(storage, hints, lambda: storage.tune(Target("queue", QUEUE), lifted))
         hints.close()
 
         assert len(await claim(storage)) == 2

@@ -276,7 +276,6 @@ class RenewConformance(Conformance):
 
         assert (await record(storage, lease.ref)).lease_until == clock.now() + LEASE
 
-    @pytest.mark.statement(87)
     async def test_progress_is_kept_until_it_is_told_anew(self, storage: Storage, clock: ManualClock) -> None:
         lease = await start(storage)
         clock.advance(5)

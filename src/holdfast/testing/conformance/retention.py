@@ -419,7 +419,7 @@ class RetentionConformance(Conformance):
     async def test_a_new_lifetime_wakes_who_waits_for_the_job(self, storage: Storage) -> None:
         (lease,) = await completed(storage, new_job())
         notices = storage.notices([job_topic(lease.ref)])
-        await woken_by(notices, lambda: storage.revise([Retain(lease.ref, SECOND)]))
+        await woken_by(storage, notices, lambda: storage.revise([Retain(lease.ref, SECOND)]))
         notices.close()
 
     async def test_a_retained_result_can_be_deleted(self, storage: Storage) -> None:

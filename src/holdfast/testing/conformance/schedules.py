@@ -34,6 +34,7 @@ from holdfast.testing.conformance.material import (
     enqueue,
     new_job,
     record,
+    recover,
     settle,
     states,
     told,
@@ -83,6 +84,33 @@ class SchedulesConformance(Conformance):
         (event,) = await told_of(storage, ScheduleFired)
         assert (event.name, event.tick, event.late_by) == ("report", moment(tick.tick), 1.5)
         assert (event.queue, event.id) == (QUEUE, tick_id(tick))
+
+    @pytest.mark.fault("F10")
+    @pytest.mark.statement(42)
+    async def test_a_schedule_goes_on_after_its_job_failed_by_a_stall(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
+        known = await put(storage, clock)
+        clock.advance(60)
+        tick = tick_of(known)
+        await storage.plan([tick])
+        for _ in range(2):
+            await claim_one(storage)
+            await recover(storage, clock)
+        ended = await record(storage, Ref(QUEUE, tick_id(tick)))
+
+        assert (ended.state, ended.reason) == (State.FAILED, "stalled")
+
+        clock.advance(60)
+        swept = await storage.sweep(bid())
+
+        assert [due.name for due in swept.due] == [known.name]
+
+        (planned,) = await storage.plan([tick_of(swept.due[0])])
+
+        assert planned.verdict == "done"
+        assert planned.ref is not None
+        assert (await record(storage, planned.ref)).state is State.WAITING
 
     @pytest.mark.fault("W-T19")
     async def test_of_ten_schedulers_one_deals_with_a_tick(self, storage: Storage, clock: ManualClock) -> None:

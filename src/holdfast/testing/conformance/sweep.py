@@ -402,8 +402,6 @@ class SweepConformance(Conformance):
 
         assert (job.state, job.reason, job.stalls) == (State.FAILED, "stalled", 1)
 
-    @pytest.mark.fault("F10")
-    @pytest.mark.statement(42)
     async def test_a_schedules_job_stalls_like_any_other(self, storage: Storage, clock: ManualClock) -> None:
         lease = await start(storage, new_job("cron:nightly:2026-01-01", schedule="nightly"))
         await recover(storage, clock)
