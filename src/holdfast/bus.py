@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import contextvars
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from random import Random
@@ -17,6 +17,7 @@ from holdfast.errors import StorageError, UsageError
 from holdfast.functions import is_async
 from holdfast.storage.follow import pages
 from holdfast.storage.protocol import EVENTS_END, EventPage, Reader, Storage
+from holdfast.waiting import first
 
 RENEWED = 1.0
 """Seconds between two renewals of a batch's loan while its handlers are at work: a fifth of the loan."""
@@ -48,6 +49,7 @@ class Hearers:
 
     def __init__(self) -> None:
         self._all: list[Hearing] = []
+        self._watchers: list[Callable[[], None]] = []
 
     def add(self, kind: type[Any], handler: Callable[[Any], object], *, scope: str, task: str | None) -> None:
         """Register a handler.
@@ -60,6 +62,17 @@ class Hearers:
         if scope not in ("once", "every"):
             raise UsageError(f'scope = {scope!r} is unknown; use "once" or "every"')
         self._all.append(Hearing(kind, handler, scope, task))
+        for watcher in tuple(self._watchers):
+            watcher()
+
+    @contextlib.contextmanager
+    def watched(self, watcher: Callable[[], None]) -> Generator[None]:
+        """Call `watcher` after each registration in the block, in the thread that registers."""
+        self._watchers.append(watcher)
+        try:
+            yield
+        finally:
+            self._watchers.remove(watcher)
 
     def scoped(self, scope: str) -> list[Hearing]:
         """Return the handlers of one scope."""
@@ -71,11 +84,12 @@ class Hearers:
 
 
 class Bus:
-    """Reads the log for one app in one process and calls the handlers.
+    """Reads the log for one app or reaper in one process and calls the handlers.
 
     Handlers of scope "once" share a named reader of the log: its batches are lent to one process at a time, so each
     event is handled once per app, and again only if that process dies, or stands still for five seconds, while it
-    handles it. Handlers of scope "every" follow the log from this process's start.
+    handles it. Handlers of scope "every" follow the log from this process's start. A handler that is registered later
+    hears what is recorded from then on. `local`: kinds of events that `tell` alone hands over, though the log has them.
     """
 
     def __init__(
@@ -83,20 +97,24 @@ class Bus:
         storage: Storage,
         hearers: Hearers,
         *,
-        app: str,
+        reader: str,
         caller: str,
         rng: Random,
         decode: Callable[[bytes], Any],
         logger: logging.Logger,
+        local: tuple[type[Event], ...] = (),
     ) -> None:
         self._storage = storage
         self._hearers = hearers
-        self._reader = Reader(f"app:{app}", caller)
+        self._reader = Reader(reader, caller)
+        self._skipped = local
         self._rng = rng
         self._decode = decode
         self._logger = logger
         self._local: asyncio.Queue[Event] = asyncio.Queue()
-        self._since: str | None = None
+        self._since = EVENTS_END
+        self._unrecorded: set[str] = set()
+        """Which events a warning has named as not recorded by any queue."""
         self._handling: tuple[Reader | None, str | None] = None, None
         self._stopping = asyncio.Event()
         self._stopped = asyncio.Event()
@@ -120,7 +138,8 @@ class Bus:
         if not asked:
             return
         recorded = {name for queue in (await self._storage.survey()).queues for name in queue.settings.record or ()}
-        for name in sorted(asked - recorded):
+        for name in sorted(asked - recorded - self._unrecorded):
+            self._unrecorded.add(name)
             self._logger.warning(
                 "handlers of %s hear nothing: no queue records it; await app.queue(name).record(...) once", name
             )
@@ -132,17 +151,43 @@ class Bus:
 
     async def run(self) -> None:
         """Follow the log until told to stop, or cancelled."""
+        loop, context = asyncio.get_running_loop(), contextvars.copy_context()
+        added = asyncio.Event()
+        followers: dict[str, asyncio.Task[None]] = {}
+        aides: list[asyncio.Task[None]] = []
         async with asyncio.TaskGroup() as crew:
-            aides = [crew.create_task(self._hand_local())]
-            followers: list[asyncio.Task[None]] = []
-            if self._hearers.scoped("once"):
-                aides.append(crew.create_task(self._keep_loan()))
-                followers.append(crew.create_task(self._follow("once", self._reader)))
-            if self._hearers.scoped("every"):
-                followers.append(crew.create_task(self._follow("every", None)))
-            await self._stopping.wait()
+
+            def begin() -> None:
+                """Follow the log for each scope that has handlers."""
+                if self._stopping.is_set():
+                    return
+                if "once" not in followers and self._hearers.scoped("once"):
+                    aides.append(crew.create_task(self._keep_loan(), context=context))
+                    followers["once"] = crew.create_task(self._follow("once", self._reader), context=context)
+                if "every" not in followers and self._hearers.scoped("every"):
+                    followers["every"] = crew.create_task(self._follow("every", None), context=context)
+                added.set()
+
+            def registered() -> None:
+                with contextlib.suppress(RuntimeError):  # the bus's loop is closed
+                    if _running_loop() is loop:
+                        # At once: what its caller does next shall be heard.
+                        begin()
+                    else:
+                        loop.call_soon_threadsafe(begin)
+
+            with self._hearers.watched(registered):
+                aides.append(crew.create_task(self._hand_local()))
+                begin()
+                while True:
+                    await first(added.wait(), self._stopping.wait())
+                    if self._stopping.is_set():
+                        break
+                    added.clear()
+                    with contextlib.suppress(StorageError):
+                        await self._warn_the_deaf()
             if followers:
-                await asyncio.wait(followers)
+                await asyncio.wait(followers.values())
             for aide in aides:
                 aide.cancel()
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -159,7 +204,6 @@ class Bus:
 
     async def _follow(self, scope: str, reader: Reader | None) -> None:
         """Hand what the log holds to the handlers of a scope; `place` is the cursor behind what was handled."""
-        hearings = self._hearers.scoped(scope)
         place = self._since if reader is None else None
 
         async def ask(cursor: str | None) -> EventPage:
@@ -182,7 +226,8 @@ class Bus:
                 for event in page.events:
                     if reader is not None:
                         self._handling = reader, place
-                    await self._hand(event, hearings)
+                    if not isinstance(event, self._skipped):
+                        await self._hand(event, self._hearers.scoped(scope))
                     place = event.cursor or place
                     if self._stopping.is_set():
                         break
@@ -239,3 +284,10 @@ class Bus:
             return structs.replace(event, result=self._decode(event.result))
         except Exception:
             return structs.replace(event, result=None)
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

@@ -66,7 +66,13 @@ class Equipment:
         return Owner(incarnation or owner_id(self.rng), name or f"{host}:{pid}", host, pid)
 
 
-def bare(url: str, *, timing: Timing | None = None) -> Equipment:
+def bare(
+    url: str,
+    *,
+    timing: Timing | None = None,
+    logger: logging.Logger | None = None,
+    codec: Codec | None = None,
+) -> Equipment:
     """Return equipment without an app's code: enough for a reaper and for whoever looks on.
 
     Raises:
@@ -76,8 +82,8 @@ def bare(url: str, *, timing: Timing | None = None) -> Equipment:
         app="",
         storage=locate(url),
         tasks={},
-        codec=JsonCodec(),
+        codec=codec or JsonCodec(),
         hearers=Hearers(),
         timing=timing or Timing(),
-        logger=logging.getLogger("holdfast"),
+        logger=logger or logging.getLogger("holdfast"),
     )

@@ -67,3 +67,32 @@ def test_it_puts_the_schedules_of_its_app_into_the_storage(there: Terminal) -> N
 
     assert process.returncode == 0
     assert [schedule["name"] for schedule in there.read("schedules", "list")] == ["nightly"]
+
+
+LISTENING = """
+from holdfast import Holdfast, JobStalled
+
+app = Holdfast()
+
+@app.task(name="add")
+def add(a: int, b: int) -> int:
+    return a + b
+
+@app.on(JobStalled)
+def stalled(event: JobStalled) -> None:
+    print("heard", event.id, event.owner, event.reason, flush=True)
+"""
+
+
+@pytest.mark.system
+def test_its_apps_handlers_hear_what_it_recovers(there: Terminal) -> None:
+    there.write("listening.py", LISTENING)
+    job = there.enqueue("add", 1, 2)
+    subprocess.run([sys.executable, "-c", MORTAL, there.url], check=False)
+    with there.start("reaper", "listening:app") as process:
+        assert process.stdout is not None
+        heard = process.stdout.readline().split()
+        process.send_signal(signal.SIGTERM)
+
+    assert process.returncode == 0
+    assert heard == ["heard", job, "0123456789abcdef", "process_died"]

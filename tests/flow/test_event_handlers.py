@@ -1,7 +1,9 @@
 """Who hears of what: once per app, from the log, whichever process caused it; or in every process."""
 
 import asyncio
+import logging
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,12 +16,14 @@ from holdfast import (
     JobFailed,
     JobRetried,
     JobStalled,
+    JobStarted,
     LeadershipAcquired,
     Reaper,
     Retry,
     UsageError,
     WorkerStarted,
 )
+from holdfast.codec import JsonCodec
 from tests.flow.conftest import FAST, Play, Stage
 
 
@@ -104,6 +108,142 @@ def test_what_a_lone_reaper_recovered_is_heard_in_a_worker(play: Play) -> None:
         assert [(event.id, event.count, event.action) for event in stalled] == [(job.id, 1, "recovered")]
 
     play(scenario)
+
+
+async def left_by_a_dead_worker(stage: Stage, app: Holdfast) -> tuple[str, str]:
+    """Let a worker die over a job; return the job's id and the worker's owner id."""
+    worker = app.worker(reaper=False)
+    victim = await stage.start(worker, "victim")
+    job = await app.tasks["sleep"].enqueue()
+    await asyncio.sleep(0.5)
+    stage.loop.kill(victim)
+    return job.id, worker.owner.id
+
+
+@pytest.mark.parametrize("scope", ["once", "every"])
+def test_a_reapers_handler_hears_what_stalled_where_only_reapers_run(play: Play, scope: str) -> None:
+    async def scenario(stage: Stage) -> None:
+        heard: list[JobStalled] = []
+        job, owner = await left_by_a_dead_worker(stage, listening(stage, [], "victim"))
+        reapers = [Reaper(stage.app(timing=FAST)) for _ in range(2)]
+        for number, reaper in enumerate(reapers):
+            reaper.on(JobStalled, scope=scope)(heard.append)
+            await stage.start(reaper, f"reaper-{number}")
+        await asyncio.sleep(10)
+
+        told = [(event.id, event.owner, event.reason, event.action) for event in heard]
+        assert told == [(job, owner, "lease_expired", "recovered")] * (1 if scope == "once" else 2)
+
+    play(scenario)
+
+
+def test_the_apps_handlers_hear_events_in_a_process_that_runs_only_a_reaper(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        heard: list[tuple[str, Any]] = []
+        job, owner = await left_by_a_dead_worker(stage, listening(stage, [], "victim"))
+        app = listening(stage, heard, "reaper")
+        app.on(JobStalled, scope="every")(lambda event: heard.append(("every", event)))
+        app.tasks["sleep"].on(JobStalled)(lambda event: heard.append(("task", event)))
+        reaper = Reaper(app)
+        node = await stage.start(reaper, "reaper")
+        await asyncio.sleep(10)
+        await stage.stop(node, reaper)
+
+        stalled = [(name, e.id, e.owner, e.reason) for name, e in heard if isinstance(e, JobStalled)]
+        assert sorted(stalled) == [(name, job, owner, "lease_expired") for name in ("every", "reaper", "task")]
+
+    play(scenario)
+
+
+def test_a_reapers_coroutine_handler_hears_of_its_own_leadership_once(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        heard: list[str] = []
+        reapers = [Reaper(stage.app(timing=FAST)) for _ in range(2)]
+        for number, reaper in enumerate(reapers):
+
+            @reaper.on(LeadershipAcquired)
+            async def leads(event: LeadershipAcquired) -> None:
+                heard.append(event.owner)
+
+            await stage.start(reaper, f"reaper-{number}")
+        await asyncio.sleep(10)
+
+        assert heard == [reapers[0].id]
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("scope", ["once", "every"])
+@pytest.mark.parametrize("others", [False, True])
+def test_a_handler_registered_while_a_worker_runs_hears_what_follows(play: Play, scope: str, *, others: bool) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+        task = app.task(name="quick")(quick)
+        before: list[str] = []
+        if others:
+            app.on(JobCompleted, scope=scope)(lambda event: before.append(event.id))
+        await stage.start(app.worker())
+        early = await task.enqueue(1)
+        await early.result()
+        await asyncio.sleep(5)
+        heard: list[str] = []
+        app.on(JobCompleted, scope=scope)(lambda event: heard.append(event.id))
+        late = await task.enqueue(2)
+        await late.result()
+        await asyncio.sleep(5)
+
+        assert heard == [late.id]
+        assert before == ([early.id, late.id] if others else [])
+
+    play(scenario)
+
+
+def test_a_handler_registered_late_for_what_no_queue_records_is_warned_about(
+    play: Play, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+        app.task(name="quick")(quick)
+        await stage.start(app.worker())
+        app.on(JobStarted)(print)
+        await asyncio.sleep(5)
+
+    play(scenario)
+    assert [record.getMessage() for record in caplog.records if "of started hear" in record.getMessage()]
+
+
+class Reversing:
+    """A codec of one's own: JSON, back to front."""
+
+    def encode(self, value: Any, /) -> bytes:
+        return JsonCodec().encode(value)[::-1]
+
+    def decode(self, data: bytes, /) -> Any:
+        return JsonCodec().decode(data[::-1])
+
+
+async def test_a_reaper_at_an_address_reads_results_by_its_codec_and_logs_by_its_logger(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = f"sqlite:///{tmp_path / 'queue.db'}"
+    app = Holdfast(url, codec=Reversing())
+    task = app.task(name="quick")(quick)
+    reaper = Reaper(url, codec=Reversing(), logger=logging.getLogger("mine"))
+    heard = asyncio.get_running_loop().create_future()
+
+    @reaper.on(JobCompleted)
+    async def completed(event: JobCompleted) -> None:
+        heard.set_result(event.result)
+        raise ValueError("broken handler")
+
+    await reaper.start()
+    async with app, app.worker():
+        await task.enqueue(123)
+        result = await asyncio.wait_for(heard, 10)
+    await reaper.stop()
+
+    assert result == 123
+    assert [record.name for record in caplog.records if "failed" in record.getMessage()] == ["mine"]
 
 
 def test_a_process_that_dies_in_a_handler_leaves_the_event_to_another(play: Play) -> None:

@@ -1,7 +1,9 @@
 """Reapers alone and in numbers: who leads, what they find, and that nothing is recovered twice."""
 
 import asyncio
+import logging
 import threading
+from typing import Any
 
 import pytest
 
@@ -17,6 +19,7 @@ from holdfast import (
     StorageUnavailableError,
     UsageError,
 )
+from holdfast.codec import JsonCodec
 from holdfast.storage.memory import MemoryStorage
 from holdfast.storage.protocol import Bid, Swept
 from holdfast.testing.simloop import SimClock, SimLoop, simulate
@@ -317,9 +320,14 @@ def test_turned_by_hand_the_first_sweep_suspects_and_a_later_one_resolves(play: 
     play(scenario)
 
 
-def test_a_reaper_refuses_a_timing_beside_an_apps_own(play: Play) -> None:
+@pytest.mark.parametrize(
+    "option",
+    [{"timing": FAST}, {"logger": logging.getLogger("mine")}, {"codec": JsonCodec()}],
+    ids=lambda one: min(one),
+)
+def test_a_reaper_refuses_what_its_app_has(play: Play, option: dict[str, Any]) -> None:
     async def scenario(stage: Stage) -> None:
-        with pytest.raises(UsageError, match="timing"):
-            Reaper(stage.app(), timing=FAST)
+        with pytest.raises(UsageError, match=min(option)):
+            Reaper(stage.app(), **option)
 
     play(scenario)

@@ -19,14 +19,11 @@ from holdfast.cli.session import Session, length
 from holdfast.cli.session import storage as storage_options
 from holdfast.core.events import JobStalled, LeadershipAcquired, LeadershipLost
 from holdfast.equipment import Equipment, bare
-from holdfast.errors import StorageError, UsageError
+from holdfast.errors import UsageError
 from holdfast.health.server import Server
 from holdfast.health.vitals import Vitals
-from holdfast.maintenance.reaper import Reaping
+from holdfast.maintenance.reaper import Reaper
 from holdfast.options import LeaderElection, Timing
-from holdfast.schedules import put_all
-from holdfast.storage.follow import follow
-from holdfast.storage.protocol import EVENTS_END, Storage
 
 logger = logging.getLogger("holdfast.reaper")
 
@@ -93,27 +90,26 @@ async def _reap(equipment: Equipment, election: LeaderElection | None, http: Htt
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, over.set)
     storage = equipment.storage
-    reaping = Reaping(equipment, equipment.owner(), election)
-    reaping.hearers.add(LeadershipAcquired, _acquired, scope="every", task=None)
-    reaping.hearers.add(LeadershipLost, _lost, scope="every", task=None)
+    reaper = Reaper(equipment, election=election)
+    reaper.on(LeadershipAcquired)(_acquired)
+    reaper.on(LeadershipLost)(_lost)
+
+    @reaper.on(JobStalled, scope="every")
+    def stalled(event: JobStalled) -> None:
+        # The followers leave it to the leader to report.
+        if election is None or reaper.leads:
+            _recovered(event)
+
     server = None if http is None else _server(equipment, http, over.is_set)
     try:
         async with server or contextlib.nullcontext():
-            await storage.open()
-            await put_all(storage, equipment.schedules.values())
-            logger.info("reaper %s sweeps %s", reaping.owner.id, storage.url)
-            # Taken before the first sweep, or what that recovers would not be told.
-            cursor = (await storage.events(EVENTS_END)).next
-            # The followers leave it to the leader to tell.
-            told = _tell(storage, cursor, lambda: election is None or reaping.standing.leads)
-            async with asyncio.TaskGroup() as crew:
-                agents = [crew.create_task(told), crew.create_task(reaping.run())]
-                await over.wait()
-                for agent in agents:
-                    agent.cancel()
+            await reaper.start()
+            logger.info("reaper %s sweeps %s", reaper.id, storage.url)
+            await over.wait()
+            await reaper.stop()
     finally:
         await storage.close()
-    logger.info("reaper %s has stopped", reaping.owner.id)
+    logger.info("reaper %s has stopped", reaper.id)
 
 
 def _server(equipment: Equipment, http: Http, stopping: Callable[[], bool]) -> Server:
@@ -124,14 +120,6 @@ def _server(equipment: Equipment, http: Http, stopping: Callable[[], bool]) -> S
         queues=lambda: {task.queue for task in equipment.tasks.values()},
         vitals=lambda: Vitals(stopping=stopping(), figures=equipment.figures.totals()),
     )
-
-
-async def _tell(storage: Storage, cursor: str, mine: Callable[[], bool]) -> None:
-    """Tell what is recovered from here on, while that is mine to tell."""
-    async with contextlib.aclosing(follow(storage, cursor, spares=StorageError, logger=logger)) as events:
-        async for event in events:
-            if isinstance(event, JobStalled) and mine():
-                _recovered(event)
 
 
 def _recovered(event: JobStalled) -> None:

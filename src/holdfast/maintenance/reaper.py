@@ -9,18 +9,22 @@ from it in turn.
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol, TypeVar, cast
 
 from msgspec import structs
 
-from holdfast.bus import Hearers
+from holdfast.bus import Bus, Hearers
+from holdfast.codec import Codec
 from holdfast.core.duration import micros
-from holdfast.core.events import Event, ReaperFailed
+from holdfast.core.events import Event, LeadershipAcquired, LeadershipLost, ReaperFailed
 from holdfast.core.job import Owner
 from holdfast.core.leadership import Standing, answered, ask_again_in, longest_rest, resigned, unanswered
 from holdfast.equipment import Equipment, bare
 from holdfast.errors import StorageError, UsageError
+from holdfast.functions import is_async
+from holdfast.hearing import registering
 from holdfast.maintenance.ticking import tick_all
 from holdfast.options import LeaderElection, Timing
 from holdfast.schedules import put_all
@@ -35,6 +39,12 @@ SPREAD = 0.1
 RESIGN_WAIT = 1.0
 """Seconds that a reaper's farewell gets to reach the storage."""
 
+HANDLERS_WAIT = 2.0
+"""Seconds that event handlers at work get to end when their reaper stops."""
+
+ITS_OWN = (LeadershipAcquired, LeadershipLost, ReaperFailed)
+"""What a reaper tells its own handlers of itself at once; they do not hear it of other reapers."""
+
 
 class Reaping:
     """One reaper's turns; `Reaper` and the worker drive it."""
@@ -43,6 +53,8 @@ class Reaping:
         self.owner = owner
         self.standing = Standing()
         self.hearers = Hearers()
+        self.at_work = set[asyncio.Task[None]]()
+        """Coroutine handlers that were called and have not ended."""
         timing = equipment.timing
         self._storage = equipment.storage
         self._figures = equipment.figures
@@ -144,9 +156,23 @@ class Reaping:
             for hearing in self.hearers.everyone():
                 if hearing.hears(event):
                     try:
-                        hearing.handler(event)
+                        if is_async(hearing.handler):
+                            self._tell_later(hearing.handler, event)
+                        else:
+                            hearing.handler(event)
                     except Exception:
                         self._logger.exception("the handler %r failed", hearing.handler)
+
+    def _tell_later(self, handler: Callable[[Any], object], event: Event) -> None:
+        async def call() -> None:
+            try:
+                await cast("Callable[[Any], Awaitable[object]]", handler)(event)
+            except Exception:
+                self._logger.exception("the handler %r failed", handler)
+
+        task = asyncio.create_task(call())
+        self.at_work.add(task)
+        task.add_done_callback(self.at_work.discard)
 
 
 class Equipped(Protocol):
@@ -161,30 +187,40 @@ class Reaper:
     """Recovers what was left behind by workers that died or fell silent.
 
     Every worker has one; this is one alone, for a process that runs no jobs. Any number of them may run: with an
-    election one sweeps for all, without it all do, and nothing is recovered twice.
+    election one sweeps for all, without it all do, and nothing is recovered twice. While it runs, the handlers of its
+    app (`app.on`, `task.on`) hear events in this process as they do in a worker.
     """
 
     def __init__(
         self,
-        app_or_url: Equipped | str,
+        app_or_url: Equipped | Equipment | str,
         *,
         election: LeaderElection | None = LeaderElection(),  # noqa: B008 - frozen
         timing: Timing | None = None,
+        logger: logging.Logger | None = None,
+        codec: Codec | None = None,
     ) -> None:
-        """Take an app, or the URL of a storage and a timing.
+        """Take an app, or the URL of a storage with a timing, a logger and the codec of the jobs' results.
 
         Raises:
-            UsageError: the URL names no storage, or a timing came with an app, which has its own.
+            UsageError: the URL names no storage, or one of the other three came with an app, which has its own.
         """
-        if not isinstance(app_or_url, str) and timing is not None:
-            raise UsageError("timing is the app's own; leave it out, or give the URL instead of the app")
-        equipment = bare(app_or_url, timing=timing) if isinstance(app_or_url, str) else app_or_url.equipment()
+        own = {"timing": timing, "logger": logger, "codec": codec}
+        given = [name for name, value in own.items() if value is not None]
+        if given and not isinstance(app_or_url, str):
+            raise UsageError(f"{given[0]} is the app's own; leave it out, or give the URL instead of the app")
+        if isinstance(app_or_url, str):
+            equipment = bare(app_or_url, timing=timing, logger=logger, codec=codec)
+        else:
+            equipment = app_or_url if isinstance(app_or_url, Equipment) else app_or_url.equipment()
+        self._equipment = equipment
         self._reaping = Reaping(equipment, equipment.owner(), election)
         self._storage = equipment.storage
-        self._schedules = equipment.schedules
         # What was located by its URL here is nobody else's to close.
         self._owns_storage = isinstance(app_or_url, str)
+        self._buses: tuple[Bus, ...] = ()
         self._task: asyncio.Task[None] | None = None
+        self._hearing: tuple[asyncio.Task[None], ...] = ()
 
     @property
     def id(self) -> str:
@@ -196,14 +232,20 @@ class Reaper:
         """Whether it leads, as far as it knows."""
         return self._reaping.standing.leads
 
-    def on(self, kind: type[E]) -> Callable[[Callable[[E], object]], Callable[[E], object]]:
-        """Register a plain function for `LeadershipAcquired`, `LeadershipLost` and `ReaperFailed` of this reaper."""
+    def on(self, kind: type[E], *, scope: str = "once") -> Callable[[Callable[[E], object]], Callable[[E], object]]:
+        """Register a handler for an event, whichever process causes it, heard while this reaper runs.
 
-        def register(handler: Callable[[E], object]) -> Callable[[E], object]:
-            self._reaping.hearers.add(kind, handler, scope="every", task=None)
-            return handler
+        Each event is heard once per app, in one of its reapers; with `scope="every"` in each reaper. Of
+        `LeadershipAcquired`, `LeadershipLost` and `ReaperFailed` it hears this reaper's own, at once. Handlers may be
+        coroutine functions or plain ones. What they raise is logged.
 
-        return register
+        Raises:
+            UsageError: that is no event class, or no such scope; or what is registered cannot be called.
+        """
+        hearers = self._reaping.hearers
+        return registering(
+            kind, scope=scope, of=Event, take=lambda handler: hearers.add(kind, handler, scope=scope, task=None)
+        )
 
     async def start(self) -> None:
         """Begin to sweep. Idempotent.
@@ -213,8 +255,14 @@ class Reaper:
         """
         if self._task is None:
             await self._storage.open()
-            await put_all(self._storage, self._schedules.values())
-            # It outlives the call that starts it; `stop` awaits it.
+            await put_all(self._storage, self._equipment.schedules.values())
+            # Before the first sweep: what that recovers is heard, too.
+            buses = (self._bus(self._equipment.hearers, "app"), self._bus(self._reaping.hearers, "reaper", ITS_OWN))
+            for bus in buses:
+                await bus.subscribe()
+            # They outlive the call that starts them; `stop` awaits them.
+            self._buses = buses
+            self._hearing = tuple(asyncio.create_task(bus.run(), name=f"events of reaper {self.id}") for bus in buses)
             self._task = asyncio.create_task(self._reaping.run(), name=f"reaper {self.id}")
 
     async def stop(self) -> None:
@@ -223,6 +271,7 @@ class Reaper:
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+            await self._hear_no_more()
             with contextlib.suppress(StorageError, TimeoutError):
                 # Else a storage that outlives it would keep the life of this owner.
                 async with asyncio.timeout(RESIGN_WAIT):
@@ -234,3 +283,26 @@ class Reaper:
         """Sweep once, by hand; return the seconds until a running reaper would sweep again."""
         await self._storage.open()
         return await self._reaping.turn()
+
+    def _bus(self, hearers: Hearers, whose: str, local: tuple[type[Event], ...] = ()) -> Bus:
+        equipment = self._equipment
+        return Bus(
+            equipment.storage,
+            hearers,
+            reader=f"{whose}:{equipment.app}",
+            caller=self.id,
+            rng=equipment.rng,
+            decode=equipment.codec.decode,
+            logger=equipment.logger,
+            local=local,
+        )
+
+    async def _hear_no_more(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(HANDLERS_WAIT):
+                await asyncio.gather(*(bus.stop() for bus in self._buses), *self._reaping.at_work)
+        left = (*self._hearing, *self._reaping.at_work)
+        self._buses, self._hearing = (), ()
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)

@@ -149,7 +149,7 @@ class Worker:
         self._bus = Bus(
             equipment.storage,
             equipment.hearers,
-            app=equipment.app,
+            reader=f"app:{equipment.app}",
             caller=self.owner.id,
             rng=equipment.rng,
             decode=equipment.codec.decode,
