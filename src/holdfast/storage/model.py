@@ -462,7 +462,7 @@ class Model(Timetable):
 
     def _promote_due(self, now: int) -> int:
         promoted = 0
-        for queue, line in self._lines.items():
+        for queue, line in sorted(self._lines.items()):
             due = line.delayed.first(PROMOTE_LIMIT - promoted, until=now)
             for ref in due:
                 self._promote(self._jobs[ref], now)
@@ -495,9 +495,9 @@ class Model(Timetable):
     def _trim(self, now: int) -> int:
         """Forget what has been kept for long enough, the longest ended first."""
         gone = self._shelf.kept.first(TRIM_LIMIT, until=now)
-        for queue, line in self._lines.items():
+        for queue, line in sorted(self._lines.items()):
             kept = self._setting("queue", queue).retention or Retention()
-            for state, over in line.over.items():
+            for state, over in sorted(line.over.items()):
                 keep = kept.of(state)
                 surplus = 0 if keep.count is None else max(0, len(over) - keep.count)
                 # What ended later than now did so before the clock was set back: it is older than it looks.

@@ -1,9 +1,13 @@
 """The chores of a sweep in SQL, after the reclaim: each bounded, each alone, each returns how many it did."""
 
+from collections.abc import Sequence
+from itertools import groupby
+from operator import itemgetter
+
 import msgspec
 
 from holdfast.core.lease import grace_end
-from holdfast.core.lifecycle import TERMINAL, State
+from holdfast.core.lifecycle import State
 from holdfast.core.retention import EVENTS_KEPT, Keep, Retention
 from holdfast.core.transition import suspected
 from holdfast.storage.protocol import (
@@ -19,7 +23,7 @@ from holdfast.storage.protocol import (
     WORKER_KEPT,
     queue_topic,
 )
-from holdfast.storage.sqlite import line, rates, slots
+from holdfast.storage.sqlite import line, rates, rows, slots
 from holdfast.storage.sqlite.claiming import promote
 from holdfast.storage.sqlite.hand import redrive
 from holdfast.storage.sqlite.intake import holder
@@ -35,7 +39,8 @@ _AHEAD = query("sweep", "ahead")
 _SUSPECT = query("sweep", "suspect")
 _RECALL = query("sweep", "recall")
 _AGED = query("sweep", "aged")
-_QUEUES_WITH = query("tally", "queues_with")
+_QUEUES_DELAYED = query("tally", "queues_delayed")
+_QUEUES_PARKED = query("tally", "queues_parked")
 _PARKED_UNDER = query("sweep", "parked_under")
 _LOOKED_AT = query("sweep", "looked_at")
 _LOOK_ON = query("sweep", "look_on")
@@ -43,7 +48,10 @@ _SETTINGS = query("survey", "settings")
 _REDRIVABLE = query("sweep", "redrivable")
 _GIVE_UP = query("sweep", "give_up")
 _OUTLIVED = query("sweep", "outlived")
-_COUNTED = query("tally", "counted")
+_TO_TRIM = query("sweep", "to_trim")
+_TRIMMED = query("sweep", "trimmed")
+_FORGET_QUEUE = query("sweep", "forget_queue")
+_FORGET_PLAIN = tuple(query("sweep", name) for name in ("forget_jobs", "forget_runs", "forget_logs"))
 _ENDED = query("sweep", "ended")
 _ENDED_AHEAD = query("sweep", "ended_ahead")
 _LINED = query("sweep", "lined")
@@ -62,8 +70,8 @@ _FORGET_ORDERS = query("sweep", "forget_orders")
 _encode = msgspec.json.Encoder().encode
 _place = msgspec.json.Decoder(tuple[str, str]).decode
 
-_SPARED = {State.COMPLETED: "kept", State.FAILED: "ruled"}
-"""Of which end the queue's retention leaves some alone, and what their counter is named."""
+LOOKS = 500
+"""How many counters a sweep looks at for jobs past retention."""
 
 _WHENEVER = (1 << 63) - 1
 
@@ -102,7 +110,7 @@ def expire_aged(step: Step) -> int:
 def promote_due(step: Step) -> int:
     """Make waiting what fell due."""
     promoted = 0
-    for (queue,) in step.all(_QUEUES_WITH, ("delayed",)):
+    for (queue,) in step.all(_QUEUES_DELAYED):
         due = promote(step, queue, PROMOTE_LIMIT - promoted)
         if due:
             step.knocked.append(queue_topic(queue))
@@ -112,7 +120,7 @@ def promote_due(step: Step) -> int:
 
 def unpark(step: Step) -> int:
     """Let back in line whoever is parked where there is room: of tasks that go on, and of the next so many keys."""
-    queues = sorted(queue for (queue,) in step.all(_QUEUES_WITH, ("parked",)))
+    queues = [queue for (queue,) in step.all(_QUEUES_PARKED)]
     tasks = [PAUSED + task for task, _ in step.all(_SETTINGS, ("task",))]
     unparked = sum(slots.unpark(step, queue, task) for queue in queues for task in tasks)
     row = step.one(_LOOKED_AT)
@@ -157,22 +165,51 @@ def redrive_due(step: Step) -> int:
 
 def trim(step: Step) -> int:
     """Forget what has been kept for long enough, the longest ended first."""
-    gone = step.all(_OUTLIVED, (step.now, TRIM_LIMIT))
-    counts: dict[str, dict[str, int]] = {}
-    for queue, state, jobs in step.all(_COUNTED):
-        counts.setdefault(queue, {})[state] = jobs
-    for queue, counted in counts.items():
-        kept = setting(step, "queue", queue).retention or Retention()
-        for state in sorted(TERMINAL):
-            jobs = counted.get(state, 0) - counted.get(_SPARED.get(state, ""), 0)
-            if jobs > 0:
-                gone += _worn(step, queue, state, kept.of(state), jobs, TRIM_LIMIT - len(gone))
-    trimmed = 0
-    for (seq,) in gone:
+    trimmed, emptied = 0, dict[str, None]()
+    for (seq,) in step.all(_OUTLIVED, (step.now, TRIM_LIMIT)):
         if trimmed >= TRIM_LIMIT:
             break
-        trimmed += drop(step, seq, the_job(step, seq))
+        job = the_job(step, seq)
+        trimmed += drop(step, seq, job)
+        emptied[job.queue] = None
+    for queue, state, jobs in step.all(_TO_TRIM, (step.now, LOOKS)):
+        keep = (setting(step, "queue", queue).retention or Retention()).of(State(state))
+        gone = _worn(step, queue, state, keep, jobs, TRIM_LIMIT - trimmed)
+        trimmed += _forget(step, queue, state, gone, TRIM_LIMIT - trimmed)
+        if trimmed >= TRIM_LIMIT:
+            # There may be more of it: the next sweep looks at this queue again.
+            break
+        step.run(_TRIMMED, {"queue": queue, "state": state, "age": min(keep.age, _WHENEVER >> 1)})
+        if len(gone) == jobs:
+            emptied[queue] = None
+    # The counters tell whether a queue has any other jobs, so they must be up to date.
+    step.write_down()
+    step.many(_FORGET_QUEUE, [(queue,) for queue in emptied])
     return trimmed
+
+
+def _forget(step: Step, queue: str, state: str, gone: Sequence[Row], limit: int) -> int:
+    """Forget jobs that ended in a state, in their order, up to a limit; return how many calls went with them."""
+    trimmed = 0
+    for merges, group in groupby(gone, itemgetter(1)):
+        seqs = [seq for seq, _ in group][: limit - trimmed]
+        if not merges:
+            forget_plain(step, queue, state, seqs)
+            trimmed += len(seqs)
+            continue
+        for seq in seqs:
+            if trimmed < limit:
+                trimmed += drop(step, seq, the_job(step, seq))
+    return trimmed
+
+
+def forget_plain(step: Step, queue: str, state: str, seqs: Sequence[int]) -> None:
+    """Forget ended jobs that answer for no other calls, with their runs and logs, as a set."""
+    listed = rows.listed(seqs)
+    if listed is not None:
+        for statement in _FORGET_PLAIN:
+            step.run(statement, (listed,))
+        step.moved(queue, left=state, jobs=len(seqs))
 
 
 def forget_events(step: Step) -> int:
@@ -222,7 +259,7 @@ def _doubtful(step: Step) -> list[int]:
     return [row[3] for row in sorted(out)[:SWEEP_LIMIT] + sorted(ahead)[:SWEEP_LIMIT]]
 
 
-def _worn(step: Step, queue: str, state: State, keep: Keep, jobs: int, room: int) -> list[Row]:
+def _worn(step: Step, queue: str, state: str, keep: Keep, jobs: int, room: int) -> list[Row]:
     """Return which of so many jobs of one end are kept no longer, the longest ended first."""
     surplus = 0 if keep.count is None else max(0, jobs - keep.count)
     # What ended later than now did so before the clock was set back: it is older than it looks.

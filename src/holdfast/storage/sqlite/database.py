@@ -18,7 +18,7 @@ Durability = Literal["full", "fast"]
 APPLICATION = 1215261796
 """The number that marks a file as ours, in its header ("Hold")."""
 
-SCHEMA = 5
+SCHEMA = 6
 """The number of the schema in `schema.sql`. Until the first release it rises with each change; nothing is migrated."""
 
 _PACKAGE = "holdfast.storage.sqlite"

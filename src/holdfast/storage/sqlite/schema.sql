@@ -146,16 +146,22 @@ CREATE INDEX job_scheduled ON job (schedule, state)
     WHERE schedule IS NOT NULL AND finished IS NULL;
 
 -- How many jobs of each queue are in each state, brought up to date once a transaction: triggers for each row made an
--- enqueue a quarter dearer. The rows stay at zero, so tally also knows the queues in the order of their first job.
--- Beside the states: 'parked' (of the waiting), 'kept' (of the completed, those whose results have a lifetime of their
--- own), and 'discarded', which is how many ever expired without a record.
+-- enqueue a quarter dearer. The rows of a queue go when retention has forgotten its last job.
+-- In addition to the states: 'parked' (of the waiting), 'kept' (of the completed, those whose results have a lifetime of
+-- their own), 'ruled' (of the failed, those that a rule redrives), and 'discarded': how many ever expired without a record.
+-- trim_at: when the sweep next looks whether jobs of this state are past retention. A job that ends sets it to 0, a look
+-- sets it to when the longest ended job is too old. So a sweep does not visit queues in which nothing has ended.
 CREATE TABLE tally (
     seq INTEGER PRIMARY KEY,
     queue TEXT NOT NULL,
     state TEXT NOT NULL,
     jobs INTEGER NOT NULL,
+    trim_at INTEGER,
     UNIQUE (queue, state)
 ) STRICT;
+
+CREATE INDEX tally_trim ON tally (trim_at)
+    WHERE trim_at IS NOT NULL;
 
 CREATE TABLE run (
     seq INTEGER NOT NULL,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from holdfast.core.events import Event, JobEvent, to_log
+from holdfast.core.lifecycle import TERMINAL
 from holdfast.core.order import Fairness
 from holdfast.core.rate import Taken
 from holdfast.storage.protocol import EVENTS_TOPIC, Settings
@@ -20,6 +21,8 @@ Values = Sequence[Any] | Mapping[str, Any]
 _RECORD = query("events", "record")
 _RECORD_ONE = query("events", "record_one")
 _COUNT = query("tally", "count")
+_COUNT_ENDED = query("tally", "count_ended")
+_LOOK_AT_ONCE = query("tally", "look_at_once")
 _UNFINISHED = query("tally", "unfinished")
 _SLOTS = query("tally", "slots")
 _NAME_KEY = query("tally", "name_key")
@@ -208,7 +211,7 @@ class Step:
             self._write_events()
             self._events.clear()
         if self._counts:
-            self._cursor.executemany(_COUNT, [(*place, jobs) for place, jobs in self._counts.items()])
+            self._write_counts()
             self._counts.clear()
         for place, slots in self._slots.items():
             if (slots.limit, slots.named) != slots.written:
@@ -226,6 +229,14 @@ class Step:
             if rate.taken != rate.written:
                 self.run(_TAKE, (*place, rate.taken.until, rate.taken.reach))
                 rate.written = rate.taken
+
+    def _write_counts(self) -> None:
+        ended = {place: jobs for place, jobs in self._counts.items() if jobs > 0 and place[1] in TERMINAL}
+        self.many(_COUNT, [(*place, jobs) for place, jobs in self._counts.items() if place not in ended])
+        self.many(_COUNT_ENDED, [(*place, jobs) for place, jobs in ended.items()])
+        # Failed jobs that a rule redrives no more are under their queue's retention from now on.
+        unruled = [queue for (queue, state), jobs in self._counts.items() if state == "ruled" and jobs < 0]
+        self.many(_LOOK_AT_ONCE, [(queue,) for queue in unruled])
 
     def _write_events(self) -> None:
         bodies = Slices()

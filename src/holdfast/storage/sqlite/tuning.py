@@ -11,7 +11,9 @@ from holdfast.storage.sqlite.settings import setting
 from holdfast.storage.sqlite.step import Step
 
 _SET = query("tune", "set")
-_QUEUES_WITH = query("tally", "queues_with")
+_QUEUES_PARKED = query("tally", "queues_parked")
+_QUEUES_WAITING = query("tally", "queues_waiting")
+_LOOK_AT_ONCE = query("tally", "look_at_once")
 
 _encode = msgspec.json.Encoder().encode
 
@@ -33,8 +35,10 @@ def tune(step: Step, target: Target, settings: Settings, by: str | None) -> Sett
     if target.kind == "task" and before.paused and not after.paused:
         # The counters know where anybody is parked, so they must be up to date.
         step.write_down()
-        for (queue,) in step.all(_QUEUES_WITH, ("parked",)):
+        for (queue,) in step.all(_QUEUES_PARKED):
             slots.unpark(step, queue, PAUSED + target.name)
+    if after.retention != before.retention:
+        step.run(_LOOK_AT_ONCE, (target.name,))
     if after.rate is not None and before.rate != after.rate:
         _retune(step, target, after.rate)
     return after
@@ -48,7 +52,7 @@ def _retune(step: Step, target: Target, rate: RateKey) -> None:
         return
     step.write_down()
     rates.retune(step, rate, rates.queues_of(step, rate))
-    for (queue,) in step.all(_QUEUES_WITH, ("waiting",)):
+    for (queue,) in step.all(_QUEUES_WAITING):
         for under in rates.of_task(step, queue, target.name):
             slots.open_anew(step, queue, under)
         step.knocked.append(queue_topic(queue))

@@ -217,9 +217,67 @@ SELECT seq
  ORDER BY kept_until, queue, id
  LIMIT ?;
 
+-- name: to_trim
+-- The counters whose jobs the sweep looks at by now, with how many of these are under their queue's retention. Parameters:
+-- now, limit.
+SELECT queue, state, jobs
+  FROM (
+       SELECT queue,
+              state,
+              jobs - coalesce(
+                     (
+                     SELECT jobs
+                       FROM tally AS spared
+                      WHERE spared.queue = tally.queue
+                        AND spared.state = CASE tally.state WHEN 'completed' THEN 'kept' WHEN 'failed' THEN 'ruled' END
+                     ),
+                     0
+              ) AS jobs
+         FROM tally INDEXED BY tally_trim
+        WHERE trim_at IS NOT NULL
+          AND trim_at <= ?
+        ORDER BY trim_at
+        LIMIT ?
+ )
+ ORDER BY queue, state;
+
+-- name: trimmed
+-- The sweep has looked: it looks again when the longest ended job is too old. Parameters: queue, state, age.
+UPDATE tally
+   SET trim_at = (
+       SELECT min(finished)
+         FROM job INDEXED BY job_ended
+        WHERE queue = :queue
+          AND state = :state
+          AND finished IS NOT NULL
+          AND (kept_until IS NULL OR state <> 'completed')
+          AND redrive_at IS NULL
+       ) + :age
+ WHERE queue = :queue
+   AND state = :state;
+
+-- name: forget_queue
+-- Forgets the counters of a queue that has no jobs. Parameters: queue.
+DELETE FROM tally
+ WHERE queue = ?1
+   AND NOT EXISTS (SELECT 1 FROM tally AS other WHERE other.queue = ?1 AND other.jobs <> 0);
+
+-- name: forget_jobs
+-- Parameters: seqs (a list).
+DELETE FROM job WHERE seq IN (SELECT value FROM json_each(?));
+
+-- name: forget_runs
+-- Parameters: seqs (a list).
+DELETE FROM run WHERE seq IN (SELECT value FROM json_each(?));
+
+-- name: forget_logs
+-- Parameters: seqs (a list).
+DELETE FROM log WHERE seq IN (SELECT value FROM json_each(?));
+
 -- name: ended
--- Those of a queue that came to one end, the longest ended first. Parameters: queue, state, until when, limit.
-SELECT seq
+-- Those of a queue that came to one end, the longest ended first, and whether other calls may have come to each. Parameters:
+-- queue, state, until when, limit.
+SELECT seq, merge_key IS NOT NULL
   FROM job INDEXED BY job_ended
  WHERE queue = ?
    AND state = ?
@@ -232,7 +290,7 @@ SELECT seq
 
 -- name: ended_ahead
 -- The same of those that ended later than now, so before the clock was set back. Parameters: queue, state, now, limit.
-SELECT seq
+SELECT seq, merge_key IS NOT NULL
   FROM job INDEXED BY job_ended
  WHERE queue = ?
    AND state = ?

@@ -5,20 +5,59 @@
 INSERT INTO tally (queue, state, jobs) VALUES (?, ?, ?)
 ON CONFLICT (queue, state) DO UPDATE SET jobs = jobs + excluded.jobs;
 
--- name: counted
--- All counters that are not at zero, the queues in the order of their first job.
-SELECT queue, state, jobs
-  FROM tally
- WHERE jobs <> 0
- ORDER BY (SELECT min(seq) FROM tally AS first WHERE first.queue = tally.queue), seq;
+-- name: count_ended
+-- The same for a state in which jobs have ended: the next sweep looks whether any is past retention. Parameters: queue,
+-- state, how many more.
+INSERT INTO tally (queue, state, jobs, trim_at) VALUES (?, ?, ?, 0)
+ON CONFLICT (queue, state) DO UPDATE
+   SET jobs = jobs + excluded.jobs,
+       trim_at = 0;
 
--- name: queues_with
--- Parameters: state. The queues that have any such job, in the order of their first.
-SELECT queue
-  FROM tally
- GROUP BY queue
-HAVING sum(iif(state = ?, jobs, 0)) > 0
- ORDER BY min(seq);
+-- name: look_at_once
+-- The next sweep looks whether jobs of a queue are past retention. Parameters: queue.
+UPDATE tally
+   SET trim_at = 0
+ WHERE queue = ?
+   AND state IN ('completed', 'failed', 'cancelled', 'expired');
+
+-- name: queues_delayed
+-- The queues that have delayed jobs, by name: a leap through the index, not a walk.
+WITH RECURSIVE found (queue) AS (
+       SELECT (SELECT min(queue) FROM job INDEXED BY job_delayed WHERE state = 'delayed')
+       UNION ALL
+       SELECT (SELECT min(queue) FROM job INDEXED BY job_delayed WHERE state = 'delayed' AND queue > found.queue)
+         FROM found
+        WHERE found.queue IS NOT NULL
+)
+SELECT queue FROM found WHERE queue IS NOT NULL;
+
+
+-- name: queues_parked
+-- The queues that have parked jobs, by name.
+WITH RECURSIVE found (queue) AS (
+       SELECT (SELECT min(queue)
+                 FROM job INDEXED BY job_parked
+                WHERE state = 'waiting' AND parked_under IS NOT NULL)
+       UNION ALL
+       SELECT (SELECT min(queue)
+                 FROM job INDEXED BY job_parked
+                WHERE state = 'waiting' AND parked_under IS NOT NULL AND queue > found.queue)
+         FROM found
+        WHERE found.queue IS NOT NULL
+)
+SELECT queue FROM found WHERE queue IS NOT NULL;
+
+-- name: queues_waiting
+-- The queues that have waiting jobs, by name.
+WITH RECURSIVE found (queue) AS (
+       SELECT (SELECT min(queue) FROM job INDEXED BY job_waiting WHERE state = 'waiting')
+       UNION ALL
+       SELECT (SELECT min(queue) FROM job INDEXED BY job_waiting WHERE state = 'waiting' AND queue > found.queue)
+         FROM found
+        WHERE found.queue IS NOT NULL
+)
+SELECT queue FROM found WHERE queue IS NOT NULL;
+
 
 -- name: unfinished
 -- Parameters: queue.
