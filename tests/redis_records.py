@@ -19,7 +19,17 @@ FLAGS = {"beaten": BEATEN, "back": BACK, "traced": TRACED, "load_apart": APART, 
 RARE = frozenset(
     (
         *("expires_at", "gathered", "gathered_bytes", "parked_under", "owner", "suspect_until", "progress_until"),
-        *("quarantined", "cancel_at", "cancel_reason", "cancel_by", "redrive_at", "redrives", "error", "reason"),
+        *(
+            "quarantined",
+            "put_back_used",
+            "cancel_at",
+            "cancel_reason",
+            "cancel_by",
+            "redrive_at",
+            "redrives",
+            "error",
+            "reason",
+        ),
         *("progress", "progress_note"),
     )
 )

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from holdfast.clock import SECOND
-from holdfast.core.decision import Decision, Finish, PutBack, RunEnd, decide, run_end
+from holdfast.core.decision import SHORTAGE_REST, Decision, Finish, PutBack, RunEnd, counts, decide, run_end
 from holdfast.core.job import OnWorkerLost, Policy, RecordedError, Redriving, StallReason
 from holdfast.core.lifecycle import State
 from holdfast.core.outcome import (
@@ -30,6 +30,7 @@ from tests.core.cases import ERROR, OUTCOMES, active
 
 REST = 7 * SECOND
 DELAY = 10 * SECOND
+RAISED, TIMED_OUT = Raised(ERROR), TimedOut(ERROR)
 
 
 def failed(reason: str) -> Finish:
@@ -311,3 +312,69 @@ def test_a_job_that_must_not_run_twice_fails_also_where_its_run_was_taken_along(
 
     assert isinstance(decision, Finish)
     assert (decision.state, decision.reason, decision.charge) == (State.FAILED, "crashed", "stalls")
+
+
+FAILED_WORKER = Interrupted("worker_failed", begun=True)
+NOT_STOPPING = Interrupted("shutdown", begun=True, stopping=False)
+SHORTAGE = Raised(ERROR, shortage=True)
+UNCOUNTED = (
+    *(Interrupted(reason, begun=True) for reason in ("prefetch", "unreachable", "shutdown")),
+    *(Interrupted(reason, stopping=False) for reason in ("prefetch", "unreachable", "shutdown", "worker_failed")),
+    Interrupted("unreachable", begun=True, stopping=False),
+    Unknown(DELAY),
+    Unknown(DELAY, "newer_payload"),
+    Snoozed(DELAY),
+    Stalled("process_died", blameless=True),
+    Stalled("process_died", blameless=True, begun=False),
+)
+
+
+@pytest.mark.parametrize("outcome", [FAILED_WORKER, NOT_STOPPING])
+def test_the_first_counted_put_back_is_free_and_the_next_is_a_stall(outcome: Interrupted) -> None:
+    first = decide(active(), outcome, Random(0))
+    delayed = structs.replace(outcome, delay=DELAY)
+    second = decide(structs.replace(active(), put_back_used=True), delayed, Random(0))
+    last = decide(structs.replace(active(stalls=1), put_back_used=True), outcome, Random(0))
+
+    assert first == PutBack(charge="releases", reason=outcome.reason, put_back_used=True)
+    assert second == PutBack(charge="stalls", after=DELAY, reason="process_died", quarantine=True)
+    assert isinstance(last, Finish)
+    assert (last.state, last.reason, last.charge) == (State.FAILED, "crashed", "stalls")
+
+
+@pytest.mark.parametrize("used", [True, False])
+@pytest.mark.parametrize("outcome", UNCOUNTED, ids=repr)
+def test_a_put_back_that_does_not_count_neither_uses_nor_restores_the_free_one(outcome: Outcome, used: bool) -> None:
+    job = structs.replace(active(stalls=9, failures=1), put_back_used=used)
+    decision = decide(job, outcome, Random(0))
+
+    assert not counts(outcome)
+    assert isinstance(decision, PutBack)
+    assert (decision.charge, decision.put_back_used) == ("releases", used)
+
+
+@pytest.mark.parametrize("outcome", [RAISED, TIMED_OUT, Stalled("lease_expired"), Stalled("no_progress")], ids=repr)
+def test_a_charge_restores_the_free_put_back(outcome: Outcome) -> None:
+    decision = decide(structs.replace(active(), put_back_used=True), outcome, Random(0))
+
+    assert isinstance(decision, PutBack)
+    assert not decision.put_back_used
+
+
+def test_an_error_that_tells_of_a_shortage_is_put_back_once_and_then_charged_like_any_other() -> None:
+    first = decide(active(), SHORTAGE, Random(0))
+    second = decide(structs.replace(active(), put_back_used=True), SHORTAGE, Random(0))
+
+    assert first == PutBack(
+        charge="releases", after=SHORTAGE_REST, reason="worker_failed", error=ERROR, put_back_used=True
+    )
+    assert run_end(SHORTAGE, first) == RunEnd("released", "worker_failed", "ValueError: no good")
+    assert second == decide(active(), RAISED, Random(0))
+    assert decide(active(), Raised(ERROR, final=True, shortage=True), Random(0)) == failed("rejected")
+
+
+def test_a_run_that_had_not_begun_is_put_back_though_its_job_must_not_run_twice() -> None:
+    job = active(policy=Policy(on_worker_lost="fail"))
+    decision = decide(job, Stalled("process_died", blameless=True, begun=False), Random(0))
+
+    assert decision == PutBack(charge="releases", reason="process_died")

@@ -192,3 +192,13 @@ def test_a_cancellation_says_whose_wish_it_was(said: str | None, by: str) -> Non
     assert ended.events == (
         JobCancelled(queue="mail", id="a", task="send", run=4, reason="enough", by=by, was="active"),
     )
+
+
+def test_a_second_counted_put_back_in_a_row_is_told_as_the_stall_it_is_charged_as() -> None:
+    job = structs.replace(active(), put_back_used=True)
+    asked = settlement(lease(job), Interrupted("worker_failed", begun=True), Random(0))
+    (event,) = asked.events
+
+    assert isinstance(event, JobStalled)
+    assert (event.count, event.action, event.reason, event.owner) == (1, "recovered", "process_died", ACTIVE.owner)
+    assert (asked.ended.ended, asked.ended.reason) == ("stalled", "process_died")

@@ -6,7 +6,16 @@ from typing import Any
 
 import pytest
 
-from holdfast import JobCompleted, JobReleased, JobStalled, State, StorageUnavailableError, WorkerStopping, current_job
+from holdfast import (
+    JobCompleted,
+    JobReleased,
+    JobStalled,
+    Stall,
+    State,
+    StorageUnavailableError,
+    WorkerStopping,
+    current_job,
+)
 from holdfast.core.job import Owner
 from holdfast.core.settlement import Settlement
 from holdfast.storage.memory import MemoryStorage
@@ -75,7 +84,7 @@ def test_a_worker_whose_loop_fails_hands_back_what_it_runs(caplog: pytest.LogCap
         assert sorted(stopped) == [0, 1, 2, 3, 4]
         assert {(one.state, one.failures, one.stalls) for one in records} == {(State.WAITING, 0, 0)}
         assert [one.releases for one in records] == [1, 1, 1, 1, 1, 0]
-        assert [event.reason for event in await stage.told(JobReleased)] == ["shutdown"] * 5
+        assert [event.reason for event in await stage.told(JobReleased)] == ["worker_failed"] * 5
         assert [event.reason for event in await stage.told(WorkerStopping)] == ["failed"]
         await stage.start(app.worker(), "two")
         # The last of them first began here.
@@ -83,6 +92,39 @@ def test_a_worker_whose_loop_fails_hands_back_what_it_runs(caplog: pytest.LogCap
 
     senseless(scenario)
     assert "failed and stops" in caplog.text
+
+
+def test_every_second_put_back_by_failing_workers_is_charged_as_a_stall() -> None:
+    async def scenario(stage: Stage, storage: Senseless) -> None:
+        app = stage.app()
+
+        @app.task(stall=Stall(max_count=1))
+        async def task() -> None:
+            await asyncio.sleep(60)
+
+        job = await task.enqueue()
+        for _ in range(4):
+            worker = app.worker(reaper=False)
+            node = await stage.start(worker, "one")
+            await asyncio.sleep(1)
+            storage.answers_nonsense = lambda settlements: True
+            await task.enqueue()
+            with pytest.raises(BaseExceptionGroup):
+                await stage.loop.start(node, worker.wait())
+        detail = await job.info()
+        stalls = [event for event in await stage.told(JobStalled) if event.id == job.id]
+
+        assert [(run.ended, run.reason) for run in detail.runs] == [
+            ("released", "worker_failed"),
+            ("stalled", "process_died"),
+        ] * 2
+        assert [(event.run, event.count, event.action, event.reason) for event in stalls] == [
+            (2, 1, "recovered", "process_died"),
+            (4, 2, "failed", "process_died"),
+        ]
+        assert (detail.job.state, detail.job.reason, detail.job.stalls) == (State.FAILED, "crashed", 2)
+
+    senseless(scenario)
 
 
 def test_what_was_done_when_the_loop_failed_is_recorded_all_the_same() -> None:

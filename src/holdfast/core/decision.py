@@ -25,6 +25,12 @@ from holdfast.core.postmortem import first_line, stall_cause
 STALL_ERROR = "JobStalledError"
 """The type of the error that a job has which failed by its stalls."""
 
+AGAIN = "its worker failed while it ran, for the second time in a row"
+"""The cause of a stall that a put-back is charged as."""
+
+SHORTAGE_REST = 1_000_000
+"""Microseconds until a job runs again whose worker ran out of descriptors, threads or memory."""
+
 EndState = Literal[State.COMPLETED, State.FAILED, State.CANCELLED]
 
 
@@ -47,7 +53,8 @@ class Finish(Struct, frozen=True, kw_only=True, gc=False):
 class PutBack(Struct, frozen=True, kw_only=True):
     """The job runs again: after `after` microseconds, or at once with its place in the line kept.
 
-    `quarantine`: alone in a process, for the last one that it ran in may have ended by its fault.
+    `quarantine`: alone in a process, for the last one that it ran in may have ended by its fault. `put_back_used`: what
+    the record says of that from now on (`JobRecord.put_back_used`).
     """
 
     charge: Charge
@@ -55,28 +62,59 @@ class PutBack(Struct, frozen=True, kw_only=True):
     reason: str | None = None
     error: RecordedError | None = None
     quarantine: bool = False
+    put_back_used: bool = False
 
 
 Decision = Finish | PutBack
 
 
+def counts(outcome: Outcome) -> bool:
+    """Return True for an uncharged put-back that could repeat without a limit.
+
+    The run had begun, and its worker failed, or handed it back as if it stopped although it was not stopping, or ran
+    out of descriptors, threads or memory. Any other put-back is asked for, bounded elsewhere, or costs the job no run.
+    """
+    match outcome:
+        case (
+            Interrupted(reason="worker_failed", begun=True) | Interrupted(reason="shutdown", begun=True, stopping=False)
+        ):
+            return True
+        case Raised(final=False, shortage=True):
+            return True
+        case _:
+            return False
+
+
+def limited(job: JobRecord, outcome: Outcome) -> Outcome:
+    """Return the outcome to judge a run by: a counted put-back after the free one is a stall.
+
+    The first counted put-back since the job's last charge or end is free. A second one in a row could be the job's own
+    doing. An exception needs no stall for that: it is charged as a failure.
+    """
+    if job.put_back_used and isinstance(outcome, Interrupted) and counts(outcome):
+        return Stalled("process_died", owner=job.owner or "", detail=AGAIN, delay=outcome.delay)
+    return outcome
+
+
 def decide(job: JobRecord, outcome: Outcome, rng: Random) -> Decision:
     """Say what becomes of a job after one run. Pure: the same arguments give the same answer."""
+    outcome = limited(job, outcome)
+    used = job.put_back_used or counts(outcome)
     match outcome:
         case Returned():
             return Finish(state=State.COMPLETED, result=outcome.result, keep=job.policy.result_ttl)
         case Cancelled(reason):
             return Finish(state=State.CANCELLED, reason=reason)
         case Snoozed(delay):
-            return PutBack(charge="releases", after=delay, reason="snoozed")
-        case Interrupted(reason, delay):
-            return PutBack(charge="releases", after=delay, reason=reason, quarantine=job.quarantined)
-        case Unknown(delay, reason):
-            return PutBack(charge="releases", after=delay, reason=reason, quarantine=job.quarantined)
+            return PutBack(charge="releases", after=delay, reason="snoozed", put_back_used=used)
+        case Interrupted(reason, delay) | Unknown(delay, reason):
+            return PutBack(
+                charge="releases", after=delay, reason=reason, quarantine=job.quarantined, put_back_used=used
+            )
         case Stalled() if job.cancel_at is not None:
             return Finish(state=State.CANCELLED, reason=job.cancel_reason)
-        case Stalled(reason, blameless=True) if job.policy.on_worker_lost != "fail":
-            return PutBack(charge="releases", reason=reason, quarantine=job.quarantined)
+        case Stalled(reason, blameless=True, begun=begun) if not begun or job.policy.on_worker_lost != "fail":
+            return PutBack(charge="releases", reason=reason, quarantine=job.quarantined, put_back_used=used)
         case Stalled(reason):
             if job.stalls + 1 > job.stall.max_stalls or job.policy.on_worker_lost == "fail":
                 return Finish(
@@ -87,11 +125,15 @@ def decide(job: JobRecord, outcome: Outcome, rng: Random) -> Decision:
                     redrive_after=None if job.policy.on_worker_lost == "fail" else _redrive_after(job),
                 )
             # A handler that kept silent was the only one to blame; else nobody knows who took the process along.
-            return PutBack(charge="stalls", reason=reason, quarantine=reason != "no_progress")
+            return PutBack(charge="stalls", after=outcome.delay, reason=reason, quarantine=reason != "no_progress")
         case Rejected(error):
             return Finish(state=State.FAILED, error=error, reason="rejected", charge="failures")
         case Unreadable(error):
             return Finish(state=State.FAILED, error=error, reason="undecodable", charge="failures")
+        case Raised(error, final=False, shortage=True) if not job.put_back_used:
+            return PutBack(
+                charge="releases", after=SHORTAGE_REST, reason="worker_failed", error=error, put_back_used=used
+            )
         case Raised(error, final, after):
             return _retry(job, error, final=final, after=after, reason="rejected" if final else "exhausted", rng=rng)
         case TimedOut(error, final):
@@ -150,6 +192,8 @@ def run_end(outcome: Outcome, decision: Decision) -> RunEnd:
     match outcome:
         case Returned():
             return _COMPLETED
+        case Raised(error) if decision.charge == "releases":
+            return RunEnd("released", decision.reason, f"{error.type}: {error.message}")
         case Raised(error):
             return RunEnd("raised", error.type, error.message)
         case TimedOut(error):

@@ -225,6 +225,8 @@ class JobRecord(Struct, frozen=True, kw_only=True, gc=False):
     `heard_at` is when the holder of its lease last gave a sign of life: its claim or its latest beat.
     `starts` is the number of its latest run; `failures`, `stalls` and `releases` are what its runs were charged to.
     `quarantined`: its last run was cut off together with its process, so the next one gets a process to itself.
+    `put_back_used`: since its last charge or end it was put back uncharged because its worker failed; the next time is
+    charged as a stall.
     `ttl` is how long it may wait before it starts, counted anew by a redrive. `kept_until`: when a completed job's own
     `result_ttl` is over. `redrive_at`: when a rule puts a failed one back in line, as it has done `redrives` times.
     """
@@ -269,6 +271,7 @@ class JobRecord(Struct, frozen=True, kw_only=True, gc=False):
     stalls: int = 0
     releases: int = 0
     quarantined: bool = False
+    put_back_used: bool = False
     cancel_at: int | None = None
     cancel_reason: str | None = None
     cancel_by: str | None = None

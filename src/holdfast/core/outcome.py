@@ -7,7 +7,15 @@ from msgspec import Struct
 from holdfast.core.job import RecordedError, StallReason
 
 ReleaseReason = Literal[
-    "shutdown", "prefetch", "snoozed", "unreachable", "unknown_task", "newer_payload", "process_died", "loop_blocked"
+    "shutdown",
+    "prefetch",
+    "snoozed",
+    "unreachable",
+    "unknown_task",
+    "newer_payload",
+    "worker_failed",
+    "process_died",
+    "loop_blocked",
 ]
 
 
@@ -18,11 +26,15 @@ class Returned(Struct, frozen=True, tag=True):
 
 
 class Raised(Struct, frozen=True, tag=True):
-    """The handler raised. `final`: its policy says never again; `after`: it named its own delay."""
+    """The handler raised. `final`: its policy says never again; `after`: it named its own delay.
+
+    `shortage`: the error says that the machine or the process ran out of descriptors, threads or memory.
+    """
 
     error: RecordedError
     final: bool = False
     after: int | None = None
+    shortage: bool = False
 
 
 class TimedOut(Struct, frozen=True, tag=True):
@@ -58,10 +70,15 @@ class Snoozed(Struct, frozen=True, tag=True):
 
 
 class Interrupted(Struct, frozen=True, tag=True):
-    """The run was stopped, or never begun, for no fault of its own."""
+    """The run was stopped, or never begun, for no fault of its own.
 
-    reason: Literal["shutdown", "prefetch", "unreachable"]
+    `begun`: the handler may have been called. `stopping`: the worker had been asked to stop, or was being recycled.
+    """
+
+    reason: Literal["shutdown", "prefetch", "unreachable", "worker_failed"]
     delay: int = 0
+    begun: bool = False
+    stopping: bool = True
 
 
 class Cancelled(Struct, frozen=True, tag=True):
@@ -74,7 +91,8 @@ class Cancelled(Struct, frozen=True, tag=True):
 class Stalled(Struct, frozen=True, tag=True):
     """The run's holder fell silent or died; told by a reaper or a supervisor, never by the run itself.
 
-    `blameless`: its process was ended by another run for certain, so this one is not charged for it.
+    `blameless`: its process was ended by another run for certain, so this one is not charged for it. `begun`: False if
+    it is known that its handler was never called. `delay`: after how many microseconds the job may run again.
     """
 
     reason: StallReason
@@ -82,6 +100,8 @@ class Stalled(Struct, frozen=True, tag=True):
     owner: str = ""
     detail: str | None = None
     blameless: bool = False
+    begun: bool = True
+    delay: int = 0
 
 
 Outcome = Returned | Raised | TimedOut | Rejected | Unreadable | Unknown | Snoozed | Interrupted | Cancelled | Stalled

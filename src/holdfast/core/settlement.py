@@ -5,7 +5,7 @@ from typing import assert_never
 
 from msgspec import Struct, structs
 
-from holdfast.core.decision import Decision, Finish, PutBack, RunEnd, decide, run_end
+from holdfast.core.decision import Decision, Finish, PutBack, RunEnd, decide, limited, run_end
 from holdfast.core.events import (
     RESULT_SHOWN,
     JobCancelled,
@@ -35,6 +35,7 @@ class Settlement(Struct, frozen=True, gc=False):
 def settlement(lease: Lease, outcome: Outcome, rng: Random, *, took: float = 0.0) -> Settlement:
     """Decide on an outcome and put it in the form that the storage applies. `took`: the run's seconds."""
     job = lease.job
+    outcome = limited(job, outcome)
     decision = decide(job, outcome, rng)
     return Settlement(
         job.ref, job.fence, decision, run_end(outcome, decision), _events(job, outcome, decision, took=took)

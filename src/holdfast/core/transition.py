@@ -90,6 +90,7 @@ def expired(job: JobRecord, now: int) -> JobRecord:
         state=State.EXPIRED,
         parked_under=None,
         quarantined=False,
+        put_back_used=False,
         finished=now,
         error=too_late(job.ttl),
         reason=None,

@@ -181,6 +181,7 @@ class Model(Timetable):
             run_until=None,
             progress_until=None,
             quarantined=isinstance(decision, PutBack) and decision.quarantine,
+            put_back_used=isinstance(decision, PutBack) and decision.put_back_used,
         )
         if decision.charge is not None:
             freed = structs.replace(freed, **{decision.charge: getattr(job, decision.charge) + 1})
@@ -588,6 +589,7 @@ class Model(Timetable):
                 state=State.CANCELLED,
                 parked_under=None,
                 quarantined=False,
+                put_back_used=False,
                 cancel_at=now,
                 cancel_reason=asked.reason,
                 cancel_by=asked.by,

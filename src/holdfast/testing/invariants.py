@@ -1,4 +1,4 @@
-"""What must hold in every simulated world, checked after each step of its storage (protocol: I1 to I17).
+"""What must hold in every simulated world, checked after each step of its storage (protocol: I1 to I18).
 
 The witness believes nothing that the storage says of itself: it keeps its own account of each job from what was asked
 and answered, and holds the records, the indexes and the event log against it. What one record says of itself is held
@@ -8,7 +8,7 @@ pacing.py, sharing.py), as has what was taken from lost holders (recoveries.py).
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any, Literal, NoReturn, TypeVar
 
 from holdfast.clock import SECOND, Clock
@@ -129,11 +129,13 @@ class Witness:
         note: Callable[..., None],
         overruns: frozenset[str],
         died: Mapping[str, float],
+        failed_workers: Set[str],
         slack: float,
     ) -> None:
         """Take what it watches; `overruns` are the tasks whose handlers outlive their limits, `died` who died when.
 
-        `slack`: the seconds that messages add to a bound.
+        `failed_workers`: the owners whose workers failed by themselves. `slack`: the seconds that messages add to a
+        bound.
         """
         self.stories: dict[Ref, Story] = {}
         self.verdicts: Counter[str] = Counter()
@@ -146,12 +148,19 @@ class Witness:
         self.announced = 0
         """Those of them that an event had told of before they began."""
 
+        self.counted: list[tuple[Ref, int]] = []
+        """The runs that were put back, free or as a stall, because their workers failed after they had begun."""
+
+        self.uncounted: list[tuple[Ref, int]] = []
+        """The runs that were put back because their workers failed before they had begun."""
+
         self.repaired = 0
         self.steps = 0
         self.calls = Calls(self._require)
         self.ticking = Ticking(self._require)
         self.pacing = Pacing(self._require)
         self.sharing = Sharing(self._require)
+        self._failed_workers = failed_workers
         self._model = model
         self._clock = clock
         self._weather = weather
@@ -327,11 +336,11 @@ class Witness:
         by_reaper = run.taken is not None
         cancelled = stopped or (isinstance(decision, Finish) and decision.state is State.CANCELLED)
         self._require(
-            (by_reaper and (cancelled or decision.charge == "stalls"))
-            or (not by_reaper and decision.charge != "stalls"),
+            not by_reaper or cancelled or decision.charge == "stalls",
             "I5",
-            f"{job.ref}: run {run.number} ended as {decision} by {'a reaper' if by_reaper else 'its holder'}",
+            f"{job.ref}: run {run.number} ended as {decision} by a reaper",
         )
+        self._limited(story, run, decision, by_reaper=by_reaper, stopped=stopped)
         story.accepted.append(asked.fence)
         story.run = None
         story.cancels += cancelled
@@ -347,6 +356,25 @@ class Witness:
             self._recoveries.recovered(job, run, self._clock.uptime())
         self._note("settled", job.id, run.number, *_words(decision, stopped=stopped))
         return Counter((kind, job.ref, job.starts) for kind in _announced(decision, stopped=stopped))
+
+    def _limited(self, story: Story, run: Run, decision: Finish | PutBack, *, by_reaper: bool, stopped: bool) -> None:
+        """See that of the put-backs by failed workers none but every second one in a row is charged."""
+        used = story.put_back_used
+        released = isinstance(decision, PutBack) and decision.charge == "releases" and not stopped
+        failed = run.owner in self._failed_workers
+        where = f"{story.ref}: run {run.number} ended as {decision}, its free put-back {'' if used else 'not '}used"
+        story.put_back_used = isinstance(decision, PutBack) and released and decision.put_back_used
+        if released:
+            newly = story.put_back_used and not used
+            self._require(story.put_back_used >= used, "I18", f"{where}: forgotten without a charge")
+            self._require(failed or not newly, "I18", f"{where}: counted, and its worker had not failed")
+            if newly:
+                self.counted.append((story.ref, run.fence))
+            elif decision.reason == "worker_failed":
+                self.uncounted.append((story.ref, run.fence))
+        elif decision.charge == "stalls" and not by_reaper:
+            self._require(used and failed, "I18", f"{where}: its holder charged it with a stall")
+            self.counted.append((story.ref, run.fence))
 
     def _claimed(self, owner: Owner, lease: Lease) -> None:
         job = lease.job
@@ -632,7 +660,7 @@ class Witness:
         """Take in that a job begins anew; `unfinished`: those that are not over at that moment."""
         story = self._story(was.ref)
         story.ends = story.starts = story.cancels = 0
-        story.quarantined = False
+        story.quarantined = story.put_back_used = False
         self.calls.redriven(was.ref)
         for key in was.keys:
             # A key that no unfinished job named was forgotten; it has the limit of the one that names it again.
@@ -710,6 +738,8 @@ class Witness:
         )
         marked = story.quarantined and job.state not in TERMINAL
         self._require(job.quarantined == marked, "I7", f"{job.ref}: in quarantine, or not: {shown(job)}")
+        used = story.put_back_used and job.state not in TERMINAL
+        self._require(job.put_back_used == used, "I18", f"{job.ref}: its free put-back is used, or not: {shown(job)}")
         self._require((job.state is State.ACTIVE) == (story.run is not None), "I5", f"{job.ref}: {shown(job)}")
         self._require((job.state in TERMINAL) == (story.ends == 1), "I2", f"{job.ref}: {story.ends} ends: {shown(job)}")
         if story.run is not None:

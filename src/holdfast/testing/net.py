@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any, Generic, Literal, Protocol, Self, TypeVar
+from typing import Any, Generic, Literal, Protocol, Self, TypeVar, cast
 
 from holdfast.core.job import JobDetail, NewJob, Owner, Ref
 from holdfast.core.leadership import Term
@@ -224,6 +224,9 @@ class SimNet:
 
     def __init__(self, server: SimServer) -> None:
         self.cut: Cut | None = None
+        self.senseless = False
+        """Whether the next exchange is not sent, and answered with nonsense, at which its worker fails."""
+
         self._server = server
 
     async def open(self) -> None:
@@ -244,6 +247,9 @@ class SimNet:
         self, owner: Owner, settlements: Sequence[Settlement] = (), order: Order | None = None
     ) -> Exchanged:
         """See `Storage.exchange`."""
+        if self.senseless:
+            self.senseless = False
+            return cast("Exchanged", None)
         asked = tuple(settlements)
         return await self._ask(
             "exchange", (owner, asked, order), lambda: self._server.storage.exchange(owner, asked, order)

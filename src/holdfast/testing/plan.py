@@ -13,7 +13,7 @@ STEPS = (0.5, 5.0, 60.0, 600.0, 3600.0)
 """By so many seconds the storage's clock is stepped, forward or back."""
 
 ALWAYS = ("kill", "pause", "block", "cut", "freeze", "step", "lid", "stop", "storm", "redrive", "delete")
-FAULTS = (*ALWAYS, "hush")
+FAULTS = (*ALWAYS, "hush", "fail")
 """What can happen to a world beside what its network does to messages."""
 
 MESSAGE_FAULTS = ("lost_request", "lost_answer", "late", "echo", "lost_notice")
@@ -35,6 +35,9 @@ FEATURED = 0.3
 
 FORESIGHTED = 0.3
 """The share of worlds in which workers claim ahead."""
+
+FAILING = 0.2
+"""The share of the worlds with several kinds of fault in which workers fail by themselves."""
 
 USUAL = Rates()
 
@@ -107,7 +110,8 @@ class Plan:
         if rng.random() < 0.2:
             faults["hush"] = rng.uniform(10, 80)
         tick = rng.choice((0.0, 0.0, 0.0, 0.015, 0.25))
-        if rng.random() < ALONE:
+        alone = rng.random() < ALONE
+        if alone:
             plan = replace(plan, faults={rng.choice(SOLOISTS): rng.uniform(10, 40)}, rates=Rates(delay=rates.delay))
         plan = replace(plan, tick=tick)
         if rng.random() < FEATURED:
@@ -115,7 +119,11 @@ class Plan:
             plan = replace(plan, features=features, jobs=2 * plan.jobs, repeats=rng.choice((0.0, 0.1, 0.4)))
         if rng.random() < FEATURED:
             plan = replace(plan, schedules=rng.randint(1, 3))
-        return replace(plan, ahead=rng.random() < FORESIGHTED)
+        plan = replace(plan, ahead=rng.random() < FORESIGHTED)
+        gap = rng.uniform(5, 40)
+        if rng.random() < FAILING and not alone:
+            plan = replace(plan, faults={**plan.faults, "fail": gap})
+        return plan
 
     def without(self, kinds: Collection[str]) -> Self:
         """Return this plan with some kinds of fault left out."""
@@ -175,6 +183,9 @@ SCENARIOS: dict[str, Plan] = {
     "noise": Plan(jobs=16, faults={"kill": 25.0, "pause": 25.0, "storm": 30.0}, rates=Rates(0.1, 0.1, 0.05, 0.3, 0.1)),
     "coarse clock": Plan(jobs=16, faults={"kill": 25.0, "pause": 25.0, "storm": 40.0}, rates=Rates(0.02), tick=1.0),
     "hush": Plan(workers=4, jobs=20, faults={"hush": 8.0, "kill": 40.0}, span=60.0),
+    "failing workers": Plan(
+        workers=3, jobs=16, tasks=(*LONG, "careful", "quick"), faults={"fail": 3.0, "hush": 20.0}, span=80.0
+    ),
     "rules": Plan(workers=4, jobs=30, faults={"kill": 40.0, "hush": 15.0}, span=60.0),
     "merging": Plan(
         workers=4,

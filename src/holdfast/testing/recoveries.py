@@ -69,7 +69,7 @@ class Recoveries:
             fine = fine or bool(common)
         else:
             fine = (
-                any(trouble.kind in ("kill", "pause", "cut", "lid") for trouble in own)
+                any(trouble.kind in ("kill", "pause", "cut", "lid", "fail") for trouble in own)
                 or any(trouble.kind == "block" and (limited or trouble.until >= run.claimed) for trouble in own)
                 or (bool(common) and any(trouble.kind == "stop" for trouble in own))
                 or any(trouble.kind == "net" for trouble in common)
@@ -106,7 +106,7 @@ class Recoveries:
         # Who died or left long before that is missed by nobody: another leads, its jobs are back.
         long_ago = since - self._timing.recovery_bound.total_seconds()
         clear = all(
-            trouble.where in run.holders[:1] or (trouble.kind in ("kill", "stop") and trouble.since < long_ago)
+            trouble.where in run.holders[:1] or (trouble.kind in ("kill", "stop", "fail") and trouble.since < long_ago)
             for trouble in self._weather.between(since - doubt, now)
         )
         recovery = Recovery(job.ref, run.reason, now - since, bound + self._slack, clear)

@@ -41,6 +41,9 @@ class Stage:
         self.died: dict[str, float] = {}
         """When which owner's process was killed."""
 
+        self.failed_workers: set[str] = set()
+        """The owners whose workers failed by themselves."""
+
         self.homes: dict[Node, str] = {}
         """Whose process runs on which node."""
 
@@ -65,6 +68,7 @@ class Stage:
             note=self.note,
             overruns=OVERRUNS,
             died=self.died,
+            failed_workers=self.failed_workers,
             slack=SLACK + MESSAGES * plan.rates.delay + TICKS * plan.tick,
         )
         self.server = SimServer(loop, storage, self.witness, Random(f"net {seed}"))

@@ -71,6 +71,7 @@ class Station:
 
         self._stage = stage
         self._lives = 0
+        self._ended = asyncio.Event()
         self._supervisor = Node(f"{name} supervisor")
         self._burial = Burial(
             Owner(f"supervisor of {name}", f"supervisor of {name}"),
@@ -123,8 +124,31 @@ class Station:
         except StorageError:
             return False
         self.worker, self.nodes = worker, (main, side)
-        stage.spawn(main, worker.wait())
+        self._ended = asyncio.Event()
+        stage.spawn(main, self._watched(worker, self._ended))
         return True
+
+    async def _watched(self, worker: Worker, ended: asyncio.Event) -> None:
+        try:
+            await worker.wait()
+        except BaseExceptionGroup:
+            if worker.owner.id not in self._stage.failed_workers:
+                raise
+        finally:
+            ended.set()
+
+    async def fail(self) -> None:
+        """Let the worker fail by itself; wait until it has handed back what it can, and its process is gone."""
+        stage, worker = self._stage, self.worker
+        if worker is None:
+            return
+        stage.note("fails", worker.owner.name)
+        stage.failed_workers.add(self.owner)
+        stage.weather.begin("fail", self.owner, stage.loop.time())
+        self.net.senseless = True
+        await self._ended.wait()
+        self.net.senseless = False
+        self._gone()
 
     async def stop(self, *, drain: float, force: bool) -> None:
         """Stop gracefully, as a deploy does; then the process is gone."""

@@ -38,6 +38,9 @@ class Story:
     quarantined: bool = False
     """Whether its latest run was put back into quarantine."""
 
+    put_back_used: bool = False
+    """Whether a counted put-back was free since its last charge or end, so that the next one must be charged."""
+
     recovered: int = 0
     """The number of the run that was put back for a stall, if its latest was."""
 

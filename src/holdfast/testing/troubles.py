@@ -56,7 +56,7 @@ class Troubles:
                 stage.loop.wake(node)
         now = stage.loop.time()
         for trouble in stage.weather.all:
-            if trouble.kind not in ("kill", "stop"):
+            if trouble.kind not in ("kill", "stop", "fail"):
                 # What is under way is still late, and who waits for a lost answer still waits.
                 trouble.until = min(trouble.until, now + AFTERMATH.get(trouble.kind, 0.0))
         for station in self._stations:
@@ -99,6 +99,16 @@ class Troubles:
             return
         station.busy = True
         await station.stop(drain=rng.choice((0.0, 0.0, 5.0, 25.0)), force=rng.random() < 0.2)
+        await asyncio.sleep(rng.uniform(0.0, 3))
+        await station.start()
+        station.busy = False
+
+    async def _do_fail(self, rng: Random) -> None:
+        station = self._idle_station(rng)
+        if station is None:
+            return
+        station.busy = True
+        await station.fail()
         await asyncio.sleep(rng.uniform(0.0, 3))
         await station.start()
         station.busy = False

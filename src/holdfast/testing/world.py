@@ -275,6 +275,13 @@ class World:
             for first, second in pairwise(entries):
                 if first.ended > second.began and not self._may_overlap(first, second):
                     raise Violation(f"I5: {first} and {second} overlap, and nothing was wrong")
+        began = {(entry.ref, entry.fence) for entry in self.stage.journal.entries}
+        for one in self.stage.witness.counted:
+            if one not in began:
+                raise Violation(f"I18: the put-back of {one} was counted, and it had not begun")
+        for one in self.stage.witness.uncounted:
+            if one in began:
+                raise Violation(f"I18: the put-back of {one} was not counted, and it had begun")
         for ref in self._acknowledged:
             story = self.stage.witness.stories.get(ref)
             if story is None or (ref not in self.stage.model.records and not story.deleted):

@@ -194,6 +194,7 @@ class ExchangeLoop:
     def stop_claiming(self) -> None:
         """Claim no more; what a claim in flight still brings is handed back unbegun."""
         self._claiming = False
+        self._runs.stopping = True
         self._runs.hand_back()
         # Whatever it waits for, the next try is made at once.
         self._due = True

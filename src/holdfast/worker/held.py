@@ -18,7 +18,7 @@ from holdfast.worker.slate import Slate, Way
 from holdfast.worker.threads import Lane
 from holdfast.worker.turns import Turns
 
-StopReason = Literal["cancelled", "lost", "unreachable", "shutdown"]
+StopReason = Literal["cancelled", "lost", "unreachable", "shutdown", "worker_failed"]
 RunKey = tuple[Ref, int]
 Waiting: TypeAlias = "CoroutineType[Any, Any, Any]"
 Place = tuple[CodeType, int]

@@ -270,8 +270,8 @@ def stopped(held: Stopped) -> Outcome:
     match held.stop:
         case "cancelled":
             return Cancelled(held.stop_detail)
-        case "shutdown":
-            return Interrupted("shutdown")
+        case "shutdown" | "worker_failed" as reason:
+            return Interrupted(reason)
         case "unreachable" | "lost":
             return Interrupted("unreachable")
         case None:
@@ -302,7 +302,7 @@ def _said(error: BaseException, task: Task[..., Any], held: Held) -> Outcome:
         case Snooze():
             return Snoozed(micros(error.delay))
         case Cancel():
-            if held.stop in ("shutdown", "unreachable", "lost"):
+            if held.stop not in (None, "cancelled"):
                 return stopped(held)
             said = None if error.reason is None else storable(str(error.reason))
             return Cancelled(said, by="handler" if held.stop is None else None)

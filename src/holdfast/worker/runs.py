@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any
 
+from msgspec import structs
+
 from holdfast.clock import Clock
 from holdfast.core.events import Event, LeaseLost
 from holdfast.core.job import JobRecord, Owner
@@ -84,6 +86,8 @@ class Runs:
         """Called when one is over, and its outcome added."""
         self.released = 0
         """How many were handed back."""
+        self.stopping = False
+        """Whether the worker was asked to stop, or is being recycled."""
 
     def __len__(self) -> int:
         return len(self._running) + len(self._at_hand)
@@ -212,16 +216,17 @@ class Runs:
             self._expect(held, reason)
 
     def stop_all(self) -> None:
-        """Make all of them end, for the worker must."""
+        """Make all of them end, because the worker stops, or because it failed although nothing asked it to stop."""
         self.hand_back()
+        reason: StopReason = "shutdown" if self.stopping else "worker_failed"
         for held in list(self._running):
-            self.stop(held, "shutdown", "the worker stops")
+            self.stop(held, reason, "the worker stops")
 
     def release(self, delay: int) -> None:
         """Hand back those that would not end, due again after `delay` microseconds: by then we are gone."""
         self.hand_back()
         for held in list(self._running):
-            self._done(held, Interrupted("shutdown", delay))
+            self._done(held, Interrupted("worker_failed" if held.stop == "worker_failed" else "shutdown", delay))
 
     def _held(self, lease: Lease, asked_at: float, now: float, *, begun: bool) -> Held:
         job = lease.job
@@ -281,7 +286,7 @@ class Runs:
 
     def _expect(self, held: Held, reason: StopReason) -> None:
         """Leave a run to itself that will not end. When the worker stops it sees to all of them at once."""
-        if reason == "shutdown" or (reason == "cancelled" and held.lease.job.timeout is not None):
+        if reason in ("shutdown", "worker_failed") or (reason == "cancelled" and held.lease.job.timeout is not None):
             return
         # Who is merely asked to stop has its lease and its keys, and may tidy up under them; until its timeout at most.
         within = LIMIT if reason == "cancelled" else LINGER
@@ -314,6 +319,10 @@ class Runs:
             # Stopped by its own fence, and it came to nothing: there is nothing to say.
             self._holdings.drop(held.key)
         else:
+            if isinstance(outcome, Interrupted):
+                # Not what its handler says: only the worker knows both.
+                begun = held.context is not None or held.pid is not None
+                outcome = structs.replace(outcome, begun=begun, stopping=self.stopping)
             asked = settlement(held.lease, outcome, self._rng, took=took)
             self._outcomes.add(held.key, asked)
             if not isinstance(outcome, Returned):

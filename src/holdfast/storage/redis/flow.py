@@ -53,6 +53,7 @@ class Settling(Struct, omit_defaults=True, kw_only=True):
     redrive_after: int | None = None
     after: int | None = None
     quarantine: bool = False
+    put_back_used: bool = False
     ended: int
     events: list[Told]
 
@@ -266,6 +267,7 @@ def _settling(asked: Settlement, parcel: Parcel) -> Settling:
                 fence=asked.fence,
                 after=again.after,
                 quarantine=again.quarantine,
+                put_back_used=again.put_back_used,
                 error=error_text(again.error),
                 reason=again.reason,
                 charge=again.charge,

@@ -140,6 +140,7 @@ class Rare(Struct, omit_defaults=True, kw_only=True):
     suspect_until: int | None = None
     progress_until: int | None = None
     quarantined: bool = False
+    put_back_used: bool = False
     cancel_at: int | None = None
     cancel_reason: str | None = None
     cancel_by: str | None = None
@@ -483,6 +484,7 @@ def _with(job: JobRecord, rare: Rare) -> JobRecord:
         suspect_until=rare.suspect_until,
         progress_until=rare.progress_until,
         quarantined=rare.quarantined,
+        put_back_used=rare.put_back_used,
         cancel_at=rare.cancel_at,
         cancel_reason=rare.cancel_reason,
         cancel_by=rare.cancel_by,

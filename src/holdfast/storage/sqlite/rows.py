@@ -281,6 +281,7 @@ def record(row: Row) -> JobRecord:
         payload,
         result,
         quarantined,
+        put_back_used,
         *_,
     ) = row
     return JobRecord(
@@ -324,6 +325,7 @@ def record(row: Row) -> JobRecord:
         stalls=stalls,
         releases=releases,
         quarantined=bool(quarantined),
+        put_back_used=bool(put_back_used),
         cancel_at=cancel_at,
         cancel_reason=cancel_reason,
         cancel_by=cancel_by,

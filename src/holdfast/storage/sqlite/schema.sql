@@ -73,6 +73,7 @@ CREATE TABLE job (
     payload BLOB NOT NULL,
     result BLOB,
     quarantined INTEGER NOT NULL DEFAULT 0,
+    put_back_used INTEGER NOT NULL DEFAULT 0,
     -- The latest run. Earlier runs stand in `run`. Where `run_fence` is NULL, all runs do.
     run_fence INTEGER,
     run_owner TEXT,

@@ -173,12 +173,13 @@ def _note(step: Step, owner: Owner, asked: Settlement, seq: int, boost: int, pag
             told["kept_until"] = None if keep is None else step.now + keep
             told["redrive_at"] = None if redrive_after is None else step.now + redrive_after
             page.finished.append(told)
-        case PutBack(after=after, quarantine=quarantine):
+        case PutBack(after=after, quarantine=quarantine, put_back_used=put_back_used):
             step.moved(ref.queue, left="active", to="delayed" if after else "waiting")
             step.knocked.append(queue_topic(ref.queue))
             told["after"] = after
             told["reached"] = step.now if after else line.reached(step, ref.queue, boost)
             told["quarantine"] = quarantine
+            told["put_back_used"] = put_back_used
             page.put_back.append(told)
     step.knocked.append(job_topic(ref))
 

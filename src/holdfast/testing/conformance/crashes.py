@@ -5,8 +5,8 @@ from msgspec import structs
 
 from holdfast.clock import SECOND
 from holdfast.core.decision import PutBack, RunEnd
-from holdfast.core.events import WorkerHung
-from holdfast.core.job import TRACE_KEPT, NewJob, Ref
+from holdfast.core.events import JobReleased, JobStalled, WorkerHung
+from holdfast.core.job import TRACE_KEPT, NewJob, Ref, StallTerms
 from holdfast.core.lease import Lease
 from holdfast.core.lifecycle import State
 from holdfast.core.outcome import Interrupted, Outcome, Rejected, Snoozed, Stalled, Unknown
@@ -56,6 +56,7 @@ from holdfast.testing.conformance.material import (
 )
 
 HERE = 'File "größe.py", line 7, in größe ☃\n    sleep(1)'
+FAILED_WORKER = Interrupted("worker_failed", begun=True)
 THERE = 'File "größe.py", line 9, in größe'
 
 
@@ -164,6 +165,140 @@ class CrashesConformance(Conformance):
         assert again.job.quarantined
         assert await apply(storage, ALICE, put_back(lease)) == "lost"
         assert not (await record(storage, lease.ref)).quarantined
+
+    # ── put-backs by workers that failed ──────────────────────────────────────────────────────────────────────────
+
+    @pytest.mark.parametrize("outcome", [FAILED_WORKER, Interrupted("shutdown", begun=True, stopping=False)])
+    async def test_every_second_counted_put_back_in_a_row_is_a_stall_and_max_count_holds(
+        self, storage: Storage, outcome: Interrupted
+    ) -> None:
+        lease = await start(storage, new_job(stall=StallTerms(max_stalls=1)))
+        used: list[bool] = []
+        for number in range(4):
+            assert await settle(storage, ALICE, lease, outcome) == "done"
+            used.append((await record(storage, lease.ref)).put_back_used)
+            if number < 3:
+                lease = await claim_one(storage)
+        detail = await look(storage, lease.ref)
+
+        assert used == [True, False, True, False]
+        assert (detail.job.state, detail.job.reason) == (State.FAILED, "crashed")
+        assert (detail.job.stalls, detail.job.releases, detail.job.starts) == (2, 2, 4)
+        assert [(run.ended, run.reason) for run in detail.runs] == [
+            ("released", outcome.reason),
+            ("stalled", "process_died"),
+        ] * 2
+        assert [event.reason for event in await told_of(storage, JobReleased)] == [outcome.reason] * 2
+        assert [
+            (event.count, event.action, event.reason, event.owner) for event in await told_of(storage, JobStalled)
+        ] == [
+            (1, "recovered", "process_died", ALICE.id),
+            (2, "failed", "process_died", ALICE.id),
+        ]
+
+    @pytest.mark.parametrize(
+        "outcome",
+        [
+            Interrupted("worker_failed"),
+            Interrupted("shutdown", begun=True),
+            Interrupted("shutdown", stopping=False),
+            Interrupted("prefetch", begun=True, stopping=False),
+            Interrupted("unreachable", begun=True, stopping=False),
+            Unknown(0),
+            Unknown(0, "newer_payload"),
+            Snoozed(0),
+            Stalled("process_died", blameless=True),
+        ],
+        ids=repr,
+    )
+    async def test_a_put_back_that_does_not_count_is_never_charged_and_leaves_the_free_one_as_it_was(
+        self, storage: Storage, outcome: Outcome
+    ) -> None:
+        lease = await start(storage)
+        for _ in range(3):
+            await settle(storage, ALICE, lease, outcome)
+            lease = await claim_one(storage)
+        unused = lease.job.put_back_used
+        await settle(storage, ALICE, lease, FAILED_WORKER)
+        for _ in range(3):
+            await settle(storage, ALICE, await claim_one(storage), outcome)
+        job = await record(storage, lease.ref)
+
+        assert not unused
+        assert (job.state, job.stalls, job.failures, job.releases) == (State.WAITING, 0, 0, 7)
+        assert job.put_back_used
+
+    @pytest.mark.parametrize("outcome", [RAISED, Stalled("no_progress"), Stalled("process_died")], ids=repr)
+    async def test_a_charge_between_two_counted_put_backs_makes_the_second_free_again(
+        self, storage: Storage, clock: ManualClock, outcome: Outcome
+    ) -> None:
+        await settle(storage, ALICE, await start(storage), FAILED_WORKER)
+        await settle(storage, ALICE, await claim_one(storage), outcome)
+        clock.advance(1)
+        charged = await claim_one(storage)
+        await settle(storage, ALICE, charged, FAILED_WORKER)
+        job = await record(storage, charged.ref)
+
+        assert not charged.job.put_back_used
+        assert (job.state, job.releases, job.put_back_used) == (State.WAITING, 2, True)
+        assert job.failures + job.stalls == 1
+
+    async def test_a_used_put_back_is_known_while_its_next_run_is_renewed_and_taken(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
+        await settle(storage, ALICE, await start(storage), structs.replace(FAILED_WORKER, delay=5 * SECOND))
+        delayed = await record(storage, new_job().ref)
+        clock.advance(5)
+        lease = await claim_one(storage)
+        await beat(storage, ALICE, [lease], sign=True)
+        beaten = await record(storage, lease.ref)
+        [taken] = (await storage.reclaim(ALICE.id, REAPER)).stalled
+
+        assert (delayed.state, delayed.put_back_used) == (State.DELAYED, True)
+        assert (await storage.find(Query())).jobs[0].put_back_used
+        assert lease.job.put_back_used
+        assert beaten.put_back_used
+        assert taken.lease.job.put_back_used
+
+    async def test_the_free_put_back_of_a_job_that_is_over_is_there_again(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
+        names = ("cancelled", "expired", "failed", "completed")
+        refs = [new_job(queue=name).ref for name in names]
+        for name in names:
+            lease = await start(storage, new_job(queue=name, ttl=9 * SECOND if name == "expired" else None))
+            await settle(storage, ALICE, lease, FAILED_WORKER)
+        used = [(await record(storage, ref)).put_back_used for ref in refs]
+        await storage.revise([Cancel(refs[0], "enough")])
+        for name, outcome in (("failed", Rejected(ERROR)), ("completed", RETURNED)):
+            await settle(storage, ALICE, await claim_one(storage, queue=name), outcome)
+        clock.advance(9)
+        await sweep_all(storage)
+        over = [await record(storage, ref) for ref in refs]
+        await storage.revise([Redrive(ref) for ref in refs[:3]])
+        again = [await record(storage, ref) for ref in refs[:3]]
+
+        assert used == [True] * 4
+        assert [job.state for job in over] == [State.CANCELLED, State.EXPIRED, State.FAILED, State.COMPLETED]
+        assert not any(job.put_back_used for job in (*over, *again))
+
+    async def test_an_error_that_tells_of_a_shortage_is_put_back_once_uncharged(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
+        shortage = structs.replace(RAISED, shortage=True)
+        lease = await start(storage)
+        await settle(storage, ALICE, lease, shortage)
+        first = await record(storage, lease.ref)
+        clock.advance(1)
+        await settle(storage, ALICE, await claim_one(storage), shortage)
+        second = await look(storage, lease.ref)
+
+        assert (first.state, first.failures, first.releases, first.error) == (State.DELAYED, 0, 1, ERROR)
+        assert (second.job.failures, second.job.releases, second.job.put_back_used) == (1, 1, False)
+        assert [(run.ended, run.reason) for run in second.runs] == [
+            ("released", "worker_failed"),
+            ("raised", ERROR.type),
+        ]
 
     # ── where a handler was ───────────────────────────────────────────────────────────────────────────────────────
 

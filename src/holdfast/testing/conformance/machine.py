@@ -250,6 +250,7 @@ outcomes: st.SearchStrategy[Outcome] = st.one_of(
     st.sampled_from((Interrupted("shutdown"), Interrupted("prefetch", SECOND), Snoozed(3 * SECOND), Snoozed(0))),
     st.sampled_from((Stalled("process_died", 12, "owner", "signal 9"), Stalled("lease_expired"), Unknown(2 * SECOND))),
     st.just(Stalled("no_progress")),
+    st.sampled_from((Interrupted("worker_failed", begun=True), Raised(ERROR, shortage=True))),
 )
 
 orders = st.builds(

@@ -442,6 +442,24 @@ class QuarantineForGood(Model):
         super()._apply(job, structs.replace(decision, quarantine=True) if again else decision, now)
 
 
+@mutant("failing workers")
+class PutBackForgotten(Model):
+    """A free put-back is not remembered, so that every later one is free, too."""
+
+    def _apply(self, job: JobRecord, decision: Decision, now: int) -> None:
+        used = isinstance(decision, PutBack) and decision.put_back_used
+        super()._apply(job, structs.replace(decision, put_back_used=False) if used else decision, now)
+
+
+@mutant("failing workers")
+class PutBackNeverRestored(Model):
+    """A charge does not restore the free put-back, so that each later one is charged."""
+
+    def _apply(self, job: JobRecord, decision: Decision, now: int) -> None:
+        again = isinstance(decision, PutBack) and job.put_back_used
+        super()._apply(job, structs.replace(decision, put_back_used=True) if again else decision, now)
+
+
 # ── beats ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

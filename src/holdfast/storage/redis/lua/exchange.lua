@@ -5,8 +5,8 @@
 -- Request: {owner = {id, name, host, pid}, settlements, settling, queues, room, place}. `settling`: how many these are.
 -- `place`: how far the claim has got by the calls before: {queue, promoted, looked}, the queue by its number, in which so many
 -- were promoted; so many were looked at in all.
--- A settlement is {ref, fence, state, result, error, reason, charge, keep, redrive_after, after, quarantine, ended, events}:
--- a state to finish in, or `after` to be put back, perhaps into quarantine; `events` a list of {body, name, by}; `by`: whether
+-- A settlement is {ref, fence, state, result, error, reason, charge, keep, redrive_after, after, quarantine, put_back_used,
+-- ended, events}: a state to finish in, or `after` to be put back, perhaps into quarantine; `events` a list of {body, name, by}; `by`: whether
 -- it says who did it.
 -- Or a group of those that complete a job, and do nothing else: {queue, ids, fences, ended, keep, first}. Of each the event
 -- and the result are arguments of the script, from `first` on.

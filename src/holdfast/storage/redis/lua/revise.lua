@@ -22,6 +22,7 @@ function revise.cancel(job, asked)
     state = 'cancelled',
     parked_under = NONE,
     quarantined = NONE,
+    put_back_used = NONE,
     cancel_at = NOW,
     cancel_reason = asked.reason or NONE,
     cancel_by = asked.by or NONE,

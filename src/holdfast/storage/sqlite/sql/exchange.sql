@@ -16,6 +16,7 @@ UPDATE job
        error = NULL,
        reason = NULL,
        quarantined = 0,
+       put_back_used = 0,
        settled_fence = job.fence,
        owner = NULL,
        heard_at = NULL,
@@ -57,6 +58,7 @@ UPDATE job
        stalls = stalls + :stalls,
        releases = releases + :releases,
        quarantined = 0,
+       put_back_used = 0,
        settled_fence = fence,
        owner = NULL,
        heard_at = NULL,
@@ -91,6 +93,7 @@ UPDATE job
        stalls = stalls + :stalls,
        releases = releases + :releases,
        quarantined = :quarantine,
+       put_back_used = :put_back_used,
        settled_fence = fence,
        owner = NULL,
        heard_at = NULL,
@@ -159,6 +162,7 @@ SELECT json_group_array(
               AND releases = 0
               AND redrives = 0
               AND quarantined = 0
+              AND put_back_used = 0
               AND gathered = 0
               AND lifo = 0
               AND weight = 1
@@ -181,6 +185,7 @@ UPDATE job
    SET state = 'expired',
        parked_under = NULL,
        quarantined = 0,
+       put_back_used = 0,
        finished = :now,
        error = :error,
        reason = NULL,

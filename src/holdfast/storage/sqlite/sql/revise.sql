@@ -8,6 +8,7 @@ UPDATE job
    SET state = 'cancelled',
        parked_under = NULL,
        quarantined = 0,
+       put_back_used = 0,
        cancel_at = :now,
        cancel_reason = :reason,
        cancel_by = :by,

@@ -40,6 +40,7 @@ function Ends.expire(job)
       state = 'expired',
       parked_under = NONE,
       quarantined = NONE,
+      put_back_used = NONE,
       finished = NOW,
       -- What it says follows from the job's time to live; whoever reads the record writes it.
       error = NONE,

@@ -33,6 +33,7 @@ local function apply(job, asked)
     run_until = NONE,
     progress_until = NONE,
     quarantined = asked.after and asked.quarantine or NONE,
+    put_back_used = asked.after and asked.put_back_used or NONE,
     reason = asked.reason or NONE,
     run_end = NOW,
     ended = ARGV[asked.ended],
