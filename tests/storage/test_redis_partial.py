@@ -1,20 +1,22 @@
 """Answers in part: no lease is lost because something else in the same call came to nothing."""
 
+import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Callable
 from random import Random
 
 import pytest
 
 from holdfast.clock import SECOND, SystemClock
-from holdfast.core.events import JobStalled
+from holdfast.core.events import JobStalled, WorkerStarted
 from holdfast.core.job import Owner
 from holdfast.core.lifecycle import State
 from holdfast.core.outcome import Interrupted
 from holdfast.core.settlement import settlement
 from holdfast.errors import NotDurableError, StorageUnavailableError
 from holdfast.figures import Figures
-from holdfast.storage.protocol import Order
+from holdfast.storage.protocol import Beat, NewLogLine, Order, Pulse, Renewal, WorkerInfo
 from holdfast.storage.redis import connections
 from holdfast.storage.redis.address import read
 from holdfast.storage.redis.routes import slot
@@ -179,3 +181,60 @@ async def test_a_shard_that_says_nothing_keeps_no_job_of_the_dead_in_another_fro
     assert [verdict.verdict for verdict in settled_there.verdicts] == ["done"]
     # Either it was given to those whose answers were lost, and is found with them, or to the burial.
     assert (taken, strayed) in ((1, []), (0, [jobs[1].ref]))
+
+
+def owner_on(cluster: RedisCluster, storage: RedisStorage, queue: str) -> Owner:
+    """Return an owner whose record lies on the master of a queue."""
+    master = cluster.holder(slot(storage.bases_of(f"queue:{queue}")[0]))
+    ids = (f"{number:016x}" for number in range(1_000))
+    # The record of an owner lies where a queue of that name would.
+    found = next(one for one in ids if cluster.holder(slot(storage.bases_of(f"queue:{one}")[0])) is master)
+    return Owner(found, "worker host:1", "host", 1)
+
+
+@pytest.mark.parametrize("home", ["here", "there"])
+async def test_a_shard_that_says_nothing_is_reported_and_keeps_no_renewal_of_another_for_longer_than_its_limit(
+    start_cluster: Callable[..., RedisCluster], home: str
+) -> None:
+    redis_cluster = start_cluster(cluster_require_full_coverage=False)
+    storage = RedisStorage(read(redis_cluster.url))
+    line = NewLogLine("info", "said", {})
+    started = WorkerStarted(owner="alice", host="host", pid=1, queues=("queue",), concurrency=1)
+    try:
+        here, there = two_queues(redis_cluster, storage)
+        owner = owner_on(redis_cluster, storage, here if home == "here" else there)
+        await storage.enqueue([new_job("a", queue=here), new_job("b", queue=there)])
+        leases = (await storage.exchange(owner, order=Order((here, there), 2))).leases
+        beat = Beat(
+            owner,
+            tuple(Renewal(lease.ref, lease.fence, log=(line,)) for lease in leases),
+            WorkerInfo((here, there)),
+            (started,),
+            answer_within=500_000,
+        )
+        frozen = redis_cluster.holder(slot(storage.bases_of(f"queue:{there}")[0]))
+        frozen.freeze()
+        try:
+            pulses: list[Pulse] = []
+            took: list[float] = []
+            for _ in range(2):
+                asked_at = time.monotonic()
+                pulses.append(await storage.renew(beat))
+                took.append(time.monotonic() - asked_at)
+            [logged] = [detail for detail in await storage.get([leases[0].ref]) if detail is not None]
+        finally:
+            frozen.thaw()
+        await asyncio.sleep(0.6)
+        whole = await storage.renew(beat)
+    finally:
+        await storage.close()
+
+    assert [lease.ref.queue for lease in leases] == [here, there]
+    for pulse in pulses:
+        assert pulse.unanswered == ((leases[1].ref, leases[1].fence),)
+        assert (pulse.lost, pulse.orders) == ((), () if home == "here" else None)
+    assert 0.4 < took[0] < 2.0
+    # It is not waited for again at once.
+    assert took[1] < 0.4
+    assert logged.log[0].message == "said"
+    assert (whole.unanswered, whole.orders) == ((), ())

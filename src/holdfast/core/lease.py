@@ -68,6 +68,15 @@ def lease_end(now: int, length: int, *, run_until: int | None, progress_until: i
     return end
 
 
+def answer_limit(beat: float, limit: float) -> float:
+    """Return how many seconds each part of a storage gets to answer a beat that has `limit` seconds in all.
+
+    `beat`: the seconds between two beats. Half of them, so that a part that is silent delays the renewal of leases in
+    the other parts by less than a beat; a second at least, where the whole limit allows it, for a slow network.
+    """
+    return min(max(beat / 2, 1.0), limit * 0.8)
+
+
 def longest_lease(terms: StallTerms) -> int:
     """Return the length that no sound lease on a job of these terms exceeds, counted from now."""
     return max(terms.lease, terms.start_grace, REAPER_LEASE)

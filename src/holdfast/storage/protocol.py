@@ -185,6 +185,9 @@ class Beat(Struct, frozen=True):
     guarding: bool = False
     """Sent by who watches over the owner's process, and will reclaim from it: nobody else shall take the owner for dead
     before, where its life can be seen. What it holds is lost to the silent all the same, when its leases are out."""
+    answer_within: int | None = None
+    """The microseconds after which the sender wants an answer. A storage of several parts waits no longer for any of
+    them, and reports what that one did not answer; None leaves the limit to the storage."""
 
 
 class Cancelling(Struct, frozen=True):
@@ -199,7 +202,8 @@ class Pulse(Struct, frozen=True):
     """The answer to a beat, exceptions only: what is no longer ours, what shall stop, what the operator ordered.
 
     `unanswered`: what could not be renewed, for the one of several servers that keeps it was out of reach. `orders`:
-    all that are in force ("quiet", "stop"); None: the server that keeps them was out of reach.
+    all that are in force ("quiet", "stop"); None: the server that keeps them was out of reach, and the worker's record
+    and events, which it keeps too, may not have reached it. Send them again.
     """
 
     lost: tuple[tuple[Ref, int], ...] = ()

@@ -447,11 +447,16 @@ class ExchangeLoop:
         now = self._clock.uptime()
         messages = [one.message(now) for one in talking]
         try:
-            await self._storage.renew(Beat(self._owner, tuple(message.renewal for message in messages)))
+            pulse = await self._storage.renew(Beat(self._owner, tuple(message.renewal for message in messages)))
         except BaseException:
             for message in messages:
                 message.unsent()
             raise
+        unanswered = set(pulse.unanswered)
+        for message in messages:
+            if message.held.key in unanswered:
+                # Its settlement is not answered either, and both are sent again.
+                message.unsent()
 
     async def _look_for_strays(self) -> None:
         """Hand back, unbegun and uncharged, what was claimed by a call whose answer never came."""

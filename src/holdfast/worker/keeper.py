@@ -16,9 +16,10 @@ from collections import deque
 from collections.abc import Callable
 from random import Random
 
-from holdfast.clock import Clock
+from holdfast.clock import SECOND, Clock
 from holdfast.core.events import Event
 from holdfast.core.job import Owner
+from holdfast.core.lease import answer_limit
 from holdfast.core.patience import Patience
 from holdfast.errors import StorageError, StorageUnavailableError
 from holdfast.options import Timing
@@ -169,21 +170,26 @@ class Keeper:
         sent: list[Message] = []
         events = self._announced()
         news = unanswered = 0
+        # A storage that hangs must not keep this from its other duty, to fence its process in, and in time.
+        limit = max(SHORTEST, min([self._beat, *self._ends(held, asked_at)]))
+        within = round(answer_limit(every, limit) * SECOND)
         try:
-            # A storage that hangs must not keep this from its other duty, to fence its process in, and in time.
-            async with asyncio.timeout(max(SHORTEST, min([max(self._beat, every), *self._ends(held, asked_at)]))):
+            async with asyncio.timeout(limit):
                 for start in range(0, max(len(due), 1), RENEW_LIMIT):
                     some = due[start : start + RENEW_LIMIT]
                     traces = self._traces.news(some, asked_at)
                     sent = [one.message(asked_at, at, self._turns) for one, at in zip(some, traces, strict=True)]
                     renewals = tuple(message.renewal for message in sent)
-                    pulse = await self._timed(Beat(self._owner, renewals, self._info(), events))
-                    events = ()
+                    beat = Beat(self._owner, renewals, self._info(), events, answer_within=within)
+                    pulse = await self._timed(beat)
+                    # Without its orders the part that keeps the events has not answered either.
+                    events = () if pulse.orders is not None else events
                     news += self._heed(sent, pulse, asked_at)
                     unanswered += len(pulse.unanswered)
                     sent = []
             if unanswered:
-                raise StorageUnavailableError(f"{unanswered} of the leases lie where nobody answers")
+                raise StorageUnavailableError("a part of the storage does not answer")
+            self._announcements.extendleft(reversed(events))
         except Exception as error:
             # Whatever it is: the leases that are held must be tried again, and a keeper that dies renews none.
             self._announcements.extendleft(reversed(events))
@@ -192,8 +198,9 @@ class Keeper:
             self._tally.renewed(renewed=0, lost=0, failed=len(sent))
             if not self._failures:
                 expected = isinstance(error, StorageError | TimeoutError)
+                failed = unanswered or len(due)
                 self._logger.warning(
-                    "cannot renew %d leases, trying again: %r", len(due), error, exc_info=None if expected else error
+                    "cannot renew %d leases, trying again: %r", failed, error, exc_info=None if expected else error
                 )
             self._failures += 1
             patience = Patience(FIRST_RETRY, min(LAST_RETRY, every / 4))

@@ -17,6 +17,7 @@ from typing import Protocol
 
 from holdfast.clock import SECOND, Clock
 from holdfast.core.job import Owner, Ref
+from holdfast.core.lease import answer_limit
 from holdfast.core.patience import Patience
 from holdfast.errors import StorageError
 from holdfast.storage.protocol import RENEW_LIMIT, Beat, Renewal, Storage
@@ -158,12 +159,15 @@ class Watcher:
 
     async def _renew(self, runs: Sequence[Watched], now: float) -> None:
         answered = 0
+        limit = max(self._beat, LONGEST_LOOK)
+        within = round(answer_limit(min([self._beat, *map(self._beat_of, runs)]), limit) * SECOND)
         try:
-            async with asyncio.timeout(max(self._beat, LONGEST_LOOK)):
+            async with asyncio.timeout(limit):
                 for start in range(0, len(runs), RENEW_LIMIT):
                     part = runs[start : start + RENEW_LIMIT]
                     asked_at = self._clock.uptime()
-                    pulse = await self._storage.renew(Beat(self._owner, tuple(self._renewal(run, now) for run in part)))
+                    renewals = tuple(self._renewal(run, now) for run in part)
+                    pulse = await self._storage.renew(Beat(self._owner, renewals, answer_within=within))
                     lost = {*pulse.lost}
                     self._lost |= lost
                     answered += len(part)

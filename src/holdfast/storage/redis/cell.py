@@ -1,17 +1,20 @@
 """One cell: everything that lies under one hash tag, and each verb on it as one call of a script."""
 
+import asyncio
 from collections.abc import Awaitable, Iterable, Sequence
 from heapq import merge
 from itertools import islice
 from operator import itemgetter
 from typing import Any, Protocol
 
+from msgspec import structs
+
 from holdfast.clock import Clock
 from holdfast.core.job import JobDetail, JobRecord, NewJob, Owner, Ref
 from holdfast.core.leadership import Term
 from holdfast.core.lease import Lease
 from holdfast.core.settlement import Settlement
-from holdfast.errors import StorageError
+from holdfast.errors import StorageError, StorageUnavailableError
 from holdfast.storage.cursors import place_of
 from holdfast.storage.protocol import (
     CLAIM_LIMIT,
@@ -159,24 +162,33 @@ class Cell:
         """See `Storage.renew`: as many calls as it takes, one as a rule; the last remembers the worker."""
         lost: list[tuple[Ref, int]] = []
         cancelling: list[Cancelling] = []
+        begun = False
         while True:
             some = renewed_at_once(beat.renewals)
             part = beat if len(some) == len(beat.renewals) else Beat(beat.owner, some)
-            pulse, renewed = answer_renew(await self._call("renew", ask_renew(part)), part)
+            try:
+                pulse, renewed = answer_renew(await self._call("renew", ask_renew(part)), part)
+            except StorageUnavailableError:
+                if not begun:
+                    raise
+                left = tuple((renewal.ref, renewal.fence) for renewal in beat.renewals)
+                return Pulse(tuple(lost), tuple(cancelling), None, left)
+            begun = True
             lost += pulse.lost
             cancelling += pulse.cancelling
             if renewed == len(beat.renewals):
                 return Pulse(tuple(lost), tuple(cancelling), pulse.orders)
-            beat = Beat(beat.owner, beat.renewals[renewed:], beat.worker, beat.events, beat.last)
+            beat = structs.replace(beat, renewals=beat.renewals[renewed:])
 
-    async def sweep(self, bid: Bid) -> Swept:
-        """See `Storage.sweep`: as many calls as its limits take."""
+    async def sweep(self, bid: Bid, *, within: float | None = None) -> Swept:
+        """See `Storage.sweep`: as many calls as its limits take, each answered `within` so many seconds."""
         place: tuple[int, int] | None = BEGIN
         parts: list[Swept] = []
         long = False
         while place is not None:
             try:
-                part = answer_sweep(await self._call("sweep", ask_sweep(bid, self.scope, place)), bid, self.scope)
+                reply = await self._call_within(within, "sweep", ask_sweep(bid, self.scope, place))
+                part = answer_sweep(reply, bid, self.scope)
             except StorageError:
                 if not any(done.stalled for done in parts):
                     raise
@@ -196,9 +208,9 @@ class Cell:
                 long, place = True, (BEGIN[0] + 1, 0)
         return joined(parts, more=long)
 
-    async def look(self, bases: Sequence[str]) -> list[int]:
+    async def look(self, bases: Sequence[str], *, within: float | None = None) -> list[int]:
         """Return what there is in cells, this one among them: see look.lua. Those of other servers it cannot see."""
-        sights: list[int] = await self._call("look", ask_look(bases))
+        sights: list[int] = await self._call_within(within, "look", ask_look(bases))
         return sights
 
     async def reclaim(self, dead: str, owner: Owner) -> Reclaimed:
@@ -329,6 +341,14 @@ class Cell:
         self, after: int | None, limit: int, *, reader: Reader | None = None, ref: Ref | None = None
     ) -> Told:
         return answer_events(await self._call("events", ask_events(after, limit, reader=reader, ref=ref)))
+
+    async def _call_within(self, within: float | None, name: str, arguments: Sequence[bytes]) -> Any:
+        """Call a script that has to answer within so many seconds; a server that does not is out of reach."""
+        try:
+            async with asyncio.timeout(within):
+                return await self._call(name, arguments)
+        except TimeoutError:
+            raise StorageUnavailableError(f"a part of the storage has not answered within {within:g} s") from None
 
     def _call(self, name: str, arguments: Sequence[bytes], *, durable: bool = False) -> Awaitable[Any]:
         now = b"" if self._clock is None else self._clock.now()

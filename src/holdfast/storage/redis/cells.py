@@ -5,6 +5,7 @@ worker's name falls to. A schedule lies with the queue of its job, so that a tic
 """
 
 import asyncio
+import math
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
@@ -12,6 +13,7 @@ from zlib import crc32
 
 from msgspec import structs
 
+from holdfast.clock import SECOND
 from holdfast.core.job import JobDetail, NewJob, Owner, Ref
 from holdfast.core.leadership import Term
 from holdfast.core.settlement import Settlement
@@ -61,7 +63,8 @@ class Cells:
         self._cells = tuple(cells)
         self._start_round = start_round
         self._rounds: dict[str, Round] = {}
-        self._rests: dict[Cell, float] = {}
+        self._silent_since: dict[Cell, float] = {}
+        """When each cell that could not be reached was last asked in vain."""
 
     def of(self, name: str) -> Cell:
         """Return the cell that a queue lies in, or that a worker is known in."""
@@ -116,7 +119,11 @@ class Cells:
         )
 
     async def renew(self, beat: Beat) -> Pulse:
-        """See `Storage.renew`."""
+        """See `Storage.renew`: a cell that does not answer in time is reported, and delays no other for longer.
+
+        It is asked again after a rest as long as its limit, since a lease can be shorter than the usual rest.
+        """
+        within = None if beat.answer_within is None else beat.answer_within / SECOND
         # The worker itself is known in one cell, which hears from it with every beat.
         home = self.of(beat.owner.id)
         if beat.last and (ended := self._rounds.pop(beat.owner.id, None)) is not None:
@@ -129,15 +136,13 @@ class Cells:
                 self._ask(
                     cell,
                     cell.renew,
-                    Beat(beat.owner, tuple(part), beat.worker, beat.events, beat.last)
-                    if cell is home
-                    else Beat(beat.owner, tuple(part)),
+                    structs.replace(beat, renewals=tuple(part)) if cell is home else Beat(beat.owner, tuple(part)),
+                    within=within,
+                    rest=REST if within is None else min(REST, within),
                 )
                 for cell, part in parts.items()
             ]
         )
-        if isinstance(outcomes[0], BaseException) and (beat.events or beat.last):
-            raise outcomes[0]
         pulses = _some(outcomes)
         place = {(renewal.ref, renewal.fence): number for number, renewal in enumerate(beat.renewals)}
         return Pulse(
@@ -150,10 +155,13 @@ class Cells:
             ),
             None if isinstance(outcomes[0], BaseException) else outcomes[0].orders,
             tuple(
-                (renewal.ref, renewal.fence)
+                name
                 for part, outcome in zip(parts.values(), outcomes, strict=True)
-                if isinstance(outcome, BaseException)
-                for renewal in part
+                for name in (
+                    [(renewal.ref, renewal.fence) for renewal in part]
+                    if isinstance(outcome, BaseException)
+                    else outcome.unanswered
+                )
             ),
         )
 
@@ -163,12 +171,12 @@ class Cells:
             told, reached = await self._round_of(bid.owner).turn(bid)
             for cell in reached:
                 # It is back, if it was away.
-                self._rests.pop(cell, None)
+                self._silent_since.pop(cell, None)
             return told
         outcomes = await _outcomes([cell.sweep(bid) for cell in self._cells])
         for cell, outcome in zip(self._cells, outcomes, strict=True):
             if isinstance(outcome, Swept):
-                self._rests.pop(cell, None)
+                self._silent_since.pop(cell, None)
         return swept_all(_some(outcomes), [f"{error}" for error in outcomes if isinstance(error, BaseException)])
 
     async def reclaim(self, dead: str, owner: Owner) -> Reclaimed:
@@ -271,15 +279,29 @@ class Cells:
 
         return await _outcomes([one(place, cell, queues) for place, (cell, queues) in enumerate(cells)])
 
-    async def _ask(self, cell: Cell, ask: Callable[[A], Awaitable[T]], what: A) -> T:
-        """Ask a cell, unless it was out of reach a moment ago: each try may take seconds."""
-        if asyncio.get_running_loop().time() < self._rests.get(cell, 0.0):
+    async def _ask(
+        self,
+        cell: Cell,
+        ask: Callable[[A], Awaitable[T]],
+        what: A,
+        *,
+        within: float | None = None,
+        rest: float = REST,
+    ) -> T:
+        """Ask a cell, unless it was out of reach a moment ago: each try may take seconds; `within` at most so many."""
+        clock = asyncio.get_running_loop().time
+        if clock() < self._silent_since.get(cell, -math.inf) + rest:
             raise _RestingError("a part of the storage could not be reached a moment ago")
         try:
-            return await ask(what)
-        except StorageUnavailableError:
-            self._rests[cell] = asyncio.get_running_loop().time() + REST
+            async with asyncio.timeout(within):
+                answer = await ask(what)
+        except (StorageUnavailableError, TimeoutError) as error:
+            self._silent_since[cell] = clock()
+            if isinstance(error, TimeoutError):
+                raise StorageUnavailableError(f"a part of the storage has not answered within {within:g} s") from None
             raise
+        self._silent_since.pop(cell, None)
+        return answer
 
     def _round_of(self, owner: Owner) -> Round:
         round_ = self._rounds.get(owner.id)

@@ -44,6 +44,9 @@ PATIENCE = Patience(0.05, 0.4)
 SILENT = 2.0
 """Seconds after which a call without an answer is compared with another connection: half-open ones are found out so."""
 
+GIVEN_UP = 0.5
+"""Seconds after which a call that its caller cancels counts as one that the server has not answered."""
+
 CONFIRMING = 1.0
 """Seconds that a replica gets to confirm a write where that is to be had in memory only (WAIT)."""
 
@@ -345,12 +348,21 @@ class _Home:
                 if not self._rests(pool, link):
                     await self._put_away(pool, link)
         except (RedisError, OSError):
-            # What has cut one connection, or made it silent, has not spared those that are idle; each of them would be
-            # found out by a call that waits for its answer in vain.
-            self._retire(place)
-            self.routes.doubt(place)
-            self._trouble(place)
+            self._suspect(place)
             raise
+        except asyncio.CancelledError:
+            # A caller with a limit of its own gives up sooner than we do, and still learns of a failover.
+            if loop.time() - now >= GIVEN_UP:
+                self._suspect(place)
+            raise
+
+    def _suspect(self, place: Place) -> None:
+        """Take a server for one that may be gone."""
+        # What has cut one connection, or made it silent, has not spared those that are idle; each of them would be
+        # found out by a call that waits for its answer in vain.
+        self._retire(place)
+        self.routes.doubt(place)
+        self._trouble(place)
 
     async def _on_disk(self, place: Place, link: Link) -> Reply:
         """Ask whether what a connection has written is on the disks of the server and of a replica."""

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from msgspec import Struct, structs
 
+from holdfast.clock import SECOND
 from holdfast.core.leadership import Term
 from holdfast.errors import StorageError, StorageUnavailableError
 from holdfast.storage.notices import Listener
@@ -27,6 +28,9 @@ STIRRED = "stirred"
 
 TIDY = 120.0
 """Seconds between two sweeps of a cell that is empty but for leftovers: workers that are gone, old events."""
+
+PART_OF_TERM = 0.4
+"""The part of a term within which each call has to be answered: with a sweep's rhythm after it, the term goes on."""
 
 EMPTY, LEFTOVERS, RESTING, AWAKE = range(4)
 """What a look finds; see look.lua."""
@@ -117,7 +121,7 @@ class Round:
         # One that is on its way from node to node can be asked nothing, and must not hide the others for that long.
         who = next((cell for cell in cells if not self._stands[cell].away), cells[0])
         try:
-            sights = dict(zip(cells, await who.look([cell.base for cell in cells]), strict=True))
+            sights = dict(zip(cells, await who.look([cell.base for cell in cells], within=_within(bid)), strict=True))
         except StorageUnavailableError as error:
             self._stands[who].away = True
             # Whoever asks each of them, too, keeps the others from what was found of theirs for as long.
@@ -161,7 +165,7 @@ class Round:
 
     async def _sweep(self, cell: Cell, bid: Bid) -> dict[Cell, Outcome]:
         try:
-            return {cell: await cell.sweep(bid)}
+            return {cell: await cell.sweep(bid, within=_within(bid))}
         except Exception as error:
             return {cell: error}
 
@@ -197,3 +201,7 @@ class Round:
             retry_in=None if leads or bid.term is None else min([bid.every, *ahead]),
             again_in=min([bid.every, *ahead]),
         )
+
+
+def _within(bid: Bid) -> float | None:
+    return None if bid.term is None else PART_OF_TERM * bid.term / SECOND

@@ -1,0 +1,94 @@
+"""One master of a Cluster is frozen: workers keep what lies on the others, and go on with it."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from holdfast import Holdfast, Timing, current_job
+from holdfast.core.events import JobReleased, JobRetried, JobStalled, RunFenced
+from holdfast.core.job import Owner
+from holdfast.storage.redis.address import read
+from holdfast.storage.redis.routes import slot
+from holdfast.storage.redis.storage import RedisStorage
+from tests.clusters import RedisCluster
+from tests.servers import RedisServer
+
+pytestmark = [pytest.mark.system, pytest.mark.cluster]
+
+
+@pytest.fixture
+def cluster(start_cluster: Callable[..., RedisCluster]) -> RedisCluster:
+    """Return a Cluster that goes on while a part of it is away, as one does whose nodes time out late."""
+    return start_cluster(cluster_require_full_coverage=False)
+
+
+class Places:
+    """Queues and owners by the master that keeps them."""
+
+    def __init__(self, cluster: RedisCluster) -> None:
+        self._cluster = cluster
+        self._storage = RedisStorage(read(cluster.url))
+
+    def master(self, topic: str) -> RedisServer:
+        """Return the master that keeps what is named by this topic."""
+        return self._cluster.holder(slot(self._storage.bases_of(topic)[0]))
+
+    def queue(self, *, on: RedisServer) -> str:
+        """Return a queue that a master keeps."""
+        return next(f"queue-{n}" for n in range(1_000) if self.master(f"queue:queue-{n}") is on)
+
+    def owner(self, *, on: RedisServer) -> Owner:
+        """Return an owner whose record a master keeps."""
+        ids = (f"{n:016x}" for n in range(1_000))
+        # What is of a name lies where a queue of that name would lie.
+        found = next(one for one in ids if self.master(f"queue:{one}") is on)
+        return Owner(found, "worker", "host", 1)
+
+
+LONG = 12.0
+"""Seconds that a run goes on: one and a half leases."""
+
+
+@pytest.mark.parametrize("home", ["frozen", "healthy"])
+async def test_a_run_on_a_healthy_master_keeps_its_lease(cluster: RedisCluster, home: str) -> None:
+    places = Places(cluster)
+    healthy, frozen = cluster.masters[:2]
+    here, there = places.queue(on=healthy), places.queue(on=frozen)
+    app = Holdfast(cluster.url, name="frozen", timing=Timing.fast())
+    begun, released = asyncio.Event(), asyncio.Event()
+    ran: list[str] = []
+
+    @app.task(queue=here, singleton=True)
+    async def alone(seconds: float) -> str:
+        ran.append("alone")
+        for _ in range(3):
+            current_job().log.info("going on")
+            await asyncio.sleep(seconds / 3)
+        return "done"
+
+    @app.task(queue=there)
+    async def waits() -> None:
+        ran.append("waits")
+        begun.set()
+        await released.wait()
+
+    owner = places.owner(on=frozen if home == "frozen" else healthy)
+    async with app, app.worker(queues=[here, there], incarnation=owner.id, drain="5s"):
+        held = await waits.enqueue()
+        await begun.wait()
+        frozen.freeze()
+        try:
+            job = await alone.enqueue(LONG)
+            assert await job.result(timeout=2 * LONG) == "done"
+            detail = await job.info()
+        finally:
+            frozen.thaw()
+            released.set()
+        await held.result(timeout=30)
+        events = (await (await app.opened()).events(limit=10_000)).events
+
+    assert ran == ["waits", "alone"]
+    assert [line.message for line in detail.log] == ["going on"] * 3
+    troubles = (JobReleased, JobRetried, JobStalled, RunFenced)
+    assert [event for event in events if isinstance(event, troubles) and event.id == job.id] == []
