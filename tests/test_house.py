@@ -23,6 +23,7 @@ FLOORS: dict[str, int] = {
     "errors": -3,
     "core": -2,
     "control": -1,
+    "failures": -1,
     "figures": -1,
     "context": 0,
     "functions": -1,

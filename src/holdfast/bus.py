@@ -12,8 +12,10 @@ from typing import Any, cast, get_args
 
 from msgspec import structs
 
+from holdfast.core.check import shown
 from holdfast.core.events import Event, JobCompleted, JobEvent, OnRequest, event_name
 from holdfast.errors import StorageError, UsageError
+from holdfast.failures import is_a, log_failure
 from holdfast.functions import is_async
 from holdfast.storage.follow import pages
 from holdfast.storage.protocol import EVENTS_END, EventPage, Reader, Storage
@@ -254,35 +256,58 @@ class Bus:
         for hearing in hearings:
             if not hearing.hears(event):
                 continue
-            try:
-                await self._call(hearing.handler, self._readable(event))
-            except asyncio.CancelledError:
-                task = asyncio.current_task()
-                if task is not None and task.cancelling():
-                    raise
-                self._logger.warning("the handler %r of %s cancelled itself", hearing.handler, type(event).__name__)
-            except Exception:
-                # A listener's failure is its own; the job went its way before anybody heard of it.
-                self._logger.exception("the handler %r of %s failed", hearing.handler, type(event).__name__)
+            failure = await self._handled(hearing.handler, self._readable(event))
+            if failure is None:
+                continue
+            # A listener's failure is its own; the job went its way before.
+            told = shown(hearing.handler), type(event).__name__
+            if is_a(failure, asyncio.CancelledError):
+                self._logger.warning("the handler %s of %s cancelled itself", *told)
+            else:
+                log_failure(self._logger, logging.ERROR, "the handler %s of %s failed", *told, error=failure)
 
-    async def _call(self, handler: Callable[[Any], object], event: Event) -> None:
-        if is_async(handler):
-            await cast("Callable[[Any], Awaitable[object]]", handler)(event)
-            return
-        # Not the loop's own executor: what hangs there must not keep anybody from hearing, or hearing from stopping.
+    async def _handled(self, handler: Callable[[Any], object], event: Event) -> BaseException | None:
+        """Call a handler and return what it raised.
+
+        A coroutine runs in a task of its own, so one that cancels its task cancels that one, and a CancelledError here
+        is always a request to this bus.
+        """
+        if not is_async(handler):
+            return await self._handled_in_thread(handler, event)
+        calling = asyncio.create_task(_failure(cast("Callable[[Any], Awaitable[object]]", handler), event))
+        try:
+            await asyncio.wait({calling})
+        except asyncio.CancelledError:
+            calling.cancel()
+            await asyncio.wait({calling})
+            raise
+        return asyncio.CancelledError() if calling.cancelled() else calling.result()
+
+    async def _handled_in_thread(self, handler: Callable[[Any], object], event: Event) -> BaseException | None:
         context = contextvars.copy_context()
 
-        def call() -> None:
-            context.run(handler, event)
+        def call() -> BaseException | None:
+            try:
+                context.run(handler, event)
+            except BaseException as error:
+                # Returned: a future cannot carry StopIteration, and SystemExit would end the loop.
+                return error
+            return None
 
-        await asyncio.get_running_loop().run_in_executor(self._pool, call)
+        try:
+            # Not the loop's own executor: a handler that hangs there must not keep others waiting, or us from stopping.
+            return await asyncio.get_running_loop().run_in_executor(self._pool, call)
+        except RuntimeError as error:
+            # The machine has no thread, or this bus has ended.
+            return error
 
     def _readable(self, event: Event) -> Event:
         if not isinstance(event, JobCompleted) or event.result is None:
             return event
         try:
             return structs.replace(event, result=self._decode(event.result))
-        except Exception:
+        except BaseException:
+            # A codec is user code that does not await.
             return structs.replace(event, result=None)
 
 
@@ -291,3 +316,12 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
         return asyncio.get_running_loop()
     except RuntimeError:
         return None
+
+
+async def _failure(handler: Callable[[Any], Awaitable[object]], event: Event) -> BaseException | None:
+    """Call a handler and return what it raised: out of a task, SystemExit would end the loop."""
+    try:
+        await handler(event)
+    except BaseException as error:
+        return error
+    return None

@@ -10,10 +10,10 @@ from holdfast.core.lease import Lease
 from holdfast.core.outcome import Outcome, TimedOut
 from holdfast.core.postmortem import Ending
 from holdfast.core.settlement import settlement
+from holdfast.failures import recorded
 from holdfast.settle import Witness, settle_stalled
 from holdfast.storage.locate import locate
 from holdfast.storage.protocol import Beat, Order, Renewal
-from holdfast.worker.run import recorded
 from tests.cli.terminal import EVERYWHERE, Terminal
 
 WORKER = Owner("a" * 16, "web-1:42", "web-1", 42)

@@ -117,7 +117,8 @@ def no_others(options: Iterable[str], known: Iterable[str]) -> None:
 def shown(value: object) -> str:
     """Return a value as a message shows it: short, and whatever its `repr` does."""
     try:
-        text = repr(value)
-    except Exception:
-        return f"<{type(value).__name__}>"
+        # A subclass of str may have a `len` and a slice of its own.
+        text = str.__getitem__(repr(value), slice(61))
+    except BaseException:
+        return f"<{type.__dict__['__name__'].__get__(type(value))}>"
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
+from holdfast.failures import is_a
+
 
 class TimeIsOver(Exception):
     """The run passed its own limit."""
@@ -43,7 +45,8 @@ class Limit:
         if not self._expired or self._task is None:
             return
         # Whoever else has cancelled it wants it ended, whatever its limit.
-        if self._task.uncancel() <= self._cancelling and isinstance(error, asyncio.CancelledError):
+        cancelled = error is not None and is_a(error, asyncio.CancelledError)
+        if self._task.uncancel() <= self._cancelling and cancelled:
             raise TimeIsOver from error
 
     def _expire(self) -> None:

@@ -67,9 +67,9 @@ class CancelHooks:
             await _cut_off(hooked)
 
     async def _hook(self, task: Task[..., Any], hook: Callable[..., Any], held: Held) -> None:
-        # Decoded anew: the handler may have changed what it was given.
-        args, kwargs = task.decode(self._codec, held.lease.job)
         try:
+            # Decoded again: the handler may have changed what it was given.
+            args, kwargs = task.decode(self._codec, held.lease.job)
             await self._call(hook, task.hook_needs, args, kwargs, held)
         except (SystemExit, KeyboardInterrupt) as error:
             # Out of a task these would end the loop.

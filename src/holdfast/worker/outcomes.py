@@ -12,9 +12,9 @@ from holdfast.core.job import JobRecord
 from holdfast.core.lease import Lease
 from holdfast.core.outcome import Interrupted, Unreadable
 from holdfast.core.settlement import Settlement, settlement
+from holdfast.failures import recorded
 from holdfast.storage.protocol import SettleVerdict, Verdict
 from holdfast.worker.held import Holdings, RunKey
-from holdfast.worker.run import recorded
 from holdfast.worker.tally import Tally
 
 REFUSALS = 3

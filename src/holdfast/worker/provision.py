@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any
 
 from holdfast.context import current_job
+from holdfast.failures import traceback_of
 from holdfast.injection import Needs, Step
 from holdfast.worker.threads import Lane
 
@@ -120,4 +121,4 @@ class _Async:
 def _told(
     failure: BaseException | None,
 ) -> tuple[type[BaseException] | None, BaseException | None, TracebackType | None]:
-    return (None, None, None) if failure is None else (type(failure), failure, failure.__traceback__)
+    return (None, None, None) if failure is None else (type(failure), failure, traceback_of(failure))

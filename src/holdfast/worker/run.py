@@ -9,7 +9,6 @@ outcome ◄─┬───┴──────────────── ba
 import asyncio
 import functools
 import logging
-import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Protocol
 
@@ -32,6 +31,7 @@ from holdfast.core.outcome import (
     Unreadable,
 )
 from holdfast.core.text import storable
+from holdfast.failures import TRACEBACK_KEPT, class_name, is_a, recorded
 from holdfast.functions import is_async
 from holdfast.injection import Needs, Provider, needs
 from holdfast.middleware import Middleware, Onion, RunCall, onion
@@ -48,11 +48,10 @@ UNKNOWN_DELAY = 10_000_000
 """How long a job is put back for that cannot run here, in microseconds: others may know its task, its version, or have
 a thread or a process for it."""
 
+CANCELLED_FROM_WITHIN = "the handler was cancelled from within"
+
 Overdue = Callable[[Held, Outcome], None]
 """Takes a run that will not end, and what it has come to all the same."""
-
-TRACEBACK_KEPT = 16_384
-MESSAGE_KEPT = 4_096
 
 
 class Runner:
@@ -99,8 +98,8 @@ class Runner:
             return Unknown(UNKNOWN_DELAY, "newer_payload")
         try:
             args, kwargs = task.decode(self._codec, job)
-        except (Exception, SystemExit) as error:
-            # Migrations are user code, too.
+        except BaseException as error:
+            # Codecs and migrations are user code. They do not await, so not even a CancelledError is a request of ours.
             return Unreadable(recorded(error))
         if held.stop is not None:
             return stopped(held)
@@ -113,8 +112,6 @@ class Runner:
                 value = await self._limited(task, held.context, args, kwargs, held, overdue)
         except TimeIsOver:
             outcome = timed_out(held)
-        except asyncio.CancelledError:
-            outcome = stopped(held)
         except NoThreadError as error:
             self._logger.error("job %s (%s) has no thread to run in: %s", job.id, job.task, error)
             outcome = _unbegun(held)
@@ -122,12 +119,12 @@ class Runner:
                 self._threadless = True
                 self._no_thread()
         except BaseException as error:
-            outcome = _said(error, task, held)
+            outcome = _ended_by(error, task, held)
         else:
             try:
                 return Returned(task.signature.encode_result(self._codec, value))
-            except (Exception, SystemExit) as error:
-                # Codecs are user code, too.
+            except BaseException as error:
+                # Codecs are user code, too, and do not await either.
                 return Unreadable(recorded(error))
         # A thread that was left to itself still runs, and nobody may tidy up after it yet. Who was left to itself as a
         # whole has nothing to tidy up any more: the job may be another run's by now.
@@ -221,7 +218,7 @@ class Runner:
     def _complain(self, held: Held, who: str, what: str, error: BaseException | None) -> None:
         """Log without what may quote the arguments; the job's own log has all."""
         job = held.lease.job
-        how = what if error is None else f"{what}: {type(error).__name__}"
+        how = what if error is None else f"{what}: {class_name(error)}"
         self._logger.error("%s of job %s (%s) %s; holdfast jobs show tells all", who, job.id, job.task, how)
         told = {} if error is None else {"traceback": recorded(error).traceback or ""}
         if held.context is not None:
@@ -275,7 +272,7 @@ def stopped(held: Stopped) -> Outcome:
         case "unreachable" | "lost":
             return Interrupted("unreachable")
         case None:
-            return Raised(RecordedError("CancelledError", "the handler was cancelled from within"))
+            return Raised(RecordedError("CancelledError", CANCELLED_FROM_WITHIN))
 
 
 def _unbegun(held: Held) -> Outcome:
@@ -294,47 +291,44 @@ def timed_out(held: Held) -> Outcome:
     return TimedOut(RecordedError("TimeoutError", said, place and f"{place}TimeoutError: {said}\n"[-TRACEBACK_KEPT:]))
 
 
-def _said(error: BaseException, task: Task[..., Any], held: Held) -> Outcome:
-    match error:
-        case Snooze() | RetryLater() if held.stop == "cancelled":
-            # It wants another run, which the record would refuse it.
-            return stopped(held)
-        case Snooze():
-            return Snoozed(micros(error.delay))
-        case Cancel():
-            if held.stop not in (None, "cancelled"):
-                return stopped(held)
-            said = None if error.reason is None else storable(str(error.reason))
-            return Cancelled(said, by="handler" if held.stop is None else None)
-        case Reject():
-            return Rejected(recorded(error))
-        case RetryLater():
-            return Raised(recorded(error), after=micros(error.delay))
-        case _ if held.stop is not None:
-            # It was made to stop and fell over while stopping.
-            return stopped(held)
-        case _:
-            return Raised(recorded(error), final=task.retry.final(error))
+def _ended_by(error: BaseException, task: Task[..., Any], held: Held) -> Outcome:
+    """Return the outcome of a run that ended by this exception.
 
-
-def recorded(error: BaseException) -> RecordedError:
-    """Return an exception as text, whatever its `str` does."""
-    return RecordedError(
-        storable(type(error).__qualname__),
-        storable(_text(error)[:MESSAGE_KEPT]),
-        storable(_trace(error)[-TRACEBACK_KEPT:]),
-    )
-
-
-def _text(error: BaseException) -> str:
+    Whether it ended because we asked for that is a fact of the run (`held.stop`). The exception does not tell: a
+    handler may raise a CancelledError that nothing has caused, and turn ours into another exception.
+    """
     try:
-        return str(error)
-    except Exception as failure:
-        return f"<the text of this {type(error).__name__} cannot be made: {type(failure).__name__}>"
+        return _meaning(error, task, held)
+    except BaseException as failure:
+        # A control may be half made, and a class of exceptions may raise from whatever is asked of it.
+        return Raised(recorded(failure)) if held.stop is None else stopped(held)
 
 
-def _trace(error: BaseException) -> str:
-    try:
-        return "".join(traceback.format_exception(error))
-    except Exception:
-        return "".join(traceback.format_tb(error.__traceback__))
+def _meaning(error: BaseException, task: Task[..., Any], held: Held) -> Outcome:
+    # Never the exception itself is asked what it is: its class may lie about that.
+    said: Any = error
+    if is_a(error, Snooze, RetryLater) and held.stop == "cancelled":
+        # It wants another run, which the record would refuse it.
+        return stopped(held)
+    if is_a(error, Snooze):
+        return Snoozed(micros(said.delay))
+    if is_a(error, Cancel):
+        if held.stop not in (None, "cancelled"):
+            return stopped(held)
+        reason = None if said.reason is None else storable(str(said.reason))
+        return Cancelled(reason, by="handler" if held.stop is None else None)
+    if is_a(error, Reject):
+        return Rejected(recorded(error))
+    if is_a(error, RetryLater):
+        return Raised(recorded(error), after=micros(said.delay))
+    if held.stop is not None:
+        # It was made to stop, or fell over while stopping.
+        return stopped(held)
+    if is_a(error, asyncio.CancelledError):
+        return _cancelled_from_within(error)
+    return Raised(recorded(error), final=task.retry.final(error))
+
+
+def _cancelled_from_within(error: BaseException) -> Raised:
+    told = recorded(error)
+    return Raised(RecordedError(told.type, told.message or CANCELLED_FROM_WITHIN, told.traceback))

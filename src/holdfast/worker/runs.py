@@ -22,6 +22,7 @@ from holdfast.core.job import JobRecord, Owner
 from holdfast.core.lease import Lease
 from holdfast.core.outcome import Interrupted, Outcome, Raised, Returned
 from holdfast.core.settlement import settlement
+from holdfast.failures import log_failure, recorded
 from holdfast.task import Task
 from holdfast.worker.abandoned import LINGER, Abandoned
 from holdfast.worker.ahead import Ahead, may_wait
@@ -30,7 +31,7 @@ from holdfast.worker.held import Held, Holdings, StopReason, outdoes
 from holdfast.worker.mishaps import log_mishap
 from holdfast.worker.on_cancel import LIMIT
 from holdfast.worker.outcomes import Outcomes
-from holdfast.worker.run import Runner, recorded, stopped
+from holdfast.worker.run import Runner, stopped
 from holdfast.worker.slate import Way
 from holdfast.worker.slots import Slots
 from holdfast.worker.starting import Starter, starter
@@ -266,9 +267,14 @@ class Runs:
                 outcome = await self._runner.run(held, self._overdue)
             else:
                 outcome = apart
-        except Exception as error:
-            # The runner itself failed, not the handler; the job must come to something all the same.
-            self._logger.exception("job %s: its run could not be carried out", held.lease.ref.id)
+        except GeneratorExit:
+            # Its loop is gone; what a handler raises does not get here.
+            raise
+        except BaseException as error:
+            # The runner itself failed, not the handler; the job still needs an outcome.
+            log_failure(
+                self._logger, logging.ERROR, "job %s: its run could not be carried out", held.lease.ref.id, error=error
+            )
             outcome = Raised(recorded(error))
         self._done(held, outcome, self._clock.uptime() - (began if began > held.claimed_at else held.claimed_at))
         if self._at_hand:

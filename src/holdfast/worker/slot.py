@@ -16,13 +16,12 @@ import os
 import signal
 import sys
 import threading
-import traceback
 from typing import Protocol, cast, get_args, runtime_checkable
 
 from holdfast.core.lease import Lease
-from holdfast.core.outcome import Raised
-from holdfast.core.text import storable
+from holdfast.core.outcome import Outcome, Raised
 from holdfast.equipment import Equipment
+from holdfast.failures import log_failure, recorded, trace_of
 from holdfast.waiting import first
 from holdfast.whereabouts import known_as, load
 from holdfast.worker import loops
@@ -41,12 +40,13 @@ from holdfast.worker.frames import (
     Stop,
     Turned,
     Unfit,
+    framed,
 )
 from holdfast.worker.held import Held, StopReason
 from holdfast.worker.lifespan import Lifespan
 from holdfast.worker.orders import SIGNALS
 from holdfast.worker.orphan import end_with_parent, inherited
-from holdfast.worker.run import Runner, recorded
+from holdfast.worker.run import Runner
 from holdfast.worker.slot_line import Line, LogOverLine, SpokenSigns
 from holdfast.worker.stacks.traces import where
 from holdfast.worker.threads import Threads
@@ -106,7 +106,7 @@ class SlotProcess:
         self._turn()
         try:
             await self._lifespan.enter(asyncio.Event().wait)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             self._line.say(Unfit(f"the lifespan cannot be entered: {_shown(error)}"))
             return
         threading.Thread(target=self._pass_on, name="holdfast-signs", daemon=True).start()
@@ -138,16 +138,34 @@ class SlotProcess:
     async def _attend(self, held: Held) -> None:
         try:
             outcome = await self._runner.run(held)
-        except Exception as error:
-            # The runner itself failed, not the handler; the job must come to something all the same.
-            self._equipment.logger.exception("job %s: its run could not be carried out", held.lease.ref.id)
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            # The runner itself failed, not the handler; the job still needs an outcome.
+            log_failure(
+                self._equipment.logger,
+                logging.ERROR,
+                "job %s: its run could not be carried out",
+                held.lease.ref.id,
+                error=error,
+            )
             outcome = Raised(recorded(error))
         # It was told to end, and what it has left half done it had better tidy up itself.
         await first(self._abandoned.over(), within=TIDYING)
         self._held = None
         self._say_signs(held)
         ended = self._equipment.lifespan is not None and not self._lifespan.lives
-        self._line.say(Ended(held.lease.fence, outcome, spoiled=ended or self._abandoned.count > 0))
+        self._report(held, outcome, spoiled=ended or self._abandoned.count > 0)
+
+    def _report(self, held: Held, outcome: Outcome, *, spoiled: bool) -> None:
+        fence = held.lease.fence
+        try:
+            word = Ended(fence, outcome, spoiled=spoiled)
+            told = framed(word)
+        except Exception as error:
+            # For example a delay that is no number of 64 bits. The worker waits for an end that it can read.
+            told = framed(Ended(fence, Raised(recorded(error)), spoiled=spoiled))
+        self._line.send(told)
 
     def _heard(self, word: Order) -> None:
         match word:
@@ -234,7 +252,7 @@ def _serve(line: Line) -> None:
         equipment = app.equipment()
         # A module of the app may have had other ideas.
         _go_on()
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         line.say(Unfit(f"the app cannot be loaded: {_shown(error)}"))
         return
     # Never closed: closing waits for threads, and one of them may never end.
@@ -250,7 +268,7 @@ def _log_over(line: Line, level: int) -> None:
 
 
 def _shown(error: BaseException) -> str:
-    return storable("".join(traceback.format_exception(error)).strip()[-4_096:])
+    return trace_of(error).strip()[-4_096:]
 
 
 if __name__ == "__main__":

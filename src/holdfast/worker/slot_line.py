@@ -5,11 +5,11 @@ import logging
 import socket
 import sys
 import threading
-import traceback
 from collections.abc import Callable
 
 from holdfast.context import Progress, Signs
 from holdfast.core.text import storable
+from holdfast.failures import trace_of
 from holdfast.worker.frames import Answer, GarbledError, Logged, Order, ear_of_slot, framed
 from holdfast.worker.orphan import end_with_all
 
@@ -48,8 +48,12 @@ class Line:
 
     def say(self, word: Answer) -> None:
         """Say something, if anybody still listens; from any thread."""
+        self.send(framed(word))
+
+    def send(self, told: bytes) -> None:
+        """Send a word that is framed already, if the other end is open; from any thread."""
         with self._speaking, contextlib.suppress(OSError):
-            self._line.sendall(framed(word))
+            self._line.sendall(told)
 
     def _follow(self) -> None:
         with contextlib.suppress(OSError, GarbledError):
@@ -90,9 +94,9 @@ class LogOverLine(logging.Handler):
         """Send it."""
         trace = None
         if record.exc_info and record.exc_info[1] is not None:
-            trace = "".join(traceback.format_exception(record.exc_info[1]))
+            trace = trace_of(record.exc_info[1])
         try:
             message = storable(record.getMessage())
-            self._line.say(Logged(record.name, record.levelno, message, trace and storable(trace)))
+            self._line.say(Logged(record.name, record.levelno, message, trace))
         except Exception:
             self.handleError(record)

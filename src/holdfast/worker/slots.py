@@ -18,11 +18,12 @@ from holdfast.core.job import Owner, Ref
 from holdfast.core.outcome import Interrupted, Outcome, Raised
 from holdfast.equipment import Equipment
 from holdfast.errors import UsageError
+from holdfast.failures import recorded
 from holdfast.task import Task
 from holdfast.worker.errand import Errand, Keeping, Terms
 from holdfast.worker.held import Held
 from holdfast.worker.roster import Roster, UnfitError, Waiting
-from holdfast.worker.run import UNKNOWN_DELAY, recorded, stopped
+from holdfast.worker.run import UNKNOWN_DELAY, stopped
 from holdfast.worker.slate import Slate
 
 TRIES = 3

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from holdfast.failures import class_name, is_a, text_of
+
 Work = Callable[[], None]
 Inbox = queue.SimpleQueue[Work | None]
 
@@ -127,9 +129,7 @@ class Lane:
                 value = context.run(function)
             except BaseException as error:
                 # A future cannot carry StopIteration, and SystemExit must not end the loop.
-                failure = (
-                    error if isinstance(error, Exception) and not isinstance(error, StopIteration) else wrapped(error)
-                )
+                failure = error if is_a(error, Exception) and not is_a(error, StopIteration) else wrapped(error)
             finally:
                 self.thread = None
             if not loop.is_closed():
@@ -180,6 +180,6 @@ class HandlerExit(Exception):
 
 def wrapped(error: BaseException) -> HandlerExit:
     """Return as an ordinary exception what is none."""
-    ordinary = HandlerExit(f"{type(error).__name__}: {error}")
+    ordinary = HandlerExit(f"{class_name(error)}: {text_of(error)}")
     ordinary.__cause__ = error
     return ordinary

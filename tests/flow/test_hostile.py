@@ -1,0 +1,33 @@
+"""Whatever a handler, a codec, middleware or an event handler raises: the job fails by it, and the worker goes on."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from holdfast import JobReleased, WorkerStopping
+from tests.hostile import PLACES, RAISED, expected, made, ordeal
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return "memory://" if request.param == "memory" else f"sqlite:///{tmp_path / 'queue.db'}"
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("way", ["loop", "thread"])
+async def test_a_hostile_exception_fails_its_job_and_no_other(url: str, way: str, place: str) -> None:
+    heard: list[str] = []
+    app = made(url, heard)
+    async with app, app.worker():
+        ended = await ordeal(app, way, place, within=30)
+        events = (await app.storage.events(limit=10_000)).events
+
+        assert ended == expected(place)
+        assert not [event for event in events if isinstance(event, JobReleased | WorkerStopping)]
+        # Each completed job is heard by both handlers, whatever the other ones have raised.
+        completed = len(RAISED) * (2 if place == "event" else 1)
+        async with asyncio.timeout(10):
+            while len(heard) < 2 * completed:  # noqa: ASYNC110 - the handlers are what changes
+                await asyncio.sleep(0.01)
+        assert len(set(heard)) == 2 * completed
