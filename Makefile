@@ -29,7 +29,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup servers demo examples test quick check lint types format coverage simulate mutants chaos bench bench-growth \
+.PHONY: help setup servers demo examples test quick check lint types format coverage simulate mutants mutants-code chaos bench bench-growth \
         bench-peers bench-report lock clean
 
 help: ## show this list
@@ -74,6 +74,9 @@ simulate: $(READY) ## run simulated worlds (SEEDS=20000, SEEDS=500-800, ARGS="--
 
 mutants: $(READY) ## take out one guard at a time and see that the simulation finds it out (ARGS="no_fence --stories")
 	@$(BIN)/python -m holdfast.testing.mutants $(ARGS)
+
+mutants-code: $(READY) ## change one guard of SQL, Lua, worker or supervisor at a time; a test must fail (ARGS="sqlite --list")
+	@$(BIN)/python -m tests.code_mutants $(ARGS)
 
 chaos: $(READY) ## strike real processes at random for a while, then audit (STORAGE=redis, MINUTES=5, SEED=7)
 	@$(BIN)/python -m holdfast.testing.chaos --storage $(STORAGE) --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)

@@ -1,17 +1,19 @@
 """Prints the numbered statements with the tests that hold us to them, and those that have none yet.
 
-    python tests/statements.py
+    python tests/statements.py [REPORT.xml ...]
 
 A test names its statements by a marker, `@pytest.mark.statement(21, "21b")`. The exit status is 1 while one of those
-that must be tests has none. What a statement says of later features is owed, and printed beside its tests.
+that must be tests has none. With reports of pytest runs, a statement has a test only if a test of it ran and passed
+there. What a statement says of later features is owed, and printed beside its tests.
 """
 
 import ast
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from xml.etree import ElementTree
 
 ROOT = Path(__file__).parent.parent
 PLACES = (ROOT / "tests", ROOT / "src" / "holdfast" / "testing")
@@ -31,13 +33,11 @@ NOT_OURS = {"119": "a lock that is a file of its own; no storage of ours has one
 REQUIRED = frozenset(ALL) - frozenset(NOT_OURS)
 
 
-def main() -> int:
+def main(reports: Sequence[str] = ()) -> int:
     """Print the table and return the exit status."""
     found: defaultdict[str, list[str]] = defaultdict(list)
-    for place in PLACES:
-        for path in sorted(place.rglob("*.py")):
-            for statement, test in marked(ast.parse(path.read_text("utf-8"))):
-                found[statement].append(f"{path.relative_to(ROOT)}::{test}")
+    for statement, test in passed(reports) if reports else written():
+        found[statement].append(test)
     for name in ALL:
         lines = list(found.get(name, ()))
         if not lines:
@@ -53,6 +53,27 @@ def main() -> int:
     if unknown:
         print(f"no such statement: {', '.join(unknown)}")
     return 1 if missing or unknown else 0
+
+
+def written() -> Iterator[tuple[str, str]]:
+    """Yield each statement that a test in the tree is marked with, and where the test stands."""
+    for place in PLACES:
+        for path in sorted(place.rglob("*.py")):
+            for statement, test in marked(ast.parse(path.read_text("utf-8"))):
+                yield statement, f"{path.relative_to(ROOT)}::{test}"
+
+
+def passed(reports: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield each statement that a passed test in these reports names, and that test, once."""
+    found: dict[tuple[str, str], None] = {}
+    for report in reports:
+        for case in ElementTree.parse(report).iter("testcase"):
+            if any(case.find(trouble) is not None for trouble in ("failure", "error", "skipped")):
+                continue
+            test = f"{case.get('classname')}::{str(case.get('name')).partition('[')[0]}"
+            for statement in case.iterfind("properties/property[@name='statement']"):
+                found[str(statement.get("value")), test] = None
+    yield from found
 
 
 def marked(module: ast.Module) -> Iterator[tuple[str, str]]:
@@ -102,4 +123,4 @@ def test_name(node: ast.AST) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -191,12 +191,13 @@ def test_a_server_does_not_outlive_a_test_run_that_is_killed(brand: Brand, tmp_p
             assert until(gone, "the end of the server")
 
 
-def outcome(*, path: str, **more: str) -> str:
-    """Return what a run says of three of the tests above."""
+def outcome(
+    *, path: str, chosen: str = "nothing_else or frozen_server or run_that_is_killed", of: str = __file__, **more: str
+) -> str:
+    """Return what a run says of some tests; without `of` and `chosen`, of three of the tests above."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_TEST_")}
-    chosen = "nothing_else or frozen_server or run_that_is_killed"
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", chosen, str(Path(__file__))],
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", chosen, of],
         cwd=ROOT,
         env={**kept, "PATH": path, **more},
         capture_output=True,
@@ -217,8 +218,15 @@ def test_a_run_without_a_server_says_loudly_what_it_skipped_and_what_to_do(tmp_p
     assert "NOT TESTED" in said
     assert "2 skipped: no redis-server on the PATH\n" in said
     assert "1 skipped: no redis-server on the PATH and HOLDFAST_TEST_REDIS_URL is not set\n" in said
-    assert "no test made for valkey: no valkey-server on the PATH\n" in said
+    assert "NOT TESTED: valkey (no valkey-server on the PATH)" in said
     assert "make servers" in said
+
+
+@pytest.mark.system
+def test_a_test_for_valkey_alone_is_skipped_without_one_and_does_not_disappear(tmp_path: Path) -> None:
+    said = outcome(path=str(tmp_path), chosen="both_disks_and_not_before", of="tests/storage/test_redis_replicated.py")
+
+    assert "2 skipped: no valkey-server on the PATH\n" in said
 
 
 @pytest.mark.system

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import pytest
+from msgspec import structs
 
 from holdfast.core.duration import moment
 from holdfast.core.events import (
@@ -51,6 +52,7 @@ RESUMED = "after an outage runs begin again in time"
 LEFT = "nobody ended who was not made to"
 SOUND_STORAGE = "the storage is sound, and the clock was not set"
 STRUCK = "faults were committed"
+WORKED = "there was work to audit"
 
 
 def red(case: Evidence) -> list[str]:
@@ -65,6 +67,12 @@ def outage(case: Evidence, *, at: int, until: int) -> Deed:
 
 def test_an_honest_case_is_green() -> None:
     assert red(honest()) == []
+
+
+def test_an_audit_of_a_run_without_jobs_fails() -> None:
+    empty = structs.replace(honest(), wishes=[], jobs={}, lines=[], events=[])
+
+    assert WORKED in red(empty)
 
 
 def test_the_figures_tell_what_was_taken_and_how_soon_it_was_back() -> None:

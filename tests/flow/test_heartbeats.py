@@ -4,7 +4,19 @@ import asyncio
 
 import pytest
 
-from holdfast import JobCancelled, JobCompleted, JobStalled, LeaseLost, Stall, State, Timing, UsageError, current_job
+from holdfast import (
+    JobCancelled,
+    JobCompleted,
+    JobStalled,
+    LeaseLost,
+    Stall,
+    State,
+    StorageUnavailableError,
+    Timing,
+    UsageError,
+    WorkerStarted,
+    current_job,
+)
 from holdfast.storage.memory import MemoryStorage
 from holdfast.storage.protocol import Beat, Pulse
 from holdfast.testing.simloop import SimClock, SimLoop, simulate
@@ -21,6 +33,17 @@ class Listening(MemoryStorage):
 
     async def renew(self, beat: Beat) -> Pulse:
         self.beats.append((round(self.clock.uptime()), len(beat.renewals)))
+        return await super().renew(beat)
+
+
+class Away(MemoryStorage):
+    """Memory whose beats get no answer for a while, and do nothing."""
+
+    away = True
+
+    async def renew(self, beat: Beat) -> Pulse:
+        if self.away:
+            raise StorageUnavailableError("out of reach")
         return await super().renew(beat)
 
 
@@ -237,3 +260,35 @@ def test_a_run_whose_lease_passed_on_is_stopped_and_its_process_hears_of_it(play
 def test_current_job_outside_of_a_job_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="outside of a running job"):
         current_job()
+
+
+def test_what_a_failed_beat_carried_comes_with_a_later_one() -> None:
+    async def main(loop: SimLoop) -> None:
+        clock = SimClock(loop)
+        storage = Away(clock=clock)
+        stage = Stage(loop, clock, storage)
+        app = stage.app(timing=Timing(lease="60s", beat="1s"))
+
+        @app.task
+        async def talk() -> None:
+            for number in range(3):
+                current_job().log.info(f"line {number}")
+                current_job().progress(number / 4)
+            await asyncio.sleep(30)
+
+        job = await talk.enqueue()
+        await stage.start(app.worker())
+        await asyncio.sleep(5)
+
+        assert (await job.info()).log == ()
+        assert await stage.told(WorkerStarted) == []
+
+        storage.away = False
+        await asyncio.sleep(5)
+        info = await job.info()
+
+        assert [line.message for line in info.log] == ["line 0", "line 1", "line 2"]
+        assert info.job.progress == 0.5
+        assert len(await stage.told(WorkerStarted)) == 1
+
+    simulate(main)

@@ -175,3 +175,28 @@ def test_a_weight_that_cannot_be_is_refused_at_the_call() -> None:
         heavy.options(fair_weight=1.5)
     with pytest.raises(UsageError, match="fair_key = ''"):
         heavy.call("", 1)
+
+
+def test_each_queue_of_a_worker_is_the_first_in_its_turn(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+        started: list[str] = []
+
+        @app.task(name="note")
+        async def note(queue: str) -> None:
+            started.append(queue)
+
+        queues = ["one", "two", "three"]
+        for queue in queues:
+            await app.enqueue_many(note.options(queue=queue).call(queue) for _ in range(20))
+        worker = app.worker(queues=queues, concurrency=1, prefetch=0)
+        await stage.start(worker)
+
+        async def enough() -> bool:
+            return len(started) >= 12
+
+        await stage.until(enough)
+
+        assert {queue: started[:12].count(queue) for queue in queues} == dict.fromkeys(queues, 4)
+
+    play(scenario)

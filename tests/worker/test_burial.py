@@ -81,7 +81,7 @@ async def test_a_burial_whose_answers_are_lost_tells_how_many_jobs_it_took_all_t
 
 @pytest.mark.parametrize("held", [3, SWEEP_LIMIT + 5])
 @pytest.mark.parametrize("apart", [False, True], ids=["whole", "in part"])
-@pytest.mark.parametrize("lost", [1, 3])
+@pytest.mark.parametrize("lost", [0, 1, 3])
 async def test_what_a_call_took_whose_answer_was_lost_is_found_and_charged_to_the_death(
     held: int, apart: bool, lost: int
 ) -> None:

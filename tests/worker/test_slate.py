@@ -6,7 +6,8 @@ import struct
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -114,6 +115,44 @@ def test_a_line_that_is_being_written_is_not_read(slate: Slate) -> None:
 
     assert place == 0
     assert slate.runs() == []
+
+
+class WrittenWhileRead:
+    """A line of the shared memory that changes after its numbers were read and before its text is."""
+
+    def __init__(self, line: Any, write: Callable[[], object]) -> None:
+        self._line = line
+        self._write = write
+
+    def __getitem__(self, place: int) -> float:
+        return float(self._line[place])
+
+    def tolist(self) -> list[float]:
+        """Return the numbers as they are, then let the writer go on."""
+        numbers: list[float] = self._line.tolist()
+        self._write()
+        return numbers
+
+
+def test_a_line_that_changes_while_it_is_read_is_not_believed(slate: Slate) -> None:
+    place = slate.write(lease("old", fence=7), way="loop", claimed_at=1.0, renewed_at=1.0)
+    assert place is not None
+    reader: Any = Slate(os.dup(slate.descriptor))
+
+    def reuse() -> None:
+        slate.wipe(place)
+        slate.write(lease("new", fence=8), way="loop", claimed_at=2.0, renewed_at=2.0)
+
+    line = reader._lines[place]
+    reader._lines[place] = WrittenWhileRead(line, reuse)
+
+    assert reader.runs() == []
+
+    reader._lines[place] = line
+    (run,) = reader.runs()
+    reader.close()
+
+    assert (run.ref.id, run.fence, run.claimed_at) == ("new", 8, 2.0)
 
 
 def test_the_moments_of_the_loops_are_read_as_written(slate: Slate) -> None:

@@ -1,6 +1,14 @@
 """What a worker counts of its runs."""
 
-from holdfast.figures import DURATION, Figures
+from random import Random
+
+import pytest
+
+from holdfast.core.lease import Lease
+from holdfast.core.outcome import Returned
+from holdfast.core.settlement import settlement
+from holdfast.figures import DURATION, FENCED, JOBS, Figures
+from holdfast.storage.protocol import SettleVerdict
 from holdfast.worker.tally import Tally
 from tests.core.cases import active
 
@@ -15,3 +23,17 @@ def test_runs_are_counted_with_the_next_call_though_the_storage_answers_none() -
     seconds, *places = figures.totals()[DURATION.name, job.queue, job.task]
 
     assert (seconds, sum(places)) == (5.0, 2)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "jobs", "fenced"),
+    [("done", 1, 0), ("duplicate", 1, 0), ("lost", 0, 1), ("gone", 0, 0)],
+)
+def test_an_outcome_counts_once_its_verdict_is_known(verdict: SettleVerdict, jobs: int, fenced: int) -> None:
+    figures = Figures()
+    job = active()
+    Tally(figures).answered([(job, settlement(Lease(job), Returned(b"3"), Random(1), took=0.5), verdict)])
+    totals = figures.totals()
+
+    assert totals.get((JOBS.name, job.queue, job.task, "completed"), (0,)) == (jobs,)
+    assert totals.get((FENCED.name, "settle"), (0,)) == (fenced,)

@@ -1,9 +1,10 @@
 """What simulated worlds came to, one or many: a world's figures are made from it, and added to those of others."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from holdfast.core.job import JobRecord
 from holdfast.testing.invariants import Violation
 from holdfast.testing.world import World
 
@@ -35,6 +36,9 @@ class Figures:
     calls: int = 0
     faults: Counter[str] = field(default_factory=Counter[str])
     jobs: Counter[str] = field(default_factory=Counter[str])
+    features: Counter[str] = field(default_factory=Counter[str])
+    """How many of the jobs on record used each feature. What is not here was not simulated."""
+
     verdicts: Counter[str] = field(default_factory=Counter[str])
     receipts: Counter[str] = field(default_factory=Counter[str])
     """What calls were told, those of ticks among them."""
@@ -70,6 +74,7 @@ class Figures:
             faults=faults + Counter(stage.server.counts) + stage.deeds,
             # What was deleted, discarded or kept for long enough is forgotten; the witness has checked why.
             jobs=Counter(str(job.state) if (job := records.get(ref)) else "forgotten" for ref in witness.stories),
+            features=Counter(name for job in records.values() for name in _features(job)),
             verdicts=Counter(witness.verdicts),
             receipts=Counter(witness.receipts),
             ticks=witness.ticking.counts(),
@@ -94,6 +99,7 @@ class Figures:
         self.calls += other.calls
         self.faults.update(other.faults)
         self.jobs.update(other.jobs)
+        self.features.update(other.features)
         self.verdicts.update(other.verdicts)
         self.receipts.update(other.receipts)
         self.ticks.update(other.ticks)
@@ -125,6 +131,7 @@ class Figures:
             "storage_calls": self.calls,
             "faults": dict(sorted(self.faults.items())),
             "jobs": {"in_all": sum(self.jobs.values()), **dict(sorted(self.jobs.items()))},
+            "features": dict(sorted(self.features.items())),
             "calls": dict(sorted(self.receipts.items())),
             "ticks": dict(sorted(self.ticks.items())),
             "settlements": dict(sorted(self.verdicts.items())),
@@ -146,6 +153,7 @@ class Figures:
             ("simulated", f"{self.seconds / 3600:,.1f} hours, {self.calls:,} storage calls"),
             ("faults", f"{sum(self.faults.values()):,}: {_listed(self.faults)}"),
             ("jobs", f"{sum(self.jobs.values()):,}: {_listed(self.jobs)}"),
+            ("features", _listed(self.features)),
             ("calls", f"{sum(self.receipts.values()):,}: {_listed(self.receipts)}"),
             ("ticks", _listed(self.ticks)),
             ("settlements", _listed(self.verdicts)),
@@ -159,6 +167,24 @@ class Figures:
         if self.failures:
             told.append(("violations", _listed(self.violations)))
         return told
+
+
+def _features(job: JobRecord) -> Iterator[str]:
+    used = {
+        "concurrency key": job.keys,
+        "rate": job.rates,
+        "fair key": job.fair_key is not None,
+        "schedule": job.schedule is not None,
+        "ttl": job.ttl is not None,
+        "timeout": job.timeout is not None,
+        "heartbeat timeout": job.heartbeat_timeout is not None,
+        "last in first out": job.lifo,
+        "redrive rule": job.policy.redrive is not None,
+        "stalled": job.stalls,
+        "retried": job.failures,
+        job.merge.__class__.__name__.removesuffix("Key").lower(): job.merge is not None,
+    }
+    return (name for name, is_used in used.items() if is_used)
 
 
 def _listed(counts: Mapping[str, int]) -> str:

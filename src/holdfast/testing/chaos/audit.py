@@ -88,6 +88,7 @@ def audit(evidence: Evidence) -> Finding:
             _nobody_left(case),
             _sound(case),
             _struck(case),
+            _worked(case),
         ],
         recoveries=found,
         resumed=again,
@@ -356,6 +357,22 @@ def _struck(case: Case) -> Check:
         "faults were committed",
         f"{kinds.total():,}: {_counted(kinds)}",
         [f"there was no {effect} among them; give it more time" for effect in sorted(missing)],
+    )
+
+
+def _worked(case: Case) -> Check:
+    """Fail an audit that had nothing to judge: every other check about jobs holds if there are none."""
+    acked = sum(wish.what == "acked" for wish in case.evidence.wishes)
+    counts = {
+        "acknowledged jobs": acked,
+        "completed jobs": sum(job.state is State.COMPLETED for job in case.jobs.values()),
+        "starts that handlers noted": len(case.starts),
+        "events": len(case.evidence.events),
+    }
+    return _check(
+        "there was work to audit",
+        ", ".join(f"{count:,} {what}" for what, count in counts.items()),
+        [f"there were no {what}" for what, count in counts.items() if not count],
     )
 
 

@@ -404,6 +404,17 @@ class RetentionConformance(Conformance):
         assert after.kept_until == clock.now() + 5 * SECOND
         assert (after.result, after.finished) == (before.result, before.finished)
 
+    async def test_a_result_retained_twice_counts_once(self, storage: Storage, clock: ManualClock) -> None:
+        retained, *_ = await completed(storage, *new_jobs(3))
+        for _ in range(2):
+            await storage.revise([Retain(retained.ref, DAY * SECOND)])
+        await storage.tune(Target("queue", QUEUE), Settings(retention=Retention(completed=Keep(DAY * SECOND, 1))))
+        await sweep_all(storage)
+
+        # One of the two others is over the limit of one; the retained one does not count.
+        assert set(await states(storage)) == {"job-0000", "job-0002"}
+        assert [finding for finding in await storage.examine() if finding.level == "error"] == []
+
     async def test_only_a_result_can_be_retained(self, storage: Storage, clock: ManualClock) -> None:
         refs = [await ended(storage, clock, state, state.value) for state in ENDS[1:]]
         await start(storage, new_job("active"))
