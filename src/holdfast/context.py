@@ -10,7 +10,7 @@ from typing import Any
 
 from holdfast.control import Cancel
 from holdfast.core.duration import moment
-from holdfast.core.job import JobRecord
+from holdfast.core.job import JobRecord, RecordedError
 from holdfast.core.text import storable
 from holdfast.errors import UsageError
 
@@ -127,6 +127,10 @@ class JobContext:
     _log: JobLog | None = None
     _stopping = False
     _cancelled: str | None = None
+    over: bool = False
+    """Whether this run has ended; set by the worker."""
+    misuse: RecordedError | None = None
+    """What the handler did to its event loop that makes its run fail; set by the worker."""
 
     def __init__(self, job: JobRecord, signs: Signs, uptime: Callable[[], float], state: Any = None) -> None:
         self._job = job
@@ -259,6 +263,12 @@ def current_job() -> JobContext:
         return _CURRENT.get()
     except LookupError:
         raise UsageError("current_job() was called outside of a running job") from None
+
+
+def running_job() -> JobContext | None:
+    """Return the job whose run the caller belongs to, None outside of a run that goes on."""
+    job = _CURRENT.get(None)
+    return None if job is None or job.over else job
 
 
 def job_of(context: Context) -> JobContext | None:

@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from holdfast import Holdfast, JobCompleted, Retry, Stall, TaskOptions, Timing, current_job
@@ -403,3 +404,42 @@ async def leak(megabytes: int, seconds: float) -> None:
     hoard.append(b"x" * (megabytes << 20))
     await asyncio.sleep(seconds)
     note("end")
+
+
+@app.task(retry=Retry(max_attempts=1))
+async def wrecks(how: str) -> None:
+    """Do something to the event loop that ends more than this run."""
+    note("start")
+    loop = asyncio.get_running_loop()
+
+    def cancel_all() -> None:
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
+
+    def elsewhere(call: Callable[[], object]) -> None:
+        # A thread of this sort knows nothing of the job.
+        thread = threading.Thread(target=lambda: loop.call_soon_threadsafe(call, context=contextvars.Context()))
+        thread.start()
+        thread.join()
+
+    async def leave() -> None:
+        sys.exit(0)
+
+    match how:
+        case "cancel":
+            cancel_all()
+        case "cancel from a thread":
+            await asyncio.to_thread(loop.call_soon_threadsafe, cancel_all)
+        case "cancel, and return":
+            cancel_all()
+            return
+        case "cancel unknown":
+            elsewhere(cancel_all)
+        case "stop":
+            loop.stop()
+        case "stop unknown":
+            elsewhere(loop.stop)
+        case _:
+            task = asyncio.create_task(leave())
+            await asyncio.wait({task})
+    await asyncio.sleep(30)

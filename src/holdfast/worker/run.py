@@ -248,6 +248,12 @@ async def _in(lane: Lane, called: Callable[[], Any], held: Held) -> Any:
         held.threading = lane.busy
 
 
+def misuse(held: Held) -> Raised | None:
+    """Return what a run has come to whose handler did something to its event loop that no handler may do."""
+    error = None if held.context is None else held.context.misuse
+    return None if error is None or held.stops_for("cancelled", "lost", "unreachable") else Raised(error)
+
+
 class Stopped(Protocol):
     """What may have been made to end."""
 

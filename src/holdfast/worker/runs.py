@@ -20,7 +20,7 @@ from holdfast.clock import Clock
 from holdfast.core.events import Event, LeaseLost
 from holdfast.core.job import JobRecord, Owner
 from holdfast.core.lease import Lease
-from holdfast.core.outcome import Interrupted, Outcome, Raised, Returned
+from holdfast.core.outcome import Interrupted, Outcome, Raised, Returned, Stalled
 from holdfast.core.settlement import settlement
 from holdfast.failures import log_failure, recorded
 from holdfast.task import Task
@@ -28,15 +28,18 @@ from holdfast.worker.abandoned import LINGER, Abandoned
 from holdfast.worker.ahead import Ahead, may_wait
 from holdfast.worker.at_hand import AtHand
 from holdfast.worker.held import Held, Holdings, StopReason, outdoes
+from holdfast.worker.loop_guard import LoopGuard
 from holdfast.worker.mishaps import log_mishap
 from holdfast.worker.on_cancel import LIMIT
 from holdfast.worker.outcomes import Outcomes
-from holdfast.worker.run import Runner, stopped
+from holdfast.worker.run import Runner, misuse, stopped
 from holdfast.worker.slate import Way
 from holdfast.worker.slots import Slots
 from holdfast.worker.starting import Starter, starter
 from holdfast.worker.tally import Tally
 from holdfast.worker.wear import Wear
+
+LOOP_CANCELLED = "every task of its event loop was cancelled, and it is not known by which code"
 
 
 class Runs:
@@ -53,6 +56,7 @@ class Runs:
         concurrency: int,
         ahead: Ahead,
         abandoned: Abandoned,
+        guard: LoopGuard,
         tasks: Mapping[str, Task[..., Any]],
         wear: Wear,
         clock: Clock,
@@ -69,6 +73,7 @@ class Runs:
         self._concurrency = concurrency
         self._ahead = ahead
         self._abandoned = abandoned
+        self._guard = guard
         self._tasks = tasks
         self._wear = wear
         self._clock = clock
@@ -311,6 +316,27 @@ class Runs:
         self._done(held, outcome, self._clock.uptime() - held.claimed_at)
         self._fill_up()
 
+    def _judged(self, held: Held, outcome: Outcome) -> Outcome:
+        """Return what a run has come to, if its handler or another one cancelled every task of the loop or stopped it.
+
+        A run that was cancelled with the others ended for no fault of its own if it is known whose fault it was. If
+        not, it may have been its own, as in a crash.
+        """
+        own = misuse(held)
+        if own is not None:
+            return own
+        task = held.task
+        hit = self._guard.cancelled and task is not None and task.cancelling() > 0
+        if (
+            not hit
+            or held.stops_for("cancelled", "lost", "unreachable")
+            or not isinstance(outcome, Interrupted | Raised)
+        ):
+            return outcome
+        if self._guard.known:
+            return Interrupted("worker_failed")
+        return Stalled("process_died", owner=self._owner.id, detail=LOOP_CANCELLED)
+
     def _done(self, held: Held, outcome: Outcome, took: float = 0.0) -> None:
         """Take in what one came to; `took`: 0 of one whose time tells nothing, as it never began or is cut off."""
         self._running.pop(held, None)
@@ -318,6 +344,9 @@ class Runs:
             # It was handed back while it would not end; only the first word counts.
             return
         held.over = True
+        if held.context is not None:
+            held.context.over = True
+            outcome = self._judged(held, outcome)
         self._tally.ran(held.lease.job, took)
         if took:
             self._ahead.ran(took)

@@ -44,9 +44,10 @@ from holdfast.worker.frames import (
 )
 from holdfast.worker.held import Held, StopReason
 from holdfast.worker.lifespan import Lifespan
+from holdfast.worker.loop_guard import refuse_stops
 from holdfast.worker.orders import SIGNALS
 from holdfast.worker.orphan import end_with_parent, inherited
-from holdfast.worker.run import Runner
+from holdfast.worker.run import Runner, misuse
 from holdfast.worker.slot_line import Line, LogOverLine, SpokenSigns
 from holdfast.worker.stacks.traces import where
 from holdfast.worker.threads import Threads
@@ -89,6 +90,8 @@ class SlotProcess:
             abandoned=self._abandoned,
         )
         self._held: Held | None = None
+        self._cancelled = False
+        """Whether a handler has cancelled every task of this loop: then nothing else can run here."""
         self._turned_at = 0.0
         self._news = threading.Event()
         self._telling = threading.Lock()
@@ -98,6 +101,7 @@ class SlotProcess:
     async def work(self) -> None:
         """Enter the lifespan, run what it is told to, leave the lifespan."""
         loop = asyncio.get_running_loop()
+        refuse_stops(loop)
 
         def hear(word: Order) -> None:
             loop.call_soon_threadsafe(self._heard, word)
@@ -133,7 +137,12 @@ class SlotProcess:
         self._line.say(Began(held.lease.fence, held.claimed_at))
         held.root = attending = self._attend(held)
         held.task = asyncio.create_task(attending)
-        await asyncio.wait({held.task})
+        while not held.task.done():
+            try:
+                await asyncio.wait({held.task})
+            except asyncio.CancelledError:
+                # By the handler: nothing of ours cancels this. The worker still waits for the end of the run.
+                self._cancelled = True
 
     async def _attend(self, held: Held) -> None:
         try:
@@ -155,7 +164,8 @@ class SlotProcess:
         self._held = None
         self._say_signs(held)
         ended = self._equipment.lifespan is not None and not self._lifespan.lives
-        self._report(held, outcome, spoiled=ended or self._abandoned.count > 0)
+        spoiled = ended or self._cancelled or self._abandoned.count > 0
+        self._report(held, misuse(held) or outcome, spoiled=spoiled)
 
     def _report(self, held: Held, outcome: Outcome, *, spoiled: bool) -> None:
         fence = held.lease.fence

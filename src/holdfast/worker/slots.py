@@ -95,7 +95,8 @@ class Slots:
             return self._unfit(held, error)
         except asyncio.CancelledError:
             errand.drop()
-            return stopped(held)
+            # Its handler runs elsewhere. If we have not asked for this, all tasks of this loop were cancelled.
+            return Interrupted("worker_failed") if held.stop is None else stopped(held)
         finally:
             held.make_end = None
 

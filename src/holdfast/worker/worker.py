@@ -42,6 +42,7 @@ from holdfast.worker.exchange import ExchangeLoop
 from holdfast.worker.held import Held, Holdings, StopReason
 from holdfast.worker.keeper import Keeper
 from holdfast.worker.lifespan import Lifespan
+from holdfast.worker.loop_guard import LoopGuard
 from holdfast.worker.memory import resident
 from holdfast.worker.orders import SIGNALS, Orders
 from holdfast.worker.outcomes import Outcomes
@@ -161,6 +162,7 @@ class Worker:
         self.ahead = Ahead(concurrency, most if prefetch is None else prefetch)
         """What it may claim beyond what it runs."""
         outcomes = Outcomes(self._holdings, rng=equipment.rng, logger=equipment.logger, tally=tally)
+        self._guard = LoopGuard()
         runs = Runs(
             self.owner,
             self._runner,
@@ -170,6 +172,7 @@ class Worker:
             concurrency=concurrency,
             ahead=self.ahead,
             abandoned=self._abandoned,
+            guard=self._guard,
             tasks=equipment.tasks,
             wear=wear,
             clock=equipment.clock,
@@ -271,6 +274,7 @@ class Worker:
         # The one task without a group around it: a worker outlives the call that starts it. `stop` awaits it.
         self._main = asyncio.create_task(self._crew(), name=f"worker {self.owner.name}")
         self._main.add_done_callback(self._noticed)
+        self._guard.start(self._loop_cancelled)
         try:
             self._side.run(self._keep)
             if self._side.apart:
@@ -435,6 +439,19 @@ class Worker:
         self._forced.set()
         self._begin_to_end(0.0, "failed")
 
+    def _loop_cancelled(self) -> None:
+        """Stop, for every task of this worker on its loop was cancelled."""
+        how = "a handler" if self._guard.known else "code that is no handler of a known job"
+        self._equipment.logger.critical(
+            "the worker %s fails and stops: every task of its event loop was cancelled, by %s", self.owner.name, how
+        )
+        self._forced.set()
+        if self._main is not None:
+            self._main.cancel()
+        if self._guard.known:
+            self._begin_to_end(0.0, "failed")
+        # Else it may be the end of the loop itself. Its leases are renewed no more, as in a crash, and `run` stops it.
+
     async def _end(self, drain: float, reason: str) -> None:
         self._drained = asyncio.get_running_loop().time() + drain
         self._exchange.stop_claiming()
@@ -462,7 +479,7 @@ class Worker:
         return max(FORCED_LINGER, self._until - kept - asyncio.get_running_loop().time())
 
     async def _settled(self) -> None:
-        if self._main is not None and self._main.done():
+        if self._guard.cancelled or (self._main is not None and self._main.done()):
             # The loop that would send them is gone.
             await self._exchange.flush()
         await self._exchange.settled()
@@ -482,6 +499,7 @@ class Worker:
             self._left_untold(error)
         else:
             self._left_untold(None)
+        self._guard.release()
         if self._main is not None:
             self._main.cancel()
             # A handler that swallows its cancellation must not hold up the end of its worker.

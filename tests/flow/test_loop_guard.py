@@ -1,0 +1,89 @@
+"""A handler that cancels every task of its event loop: its run fails, and what ran beside it runs again."""
+
+import asyncio
+
+import pytest
+
+from holdfast import JobFailedError, JobReleased, JobStalled, Retry, State
+from tests.flow.conftest import FAST, Play, Stage
+
+
+@pytest.mark.parametrize("swallowing", [False, True])
+def test_neighbours_of_a_run_that_cancels_every_task_are_charged_nothing(play: Play, swallowing: bool) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(timing=FAST)
+        test = asyncio.all_tasks()
+
+        @app.task(name="nap")
+        async def nap() -> str:
+            await asyncio.sleep(5)
+            return "rested"
+
+        @app.task(name="wreck", retry=Retry(max_attempts=1))
+        async def wreck() -> None:
+            await asyncio.sleep(1)
+            for task in asyncio.all_tasks() - test:
+                task.cancel()
+            if swallowing:
+                try:
+                    await asyncio.sleep(60)
+                except asyncio.CancelledError:
+                    await asyncio.sleep(3)
+
+        await stage.start(app.worker(), "one")
+        naps = [await nap.enqueue() for _ in range(6)]
+        culprit = await wreck.enqueue()
+        await asyncio.sleep(2)
+        await stage.start(app.worker(), "two")
+
+        with pytest.raises(JobFailedError, match="cancelled every task of its event loop"):
+            await culprit.result()
+        assert [await job.result() for job in naps] == ["rested"] * 6
+        assert {event.reason for event in await stage.told(JobReleased)} == {"worker_failed"}
+        assert not await stage.told(JobStalled)
+
+    play(scenario)
+
+
+def test_where_the_culprit_is_unknown_each_run_of_the_loop_stalls_once(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(timing=FAST)
+        test = asyncio.all_tasks()
+
+        @app.task(name="nap")
+        async def nap() -> str:
+            await asyncio.sleep(5)
+            return "rested"
+
+        await stage.start(app.worker(), "one")
+        naps = [await nap.enqueue() for _ in range(6)]
+        await asyncio.sleep(2)
+        for task in asyncio.all_tasks() - test:
+            task.cancel()
+        await asyncio.sleep(2)
+        await stage.start(app.worker(), "two")
+
+        assert [await job.result() for job in naps] == ["rested"] * 6
+        for job in naps:
+            record = (await job.info()).job
+            assert (record.state, record.failures, record.stalls) == (State.COMPLETED, 0, 1)
+
+    play(scenario)
+
+
+def test_a_handler_that_stops_the_loop_fails_even_if_it_swallows_the_error(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(timing=FAST)
+
+        @app.task(name="stop", retry=Retry(max_attempts=1))
+        async def stop() -> str:
+            with pytest.raises(RuntimeError):
+                asyncio.get_running_loop().stop()
+            return "done"
+
+        await stage.start(app.worker())
+        job = await stop.enqueue()
+        with pytest.raises(JobFailedError, match="must not stop the event loop"):
+            await job.result()
+
+    play(scenario)

@@ -1,0 +1,82 @@
+"""Handlers that end the event loop of their worker: they fail, and their neighbours complete."""
+
+from collections.abc import Callable
+
+import pytest
+
+from holdfast.core.job import Ref
+from holdfast.core.lifecycle import State
+from tests.system.farm import Farm, by_job
+
+pytestmark = pytest.mark.system
+
+MakeFarm = Callable[..., Farm]
+
+
+@pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.redis)])
+def here(request: pytest.FixtureRequest, farm: MakeFarm) -> Farm:
+    """Return a farm on each storage; a job fails at its second stall."""
+    url = "" if request.param == "sqlite" else str(request.getfixturevalue("redis_url"))
+    return farm(url=url, lease="4s", sweep="400ms", grace="600ms", max_count="1", deaf="1")
+
+
+async def wrecked(here: Farm, how: str, *options: str) -> tuple[Ref, list[Ref]]:
+    """Let six neighbours begin, then the one that wrecks their loop, and wait until all of them are over."""
+    here.worker("--processes", "1", "-c", "7", "--drain", "10s", *options)
+    neighbours = here.enqueue("nap", 4, times=6)
+
+    async def begun() -> bool:
+        return len(by_job(here.lines())) == 6
+
+    await here.until(begun, within=30)
+    (culprit,) = here.enqueue("wrecks", how)
+
+    async def over() -> bool:
+        return await here.count(State.COMPLETED, State.FAILED) == 7
+
+    await here.until(over, within=60)
+    return culprit, neighbours
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("how", ["cancel", "cancel from a thread", "cancel, and return"])
+async def test_a_handler_that_cancels_every_task_fails_and_its_neighbours_complete(
+    here: Farm, how: str, loop: str
+) -> None:
+    culprit, neighbours = await wrecked(here, how, "--loop", loop)
+    (failed,) = await here.details([culprit])
+    others = await here.details(neighbours)
+
+    assert (failed.job.state, failed.job.reason, failed.job.stalls) == (State.FAILED, "exhausted", 0)
+    assert failed.job.error is not None
+    assert "cancelled every task of its event loop" in failed.job.error.message
+    assert "cancel_all" in (failed.job.error.traceback or "")
+    assert {detail.job.state for detail in others} == {State.COMPLETED}
+    assert {(detail.job.failures, detail.job.stalls) for detail in others} == {(0, 0)}
+    assert {detail.runs[0].reason for detail in others} == {"worker_failed"}
+
+
+async def test_a_handler_that_stops_the_loop_fails_and_nothing_else_happens(here: Farm) -> None:
+    culprit, neighbours = await wrecked(here, "stop")
+    (failed,) = await here.details([culprit])
+    others = await here.details(neighbours)
+
+    assert (failed.job.state, failed.job.reason) == (State.FAILED, "exhausted")
+    assert failed.job.error is not None
+    assert "must not stop the event loop" in failed.job.error.message
+    assert {(detail.job.state, len(detail.runs)) for detail in others} == {(State.COMPLETED, 1)}
+
+
+@pytest.mark.parametrize("how", ["cancel unknown", "stop unknown", "exit"])
+async def test_where_nobody_is_known_to_have_wrecked_the_loop_each_run_stalls_once(here: Farm, how: str) -> None:
+    culprit, neighbours = await wrecked(here, how)
+    (failed,) = await here.details([culprit])
+    others = await here.details(neighbours)
+
+    assert failed.job.state is State.FAILED
+    assert failed.runs[0].ended == "stalled"
+    assert {detail.job.state for detail in others} == {State.COMPLETED}
+    assert {(detail.job.failures, detail.job.stalls) for detail in others} == {(0, 1)}
+    # Each of them ran alone after that, in a process that none of the others has been in.
+    pids = [detail.runs[1].pid for detail in others]
+    assert {detail.runs[0].pid for detail in others}.isdisjoint(pids)
