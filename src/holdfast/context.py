@@ -21,8 +21,8 @@ LOG_WAITING = 1000
 Progress = tuple[float, str | None]
 """How far a handler is, and a note on it."""
 
-Line = tuple[float, str, str, dict[str, str]]
-"""A line of a job's log: the uptime it was written at, its level, its message, its fields."""
+Line = tuple[float, str, str, dict[str, str], int]
+"""A line of a job's log: the uptime it was written at, its level, its message, its fields, its number in the run."""
 
 
 Said = tuple[float | None, Progress | None, list[Line]]
@@ -40,6 +40,8 @@ class Signs:
     _at: float | None = None
     _progress: Progress | None = None
     _log: deque[Line] | None = None
+    _logged: int = 0
+    """How many lines there were in all."""
 
     def sign(self, at: float, progress: Progress | None = None) -> None:
         """Note a sign of life, given at that uptime, with how far the handler is."""
@@ -55,7 +57,8 @@ class Signs:
         """Note a line, written at that uptime; whoever writes is alive."""
         with self._lock:
             self._at = self.last = at
-            self._lines().append((at, level, message, fields))
+            self._logged += 1
+            self._lines().append((at, level, message, fields, self._logged))
         # It may be taken away from another thread.
         if (echo := self.echo) is not None:
             echo(at)

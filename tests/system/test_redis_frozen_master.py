@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from holdfast import Holdfast, Timing, current_job
-from holdfast.core.events import JobReleased, JobRetried, JobStalled, RunFenced
+from holdfast.core.events import JobReleased, JobRetried, JobStalled, RunFenced, WorkerStarted
 from holdfast.core.job import Owner
 from holdfast.storage.redis.address import read
 from holdfast.storage.redis.routes import slot
@@ -70,6 +70,7 @@ async def test_a_run_on_a_healthy_master_keeps_its_lease(cluster: RedisCluster, 
     @app.task(queue=there)
     async def waits() -> None:
         ran.append("waits")
+        current_job().log.info("begun")
         begun.set()
         await released.wait()
 
@@ -86,9 +87,13 @@ async def test_a_run_on_a_healthy_master_keeps_its_lease(cluster: RedisCluster, 
             frozen.thaw()
             released.set()
         await held.result(timeout=30)
+        thawed = await held.info()
         events = (await (await app.opened()).events(limit=10_000)).events
 
     assert ran == ["waits", "alone"]
     assert [line.message for line in detail.log] == ["going on"] * 3
+    # The frozen master has taken in every request that was given up; it carries all of them out when it goes on.
+    assert [line.message for line in thawed.log] == ["begun"]
+    assert len([event for event in events if isinstance(event, WorkerStarted)]) == 1
     troubles = (JobReleased, JobRetried, JobStalled, RunFenced)
     assert [event for event in events if isinstance(event, troubles) and event.id == job.id] == []

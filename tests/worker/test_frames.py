@@ -68,7 +68,7 @@ def test_every_outcome_arrives_as_what_it_was(outcome: Outcome) -> None:
 
 
 def test_what_a_handler_says_arrives_as_it_was() -> None:
-    said = Said(7, 1.5, (0.5, None), ((1.25, "info", "so far", {"seen": "yes"}),), True, "Traceback")
+    said = Said(7, 1.5, (0.5, None), ((1.25, "info", "so far", {"seen": "yes"}, 1),), True, "Traceback")
 
     assert ear_of_worker().hear(framed(said)) == [said]
 

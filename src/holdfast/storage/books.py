@@ -23,6 +23,8 @@ class Books:
         self._lines = self._shelf.lines
         self._runs: dict[Ref, list[RunRecord]] = {}
         self._log: dict[Ref, list[LogLine]] = {}
+        self._logged: dict[Ref, tuple[int, int]] = {}
+        """The run of the last line in each log, and the line's number there."""
         self._settings: dict[Target, Settings] = {}
         self._journal = Journal()
 
@@ -37,6 +39,7 @@ class Books:
     def _drop(self, job: JobRecord) -> None:
         self._shelf.drop(job)
         del self._runs[job.ref], self._log[job.ref]
+        self._logged.pop(job.ref, None)
 
     def _expire(self, job: JobRecord, now: int) -> None:
         if job.policy.on_expire == "discard":

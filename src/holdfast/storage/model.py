@@ -106,6 +106,8 @@ class _Seen:
     started: int
     at: int
     died: bool = False
+    announced: int = 0
+    """The number of the last event that it has announced."""
 
 
 class Model(Timetable):
@@ -313,20 +315,28 @@ class Model(Timetable):
             if job.cancel_at is not None:
                 cancelling.append(Cancelling(asked.ref, asked.fence, job.cancel_reason))
         orders = self._setting("worker", beat.owner.id)
+        seen = self._workers.get(beat.owner.id)
+        announced = seen.announced if seen else 0
+        for number, event in enumerate(beat.events, beat.first_event or 0):
+            if beat.first_event is None:
+                self._record(event, now)
+            elif number > announced:
+                self._record(event, now)
+                announced = number
         if beat.last:
             self._forget_worker(beat.owner.id)
         elif beat.worker is not None:
-            seen = self._workers.get(beat.owner.id)
-            self._workers[beat.owner.id] = _Seen(beat, seen.started if seen else now, now)
-        for event in beat.events:
-            self._record(event, now)
+            self._workers[beat.owner.id] = _Seen(beat, seen.started if seen else now, now, announced=announced)
         told = tuple(name for name in ("quiet", "stop") if getattr(orders, name))
         return Pulse(tuple(lost), tuple(cancelling), told)
 
     def _extend(self, job: JobRecord, asked: Renewal, now: int) -> None:
         for line in asked.log:
             lines = self._log[job.ref]
+            if line.number and (job.starts, line.number) <= self._logged.get(job.ref, (0, 0)):
+                continue
             if len(lines) < LOG_LINES_KEPT:
+                self._logged[job.ref] = job.starts, line.number
                 lines.append(
                     LogLine(
                         at=now - line.ago, run=job.starts, level=line.level, message=line.message, fields=line.fields

@@ -126,12 +126,16 @@ class Exchanged(Struct, frozen=True):
 
 
 class NewLogLine(Struct, frozen=True):
-    """A line on its way to the log; `ago` is how many microseconds before the beat it was written."""
+    """A line on its way to the log; `ago` is how many microseconds before the beat it was written.
+
+    `number`: the lines of a run are counted from 1, so that a line that is sent again is kept once. 0: not counted.
+    """
 
     level: str
     message: str
     fields: dict[str, str]
     ago: int = 0
+    number: int = 0
 
 
 class Renewal(Struct, frozen=True):
@@ -185,6 +189,9 @@ class Beat(Struct, frozen=True):
     guarding: bool = False
     """Sent by who watches over the owner's process, and will reclaim from it: nobody else shall take the owner for dead
     before, where its life can be seen. What it holds is lost to the silent all the same, when its leases are out."""
+    first_event: int | None = None
+    """The number of the first of the events: those of an owner are counted from 1, so that an event that is sent again
+    is recorded once, as long as the owner's record is there. None: they are not counted."""
     answer_within: int | None = None
     """The microseconds after which the sender wants an answer. A storage of several parts waits no longer for any of
     them, and reports what that one did not answer; None leaves the limit to the storage."""
@@ -600,7 +607,8 @@ class Storage(Protocol):
 
         Guard: fence and owner match. Never past the run's limit or its progress clock; a suspicion ends only where
         the new end lies ahead. A renewal of a run that is no longer the owner's is refused and recorded (`RunFenced`).
-        The beat's events are recorded as they are. At most 500 renewals a call.
+        The beat's events are recorded as they are. A log line or an event that came before, by its number, is left
+        out. At most 500 renewals a call.
         """
         ...
 

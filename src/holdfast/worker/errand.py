@@ -200,7 +200,7 @@ class Errand:
         held = self.held
         heard.progress = said.progress or heard.progress
         heard.lines.extend(said.log)
-        for at, level, message, fields in said.log:
+        for at, level, message, fields, _ in said.log:
             held.signs.log(at, level, message, fields)
         if said.at is not None:
             held.signs.sign(said.at, said.progress)

@@ -202,8 +202,8 @@ class Message:
             progress=progress[0] if progress else None,
             note=progress[1] if progress else None,
             log=tuple(
-                NewLogLine(level, message, fields, max(0, round((now - at) * SECOND)))
-                for at, level, message, fields in log
+                NewLogLine(level, message, fields, max(0, round((now - at) * SECOND)), number)
+                for at, level, message, fields, number in log
             ),
             trace=trace,
         )

@@ -54,7 +54,7 @@ def inquest(
         run=run,
         log=[
             LogLine(at=wall - round((now - at) * SECOND), run=job.starts, level=level, message=message, fields=fields)
-            for at, level, message, fields in heard.lines
+            for at, level, message, fields, _ in heard.lines
         ],
         workplace=Workplace(told_ago=looked_ago),
         ending=ending,

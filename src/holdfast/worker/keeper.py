@@ -85,6 +85,8 @@ class Keeper:
         self._traces = Traces()
         self._given_up = given_up
         self._announcements: deque[Event] = deque()
+        self._recorded = 0
+        """How many events the storage has recorded."""
         self._last_beat = -math.inf
         self._retry_at = -math.inf
         self._failures = 0
@@ -158,7 +160,8 @@ class Keeper:
         """Take leave: the worker's record goes, its last events are recorded."""
         events = self._announced()
         try:
-            await self._storage.renew(Beat(self._owner, events=events, last=True))
+            beat = Beat(self._owner, events=events, last=True, first_event=self._recorded + 1)
+            await self._storage.renew(beat)
         except BaseException:
             self._announcements.extendleft(reversed(events))
             raise
@@ -180,10 +183,19 @@ class Keeper:
                     traces = self._traces.news(some, asked_at)
                     sent = [one.message(asked_at, at, self._turns) for one, at in zip(some, traces, strict=True)]
                     renewals = tuple(message.renewal for message in sent)
-                    beat = Beat(self._owner, renewals, self._info(), events, answer_within=within)
+                    beat = Beat(
+                        self._owner,
+                        renewals,
+                        self._info(),
+                        events,
+                        first_event=self._recorded + 1,
+                        answer_within=within,
+                    )
                     pulse = await self._timed(beat)
                     # Without its orders the part that keeps the events has not answered either.
-                    events = () if pulse.orders is not None else events
+                    if pulse.orders is not None:
+                        self._recorded += len(events)
+                        events = ()
                     news += self._heed(sent, pulse, asked_at)
                     unanswered += len(pulse.unanswered)
                     sent = []

@@ -29,6 +29,7 @@ class Line(Struct, omit_defaults=True, kw_only=True):
     message: str
     fields: str | None = None
     ago: int = 0
+    number: int = 0
 
 
 class Renewing(Struct, omit_defaults=True, kw_only=True):
@@ -59,6 +60,7 @@ class _Renew(Struct, omit_defaults=True, kw_only=True):
     worker: WorkerInfo | None = None
     events: list[Announced]
     last: bool = False
+    first_event: int | None = None
 
 
 def ask_renew(beat: Beat) -> list[bytes]:
@@ -71,6 +73,7 @@ def ask_renew(beat: Beat) -> list[bytes]:
             worker=beat.worker,
             events=[_announced(event, parcel) for event in beat.events],
             last=beat.last,
+            first_event=beat.first_event,
         )
     )
 
@@ -114,6 +117,7 @@ def _renewing(asked: Renewal, parcel: Parcel) -> Renewing:
                 message=line.message,
                 fields=_json(line.fields).decode() if line.fields else None,
                 ago=line.ago,
+                number=line.number,
             )
             for line in asked.log
         ]

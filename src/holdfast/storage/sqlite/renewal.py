@@ -18,6 +18,7 @@ _EXTEND = query("renew", "extend")
 _TRACE = query("renew", "trace")
 _LOGGED = query("renew", "logged")
 _LOG = query("renew", "log")
+_ANNOUNCED = query("renew", "announced")
 _SEEN = query("renew", "seen")
 _FORGET_WORKER = query("renew", "forget_worker")
 _FORGET_ORDERS = query("renew", "forget_orders")
@@ -39,9 +40,7 @@ def renew(step: Step, beat: Beat) -> Pulse:
         if cancel_at is not None:
             cancelling.append(Cancelling(asked.ref, asked.fence, cancel_reason))
     orders = setting(step, "worker", beat.owner.id)
-    _remember(step, beat)
-    for event in beat.events:
-        step.record(event)
+    _remember(step, beat, _announce(step, beat))
     told = tuple(name for name in ("quiet", "stop") if getattr(orders, name))
     return Pulse(tuple(lost), tuple(cancelling), told)
 
@@ -97,18 +96,32 @@ def _tell(step: Step, ref: Ref, progress: float, note: str | None) -> None:
 
 
 def _keep_log(step: Step, seq: int, run: int, asked: Renewal) -> None:
-    counted = step.one(_LOGGED, (seq,))
-    kept = counted[0] if counted else 0
-    step.many(
-        _LOG,
-        [
-            (seq, kept + place, step.now - line.ago, run, line.level, line.message, rows.text(line.fields))
-            for place, line in enumerate(asked.log[: max(0, LOG_LINES_KEPT - kept)])
-        ],
-    )
+    kept, *last = step.one(_LOGGED, (seq,)) or (0, 0, 0)
+    new: list[Row] = []
+    for line in asked.log:
+        if kept + len(new) < LOG_LINES_KEPT and (not line.number or [run, line.number] > last):
+            last = [run, line.number]
+            fields = rows.text(line.fields)
+            new.append((seq, kept + len(new), step.now - line.ago, run, line.level, line.message, fields, line.number))
+    step.many(_LOG, new)
 
 
-def _remember(step: Step, beat: Beat) -> None:
+def _announce(step: Step, beat: Beat) -> int:
+    """Record the events that have not been recorded before; return the number of the last one, 0 if none is new."""
+    first = beat.first_event
+    if not beat.events or first is None:
+        for event in beat.events:
+            step.record(event)
+        return 0
+    row = step.one(_ANNOUNCED, (beat.owner.id,))
+    announced: int = row[0] if row else 0
+    for number, event in enumerate(beat.events, first):
+        if number > announced:
+            step.record(event)
+    return first + len(beat.events) - 1
+
+
+def _remember(step: Step, beat: Beat, announced: int) -> None:
     owner = beat.owner
     if beat.last:
         step.run(_FORGET_WORKER, (owner.id,))
@@ -124,5 +137,6 @@ def _remember(step: Step, beat: Beat) -> None:
                 "pid": owner.pid,
                 "info": _encode(beat.worker).decode(),
                 "now": step.now,
+                "announced": announced,
             },
         )

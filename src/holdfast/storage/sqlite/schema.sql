@@ -181,6 +181,7 @@ CREATE TABLE run (
     PRIMARY KEY (seq, number)
 ) STRICT, WITHOUT ROWID;
 
+-- Number: a run counts its lines, so that a line that is sent again is kept once; 0: it was not counted.
 CREATE TABLE log (
     seq INTEGER NOT NULL,
     line INTEGER NOT NULL,
@@ -189,6 +190,7 @@ CREATE TABLE log (
     level TEXT NOT NULL,
     message TEXT NOT NULL,
     fields TEXT,
+    number INTEGER NOT NULL,
     PRIMARY KEY (seq, line)
 ) STRICT, WITHOUT ROWID;
 
@@ -226,7 +228,9 @@ CREATE TABLE worker (
     info TEXT NOT NULL,
     started INTEGER NOT NULL,
     seen_at INTEGER NOT NULL,
-    died INTEGER NOT NULL DEFAULT 0
+    died INTEGER NOT NULL DEFAULT 0,
+    -- The number of the last event that it has announced.
+    announced INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 
 -- One writer at a time, so the order of the ids is the order of the commits, and a cursor misses nothing. Queue and job:

@@ -3,7 +3,7 @@
 import pytest
 
 from holdfast.clock import SECOND
-from holdfast.core.events import JobStalled, RunFenced, WorkerStarted, WorkerStopped
+from holdfast.core.events import JobStalled, RunFenced, WorkerStarted, WorkerStopped, WorkerStopping
 from holdfast.core.job import StallTerms
 from holdfast.core.lifecycle import State
 from holdfast.core.outcome import Interrupted
@@ -316,6 +316,25 @@ class RenewConformance(Conformance):
         ]
         assert [line.fields for line in log] == [{"part": "1"}, {}, {}]
 
+    async def test_a_log_line_that_is_sent_again_is_kept_once(self, storage: Storage) -> None:
+        def lines(*numbers: int) -> tuple[NewLogLine, ...]:
+            return tuple(NewLogLine("info", f"line {number}", {}, number=number) for number in numbers)
+
+        first = await start(storage)
+        for numbers in ((1, 2), (1, 2), (1, 2, 3), (2,), (5,)):
+            await storage.renew(Beat(ALICE, (Renewal(first.ref, first.fence, log=lines(*numbers)),)))
+        await settle(storage, ALICE, first, Interrupted("shutdown"))
+        second = await claim_one(storage)
+        for _ in range(2):
+            await storage.renew(Beat(ALICE, (Renewal(second.ref, second.fence, log=lines(1)),)))
+        log = (await look(storage, first.ref)).log
+
+        # Line 4 was dropped before it was sent; another run counts from 1.
+        assert [(line.run, line.message) for line in log] == [
+            *((1, f"line {number}") for number in (1, 2, 3, 5)),
+            (2, "line 1"),
+        ]
+
     async def test_the_log_of_a_job_is_bounded(self, storage: Storage) -> None:
         lease = await start(storage)
         for part in range(3):
@@ -374,6 +393,25 @@ class RenewConformance(Conformance):
         assert (first.owner, first.queues, first.concurrency) == (ALICE.id, ("default",), 10)
         assert isinstance(second, WorkerStopped)
         assert second.released == 2
+
+    async def test_an_event_that_is_announced_again_is_recorded_once(self, storage: Storage) -> None:
+        began = WorkerStarted(owner=ALICE.id, host="host-1", pid=101, queues=("default",), concurrency=10)
+        stopping, ended = WorkerStopping(owner=ALICE.id, reason="asked"), WorkerStopped(owner=ALICE.id, released=2)
+        info = WorkerInfo(("default",), 10)
+        for _ in range(2):
+            await storage.renew(Beat(ALICE, worker=info, events=(began,), first_event=1))
+        await storage.renew(Beat(ALICE, worker=info, first_event=2))
+        await storage.renew(Beat(ALICE, worker=info, events=(began, stopping), first_event=1))
+        await storage.renew(Beat(ALICE, events=(stopping, ended), last=True, first_event=2))
+        # Another owner counts its own.
+        await storage.renew(Beat(BOB, worker=info, events=(began,), first_event=1))
+
+        assert [type(event) for event in await told(storage)] == [
+            WorkerStarted,
+            WorkerStopping,
+            WorkerStopped,
+            WorkerStarted,
+        ]
 
     async def test_orders_for_a_worker_come_with_its_beats(self, storage: Storage) -> None:
         await storage.tune(Target("worker", ALICE.id), Settings(quiet=True))

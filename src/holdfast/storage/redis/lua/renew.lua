@@ -2,33 +2,44 @@
 -- requires: flow, work, purse
 -- renew: remember that an owner lives, and extend every lease it names that nobody has taken.
 --
--- workers  HASH  of each worker by its owner's id: name, host, pid, its number, when it started, and what it told with
---                its latest beat
+-- workers  HASH  of each worker by its owner's id: name, host, pid, its number, when it started, the number of the last
+--                event that it has announced, and what it told with its latest beat
 -- seen     ZSET  of each when that was
 -- log:<ref>  LIST  the lines that a job's handlers logged
 --
--- Request: {owner = {id, name, host, pid}, renewals, worker, events, last}. A renewal has the fields of Renewal, its trace's
--- place instead of that; a line of its log is {level, message, fields, ago}; an event is {body, ref}, its body's place and its job if it is of one.
+-- Request: {owner = {id, name, host, pid}, renewals, worker, events, first_event, last}. A renewal has the fields of Renewal, its trace's
+-- place instead of that; a line of its log is {level, message, fields, ago, number}; an event is {body, ref}, its body's place and its job if it is of one.
 -- Answer: {lost, cancelling, orders, renewed}; what is lost by its place among the renewals, {place, reason} of what shall
 -- stop; `renewed`: for how many there was time. The worker and the events wait for the call that has time for all.
 local owner = ASKED.owner
 
+-- The number of the last line of this run that its log has.
+local function logged(job, log)
+  local body = call('LRANGE', log, -1, -1)[1]
+  local last = body and cmsgpack.unpack(body)
+  return last and last.run == job.starts and last.number or 0
+end
+
 local function keep_log(job, lines)
   local log = key('log', job.ref)
-  local room = LOG_LINES_KEPT - call('LLEN', log)
-  for number = 1, min(#lines, room) do
-    local line = lines[number]
-    call(
-      'RPUSH',
-      log,
-      cmsgpack.pack({
-        at = NOW - (line.ago or 0),
-        run = job.starts,
-        level = line.level,
-        message = line.message,
-        fields = line.fields,
-      })
-    )
+  local room, last = LOG_LINES_KEPT - call('LLEN', log), logged(job, log)
+  for _, line in ipairs(lines) do
+    -- A line that is sent again has been kept.
+    if room > 0 and (not line.number or line.number > last) then
+      room, last = room - 1, line.number or 0
+      call(
+        'RPUSH',
+        log,
+        cmsgpack.pack({
+          at = NOW - (line.ago or 0),
+          run = job.starts,
+          level = line.level,
+          message = line.message,
+          fields = line.fields,
+          number = line.number,
+        })
+      )
+    end
   end
 end
 
@@ -141,18 +152,33 @@ local function beat(first, last)
   return extended
 end
 
+-- Record the events that have not been recorded before; return the number of the last one.
+local function announce(announced)
+  local first = ASKED.first_event
+  for place, event in ipairs(ASKED.events) do
+    local number = first and first + place - 1
+    if not number or number > announced then
+      Journal.record_as_told(ARGV[event.body], event.ref)
+      announced = number or announced
+    end
+  end
+  return announced
+end
+
 local function remember_worker()
   local workers = key('workers')
+  local body = (ASKED.worker or ASKED.first_event) and call('HGET', workers, owner.id)
+  local known, worker = body and cmsgpack.unpack(body) or {}, ASKED.worker
+  local announced = announce(known.announced or 0)
   if ASKED.last then
     call('HDEL', workers, owner.id)
     call('ZREM', key('seen'), owner.id)
     Settings.forget_worker(owner.id)
-  elseif ASKED.worker then
-    local body = call('HGET', workers, owner.id)
-    local known, worker = body and cmsgpack.unpack(body) or {}, ASKED.worker
+  elseif worker then
     worker.name, worker.host, worker.pid = owner.name, owner.host, owner.pid
     worker.number = known.number or call('HINCRBY', key('counters'), 'workers', 1)
     worker.started = known.started or NOW
+    worker.announced = announced
     call('HSET', workers, owner.id, cmsgpack.pack(worker))
     call('ZADD', key('seen'), NOW, owner.id)
   end
@@ -204,9 +230,6 @@ return Work.carry_out(function()
   if renewed == #renewals then
     local told = Settings.of('worker', owner.id)
     remember_worker()
-    for _, event in ipairs(ASKED.events) do
-      Journal.record_as_told(ARGV[event.body], event.ref)
-    end
     for _, order in ipairs({ 'quiet', 'stop' }) do
       if told[order] then
         orders[#orders + 1] = order

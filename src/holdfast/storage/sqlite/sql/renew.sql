@@ -27,20 +27,26 @@ UPDATE job
 UPDATE job SET run_trace = ? WHERE seq = ?;
 
 -- name: logged
-SELECT count(*) FROM log WHERE seq = ?;
+-- How many lines a log has, the run of the last one, and its number there.
+SELECT line + 1, run, number FROM log WHERE seq = ? ORDER BY line DESC LIMIT 1;
 
 -- name: log
-INSERT INTO log (seq, line, at, run, level, message, fields) VALUES (?, ?, ?, ?, ?, ?, ?);
+INSERT INTO log (seq, line, at, run, level, message, fields, number) VALUES (?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: announced
+-- The number of the last event that an owner has announced.
+SELECT announced FROM worker WHERE owner = ?;
 
 -- name: seen
-INSERT INTO worker (owner, name, host, pid, info, started, seen_at)
-VALUES (:owner, :name, :host, :pid, :info, :now, :now)
+INSERT INTO worker (owner, name, host, pid, info, started, seen_at, announced)
+VALUES (:owner, :name, :host, :pid, :info, :now, :now, :announced)
 ON CONFLICT (owner) DO UPDATE
    SET name = excluded.name,
        host = excluded.host,
        pid = excluded.pid,
        info = excluded.info,
        seen_at = excluded.seen_at,
+       announced = max(worker.announced, excluded.announced),
        died = 0;
 
 -- name: forget_worker
