@@ -35,9 +35,11 @@ class Witness(Struct, frozen=True):
 
     `hung`: it was killed because its event loop no longer turned. `overdue`: the jobs whose runs it was killed for, as
     they went on beyond their timeouts. `culprits`: those whose runs brought its death about, if it is known which;
-    then the others are not to blame. `suspects`: those whose runs were in the process, and so may have ended it; None
-    if that cannot be told. `blameless`: it was killed for what no run has to do with. `dead_for`: how long it had been
-    dead when its jobs could be taken, in microseconds; for long where the storage was out of reach.
+    then the others are not to blame. `suspects`: those whose runs had begun in the process, and so may have ended it;
+    empty if it is known that there were none, None if that cannot be told. `apart`: those whose runs are known to have
+    been given to processes of their own. `waiting`: those whose runs are known not to have begun. `blameless`: it was
+    killed for what no run has to do with. `dead_for`: how long it had been dead when its jobs could be taken, in
+    microseconds; for long where the storage was out of reach.
     """
 
     ending: Ending
@@ -45,13 +47,22 @@ class Witness(Struct, frozen=True):
     hung: bool = False
     overdue: frozenset[Ref] = field(default_factory=frozenset[Ref])
     suspects: frozenset[Ref] | None = None
+    apart: frozenset[Ref] = field(default_factory=frozenset[Ref])
+    waiting: frozenset[Ref] = field(default_factory=frozenset[Ref])
     blameless: bool = False
     culprits: frozenset[Ref] = field(default_factory=frozenset[Ref])
     dead_for: int = 0
 
     def clears(self, ref: Ref) -> bool:
-        """Say whether the run of a job cannot have ended the process: it was in another one, or had not begun."""
-        return self.suspects is not None and ref not in self.suspects
+        """Return True if the run of a job cannot have ended the process: it was in another one, or had not begun."""
+        return ref in self.apart or self.not_begun(ref)
+
+    def not_begun(self, ref: Ref) -> bool:
+        """Return True if it is known that the run of a job had not begun.
+
+        Where all suspects are known, a job that is named nowhere had been given to a worker that had not heard of it.
+        """
+        return ref in self.waiting or not (self.suspects is None or ref in self.suspects or ref in self.apart)
 
 
 async def settle_stalled(
@@ -159,7 +170,8 @@ def _outcome(one: StalledLease, seen: _Seen, witness: Witness | None, max_block:
         or witness.clears(one.lease.ref)
         or (bool(witness.culprits) and one.lease.ref not in witness.culprits)
     )
-    return Stalled(reason, one.silent_for, one.owner, _text(one, cause, seen, witness), blameless)
+    begun = witness is None or not witness.not_begun(one.lease.ref)
+    return Stalled(reason, one.silent_for, one.owner, _text(one, cause, seen, witness), blameless, begun)
 
 
 def _reason(one: StalledLease, seen: _Seen, witness: Witness | None, max_block: int | None) -> StallReason:

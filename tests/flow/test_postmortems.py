@@ -9,7 +9,7 @@ import pytest
 from holdfast import State
 from holdfast.core.events import JobFailed, JobReleased, JobStalled
 from holdfast.core.fingerprint import fingerprint
-from holdfast.core.job import JobDetail, LogLine, NewJob, Owner, Ref, StallTerms
+from holdfast.core.job import JobDetail, LogLine, NewJob, Owner, Policy, Ref, StallTerms
 from holdfast.core.lease import Lease
 from holdfast.core.postmortem import Ending, Workplace
 from holdfast.core.settlement import Settlement
@@ -78,12 +78,18 @@ class Counting(MemoryStorage):
         return await super().exchange(owner, settlements, order)
 
 
-async def held(storage: MemoryStorage, *tasks: str, max_stalls: int = 1, timeout: int | None = None) -> list[Lease]:
+async def held(
+    storage: MemoryStorage,
+    *tasks: str,
+    max_stalls: int = 1,
+    timeout: int | None = None,
+    policy: Policy = Policy(),  # noqa: B008 - frozen
+) -> list[Lease]:
     """Let a worker hold a job of each of these tasks."""
     jobs = [
         NewJob(
             queue="mail", id=f"{number:04}", task=task, payload=b"[]", stall=StallTerms(max_stalls=max_stalls),
-            timeout=timeout,
+            timeout=timeout, policy=policy,
         )
         for number, task in enumerate(tasks)
     ]  # fmt: skip
@@ -225,6 +231,42 @@ async def test_who_was_elsewhere_or_had_not_even_arrived_is_not_charged_for_the_
 
     assert (innocent.state, innocent.releases, innocent.stalls) == (State.WAITING, 1, 0)
     assert (suspect.state, suspect.releases, suspect.stalls) == (State.WAITING, 0, 1)
+
+
+async def test_where_it_is_known_that_none_had_begun_in_the_worker_none_is_charged_for_its_death() -> None:
+    storage = MemoryStorage()
+    apart, waiting, unheard = await held(storage, "send", "resize", "resize")
+    witness = Witness(
+        DEATH.ending, suspects=frozenset(), apart=frozenset({apart.ref}), waiting=frozenset({waiting.ref})
+    )
+    await settle_stalled(storage, TAKER, await taken(storage), Random(0), witness=witness)
+    jobs = [(await detail_of(storage, lease)).job for lease in (apart, waiting, unheard)]
+
+    assert [(job.state, job.releases, job.stalls) for job in jobs] == [(State.WAITING, 1, 0)] * 3
+
+
+async def test_where_some_runs_are_unknown_those_are_charged_that_are_not_known_to_be_innocent() -> None:
+    storage = MemoryStorage()
+    apart, waiting, unknown = await held(storage, "send", "resize", "resize")
+    witness = Witness(DEATH.ending, apart=frozenset({apart.ref}), waiting=frozenset({waiting.ref}))
+    await settle_stalled(storage, TAKER, await taken(storage), Random(0), witness=witness)
+    jobs = [(await detail_of(storage, lease)).job for lease in (apart, waiting, unknown)]
+
+    assert [(job.releases, job.stalls) for job in jobs] == [(1, 0), (1, 0), (0, 1)]
+
+
+async def test_a_job_that_must_not_run_twice_runs_after_the_death_of_a_worker_in_which_it_had_not_begun() -> None:
+    storage = MemoryStorage()
+    policy = Policy(on_worker_lost="fail")
+    apart, waiting = await held(storage, "send", "resize", policy=policy)
+    witness = Witness(
+        DEATH.ending, suspects=frozenset(), apart=frozenset({apart.ref}), waiting=frozenset({waiting.ref})
+    )
+    await settle_stalled(storage, TAKER, await taken(storage), Random(0), witness=witness)
+    lost, free = [(await detail_of(storage, lease)).job for lease in (apart, waiting)]
+
+    assert (lost.state, lost.reason) == (State.FAILED, "crashed")
+    assert (free.state, free.releases) == (State.WAITING, 1)
 
 
 async def test_what_ran_elsewhere_or_had_not_begun_is_not_said_to_have_run_beside_a_run_that_died() -> None:

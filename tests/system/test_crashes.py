@@ -224,6 +224,49 @@ async def test_a_poison_job_fails_at_its_second_crash_and_its_neighbours_all_com
         assert sum(line.pid in workers for line in began) <= detail.job.stalls, (began, detail.runs, here.log())
 
 
+async def test_two_kills_of_a_worker_charge_nothing_to_jobs_that_had_processes_of_their_own(crew: MakeFarm) -> None:
+    here = crew(max_count="0", deaf="1")
+    here.worker("-c", "3")
+    refs = here.enqueue("secluded", 5.0, times=3)
+    for run in (1, 2):
+
+        async def begun(run: int = run) -> bool:
+            return len([line for line in here.lines() if (line.what, line.run) == ("start", run)]) == 3
+
+        await here.until(begun, within=30)
+        (pid,) = await here.pids()
+        os.kill(pid, signal.SIGKILL)
+        await deaths(here, run)
+    await over(here, refs, within=60)
+
+    for detail in await here.details(refs):
+        assert [(run.ended, run.reason) for run in detail.runs] == [
+            ("released", "process_died"),
+            ("released", "process_died"),
+            ("completed", None),
+        ]
+        assert (detail.job.state, detail.job.stalls, detail.job.releases) == (State.COMPLETED, 0, 2)
+
+
+async def test_a_subscriber_that_kills_its_worker_costs_jobs_in_processes_of_their_own_nothing(crew: MakeFarm) -> None:
+    here = crew(max_count="0", deaf="1", subscriber_kills="1")
+    here.worker("-c", "4")
+    refs = here.enqueue("secluded", 14.0, times=3)
+
+    async def begun() -> bool:
+        return len([line for line in here.lines() if line.what == "start"]) == 3
+
+    await here.until(begun, within=30)
+    told = here.enqueue("nap", 0.0)
+    await deaths(here, 2)
+    await over(here, [*refs, *told], within=90)
+
+    assert [line.what for line in here.lines()].count("kill") >= 2
+    for detail in await here.details([*refs, *told]):
+        assert (detail.job.state, detail.job.stalls) == (State.COMPLETED, 0)
+    assert all(detail.job.releases >= 1 for detail in await here.details(refs))
+
+
 async def test_a_poison_job_for_which_no_process_can_be_had_fails_at_its_second_crash_all_the_same(
     crew: MakeFarm,
 ) -> None:

@@ -14,7 +14,7 @@ from msgspec import structs
 
 from holdfast.core.job import Ref
 from holdfast.core.lease import Lease
-from holdfast.worker.slate import Slate
+from holdfast.worker.slate import KnownRuns, Slate
 from tests.core.cases import active
 
 WRITES = 8_704 + 16
@@ -87,6 +87,45 @@ def test_a_full_slate_takes_no_more_and_a_wiped_line_is_free_again(slate: Slate)
     assert [run.ref.id for run in slate.runs()] == ["0", "2"]
     assert slate.write(lease("late"), way="loop", claimed_at=1.0, renewed_at=1.0) == places[1]
     assert [run.ref.id for run in slate.runs()] == ["0", "late", "2"]
+
+
+def test_it_says_which_runs_had_begun_here_which_were_elsewhere_and_which_had_not_begun() -> None:
+    slate = Slate.new(9)
+    inf = float("inf")
+    slate.write(lease("here"), way="thread", claimed_at=1.0, renewed_at=1.0)
+    slate.write(lease("ahead"), way="loop", claimed_at=inf, renewed_at=1.0)
+    slate.write(lease("waiting"), way="process", claimed_at=inf, renewed_at=1.0)
+    given, finished = (
+        slate.write(lease(name), way="process", claimed_at=inf, renewed_at=1.0) or 0 for name in ("given", "finished")
+    )
+    slate.runs_in(given, 7)
+    slate.runs_in(finished, 8)
+    slate.began(finished, 2.0, renewed=True)
+    slate.over(finished, lease().job.stall)
+    # No process could be had for it.
+    back = slate.write(lease("back"), way="process", claimed_at=inf, renewed_at=1.0) or 0
+    slate.goes(back, "loop")
+    slate.began(back, 3.0, renewed=True)
+    runs = slate.known_runs()
+
+    assert runs == KnownRuns(
+        suspects=frozenset({Ref("mail", "here"), Ref("mail", "back")}),
+        apart=frozenset({Ref("mail", "given"), Ref("mail", "finished")}),
+        waiting=frozenset({Ref("mail", "ahead"), Ref("mail", "waiting")}),
+    )
+
+
+def test_none_that_had_begun_here_is_another_answer_than_not_to_know(slate: Slate) -> None:
+    place = slate.write(lease("apart"), way="process", claimed_at=float("inf"), renewed_at=1.0) or 0
+    slate.runs_in(place, 7)
+    known = slate.known_runs()
+    for number in range(3):
+        slate.write(lease(str(number)), way="loop", claimed_at=1.0, renewed_at=1.0)
+    unknown = slate.known_runs()
+
+    assert known.suspects == frozenset()
+    assert unknown.suspects is None
+    assert known.apart == unknown.apart == {Ref("mail", "apart")}
 
 
 def test_a_renewal_by_the_watcher_counts_for_its_run_and_no_other(slate: Slate) -> None:

@@ -29,6 +29,7 @@ from holdfast.storage.protocol import Beat, Reclaimed, StalledLease, Storage
 from holdfast.worker.autopsy import told
 from holdfast.worker.offspring import Death
 from holdfast.worker.sentence import Sentence
+from holdfast.worker.slate import KnownRuns
 
 T = TypeVar("T")
 
@@ -49,8 +50,8 @@ class Deceased(Struct, frozen=True):
     """Whether the kernel killed it, for want of memory."""
     workplace: Workplace = Workplace()
     """What it last told of itself."""
-    suspects: frozenset[Ref] | None = None
-    """The jobs whose runs had begun in it; None if that cannot be told."""
+    runs: KnownRuns = KnownRuns()
+    """What is known of its runs."""
 
     @property
     def witness(self) -> Witness:
@@ -65,7 +66,9 @@ class Deceased(Struct, frozen=True):
             ),
             self.workplace,
             hung=sentence is not None and sentence.reason == "loop_blocked",
-            suspects=self.suspects,
+            suspects=self.runs.suspects,
+            apart=self.runs.apart,
+            waiting=self.runs.waiting,
             blameless=sentence is not None and sentence.blames_none,
             overdue=culprits if sentence is not None and sentence.reason == "timeout" else frozenset(),
             culprits=culprits,
@@ -85,10 +88,11 @@ class Taken:
         """How many are known."""
         return len(self.refs)
 
-    @property
-    def known(self) -> int | None:
-        """How many jobs it held; None if nobody knows."""
-        return None if self.unanswered and not self.jobs else self.jobs
+    def charged(self, witness: Witness) -> int | None:
+        """Return how many jobs may be charged for the death; None if it is not known whether it held any."""
+        if self.unanswered and not self.refs:
+            return None
+        return sum(not witness.clears(ref) for ref in self.refs)
 
 
 class Burial:
@@ -106,8 +110,8 @@ class Burial:
     async def bury(self, one: Deceased, storage: Storage, *, within: float) -> int | None:
         """Take back what a dead child held, and put it on record. What cannot be done in time is left to the reapers.
 
-        Returns how many jobs were taken back, None if nobody knows. Raises nothing that the storage raises: the next
-        child must be started all the same.
+        Returns how many jobs were taken back that may be charged for it, None if that is not known. Raises nothing that
+        the storage raises: the next child must be started all the same.
         """
         taken, witness = Taken(), one.witness
         max_block = None if one.killed_for is None else round(one.killed_for.limit * SECOND)
@@ -141,7 +145,7 @@ class Burial:
             self._logger.warning(
                 "worker %d %s; %d jobs taken back within %.3f s", one.pid, witness.ending.how, taken.jobs, took
             )
-        return taken.known
+        return taken.charged(witness)
 
     async def part(self, owner: str, pid: int, storage: Storage, *, within: float, worked: bool) -> None:
         """Let go of a child that has handed back what it held; what it could not tell the storage of, is, in its place.

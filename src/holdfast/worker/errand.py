@@ -37,6 +37,10 @@ LOOK, SHORTEST = 0.5, 0.02
 class Keeping(Protocol):
     """Whoever keeps the leases, as far as it must know of a run in a slot; told from the slots' thread."""
 
+    def give(self, held: Held, pid: int, /) -> None:
+        """Hear that it is about to be given to that process."""
+        ...
+
     def begin(self, held: Held, at: float, /) -> None:
         """Hear that it begins."""
         ...
@@ -119,6 +123,8 @@ class Errand:
             kills.look(self._terms.clock.uptime())
         # From before it is told: one that reads nothing any more keeps whoever has much to say to it.
         slot.after(BEGINNING, functools.partial(slot.kill, "it did not begin"))
+        # Before the process hears of it: its handler may be the end of this one before we hear that it has begun.
+        self._terms.keeping.give(self.held, slot.process.pid)
         await slot.say(Run(self.held.lease.job))
         self.heeded_by(functools.partial(self._tell, slot))
         slot.turned_at = self._terms.clock.uptime()

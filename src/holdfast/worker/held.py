@@ -269,6 +269,12 @@ class Holdings:
             if held.line is not None and self._slate is not None:
                 self._slate.goes(held.line, way)
 
+    def give(self, held: Held, pid: int) -> None:
+        """Note that a run is about to be given to a process of its own."""
+        with self._lock:
+            if held.line is not None and self._slate is not None:
+                self._slate.runs_in(held.line, pid)
+
     def begin(self, held: Held, at: float) -> None:
         """Let the time of a run count from now on that had to wait for a process. Idempotent."""
         if held.begun:
@@ -277,7 +283,6 @@ class Holdings:
         with self._lock:
             held.claimed_at = at
             if held.line is not None and self._slate is not None:
-                self._slate.runs_in(held.line, held.pid or 0)
                 self._slate.began(held.line, at, renewed=job.stall.renewed)
             held.begun = True
         if job.heartbeat_timeout is not None or not job.stall.renewed:

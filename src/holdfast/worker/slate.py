@@ -70,7 +70,19 @@ class Watched(Struct, frozen=True):
     heartbeat_timeout: float
     way: Way
     pid: int = 0
-    """The process of its own that it is in; 0 if it is in none yet."""
+    """The process of its own that it was given to; 0 if it was given to none yet."""
+
+
+class KnownRuns(Struct, frozen=True):
+    """What a slate says of the runs of a process that died, by their jobs.
+
+    `suspects`: had begun in the process; None if others may have, too, because not every run had a line. `apart`: had
+    been given to processes of their own. `waiting`: had not begun.
+    """
+
+    suspects: frozenset[Ref] | None = None
+    apart: frozenset[Ref] = frozenset()
+    waiting: frozenset[Ref] = frozenset()
 
 
 @cache
@@ -193,7 +205,7 @@ class Slate:
         self._lines[place][_WAY] = _NUMBERS[way]
 
     def runs_in(self, place: int, pid: int) -> None:
-        """Note in which process a run is; 0 if in none of its own."""
+        """Note to which process of its own a run is given: from now on its handler may be called there."""
         self._lines[place][_PID] = pid
 
     def wipe(self, place: int) -> None:
@@ -331,6 +343,14 @@ class Slate:
     def runs(self) -> list[Watched]:
         """Return the runs that are held; but for those that are being written at this moment."""
         return [run for place in range(int(self._head[_USED])) if (run := self._read(place)) is not None]
+
+    def known_runs(self) -> KnownRuns:
+        """Return which of the runs had begun here, which were elsewhere, and which had not begun."""
+        runs = self.runs()
+        here = {run.ref for run in runs if run.way != "process" and run.claimed_at != _NEVER}
+        apart = {run.ref for run in runs if run.way == "process" and run.pid} - here
+        waiting = {run.ref for run in runs} - here - apart
+        return KnownRuns(None if self.was_full else frozenset(here), frozenset(apart), frozenset(waiting))
 
     def _read(self, place: int) -> Watched | None:
         line = self._lines[place]

@@ -69,8 +69,8 @@ CLOSING = 0.3
 PATIENCE = Patience(0.1, 30.0)
 """Before a dead child is replaced; it grows with each death that comes soon after its start, before any work.
 
-A death that took jobs along is not one of these: they are charged for it, so there is an end to such deaths, and the
-jobs behind them must not wait for that.
+A death for which jobs are charged is not one of these: there is an end to such deaths, and the jobs behind them must
+not wait for that. A death for which none is charged could come again and again.
 """
 
 SETTLED_IN = 10.0
@@ -105,11 +105,11 @@ class Life:
     outdated: bool = False
     """Whether it was told to go, for its code has changed."""
     jobs: int | None = 0
-    """How many of its jobs were taken back when it died, None if nobody knows."""
+    """How many of its jobs may be charged for its death, None if that is not known."""
 
     @property
     def early(self) -> bool:
-        """Whether it died before it could have done anything, so that the next one may do the same."""
+        """Return True if it died soon and no job is charged for it, so that the next one may do the same."""
         return self.lived <= SETTLED_IN and self.jobs == 0
 
     @property
@@ -346,7 +346,7 @@ class Supervisor:
                 self._pass_on(ward)
             death = await ward.ended(heard)
             died_at, uptime = self._clock.now(), self._clock.uptime()
-            for_memory, (workplace, suspects) = self._oom_kills.took(death, uptime), ward.remains(uptime)
+            for_memory, (workplace, runs) = self._oom_kills.took(death, uptime), ward.remains(uptime)
         finally:
             watch.cancel()
             await asyncio.gather(watch, return_exceptions=True)
@@ -377,7 +377,7 @@ class Supervisor:
                 killed_for=ward.killed_for if death.signal == signal.SIGKILL else None,
                 for_memory=for_memory,
                 workplace=workplace,
-                suspects=suspects,
+                runs=runs,
             )
             return replace(life, jobs=await self._bury(dead, ward.hello))
         elif ward.hello is None and not life.outdated and not self._stopping.is_set():

@@ -9,18 +9,16 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable, Iterable, Sequence
-from math import inf
 from typing import Self
 
 import msgspec
 
 from holdfast.clock import SECOND, Clock
-from holdfast.core.job import Ref
 from holdfast.core.postmortem import Workplace
 from holdfast.figures import MOST, Key
 from holdfast.worker.offspring import Death, Offspring, slot_or_gone
 from holdfast.worker.sentence import Sentence
-from holdfast.worker.slate import Slate
+from holdfast.worker.slate import KnownRuns, Slate
 from holdfast.worker.stacks.asked import StackFile
 from holdfast.worker.turns import TICK
 from holdfast.worker.words import NOW, VARIABLE, Counted, Ear, Goodbye, Hello, Retiring, Told, Word, Working
@@ -105,15 +103,15 @@ class Ward:
             await asyncio.gather(heard, return_exceptions=True)
         return death
 
-    def remains(self, now: float) -> tuple[Workplace, frozenset[Ref] | None]:
-        """Return what it last told of itself, at this uptime, and the jobs whose runs may have been its end.
+    def remains(self, now: float) -> tuple[Workplace, KnownRuns]:
+        """Return what it last told of itself, at this uptime, and what is known of its runs.
 
         Nothing of it where it has written over its slate, as a wild pointer does before it kills: a burial needs none.
         """
         try:
-            return self.workplace(now), self.suspects
+            return self.workplace(now), self.slate.known_runs()
         except (ArithmeticError, LookupError, ValueError):
-            return Workplace(), None
+            return Workplace(), KnownRuns()
 
     def workplace(self, now: float) -> Workplace:
         """Return what it last told of itself, at this uptime."""
@@ -121,16 +119,6 @@ class Ward:
         lag = max(self.slate.lag, now - turned_at - TICK if turned_at else 0.0)
         told_ago = None if not told_at else max(0, round((now - told_at) * SECOND))
         return Workplace(round(lag * SECOND), self.slate.memory, told_ago)
-
-    @property
-    def suspects(self) -> frozenset[Ref] | None:
-        """The jobs whose runs may have ended it: those that had begun in it; None if that cannot be told.
-
-        It cannot where there are none, for then one of the others is to blame, be it for the memory that it took; nor
-        where some had no room on the slate. A job that was given to it and is not there had not even arrived.
-        """
-        begun = frozenset(run.ref for run in self.slate.runs() if run.way != "process" and run.claimed_at != inf)
-        return begun if begun and not self.slate.was_full else None
 
     def hangs(self, now: float, beyond: float) -> bool:
         """Say whether its loop has been blocked for so long beyond its `max_block`, though nobody has stopped it."""
