@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 
 from holdfast.storage import intake, journal, model, shelf, timetable
-from holdfast.storage.sqlite import chores, claiming, flow, rates, slots
+from holdfast.storage.sqlite import chores, claiming, flow, rates, slots, step
 from holdfast.storage.sqlite import timetable as sqlite_timetable
 from holdfast.storage.sqlite.storage import SQLiteStorage
 from tests.storage.twins import LIMITS, STEPS, Twins, kept, too_old_and_too_much
 
 pytestmark = pytest.mark.thorough
 
-MODULES = (intake, timetable, model, shelf, journal, flow, claiming, rates, slots, chores, sqlite_timetable)
+MODULES = (intake, timetable, model, shelf, journal, flow, claiming, rates, slots, chores, step, sqlite_timetable)
 """Where constants of the protocol are taken to."""
 
 

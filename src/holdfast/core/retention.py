@@ -11,6 +11,22 @@ class Keep(Struct, frozen=True):
     age: int
     count: int | None = None
 
+    @property
+    def most(self) -> int | None:
+        """How many there may be for a moment: the count and a tenth, at least 100. Sweeps keep to the count itself.
+
+        Above that, whatever ends a job also forgets the longest ended one. The difference leaves those who wait for a
+        job the time to read it, also where few are kept.
+        """
+        return None if self.count is None else self.count + max(self.count // 10, 100)
+
+    def forgotten_at_once(self, jobs: int, ended: int) -> int:
+        """Return how many of `jobs` that are over are forgotten by the call that has ended `ended` of them.
+
+        A quarter more than ended, so that a backlog shrinks too; never more, so that no call takes long.
+        """
+        return 0 if self.most is None else max(0, min(jobs - self.most, ended + ended // 4 + 1))
+
 
 class Retention(Struct, frozen=True, omit_defaults=True):
     """How long a queue keeps its jobs after their end, by outcome; None leaves an outcome as it is built in."""

@@ -42,6 +42,12 @@ def settlement(lease: Lease, outcome: Outcome, rng: Random, *, took: float = 0.0
     )
 
 
+def is_kept_by_its_queue(asked: Settlement) -> bool:
+    """Say whether a settlement completes a job whose result has no lifetime of its own."""
+    decision = asked.decision
+    return isinstance(decision, Finish) and decision.state is State.COMPLETED and decision.keep is None
+
+
 def when_cancelling(asked: Settlement, job: JobRecord) -> Settlement:
     """Return what a settlement becomes where somebody has asked the job to stop.
 

@@ -25,15 +25,18 @@ class Journal:
         self.events: list[AnyEvent] = []
         self.readers: dict[str, _Kept] = {}
         self._trimmed = 0
+        self._begins = 0
+        """The cursor before the first of `events`: of those forgotten, many are deleted at a time."""
 
     @property
     def last(self) -> int:
         """The cursor of the newest event ever recorded."""
-        return self._trimmed + len(self.events)
+        return self._begins + len(self.events)
 
     def record(self, event: Event, now: int) -> None:
-        """Append an event."""
+        """Append an event; where there are too many, forget the oldest."""
         self.events.append(stamped(event, self.last + 1, now))  # type: ignore[arg-type]
+        self._forget_up_to(self.last - (EVENTS_KEPT.most or self.last))
 
     def page(self, cursor: str | None, limit: int, of: Ref | None = None) -> EventPage:
         """Return what happened after the cursor, to one job alone where that is asked for."""
@@ -57,14 +60,23 @@ class Journal:
 
     def forget(self, now: int) -> int:
         """Forget the oldest events, those too old or beyond the count, a bounded number; return how many."""
-        surplus = max(0, len(self.events) - (EVENTS_KEPT.count or 0))
+        kept = self.last - self._trimmed
+        surplus = max(0, kept - (EVENTS_KEPT.count or 0))
         aged = 0
-        while aged < min(len(self.events), TRIM_LIMIT) and at_micros(self.events[aged]) <= now - EVENTS_KEPT.age:
+        while aged < min(kept, TRIM_LIMIT) and at_micros(self._after(self._trimmed + aged)) <= now - EVENTS_KEPT.age:
             aged += 1
         gone = min(max(surplus, aged), TRIM_LIMIT)
-        del self.events[:gone]
-        self._trimmed += gone
+        self._forget_up_to(self._trimmed + gone)
         return gone
+
+    def _forget_up_to(self, cursor: int) -> None:
+        self._trimmed = max(self._trimmed, cursor)
+        if (gone := self._trimmed - self._begins) > len(self.events) // 10:
+            del self.events[:gone]
+            self._begins = self._trimmed
+
+    def _after(self, cursor: int) -> AnyEvent:
+        return self.events[cursor - self._begins]
 
     def _read(self, cursor: int, limit: int, of: Ref | None = None) -> EventPage:
         told: list[AnyEvent] = []
@@ -74,7 +86,7 @@ class Journal:
             told.append(EventsTrimmed(oldest=str(cursor)))
         wanted = 0
         while wanted < limit and cursor < self.last:
-            event = self.events[cursor - self._trimmed]
+            event = self._after(cursor)
             cursor += 1
             if of is None or (isinstance(event, JobEvent) and (event.queue, event.id) == (of.queue, of.id)):
                 told.append(event)

@@ -4,7 +4,7 @@ Nothing here waits or takes a lock; each method is one atomic step. `Memory` is 
 other storage is held equal to it by the conformance suite.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -21,7 +21,18 @@ from holdfast.core.events import (
     QueuePaused,
     QueueResumed,
 )
-from holdfast.core.job import JobDetail, JobRecord, LogLine, Owner, Ref, RunRecord, StallReason, UniqueKey
+from holdfast.core.job import (
+    CollectKey,
+    DebounceKey,
+    JobDetail,
+    JobRecord,
+    LogLine,
+    Owner,
+    Ref,
+    RunRecord,
+    StallReason,
+    UniqueKey,
+)
 from holdfast.core.leadership import Term
 from holdfast.core.lease import (
     Lease,
@@ -34,7 +45,7 @@ from holdfast.core.lifecycle import REDRIVABLE, TERMINAL, State
 from holdfast.core.merge import merge_name
 from holdfast.core.order import place
 from holdfast.core.retention import Retention
-from holdfast.core.settlement import Settlement, when_cancelling
+from holdfast.core.settlement import Settlement, is_kept_by_its_queue, when_cancelling
 from holdfast.core.transition import (
     begun,
     claimed,
@@ -128,6 +139,7 @@ class Model(Timetable):
         now = self._clock.now()
         verdicts = tuple(self._settle(owner, asked, now) for asked in settlements)
         self._shelf.let_in(now)
+        self._forget_at_once(settlements, verdicts, now)
         if order is None:
             return Exchanged(verdicts)
         leases = self._claim(owner, order, now)
@@ -524,6 +536,26 @@ class Model(Timetable):
             trimmed += self._answers_for(ref)
             self._drop(self._jobs[ref])
         return trimmed
+
+    def _forget_at_once(self, settlements: Sequence[Settlement], verdicts: Sequence[Verdict], now: int) -> None:
+        """Forget as many of the longest completed jobs as these have completed, where a queue keeps too many.
+
+        Left to the sweeps: jobs that may have taken in other calls; and all where the clock was set back, for then the
+        longest completed ones do not come first.
+        """
+        completed = Counter(
+            asked.ref.queue
+            for asked, told in zip(settlements, verdicts, strict=True)
+            if told.verdict == "done" and is_kept_by_its_queue(asked)
+        )
+        for queue, ended in completed.items():
+            over = self._lines[queue].over[State.COMPLETED]
+            keep = (self._setting("queue", queue).retention or Retention()).of(State.COMPLETED)
+            gone = over.first(keep.forgotten_at_once(len(over), ended))
+            if gone and not over.beyond(now, 1):
+                for job in [self._jobs[ref] for ref in gone]:
+                    if not isinstance(job.merge, DebounceKey | CollectKey):
+                        self._drop(job)
 
     def _forget_workers(self, now: int) -> None:
         for owner in [owner for owner, seen in self._workers.items() if seen.at <= now - WORKER_KEPT]:

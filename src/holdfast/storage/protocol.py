@@ -598,7 +598,8 @@ class Storage(Protocol):
         time of its rates and opens a run. What it meets on its way is moved out of the way: too old, it expires;
         without a slot or before its rate allows, it is parked under the first key that is full, else the first rate
         that is not open. Whoever leaves a slot lets the best one parked there back in line; so does time, under a rate.
-        At most 256 settlements and 128 jobs a call.
+        Where a queue has more completed jobs than `Keep.most`, a call that completes n jobs of it also forgets up to
+        n + n/4 + 1 of the longest completed. At most 256 settlements and 128 jobs a call.
         """
         ...
 

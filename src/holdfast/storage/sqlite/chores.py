@@ -23,8 +23,9 @@ from holdfast.storage.protocol import (
     WORKER_KEPT,
     queue_topic,
 )
-from holdfast.storage.sqlite import line, rates, rows, slots
+from holdfast.storage.sqlite import line, rates, slots
 from holdfast.storage.sqlite.claiming import promote
+from holdfast.storage.sqlite.forgetting import forget_plain
 from holdfast.storage.sqlite.hand import redrive
 from holdfast.storage.sqlite.intake import holder
 from holdfast.storage.sqlite.moving import drop, expire, the_job
@@ -51,7 +52,6 @@ _OUTLIVED = query("sweep", "outlived")
 _TO_TRIM = query("sweep", "to_trim")
 _TRIMMED = query("sweep", "trimmed")
 _FORGET_QUEUE = query("sweep", "forget_queue")
-_FORGET_PLAIN = tuple(query("sweep", name) for name in ("forget_jobs", "forget_runs", "forget_logs"))
 _ENDED = query("sweep", "ended")
 _ENDED_AHEAD = query("sweep", "ended_ahead")
 _LINED = query("sweep", "lined")
@@ -201,15 +201,6 @@ def _forget(step: Step, queue: str, state: str, gone: Sequence[Row], limit: int)
             if trimmed < limit:
                 trimmed += drop(step, seq, the_job(step, seq))
     return trimmed
-
-
-def forget_plain(step: Step, queue: str, state: str, seqs: Sequence[int]) -> None:
-    """Forget ended jobs that answer for no other calls, with their runs and logs, as a set."""
-    listed = rows.listed(seqs)
-    if listed is not None:
-        for statement in _FORGET_PLAIN:
-            step.run(statement, (listed,))
-        step.moved(queue, left=state, jobs=len(seqs))
 
 
 def forget_events(step: Step) -> int:

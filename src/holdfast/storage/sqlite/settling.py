@@ -10,6 +10,7 @@ from holdfast.core.settlement import Settlement, when_cancelling
 from holdfast.core.transition import refused
 from holdfast.storage.protocol import Verdict, job_topic, queue_topic
 from holdfast.storage.sqlite import line, rows, slots
+from holdfast.storage.sqlite.forgetting import forget_at_once
 from holdfast.storage.sqlite.moving import find_job, tell_if_drained
 from holdfast.storage.sqlite.queries import query
 from holdfast.storage.sqlite.rows import Row, Slices
@@ -37,6 +38,7 @@ def settle(step: Step, owner: Owner, settlements: Sequence[Settlement]) -> tuple
         ]
         page.write(step)
     slots.let_in(step)
+    forget_at_once(step, settlements, verdicts)
     return tuple(verdicts)
 
 

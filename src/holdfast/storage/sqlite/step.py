@@ -11,6 +11,7 @@ from holdfast.core.events import Event, JobEvent, to_log
 from holdfast.core.lifecycle import TERMINAL
 from holdfast.core.order import Fairness
 from holdfast.core.rate import Taken
+from holdfast.core.retention import EVENTS_KEPT
 from holdfast.storage.protocol import EVENTS_TOPIC, Settings
 from holdfast.storage.sqlite.queries import query
 from holdfast.storage.sqlite.rows import Row, Slices, listed
@@ -20,10 +21,13 @@ Values = Sequence[Any] | Mapping[str, Any]
 
 _RECORD = query("events", "record")
 _RECORD_ONE = query("events", "record_one")
+_BOUNDS = query("events", "bounds")
+_FORGET_EVENTS = query("sweep", "forget")
 _COUNT = query("tally", "count")
 _COUNT_ENDED = query("tally", "count_ended")
 _LOOK_AT_ONCE = query("tally", "look_at_once")
 _UNFINISHED = query("tally", "unfinished")
+_KEPT = query("tally", "kept")
 _SLOTS = query("tally", "slots")
 _NAME_KEY = query("tally", "name_key")
 _FORGET_KEY = query("tally", "forget_key")
@@ -145,6 +149,12 @@ class Step:
         noted = sum(self._counts.get((queue, state), 0) for state in ("delayed", "waiting", "active"))
         return noted if row is None else int(row[0]) + noted
 
+    def kept(self, queue: str) -> int:
+        """Return how many completed jobs of a queue are kept by its terms."""
+        row = self.one(_KEPT, (queue,))
+        noted = self._counts.get((queue, "completed"), 0) - self._counts.get((queue, "kept"), 0)
+        return noted if row is None else int(row[0]) + noted
+
     def slots(self, queue: str, name: str) -> Slots:
         """Return a key of a queue; what is changed of its limit and number is written down with the rest."""
         known = self._slots.get((queue, name))
@@ -245,6 +255,15 @@ class Step:
             self._cursor.execute(_RECORD, {"told": told, "bodies": bodies.joined()})
         else:
             self.many(_RECORD_ONE, [(at, queue, job, body.decode()) for at, queue, job, body in self._events])
+        self._forget_events(len(self._events))
+
+    def _forget_events(self, recorded: int) -> None:
+        """Forget the oldest events where there are too many, and not many more than were recorded."""
+        row = self.one(_BOUNDS)
+        oldest, last = (0, 0) if row is None else row
+        surplus = EVENTS_KEPT.forgotten_at_once(last - oldest, recorded)
+        if surplus:
+            self.run(_FORGET_EVENTS, (oldest + surplus,))
 
     def _write_line(self, queue: str, now: Fairness, then: Fairness | None) -> None:
         if then is None or now.front != then.front:

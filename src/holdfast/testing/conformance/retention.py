@@ -3,13 +3,24 @@
 import pytest
 
 from holdfast.clock import SECOND
-from holdfast.core.events import JobDeleted
-from holdfast.core.job import FOREVER, NewJob, Policy, Ref, StallTerms
+from holdfast.core.events import EventsTrimmed, JobDeleted, WorkerStarted
+from holdfast.core.job import (
+    FOREVER,
+    CollectKey,
+    DebounceKey,
+    Key,
+    NewJob,
+    Policy,
+    Ref,
+    StallTerms,
+    UniqueKey,
+)
 from holdfast.core.lease import Lease
 from holdfast.core.lifecycle import State
-from holdfast.core.outcome import Cancelled, Rejected
-from holdfast.core.retention import KEPT, Keep, Retention
+from holdfast.core.outcome import Cancelled, Rejected, Returned
+from holdfast.core.retention import EVENTS_KEPT, KEPT, Keep, Retention
 from holdfast.storage.protocol import (
+    EVENTS_END,
     TRIM_LIMIT,
     Beat,
     Cancel,
@@ -32,6 +43,7 @@ from holdfast.testing.conformance.material import (
     BOB,
     ERROR,
     QUEUE,
+    RAISED,
     Conformance,
     bid,
     claim,
@@ -364,6 +376,126 @@ class RetentionConformance(Conformance):
         assert (second.more, second.did["trimmed"]) == (False, 60)
         assert await counted(storage) == {}
 
+    # ── in step with completions ──────────────────────────────────────────────────────────────────────────────────
+
+    async def test_completions_forget_the_oldest_above_the_count_and_a_tenth(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
+        keep = Keep(DAY * SECOND, 60)
+        await storage.tune(THIS_QUEUE, Settings(retention=Retention(completed=keep)))
+        most: list[int] = []
+        for burst in range(8):
+            await complete(storage, clock, *(new_job(f"job-{burst}-{number:02}") for number in range(40)))
+            most.append((await counted(storage))[State.COMPLETED])
+        left = await states(storage)
+
+        # Without a sweep.
+        assert (keep.most, most) == (160, [40, 80, 120, 160, 160, 160, 160, 160])
+        assert {name[:5] for name in left} == {"job-4", "job-5", "job-6", "job-7"}
+        assert await storage.get([Ref(QUEUE, "job-3-39")]) == [None]
+
+        await sweep_all(storage)
+
+        assert len(await states(storage)) == 60
+
+    async def test_completions_shrink_a_backlog_a_little_each(self, storage: Storage, clock: ManualClock) -> None:
+        await complete(storage, clock, *(new_job(f"job-{number:03}") for number in range(200)))
+        await storage.tune(THIS_QUEUE, Settings(retention=Retention(completed=Keep(DAY * SECOND, 0))))
+        await complete(storage, clock, *(new_job(f"late-{number}") for number in range(40)))
+        left = await states(storage)
+
+        # A quarter more than were completed, and one.
+        assert len(left) == 200 + 40 - 51
+        assert "job-050" not in left
+        assert "job-051" in left
+
+    async def test_a_job_forgotten_by_completions_leaves_nothing(self, storage: Storage, clock: ManualClock) -> None:
+        await storage.tune(THIS_QUEUE, Settings(retention=Retention(completed=Keep(DAY * SECOND, 0))))
+        first = new_job("first", payload=b"p" * 2_000)
+        lease = await start(storage, first)
+        await settle(storage, ALICE, lease, RAISED)
+        clock.advance(DAY)
+        lease = await claim_one(storage)
+        line = NewLogLine("info", "a line", {})
+        await storage.renew(Beat(ALICE, (Renewal(lease.ref, lease.fence, log=(line,), progress=0.5, trace="here"),)))
+        await settle(storage, ALICE, lease, Returned(b"r" * 2_000))
+        await complete(storage, clock, *(new_job(f"job-{number:03}") for number in range(100)))
+
+        assert await storage.get([first.ref]) == [None]
+
+        await enqueue(storage, new_job("first"))
+        detail = await look(storage, first.ref)
+
+        assert (detail.runs, detail.log, detail.job.result, detail.job.progress) == ((), (), None, None)
+        assert (await claim_one(storage)).run == 1
+        assert not [finding for finding in await storage.examine() if finding.level == "error"]
+
+    async def test_completions_spare_jobs_that_need_more_than_a_set(self, storage: Storage, clock: ManualClock) -> None:
+        await storage.tune(THIS_QUEUE, Settings(retention=Retention(completed=Keep(DAY * SECOND, 0))))
+        odd = [
+            new_job("debounces", merge=DebounceKey("d", SECOND)),
+            new_job("collects", merge=CollectKey("c", SECOND, 9)),
+            new_job("lasts", policy=LASTING),
+        ]
+        usual = [
+            new_job("unique", merge=UniqueKey("u")),
+            new_job("keyed", keys=(Key("k"),)),
+            new_job("fair", fair_key="tenant"),
+            new_job("tagged", tags=("t",)),
+        ]
+        await enqueue(storage, *odd)
+        clock.advance(2)
+        await complete(storage, clock, *usual)
+        await complete(storage, clock, *(new_job(f"job-{number:03}") for number in range(120)))
+        left = await states(storage)
+
+        assert {job.id for job in odd} <= set(left)
+        assert not {job.id for job in usual} & set(left)
+
+        await sweep_all(storage)
+
+        assert set(await states(storage)) == {"lasts"}
+
+    async def test_completions_forget_nothing_where_the_clock_was_set_back(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
+        await storage.tune(THIS_QUEUE, Settings(retention=Retention(completed=Keep(DAY * SECOND, 0))))
+        await complete(storage, clock, new_job("before"))
+        clock.step_wall(-HOUR)
+        await complete(storage, clock, *(new_job(f"job-{number:03}") for number in range(120)))
+
+        assert (await counted(storage))[State.COMPLETED] == 121
+
+        clock.advance(2 * HOUR)
+        await complete(storage, clock, *(new_job(f"late-{number:03}") for number in range(40)))
+
+        assert (await counted(storage))[State.COMPLETED] == 161 - 51
+
+    @pytest.mark.slow
+    async def test_retention_keeps_up_with_the_work(self, storage: Storage, clock: ManualClock) -> None:
+        keep = Keep(DAY * SECOND, 1_000)
+        await storage.tune(THIS_QUEUE, Settings(retention=Retention(completed=keep)))
+        most = 0
+        for burst in range(200):
+            await complete(storage, clock, *(new_job(f"job-{burst}-{number}") for number in range(100)))
+            most = max(most, (await counted(storage))[State.COMPLETED])
+
+        assert 1_000 < most <= 1_200
+
+    @pytest.mark.slow
+    async def test_the_event_log_keeps_its_bound_without_sweeps(self, storage: Storage) -> None:
+        kept = EVENTS_KEPT.count
+        assert kept is not None
+        told = WorkerStarted(owner="o", host="h", pid=1, queues=(), concurrency=1)
+        for _ in range(kept // 1_000 + 25):
+            await storage.renew(Beat(ALICE, events=(told,) * 1_000))
+        (trimmed,) = (await storage.events(limit=0)).events
+        last = int((await storage.events(EVENTS_END)).next)
+
+        assert isinstance(trimmed, EventsTrimmed)
+        assert last >= kept + 25_000
+        assert kept <= last - int(trimmed.oldest) <= kept * 1.2
+
     # ── Retain ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def test_a_result_can_be_kept_for_longer(self, storage: Storage, clock: ManualClock) -> None:
@@ -438,6 +570,14 @@ class RetentionConformance(Conformance):
 
         assert await storage.revise([Delete(lease.ref)]) == [Revised(lease.ref, "done", State.COMPLETED)]
         assert await storage.get([lease.ref]) == [None]
+
+
+async def complete(storage: Storage, clock: ManualClock, *jobs: NewJob) -> None:
+    """Enqueue jobs, and complete all that are due, many by one call."""
+    await enqueue(storage, *jobs)
+    while leases := await claim(storage):
+        clock.advance(0.001)
+        await storage.exchange(ALICE, [settled(lease) for lease in leases])
 
 
 async def completed(storage: Storage, *jobs: NewJob) -> list[Lease]:

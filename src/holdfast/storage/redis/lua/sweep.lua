@@ -106,7 +106,7 @@ local CHORES = {
   { 'promote', PROMOTE_LIMIT, 85, Upkeep.promote },
   { 'unpark', PROMOTE_LIMIT, 60, Upkeep.unpark },
   { 'redrive', SWEEP_LIMIT, 130, Upkeep.redrive },
-  { 'trim', TRIM_LIMIT, 65, Upkeep.trim },
+  { 'trim', TRIM_LIMIT, Forgetting.PRICE, Upkeep.trim },
   { 'events', TRIM_LIMIT, 9, Upkeep.forget_events },
   { 'workers', TRIM_LIMIT, 2, Upkeep.forget_workers },
   { 'windows', WINDOW_LIMIT, 6, Upkeep.forget_windows },

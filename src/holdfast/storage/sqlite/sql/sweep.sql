@@ -275,9 +275,9 @@ DELETE FROM run WHERE seq IN (SELECT value FROM json_each(?));
 DELETE FROM log WHERE seq IN (SELECT value FROM json_each(?));
 
 -- name: ended
--- Those of a queue that came to one end, the longest ended first, and whether other calls may have come to each. Parameters:
+-- Those of a queue that came to one end, the longest ended first, and whether each may have taken in other calls. Parameters:
 -- queue, state, until when, limit.
-SELECT seq, merge_key IS NOT NULL
+SELECT seq, merge_key IS NOT NULL AND merge_key NOT GLOB 'unique:*'
   FROM job INDEXED BY job_ended
  WHERE queue = ?
    AND state = ?
@@ -288,9 +288,31 @@ SELECT seq, merge_key IS NOT NULL
  ORDER BY finished, id
  LIMIT ?;
 
+-- name: longest_completed
+-- Completed jobs of a queue, the longest completed first; none where the clock was set back, for then these do not come
+-- first. Parameters: queue, now, limit.
+SELECT seq, merge_key IS NOT NULL AND merge_key NOT GLOB 'unique:*'
+  FROM job INDEXED BY job_ended
+ WHERE queue = :queue
+   AND state = 'completed'
+   AND finished IS NOT NULL
+   AND kept_until IS NULL
+   AND redrive_at IS NULL
+   AND NOT EXISTS (
+              SELECT 1
+                FROM job INDEXED BY job_ended
+               WHERE queue = :queue
+                 AND state = 'completed'
+                 AND finished > :now
+                 AND kept_until IS NULL
+                 AND redrive_at IS NULL
+       )
+ ORDER BY finished, id
+ LIMIT :limit;
+
 -- name: ended_ahead
 -- The same of those that ended later than now, so before the clock was set back. Parameters: queue, state, now, limit.
-SELECT seq, merge_key IS NOT NULL
+SELECT seq, merge_key IS NOT NULL AND merge_key NOT GLOB 'unique:*'
   FROM job INDEXED BY job_ended
  WHERE queue = ?
    AND state = ?

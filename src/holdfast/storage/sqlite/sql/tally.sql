@@ -63,6 +63,13 @@ SELECT queue FROM found WHERE queue IS NOT NULL;
 -- Parameters: queue.
 SELECT coalesce(sum(jobs), 0) FROM tally WHERE queue = ? AND state IN ('delayed', 'waiting', 'active');
 
+-- name: kept
+-- How many completed jobs of a queue are kept by its terms. Parameters: queue.
+SELECT coalesce(sum(iif(state = 'completed', jobs, -jobs)), 0)
+  FROM tally
+ WHERE queue = ?
+   AND state IN ('completed', 'kept');
+
 -- name: slots
 -- Returns a key's limit, how many unfinished jobs name it, and how many of them are active.
 SELECT "limit", named, (SELECT count(*) FROM slot WHERE slot.queue = :queue AND slot.key = :name)

@@ -96,6 +96,10 @@ local WINDOW_LIMIT, PASSED_LIMIT, LOOK_LIMIT, DUE_LIMIT = 5000, 5000, 500, 100
 local RUNS_KEPT, LOG_LINES_KEPT = 100, 1000
 local PAUSED, RATE = 'paused:', 'rate:'
 
+-- How many events are kept (core/retention.py): of more, each that is recorded forgets some of the oldest, as many nodes of
+-- the stream as are superfluous. That costs nothing to speak of; sweeps keep to the number itself.
+local EVENTS_KEPT, EVENTS_FORGOTTEN = 100000, 200
+
 -- Stands for a field of a record that is taken away.
 local NONE = {}
 

@@ -16,7 +16,7 @@ function Journal.record_as_told(body, ref, over)
   if over and next(over) then
     fields[#fields + 1], fields[#fields + 2] = 'o', cmsgpack.pack(over)
   end
-  call('XADD', LOG, '0-*', unpack(fields))
+  call('XADD', LOG, 'MAXLEN', '~', EVENTS_KEPT, 'LIMIT', EVENTS_FORGOTTEN, '0-*', unpack(fields))
   Hints.knock('events')
 end
 

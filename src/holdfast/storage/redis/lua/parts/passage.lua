@@ -1,4 +1,4 @@
--- requires: cell, form, splice, bytes, index, hints, front, rest, lease, purse, plain
+-- requires: cell, form, splice, bytes, index, hints, front, rest, lease, purse, plain, forgetting
 -- How plain jobs are started and completed, many at a time; see parts/plain.lua.
 local Passage = {}
 
@@ -94,6 +94,8 @@ function Passage.complete(group, from, owner, quiet)
   local active, held = Index.gone(key('in', pair(queue, 'active'))), Index.gone(key('held', owner.id))
   local leases, completed = Index.gone(key('leases')), Index.puts(key('in', pair(queue, 'completed')))
   local over = Index.puts(kept and key('kept') or key('over', pair(queue, 'completed')))
+  local surplus = kept and 0 or Forgetting.surplus(queue, quiet) + #ids
+  local price = Passage.FINISHING + (surplus > 0 and Forgetting.PRICE or 0)
   local number, last_run, fence, size, run = from, nil, nil, nil, nil
   while number <= #ids and not Purse.is_empty() do
     local id, ref, result = ids[number], refs[number], ARGV[first + 2 * number - 1]
@@ -110,7 +112,7 @@ function Passage.complete(group, from, owner, quiet)
     if fence ~= fences[number] or string.sub(body, before + 1, before + size) ~= holder then
       break
     end
-    Purse.pay(Passage.FINISHING + #result / 250)
+    Purse.pay(price + #result / 250)
     if #result > Form.RESULT_WITHIN then
       Bytes.write_beside(key('result', ref), result)
       result = nil
@@ -119,11 +121,17 @@ function Passage.complete(group, from, owner, quiet)
     active[#active + 1], held[#held + 1], leases[#leases + 1] = id, ref, ref
     put(completed, text(made), id)
     put(over, over_at, kept and ref or id)
-    call('XADD', LOG, '0-*', 'e', ARGV[first + 2 * number - 2], 't', NOW_TEXT, 'j', ref)
+    call(
+      'XADD', LOG, 'MAXLEN', '~', EVENTS_KEPT, 'LIMIT', EVENTS_FORGOTTEN, '0-*',
+      'e', ARGV[first + 2 * number - 2], 't', NOW_TEXT, 'j', ref
+    )
     Hints.put(channel .. id)
     number = number + 1
   end
   if number > from then
+    if surplus > 0 then
+      Forgetting.note(queue, number - from)
+    end
     Rest.stir()
     Hints.knock('events')
   end
@@ -134,4 +142,7 @@ end
 function Passage.write_down()
   Bytes.flush()
   Index.flush()
+  if is_made(Forgetting) then
+    Forgetting.at_once()
+  end
 end

@@ -1,4 +1,4 @@
--- requires: cell, step, record, hints, journal, line, shelf, flow
+-- requires: cell, step, record, hints, journal, line, shelf, flow, forgetting
 -- How a run is settled, whatever it was like; parts/passage.lua does so for what is plain.
 --
 -- A settlement is as exchange is asked for it.
@@ -61,6 +61,9 @@ local function apply(job, asked)
     Hints.knock_queue(job.queue)
   end
   Shelf.move(job, changes)
+  if changes.state == 'completed' and not asked.keep then
+    Forgetting.note(job.queue, 1)
+  end
   Hints.knock_job(job)
 end
 

@@ -1,9 +1,12 @@
--- requires: cell, settings, hints, line, rates, shelf, audit, parking, ends, flow, redriving
+-- requires: cell, settings, hints, line, rates, shelf, audit, parking, ends, flow, redriving, forgetting, purse
 -- The chores of a sweep after the reclaim: each bounded, each returns how many it did.
 local Upkeep = {}
 
 -- How many queues one sweep looks at for what is kept no longer; the next goes on behind them.
 local QUEUES = 200
+
+-- What it takes to forget a job by itself, in microseconds, beyond what it takes as one of a set.
+local BY_ITSELF = 57
 
 -- How many places are read at a time; where a queue is passed over, those read beyond it were read in vain.
 local PLACES = 16
@@ -12,13 +15,7 @@ local PLACES = 16
 local WORKER_KEPT = 600000000
 
 local HOUR = 3600000000
-local EVENTS = { age = 7 * 24 * HOUR, count = 100000 }
-local KEPT = {
-  cancelled = { age = 7 * 24 * HOUR },
-  completed = { age = HOUR, count = 10000 },
-  expired = { age = 7 * 24 * HOUR },
-  failed = { age = 30 * 24 * HOUR },
-}
+local EVENTS = { age = 7 * 24 * HOUR, count = EVENTS_KEPT }
 local ENDS = { 'cancelled', 'completed', 'expired', 'failed' }
 
 -- End the jobs that are too old to start; a job that is forgotten counts as many as the calls it answers for.
@@ -225,15 +222,20 @@ local function worn(over, keep, room)
   return gone
 end
 
--- Forget what has been kept for long enough: what has a lifetime of its own first, then queue by queue.
+-- Forget what has been kept for long enough: what has a lifetime of its own first, then queue by queue. Most jobs of a queue
+-- are forgotten as a set. One that is forgotten by itself takes longer, so there may be no time for all.
 function Upkeep.trim(limit)
-  local trimmed = 0
+  local trimmed, spent, stopped = 0, 0, false
   local function forget(job)
-    trimmed = trimmed + Ends.answers_for(job)
+    trimmed, spent = trimmed + Ends.answers_for(job), spent + BY_ITSELF
     Ends.forget(job)
   end
+  local function has_time()
+    stopped = stopped or spent > 0 and spent + trimmed * Forgetting.PRICE > Purse.left
+    return trimmed < limit and not stopped
+  end
   for _, ref in ipairs(up_to(key('kept'), NOW, limit)) do
-    local job = trimmed < limit and Audit.known('kept', ref)
+    local job = has_time() and Audit.known('kept', ref)
     if job then
       forget(job)
     end
@@ -241,24 +243,30 @@ function Upkeep.trim(limit)
   local round = key('sweep')
   call('HDEL', round, 'trimmed')
   for number, queue in ipairs(Upkeep.queues()) do
-    if trimmed >= limit then
+    if not has_time() then
       -- The next sweep goes on with this one.
       local before = number > 1 and queues[number - 1].number or call('HGET', round, 'queues') or ''
       call('HSET', round, 'trimmed', before)
       break
     end
-    local told = Settings.of('queue', queue.name).retention or {}
     for _, state in ipairs(ENDS) do
       local over = key('over', pair(queue.name, state))
-      for _, id in ipairs(worn(over, told[state] or KEPT[state], limit - trimmed)) do
-        local job = trimmed < limit and Audit.known_over(queue.name, state, id)
+      local ids = worn(over, Forgetting.keep(queue.name, state), limit - trimmed)
+      local left = {}
+      if #ids > 0 then
+        local gone
+        gone, left = Forgetting.forget(queue.name, state, ids)
+        trimmed = trimmed + gone
+      end
+      for _, id in ipairs(left) do
+        local job = has_time() and Audit.known_over(queue.name, state, id)
         if job then
           forget(job)
         end
       end
     end
   end
-  return trimmed, false, 6 * #Upkeep.queues()
+  return trimmed, false, spent + 6 * #Upkeep.queues(), stopped
 end
 
 -- Forget the tags that lines have passed, and lines with nobody to come; so many tags in all.

@@ -1,4 +1,4 @@
--- requires: cell, step, bytes, index, record, shelf, parking
+-- requires: cell, step, bytes, index, record, shelf, parking, forgetting
 -- The work of a script that may move jobs of all kinds.
 local Work = {}
 
@@ -14,6 +14,9 @@ function Work.write_down()
   flush(Record)
   flush(Bytes)
   flush(Index)
+  if is_made(Forgetting) then
+    Forgetting.at_once()
+  end
 end
 
 function Work.carry_out(work)
