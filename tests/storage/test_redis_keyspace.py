@@ -6,11 +6,13 @@ import pytest
 import redis
 from msgspec import structs
 
-from holdfast.core.job import Policy, RateKey
+from holdfast.core.job import Owner, Policy, RateKey
+from holdfast.core.lane import Lane
 from holdfast.core.lifecycle import State
 from holdfast.core.outcome import Returned
 from holdfast.core.settlement import settlement
 from holdfast.storage.protocol import (
+    WORKER_KEPT,
     Beat,
     Bid,
     Delete,
@@ -141,3 +143,16 @@ def size_of(client: redis.Redis, key: bytes) -> int:
     sizes = {b"string": "STRLEN", b"hash": "HLEN", b"zset": "ZCARD", b"list": "LLEN", b"stream": "XLEN"}
     size: int = command(client, sizes[command(client, "TYPE", key)], key)
     return size
+
+
+async def test_what_is_known_of_a_lane_of_claims_is_forgotten_by_itself(redis_url: str) -> None:
+    storage = RedisStorage(read(redis_url))
+    await storage.exchange(Owner("a"), (), Order(QUEUES, 1, Lane(0, 1)))
+    await storage.close()
+    server, _, options = redis_url.partition("?")
+    namespace = options.rpartition("namespace=")[2]
+    with client_of(server) as client:
+        [key] = found(client, f"{{{namespace}*:claims:*")
+        lifetime = command(client, "PTTL", key)
+
+    assert WORKER_KEPT / 2 < lifetime * 1000 <= WORKER_KEPT

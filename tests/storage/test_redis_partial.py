@@ -3,14 +3,15 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from random import Random
 
 import pytest
 
 from holdfast.clock import SECOND, SystemClock
 from holdfast.core.events import JobStalled, WorkerStarted
-from holdfast.core.job import Owner
+from holdfast.core.job import NewJob, Owner
+from holdfast.core.lane import Lane
 from holdfast.core.lifecycle import State
 from holdfast.core.outcome import Interrupted
 from holdfast.core.settlement import settlement
@@ -66,6 +67,39 @@ async def test_where_no_replica_confirms_a_claim_nothing_is_run_and_the_storage_
     assert answer.verdicts == ()
     job = await record(replicated, stray.ref)
     assert (job.state, job.stalls, job.releases) == (State.WAITING, 0, 1)
+
+
+async def active(storage: RedisStorage, jobs: Sequence[NewJob]) -> int:
+    return [(await record(storage, job.ref)).state for job in jobs].count(State.ACTIVE)
+
+
+async def test_of_a_claim_of_several_scripts_only_what_was_not_answered_is_handed_back(
+    redis_server: RedisServer,
+) -> None:
+    # The answer to one script is not much longer than 750 kB.
+    jobs = [new_job(name, payload=b"x" * 700_000) for name in "abcdef"]
+    with Proxy(redis_server.port) as proxy:
+        storage, other = RedisStorage(read(f"redis://{proxy.address}/0")), RedisStorage(read(redis_server.url))
+        try:
+            await storage.enqueue(jobs)
+            # Each reply to a script begins a new piece; the first of them arrives, and the next one is cut.
+            proxy.weather(rate=20_000_000)
+            claiming = asyncio.create_task(storage.exchange(ALICE, order=Order(("default",), 6, Lane(0, 1))))
+            while await active(other, jobs) < 3:
+                pass
+            proxy.weather(cuts=1)
+            first = await claiming
+            held = await active(other, jobs)
+            await storage.exchange(ALICE, order=Order(("default",), 0, Lane(0, 2, 1)))
+            after = [await record(other, job.ref) for job in jobs]
+        finally:
+            await storage.close()
+            await other.close()
+
+    answered = {lease.ref for lease in first.leases}
+    assert 0 < len(answered) < held
+    assert {job.ref for job in after if job.state is State.ACTIVE} == answered
+    assert {(job.releases, job.stalls) for job in after if job.starts and job.ref not in answered} == {(1, 0)}
 
 
 def two_queues(cluster: RedisCluster, storage: RedisStorage) -> tuple[str, str]:

@@ -19,7 +19,7 @@ from holdfast.core.events import (
 from holdfast.core.job import JobRecord, Ref
 from holdfast.core.lease import Lease
 from holdfast.core.lifecycle import State
-from holdfast.core.outcome import Cancelled, Outcome, Stalled
+from holdfast.core.outcome import Cancelled, Interrupted, Outcome, Stalled
 
 
 class Settlement(Struct, frozen=True, gc=False):
@@ -71,6 +71,15 @@ def when_cancelling(asked: Settlement, job: JobRecord) -> Settlement:
             case _:
                 events.append(event)
     return Settlement(asked.ref, asked.fence, structs.replace(decision, redrive_after=None), asked.ended, tuple(events))
+
+
+def handed_back(job: JobRecord) -> Settlement:
+    """Return the settlement of a run that never began, because the answer which gave it out was lost."""
+    outcome = Interrupted("prefetch")
+    decision = PutBack(charge="releases", reason="prefetch", quarantine=job.quarantined)
+    return Settlement(
+        job.ref, job.fence, decision, run_end(outcome, decision), _events(job, outcome, decision, took=0.0)
+    )
 
 
 def _events(job: JobRecord, outcome: Outcome, decision: Decision, *, took: float) -> tuple[JobEvent, ...]:

@@ -33,6 +33,7 @@ from holdfast.core.job import (
     StallReason,
     UniqueKey,
 )
+from holdfast.core.lane import Lane, LaneClaims
 from holdfast.core.leadership import Term
 from holdfast.core.lease import (
     Lease,
@@ -45,7 +46,7 @@ from holdfast.core.lifecycle import REDRIVABLE, TERMINAL, State
 from holdfast.core.merge import merge_name
 from holdfast.core.order import place
 from holdfast.core.retention import Retention
-from holdfast.core.settlement import Settlement, is_kept_by_its_queue, when_cancelling
+from holdfast.core.settlement import Settlement, handed_back, is_kept_by_its_queue, when_cancelling
 from holdfast.core.transition import (
     begun,
     claimed,
@@ -127,6 +128,7 @@ class Model(Timetable):
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
         self._workers: dict[str, _Seen] = {}
+        self._claims: dict[tuple[str, int], LaneClaims] = {}
         self._term: tuple[Term, int] | None = None
         self._epoch = 0
         self._swept_at: int | None = None
@@ -138,11 +140,16 @@ class Model(Timetable):
         """Apply each settlement whose run is the current one, then claim what is ordered."""
         now = self._clock.now()
         verdicts = tuple(self._settle(owner, asked, now) for asked in settlements)
+        seen = order is not None and order.lane is not None and self._has_seen(owner, order.lane, now)
         self._shelf.let_in(now)
         self._forget_at_once(settlements, verdicts, now)
         if order is None:
             return Exchanged(verdicts)
-        leases = self._claim(owner, order, now)
+        leases = self._claim(owner, structs.replace(order, room=0) if seen else order, now)
+        if order.lane is not None and not seen:
+            key = owner.id, order.lane.id
+            runs = [(lease.ref, lease.fence) for lease in leases]
+            self._claims[key] = self._claims[key].claimed(order.lane, runs, now)
         lines = [self._glance(queue, now) for queue in order.queues if queue in self._lines and not self._paused(queue)]
         dues = [due for _, due in lines if due is not None]
         return Exchanged(
@@ -150,7 +157,24 @@ class Model(Timetable):
             tuple(leases),
             left=any(ready for ready, _ in lines),
             next_due=max(0, min(dues) - now) if dues else None,
+            seen=seen,
         )
+
+    def _has_seen(self, owner: Owner, lane: Lane, now: int) -> bool:
+        """Return True if a call's number was seen before; if not, hand back what earlier calls lost."""
+        if self._claims.get((owner.id, lane.id), LaneClaims()).has_seen(lane):
+            return True
+        self._hand_back(owner, lane, now)
+        return False
+
+    def _hand_back(self, owner: Owner, lane: Lane, now: int) -> None:
+        """Hand back what calls of a lane gave out that are over and were not answered."""
+        known = self._claims.get((owner.id, lane.id), LaneClaims())
+        for ref, fence in known.lost(lane):
+            job = self._jobs.get(ref)
+            if job is not None and self._holds(job, owner.id, fence):
+                self._settle(owner, handed_back(job), now)
+        self._claims[owner.id, lane.id] = known.over(lane, now)
 
     def _glance(self, queue: str, now: int) -> tuple[bool, int | None]:
         """Return whether a queue has a job that could be claimed, and when time alone gives it another."""
@@ -326,6 +350,9 @@ class Model(Timetable):
                 self._extend(job, asked, now)
             if job.cancel_at is not None:
                 cancelling.append(Cancelling(asked.ref, asked.fence, job.cancel_reason))
+        for lane in beat.lanes:
+            self._hand_back(beat.owner, lane, now)
+        self._shelf.let_in(now)
         orders = self._setting("worker", beat.owner.id)
         seen = self._workers.get(beat.owner.id)
         announced = seen.announced if seen else 0
@@ -560,6 +587,8 @@ class Model(Timetable):
     def _forget_workers(self, now: int) -> None:
         for owner in [owner for owner, seen in self._workers.items() if seen.at <= now - WORKER_KEPT]:
             self._forget_worker(owner)
+        for key in [key for key, known in self._claims.items() if known.at <= now - WORKER_KEPT]:
+            del self._claims[key]
 
     def _forget_worker(self, owner: str) -> None:
         self._workers.pop(owner, None)

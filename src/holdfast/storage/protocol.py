@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from holdfast.core.events import AnyEvent, Event, OnRequest
 from holdfast.core.job import JobDetail, JobRecord, NewJob, Owner, RateKey, Ref, StallReason, StallSetting
+from holdfast.core.lane import Lane
 from holdfast.core.leadership import Term
 from holdfast.core.lease import Lease
 from holdfast.core.lifecycle import State
@@ -88,10 +89,15 @@ class Receipt(Struct, frozen=True, gc=False):
 
 
 class Order(Struct, frozen=True):
-    """A claim: up to `room` due jobs from these queues, the first named first."""
+    """A claim: up to `room` due jobs from these queues, the first named first.
+
+    `lane`: numbers the call, so that it claims once however often it arrives, and acknowledges earlier ones. Without
+    it a call is never refused, and what it claims is never handed back.
+    """
 
     queues: tuple[str, ...]
     room: int
+    lane: Lane | None = None
 
 
 class Verdict(Struct, frozen=True, gc=False):
@@ -115,6 +121,7 @@ class Exchanged(Struct, frozen=True):
     `left`: ready jobs were left behind: there was no room, the call had looked at as many as one may, or its answer
     had become long. `next_due`: microseconds until the next delayed job of the ordered queues falls due, or a rate that
     holds jobs back lets one start; None if there is neither.
+    `seen`: the call's number was seen before, so nothing was claimed; what it claimed then is not acknowledged.
     """
 
     verdicts: tuple[Verdict, ...] = ()
@@ -123,6 +130,7 @@ class Exchanged(Struct, frozen=True):
     next_due: int | None = None
     unanswered: bool = False
     doubtful: bool = False
+    seen: bool = False
 
 
 class NewLogLine(Struct, frozen=True):
@@ -195,6 +203,8 @@ class Beat(Struct, frozen=True):
     answer_within: int | None = None
     """The microseconds after which the sender wants an answer. A storage of several parts waits no longer for any of
     them, and reports what that one did not answer; None leaves the limit to the storage."""
+    lanes: tuple[Lane, ...] = ()
+    """How far its claims have come: what calls gave out that are over and were not answered is handed back."""
 
 
 class Cancelling(Struct, frozen=True):
@@ -600,6 +610,10 @@ class Storage(Protocol):
         that is not open. Whoever leaves a slot lets the best one parked there back in line; so does time, under a rate.
         Where a queue has more completed jobs than `Keep.most`, a call that completes n jobs of it also forgets up to
         n + n/4 + 1 of the longest completed. At most 256 settlements and 128 jobs a call.
+
+        An order with a lane claims nothing if its number, or a later one of this owner and lane, was seen before. Runs
+        that earlier calls of the lane gave out, and that its `answered` does not cover, are handed back first:
+        uncharged, unbegun, with the job's score kept. A storage forgets a lane ten minutes after it last heard of it.
         """
         ...
 
@@ -609,7 +623,8 @@ class Storage(Protocol):
         Guard: fence and owner match. Never past the run's limit or its progress clock; a suspicion ends only where
         the new end lies ahead. A renewal of a run that is no longer the owner's is refused and recorded (`RunFenced`).
         The beat's events are recorded as they are. A log line or an event that came before, by its number, is left
-        out. At most 500 renewals a call.
+        out. At most 500 renewals a call. Its lanes hand back what an order's lane does; what a call gave out that is
+        still under way stays.
         """
         ...
 

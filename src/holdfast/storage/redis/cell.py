@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Iterable, Sequence
+from contextlib import suppress
 from heapq import merge
 from itertools import islice
 from operator import itemgetter
@@ -47,6 +48,7 @@ from holdfast.storage.redis.connections import UnconfirmedError
 from holdfast.storage.redis.flow import BEGIN as FIRST
 from holdfast.storage.redis.flow import answer_enqueue, answer_exchange, ask_enqueue, ask_exchange, at_once
 from holdfast.storage.redis.hand import answer_plan, answer_revise, answer_tune, ask_plan, ask_revise, ask_tune
+from holdfast.storage.redis.lanes import SCRIPTS, Lanes, Numbers
 from holdfast.storage.redis.library import Script, verb
 from holdfast.storage.redis.reading import (
     GOT_AT_ONCE,
@@ -111,6 +113,7 @@ class Cell:
         self._durable = durable
         self._caller = caller
         self._clock = clock
+        self.lanes = Lanes()
 
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
         """See `Storage.enqueue`."""
@@ -122,17 +125,21 @@ class Cell:
         """See `Storage.exchange`: as many calls as it takes, one as a rule."""
         verdicts: list[Verdict] = []
         leases: list[Lease] = []
-        place, settled, confirmed = FIRST, 0, True
+        place, settled, confirmed, script, seen = FIRST, 0, True, 0, False
+        lane = None if order is None else order.lane
+        if lane is not None:
+            self.lanes.begin(owner, lane)
         while True:
             rest = settlements[settled:]
             some = at_once(rest)
             more = None
-            if order is not None and len(some) == len(rest):
+            if order is not None and not seen and len(some) == len(rest):
                 more = Order(order.queues, min(order.room, CLAIM_LIMIT) - len(leases))
+            numbers = None if more is None or lane is None else self.lanes.send(owner, lane, script)
             # To claim nothing is to ask whether anybody is there: that needs nobody's confirmation.
             durable = self._durable and bool(some or (more is not None and more.room))
             try:
-                reply = await self._call("exchange", ask_exchange(owner, some, more, place), durable=durable)
+                reply = await self._call("exchange", ask_exchange(owner, some, more, place, numbers), durable=durable)
                 part = answer_exchange(reply, some)
             except UnconfirmedError as error:
                 part = answer_exchange(error.reply, some)
@@ -147,14 +154,25 @@ class Cell:
                     raise
                 # What was claimed so far must be run: nobody else will before its lease is out.
                 return Exchanged(tuple(verdicts), tuple(leases), left=True, unanswered=True, doubtful=True)
+            if part.exchanged.seen:
+                # What this script claimed when it first arrived is not ours before we know of it: the next call of the
+                # lane hands it back. Until then nothing more is claimed that would acknowledge it.
+                seen = True
+            elif lane is not None and numbers is not None:
+                self.lanes.receive(owner, lane, script)
+                script += 1
             settled += len(part.exchanged.verdicts)
             verdicts += part.exchanged.verdicts if confirmed else ()
             leases += part.exchanged.leases
-            if part.place is None and settled == len(settlements):
+            if settled == len(settlements) and (part.place is None or seen):
                 return Exchanged(
-                    tuple(verdicts), tuple(leases), left=part.exchanged.left, next_due=part.exchanged.next_due
+                    tuple(verdicts),
+                    tuple(leases),
+                    left=part.exchanged.left,
+                    next_due=part.exchanged.next_due,
+                    seen=seen and not script,
                 )
-            if weight(leases) > ANSWER_BYTES:
+            if weight(leases) > ANSWER_BYTES or script == SCRIPTS:
                 return Exchanged(tuple(verdicts), tuple(leases), left=True)
             place = part.place or place
 
@@ -166,8 +184,9 @@ class Cell:
         while True:
             some = renewed_at_once(beat.renewals)
             part = beat if len(some) == len(beat.renewals) else Beat(beat.owner, some)
+            lanes = [numbers for lane in part.lanes if (numbers := self.lanes.lost(beat.owner, lane)) is not None]
             try:
-                pulse, renewed = answer_renew(await self._call("renew", ask_renew(part)), part)
+                pulse, renewed, more = answer_renew(await self._call("renew", ask_renew(part, lanes)), part)
             except StorageUnavailableError:
                 if not begun:
                     raise
@@ -177,8 +196,19 @@ class Cell:
             lost += pulse.lost
             cancelling += pulse.cancelling
             if renewed == len(beat.renewals):
+                if more:
+                    await self._hand_back(beat.owner, lanes)
+                if beat.last:
+                    self.lanes.forget(beat.owner)
                 return Pulse(tuple(lost), tuple(cancelling), pulse.orders)
             beat = structs.replace(beat, renewals=beat.renewals[renewed:])
+
+    async def _hand_back(self, owner: Owner, lanes: Sequence[Numbers]) -> None:
+        """Hand back what lanes have lost, as far as one script had no time for it; the next call does the rest."""
+        more, nothing = True, Beat(owner)
+        with suppress(StorageUnavailableError):
+            while more:
+                _, _, more = answer_renew(await self._call("renew", ask_renew(nothing, lanes)), nothing)
 
     async def sweep(self, bid: Bid, *, within: float | None = None) -> Swept:
         """See `Storage.sweep`: as many calls as its limits take, each answered `within` so many seconds."""

@@ -15,6 +15,7 @@ from msgspec import structs
 
 from holdfast.clock import SECOND
 from holdfast.core.job import JobDetail, NewJob, Owner, Ref
+from holdfast.core.lane import Lane
 from holdfast.core.leadership import Term
 from holdfast.core.settlement import Settlement
 from holdfast.errors import StorageError, StorageUnavailableError
@@ -86,9 +87,15 @@ class Cells:
         for settlement in settlements:
             asked[self.of(settlement.ref.queue)].append(settlement)
         orders = self._orders(order)
-        elsewhere = [(cell, None) for cell in asked if cell not in orders]
+        lane = None if order is None else order.lane
+        elsewhere: list[tuple[Cell, tuple[str, ...] | None]] = []
+        for cell in self._cells:
+            # A cell in which a claim was lost is asked for nothing, but hands that back.
+            lost = lane is not None and self._begin(cell, owner, lane)
+            if cell not in orders and (lost or cell in asked):
+                elsewhere.append((cell, () if lost else None))
         room = 0 if order is None else order.room
-        outcomes = await self._try_all(owner, elsewhere, asked, 0)
+        outcomes = await self._try_all(owner, elsewhere, asked, 0, lane)
         carried = 0
         waiting = list(orders.items())
         while waiting:
@@ -96,7 +103,7 @@ class Cells:
             # and to wait for each of them would keep all from their jobs.
             some = waiting if any(isinstance(outcome, BaseException) for outcome in outcomes) else waiting[:1]
             waiting = waiting[len(some) :]
-            found = await self._try_all(owner, some, asked, room)
+            found = await self._try_all(owner, some, asked, room, lane)
             outcomes += found
             won = [lease for answer in found if isinstance(answer, Exchanged) for lease in answer.leases]
             carried += weight(won)
@@ -111,6 +118,7 @@ class Cells:
             tuple(lease for answer in answers for lease in answer.leases),
             left=any(answer.left for answer in answers),
             next_due=least(answer.next_due for answer in answers),
+            seen=all(answer.seen for answer in answers),
             unanswered=len(answers) < len(outcomes) or any(answer.unanswered for answer in answers),
             doubtful=any(
                 outcome.doubtful if isinstance(outcome, Exchanged) else not isinstance(outcome, _RestingError)
@@ -131,12 +139,17 @@ class Cells:
         parts: dict[Cell, list[Renewal]] = {home: []}
         for renewal in beat.renewals:
             parts.setdefault(self.of(renewal.ref.queue), []).append(renewal)
+        for cell in self._cells:
+            if any(cell.lanes.lost(beat.owner, lane) is not None for lane in beat.lanes):
+                parts.setdefault(cell, [])
         outcomes = await _outcomes(
             [
                 self._ask(
                     cell,
                     cell.renew,
-                    structs.replace(beat, renewals=tuple(part)) if cell is home else Beat(beat.owner, tuple(part)),
+                    structs.replace(beat, renewals=tuple(part))
+                    if cell is home
+                    else Beat(beat.owner, tuple(part), lanes=beat.lanes),
                     within=within,
                     rest=REST if within is None else min(REST, within),
                 )
@@ -144,6 +157,9 @@ class Cells:
             ]
         )
         pulses = _some(outcomes)
+        if beat.last:
+            for cell in self._cells:
+                cell.lanes.forget(beat.owner)
         place = {(renewal.ref, renewal.fence): number for number, renewal in enumerate(beat.renewals)}
         return Pulse(
             tuple(sorted((lost for pulse in pulses for lost in pulse.lost), key=place.__getitem__)),
@@ -269,12 +285,13 @@ class Cells:
         cells: Sequence[tuple[Cell, tuple[str, ...] | None]],
         settlements: Mapping[Cell, Sequence[Settlement]],
         room: int,
+        lane: Lane | None,
     ) -> list[Exchanged | BaseException]:
         """Exchange with several cells at once, the room shared out among those that have queues to claim from."""
         each, rest = divmod(room, max(1, len(cells)))
 
         async def one(place: int, cell: Cell, queues: tuple[str, ...] | None) -> Exchanged:
-            order = None if queues is None else Order(queues, each + (place < rest))
+            order = None if queues is None else Order(queues, each + (place < rest), lane)
             return await self._ask(cell, lambda order: cell.exchange(owner, settlements.get(cell, ()), order), order)
 
         return await _outcomes([one(place, cell, queues) for place, (cell, queues) in enumerate(cells)])
@@ -302,6 +319,12 @@ class Cells:
             raise
         self._silent_since.pop(cell, None)
         return answer
+
+    @staticmethod
+    def _begin(cell: Cell, owner: Owner, lane: Lane) -> bool:
+        """Tell a cell that a call begins; return True if an answer of an earlier one may have been lost there."""
+        cell.lanes.begin(owner, lane)
+        return cell.lanes.lost(owner, lane) is not None
 
     def _round_of(self, owner: Owner) -> Round:
         round_ = self._rounds.get(owner.id)

@@ -14,6 +14,7 @@ from holdfast.core.lease import Lease
 from holdfast.core.lifecycle import State
 from holdfast.core.settlement import Settlement
 from holdfast.storage.protocol import Exchanged, Order, Receipt, Verdict
+from holdfast.storage.redis.lanes import Numbers
 from holdfast.storage.redis.records import Parcel, Wish, bare, error_text, fixed_of, record, ref_of, ref_text, wish
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -93,6 +94,7 @@ class _Exchange(Struct, omit_defaults=True, kw_only=True):
     queues: tuple[str, ...] = ()
     room: int | None = None
     place: Place
+    lane: Numbers | None = None
 
 
 class Part(Struct, frozen=True):
@@ -155,9 +157,13 @@ def _receipt(queue: str, made: bytes, id_: bytes, *rest: int) -> Receipt:
 
 
 def ask_exchange(
-    owner: Owner, settlements: Sequence[Settlement], order: Order | None, place: Place = BEGIN
+    owner: Owner,
+    settlements: Sequence[Settlement],
+    order: Order | None,
+    place: Place = BEGIN,
+    lane: Numbers | None = None,
 ) -> list[bytes]:
-    """Return the request to settle, and to claim from a place on."""
+    """Return the request to settle, and to claim from a place on, under a number if the order has a lane."""
     parcel = Parcel()
     return parcel.sealed(
         _Exchange(
@@ -167,6 +173,7 @@ def ask_exchange(
             queues=() if order is None else order.queues,
             room=None if order is None else order.room,
             place=place,
+            lane=lane,
         )
     )
 
@@ -184,7 +191,7 @@ def at_once(settlements: Sequence[Settlement]) -> Sequence[Settlement]:
 
 def answer_exchange(reply: Any, settlements: Sequence[Settlement]) -> Part:
     """Return what became of each settlement that there was time for, and what was claimed."""
-    verdicts, leases, left, next_due, place = reply
+    verdicts, leases, left, next_due, place, seen = reply
     words: list[Any] = ["done"] * verdicts if isinstance(verdicts, int) else [word.decode() for word in verdicts]
     won = iter(leases)
     exchanged = Exchanged(
@@ -192,6 +199,7 @@ def answer_exchange(reply: Any, settlements: Sequence[Settlement]) -> Part:
         tuple(Lease(record(ref_of(ref), body, payload)) for ref, body, payload in zip(won, won, won, strict=True)),
         left=bool(left),
         next_due=next_due,
+        seen=bool(seen),
     )
     return Part(exchanged, None if place is None else tuple(place))
 

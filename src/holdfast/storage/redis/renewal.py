@@ -9,6 +9,7 @@ from msgspec import Struct
 from holdfast.core.events import Event, JobEvent
 from holdfast.core.job import Owner, Ref
 from holdfast.storage.protocol import Beat, Cancelling, Pulse, Renewal, WorkerInfo
+from holdfast.storage.redis.lanes import Numbers
 from holdfast.storage.redis.records import Parcel, ref_text
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -61,10 +62,11 @@ class _Renew(Struct, omit_defaults=True, kw_only=True):
     events: list[Announced]
     last: bool = False
     first_event: int | None = None
+    lanes: list[Numbers] | None = None
 
 
-def ask_renew(beat: Beat) -> list[bytes]:
-    """Return the request to extend leases, and to remember their owner."""
+def ask_renew(beat: Beat, lanes: Sequence[Numbers] = ()) -> list[bytes]:
+    """Return the request to extend leases, to remember their owner, and to hand back what lanes have lost."""
     parcel = Parcel()
     return parcel.sealed(
         _Renew(
@@ -74,6 +76,7 @@ def ask_renew(beat: Beat) -> list[bytes]:
             events=[_announced(event, parcel) for event in beat.events],
             last=beat.last,
             first_event=beat.first_event,
+            lanes=list(lanes) or None,
         )
     )
 
@@ -88,17 +91,17 @@ def at_once(renewals: Sequence[Renewal]) -> tuple[Renewal, ...]:
     return tuple(renewals)
 
 
-def answer_renew(reply: Any, beat: Beat) -> tuple[Pulse, int]:
-    """Return the exceptions, and of how many renewals there was time for."""
-    answer: tuple[list[int], list[tuple[int, bytes | None]], list[bytes], int] = reply
-    lost, cancelling, orders, renewed = answer
+def answer_renew(reply: Any, beat: Beat) -> tuple[Pulse, int, bool]:
+    """Return the exceptions, of how many renewals there was time for, and whether runs are left to be handed back."""
+    answer: tuple[list[int], list[tuple[int, bytes | None]], list[bytes], int, int] = reply
+    lost, cancelling, orders, renewed, left = answer
     asked = [(renewal.ref, renewal.fence) for renewal in beat.renewals]
     pulse = Pulse(
         tuple(asked[place - 1] for place in lost),
         tuple(_cancelling(asked[place - 1], reason) for place, reason in cancelling),
         tuple(order.decode() for order in orders),
     )
-    return pulse, renewed
+    return pulse, renewed, bool(left)
 
 
 def _renewing(asked: Renewal, parcel: Parcel) -> Renewing:

@@ -13,7 +13,7 @@ from holdfast.storage.protocol import (
     Receipt,
     Verdict,
 )
-from holdfast.storage.sqlite import intake, rates, slots
+from holdfast.storage.sqlite import intake, lanes, rates, slots
 from holdfast.storage.sqlite.claiming import Claim, promote
 from holdfast.storage.sqlite.lookout import Lookout
 from holdfast.storage.sqlite.settling import settle
@@ -32,8 +32,10 @@ def exchange(step: Step, owner: Owner, settlements: Sequence[Settlement], order:
     verdicts = settle(step, owner, settlements)
     if order is None:
         return Exchanged(verdicts)
+    lane = order.lane
+    seen = lane is not None and lanes.has_seen(step, owner, lane)
     lookout = Lookout(step, order.queues)
-    claim = Claim(step, owner, min(order.room, CLAIM_LIMIT))
+    claim = Claim(step, owner, 0 if seen else min(order.room, CLAIM_LIMIT))
     visited: list[str] = []
     # Whether anybody stands in the first line is told by going there.
     lined = 0
@@ -49,27 +51,42 @@ def exchange(step: Step, owner: Owner, settlements: Sequence[Settlement], order:
         if opens and rates.opens_at(step, queue) <= step.now:
             slots.open_up(step, queue)
         claim.take_from(queue)
+    if lane is not None and not seen:
+        runs = [(lease.ref, lease.fence) for lease in claim.leases]
+        step.lanes[owner.id, lane.id] = step.lane(owner.id, lane.id).claimed(lane, runs, step.now)
     waiting = [queue for queue in visited if lookout.look_again(queue)]
     left = any(not lookout.shut(queue) for queue in waiting) or lookout.left(max(1, lined))
-    return _answer(verdicts, tuple(claim.leases), left, lookout.next_due(), step.now)
+    return _answer(verdicts, tuple(claim.leases), left, lookout.next_due(), step.now, seen=seen)
 
 
-def nothing_to_exchange(step: Step, order: Order | None) -> Exchanged | None:
+def nothing_to_exchange(step: Step, owner: Owner, order: Order | None) -> Exchanged | None:
     """Return the answer to an order that changes nothing, or None where it may change something.
 
     It only reads, so it needs no lock: eight idle processes that ask do not stand in each other's way.
     """
     if order is None:
         return Exchanged()
+    lane = order.lane
+    known = None if lane is None else step.lane(owner.id, lane.id)
+    if lane is not None and known is not None and (known.has_seen(lane) or known.lost(lane)):
+        return None
     lookout = Lookout(step, order.queues)
     left, due = lookout.left(0), lookout.next_due()
     # Who may not start, as a job of a paused task, is moved out of the way, and due ones are made ready or expired.
     if (left and order.room > 0) or (due is not None and due <= step.now):
         return None
+    if lane is not None and known is not None:
+        step.lanes[owner.id, lane.id] = known.claimed(lane, (), step.now)
     return _answer((), (), left, due, step.now)
 
 
 def _answer(
-    verdicts: tuple[Verdict, ...], leases: tuple[Lease, ...], left: bool, due: int | None, now: int
+    verdicts: tuple[Verdict, ...],
+    leases: tuple[Lease, ...],
+    left: bool,
+    due: int | None,
+    now: int,
+    *,
+    seen: bool = False,
 ) -> Exchanged:
-    return Exchanged(verdicts, leases, left=left, next_due=None if due is None else max(0, due - now))
+    return Exchanged(verdicts, leases, left=left, next_due=None if due is None else max(0, due - now), seen=seen)

@@ -6,7 +6,7 @@ from holdfast.core.job import Owner, Ref
 from holdfast.core.lease import lease_end, renewed_limits
 from holdfast.core.transition import progressed, refused
 from holdfast.storage.protocol import LOG_LINES_KEPT, Beat, Cancelling, Pulse, Renewal
-from holdfast.storage.sqlite import rows
+from holdfast.storage.sqlite import lanes, rows
 from holdfast.storage.sqlite.moving import find_job
 from holdfast.storage.sqlite.queries import query
 from holdfast.storage.sqlite.rows import Row
@@ -39,6 +39,8 @@ def renew(step: Step, beat: Beat) -> Pulse:
         cancel_at, cancel_reason = _extend(step, asked, row)
         if cancel_at is not None:
             cancelling.append(Cancelling(asked.ref, asked.fence, cancel_reason))
+    for lane in beat.lanes:
+        lanes.hand_back(step, beat.owner, lane)
     orders = setting(step, "worker", beat.owner.id)
     _remember(step, beat, _announce(step, beat))
     told = tuple(name for name in ("quiet", "stop") if getattr(orders, name))

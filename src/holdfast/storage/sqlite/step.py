@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from holdfast.core.events import Event, JobEvent, to_log
+from holdfast.core.lane import LaneClaims
 from holdfast.core.lifecycle import TERMINAL
 from holdfast.core.order import Fairness
 from holdfast.core.rate import Taken
@@ -18,6 +19,8 @@ from holdfast.storage.sqlite.rows import Row, Slices, listed
 
 T = TypeVar("T")
 Values = Sequence[Any] | Mapping[str, Any]
+Lanes = dict[tuple[str, int], LaneClaims]
+"""What is known of numbered claims, by owner and lane."""
 
 _RECORD = query("events", "record")
 _RECORD_ONE = query("events", "record_one")
@@ -91,17 +94,20 @@ class Rate:
 class Step:
     """The operations of one transaction, one after another; `now` is the instant of the one at work,
     `leading` says that a leader swept among them, `settings` holds those that one of them has looked up or changed,
-    `freed` the queues and keys that jobs have left and nobody has been let in under yet, and how many left each.
+    `freed` the queues and keys that jobs have left and nobody has been let in under yet, and how many left each,
+    `lanes` what has changed of numbered claims.
 
     Events, counters, keys, lines and rates are written once for all of them, at the end.
     """
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: sqlite3.Connection, lanes: Lanes | None = None) -> None:
         self.now = 0
         self.leading = False
         self.knocked: list[str] = []
         self.settings: dict[tuple[str, str], Settings] = {}
         self.freed: Counter[tuple[str, str]] = Counter()
+        self.lanes: Lanes = {}
+        self._committed_lanes = {} if lanes is None else lanes
         self._cursor = connection.cursor()
         self._events: list[tuple[int, str | None, str | None, bytes]] = []
         self._counts: defaultdict[tuple[str, str], int] = defaultdict(int)
@@ -184,6 +190,11 @@ class Step:
             taken = Taken(until, reach)
             known = self._rates[queue, name] = Rate(taken, opens, written=taken)
         return known
+
+    def lane(self, owner: str, lane: int) -> LaneClaims:
+        """Return what is known of the numbered claims of an owner's lane."""
+        place = owner, lane
+        return self.lanes.get(place) or self._committed_lanes.get(place) or LaneClaims()
 
     def forget_rates(self) -> None:
         """Look at rates anew from now on: what stands in the table was changed beside them."""

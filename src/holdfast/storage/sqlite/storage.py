@@ -124,7 +124,7 @@ class SQLiteStorage:
         await self._opened(owner)
         return await self._writer.submit(
             lambda step: flow.exchange(step, owner, settlements, order),
-            peek=None if settlements else lambda step: flow.nothing_to_exchange(step, order),
+            peek=None if settlements else lambda step: flow.nothing_to_exchange(step, owner, order),
             owner=owner.id,
         )
 

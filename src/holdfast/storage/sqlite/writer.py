@@ -20,13 +20,13 @@ from typing import Any, TypeVar
 from holdfast.clock import Clock, entropy
 from holdfast.errors import StorageUnavailableError
 from holdfast.storage.notices import Hub
-from holdfast.storage.sqlite import wall
+from holdfast.storage.sqlite import lanes, wall
 from holdfast.storage.sqlite.checkpoint import Checkpoints
 from holdfast.storage.sqlite.locks import Locks
 from holdfast.storage.sqlite.pace import Pace
 from holdfast.storage.sqlite.queries import query
 from holdfast.storage.sqlite.session import Session
-from holdfast.storage.sqlite.step import Step
+from holdfast.storage.sqlite.step import Lanes, Step
 from holdfast.storage.sqlite.watch import Watch
 
 T = TypeVar("T")
@@ -111,6 +111,7 @@ class Writer:
         self._hub = hub
         self._checkpoints = Checkpoints(path, clock)
         self._jitter = entropy()
+        self._lanes: Lanes = {}
         self.forget()
 
     def forget(self) -> None:
@@ -316,7 +317,7 @@ class Writer:
             return wanted
         if not self._hub.heard:
             self._others.note(connection)
-        step = Step(connection)
+        step = Step(connection, self._lanes)
         left: list[Operation] = []
         for operation in wanted:
             self._begin(step, operation)
@@ -326,6 +327,7 @@ class Writer:
                 operation.answer = None
             if operation.answer is None:
                 left.append(operation)
+        lanes.keep(self._lanes, step)
         return left
 
     def _write(self, connection: sqlite3.Connection, batch: list[Operation], knocked: list[str]) -> None:
@@ -350,7 +352,7 @@ class Writer:
 
     def _transact(self, connection: sqlite3.Connection, batch: list[Operation], knocked: list[str]) -> None:
         connection.execute(_WRITE)
-        step = Step(connection)
+        step = Step(connection, self._lanes)
         answers: list[Any] = []
         for run_all, operations in groupby(batch, key=lambda operation: operation.run_all):
             if run_all is not None:
@@ -366,6 +368,7 @@ class Writer:
             # Nobody else can commit before this does, and while its locks are held a look costs next to nothing.
             self._others.note(connection)
         connection.execute(_COMMIT)
+        lanes.keep(self._lanes, step)
         for operation, answer in zip(batch, answers, strict=True):
             operation.answer = answer
             if operation.parting and operation.owner is not None:

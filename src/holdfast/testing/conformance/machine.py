@@ -40,6 +40,7 @@ from holdfast.core.job import (
     ThrottleKey,
     UniqueKey,
 )
+from holdfast.core.lane import Lane
 from holdfast.core.leadership import Term
 from holdfast.core.lease import Lease
 from holdfast.core.lifecycle import TERMINAL, State
@@ -253,11 +254,25 @@ outcomes: st.SearchStrategy[Outcome] = st.one_of(
     st.sampled_from((Interrupted("worker_failed", begun=True), Raised(ERROR, shortage=True))),
 )
 
+LANE_KEPT = 100 * SECOND
+"""For how long a lane is not forgotten by any storage."""
+
 orders = st.builds(
     Order,
     st.sampled_from((QUEUES, ("a",), ("ü:/.", "a", "none"), ("a", "a", "ü:/."))),
     st.sampled_from((5, 1, 2, 128, 0)),
 )
+
+
+@dataclass(frozen=True)
+class Numbered:
+    """How a call is numbered: in which lane, and as what. Of those that were `lost` the answer is not acknowledged."""
+
+    lane: int
+    kind: str
+
+
+numbered = st.none() | st.builds(Numbered, st.integers(0, 1), st.sampled_from(("answered", "lost", "again")))
 
 log_lines = st.sampled_from(
     (
@@ -437,6 +452,9 @@ class StorageMachine(RuleBasedStateMachine):
         self.refs: list[Ref] = []
         self.leases: list[Lease] = []
         self.terms: list[Term] = []
+        self.lanes: dict[tuple[str, int], tuple[Lane, int]] = {}
+        """The latest call of each owner and lane, and when that was made."""
+
         self.ends: set[int] = set()
         """When terms and windows run out, and schedules have ticks."""
 
@@ -483,11 +501,11 @@ class StorageMachine(RuleBasedStateMachine):
         self._wait(when)
         self._enqueue(wishes)
 
-    @rule(targets=(won, kept), when=moments, by=owners, order=orders)
-    def claim(self, when: Moment, by: Owner, order: Order) -> MultipleResults[Lease]:
+    @rule(targets=(won, kept), when=moments, by=owners, order=orders, how=numbered)
+    def claim(self, when: Moment, by: Owner, order: Order, how: Numbered | None) -> MultipleResults[Lease]:
         """Claim and settle nothing."""
         self._wait(when)
-        return self._exchange(by, [], order)
+        return self._exchange(by, [], self._numbered(by, order, how))
 
     @rule(
         targets=(won, kept),
@@ -496,6 +514,7 @@ class StorageMachine(RuleBasedStateMachine):
         outcome=outcomes,
         others=st.lists(st.tuples(kept, outcomes), max_size=3),
         order=st.none() | orders,
+        how=numbered,
     )
     def settle(
         self,
@@ -504,10 +523,12 @@ class StorageMachine(RuleBasedStateMachine):
         outcome: Outcome,
         others: Sequence[tuple[Lease, Outcome]],
         order: Order | None,
+        how: Numbered | None,
     ) -> MultipleResults[Lease]:
         """Settle a lease as its owner, with others that may be anybody's, and perhaps claim in the same call."""
         self._wait(when)
-        return self._exchange(_owner(lease), [(lease, outcome), *others], order)
+        by = _owner(lease)
+        return self._exchange(by, [(lease, outcome), *others], order and self._numbered(by, order, how))
 
     @rule(
         targets=(won, kept),
@@ -533,6 +554,7 @@ class StorageMachine(RuleBasedStateMachine):
         info=infos,
         told=st.booleans(),
         last=st.sampled_from((False, False, False, True)),
+        over=st.booleans(),
     )
     def renew(
         self,
@@ -544,10 +566,11 @@ class StorageMachine(RuleBasedStateMachine):
         info: WorkerInfo | None,
         told: bool,
         last: bool,
+        over: bool,
     ) -> MultipleResults[Lease]:
         """Beat for all that an owner holds, and for leases of old, be they its own or another's.
 
-        `late`: a sweep comes first, so that it may be a suspect that beats.
+        `late`: a sweep comes first, so that it may be a suspect that beats. `over`: its calls are over.
         """
         leases: Sequence[Lease] = ()
         if late is not None:
@@ -561,7 +584,7 @@ class StorageMachine(RuleBasedStateMachine):
         events: tuple[Event, ...] = ()
         if told:
             events = (WorkerStarted(owner=by.id, host=by.host, pid=by.pid, queues=QUEUES, concurrency=3),)
-        beat = Beat(by, tuple(renewals), info, events, last=last)
+        beat = Beat(by, tuple(renewals), info, events, last=last, lanes=self._over(by) if over else ())
         self._same(self.model.renew(beat), self.storage.renew(beat))
         return self._won(leases)
 
@@ -801,6 +824,31 @@ class StorageMachine(RuleBasedStateMachine):
         asked: list[Settlement] = [settlement(lease, outcome, self.dice, took=0.5) for lease, outcome in settled]
         answer = self._same(self.model.exchange(by, asked, order), self.storage.exchange(by, asked, order))
         return self._won(answer.leases)
+
+    def _numbered(self, by: Owner, order: Order, how: Numbered | None) -> Order:
+        """Return an order with the next number of its lane, or the last one again."""
+        if how is None:
+            return order
+        known = self.lanes.get((by.id, how.lane))
+        if known is None or self.clock.now() - known[1] > LANE_KEPT:
+            # Some storages have forgotten it by now, and others have not.
+            number = 1 if known is None else known[0].number + 1
+            lane = Lane(how.lane, number, number - 1)
+        elif how.kind == "again":
+            lane = known[0]
+        else:
+            last = known[0]
+            lane = Lane(how.lane, last.number + 1, last.number if how.kind == "answered" else last.answered)
+        self.lanes[by.id, how.lane] = lane, self.clock.now()
+        return structs.replace(order, lane=lane)
+
+    def _over(self, by: Owner) -> tuple[Lane, ...]:
+        """Return an owner's lanes as a beat has them whose last calls were lost: they are unanswered from then on."""
+        return tuple(
+            Lane(lane.id, lane.number + 1, lane.answered)
+            for (owner, _), (lane, at) in self.lanes.items()
+            if owner == by.id and self.clock.now() - at <= LANE_KEPT
+        )
 
     def _sweep(self, bid: Bid) -> list[Lease]:
         swept = self._same(self.model.sweep(bid), self.storage.sweep(bid))

@@ -10,6 +10,7 @@ from holdfast.testing.conformance.events import EventsConformance
 from holdfast.testing.conformance.exchange import ClaimConformance, SettleConformance
 from holdfast.testing.conformance.history import HistoryConformance
 from holdfast.testing.conformance.keys import KeysConformance
+from holdfast.testing.conformance.lanes import LanesConformance
 from holdfast.testing.conformance.merging import DebounceConformance, ThrottleConformance, UniqueConformance
 from holdfast.testing.conformance.notices import NoticesConformance
 from holdfast.testing.conformance.order import FairnessConformance, OrderConformance
@@ -31,6 +32,7 @@ class StorageConformance(
     ClaimConformance,
     BreadthConformance,
     SettleConformance,
+    LanesConformance,
     RenewConformance,
     SweepConformance,
     ElectionConformance,

@@ -1,8 +1,9 @@
 #!lua flags=allow-oom
--- requires: passage, purse, lookout, step
+-- requires: passage, purse, lookout, step, claims
 -- exchange: apply each settlement whose run is the current one, then claim what is ordered.
 --
--- Request: {owner = {id, name, host, pid}, settlements, settling, queues, room, place}. `settling`: how many these are.
+-- Request: {owner = {id, name, host, pid}, settlements, settling, queues, room, place, lane}. `settling`: how many these are.
+-- `lane`: as parts/claims.lua has it; without it a claim has no number.
 -- `place`: how far the claim has got by the calls before: {queue, promoted, looked}, the queue by its number, in which so many
 -- were promoted; so many were looked at in all.
 -- A settlement is {ref, fence, state, result, error, reason, charge, keep, redrive_after, after, quarantine, put_back_used,
@@ -10,19 +11,34 @@
 -- it says who did it.
 -- Or a group of those that complete a job, and do nothing else: {queue, ids, fences, ended, keep, first}. Of each the event
 -- and the result are arguments of the script, from `first` on.
--- Answer: {verdicts, leases, left, next_due, place}. `verdicts`: a list, or how many there are if all are done; `leases`:
+-- Answer: {verdicts, leases, left, next_due, place, seen}. `seen`: 1 if the call's number was seen before. `verdicts`: a list, or how many there are if all are done; `leases`:
 -- of each ref, record and payload (empty where the record holds it), one after the other. `place`: there was no time for the
 -- rest, for settlements without a verdict or for more jobs; from there on the next call is to claim. Else false.
-local owner, queues = ASKED.owner, ASKED.queues or {}
+local owner, queues, lane = ASKED.owner, ASKED.queues or {}, ASKED.lane
 
 -- How long the list of leases may become.
 local room = ASKED.room and 3 * min(ASKED.room, CLAIM_LIMIT) or 0
 
 local leases = {}
 
+-- Of each lease its fence, where that is not the one of a first run.
+local fences = {}
+
+local seen = lane and Claims.look(owner, lane) or false
+if seen then
+  room = 0
+end
+
+-- Note what was claimed, though the script fails: it is the owner's by now.
+local function note_claims()
+  if lane and not seen then
+    Claims.note(owner, lane, leases, Lease.next_fence(0), fences)
+  end
+end
+
 -- What is answered. `verdicts`: a list, or how many are done; `place`: where there was no time to go on.
 local function answer(verdicts, left, next_in, place)
-  return { verdicts, leases, left, next_in or false, place or false }
+  return { verdicts, leases, left, next_in or false, place or false, seen and 1 or 0 }
 end
 
 local function has_room(looked)
@@ -107,6 +123,8 @@ local function begin()
     return Purse.is_empty() and answer(done, 0, nil, ASKED.place) or nil, undone
   elseif not ASKED.room then
     return answer(done, 0)
+  elseif lane and Claims.is_lost() then
+    return nil, undone
   end
   if not quiet then
     undone.coming = Lookout.coming(queues)
@@ -122,7 +140,10 @@ local function begin()
   return nil, undone
 end
 
-local answered, undone = Step.carry_out(begin, Passage.write_down)
+local answered, undone = Step.carry_out(begin, function()
+  Passage.write_down()
+  note_claims()
+end)
 if answered then
   return answered
 end
@@ -216,6 +237,7 @@ local function start(queue, ids)
       Purse.pay_for(lease[2], lease[3])
       local at = #leases
       leases[at + 1], leases[at + 2], leases[at + 3] = lease[1], lease[2], lease[3]
+      fences[#leases / 3] = job.fence
     end
   end
   return 1, false
@@ -341,14 +363,30 @@ local function take()
   return glance(coming, visited, first)
 end
 
-return Work.carry_out(function()
+-- Hand back what calls of this lane have given out whose answers were lost.
+local function hand_back()
+  if lane and not seen then
+    Claims.hand_back(function(ref, fence)
+      Settling.hand_back(ref, fence, owner)
+      Purse.pay(PUTTING_BACK)
+    end, function()
+      return not Purse.is_empty()
+    end)
+  end
+end
+
+return Step.carry_out(function()
   settle_all(ASKED.settlements)
+  hand_back()
   Work.let_in()
-  if #verdicts < ASKED.settling then
+  if #verdicts < ASKED.settling or lane and not seen and Claims.is_lost() then
     return answer(summed_up(), 0, nil, ASKED.place)
   elseif not ASKED.room then
     return answer(summed_up(), 0)
   end
   local left, next_due, in_vain = take()
   return answer(summed_up(), left, next_due and max(0, next_due - NOW), in_vain)
+end, function()
+  Work.write_down()
+  note_claims()
 end)

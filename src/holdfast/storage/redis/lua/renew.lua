@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- requires: flow, work, purse
+-- requires: flow, work, purse, claims, settling
 -- renew: remember that an owner lives, and extend every lease it names that nobody has taken.
 --
 -- workers  HASH  of each worker by its owner's id: name, host, pid, its number, when it started, the number of the last
@@ -7,9 +7,12 @@
 -- seen     ZSET  of each when that was
 -- log:<ref>  LIST  the lines that a job's handlers logged
 --
--- Request: {owner = {id, name, host, pid}, renewals, worker, events, first_event, last}. A renewal has the fields of Renewal, its trace's
--- place instead of that; a line of its log is {level, message, fields, ago, number}; an event is {body, ref}, its body's place and its job if it is of one.
--- Answer: {lost, cancelling, orders, renewed}; what is lost by its place among the renewals, {place, reason} of what shall
+-- Request: {owner = {id, name, host, pid}, renewals, worker, events, first_event, last, lanes}. A renewal has the fields of
+-- Renewal, its trace's place instead of that; a line of its log is {level, message, fields, ago, number}; an event is
+-- {body, ref}, its body's place and its job if it is of one. `lanes`: of claims that may have lost their answers, as
+-- parts/claims.lua has them.
+-- Answer: {lost, cancelling, orders, renewed, left}; `left`: 1 if there was no time to hand back all that lanes have lost;
+-- what is lost by its place among the renewals, {place, reason} of what shall
 -- stop; `renewed`: for how many there was time. The worker and the events wait for the call that has time for all.
 local owner = ASKED.owner
 
@@ -117,7 +120,7 @@ local function keep_traces(first, last)
 end
 
 local SPAN = 125
-local BEATING, EXTENDING, LOGGING = 4, 32, 9
+local BEATING, EXTENDING, LOGGING, PUTTING_BACK = 4, 32, 9, 65
 
 -- Extend what a beat has extended before, without a look at its record, of a span of the renewals; return which those are.
 local function beat(first, last)
@@ -208,6 +211,23 @@ local function renew(number, asked)
   lost[#lost + 1] = number
 end
 
+-- Hand back what calls of a lane have given out that are over and were not answered.
+local left = 0
+
+local function hand_back(lane)
+  Claims.look(owner, lane)
+  Claims.hand_back(function(ref, fence)
+    Settling.hand_back(ref, fence, owner)
+    Purse.pay(PUTTING_BACK)
+  end, function()
+    return not Purse.is_empty()
+  end)
+  if Claims.is_lost() then
+    left = 1
+  end
+  Claims.note(owner, lane, {}, 0, {})
+end
+
 return Work.carry_out(function()
   local renewals = ASKED.renewals
   local renewed = 0
@@ -228,6 +248,10 @@ return Work.carry_out(function()
     keep_traces(first, renewed)
   end
   if renewed == #renewals then
+    for _, lane in ipairs(ASKED.lanes or {}) do
+      hand_back(lane)
+    end
+    Work.let_in()
     local told = Settings.of('worker', owner.id)
     remember_worker()
     for _, order in ipairs({ 'quiet', 'stop' }) do
@@ -236,5 +260,5 @@ return Work.carry_out(function()
       end
     end
   end
-  return { lost, cancelling, orders, renewed }
+  return { lost, cancelling, orders, renewed, left }
 end)

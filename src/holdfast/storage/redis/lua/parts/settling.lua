@@ -36,7 +36,7 @@ local function apply(job, asked)
     put_back_used = asked.after and asked.put_back_used or NONE,
     reason = asked.reason or NONE,
     run_end = NOW,
-    ended = ARGV[asked.ended],
+    ended = asked.ended_as or ARGV[asked.ended],
   }
   if asked.charge then
     changes[asked.charge] = job[asked.charge] + 1
@@ -94,4 +94,25 @@ function Settling.settle(asked, owner)
   end
   Journal.tell_if_drained(job.queue)
   return 'done'
+end
+
+-- Hand back a run of an owner that never began, because the answer which gave it out was lost; core/settlement.py has
+-- the same.
+function Settling.hand_back(ref, fence, owner)
+  local job = Record.at(ref)
+  if not job or not Record.holds(job, owner.id, fence) then
+    return
+  end
+  local told = { event = 'released', queue = job.queue, id = job.id, task = job.task, run = job.starts }
+  told.reason, told.delay = 'prefetch', 0
+  Settling.settle({
+    ref = ref,
+    fence = fence,
+    after = 0,
+    charge = 'releases',
+    reason = 'prefetch',
+    quarantine = job.quarantined,
+    ended_as = cmsgpack.pack({ ended = 'released', reason = 'prefetch' }),
+    events = { { made = cmsgpack.pack(told) } },
+  }, owner)
 end
