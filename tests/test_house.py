@@ -34,6 +34,7 @@ FLOORS: dict[str, int] = {
     "options": 2,
     "ids": 2,
     "codec": 2,
+    "untyped": 2,
     "storage": 2,
     "sideloop": 2,
     "signature": 3,

@@ -6,6 +6,7 @@ and calls into user code are guarded against every exception.
 """
 
 import logging
+import re
 import traceback
 from collections.abc import Iterator
 from types import TracebackType
@@ -20,6 +21,17 @@ MESSAGE_KEPT = 4_096
 
 CHAIN = 16
 """Exceptions of a chain that are shown where the standard library cannot show it."""
+
+REDACTED = "[redacted]"
+
+_NAME = r"\w* (?: passw | passphrase | secret | token | api_?key | credential | authori[sz]ation | cookie ) \w*"
+_SECRET_NAME = re.compile(_NAME, re.IGNORECASE | re.VERBOSE)
+_SECRET = re.compile(
+    rf"""( {_NAME} ["']? \s* [:=] \s* )
+    (?: b? ' (?: [^'\\] | \\. )* '? | b? " (?: [^"\\] | \\. )* "? | \( [^)]* | \[ [^\]]* | \{{ [^}}]* | [^,)}}\]]+ )""",
+    re.IGNORECASE | re.VERBOSE,
+)
+"""A name of something secret in a `repr`, and the value after it."""
 
 
 def recorded(error: BaseException) -> RecordedError:
@@ -45,12 +57,30 @@ def text_of(error: BaseException) -> str:
         return f"<the text of this {class_name(error)} cannot be made: {class_name(failure)}>"
 
 
-def shown_whole(value: object, most: int) -> str:
-    """Return the `repr` of a value, cut to so many characters."""
+def redacted_repr(value: object, most: int) -> str:
+    """Return the `repr` of a value, cut to so many characters, without what stands under a name such as `password`."""
     try:
-        return _kept(repr(value), most)
+        # What is cut away need not be searched; a value that the cut falls into is redacted as well.
+        return _SECRET.sub(rf"\1{REDACTED}", _kept(repr(_redacted(value)), 2 * most))[:most]
     except BaseException as failure:
         return f"<the repr of this {class_name(value)} cannot be made: {class_name(failure)}>"
+
+
+def _redacted(value: Any, depth: int = 8) -> Any:
+    """Return a value whose dicts show no secrets; what else has some is found in its text."""
+    kind = cast(Any, type(value))
+    if not depth:
+        return value
+    if kind is dict:
+        return {
+            key: REDACTED if type(key) is str and _SECRET_NAME.search(key) else _redacted(inner, depth - 1)
+            for key, inner in value.items()
+        }
+    if kind is list:
+        return [_redacted(inner, depth - 1) for inner in value]
+    if kind is tuple:
+        return tuple([_redacted(inner, depth - 1) for inner in value])
+    return value
 
 
 def trace_of(error: BaseException) -> str:

@@ -2,7 +2,7 @@
 
 import hashlib
 import inspect
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from datetime import datetime
 from inspect import Parameter
 from types import GenericAlias, NoneType
@@ -18,6 +18,7 @@ from holdfast.core.frames import unframed
 from holdfast.errors import PayloadTooLargeError, UsageError
 from holdfast.functions import BY_PLACE, body_of
 from holdfast.injection import Injected, injections
+from holdfast.untyped import Check, NotFiniteError, RefusedError, check_of, check_plain, each_item, each_value, is_same
 
 Gathers = Literal["one", "several", "named"]
 """How a payload has what a parameter takes: as itself, in a list, or in a dict."""
@@ -66,6 +67,12 @@ class Signature:
         )
         self._hints = {name: _known(hints.get(name, Any)) for name, _ in self._kinds}
         self._returns = _known(hints.get("return", Any))
+        self._checks = _checks(parameters, hints)
+        """What finds a value that the codec would bring back changed, for each parameter that may take one."""
+        self._check_result = check_of(hints.get("return", Any))
+        self._unreadable = frozenset(
+            one.name for one in parameters if one.annotation is not one.empty and one.name not in hints
+        )
         # JSON is read in one go; what another codec gives is plain data, to be converted.
         self._record_of_json = msgspec.json.Decoder(self._record).decode
         self._result_of_json = msgspec.json.Decoder(self._returns).decode
@@ -161,17 +168,27 @@ class Signature:
         try:
             payload = codec.encode(arguments)
         except Exception as error:
+            bound = self._bound(args, kwargs)
+            refused = self._changed(codec, bound)
+            named = self._culprit(codec, bound) if refused is None else f"argument {refused[0]!r}"
             raise UsageError(
-                f"task {self.task!r}: {self._culprit(codec, self._bound(args, kwargs))} cannot be encoded ({error}); "
+                f"task {self.task!r}: {named} cannot be encoded ({error}); "
                 "pass plain data, or give the app a codec that knows the type"
             ) from error
+        if self._checks and (changed := self._changed(codec, self._bound(args, kwargs))) is not None:
+            path, name, refused_for = changed
+            raise UsageError(
+                f"task {self.task!r}: argument {path!r} is {refused_for.what}, and would not come back equal; "
+                f"{self._remedy(name, refused_for)}"
+            )
         self._make_sure_of_bytes(codec, payload)
         if len(payload) > PAYLOAD_LIMIT:
             raise PayloadTooLargeError(self.task, len(payload), PAYLOAD_LIMIT)
         try:
             self._read(codec, payload)
         except Exception as error:
-            raise UsageError(f"task {self.task!r}: {_placed(error)}; its signature is {self._signature}") from None
+            said = _not_finite(self._bound(args, kwargs)) or _placed(error)
+            raise UsageError(f"task {self.task!r}: {said}; its signature is {self._signature}") from None
         return payload
 
     def gathered(
@@ -232,6 +249,8 @@ class Signature:
             UsageError: it is over 1 MiB, does not fit the annotation, or the codec gave no bytes. Anything else that is
                 raised means that it cannot be encoded.
         """
+        if value is not None and self._check_result is not None:
+            self._make_sure_of_result(codec, value, self._check_result)
         data = codec.encode(value)
         self._make_sure_of_bytes(codec, data)
         if len(data) > PAYLOAD_LIMIT:
@@ -252,6 +271,37 @@ class Signature:
                     "mend one of them"
                 ) from None
         return data
+
+    def _changed(self, codec: Codec, arguments: dict[str, Any]) -> tuple[str, str, RefusedError] | None:
+        """Return the path to a value that would not come back equal, its parameter, and why; None if all would."""
+        for name, check in self._checks.items():
+            if name not in arguments:
+                continue
+            try:
+                check(arguments[name])
+            except RefusedError as refused:
+                if not _brings_back(codec, arguments[name]):
+                    return name + refused.path, name, refused
+        return None
+
+    def _remedy(self, name: str, refused: RefusedError) -> str:
+        if name in self._unreadable:
+            return f"the annotation of {name!r} cannot be read at run time: import what it names, also for workers"
+        if refused.kind is None:
+            return "pass another value"
+        return f"annotate what takes it ({name}: {refused.kind}), or pass plain data"
+
+    def _make_sure_of_result(self, codec: Codec, value: Any, check: Check) -> None:
+        try:
+            check(value)
+        except RefusedError as refused:
+            if _brings_back(codec, value):
+                return
+            remedy = "return another value" if refused.kind is None else f"annotate it (-> {refused.kind})"
+            raise UsageError(
+                f"task {self.task!r}: {'result' + refused.path!r} is {refused.what}, and would not come back equal; "
+                f"{remedy}, or return plain data"
+            ) from None
 
     def _make_sure_of_bytes(self, codec: Codec, data: object) -> None:
         if not isinstance(data, bytes):
@@ -363,6 +413,41 @@ def _field(parameter: Parameter, hints: dict[str, Any]) -> tuple[str, Any] | tup
             return parameter.name, kind | msgspec.UnsetType, msgspec.UNSET
         case _:
             return parameter.name, kind
+
+
+def _checks(parameters: Iterable[Parameter], hints: dict[str, Any]) -> dict[str, Check]:
+    found: dict[str, Check] = {}
+    for one in parameters:
+        check = check_of(hints.get(one.name, Any))
+        if one.kind is one.VAR_POSITIONAL:
+            check = each_item(check)
+        elif one.kind is one.VAR_KEYWORD:
+            check = each_value(check)
+        if check is not None:
+            found[one.name] = check
+    return found
+
+
+def _not_finite(arguments: dict[str, Any]) -> str | None:
+    """Say which argument is no number, None if all are. JSON makes null of it, which no type check expects."""
+    for name, value in arguments.items():
+        try:
+            check_plain(value)
+        except NotFiniteError as refused:
+            return f"argument {name + refused.path!r} is {refused.what}"
+        except RefusedError:
+            continue
+    return None
+
+
+def _brings_back(codec: Codec, value: Any) -> bool:
+    """Return True if a codec of the app's own brings back this very value; JSON does not."""
+    if type(codec) is JsonCodec:
+        return False
+    try:
+        return is_same(value, codec.decode(codec.encode(value)))
+    except Exception:
+        return False
 
 
 def _stored(parameter: Parameter) -> Gathers:

@@ -31,7 +31,7 @@ from holdfast.core.outcome import (
     Unreadable,
 )
 from holdfast.core.text import storable
-from holdfast.failures import TRACEBACK_KEPT, class_name, is_a, recorded
+from holdfast.failures import TRACEBACK_KEPT, class_name, is_a, recorded, redacted_repr
 from holdfast.functions import is_async
 from holdfast.injection import Needs, Provider, needs
 from holdfast.middleware import Middleware, Onion, RunCall, onion
@@ -49,6 +49,9 @@ UNKNOWN_DELAY = 10_000_000
 a thread or a process for it."""
 
 CANCELLED_FROM_WITHIN = "the handler was cancelled from within"
+
+RESULT_KEPT = 1_000
+"""Characters that are kept of the `repr` of a result that cannot be recorded."""
 
 Overdue = Callable[[Held, Outcome], None]
 """Takes a run that will not end, and what it has come to all the same."""
@@ -125,7 +128,7 @@ class Runner:
                 return Returned(task.signature.encode_result(self._codec, value))
             except BaseException as error:
                 # Codecs are user code, too, and do not await either.
-                return Unreadable(recorded(error))
+                return Unreadable(_unrecorded(error, value))
         # A thread that was left to itself still runs, and nobody may tidy up after it yet. Who was left to itself as a
         # whole has nothing to tidy up any more: the job may be another run's by now.
         tidies = isinstance(outcome, Cancelled) and not held.threading and not held.abandoned
@@ -333,6 +336,13 @@ def _meaning(error: BaseException, task: Task[..., Any], held: Held) -> Outcome:
     if is_a(error, asyncio.CancelledError):
         return _cancelled_from_within(error)
     return Raised(recorded(error), final=task.retry.final(error))
+
+
+def _unrecorded(error: BaseException, value: object) -> RecordedError:
+    """Return the error of a run that returned a result which cannot be recorded, with the result as text."""
+    told = recorded(error)
+    message = f"the handler returned, but its result cannot be recorded: {told.message}"
+    return RecordedError(told.type, f"{message}; it was {redacted_repr(value, RESULT_KEPT)}", told.traceback)
 
 
 def _cancelled_from_within(error: BaseException) -> Raised:
