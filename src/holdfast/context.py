@@ -102,7 +102,7 @@ class Signs:
 
 
 class JobLog:
-    """A job's own log, kept with the job: at most 1,000 lines, each under the fence of its run."""
+    """A job's own log, kept with the job: the newest 1,000 lines, each under the fence of its run."""
 
     def __init__(self, write: Callable[[str, object, Mapping[str, object]], None]) -> None:
         self._write = write

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from holdfast import Collect, JsonCodec
+from holdfast import Collect, JsonCodec, current_job
 from tests.cli.terminal import EVERYWHERE, Terminal
 
 
@@ -78,6 +78,24 @@ def test_show_tells_all_there_is_of_a_job(there: Terminal) -> None:
     assert "failed (exhausted)" in text
     assert "Traceback (most recent call last):" in text
     assert '{"number":7}' in text
+
+
+def test_show_says_how_many_log_lines_were_dropped(there: Terminal) -> None:
+    app = there.app()
+
+    @app.task(name="talk")
+    async def talk(lines: int) -> None:
+        for number in range(lines):
+            current_job().log.info(f"line {number}")
+
+    job = there.enqueue("talk", 1_234, work=True, app=app)
+    seen = there.read("jobs", "show", job)
+
+    assert len(seen["log"]) + seen["log_dropped"] == 1_234
+    assert seen["log"][-1]["message"] == "line 1233"
+    assert seen["log_dropped"] >= 234
+    assert f"({seen['log_dropped']:,} other lines were dropped)" in there.run("jobs", "show", job).stdout
+    assert "dropped" not in there.run("jobs", "show", there.enqueue("talk", 2, work=True, app=app)).stdout
 
 
 def test_show_answers_why_a_job_ran_twice(there: Terminal) -> None:

@@ -34,7 +34,7 @@ async def _detail(session: Session, job_id: str, queue: str | None) -> DetailVie
         if detail is None:
             raise JobNotFoundError(job_id, f"job {job_id!r} was deleted just now")
         why = why_again(detail.job, detail.runs)
-        return detail_view(detail.job, detail.runs, detail.log, access.decode, why=why)
+        return detail_view(detail, access.decode, why=why)
 
 
 def _shown(session: Session, job: DetailView) -> None:
@@ -54,6 +54,8 @@ def _shown(session: Session, job: DetailView) -> None:
             f"{moment_text(line.at)} run {line.run} {line.level}: {_line(line.message, line.fields)}"
             for line in job.log
         ]
+        if job.log_dropped:
+            said.insert(0, f"({job.log_dropped:,} other lines were dropped)")
         block(session, "log", "\n".join(said))
     if job.why is not None:
         click.echo(f"\n{printable(job.why)}")

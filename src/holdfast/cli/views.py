@@ -17,7 +17,7 @@ from holdfast.clock import SECOND
 from holdfast.core.backlog import Backlog, Thresholds
 from holdfast.core.duration import moment
 from holdfast.core.frames import unframed
-from holdfast.core.job import JobRecord, LogLine, RateKey, Ref, RunRecord
+from holdfast.core.job import JobDetail, JobRecord, RateKey, Ref, RunRecord
 from holdfast.core.lifecycle import TERMINAL, State
 from holdfast.core.merge import Made
 from holdfast.core.retention import Retention
@@ -117,6 +117,7 @@ class DetailView(JobView, frozen=True, kw_only=True):
     why: str | None
     runs: list[RunView]
     log: list[LogView]
+    log_dropped: int
 
 
 class QueueView(Struct, frozen=True, kw_only=True):
@@ -421,18 +422,17 @@ def tick_view(tick: datetime, schedule: Schedule) -> TickView:
     return TickView(tick=tick, local=tick.astimezone(ZoneInfo(schedule.tz)).isoformat())
 
 
-def detail_view(
-    job: JobRecord, runs: Sequence[RunRecord], log: Sequence[LogLine], decode: Decode, *, why: str | None
-) -> DetailView:
+def detail_view(detail: JobDetail, decode: Decode, *, why: str | None) -> DetailView:
     """Return a job as it is shown with its history."""
     return DetailView(
-        **_told(job, decode),
+        **_told(detail.job, decode),
         why=why,
-        runs=[_run(run) for run in runs],
+        runs=[_run(run) for run in detail.runs],
         log=[
             LogView(at=moment(line.at), run=line.run, level=line.level, message=line.message, fields=line.fields)
-            for line in log
+            for line in detail.log
         ],
+        log_dropped=detail.log_dropped,
     )
 
 

@@ -337,9 +337,26 @@ class LogLine(Struct, frozen=True, kw_only=True):
     fields: dict[str, str] = field(default_factory=dict[str, str])
 
 
+class Logged(Struct, frozen=True):
+    """How far a job's log has got: the run of the last line, its number in the run, and how many lines there were."""
+
+    run: int = 0
+    number: int = 0
+    lines: int = 0
+
+    def then(self, run: int, number: int) -> "Logged":
+        """Return how far it has got with one more line. Numbers that a run has skipped are lines that were not sent."""
+        unsent = number - 1 - (self.number if run == self.run else 0) if number else 0
+        return Logged(run, number, self.lines + 1 + max(0, unsent))
+
+
 class JobDetail(Struct, frozen=True):
-    """A job with its runs (the newest hundred) and its log."""
+    """A job with its runs (the newest hundred) and its log (the newest thousand lines).
+
+    `log_dropped`: how many lines the log has lost: older ones, and those that a worker could not send.
+    """
 
     job: JobRecord
     runs: tuple[RunRecord, ...] = ()
     log: tuple[LogLine, ...] = ()
+    log_dropped: int = 0

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from holdfast.clock import Clock
 from holdfast.core.events import Event, JobEvent, QueueDrained, name_of
-from holdfast.core.job import JobRecord, LogLine, RateKey, Ref, RunRecord
+from holdfast.core.job import JobRecord, Logged, LogLine, RateKey, Ref, RunRecord
 from holdfast.core.lifecycle import State
 from holdfast.core.transition import expired, expiry
 from holdfast.storage.journal import Journal
@@ -23,7 +23,7 @@ class Books:
         self._lines = self._shelf.lines
         self._runs: dict[Ref, list[RunRecord]] = {}
         self._log: dict[Ref, list[LogLine]] = {}
-        self._logged: dict[Ref, tuple[int, int]] = {}
+        self._logged: dict[Ref, Logged] = {}
         """The run of the last line in each log, and the line's number there."""
         self._settings: dict[Target, Settings] = {}
         self._journal = Journal()

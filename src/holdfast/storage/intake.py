@@ -14,7 +14,7 @@ from holdfast.core.merge import Window, due_at, merge_name, throttle_name
 from holdfast.core.order import place
 from holdfast.core.transition import collecting, enqueued, lapsed, merged
 from holdfast.storage.books import Books
-from holdfast.storage.protocol import WINDOW_LIMIT, Receipt, job_topic, queue_topic
+from holdfast.storage.protocol import CALLS_KEPT, WINDOW_LIMIT, Receipt, job_topic, queue_topic
 
 
 class Intake(Books):
@@ -137,7 +137,10 @@ class Intake(Books):
 
     def _answer_for(self, call: Ref, job: Ref) -> None:
         self._taken_in[call] = job
-        self._calls.setdefault(job, []).append(call)
+        calls = self._calls.setdefault(job, [])
+        calls.append(call)
+        if len(calls) > CALLS_KEPT:
+            del self._taken_in[calls.pop(0)]
 
     def _answers_for(self, job: Ref) -> int:
         """Return how many calls a job answers for, its own among them: all are forgotten with it."""

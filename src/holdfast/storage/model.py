@@ -26,6 +26,7 @@ from holdfast.core.job import (
     DebounceKey,
     JobDetail,
     JobRecord,
+    Logged,
     LogLine,
     Owner,
     Ref,
@@ -372,15 +373,14 @@ class Model(Timetable):
     def _extend(self, job: JobRecord, asked: Renewal, now: int) -> None:
         for line in asked.log:
             lines = self._log[job.ref]
-            if line.number and (job.starts, line.number) <= self._logged.get(job.ref, (0, 0)):
+            last = self._logged.get(job.ref, Logged())
+            if line.number and (job.starts, line.number) <= (last.run, last.number):
                 continue
-            if len(lines) < LOG_LINES_KEPT:
-                self._logged[job.ref] = job.starts, line.number
-                lines.append(
-                    LogLine(
-                        at=now - line.ago, run=job.starts, level=line.level, message=line.message, fields=line.fields
-                    )
-                )
+            self._logged[job.ref] = last.then(job.starts, line.number)
+            lines.append(
+                LogLine(at=now - line.ago, run=job.starts, level=line.level, message=line.message, fields=line.fields)
+            )
+            del lines[:-LOG_LINES_KEPT]
         run_until, progress_until = renewed_limits(
             now,
             lease=job.stall.lease,
@@ -745,8 +745,13 @@ class Model(Timetable):
             ref = self._taken_in.get(ref, ref)
             job = self._jobs.get(ref)
             gone = job is None or self._past(job, now)
-            found.append(None if gone else JobDetail(self._whole(ref), tuple(self._runs[ref]), tuple(self._log[ref])))
+            found.append(None if gone else self._detail(ref))
         return found
+
+    def _detail(self, ref: Ref) -> JobDetail:
+        log = tuple(self._log[ref])
+        dropped = self._logged.get(ref, Logged()).lines - len(log)
+        return JobDetail(self._whole(ref), tuple(self._runs[ref]), log, dropped)
 
     def find(self, query: Query) -> Page:
         """Return one page of records, newest first."""

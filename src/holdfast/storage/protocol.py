@@ -38,7 +38,13 @@ SCAN_LIMIT = 500
 """How many jobs a claim looks at: those that it starts, and those that it finds expired or without a slot."""
 
 RUNS_KEPT = 100
+
 LOG_LINES_KEPT = 1000
+"""How many lines a job's log keeps, the newest."""
+
+CALLS_KEPT = 10_000
+"""How many later calls a debounced job answers for, the latest; the id of an older one is unknown again."""
+
 WORKER_KEPT = 600_000_000
 """For how long after its last beat a worker that took no leave is shown, in microseconds."""
 

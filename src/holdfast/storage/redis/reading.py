@@ -105,6 +105,7 @@ class _Line(Struct, kw_only=True):
     run: int
     level: str
     message: str
+    line: int
     fields: str | None = None
 
 
@@ -173,7 +174,9 @@ def _detail(
     trace: bytes | None,
 ) -> JobDetail:
     job, known = detailed(ref_of(ref), body, payload, result, runs, None if trace is None else trace.decode())
-    return JobDetail(job, known, tuple(_log_line(_line(line)) for line in log))
+    lines = [_line(line) for line in log]
+    dropped = lines[-1].line - len(lines) if lines else 0
+    return JobDetail(job, known, tuple(_log_line(line) for line in lines), dropped)
 
 
 def _log_line(line: _Line) -> LogLine:

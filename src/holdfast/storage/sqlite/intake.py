@@ -12,7 +12,7 @@ from holdfast.core.lifecycle import State
 from holdfast.core.merge import GATHERED_LIMIT, Window, due_at, merge_name, throttle_name
 from holdfast.core.order import place
 from holdfast.core.transition import collecting, enqueued, merged
-from holdfast.storage.protocol import Receipt, job_topic, queue_topic
+from holdfast.storage.protocol import CALLS_KEPT, Receipt, job_topic, queue_topic
 from holdfast.storage.sqlite import line, rows, slots
 from holdfast.storage.sqlite.moving import drop, expire, find_job, moved, past, taken_in, the_job
 from holdfast.storage.sqlite.queries import query
@@ -28,6 +28,8 @@ _HOLDER = query("enqueue", "holder")
 _QUEUED_HOLDER = query("enqueue", "queued_holder")
 _YET_TO_START = query("enqueue", "yet_to_start")
 _TAKE_IN = query("enqueue", "take_in")
+_ANSWER_FOR = query("enqueue", "answer_for")
+_FORGET_CALLS = query("enqueue", "forget_calls")
 _GATHER = query("enqueue", "gather")
 _GIVE_UP = query("enqueue", "give_up")
 _WINDOW = query("enqueue", "window")
@@ -209,7 +211,8 @@ def _merge(step: Step, new: NewJob, into: Ref, offset: int) -> Receipt:
 def _take_the_place(step: Step, new: NewJob, into: Ref, key: DebounceKey, offset: int) -> None:
     """Put a later call in the place of the one that a job was waiting with; the job stays the one it was."""
     seq, old = _there(step, into)
-    step.run(_TAKE_IN, (into.queue, new.id, into.id, 0, None))
+    step.run(_ANSWER_FOR, {"queue": into.queue, "id": new.id, "job": into.id})
+    step.run(_FORGET_CALLS, {"queue": into.queue, "job": into.id, "kept": CALLS_KEPT})
     step.run(_GIVE_UP, (seq,))
     moved(step, old, None)
     _put(step, structs.replace(new, id=into.id), due_at(key, first=old.created, calls=1, now=step.now), offset)

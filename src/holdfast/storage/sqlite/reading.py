@@ -144,10 +144,12 @@ def _detail(step: Step, ref: Ref) -> JobDetail | None:
     if row is None or past(job := whole(step, row), step.now):
         return None
     seq = row[0]
+    log = step.all(_LOG, (seq,))
     return JobDetail(
         job,
         tuple(rows.run(run) for run in step.all(_RUNS, {"seq": seq})),
-        tuple(rows.log_line(line) for line in step.all(_LOG, (seq,))),
+        tuple(rows.log_line(line) for line in log),
+        log[-1][-1] - len(log) if log else 0,
     )
 
 

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from holdfast.core.job import Owner, Ref
+from holdfast.core.job import Logged, Owner, Ref
 from holdfast.core.lease import lease_end, renewed_limits
 from holdfast.core.transition import progressed, refused
 from holdfast.storage.protocol import LOG_LINES_KEPT, Beat, Cancelling, Pulse, Renewal
@@ -18,6 +18,7 @@ _EXTEND = query("renew", "extend")
 _TRACE = query("renew", "trace")
 _LOGGED = query("renew", "logged")
 _LOG = query("renew", "log")
+_TRIM_LOG = query("renew", "trim_log")
 _ANNOUNCED = query("renew", "announced")
 _SEEN = query("renew", "seen")
 _FORGET_WORKER = query("renew", "forget_worker")
@@ -98,14 +99,16 @@ def _tell(step: Step, ref: Ref, progress: float, note: str | None) -> None:
 
 
 def _keep_log(step: Step, seq: int, run: int, asked: Renewal) -> None:
-    kept, *last = step.one(_LOGGED, (seq,)) or (0, 0, 0)
+    last = Logged(*(step.one(_LOGGED, (seq,)) or ()))
     new: list[Row] = []
     for line in asked.log:
-        if kept + len(new) < LOG_LINES_KEPT and (not line.number or [run, line.number] > last):
-            last = [run, line.number]
+        if not line.number or (run, line.number) > (last.run, last.number):
+            last = last.then(run, line.number)
             fields = rows.text(line.fields)
-            new.append((seq, kept + len(new), step.now - line.ago, run, line.level, line.message, fields, line.number))
+            new.append((seq, last.lines, step.now - line.ago, run, line.level, line.message, fields, line.number))
     step.many(_LOG, new)
+    if last.lines > LOG_LINES_KEPT:
+        step.run(_TRIM_LOG, {"seq": seq, "kept": LOG_LINES_KEPT})
 
 
 def _announce(step: Step, beat: Beat) -> int:

@@ -367,7 +367,7 @@ def run(row: Row) -> RunRecord:
 
 def log_line(row: Row) -> LogLine:
     """Return the log line that a row holds."""
-    at, number, level, message, fields = row
+    at, number, level, message, fields, _ = row
     return LogLine(at=at, run=number, level=level, message=message, fields=_headers(fields) if fields else {})
 
 

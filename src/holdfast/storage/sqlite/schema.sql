@@ -181,7 +181,7 @@ CREATE TABLE run (
     PRIMARY KEY (seq, number)
 ) STRICT, WITHOUT ROWID;
 
--- Number: a run counts its lines, so that a line that is sent again is kept once; 0: it was not counted.
+-- Line: its number among all lines that the log has had. Number: a run counts its lines, so that a line that is sent again is kept once; 0: it was not counted.
 CREATE TABLE log (
     seq INTEGER NOT NULL,
     line INTEGER NOT NULL,

@@ -33,6 +33,7 @@ from holdfast.core.outcome import Interrupted, Rejected
 from holdfast.core.retention import Keep, Retention
 from holdfast.core.retry import Backoff
 from holdfast.storage.protocol import (
+    CALLS_KEPT,
     Cancel,
     Delete,
     Query,
@@ -544,6 +545,23 @@ class DebounceConformance(Conformance):
         await settle(storage, ALICE, lease, RAISED)
 
         assert await storage.enqueue([new_job("third", merge=DEBOUNCED)]) == [Receipt("replaced", B)]
+
+    @pytest.mark.slow
+    async def test_a_job_answers_for_the_latest_calls_only(self, storage: Storage) -> None:
+        first = new_job("first", merge=DEBOUNCED)
+        await enqueue(storage, first)
+        calls = [new_job(f"call-{number:05}", merge=DEBOUNCED) for number in range(CALLS_KEPT + 3)]
+        for at in range(0, len(calls), 100):
+            receipts = await storage.enqueue(calls[at : at + 100])
+            assert {receipt.made for receipt in receipts} == {"replaced"}
+
+        # Calls 0 to 2 are forgotten; asking for one by its id takes it in again, in the place of the next oldest.
+        assert await storage.get([calls[number].ref for number in (0, 2)]) == [None, None]
+        assert [(await look(storage, calls[number].ref)).job.id for number in (3, -1)] == ["first", "first"]
+        assert await storage.enqueue([calls[3], calls[-1], first]) == [Receipt("duplicate", first.ref)] * 3
+        assert await storage.enqueue([calls[0]]) == [Receipt("replaced", first.ref)]
+        assert await storage.get([calls[3].ref]) == [None]
+        assert (await look(storage, calls[0].ref)).job.id == "first"
 
     @pytest.mark.parametrize("stand", OVER, ids=lambda stand: stand.__name__)
     async def test_what_is_over_takes_in_no_more_calls(

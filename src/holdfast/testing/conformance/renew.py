@@ -5,6 +5,7 @@ import pytest
 from holdfast.clock import SECOND
 from holdfast.core.events import JobStalled, RunFenced, WorkerStarted, WorkerStopped, WorkerStopping
 from holdfast.core.job import StallTerms
+from holdfast.core.lease import Lease
 from holdfast.core.lifecycle import State
 from holdfast.core.outcome import Interrupted
 from holdfast.storage.protocol import (
@@ -340,11 +341,27 @@ class RenewConformance(Conformance):
         for part in range(3):
             lines = tuple(NewLogLine("info", f"line {part * 400 + number}", {}) for number in range(400))
             await storage.renew(Beat(ALICE, (Renewal(lease.ref, lease.fence, log=lines),)))
-        log = (await look(storage, lease.ref)).log
+        detail = await look(storage, lease.ref)
 
-        assert len(log) == LOG_LINES_KEPT
-        numbers = [int(line.message.removeprefix("line ")) for line in log]
-        assert numbers == sorted(numbers)
+        assert [line.message for line in detail.log] == [f"line {number}" for number in range(200, 1200)]
+        assert (len(detail.log), detail.log_dropped) == (LOG_LINES_KEPT, 200)
+
+    async def test_a_log_counts_the_lines_that_were_not_sent(self, storage: Storage) -> None:
+        first = await start(storage)
+
+        def beat(lease: Lease, *numbers: int) -> Beat:
+            log = tuple(NewLogLine("info", f"line {number}", {}, number=number) for number in numbers)
+            return Beat(ALICE, (Renewal(lease.ref, lease.fence, log=log),))
+
+        # Lines 1 to 5 of the first run and 1 of the second were never sent; lines 7 and 8 are sent twice.
+        await storage.renew(beat(first, 6, 7, 8))
+        await storage.renew(beat(first, 7, 8, 9))
+        await settle(storage, ALICE, first, Interrupted("shutdown"))
+        await storage.renew(beat(await claim_one(storage), 2, 3))
+        detail = await look(storage, first.ref)
+
+        assert [line.message for line in detail.log] == [f"line {number}" for number in (6, 7, 8, 9, 2, 3)]
+        assert detail.log_dropped == 6
 
     @pytest.mark.fault("W-T18")
     async def test_a_fenced_run_logs_and_tells_nothing_more(self, storage: Storage, clock: ManualClock) -> None:

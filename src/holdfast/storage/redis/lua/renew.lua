@@ -16,34 +16,37 @@
 -- stop; `renewed`: for how many there was time. The worker and the events wait for the call that has time for all.
 local owner = ASKED.owner
 
--- The number of the last line of this run that its log has.
-local function logged(job, log)
-  local body = call('LRANGE', log, -1, -1)[1]
-  local last = body and cmsgpack.unpack(body)
-  return last and last.run == job.starts and last.number or 0
-end
-
+-- Append lines to the log of a job, which keeps the newest. Each has the number that it has in the whole log (`line`), so the
+-- last one says how many there were: of a run's own numbers those that are missing were not sent.
 local function keep_log(job, lines)
   local log = key('log', job.ref)
-  local room, last = LOG_LINES_KEPT - call('LLEN', log), logged(job, log)
+  local body = call('LRANGE', log, -1, -1)[1]
+  local last = body and cmsgpack.unpack(body) or { line = 0 }
+  local run, number, count = last.run, last.number or 0, last.line
   for _, line in ipairs(lines) do
+    if run ~= job.starts then
+      run, number = job.starts, 0
+    end
     -- A line that is sent again has been kept.
-    if room > 0 and (not line.number or line.number > last) then
-      room, last = room - 1, line.number or 0
+    if not line.number or line.number > number then
+      count = count + (line.number and line.number - number or 1)
+      number = line.number or 0
       call(
         'RPUSH',
         log,
         cmsgpack.pack({
           at = NOW - (line.ago or 0),
-          run = job.starts,
+          run = run,
           level = line.level,
           message = line.message,
           fields = line.fields,
           number = line.number,
+          line = count,
         })
       )
     end
   end
+  call('LTRIM', log, -LOG_LINES_KEPT, -1)
 end
 
 -- When a renewed run's own limit and its progress clock run out; core/lease.py says why.

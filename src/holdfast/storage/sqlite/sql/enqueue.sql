@@ -88,6 +88,21 @@ SELECT seq, id, expires_at <= :now
 -- A job answers for a call. Parameters: queue, the call's id, the job's, its place, its arguments in a frame.
 INSERT INTO call (queue, id, job, place, payload) VALUES (?, ?, ?, ?, ?);
 
+-- name: answer_for
+-- A debounced job answers for a later call. Parameters: queue, the call's id, the job's.
+INSERT INTO call (queue, id, job, place)
+SELECT :queue, :id, :job, coalesce(max(place), 0) + 1
+  FROM call INDEXED BY call_of_job
+ WHERE queue = :queue
+   AND job = :job;
+
+-- name: forget_calls
+-- It answers for the latest calls only. Parameters: queue, the job's id, how many are kept.
+DELETE FROM call
+ WHERE queue = :queue
+   AND job = :job
+   AND place <= (SELECT max(place) FROM call INDEXED BY call_of_job WHERE queue = :queue AND job = :job) - :kept;
+
 -- name: gather
 -- A job has gathered one more call. Parameters: the values as listed, seq.
 UPDATE job

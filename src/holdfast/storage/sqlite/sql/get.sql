@@ -32,4 +32,5 @@ SELECT starts, run_fence, run_owner, run_worker, run_host, run_pid, started, run
  ORDER BY number;
 
 -- name: log
-SELECT at, run, level, message, fields FROM log WHERE seq = ? ORDER BY line;
+-- The last column counts all lines that the log has had.
+SELECT at, run, level, message, fields, line FROM log WHERE seq = ? ORDER BY line;

@@ -27,8 +27,14 @@ UPDATE job
 UPDATE job SET run_trace = ? WHERE seq = ?;
 
 -- name: logged
--- How many lines a log has, the run of the last one, and its number there.
-SELECT line + 1, run, number FROM log WHERE seq = ? ORDER BY line DESC LIMIT 1;
+-- The run of a log's last line, its number there, and how many lines the log has had.
+SELECT run, number, line FROM log WHERE seq = ? ORDER BY line DESC LIMIT 1;
+
+-- name: trim_log
+-- A log keeps its newest lines. Parameters: seq, how many are kept.
+DELETE FROM log
+ WHERE seq = :seq
+   AND line <= (SELECT line FROM log WHERE seq = :seq ORDER BY line DESC LIMIT 1 OFFSET :kept);
 
 -- name: log
 INSERT INTO log (seq, line, at, run, level, message, fields, number) VALUES (?, ?, ?, ?, ?, ?, ?, ?);

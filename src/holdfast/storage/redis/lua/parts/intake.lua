@@ -110,14 +110,10 @@ local function answers_for(queue, id)
   return Making.anybody_answers_in(queue) and call('HGET', key('answers', queue), id) or id
 end
 
--- How many calls a job answers for at most, the latest: a key that is debounced for ever gathers no more than that. As
--- many as one that collects may take in.
-local ANSWERS_KEPT = 10000
-
 local function answer_for(wish, job)
   Making.note_answers_in(job.queue)
   call('HSET', key('answers', job.queue), wish.id, job.id)
-  if call('RPUSH', key('calls', job.ref), wish.id) > ANSWERS_KEPT then
+  if call('RPUSH', key('calls', job.ref), wish.id) > CALLS_KEPT then
     call('HDEL', key('answers', job.queue), call('LPOP', key('calls', job.ref)))
   end
 end
