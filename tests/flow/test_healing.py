@@ -52,12 +52,15 @@ class Closed(MemoryStorage):
         return await super().renew(beat)
 
 
-async def watched(stage: Stage, worker: Worker, slate: Slate) -> list[tuple[float, Sentence]]:
+async def stacks() -> str:
+    return "a stack"
+
+
+async def watched(
+    stage: Stage, worker: Worker, slate: Slate, ask: Callable[[], Awaitable[str]] = stacks
+) -> list[tuple[float, Sentence]]:
     """Have a worker looked after from here on; return where it will stand when and why it was condemned."""
     condemned: list[tuple[float, Sentence]] = []
-
-    async def stacks() -> str:
-        return "a stack"
 
     healer = Healer(
         stage.storage,
@@ -68,7 +71,7 @@ async def watched(stage: Stage, worker: Worker, slate: Slate) -> list[tuple[floa
         max_block=600.0,
         clock=stage.clock,
         logger=logging.getLogger("test"),
-        ask=stacks,
+        ask=ask,
         condemn=lambda sentence: condemned.append((stage.clock.uptime(), sentence)),
     )
 
@@ -215,6 +218,46 @@ def test_nobody_is_condemned_where_the_storage_gives_answers_and_takes_no_record
         assert condemned == []
 
     on_closed(scenario)
+
+
+def test_a_worker_is_left_alone_while_the_storage_answers_no_exchange_at_all() -> None:
+    async def scenario(stage: Stage, storage: Closed, worker: Worker, condemned: list[tuple[float, Sentence]]) -> None:
+        await asyncio.sleep(2 * POLL)
+        # Records of events are taken all the same, so only the missing answer can save the worker.
+        storage.shut = lambda owner, verb: verb == "exchange"
+        await asyncio.sleep(3 * LONGEST)
+
+        assert stage.clock.uptime() - worker.answered_at > LONGEST
+        assert condemned == []
+
+    on_closed(scenario)
+
+
+def test_an_answer_that_comes_while_the_stack_is_read_saves_the_worker() -> None:
+    async def main(loop: SimLoop) -> None:
+        clock = SimClock(loop)
+        storage, slate = Closed(clock), Slate.new(3)
+        stage = Stage(loop, clock, storage)
+        worker = stage.app().worker()
+        asked = 0
+
+        async def answered_meanwhile() -> str:
+            nonlocal asked
+            asked += 1
+            storage.shut = lambda owner, verb: False
+            await asyncio.sleep(2 * POLL)
+            return "a stack"
+
+        await stage.start(worker)
+        condemned = await watched(stage, worker, slate, answered_meanwhile)
+        await asyncio.sleep(2 * POLL)
+        storage.shut = lambda owner, verb: owner == worker.owner and verb == "exchange"
+        await asyncio.sleep(3 * LONGEST)
+
+        assert asked == 1
+        assert condemned == []
+
+    simulate(main)
 
 
 @pytest.mark.parametrize(

@@ -45,11 +45,14 @@ class Flaky(MemoryStorage):
     """A storage that can be out of reach."""
 
     down = False
+    partial = False
 
     async def renew(self, beat: Beat) -> Pulse:
-        """Renew, if it can be reached."""
+        """Renew, if it can be reached; if `partial`, the server of all these leases gives no answer."""
         if self.down:
             raise StorageUnavailableError("nobody answers")
+        if self.partial:
+            return Pulse(unanswered=tuple((one.ref, one.fence) for one in beat.renewals))
         return await super().renew(beat)
 
 
@@ -426,6 +429,21 @@ async def test_a_storage_that_comes_back_before_the_lease_is_out_costs_none(
     assert len(caplog.records) == 1
     counts = {key[1]: numbers[0] for key, numbers in world.figures.totals().items()}
     assert counts.keys() == {"renewed", "failed"}
+
+
+async def test_a_renewal_that_its_server_did_not_answer_does_not_count(world: World) -> None:
+    place = await world.claim()
+    (run,) = world.slate.runs()
+    world.storage.partial = True
+    await world.let(3.0)
+
+    assert world.slate.kept(place, run.fence) == 0.0
+    assert world.slate.runs()[0].renewed_at == run.renewed_at
+
+    world.storage.partial = False
+    await world.let(1.0)
+
+    assert world.slate.kept(place, run.fence) > run.renewed_at
 
 
 async def test_a_run_that_was_lost_is_not_asked_for_again(world: World) -> None:
