@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from holdfast.clock import SECOND
-from holdfast.core.job import OnExpire, Policy
+from holdfast.core.job import Key, OnExpire, Policy
 from holdfast.core.outcome import Interrupted, Raised
 from holdfast.storage.protocol import (
     EVENTS_TOPIC,
@@ -74,8 +74,9 @@ class NoticesConformance(Conformance):
         await woken_by(storage, notices, lambda: apply(storage, REAPER, stalled(taken)))
         notices.close()
 
-    async def test_a_settlement_wakes_who_waits_for_the_job(self, storage: Storage) -> None:
-        lease = await start(storage)
+    @pytest.mark.parametrize("keys", [(), (Key("k"),)], ids=["plain", "keyed"])
+    async def test_a_settlement_wakes_who_waits_for_the_job(self, storage: Storage, keys: tuple[Key, ...]) -> None:
+        lease = await start(storage, new_job(keys=keys))
         notices = storage.notices([job_topic(lease.ref)])
         await woken_by(storage, notices, lambda: settle(storage, ALICE, lease))
         notices.close()
