@@ -1,13 +1,25 @@
 """Exceptions and codecs whose methods raise, and an app that meets them; also loaded under a name of its own."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from datetime import timedelta
 from typing import Any
 
-from holdfast import Holdfast, JobCompleted, JsonCodec, Retry, RetryLater, Stall, TaskOptions, Timing
+from holdfast import (
+    Cancel,
+    Holdfast,
+    Inject,
+    JobCompleted,
+    JsonCodec,
+    Retry,
+    RetryLater,
+    Stall,
+    TaskOptions,
+    Timing,
+    current_job,
+)
 from holdfast.core.job import NewJob, Ref
-from holdfast.core.lifecycle import State
+from holdfast.core.lifecycle import TERMINAL
 from holdfast.middleware import Proceed, RunCall
 
 
@@ -96,7 +108,7 @@ RAISED: dict[str, Callable[[], BaseException]] = {
     "group": lambda: BaseExceptionGroup("several", [SystemExit(), KeyboardInterrupt()]),
 }
 
-PLACES = ("handler", "result", "payload", "middleware", "event")
+PLACES = ("handler", "result", "payload", "middleware", "provider", "closing", "hook", "event")
 """Where user code may raise."""
 
 
@@ -132,6 +144,14 @@ def made(url: str, heard: list[str], **options: Any) -> Holdfast:
             raise RAISED[call.args[1]]()
         return value
 
+    def provided() -> Generator[None]:
+        place, kind = current_job().tags or ("payload", "")
+        if place == "provider":
+            raise RAISED[kind]()
+        yield
+        if place == "closing":
+            raise RAISED[kind]()
+
     def work(place: str, kind: str) -> str:
         if place == "delay":
             raise Endless
@@ -140,13 +160,26 @@ def made(url: str, heard: list[str], **options: Any) -> Holdfast:
         return f"encode {kind}" if place == "result" else kind
 
     @app.task(name="thread")
-    def thread(place: str, kind: str) -> str:
+    def thread(place: str, kind: str, given: None = Inject(provided)) -> str:
+        if place == "hook":
+            raise Cancel
         return work(place, kind)
 
+    @thread.on_cancel
+    def tidy_in_thread(place: str, kind: str, given: None = Inject(provided)) -> None:
+        raise RAISED[kind]()
+
     @app.task(name="loop")
-    async def loop(place: str, kind: str) -> str:
+    async def loop(place: str, kind: str, given: None = Inject(provided)) -> str:
         await asyncio.sleep(0)
+        if place == "hook":
+            raise Cancel
         return work(place, kind)
+
+    @loop.on_cancel
+    async def tidy(place: str, kind: str, given: None = Inject(provided)) -> None:
+        await asyncio.sleep(0)
+        raise RAISED[kind]()
 
     if heard is not NOTHING:
 
@@ -179,20 +212,20 @@ async def ordeal(app: Holdfast, way: str, place: str, *, within: float) -> dict[
             payload = f"decode {kind}".encode()
             await (await app.opened()).enqueue([NewJob(queue="default", id=kind, task=way, payload=payload)])
         else:
-            ref = Ref("default", (await task.enqueue(place, kind)).id)
+            ref = Ref("default", (await task.options(tags=(place, kind)).enqueue(place, kind)).id)
         refs[kind] = ref
-        innocent.append(await task.enqueue("nowhere", "ordinary"))
+        innocent.append(await task.options(tags=("nowhere", "ordinary")).enqueue("nowhere", "ordinary"))
     ended: dict[str, str] = {}
     async with asyncio.timeout(within):
         for job in innocent:
             assert await job.result() == "ordinary"
         for kind, ref in refs.items():
-            while await app.job(ref.id).state() not in (State.FAILED, State.COMPLETED):  # noqa: ASYNC110
+            while await app.job(ref.id).state() not in TERMINAL:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             detail = await app.job(ref.id).info()
             assert detail is not None
             ended[kind] = f"{detail.job.state} {detail.job.reason} in {detail.job.starts}"
-            if place == "event":
+            if place in ("event", "hook"):
                 continue
             assert detail.job.error is not None, kind
             assert detail.job.error.traceback, kind
@@ -204,6 +237,8 @@ def expected(place: str) -> dict[str, str]:
     match place:
         case "event":
             how = "completed None in 1"
+        case "hook":
+            how = "cancelled None in 1"
         case "payload" | "result":
             how = "failed undecodable in 1"
         case _:

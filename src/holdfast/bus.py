@@ -12,6 +12,7 @@ from typing import Any, cast, get_args
 
 from msgspec import structs
 
+from holdfast.context import event_handler_entered
 from holdfast.core.check import shown
 from holdfast.core.events import Event, JobCompleted, JobEvent, OnRequest, event_name
 from holdfast.errors import StorageError, UsageError
@@ -288,6 +289,7 @@ class Bus:
 
         def call() -> BaseException | None:
             try:
+                context.run(event_handler_entered)
                 context.run(handler, event)
             except BaseException as error:
                 # Returned: a future cannot carry StopIteration, and SystemExit would end the loop.
@@ -320,6 +322,7 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 
 async def _failure(handler: Callable[[Any], Awaitable[object]], event: Event) -> BaseException | None:
     """Call a handler and return what it raised: out of a task, SystemExit would end the loop."""
+    event_handler_entered()
     try:
         await handler(event)
     except BaseException as error:

@@ -236,14 +236,15 @@ class JobContext:
             told = float(value)
             how_far = (told, None if note is None else storable(str(note))) if math.isfinite(told) else None
             self._signs.sign(self._uptime(), how_far)
-        except Exception:
+        except BaseException:
+            # What is told may have methods of its own; these calls never raise.
             self._signs.sign(self._uptime())
 
     def _write(self, level: str, message: object, fields: Mapping[str, object]) -> None:
         try:
             told = {storable(str(name)): storable(str(value)) for name, value in fields.items()}
             self._signs.log(self._uptime(), level, storable(str(message)), told)
-        except Exception:
+        except BaseException:
             # A log line whose text cannot be made is worth less than the handler that wrote it.
             self._signs.sign(self._uptime())
 
@@ -272,6 +273,19 @@ def running_job() -> JobContext | None:
     """Return the job whose run the caller belongs to, None outside of a run that goes on."""
     job = _CURRENT.get(None)
     return None if job is None or job.over else job
+
+
+_HANDLES_EVENT: ContextVar[bool] = ContextVar("holdfast_event", default=False)
+
+
+def handling_event() -> bool:
+    """Return True in an event handler, and in what it starts."""
+    return _HANDLES_EVENT.get()
+
+
+def event_handler_entered() -> None:
+    """Have the calling task or context count as an event handler; for the bus."""
+    _HANDLES_EVENT.set(True)
 
 
 def job_of(context: Context) -> JobContext | None:

@@ -304,7 +304,8 @@ class Signature:
             ) from None
 
     def _make_sure_of_bytes(self, codec: Codec, data: object) -> None:
-        if not isinstance(data, bytes):
+        # Not of a subclass, which may have methods of its own.
+        if type(data) is not bytes:
             raise UsageError(
                 f"task {self.task!r}: {type(codec).__name__}.encode() must return bytes, not {type(data).__name__}"
             )

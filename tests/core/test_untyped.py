@@ -13,6 +13,7 @@ import pytest
 from msgspec import Struct
 
 from holdfast import Holdfast, JsonCodec, UsageError
+from holdfast.untyped import check_of
 
 
 class Colour(Enum):
@@ -168,6 +169,35 @@ def test_what_cannot_be_encoded_is_refused_with_its_path(value: Any, path: str) 
         free.call(value)
 
     assert f"argument {path!r} cannot be encoded" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "hint",
+    [
+        int,
+        float,
+        str,
+        bytes,
+        None,
+        bool | None,
+        int | str,
+        list[int],
+        set[float],
+        tuple[int, ...],
+        tuple[str, float],
+        dict[str, int],
+        dict[int, datetime],
+        datetime,
+        Decimal,
+        Colour,
+        Point,
+        list[Point],
+        Point | None,
+    ],
+    ids=repr,
+)
+def test_what_has_a_type_is_not_checked_a_second_time(hint: Any) -> None:
+    assert check_of(hint) is None
 
 
 def test_a_circle_is_refused() -> None:

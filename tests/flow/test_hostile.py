@@ -9,9 +9,15 @@ from holdfast import JobReleased, WorkerStopping
 from tests.hostile import PLACES, RAISED, expected, made, ordeal
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", pytest.param("redis", marks=pytest.mark.redis)])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return "memory://" if request.param == "memory" else f"sqlite:///{tmp_path / 'queue.db'}"
+    match request.param:
+        case "memory":
+            return "memory://"
+        case "sqlite":
+            return f"sqlite:///{tmp_path / 'queue.db'}"
+        case _:
+            return str(request.getfixturevalue("redis_url"))
 
 
 @pytest.mark.parametrize("place", PLACES)

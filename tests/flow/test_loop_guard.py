@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from holdfast import JobFailedError, JobReleased, JobStalled, Retry, State
+from holdfast import JobCompleted, JobFailedError, JobReleased, JobStalled, Retry, State
 from tests.flow.conftest import FAST, Play, Stage
 
 
@@ -43,6 +43,41 @@ def test_neighbours_of_a_run_that_cancels_every_task_are_charged_nothing(play: P
         assert not await stage.told(JobStalled)
 
     play(scenario)
+
+
+def test_runs_beside_an_event_handler_that_cancels_every_task_are_charged_nothing(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(timing=FAST)
+        test = asyncio.all_tasks()
+        heard: list[str] = []
+
+        @app.task(name="nap")
+        async def nap(seconds: float) -> str:
+            await asyncio.sleep(seconds)
+            return "rested"
+
+        @app.on(JobCompleted)
+        async def wreck(event: JobCompleted) -> None:
+            heard.append(event.id)
+            if len(heard) == 1:
+                for task in asyncio.all_tasks() - test:
+                    task.cancel()
+
+        await stage.start(app.worker(), "one")
+        naps = [await nap.enqueue(5.0) for _ in range(6)]
+        await nap.enqueue(1.0)
+        await stage.until(lambda: _true(heard))
+        await stage.start(app.worker(), "two")
+
+        assert [await job.result() for job in naps] == ["rested"] * 6
+        assert {event.reason for event in await stage.told(JobReleased)} == {"worker_failed"}
+        assert not await stage.told(JobStalled)
+
+    play(scenario)
+
+
+async def _true(heard: list[str]) -> bool:
+    return bool(heard)
 
 
 def test_where_the_culprit_is_unknown_each_run_of_the_loop_stalls_once(play: Play) -> None:

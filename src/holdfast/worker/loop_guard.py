@@ -5,7 +5,8 @@ call, at the moment when it is made:
 
     loop.stop()                    refused: it raises in the handler
     cancel() of the guard's task   the worker fails; that run fails, and the others of the loop are put back
-    the same, of no job            the worker fails as in a crash: one stall for each run of the loop
+    the same, of an event handler  the worker fails, and the runs of its loop are put back
+    the same, of neither           the worker fails as in a crash: one stall for each run of the loop
 """
 
 import asyncio
@@ -13,7 +14,7 @@ import contextlib
 import traceback
 from collections.abc import Callable
 
-from holdfast.context import running_job
+from holdfast.context import handling_event, running_job
 from holdfast.core.job import RecordedError
 from holdfast.failures import TRACEBACK_KEPT
 
@@ -28,7 +29,7 @@ class LoopGuard:
         self.cancelled = False
         """Whether every task of the loop was cancelled, and not by the worker itself."""
         self.known = False
-        """Whether it is known by which job."""
+        """Whether it is known by which job, or that it was an event handler."""
         self._task: asyncio.Task[None] | None = None
         self._released = False
 
@@ -53,8 +54,8 @@ class LoopGuard:
             return
         self.cancelled = True
         job = running_job()
+        self.known = job is not None or handling_event()
         if job is not None:
-            self.known = True
             job.misuse = _error(CANCELLED)
 
 
@@ -86,10 +87,11 @@ class _Stop:
 
     def __call__(self) -> None:
         job = running_job()
-        if job is None:
+        if job is None and not handling_event():
             self._stop()
             return
-        job.misuse = _error(STOPPED)
+        if job is not None:
+            job.misuse = _error(STOPPED)
         raise RuntimeError(STOPPED)
 
 

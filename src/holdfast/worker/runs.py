@@ -346,7 +346,8 @@ class Runs:
         held.over = True
         if held.context is not None:
             held.context.over = True
-            outcome = self._judged(held, outcome)
+            if self._guard.cancelled or held.context.misuse is not None:
+                outcome = self._judged(held, outcome)
         self._tally.ran(held.lease.job, took)
         if took:
             self._ahead.ran(took)

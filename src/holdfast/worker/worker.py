@@ -441,7 +441,7 @@ class Worker:
 
     def _loop_cancelled(self) -> None:
         """Stop, for every task of this worker on its loop was cancelled."""
-        how = "a handler" if self._guard.known else "code that is no handler of a known job"
+        how = "a handler" if self._guard.known else "code of no known handler"
         self._equipment.logger.critical(
             "the worker %s fails and stops: every task of its event loop was cancelled, by %s", self.owner.name, how
         )
