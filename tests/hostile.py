@@ -105,6 +105,7 @@ RAISED: dict[str, Callable[[], BaseException]] = {
     "everything exits in a base exception": all_raise(SystemExit, BaseException),
     "everything cancels in a base exception": all_raise(asyncio.CancelledError, BaseException),
     "class of its own": OfHostileClass,
+    "endless delay": Endless,
     "group": lambda: BaseExceptionGroup("several", [SystemExit(), KeyboardInterrupt()]),
 }
 
@@ -153,8 +154,6 @@ def made(url: str, heard: list[str], **options: Any) -> Holdfast:
             raise RAISED[kind]()
 
     def work(place: str, kind: str) -> str:
-        if place == "delay":
-            raise Endless
         if place == "handler":
             raise RAISED[kind]()
         return f"encode {kind}" if place == "result" else kind

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import JobFailedError, JobReleased, JobStalled
+from holdfast import JobReleased, JobStalled
 from tests import hostile
 
 pytestmark = pytest.mark.system
@@ -38,10 +38,3 @@ async def test_a_hostile_exception_in_a_process_fails_its_job_and_no_other(mod: 
 
     assert ended == mod.expected(place)
     assert not [event for event in events if isinstance(event, JobReleased | JobStalled)]
-
-
-async def test_an_outcome_that_cannot_be_sent_by_its_process_is_a_failure(mod: Any) -> None:
-    async with mod.apart as app, app.worker():
-        job = await app.tasks["loop"].enqueue("delay", "ordinary")
-        with pytest.raises(JobFailedError, match="OverflowError"):
-            await job.result(timeout=30)

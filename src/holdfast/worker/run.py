@@ -16,7 +16,7 @@ from holdfast.clock import SECOND, Clock
 from holdfast.codec import Codec
 from holdfast.context import JobContext, entered
 from holdfast.control import Cancel, Reject, RetryLater, Snooze
-from holdfast.core.duration import micros
+from holdfast.core.duration import duration, micros
 from holdfast.core.job import JobRecord, RecordedError
 from holdfast.core.outcome import (
     Cancelled,
@@ -320,7 +320,7 @@ def _meaning(error: BaseException, task: Task[..., Any], held: Held) -> Outcome:
         # It wants another run, which the record would refuse it.
         return stopped(held)
     if is_a(error, Snooze):
-        return Snoozed(micros(said.delay))
+        return Snoozed(_delay(said))
     if is_a(error, Cancel):
         if held.stop not in (None, "cancelled"):
             return stopped(held)
@@ -329,13 +329,18 @@ def _meaning(error: BaseException, task: Task[..., Any], held: Held) -> Outcome:
     if is_a(error, Reject):
         return Rejected(recorded(error))
     if is_a(error, RetryLater):
-        return Raised(recorded(error), after=micros(said.delay))
+        return Raised(recorded(error), after=_delay(said))
     if held.stop is not None:
         # It was made to stop, or fell over while stopping.
         return stopped(held)
     if is_a(error, asyncio.CancelledError):
         return _cancelled_from_within(error)
     return Raised(recorded(error), final=task.retry.final(error))
+
+
+def _delay(control: Any) -> int:
+    """Return the delay that a control asks for; one of a subclass need not have been checked when it was made."""
+    return micros(duration(control.delay, field=f"{class_name(control)}.delay", zero=True))
 
 
 def _unrecorded(error: BaseException, value: object) -> RecordedError:
