@@ -136,6 +136,26 @@ async def blocking(seconds: float) -> None:
     time.sleep(seconds)  # noqa: ASYNC251 - that is the point
 
 
+left_behind: list["asyncio.Task[None]"] = []
+
+
+@app.task
+async def cancelling_all(when: str) -> str:
+    """Cancel every task of the loop, now or just after this has returned."""
+
+    async def cancel_all(turns: int) -> None:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        for task in asyncio.all_tasks():
+            task.cancel()
+
+    if when == "now":
+        await cancel_all(0)
+        await asyncio.sleep(60)
+    left_behind.append(asyncio.create_task(cancel_all(int(when))))
+    return "done"
+
+
 @app.task
 async def sleeping(seconds: float) -> None:
     await asyncio.sleep(seconds)

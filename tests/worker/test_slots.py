@@ -617,3 +617,14 @@ def test_where_a_handler_runs_is_set_like_any_option_and_checked() -> None:
     assert (apart.settings.run, here.settings.run) == ("process", "auto")
     with pytest.raises(UsageError, match="run = 'thread' is unknown"):
         app.task(name="elsewhere", run="thread")(lambda: None)  # type: ignore[call-overload]  # pyright: ignore
+
+
+@pytest.mark.parametrize("when", ["now", "1", "2", "3", "4"])
+async def test_a_handler_that_cancels_every_task_of_its_process_ends_and_the_next_runs(mod: Any, when: str) -> None:
+    async with mod.app, mod.app.worker(concurrency=1):
+        job = await mod.cancelling_all.enqueue(when)
+        detail = await over(mod.app, job.id, within=15)
+        assert await (await mod.plus.enqueue(1, 2)).result(timeout=30) == 9
+
+    assert detail.job.state in ((State.FAILED,) if when == "now" else (State.FAILED, State.COMPLETED))
+    assert detail.job.starts == 1

@@ -40,7 +40,6 @@ from holdfast.worker.frames import (
     Stop,
     Turned,
     Unfit,
-    framed,
 )
 from holdfast.worker.held import Held, StopReason
 from holdfast.worker.lifespan import Lifespan
@@ -143,6 +142,11 @@ class SlotProcess:
             except asyncio.CancelledError:
                 # By the handler: nothing of ours cancels this. The worker still waits for the end of the run.
                 self._cancelled = True
+        failure = asyncio.CancelledError() if held.task.cancelled() else held.task.exception()
+        if failure is not None:
+            # It has not reported. Without an end the worker would renew its lease for ever.
+            self._held = None
+            self._report(held, misuse(held) or Raised(recorded(failure)), spoiled=True)
 
     async def _attend(self, held: Held) -> None:
         try:
@@ -168,14 +172,7 @@ class SlotProcess:
         self._report(held, misuse(held) or outcome, spoiled=spoiled)
 
     def _report(self, held: Held, outcome: Outcome, *, spoiled: bool) -> None:
-        fence = held.lease.fence
-        try:
-            word = Ended(fence, outcome, spoiled=spoiled)
-            told = framed(word)
-        except Exception as error:
-            # For example a delay that is no number of 64 bits. The worker waits for an end that it can read.
-            told = framed(Ended(fence, Raised(recorded(error)), spoiled=spoiled))
-        self._line.send(told)
+        self._line.say(Ended(held.lease.fence, outcome, spoiled=spoiled))
 
     def _heard(self, word: Order) -> None:
         match word:

@@ -48,10 +48,7 @@ class Line:
 
     def say(self, word: Answer) -> None:
         """Say something, if anybody still listens; from any thread."""
-        self.send(framed(word))
-
-    def send(self, told: bytes) -> None:
-        """Send a word that is framed already, if the other end is open; from any thread."""
+        told = framed(word)
         with self._speaking, contextlib.suppress(OSError):
             self._line.sendall(told)
 
