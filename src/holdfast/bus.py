@@ -15,7 +15,7 @@ from msgspec import structs
 from holdfast.context import event_handler_entered
 from holdfast.core.check import shown
 from holdfast.core.events import Event, JobCompleted, JobEvent, OnRequest, event_name
-from holdfast.errors import StorageError, UsageError
+from holdfast.errors import StorageError, StorageUnavailableError, UsageError
 from holdfast.failures import is_a, log_failure
 from holdfast.functions import is_async
 from holdfast.storage.follow import pages
@@ -129,7 +129,9 @@ class Bus:
         Raises:
             StorageError: it cannot be read.
         """
-        await self._warn_the_deaf()
+        with contextlib.suppress(StorageUnavailableError):
+            # A part of the storage may be out of reach; the handlers hear of the others.
+            await self._warn_the_deaf()
         if self._hearers.scoped("once"):
             await self._storage.events(limit=0, reader=self._reader)
         if self._hearers.scoped("every"):

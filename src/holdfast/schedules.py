@@ -1,7 +1,11 @@
 """Schedules: what is enqueued by itself, and when. They live in the storage, not in whichever process leads."""
 
+import asyncio
+import logging
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
 from datetime import datetime, timedelta
+from random import Random
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
 from msgspec import structs
@@ -10,9 +14,10 @@ from holdfast.core.check import named, no_others, of_kind, shown, whole
 from holdfast.core.cron import Cron, Every
 from holdfast.core.duration import Duration, moment
 from holdfast.core.job import NewJob
+from holdfast.core.patience import Patience
 from holdfast.core.schedule import Overlap, Schedule
 from holdfast.core.ticks import begun, rhythm_of
-from holdfast.errors import UnknownScheduleError, UsageError
+from holdfast.errors import StorageError, StorageUnavailableError, UnknownScheduleError, UsageError
 from holdfast.handle import Job
 from holdfast.options import TaskSettings
 from holdfast.options.schedules import MissedTicks, catching_up, graceful, overlapping
@@ -23,6 +28,12 @@ from holdfast.task import AsyncTask, Call, PlainTask, Task
 P = ParamSpec("P")
 R = TypeVar("R")
 TaskT = TypeVar("TaskT", bound=Task[Any, Any])
+
+AT_ONCE = 5.0
+"""Seconds in which a start puts the schedules that it can, when a part of the storage is out of reach."""
+
+PATIENCE = Patience(0.5, 5.0)
+"""Between two tries to put what a start has left."""
 
 LONGEST_NAME = 200
 """How many bytes the name of a schedule may have: the ids of its jobs begin with it."""
@@ -90,15 +101,52 @@ def scheduled_name(name: object) -> str:
     return read
 
 
-async def put_all(storage: Storage, schedules: Collection[Schedule]) -> None:
+async def put_all(storage: Storage, schedules: Collection[Schedule]) -> tuple[Schedule, ...]:
     """Put what is declared in code into the storage; what is there keeps its last tick, its pause and its history.
 
+    Return the schedules that could not be put, or not everywhere, for a part of the storage is out of reach.
+
     Raises:
-        StorageError: the storage cannot be asked.
+        StorageError: the storage refuses them.
     """
     if not schedules:
-        return
-    now = (await storage.survey()).now
+        return ()
+    try:
+        await _put(storage, (await storage.survey()).now, schedules)
+    except StorageUnavailableError:
+        until = asyncio.get_running_loop().time() + AT_ONCE
+        by_queue: defaultdict[str, list[Schedule]] = defaultdict(list)
+        for schedule in schedules:
+            by_queue[schedule.job.queue].append(schedule)
+        left: list[Schedule] = []
+        for queue, some in by_queue.items():
+            try:
+                # Each try at a part that does not answer takes seconds.
+                async with asyncio.timeout_at(until):
+                    await _put(storage, (await storage.survey([queue])).now, some)
+            except (StorageUnavailableError, TimeoutError):
+                left += some
+        return tuple(left)
+    return ()
+
+
+async def put_later(storage: Storage, schedules: Collection[Schedule], *, rng: Random, logger: logging.Logger) -> None:
+    """Put what `put_all` has left, as soon as the storage can be reached."""
+    failures = 0
+    while schedules:
+        failures += 1
+        if failures == 1:
+            names = ", ".join(schedule.name for schedule in schedules)
+            logger.warning("cannot put the schedules %s, trying again: a part of the storage is out of reach", names)
+        await asyncio.sleep(PATIENCE.rest(failures, rng))
+        try:
+            schedules = await put_all(storage, schedules)
+        except StorageError as error:
+            logger.error("the storage refuses schedules that code declares: %s", error)
+            return
+
+
+async def _put(storage: Storage, now: int, schedules: Collection[Schedule]) -> None:
     changes = [PutSchedule(begun(schedule, now)) for schedule in schedules]
     for start in range(0, len(changes), DUE_LIMIT):
         await storage.plan(changes[start : start + DUE_LIMIT])
@@ -413,5 +461,5 @@ class Schedules:
 
     async def _put(self, schedule: Schedule) -> Schedule:
         storage = await self._storage()
-        await put_all(storage, [schedule])
+        await _put(storage, (await storage.survey([schedule.job.queue])).now, [schedule])
         return (await look_up(storage, schedule.name))[0]

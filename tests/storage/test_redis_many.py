@@ -10,8 +10,8 @@ from holdfast.core.job import JobRecord, Owner, RateKey
 from holdfast.core.leadership import Term
 from holdfast.core.lifecycle import State
 from holdfast.storage.cursors import LARGEST
-from holdfast.storage.protocol import EventPage, Page, QueueSurvey, Settings, Survey, WorkerSurvey
-from holdfast.storage.redis.many import cursor_of, listed, places_of, surveyed, woven
+from holdfast.storage.protocol import EVENTS_END, EventPage, Page, QueueSurvey, Settings, Survey, WorkerSurvey
+from holdfast.storage.redis.many import UNREAD, cursor_of, listed, places_of, surveyed, words_of, woven
 
 # ── cursors ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -30,6 +30,15 @@ def test_a_single_number_is_that_place_in_every_cell() -> None:
 def test_what_no_cells_have_given_out_is_no_cursor(cursor: str) -> None:
     with pytest.raises(ValueError, match="no cursor"):
         places_of(cursor, 3)
+
+
+def test_a_cursor_can_leave_open_the_place_in_a_cell_that_was_out_of_reach() -> None:
+    assert words_of(None, 2) == [UNREAD, UNREAD]
+    assert words_of(EVENTS_END, 2) == [EVENTS_END, EVENTS_END]
+    assert words_of("7", 2) == ["7", "7"]
+    assert words_of(f"3.{UNREAD}.{EVENTS_END}", 3) == ["3", UNREAD, EVENTS_END]
+    with pytest.raises(ValueError, match="no cursor"):
+        words_of("3.x", 2)
 
 
 # ── events ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -51,6 +60,13 @@ def test_events_are_told_by_their_instants_and_carry_the_place_in_every_cell() -
 
     assert told(page) == [("a", "5.0"), ("b", "5.1"), ("a", "6.1")]
     assert page.next == "6.1"
+
+
+def test_a_cell_that_was_out_of_reach_keeps_its_place_in_the_page_and_in_each_event() -> None:
+    page = woven([EventPage((drained(10, 5, "a"),), "6"), EventPage((), UNREAD, unanswered=True)], 10)
+
+    assert told(page) == [("a", f"5.{UNREAD}")]
+    assert (page.next, page.unanswered) == (f"6.{UNREAD}", True)
 
 
 def test_a_page_that_is_full_leaves_each_cell_where_it_was_read_to() -> None:

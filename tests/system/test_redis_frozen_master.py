@@ -1,13 +1,15 @@
 """One master of a Cluster is frozen: workers keep what lies on the others, and go on with it."""
 
 import asyncio
+import time
 from collections.abc import Callable
 
 import pytest
 
 from holdfast import Holdfast, Timing, current_job
-from holdfast.core.events import JobReleased, JobRetried, JobStalled, RunFenced, WorkerStarted
+from holdfast.core.events import JobCompleted, JobReleased, JobRetried, JobStalled, RunFenced, WorkerStarted
 from holdfast.core.job import Owner
+from holdfast.schedules import AT_ONCE
 from holdfast.storage.redis.address import read
 from holdfast.storage.redis.routes import slot
 from holdfast.storage.redis.storage import RedisStorage
@@ -81,7 +83,7 @@ async def test_a_run_on_a_healthy_master_keeps_its_lease(cluster: RedisCluster, 
         frozen.freeze()
         try:
             job = await alone.enqueue(LONG)
-            assert await job.result(timeout=2 * LONG) == "done"
+            assert await job.result(timeout=60) == "done"
             detail = await job.info()
         finally:
             frozen.thaw()
@@ -97,3 +99,63 @@ async def test_a_run_on_a_healthy_master_keeps_its_lease(cluster: RedisCluster, 
     assert len([event for event in events if isinstance(event, WorkerStarted)]) == 1
     troubles = (JobReleased, JobRetried, JobStalled, RunFenced)
     assert [event for event in events if isinstance(event, troubles) and event.id == job.id] == []
+
+
+async def test_a_worker_with_schedules_and_event_handlers_starts_and_hears_of_the_other_queues(
+    cluster: RedisCluster,
+) -> None:
+    places = Places(cluster)
+    # The namespace's own number is read at the start, by workers of any kind.
+    home = cluster.holder(slot(read(cluster.url).bases[0]))
+    healthy, frozen = home, next(master for master in cluster.masters if master is not home)
+    here, there = places.queue(on=healthy), places.queue(on=frozen)
+    thawed = asyncio.Event()
+
+    app = Holdfast(cluster.url, name="outage", timing=Timing.fast())
+
+    @app.cron("* * * * * *", queue=here, name="here")
+    async def healthy_tick() -> None:
+        pass
+
+    @app.cron("* * * * * *", queue=there, name="there")
+    async def frozen_tick() -> None:
+        thawed.set()
+
+    once, every = asyncio.Event(), asyncio.Event()
+
+    @app.on(JobCompleted)
+    def heard_once(event: JobCompleted) -> None:
+        if event.queue == here:
+            once.set()
+
+    @app.on(JobCompleted, scope="every")
+    def heard_every(event: JobCompleted) -> None:
+        if event.queue == here:
+            every.set()
+
+    frozen.freeze()
+    try:
+        plain = Holdfast(cluster.url, name="plain", timing=Timing.fast())
+        asked_at = time.monotonic()
+        async with plain, plain.worker(queues=[here]):
+            took_plain = time.monotonic() - asked_at
+        asked_at = time.monotonic()
+        async with app:
+            worker = app.worker(queues=[here, there], drain="1s")
+            await worker.start()
+            took = time.monotonic() - asked_at
+            try:
+                async with asyncio.timeout(30):
+                    await once.wait()
+                    await every.wait()
+                assert not thawed.is_set()
+                frozen.thaw()
+                async with asyncio.timeout(30):
+                    await thawed.wait()
+            finally:
+                await worker.stop()
+    finally:
+        frozen.thaw()
+
+    print(f"started in {took:.1f} s, a plain worker in {took_plain:.1f} s")
+    assert took < took_plain + AT_ONCE + 4

@@ -27,7 +27,7 @@ from holdfast.functions import is_async
 from holdfast.hearing import registering
 from holdfast.maintenance.ticking import tick_all
 from holdfast.options import LeaderElection, Timing
-from holdfast.schedules import put_all
+from holdfast.schedules import put_all, put_later
 from holdfast.settle import settle_stalled
 from holdfast.storage.protocol import Beat, Bid
 
@@ -220,6 +220,7 @@ class Reaper:
         self._owns_storage = isinstance(app_or_url, str)
         self._buses: tuple[Bus, ...] = ()
         self._task: asyncio.Task[None] | None = None
+        self._putting: asyncio.Task[None] | None = None
         self._hearing: tuple[asyncio.Task[None], ...] = ()
 
     @property
@@ -255,7 +256,8 @@ class Reaper:
         """
         if self._task is None:
             await self._storage.open()
-            await put_all(self._storage, self._equipment.schedules.values())
+            equipment = self._equipment
+            left = await put_all(self._storage, equipment.schedules.values())
             # Before the first sweep: what that recovers is heard, too.
             buses = (self._bus(self._equipment.hearers, "app"), self._bus(self._reaping.hearers, "reaper", ITS_OWN))
             for bus in buses:
@@ -263,14 +265,20 @@ class Reaper:
             # They outlive the call that starts them; `stop` awaits them.
             self._buses = buses
             self._hearing = tuple(asyncio.create_task(bus.run(), name=f"events of reaper {self.id}") for bus in buses)
+            self._putting = asyncio.create_task(
+                put_later(self._storage, left, rng=equipment.rng, logger=equipment.logger),
+                name=f"schedules of reaper {self.id}",
+            )
             self._task = asyncio.create_task(self._reaping.run(), name=f"reaper {self.id}")
 
     async def stop(self) -> None:
         """Sweep no more and resign. Idempotent; leaves no task and no thread behind."""
         task, self._task = self._task, None
         if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            tasks = [task, *([] if self._putting is None else [self._putting])]
+            for one in tasks:
+                one.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             await self._hear_no_more()
             with contextlib.suppress(StorageError, TimeoutError):
                 # Else a storage that outlives it would keep the life of this owner.

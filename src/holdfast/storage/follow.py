@@ -82,6 +82,7 @@ async def pages(
     over = until or asyncio.Event()
     hints = Hints(storage, (topic,), rng=rng, logger=logger)
     failures = 0
+    incomplete = False
     try:
         while not over.is_set():
             try:
@@ -96,6 +97,9 @@ async def pages(
                 continue
             failures = 0
             cursor = page.next or cursor
+            if page.unanswered and not incomplete:
+                logger.warning("a part of the storage is out of reach; its events come when it is back")
+            incomplete = page.unanswered
             if page.events:
                 yield page
             else:

@@ -535,10 +535,14 @@ class Reader(Struct, frozen=True):
 
 
 class EventPage(Struct, frozen=True):
-    """Events in order without a gap, and the cursor that follows them."""
+    """Events in order without a gap, and the cursor that follows them.
+
+    `unanswered`: one of several servers was out of reach; what it has comes by this cursor when it is back.
+    """
 
     events: tuple[AnyEvent, ...] = ()
     next: str = ""
+    unanswered: bool = False
 
 
 class Notices(Protocol):

@@ -29,10 +29,11 @@ from holdfast.core.check import named
 from holdfast.core.duration import Duration, duration
 from holdfast.core.events import WorkerStarted, WorkerStopped, WorkerStopping
 from holdfast.core.job import Owner
+from holdfast.core.schedule import Schedule
 from holdfast.equipment import Equipment
 from holdfast.errors import UsageError
 from holdfast.health.vitals import Vitals, blocked
-from holdfast.schedules import put_all
+from holdfast.schedules import put_all, put_later
 from holdfast.storage.protocol import WorkerInfo
 from holdfast.waiting import first
 from holdfast.whereabouts import not_while_loading
@@ -116,6 +117,8 @@ class Worker:
         self._ending: asyncio.Task[None] | None = None
         self.dismissed = False
         """Whether an operator has ordered it to stop, so that nobody shall take its place."""
+        self._unput: tuple[Schedule, ...] = ()
+        """Schedules of the code that wait for a part of the storage that is out of reach."""
         self._forced = asyncio.Event()
         self._unwanted, self._gone = asyncio.Event(), asyncio.Event()
         """Set when it is stopped while it starts, and when it has then let go."""
@@ -246,7 +249,7 @@ class Worker:
         self._state = "starting"
         try:
             await self._equipment.storage.open()
-            await put_all(self._equipment.storage, self._equipment.schedules.values())
+            self._unput = await put_all(self._equipment.storage, self._equipment.schedules.values())
             await self._bus.subscribe()
             await self._lifespan.enter(self._given_up)
         except BaseException:
@@ -397,6 +400,10 @@ class Worker:
         async with asyncio.TaskGroup() as crew:
             crew.create_task(self._exchange.run())
             crew.create_task(self._bus.run())
+            if self._unput:
+                equipment = self._equipment
+                later = put_later(equipment.storage, self._unput, rng=equipment.rng, logger=equipment.logger)
+                crew.create_task(later)
             crew.create_task(self._keeper.listen())
             if self._outpost is not None:
                 crew.create_task(self._outpost.run())

@@ -19,7 +19,7 @@ from holdfast.core.lane import Lane
 from holdfast.core.leadership import Term
 from holdfast.core.settlement import Settlement
 from holdfast.errors import StorageError, StorageUnavailableError
-from holdfast.storage.cursors import LARGEST, place_of
+from holdfast.storage.cursors import LARGEST
 from holdfast.storage.protocol import (
     EVENTS_END,
     Beat,
@@ -47,7 +47,7 @@ from holdfast.storage.protocol import (
     Verdict,
 )
 from holdfast.storage.redis.cell import ANSWER_BYTES, Cell, weight
-from holdfast.storage.redis.many import cursor_of, least, listed, places_of, surveyed, swept_all, woven
+from holdfast.storage.redis.many import UNREAD, least, listed, places_of, surveyed, swept_all, words_of, woven
 from holdfast.storage.redis.rounds import Round
 
 T = TypeVar("T")
@@ -222,7 +222,13 @@ class Cells:
                 home = self.of(change.schedule.job.queue)
                 # Put first: whoever dies in between leaves it twice until it is put again, not lost.
                 planned += await home.plan([change])
-                await _all([cell.plan([RemoveSchedule(change.name)]) for cell in self._cells if cell is not home])
+                await _all(
+                    [
+                        self._ask(cell, cell.plan, [RemoveSchedule(change.name)])
+                        for cell in self._cells
+                        if cell is not home
+                    ]
+                )
             else:
                 answers = [answer for [answer] in await _all([cell.plan([change]) for cell in self._cells])]
                 planned.append(next((one for one in answers if one.verdict != "gone"), answers[0]))
@@ -258,25 +264,45 @@ class Cells:
         return listed([answers.get(cell, ()) for cell in self._cells], before, query.limit)
 
     async def survey(self, queues: Sequence[str] = ()) -> Survey:
-        """See `Storage.survey`."""
+        """See `Storage.survey`: where queues are named, a cell that has none of them may be out of reach."""
         named = self._queues(queues)
-        return surveyed(await _all([cell.surveyed(named.get(cell, ()) if queues else None) for cell in self._cells]))
+        outcomes = await _outcomes(
+            [self._ask(cell, cell.surveyed, named.get(cell, ()) if queues else None) for cell in self._cells]
+        )
+        for cell, outcome in zip(self._cells, outcomes, strict=True):
+            away = queues and cell not in named and isinstance(outcome, StorageUnavailableError)
+            if isinstance(outcome, BaseException) and not away:
+                raise outcome
+        return surveyed(_some(outcomes))
 
     async def events(
         self, cursor: str | None = None, *, limit: int = 100, reader: Reader | None = None, ref: Ref | None = None
     ) -> EventPage:
-        """See `Storage.events`: of several cells by the instants of their clocks, of each without a gap."""
-        if cursor == EVENTS_END:
-            ends = await _all([cell.events(cursor) for cell in self._cells])
-            return EventPage((), cursor_of(place_of(end.next) for end in ends))
-        places = [str(place) for place in places_of(cursor, len(self._cells))] if cursor else None
-        if ref is not None and reader is None:
-            home = self._cells.index(self.of(ref.queue))
-            pages = [EventPage((), place) for place in places or ["0" for _ in self._cells]]
-            pages[home] = await self._cells[home].events(pages[home].next, limit=limit, ref=ref)
-        else:
-            asked = [(cell, places[at] if places else None) for at, cell in enumerate(self._cells)]
-            pages = await _all([cell.events(place, limit=limit, reader=reader) for cell, place in asked])
+        """See `Storage.events`: of several cells by the instants of their clocks, of each without a gap.
+
+        What a cell has that is out of reach comes later. Of one job's events its own cell is asked alone.
+        """
+        words = words_of(cursor, len(self._cells))
+        at_home = self.of(ref.queue) if ref is not None and reader is None and cursor != EVENTS_END else None
+
+        async def one(cell: Cell, word: str) -> EventPage:
+            if at_home is not None and cell is not at_home:
+                return EventPage((), "0" if word == UNREAD else word)
+            place = None if word == UNREAD else word
+
+            def ask(place: str | None) -> Awaitable[EventPage]:
+                return cell.events(place, limit=limit, reader=reader, ref=ref)
+
+            try:
+                return await self._ask(cell, ask, place)
+            except StorageUnavailableError:
+                if at_home is not None:
+                    raise
+                return EventPage((), word, unanswered=True)
+
+        pages = await _all([one(cell, word) for cell, word in zip(self._cells, words, strict=True)])
+        if all(page.unanswered for page in pages):
+            raise StorageUnavailableError("no part of the storage has answered")
         return woven(pages, limit)
 
     async def _try_all(

@@ -15,9 +15,13 @@ from msgspec import structs
 from holdfast.core.events import AnyEvent, EventsTrimmed, at_micros
 from holdfast.core.job import JobRecord
 from holdfast.storage.cursors import place_of
-from holdfast.storage.protocol import EventPage, Page, Survey, Swept
+from holdfast.storage.protocol import EVENTS_END, EventPage, Page, Survey, Swept
 
 T = TypeVar("T")
+
+UNREAD = "-"
+"""Stands in a cursor for a cell that was out of reach when it was to be read from the kept cursor, or from the oldest
+event; `EVENTS_END` stands for one that was to be read from its end. The next call with that cursor reads from there."""
 
 
 def places_of(cursor: str, cells: int) -> list[int]:
@@ -33,9 +37,22 @@ def places_of(cursor: str, cells: int) -> list[int]:
     return places if len(places) == cells else places * cells
 
 
-def cursor_of(places: Iterable[int]) -> str:
+def cursor_of(places: Iterable[int | str]) -> str:
     """Return the cursor that names a place in each cell."""
     return ".".join(map(str, places))
+
+
+def words_of(cursor: str | None, cells: int) -> list[str]:
+    """Return the place in each cell from which events are read: a number, or a word if that cell was out of reach.
+
+    Raises:
+        ValueError: it names none.
+    """
+    if not cursor or cursor == EVENTS_END:
+        return [cursor or UNREAD] * cells
+    words = cursor.split(".")
+    numbers = places_of(".".join("0" if word in (UNREAD, EVENTS_END) else word for word in words), cells)
+    return words if len(words) == cells else [str(number) for number in numbers]
 
 
 def woven(pages: Sequence[EventPage], limit: int) -> EventPage:
@@ -53,13 +70,12 @@ def woven(pages: Sequence[EventPage], limit: int) -> EventPage:
     for cell, event in _merged([[(at_micros(event), event) for event in row] for row in rows], limit):
         left[cell] -= 1
         # Behind the last of them lies what was looked at and not asked for.
-        places[cell] = place_of(event.cursor)
+        places[cell] = event.cursor
         told.append(structs.replace(event, cursor=cursor_of(places)))
     return EventPage(
         tuple(told),
-        cursor_of(
-            place if unread else place_of(page.next) for place, unread, page in zip(places, left, pages, strict=True)
-        ),
+        cursor_of(place if unread else page.next for place, unread, page in zip(places, left, pages, strict=True)),
+        unanswered=any(page.unanswered for page in pages),
     )
 
 
@@ -129,16 +145,16 @@ def least(numbers: Iterable[int | None]) -> int | None:
     return min((number for number in numbers if number is not None), default=None)
 
 
-def _beginning(page: EventPage) -> int:
+def _beginning(page: EventPage) -> str:
     """Return the place in its cell before which a page begins."""
     match page.events:
         case (EventsTrimmed(oldest=oldest), *_):
-            return place_of(oldest)
+            return oldest
         case (event, *_):
             # A cell's events are numbered without a gap.
-            return place_of(event.cursor) - 1
+            return str(place_of(event.cursor) - 1)
         case _:
-            return place_of(page.next)
+            return page.next
 
 
 def _merged(rows: Sequence[Sequence[tuple[int, T]]], limit: int) -> Iterator[tuple[int, T]]:
