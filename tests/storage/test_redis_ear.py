@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from random import Random
 
@@ -276,6 +277,24 @@ async def test_when_a_call_goes_unanswered_the_line_is_tried_at_once(
         await woken(listener)
         await ear.close()
         await connections.close()
+
+
+async def test_a_line_that_is_silenced_without_a_reset_is_found_out_within_15_s(
+    hear: Hear, redis_server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Proxy(redis_server.port) as proxy:
+        listener = hear(f"redis://{proxy.address}").listen(["queue:mail"])
+        await subscribed(redis_server, "queue:mail")
+        await woken(listener)
+        await asleep(listener)
+        proxy.abandon()
+        began = time.monotonic()
+
+        # It is told when another line is laid: what was hinted at in between it could not hear.
+        await woken(listener)
+
+        assert time.monotonic() - began < 15
+        assert "has not answered" in caplog.text
 
 
 async def test_an_idle_line_costs_nothing_but_a_ping_now_and_then(

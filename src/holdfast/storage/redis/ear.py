@@ -5,7 +5,7 @@ listen(topics) ──► Hub ──► who is wanted where ──► a line to e
                     └── knock ◄── a message, or a subscription that has begun: what came before it nobody heard
 
 A line that breaks is laid anew, with patience and for ever; its subscriptions begin again, so each of its listeners is
-knocked once. An idle line costs a PING a minute. Nothing of this is raised into anybody.
+knocked once. An idle line costs a PING each ten seconds. Nothing of this is raised into anybody.
 """
 
 import asyncio
@@ -33,11 +33,14 @@ from holdfast.waiting import first
 PATIENCE = Patience(0.1, 5.0)
 """Between two tries to hear a server."""
 
-PING_EVERY = 60.0
-"""Seconds after which an idle line is tried, and after which one that did not answer is given up.
+PING_EVERY = 10.0
+"""Seconds without a word after which a line is tried.
 
-The kernel finds out much sooner that a server's host is gone. This is for what answers in the server's place.
+The kernel finds out that a server's host is gone. This is for what answers in the server's place, and drops all else.
 """
+
+ANSWER = 3.0
+"""Seconds after which a line is given up on which the server has not answered."""
 
 LINGERING = 10.0
 """Seconds that the lines stay when nobody listens any more: the next one who waits for a result comes soon."""
@@ -264,8 +267,11 @@ class _Line:
         self._departing: dict[str, _Wish] = {}
         self._leaving: Counter[str] = Counter()
         """How often leave of a channel has been asked for and not yet given."""
-        self._pinged = False
         self._doubted = False
+        self._heard_at = 0.0
+        """When the server last said anything."""
+        self._asked_at: float | None = None
+        """When the first command was sent that it has said nothing after; None if there is none."""
         self._news = asyncio.Event()
         self._link: Link | None = None
         self._task = asyncio.get_running_loop().create_task(self._run(), name=f"holdfast-ear {place}")
@@ -304,6 +310,7 @@ class _Line:
     async def _run(self) -> None:
         try:
             self._link = link = await self._connections.open(self.place)
+            self._heard_at = asyncio.get_running_loop().time()
             try:
                 await first(link.listen(self._heard), self._write(link))
             finally:
@@ -317,7 +324,8 @@ class _Line:
     def _heard(self, reply: Reply) -> None:
         if (error := said(reply)) is not None:
             raise error
-        self._pinged = self._doubted = False
+        self._doubted, self._asked_at = False, None
+        self._heard_at = asyncio.get_running_loop().time()
         if not isinstance(reply, list):
             return
         kind, name = (text(part) for part in cast("list[object]", reply)[:2])
@@ -335,26 +343,29 @@ class _Line:
                 pass
 
     async def _write(self, link: Link) -> None:
+        clock = asyncio.get_running_loop().time
         while True:
             self._news.clear()
             departing, self._departing = self._departing, {}
             arriving, self._arriving = self._arriving, {}
             self._leaving.update(departing.keys())
             commands: list[Command] = [*_commands("SUNSUBSCRIBE", departing), *_commands("SSUBSCRIBE", arriving)]
-            if self._doubted and not self._pinged:
-                self._pinged = True
+            now = clock()
+            # Any command is answered: who subscribes now and then finds out as well as who asks.
+            if self._asked_at is None and (self._doubted or now >= self._heard_at + PING_EVERY):
                 commands.append(("PING",))
             if commands:
                 await link.send(commands)
-            within = SILENT if self._doubted else PING_EVERY
-            try:
-                async with asyncio.timeout(within):
+                self._asked_at = now if self._asked_at is None else self._asked_at
+            answer = SILENT if self._doubted else ANSWER
+            until = self._heard_at + PING_EVERY if self._asked_at is None else self._asked_at + answer
+            with contextlib.suppress(TimeoutError):
+                # The answer wakes nobody here.
+                async with asyncio.timeout_at(min(until, now + PING_EVERY)):
                     await self._news.wait()
-            except TimeoutError:
-                if self._pinged:
-                    raise StorageUnavailableError(f"{self.place} has not answered for {within:g} s") from None
-                self._pinged = True
-                await link.send([("PING",)])
+            # Heard meanwhile, it is none that has not answered.
+            if self._asked_at is not None and clock() >= self._asked_at + answer:
+                raise StorageUnavailableError(f"{self.place} has not answered for {answer:g} s")
 
 
 def _commands(verb: str, channels: dict[str, _Wish]) -> Iterable[Command]:
