@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from random import Random
 from typing import Any, Generic, TypeVar
@@ -15,6 +16,7 @@ from holdfast.core.events import AnyEvent, JobCompleted, JobExpired
 from holdfast.core.job import JobDetail, JobRecord, Ref
 from holdfast.core.lifecycle import TERMINAL, State
 from holdfast.core.merge import Made
+from holdfast.core.patience import Patience
 from holdfast.errors import (
     JobCancelledError,
     JobExpiredError,
@@ -22,6 +24,8 @@ from holdfast.errors import (
     JobNotFoundError,
     JobStalledError,
     ResultTimeoutError,
+    StorageError,
+    StorageUnavailableError,
     ThrottledError,
     UsageError,
 )
@@ -37,6 +41,12 @@ _TOLD = 100
 
 POLL = 1.0
 """Seconds between two looks at a job whose change nobody hinted at."""
+
+PATIENCE = Patience(0.05, 1.0)
+"""Between two tries at a storage that is out of reach, or busy."""
+
+OUTAGE = 60.0
+"""Seconds for which such a storage is tried again where the caller has set no time."""
 
 
 class Access:
@@ -58,6 +68,12 @@ class Access:
     def hints(self, storage: Storage, ref: Ref) -> Hints:
         """Return what hints at a change of a job, from now on."""
         return Hints(storage, [job_topic(ref)], rng=self._rng, logger=self._logger)
+
+    def rest(self, failures: int, error: StorageError) -> float:
+        """Return for how many seconds to rest after so many failures in a row; the first is logged."""
+        if failures == 1:
+            self._logger.warning("cannot ask for a job's result, trying again: %s", error)
+        return PATIENCE.rest(failures, self._rng)
 
 
 class Job(Struct, Generic[R_co], eq=False, weakref=True):
@@ -121,6 +137,8 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
     async def result(self, *, timeout: Duration | None = None) -> R_co:
         """Wait until the job is over and return its result. `timeout` bounds the wait, not the job.
 
+        A storage that is out of reach, or busy, is tried again until the time is over; for 60 s at most without one.
+
         Raises:
             JobFailedError: it failed for good; JobStalledError if it lost its worker too often.
             JobCancelledError: it was cancelled.
@@ -135,7 +153,7 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
         limit = None if timeout is None else duration(timeout, field="timeout", zero=True).total_seconds()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit):
-                return await self._awaited()
+                return await self._awaited(OUTAGE if limit is None else math.inf)
         # The time may have been too short for a single look, or over between two of them.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(POLL):
@@ -267,17 +285,31 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
         """Do as `retain`, without a loop."""
         PORTAL.call(self.retain(ttl), verb="retain")
 
-    async def _awaited(self) -> R_co:
-        storage = await self._opened()
-        hints = self._access.hints(storage, self._ref)
+    async def _awaited(self, outage: float) -> R_co:
+        """Wait until the job is over; a storage may be out of reach for so many seconds at a time."""
+        clock = asyncio.get_running_loop().time
+        hints: Hints | None = None
+        failures, since = 0, clock()
         try:
             while True:
-                if (job := await self._over(storage)) is not None:
+                try:
+                    storage = await self._opened()
+                    hints = hints or self._access.hints(storage, self._ref)
+                    job = await self._over(storage)
+                except StorageUnavailableError as error:
+                    failures += 1
+                    if clock() >= since + outage:
+                        raise
+                    await asyncio.sleep(self._access.rest(failures, error))
+                    continue
+                if job is not None:
                     return self._outcome(job)
+                failures, since = 0, clock()
                 # Hinted at or not: the record is the truth, so look again.
                 await first(hints.next(), within=POLL)
         finally:
-            hints.close()
+            if hints is not None:
+                hints.close()
 
     async def _over(self, storage: Storage) -> JobRecord | None:
         """Return the job's record if it is over, None while it is not."""

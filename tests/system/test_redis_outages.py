@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from holdfast import Holdfast
 from holdfast.core.events import JobReleased
 from holdfast.core.lifecycle import State
-from holdfast.errors import StorageFullError
+from holdfast.errors import StorageFullError, StorageUnavailableError
 from holdfast.testing.proxy import Proxy
 from tests.sentinels import RedisSentinels
 from tests.servers import RedisServer
@@ -52,6 +53,42 @@ async def test_a_restart_of_a_server_that_writes_what_it_acknowledges_loses_noth
             await resumed(ordeal)
     await ordeal.finish()
     await ordeal.judge()
+
+
+@pytest.mark.parametrize("bounded", [True, False])
+async def test_who_waits_for_a_result_goes_on_waiting_over_a_restart(start_redis: StartRedis, bounded: bool) -> None:
+    server = start_redis(**SAFE)
+    app = Holdfast(server.url, name="waiting")
+
+    @app.task
+    async def work() -> str:
+        return "done"
+
+    async with app:
+        job = await work.enqueue()
+        waiting = asyncio.create_task(job.result(timeout=60 if bounded else None))
+        assert not (await asyncio.wait({waiting}, timeout=0.5))[0]
+        await asyncio.to_thread(server.stop)
+        assert not (await asyncio.wait({waiting}, timeout=1.5))[0]
+        await asyncio.to_thread(server.start)
+        async with app.worker(burst=True) as worker:
+            await worker.wait()
+        assert await waiting == "done"
+
+
+async def test_who_waits_for_a_result_is_told_when_the_server_stays_away(start_redis: StartRedis) -> None:
+    server = start_redis(**SAFE)
+    app = Holdfast(server.url, name="waiting")
+
+    @app.task
+    async def work() -> None:
+        pass
+
+    async with app:
+        job = await work.enqueue()
+        await asyncio.to_thread(server.stop)
+        with pytest.raises(StorageUnavailableError):
+            await job.result(timeout=2)
 
 
 async def test_a_restart_of_a_server_without_files_loses_its_jobs_and_no_worker(
