@@ -124,6 +124,56 @@ async def test_a_sigterm_ends_the_claiming_at_once_and_what_does_not_fit_the_dra
     assert not [event for event in await here.events() if isinstance(event, JobFailed | JobStalled | WorkerDied)]
 
 
+@pytest.mark.parametrize("alone", [False, True], ids=["supervised", "alone"])
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGQUIT])
+async def test_signals_that_end_a_process_by_default_drain_a_worker_or_do_nothing(
+    farm: Callable[..., Farm], number: signal.Signals, alone: bool
+) -> None:
+    here = farm()
+    worker = here.alone("-c", "2") if alone else here.worker("--processes", "2", "-c", "1")
+    refs = here.enqueue("nap", 3, times=2)
+
+    async def begun() -> bool:
+        return len(by_job(here.lines())) == len(refs)
+
+    await here.until(begun, within=30)
+    processes = [worker.pid, *children(worker.pid)]
+    for unused in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM):
+        for pid in processes:
+            os.kill(pid, unused)
+    # A terminal that closes sends its signal to all, and a shell in it once more.
+    for _ in range(2):
+        for pid in processes:
+            os.kill(pid, number)
+        await asyncio.sleep(0.2)
+
+    assert await asyncio.to_thread(worker.wait, 30) == 0
+    for detail in await here.details(refs):
+        assert [run.ended for run in detail.runs] == ["completed"]
+    assert not [event for event in await here.events() if isinstance(event, WorkerDied | JobReleased | JobStalled)]
+
+
+async def test_a_worker_that_was_started_to_ignore_a_closing_terminal_goes_on(farm: Callable[..., Farm]) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` does
+    try:
+        worker = (here := farm()).worker("-c", "1")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    here.enqueue("quick", 1)
+
+    async def done(count: int) -> bool:
+        return await here.count(State.COMPLETED) == count
+
+    await here.until(lambda: done(1), within=30)
+    for pid in [worker.pid, *children(worker.pid)]:
+        os.kill(pid, signal.SIGHUP)
+    here.enqueue("quick", 1)
+    await here.until(lambda: done(2), within=30)
+    worker.terminate()
+
+    assert await asyncio.to_thread(worker.wait, 30) == 0
+
+
 ROLLERS, ROUNDS = 2, 25
 
 

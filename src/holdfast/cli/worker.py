@@ -28,7 +28,7 @@ from holdfast.maintenance.reaper import Reaper
 from holdfast.schedules import put_all
 from holdfast.worker import loops
 from holdfast.worker.child import Child
-from holdfast.worker.orders import SIGNALS
+from holdfast.worker.orders import SIGNALS, draining, outlive
 from holdfast.worker.overview import Overview
 from holdfast.worker.sources import Sources
 from holdfast.worker.systemd import Systemd
@@ -176,11 +176,14 @@ def worker(
     This process runs no jobs: it supervises those that do, renews their leases while they cannot, takes back what they
     hold when they die, and replaces them. --no-supervisor does without.
 
-    The first signal lets the runs end, for as long as --drain; the second hands them back and leaves at once. Whatever
+    The first signal lets the runs end, for as long as --drain; the second hands them back and leaves at once. SIGHUP
+    and SIGQUIT are a first signal, too; SIGUSR1, SIGUSR2 and SIGALRM do nothing. Whatever
     the storage does, it is gone within 5 s of the drain. Only the supervisor counts signals, so they may go to all
     processes. With --http the supervisor serves the health of all.
     """
     set_up(log_level, log_format, quiet=session.quiet)
+    # Before any user code, which may have a use for them.
+    outlive()
     target = _target(session, target)
     crew = Crew(_queues(queues), concurrency, burst, not no_reaper, name, drain, max_jobs, max_memory, prefetch)
     # Before any user code: what that starts must not come by the line to our supervisor.
@@ -236,7 +239,7 @@ def _mind_early_and_late_signals(made: Worker, child: Child | None) -> None:
             child.goodbye()
         os._exit(OK if made.ended or child is not None else 128 + number)
 
-    for number in SIGNALS:
+    for number in (*SIGNALS, *draining()):
         signal.signal(number, minded)
 
 

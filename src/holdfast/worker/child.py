@@ -17,7 +17,7 @@ import msgspec
 from holdfast.errors import UsageError
 from holdfast.figures import Figures, Key
 from holdfast.options import Timing
-from holdfast.worker.orders import SIGNALS, Obedient, Orders
+from holdfast.worker.orders import SIGNALS, Obedient, Orders, draining
 from holdfast.worker.orphan import end_with_all, end_with_parent, inherited
 from holdfast.worker.slate import Slate
 from holdfast.worker.stacks.asked import StackFile
@@ -108,7 +108,7 @@ class Child:
             BaseExceptionGroup: something in the worker itself failed.
         """
         loop, orders = asyncio.get_running_loop(), Orders()
-        for number in SIGNALS:
+        for number in (*SIGNALS, *draining()):
             loop.add_signal_handler(number, orders.stop)
         self._hurry = lambda: loop.call_soon_threadsafe(orders.hurry)
         if self._hurried:

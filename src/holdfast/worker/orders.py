@@ -2,6 +2,7 @@
 
     alone                  SIGTERM or SIGINT: asked          the same again: hurried
     under a supervisor     SIGTERM or SIGINT: asked          a word on its line: hurried      (worker/child.py)
+    either                 SIGHUP or SIGQUIT: asked, however often; USR1, USR2, ALRM and the like: nothing
 
 A supervised worker counts no signals: systemd, and whoever else tells all processes of a group to stop, tells it once
 by itself and once by its supervisor.
@@ -16,6 +17,35 @@ from holdfast.waiting import first
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 """By which a process is told to stop."""
+
+DRAINING = (signal.SIGHUP, signal.SIGQUIT)
+"""By which it is told to drain, however often: a terminal that closes may send SIGHUP more than once."""
+
+UNUSED = tuple(
+    getattr(signal, name)
+    for name in ("SIGUSR1", "SIGUSR2", "SIGALRM", "SIGVTALRM", "SIGPROF", "SIGIO", "SIGPWR", "SIGSTKFLT")
+    if hasattr(signal, name)
+)
+"""Those that would end a process, and mean nothing to a worker."""
+
+
+def draining() -> list[signal.Signals]:
+    """Return the signals that make this process drain, without those that it was started to ignore (`nohup`)."""
+    return [number for number in DRAINING if signal.getsignal(number) is not signal.SIG_IGN]
+
+
+def outlive() -> None:
+    """Let the signals that mean nothing end this process no more, unless something else is done at them already.
+
+    They are not ignored by the system: that would pass on to all that handlers start.
+    """
+    for number in UNUSED:
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _go_on)
+
+
+def _go_on(number: int, frame: object) -> None:
+    """Do nothing."""
 
 
 class Obedient(Protocol):

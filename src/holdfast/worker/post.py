@@ -13,7 +13,7 @@ from holdfast.clock import SystemClock, entropy
 from holdfast.errors import StorageError
 from holdfast.storage.locate import locate
 from holdfast.worker.offspring import stands_still
-from holdfast.worker.orders import SIGNALS
+from holdfast.worker.orders import DRAINING, SIGNALS, UNUSED
 from holdfast.worker.outpost import VARIABLE, Posted
 from holdfast.worker.slate import Slate
 from holdfast.worker.watcher import Watcher
@@ -75,7 +75,7 @@ def main() -> None:
     line, told = socket.socket(fileno=int(descriptor)), msgspec.json.decode(text, type=Posted)
     # Whoever tells all processes of a service to stop means the worker, which may need its leases for as long as it
     # drains.
-    for number in SIGNALS:
+    for number in (*SIGNALS, *DRAINING, *UNUSED):
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     # Never closed: closing waits for threads, and a storage that hangs may hold one.

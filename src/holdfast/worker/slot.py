@@ -44,7 +44,7 @@ from holdfast.worker.frames import (
 from holdfast.worker.held import Held, StopReason
 from holdfast.worker.lifespan import Lifespan
 from holdfast.worker.loop_guard import refuse_stops
-from holdfast.worker.orders import SIGNALS
+from holdfast.worker.orders import SIGNALS, draining, outlive
 from holdfast.worker.orphan import end_with_parent, inherited
 from holdfast.worker.run import Runner, misuse
 from holdfast.worker.slot_line import Line, LogOverLine, SpokenSigns
@@ -239,8 +239,9 @@ def _go_on() -> None:
     Whoever tells all processes of a service tells this one, too; but it is its worker who drains. Not ignored by the
     system: that would pass on to all that handlers start.
     """
-    for number in SIGNALS:
+    for number in (*SIGNALS, *draining()):
         signal.signal(number, _minded)
+    outlive()
 
 
 def _minded(number: int, _: object) -> None:

@@ -5,6 +5,7 @@
         └──── waitpid ◄── death ──► kill what the child had started, reclaim(owner), decide, settle, start another
 
     SIGTERM, the first: SIGTERM to each child, which drains     the second: a word on each line, to leave at once
+    SIGHUP, SIGQUIT: as the first SIGTERM, however often
     drain + 4.25 s: whoever still lives is killed               drain + 4.75 s: what is not taken back by then, is left
 
 A child that says goodbye and leaves with status 0 has handed back what it held; every other end is a death.
@@ -38,7 +39,7 @@ from holdfast.worker.autopsy import OomKills
 from holdfast.worker.burial import Burial, Deceased
 from holdfast.worker.healer import Healer
 from holdfast.worker.offspring import bury_strangers
-from holdfast.worker.orders import SIGNALS
+from holdfast.worker.orders import SIGNALS, draining
 from holdfast.worker.overview import EVERY, Overview
 from holdfast.worker.sentence import Sentence
 from holdfast.worker.sources import Sources
@@ -168,8 +169,11 @@ class Supervisor:
     async def run(self) -> int:
         """Keep the children until SIGTERM or SIGINT; return the exit status."""
         loop = asyncio.get_running_loop()
+        also = draining()
         for number in SIGNALS:
             loop.add_signal_handler(number, self._stop)
+        for number in also:
+            loop.add_signal_handler(number, self._let_drain)
         # Who ignores it passes that on to whom he starts, and then the kernel lets nobody see how a child ended.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         try:
@@ -188,7 +192,7 @@ class Supervisor:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(CLOSING):
                         await self._storage.close()
-            for number in SIGNALS:
+            for number in (*SIGNALS, *also):
                 loop.remove_signal_handler(number)
         return self._status
 
@@ -199,6 +203,11 @@ class Supervisor:
                 # Of a container, where there is nobody else to bury what handlers have started.
                 bury_strangers({ward.process.pid for ward in self._wards})
             await asyncio.sleep(EVERY)
+
+    def _let_drain(self) -> None:
+        """Pass on that it is time, once: this word is in no hurry, however often it comes."""
+        if not self._stopping.is_set():
+            self._stop()
 
     def _stop(self) -> None:
         """Pass on that it is time: the first signal lets the children drain, the second makes them leave at once."""

@@ -45,7 +45,7 @@ from holdfast.worker.keeper import Keeper
 from holdfast.worker.lifespan import Lifespan
 from holdfast.worker.loop_guard import LoopGuard
 from holdfast.worker.memory import resident
-from holdfast.worker.orders import SIGNALS, Orders
+from holdfast.worker.orders import SIGNALS, Orders, draining
 from holdfast.worker.outcomes import Outcomes
 from holdfast.worker.outpost import Outpost
 from holdfast.worker.run import Runner
@@ -370,6 +370,8 @@ class Worker:
     async def run(self) -> None:
         """Work until SIGTERM or SIGINT: the first drains, the second hands back and leaves at once.
 
+        SIGHUP and SIGQUIT drain, too.
+
         Raises:
             UsageError: called outside of the main thread, where signals cannot be heard.
             StorageError: the storage cannot be opened.
@@ -377,9 +379,10 @@ class Worker:
         if threading.current_thread() is not threading.main_thread():
             raise UsageError("run() hears signals and needs the main thread; use start() and stop() elsewhere")
         loop, orders = asyncio.get_running_loop(), Orders()
-        before = {number: signal.getsignal(number) for number in SIGNALS}
+        also = draining()
+        before = {number: signal.getsignal(number) for number in (*SIGNALS, *also)}
         for number in before:
-            loop.add_signal_handler(number, orders.again)
+            loop.add_signal_handler(number, orders.stop if number in also else orders.again)
         try:
             await orders.obeyed_by(self)
         finally:
