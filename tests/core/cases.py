@@ -48,7 +48,7 @@ OUTCOMES: tuple[Outcome, ...] = (
     TimedOut(ERROR),
     Rejected(ERROR),
     Unreadable(ERROR),
-    Unknown(10 * SECOND),
+    Unknown(),
     Snoozed(10 * SECOND),
     Interrupted("shutdown"),
     Cancelled("enough"),

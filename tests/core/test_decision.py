@@ -45,6 +45,10 @@ def released(after: int, reason: str) -> PutBack:
     return PutBack(charge="releases", after=after, reason=reason)
 
 
+def parked(reason: str) -> PutBack:
+    return PutBack(charge="releases", reason=reason, until_known=True)
+
+
 @pytest.mark.parametrize(
     ("outcome", "fresh", "last"),
     [
@@ -60,8 +64,8 @@ def released(after: int, reason: str) -> PutBack:
         (TimedOut(ERROR, final=True), failed("timeout"), None),
         (Rejected(ERROR), failed("rejected"), None),
         (Unreadable(ERROR), failed("undecodable"), None),
-        (Unknown(DELAY), released(DELAY, "unknown_task"), None),
-        (Unknown(DELAY, "newer_payload"), released(DELAY, "newer_payload"), None),
+        (Unknown(), parked("unknown_task"), None),
+        (Unknown("newer_payload"), parked("newer_payload"), None),
         (Snoozed(DELAY), released(DELAY, "snoozed"), None),
         (Interrupted("shutdown"), released(0, "shutdown"), None),
         (Interrupted("prefetch"), released(0, "prefetch"), None),
@@ -261,8 +265,8 @@ def test_a_decision_charges_one_budget_at_most_and_delays_never_backwards(
         (Cancelled(), RunEnd("cancelled")),
         (Snoozed(DELAY), RunEnd("released", "snoozed")),
         (Interrupted("shutdown"), RunEnd("released", "shutdown")),
-        (Unknown(DELAY), RunEnd("released", "unknown_task")),
-        (Unknown(DELAY, "newer_payload"), RunEnd("released", "newer_payload")),
+        (Unknown(), RunEnd("released", "unknown_task")),
+        (Unknown("newer_payload"), RunEnd("released", "newer_payload")),
     ],
 )
 def test_the_run_history_has_a_word_for_each_outcome(outcome: Outcome, end: RunEnd) -> None:
@@ -279,7 +283,7 @@ def test_whoever_was_cut_off_with_its_process_runs_next_in_quarantine_but_not_wh
     assert decision.quarantine == (reason != "no_progress")
 
 
-@pytest.mark.parametrize("outcome", [Interrupted("shutdown"), Interrupted("prefetch", 5), Unknown(10)])
+@pytest.mark.parametrize("outcome", [Interrupted("shutdown"), Interrupted("prefetch", 5), Unknown()])
 def test_a_run_that_was_not_let_run_leaves_its_job_in_quarantine(outcome: Outcome) -> None:
     kept = decide(structs.replace(active(), quarantined=True), outcome, Random(1))
     free = decide(active(), outcome, Random(1))
@@ -321,8 +325,8 @@ UNCOUNTED = (
     *(Interrupted(reason, begun=True) for reason in ("prefetch", "unreachable", "shutdown")),
     *(Interrupted(reason, stopping=False) for reason in ("prefetch", "unreachable", "shutdown", "worker_failed")),
     Interrupted("unreachable", begun=True, stopping=False),
-    Unknown(DELAY),
-    Unknown(DELAY, "newer_payload"),
+    Unknown(),
+    Unknown("newer_payload"),
     Snoozed(DELAY),
     Stalled("process_died", blameless=True),
     Stalled("process_died", blameless=True, begun=False),

@@ -70,7 +70,7 @@ def retried(delay: float) -> JobRetried:
         (TimedOut(ERROR, final=True), failed("timeout")),
         (Rejected(ERROR), failed("rejected")),
         (Unreadable(ERROR), failed("undecodable")),
-        (Unknown(10 * SECOND), released("unknown_task", 10.0)),
+        (Unknown(), released("unknown_task", 0.0)),
         (Snoozed(2 * SECOND), released("snoozed", 2.0)),
         (Interrupted("prefetch"), released("prefetch", 0.0)),
         (

@@ -7,12 +7,12 @@ from msgspec import structs
 
 from holdfast import Timing
 from holdfast.clock import SECOND
-from holdfast.core.job import JobDetail, JobRecord, Key, NewJob, Owner, RunRecord
+from holdfast.core.job import JobRecord, Key, NewJob, Owner
 from holdfast.core.leadership import Term
 from holdfast.core.lifecycle import State
 from holdfast.core.schedule import Schedule
 from holdfast.health.diagnosis import Evidence, TaskFacts, diagnose
-from holdfast.storage.protocol import Finding, QueueSurvey, Settings, Survey, WorkerSurvey
+from holdfast.storage.protocol import Finding, QueueSurvey, Settings, Survey, UnknownTask, WorkerSurvey
 
 NOW = 1_800_000_000 * SECOND
 HOUR = 3600 * SECOND
@@ -172,14 +172,21 @@ def test_a_slot_held_for_hours_by_a_run_without_limit_is_a_warning() -> None:
     assert found(active=(structs.replace(holder, run_until=NOW + HOUR),), pending=(parked("a"),)) == []
 
 
-def test_jobs_that_no_worker_understands_are_a_warning() -> None:
-    run = RunRecord(number=4, fence=4, owner="w", start=NOW, ended="released", reason="unknown_task")
-    returned = job(state=State.DELAYED, releases=4)
-    finding = one(returned=(JobDetail(returned, (run,)),))
+def test_a_task_that_no_live_worker_has_known_for_ten_minutes_is_a_warning() -> None:
+    def waiting(minutes: int, **known: int) -> Survey:
+        unknown = UnknownTask("ship", 2, minutes * 60 * SECOND)
+        worker = structs.replace(WORKER, tasks=known)
+        return structs.replace(WELL, queues=(structs.replace(queue(waiting=1), unknown=(unknown,)),), workers=(worker,))
 
-    assert (finding.level, finding.subject) == ("warning", "handed back")
-    assert "none of the workers that claim them knows their task" in finding.message
-    assert found(returned=(JobDetail(returned, (structs.replace(run, reason="snoozed"),)),)) == []
+    finding = one(waiting(10, ship=1))
+
+    assert (finding.level, finding.subject) == ("warning", "no_handler")
+    assert finding.message == (
+        "jobs of task 'ship' with payload version 2 wait in queue 'q', one of them for 10.0 minutes, and no live "
+        "worker that serves it knows both"
+    )
+    assert found(waiting(9)) == []
+    assert found(waiting(10, ship=2)) == []
 
 
 def test_a_schedule_that_nobody_fires_is_an_error() -> None:

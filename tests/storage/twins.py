@@ -41,6 +41,7 @@ from holdfast.core.outcome import (
     Snoozed,
     Stalled,
     TimedOut,
+    Unknown,
 )
 from holdfast.core.retention import Keep, Retention
 from holdfast.core.retry import Backoff
@@ -92,6 +93,7 @@ class Twins:
 
     def __init__(self, make: Callable[[ManualClock], Storage], seed: int, *, in_turn: bool = False) -> None:
         self.dice = Random(seed)
+        self.others = Random(seed)
         self.clock = ManualClock()
         self.model = Model(self.clock)
         self.storage = make(self.clock)
@@ -224,7 +226,9 @@ class Twins:
         settled = [settlement(lease, self.outcome(), dice, took=dice.random()) for lease in chosen]
         order = None
         if dice.random() < 0.8:
-            order = Order(_spread(dice.sample(QUEUES, dice.randrange(1, 5))), dice.choice((0, 1, 3, 10)))
+            order = Order(
+                _spread(dice.sample(QUEUES, dice.randrange(1, 5))), dice.choice((0, 1, 3, 10)), tasks=self.known()
+            )
         answer = await self.ask("exchange", by, settled, order)
         self.leases = [lease for lease in self.leases if dice.random() < 0.3 or lease not in chosen]
         self.leases += answer.leases
@@ -240,7 +244,7 @@ class Twins:
                 # With nothing to settle it might be answered before the others.
                 lease = dice.choice(self.leases)
                 by = next(by for by in self.owners if by.id == lease.job.owner)
-                order = Order(_spread(dice.sample(QUEUES, 3)), dice.choice((1, 3, 10)))
+                order = Order(_spread(dice.sample(QUEUES, 3)), dice.choice((1, 3, 10)), tasks=self.known())
                 asked.append(("exchange", (by, [settlement(lease, self.outcome(), dice, took=dice.random())], order)))
         expected = [getattr(self.model, verb)(*args) for verb, args in asked]
         calls = [getattr(self.storage, verb)(*args) for verb, args in asked]
@@ -252,7 +256,13 @@ class Twins:
             lease for (verb, _), met in zip(asked, expected, strict=True) if verb == "exchange" for lease in met.leases
         ]
 
+    def known(self) -> dict[str, int] | None:
+        """What the caller of a claim knows; every task's payload is of version 3."""
+        return self.others.choice((None, {}, {"t": 3}, {"t": 2, "u": 3}, {"t": 4, "u": 3, "paused:t": 3}))
+
     def outcome(self) -> Outcome:
+        if self.others.random() < 0.15:
+            return Unknown(self.others.choice(("unknown_task", "newer_payload")))
         error = RecordedError("ValueError", "no ☃", "trace")
         return self.dice.choice(
             (

@@ -262,7 +262,7 @@ SETTLED: Sequence[tuple[str, Outcome]] = (
     ("overrun", TimedOut(ERROR)),
     ("snoozed", Snoozed(SECOND)),
     ("released", Interrupted("shutdown")),
-    ("unknown", Unknown(SECOND)),
+    ("unknown", Unknown()),
     ("stalled", Stalled("process_died", 5, "somebody")),
     ("lost", Stalled("process_died", 5, "somebody")),
 )

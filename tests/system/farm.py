@@ -91,14 +91,16 @@ class Farm:
             check=False,
         )
 
-    def enqueue(self, task: str, *arguments: object, times: int = 1) -> list[Ref]:
+    def enqueue(self, task: str, *arguments: object, times: int = 1, module: str = "crew") -> list[Ref]:
         """Enqueue jobs of the crew's from a process of its own."""
-        return self.enqueue_in_turns(task, [arguments], times=times)
+        return self.enqueue_in_turns(task, [arguments], times=times, module=module)
 
-    def enqueue_in_turns(self, task: str, arguments: Sequence[tuple[object, ...]], *, times: int) -> list[Ref]:
+    def enqueue_in_turns(
+        self, task: str, arguments: Sequence[tuple[object, ...]], *, times: int, module: str = "crew"
+    ) -> list[Ref]:
         """Enqueue one job with each of these arguments, one after the other, so many times."""
         code = (
-            "import crew, sys\n"
+            f"import {module} as crew, sys\n"
             f"calls = [crew.{task}.call(*each) for _ in range({times}) for each in {list(arguments)!r}]\n"
             "jobs = crew.app.enqueue_many_sync(calls)\n"
             "print('\\n'.join(job.id for job in jobs))\n"

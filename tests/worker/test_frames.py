@@ -43,7 +43,7 @@ OUTCOMES: list[Outcome] = [
     TimedOut(ERROR),
     Rejected(ERROR),
     Unreadable(ERROR),
-    Unknown(1, "newer_payload"),
+    Unknown("newer_payload"),
     Snoozed(1),
     Interrupted("shutdown", 5),
     Cancelled("enough", by="handler"),

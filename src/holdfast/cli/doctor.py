@@ -20,7 +20,7 @@ from holdfast.core.events import EventsTrimmed, JobRepaired, at_micros
 from holdfast.core.job import JobRecord
 from holdfast.core.lifecycle import State
 from holdfast.errors import HoldfastError, SchemaMismatchError, StorageUnavailableError, UsageError
-from holdfast.health.diagnosis import PENDING, RETURNED, Evidence, TaskFacts, diagnose, repairs
+from holdfast.health.diagnosis import PENDING, Evidence, TaskFacts, diagnose, repairs
 from holdfast.storage.protocol import Finding, Query, Storage
 
 LIMIT = 10.0
@@ -170,15 +170,12 @@ class _Visit:
         pending, all_pending = await _listed(storage, *PENDING)
         # After those that wait for them: who was let in meanwhile is seen with its slot.
         active, all_active = await _listed(storage, State.ACTIVE)
-        returned = [job.ref for job in pending if job.releases >= RETURNED][:ASKED]
-        details = await storage.get(returned) if returned else []
         return Evidence(
             survey=survey,
             asked=asked,
             answered=answered,
             active=active,
             pending=pending,
-            returned=tuple(detail for detail in details if detail is not None),
             complete=all_pending and all_active,
             tasks=self._tasks,
         )

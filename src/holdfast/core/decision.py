@@ -54,7 +54,8 @@ class PutBack(Struct, frozen=True, kw_only=True):
     """The job runs again: after `after` microseconds, or at once with its place in the line kept.
 
     `quarantine`: alone in a process, for the last one that it ran in may have ended by its fault. `put_back_used`: what
-    the record says of that from now on (`JobRecord.put_back_used`).
+    the record says of that from now on (`JobRecord.put_back_used`). `until_known`: only by a worker that knows its task
+    and the version of its payload, and no earlier than one asks.
     """
 
     charge: Charge
@@ -63,6 +64,7 @@ class PutBack(Struct, frozen=True, kw_only=True):
     error: RecordedError | None = None
     quarantine: bool = False
     put_back_used: bool = False
+    until_known: bool = False
 
 
 Decision = Finish | PutBack
@@ -107,9 +109,13 @@ def decide(job: JobRecord, outcome: Outcome, rng: Random) -> Decision:
             return Finish(state=State.CANCELLED, reason=reason)
         case Snoozed(delay):
             return PutBack(charge="releases", after=delay, reason="snoozed", put_back_used=used)
-        case Interrupted(reason, delay) | Unknown(delay, reason):
+        case Interrupted(reason, delay):
             return PutBack(
                 charge="releases", after=delay, reason=reason, quarantine=job.quarantined, put_back_used=used
+            )
+        case Unknown(reason):
+            return PutBack(
+                charge="releases", reason=reason, quarantine=job.quarantined, put_back_used=used, until_known=True
             )
         case Stalled() if job.cancel_at is not None:
             return Finish(state=State.CANCELLED, reason=job.cancel_reason)

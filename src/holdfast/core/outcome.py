@@ -56,11 +56,13 @@ class Unreadable(Struct, frozen=True, tag=True):
     error: RecordedError
 
 
+UnknownReason = Literal["unknown_task", "newer_payload"]
+
+
 class Unknown(Struct, frozen=True, tag=True):
     """This worker does not know the task, or not this version of its payload; another one may."""
 
-    delay: int
-    reason: Literal["unknown_task", "newer_payload"] = "unknown_task"
+    reason: UnknownReason = "unknown_task"
 
 
 class Snoozed(Struct, frozen=True, tag=True):

@@ -34,6 +34,14 @@ def taken(so_far: Taken, rate: RateKey, now: int, *, starts: int = 1) -> Taken:
     return Taken(max(_sound(so_far, now), now) + rate.interval * starts, _reach(rate))
 
 
+def regained(rate: RateKey, started: int, now: int) -> int:
+    """Return how much time is given back by a job that started in vain, in microseconds.
+
+    What has gone by since is not: other jobs may have started in this time as if nothing had been taken.
+    """
+    return max(0, rate.interval - max(0, now - started))
+
+
 def taken_if_open(at: int, rate: RateKey) -> Taken:
     """Return how far time is taken of a rate that lets the next job start at an instant."""
     return Taken(at + rate.interval * rate.burst - 1, _reach(rate))

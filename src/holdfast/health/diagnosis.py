@@ -5,7 +5,7 @@ Nothing here waits, asks or reads a clock: whoever consults the doctor brings th
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 
 from msgspec import Struct
@@ -13,11 +13,11 @@ from msgspec import Struct
 from holdfast.clock import SECOND
 from holdfast.core.backlog import Backlog, Thresholds
 from holdfast.core.events import JobRepaired
-from holdfast.core.job import JobDetail, JobRecord
+from holdfast.core.job import JobRecord
 from holdfast.core.lifecycle import State
 from holdfast.health.judge import Health, jobs_are, jobs_wait, judged
 from holdfast.options import Timing
-from holdfast.storage.protocol import PAUSED, RATE, Finding, Survey
+from holdfast.storage.protocol import PAUSED, RATE, UNKNOWN, Finding, Survey
 
 PENDING = (State.WAITING, State.DELAYED)
 """Where jobs stand that are to run yet."""
@@ -28,16 +28,8 @@ CLOCKS_APART = SECOND
 LONG_HELD = 3600 * SECOND
 """For how long a run without a limit may hold the slot that others wait for before that is worth a word."""
 
-RETURNED = 3
-"""How often a job is handed back uncharged before it is asked why."""
-
 _NAMED = 5
 """So many of a kind are named in one finding."""
-
-_NOT_UNDERSTOOD = {
-    "unknown_task": "none of the workers that claim them knows their task",
-    "newer_payload": "none of the workers that claim them is new enough for their arguments",
-}
 
 
 class TaskFacts(Struct, frozen=True):
@@ -51,8 +43,7 @@ class Evidence(Struct, frozen=True, kw_only=True):
     """What was seen of a storage. `asked` and `answered`: this host's clock before and after the survey.
 
     `active` and `pending` (those that are to run yet): jobs, the newest first; `complete`: none was left out.
-    `returned`: the pending that were handed back at least `RETURNED` times, with their runs. `tasks`: those that the
-    app has, None where no app was given.
+    `tasks`: those that the app has, None where no app was given.
     """
 
     survey: Survey
@@ -60,7 +51,6 @@ class Evidence(Struct, frozen=True, kw_only=True):
     answered: int
     active: tuple[JobRecord, ...] = ()
     pending: tuple[JobRecord, ...] = ()
-    returned: tuple[JobDetail, ...] = ()
     complete: bool = True
     tasks: Mapping[str, TaskFacts] | None = None
 
@@ -76,7 +66,7 @@ def diagnose(evidence: Evidence, timing: Timing) -> list[Finding]:
         *_queues(health),
         *_paused(evidence),
         *_parked(evidence),
-        *_not_understood(evidence.returned),
+        *_no_handler(health),
         *_schedules(evidence.survey, timing),
         *_tasks(evidence),
     ]
@@ -190,7 +180,7 @@ def _workers(health: Health) -> Iterator[Finding]:
 
 
 def _queues(health: Health) -> Iterator[Finding]:
-    stranded = [(name, queue) for name, queue in health.queues.items() if queue.status == "degraded"]
+    stranded = [(name, queue) for name, queue in health.queues.items() if queue.stranded]
     if not stranded:
         yield Finding("ok", "queues", "a live worker serves each queue in which jobs wait")
     for name, queue in stranded:
@@ -229,7 +219,7 @@ def _parked(evidence: Evidence) -> Iterator[Finding]:
     parked = Counter(
         (job.queue, job.parked_under)
         for job in evidence.pending
-        if job.parked_under is not None and not job.parked_under.startswith((PAUSED, RATE))
+        if job.parked_under is not None and not job.parked_under.startswith((PAUSED, RATE, UNKNOWN))
     )
     now = evidence.survey.now
     well = True
@@ -264,19 +254,17 @@ def _ran(job: JobRecord, now: int) -> int:
     return 0 if job.started is None else now - job.started
 
 
-def _not_understood(returned: Iterable[JobDetail]) -> Iterator[Finding]:
-    by_reason: dict[str, list[JobRecord]] = {}
-    for detail in returned:
-        if detail.runs and (reason := detail.runs[-1].reason) in _NOT_UNDERSTOOD:
-            by_reason.setdefault(reason, []).append(detail.job)
-    for reason, jobs in by_reason.items():
-        tasks = _listed(sorted({job.task for job in jobs}))
-        yield Finding(
-            "warning",
-            "handed back",
-            f"{_jobs(jobs)} handed back again and again (task {tasks}): {_NOT_UNDERSTOOD[reason]}",
-            "deploy a worker that does, or keep the workers that do not from these queues (-q)",
-        )
+def _no_handler(health: Health) -> Iterator[Finding]:
+    for name, queue in health.queues.items():
+        for one in queue.no_handler:
+            yield Finding(
+                "warning",
+                "no_handler",
+                f"jobs of task {one.task!r} with payload version {one.version} wait in queue {name!r}, one of them for "
+                f"{_span(one.waited * SECOND)}, and no live worker that serves it knows both",
+                "deploy a worker that does; the jobs wait for it and never fail for this. If the task is gone for "
+                f"good, cancel them: holdfast jobs list -q {name} --task {one.task}",
+            )
 
 
 def _schedules(survey: Survey, timing: Timing) -> Iterator[Finding]:

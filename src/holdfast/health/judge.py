@@ -2,7 +2,8 @@
 
     unreachable   the storage gave no answer
     unhealthy     a backlog stayed above its threshold for longer than its time
-    degraded      jobs wait in a queue that no live worker serves, or a queue was asked for that nobody knows
+    degraded      jobs wait in a queue that no live worker serves, or for a worker that knows their task (`no_handler`);
+                  or a queue was asked for that does not exist
     ok            none of these
 
 Instants are aware datetimes in UTC, durations are seconds. Nothing here waits or reads a clock.
@@ -19,7 +20,7 @@ from holdfast.core.backlog import Backlog, Thresholds
 from holdfast.core.duration import moment
 from holdfast.core.lifecycle import State
 from holdfast.options import Timing
-from holdfast.storage.protocol import QueueSurvey, Survey, WorkerSurvey
+from holdfast.storage.protocol import QueueSurvey, Survey, WorkerSurvey, knows
 
 Status = Literal["ok", "degraded", "unhealthy", "unreachable"]
 WorkerState = Literal["alive", "quiet", "stopping", "stale"]
@@ -28,10 +29,26 @@ LONGEST_REST = 5.0
 """Seconds after which a healthy claim loop turns, even if there is nothing to do (`worker.exchange.POLL`)."""
 
 
+NO_HANDLER = 600 * SECOND
+"""For how long no live worker must have known a task before that is worth a word, in microseconds."""
+
+
+class NoHandler(Struct, frozen=True, kw_only=True):
+    """A task and a version of its payload that jobs of a queue wait for, and that no live worker knows.
+
+    `waited`: the seconds that one of these jobs has waited.
+    """
+
+    task: str
+    version: int
+    waited: float
+
+
 class QueueHealth(Struct, frozen=True, kw_only=True):
     """A queue. `served`: a live worker claims from it. `above_for`: the seconds that too many jobs have waited.
 
-    `known`: the storage has heard of it, the app has a task that goes there, or a worker serves it.
+    `known`: the storage has heard of it, the app has a task that goes there, or a worker serves it. `no_handler`: tasks
+    of its jobs that no live worker which serves it has known for 10 min.
     """
 
     status: Status
@@ -46,6 +63,12 @@ class QueueHealth(Struct, frozen=True, kw_only=True):
     served: bool
     threshold: int | None
     above_for: float | None
+    no_handler: tuple[NoHandler, ...] = ()
+
+    @property
+    def stranded(self) -> bool:
+        """Whether jobs wait in it though no live worker serves it and nobody has paused it."""
+        return self.waiting > 0 and not self.served and not self.paused
 
 
 class WorkerHealth(Struct, frozen=True, kw_only=True):
@@ -115,6 +138,7 @@ def judged(
             threshold=thresholds.of(name),
             above_for=backlog.lasted(name, now=now),
             overdue=backlog.overdue(name, thresholds, now=now),
+            workers=survey.workers,
         )
         for name in sorted(names)
     }
@@ -127,6 +151,19 @@ def judged(
         workers=workers,
         reaper=reaper,
         complaints=list(_complaints(queues, workers, reaper, active)),
+    )
+
+
+def no_handlers(queue: QueueSurvey, workers: Iterable[WorkerSurvey]) -> tuple[NoHandler, ...]:
+    """Return the tasks that jobs of a queue have waited for, and that no live worker has known for 10 min.
+
+    A worker that fell silent is shown for as long, so each worker that is shown was alive within this time.
+    """
+    serving = [worker for worker in workers if queue.queue in worker.queues]
+    return tuple(
+        NoHandler(task=one.task, version=one.version, waited=one.waited / SECOND)
+        for one in queue.unknown
+        if one.waited >= NO_HANDLER and not any(knows(worker.tasks, one.task, one.version) for worker in serving)
     )
 
 
@@ -184,11 +221,19 @@ def _worker(worker: WorkerSurvey, timing: Timing) -> WorkerHealth:
 
 
 def _queue(
-    queue: QueueSurvey, *, known: bool, served: bool, threshold: int | None, above_for: float | None, overdue: bool
+    queue: QueueSurvey,
+    *,
+    known: bool,
+    served: bool,
+    threshold: int | None,
+    above_for: float | None,
+    overdue: bool,
+    workers: Sequence[WorkerSurvey],
 ) -> QueueHealth:
     waits = queue.counts.get(State.WAITING, 0)
+    unhandled = no_handlers(queue, workers)
     # Who paused a queue wants its jobs to wait; only their number may still be too much.
-    degraded = not known or (bool(waits) and not served and not queue.paused)
+    degraded = not known or (bool(waits) and not served and not queue.paused) or bool(unhandled)
     return QueueHealth(
         status="unhealthy" if overdue else "degraded" if degraded else "ok",
         known=known,
@@ -202,6 +247,7 @@ def _queue(
         served=served,
         threshold=threshold,
         above_for=above_for,
+        no_handler=unhandled,
     )
 
 
@@ -232,10 +278,15 @@ def _complaints(
             )
         elif not queue.known:
             yield f"queue {name!r}: nobody knows it: no job was ever in it, no task goes there; is it spelled right?"
-        elif queue.status == "degraded":
+        elif queue.stranded:
             hushed = sum(worker.state == "quiet" and name in worker.queues for worker in workers)
             told = f"; {hushed} told to be quiet could: holdfast workers quiet --undo" if hushed else ""
             yield f"queue {name!r}: {jobs_wait(queue.waiting)} and no live worker serves it{told}"
+        for one in queue.no_handler:
+            yield (
+                f"queue {name!r}: no_handler: no live worker knows task {one.task!r} with payload version "
+                f"{one.version}, and a job has waited {one.waited:.0f} s for one"
+            )
     for worker in workers:
         if worker.state == "stale":
             yield (

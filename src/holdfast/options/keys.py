@@ -16,7 +16,7 @@ CONCURRENCY = "concurrency_key"
 SINGLETON = "singleton:"
 """What the key of a singleton task begins with."""
 
-_RESERVED = (SINGLETON, "paused:", "rate:")
+_RESERVED = (SINGLETON, "paused:", "rate:", "unknown:")
 
 
 def own_key(name: object, *, field: str = CONCURRENCY) -> str:

@@ -5,7 +5,7 @@ other storage is held equal to it by the conformance suite.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from msgspec import structs
@@ -29,6 +29,7 @@ from holdfast.core.job import (
     Logged,
     LogLine,
     Owner,
+    RateKey,
     Ref,
     RunRecord,
     StallReason,
@@ -69,6 +70,7 @@ from holdfast.storage.protocol import (
     EVENTS_END,
     EXPIRE_LIMIT,
     LOG_LINES_KEPT,
+    LOOK_LIMIT,
     PAUSED,
     PROMOTE_LIMIT,
     RATE,
@@ -76,6 +78,8 @@ from holdfast.storage.protocol import (
     SCAN_LIMIT,
     SWEEP_LIMIT,
     TRIM_LIMIT,
+    UNKNOWN,
+    UNKNOWN_LOOKS,
     WORKER_KEPT,
     Beat,
     Bid,
@@ -102,11 +106,14 @@ from holdfast.storage.protocol import (
     Survey,
     Swept,
     Target,
+    UnknownTask,
     Verdict,
     WorkerSurvey,
     job_topic,
     owner_topic,
     queue_topic,
+    task_of_place,
+    unknown_place,
 )
 from holdfast.storage.timetable import Timetable
 
@@ -151,7 +158,8 @@ class Model(Timetable):
             key = owner.id, order.lane.id
             runs = [(lease.ref, lease.fence) for lease in leases]
             self._claims[key] = self._claims[key].claimed(order.lane, runs, now)
-        lines = [self._glance(queue, now) for queue in order.queues if queue in self._lines and not self._paused(queue)]
+        queues = [queue for queue in order.queues if queue in self._lines and not self._paused(queue)]
+        lines = [self._glance(queue, order.tasks, now) for queue in queues]
         dues = [due for _, due in lines if due is not None]
         return Exchanged(
             verdicts,
@@ -177,7 +185,7 @@ class Model(Timetable):
                 self._settle(owner, handed_back(job), now)
         self._claims[owner.id, lane.id] = known.over(lane, now)
 
-    def _glance(self, queue: str, now: int) -> tuple[bool, int | None]:
+    def _glance(self, queue: str, tasks: Mapping[str, int] | None, now: int) -> tuple[bool, int | None]:
         """Return whether a queue has a job that could be claimed, and when time alone gives it another."""
         line = self._lines[queue]
         opens_at = self._queue_opens_at(queue, now)
@@ -185,7 +193,7 @@ class Model(Timetable):
         if line.opening:
             # Nobody is let in line by a rate of his own before the queue's own lets him start.
             dues.append(max(min(line.opening.values()), opens_at))
-        ready = bool(len(line.ready))
+        ready = bool(len(line.ready) or self._shelf.known_places(queue, tasks))
         if ready and opens_at > now:
             ready = False
             dues.append(opens_at)
@@ -202,6 +210,8 @@ class Model(Timetable):
             return Verdict(asked.ref, asked.fence, "lost")
         if job.cancel_at is not None:
             asked = when_cancelling(asked, job)
+        if isinstance(asked.decision, PutBack) and asked.decision.until_known:
+            self._shelf.give_back_time(job.queue, self._all_rates(job), job.started or now, now)
         self._apply(job, asked.decision, now)
         self._close_run(job, asked.ended, now)
         for event in asked.events:
@@ -239,12 +249,13 @@ class Model(Timetable):
                         redrive_at=None if redrive_after is None else now + redrive_after,
                     ),
                 )
-            case PutBack(after=0, error=error, reason=reason):
+            case PutBack(after=0, error=error, reason=reason, until_known=until_known):
                 self._replace(
                     job,
                     structs.replace(
                         freed,
                         state=State.WAITING,
+                        parked_under=unknown_place(job.task, job.policy.version) if until_known else None,
                         run_at=now,
                         score=self._shelf.score_again(job, now),
                         error=error or job.error,
@@ -280,12 +291,14 @@ class Model(Timetable):
             if self._queue_opens_at(queue, now) <= now:
                 self._shelf.open_up(queue, now)
             self._shelf.let_in(now)
-            while len(leases) < room and looks and len(line.ready) and self._queue_opens_at(queue, now) <= now:
+            while len(leases) < room and looks and self._queue_opens_at(queue, now) <= now:
+                job = self._shelf.first_known(queue, order.tasks)
+                if job is None:
+                    break
                 looks -= 1
-                job = self._jobs[line.ready.first(1)[0]]
                 if lapsed(job, now):
                     self._expire(job, now)
-                elif (full := self._shelf.full(job, now)) is not None:
+                elif (full := self._shelf.full(job, now, order.tasks)) is not None:
                     self._shelf.park(job, full, now)
                 else:
                     leases.append(self._start(self._whole(job.ref), owner, now))
@@ -306,8 +319,7 @@ class Model(Timetable):
     def _start(self, job: JobRecord, owner: Owner, now: int) -> Lease:
         started = claimed(job, owner.id, now, self._setting("queue", job.queue).stall)
         self._replace(job, started)
-        told = self._setting("queue", job.queue).rate
-        self._shelf.take_time(job.queue, [*self._shelf.rates(job), *([told] if told and told.interval else ())], now)
+        self._shelf.take_time(job.queue, self._all_rates(job), now)
         self._shelf.given_out(job)
         runs = self._runs[job.ref]
         runs.append(
@@ -324,6 +336,11 @@ class Model(Timetable):
         del runs[:-RUNS_KEPT]
         self._tell(begun(started, owner), now)
         return Lease(started)
+
+    def _all_rates(self, job: JobRecord) -> list[RateKey]:
+        """Return the rates that a job's start takes time of, that of its queue among them."""
+        told = self._setting("queue", job.queue).rate
+        return [*self._shelf.rates(job), *([told] if told and told.interval else ())]
 
     def _close_run(self, job: JobRecord, ended: RunEnd, now: int) -> None:
         runs = self._runs[job.ref]
@@ -786,6 +803,7 @@ class Model(Timetable):
                     counts=dict(sorted(counts[name].items())),
                     oldest_waiting=self._oldest(name, now),
                     parked=sum(map(len, self._lines[name].parked.values())) if name in self._lines else 0,
+                    unknown=self._unknown(name, now),
                     discarded=self._lines[name].discarded if name in self._lines else 0,
                     settings=self._setting("queue", name),
                 )
@@ -807,6 +825,7 @@ class Model(Timetable):
                     lag=seen.beat.worker.lag,
                     memory=seen.beat.worker.memory,
                     quiet=seen.beat.worker.quiet,
+                    tasks=seen.beat.worker.tasks,
                 )
                 for seen in self._workers.values()
                 if seen.beat.worker is not None
@@ -816,6 +835,16 @@ class Model(Timetable):
             swept_ago=now - self._swept_at if self._swept_at is not None else None,
             now=now,
         )
+
+    def _unknown(self, queue: str, now: int) -> tuple[UnknownTask, ...]:
+        if queue not in self._lines:
+            return ()
+        parked = sorted((name, index) for name, index in self._lines[queue].parked.items() if name.startswith(UNKNOWN))
+        found: list[UnknownTask] = []
+        for name, index in parked[:LOOK_LIMIT]:
+            since = min(self._jobs[ref].run_at for ref in index.first(UNKNOWN_LOOKS))
+            found.append(UnknownTask(*task_of_place(name), max(0, now - since)))
+        return tuple(found)
 
     def _oldest(self, queue: str, now: int) -> int | None:
         if queue not in self._lines:

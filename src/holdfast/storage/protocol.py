@@ -5,7 +5,7 @@ becomes of a job is decided by the core and handed in as a settlement. Requests 
 to its own now. All verbs may be called from several event loops of one process, and repeated after a lost reply.
 """
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Literal, Protocol
 
 from msgspec import Struct
@@ -99,11 +99,14 @@ class Order(Struct, frozen=True):
 
     `lane`: numbers the call, so that it claims once however often it arrives, and acknowledges earlier ones. Without
     it a call is never refused, and what it claims is never handed back.
+    `tasks`: the tasks that the caller knows, each with the newest version of its payload that the caller can read.
+    None means all. A claim sends the same dict as the claim before as long as the tasks are the same.
     """
 
     queues: tuple[str, ...]
     room: int
     lane: Lane | None = None
+    tasks: dict[str, int] | None = None
 
 
 class Verdict(Struct, frozen=True, gc=False):
@@ -178,7 +181,8 @@ class WorkerInfo(Struct, frozen=True):
 
     `turned_ago`: microseconds since its claim loop last turned. `lag`: the longest that its event loop kept anything
     waiting since the beat before, in microseconds. `memory`: what its process occupies, in bytes; 0 where nobody knows.
-    `quiet`: an operator has told it to claim no more.
+    `quiet`: an operator has told it to claim no more. `tasks`: the tasks that it knows, each with the newest version of
+    its payload that it can read; None means all.
     """
 
     queues: tuple[str, ...] = ()
@@ -189,6 +193,7 @@ class WorkerInfo(Struct, frozen=True):
     lag: int = 0
     memory: int = 0
     quiet: bool = False
+    tasks: dict[str, int] | None = None
 
 
 class Beat(Struct, frozen=True):
@@ -472,10 +477,23 @@ class Page(Struct, frozen=True):
     next: str | None = None
 
 
+class UnknownTask(Struct, frozen=True):
+    """A task and a version of its payload that jobs of a queue are parked under until a worker knows both.
+
+    `waited`: microseconds that the longest-waiting of these jobs has waited, as far as the first of them tell
+    (`UNKNOWN_LOOKS`).
+    """
+
+    task: str
+    version: int
+    waited: int
+
+
 class QueueSurvey(Struct, frozen=True, kw_only=True):
     """One queue at a glance. `oldest_waiting`: microseconds that its longest-waiting job has waited.
 
     `parked`: how many of the waiting have no slot to go to. `discarded`: how many ever expired without a record.
+    `unknown`: what jobs are parked under until a worker knows it, at most `LOOK_LIMIT` of these, by task and version.
     """
 
     queue: str
@@ -483,6 +501,7 @@ class QueueSurvey(Struct, frozen=True, kw_only=True):
     oldest_waiting: int | None = None
     parked: int = 0
     discarded: int = 0
+    unknown: tuple[UnknownTask, ...] = ()
     settings: Settings = Settings()
 
     @property
@@ -509,6 +528,7 @@ class WorkerSurvey(Struct, frozen=True, kw_only=True):
     lag: int = 0
     memory: int = 0
     quiet: bool = False
+    tasks: dict[str, int] | None = None
 
 
 class Survey(Struct, frozen=True, kw_only=True):
@@ -618,6 +638,9 @@ class Storage(Protocol):
         time of its rates and opens a run. What it meets on its way is moved out of the way: too old, it expires;
         without a slot or before its rate allows, it is parked under the first key that is full, else the first rate
         that is not open. Whoever leaves a slot lets the best one parked there back in line; so does time, under a rate.
+        A run that is put back `until_known` costs its rates nothing: the job keeps its score and is parked under its
+        task and version. A claim takes jobs that are parked so, if the caller knows both, in the order of their scores
+        with the others. A job that has started before and that the caller does not know is parked in the same way.
         Where a queue has more completed jobs than `Keep.most`, a call that completes n jobs of it also forgets up to
         n + n/4 + 1 of the longest completed. At most 256 settlements and 128 jobs a call.
 
@@ -737,6 +760,28 @@ def owner_topic(owner: str) -> str:
     """Return the topic that hints at something an owner should ask for at once."""
     return f"owner:{owner}"
 
+
+def knows(tasks: Mapping[str, int] | None, task: str, version: int) -> bool:
+    """Return True if a caller that knows these tasks knows one in this version of its payload."""
+    return tasks is None or tasks.get(task, 0) >= version
+
+
+def unknown_place(task: str, version: int) -> str:
+    """Return the name of the key under which jobs are parked until a worker knows their task and version."""
+    return f"{UNKNOWN}{task}:{version}"
+
+
+def task_of_place(name: str) -> tuple[str, int]:
+    """Return the task and the version that jobs are parked under by this name."""
+    task, _, version = name.removeprefix(UNKNOWN).rpartition(":")
+    return task, int(version)
+
+
+UNKNOWN = "unknown:"
+"""What the name of the key begins with under which jobs are parked that no claiming worker has known so far."""
+
+UNKNOWN_LOOKS = 100
+"""How many jobs of an unknown task a survey looks at for the longest-waiting one."""
 
 PAUSED = "paused:"
 """What the name of the key begins with under which the jobs of a paused task are parked."""

@@ -6,7 +6,7 @@ that lets back in line is seen to in the same step, by `let_in`. A slot is an ac
 
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from heapq import nsmallest
 from typing import TypeVar
@@ -17,8 +17,18 @@ from holdfast.core.job import JobRecord, MergeKey, RateKey, Ref
 from holdfast.core.lifecycle import TERMINAL, State
 from holdfast.core.merge import may_be_come_to, merge_name
 from holdfast.core.order import Fairness, came_at, place
-from holdfast.core.rate import Taken, free, heeded, is_of_task, opens_at, retuned, taken, taken_if_open
-from holdfast.storage.protocol import LOOK_LIMIT, PASSED_LIMIT, PAUSED, PROMOTE_LIMIT, RATE
+from holdfast.core.rate import Taken, free, heeded, is_of_task, opens_at, regained, retuned, taken, taken_if_open
+from holdfast.storage.protocol import (
+    LOOK_LIMIT,
+    PASSED_LIMIT,
+    PAUSED,
+    PROMOTE_LIMIT,
+    RATE,
+    UNKNOWN,
+    knows,
+    task_of_place,
+    unknown_place,
+)
 
 G = TypeVar("G")
 
@@ -176,10 +186,15 @@ class Shelf:
         at = came_at(job.score, boost=job.boost, lifo=job.lifo)
         return structs.replace(job, state=State.WAITING, score=self.score(job, at, now))
 
-    def full(self, job: JobRecord, now: int) -> str | None:
-        """Return what a job must be parked under before it may start, None where all its keys and rates have room."""
+    def full(self, job: JobRecord, now: int, tasks: Mapping[str, int] | None = None) -> str | None:
+        """Return what a job must be parked under before it may start, None where all its keys and rates have room.
+
+        `tasks`: what the caller knows. Only a job that has started before is held against it: the first start is fast.
+        """
         if self._paused(job.task):
             return PAUSED + job.task
+        if job.starts and not knows(tasks, job.task, job.policy.version):
+            return unknown_place(job.task, job.policy.version)
         full = next((key.name for key in job.keys if not self.slots[job.queue, key.name].free), None)
         if full is None:
             opening = (RATE + rate.name for rate in self.rates(job) if self.opens_at(job.queue, rate, now) > now)
@@ -199,6 +214,33 @@ class Shelf:
         for rate in rates:
             self.taken[queue, rate.name] = taken(self._taken(queue, rate), rate, now)
 
+    def give_back_time(self, queue: str, rates: Iterable[RateKey], started: int, now: int) -> None:
+        """Give back the time of a start in vain, so that the next job may start that much earlier."""
+        for rate in rates:
+            so_far, more = self._taken(queue, rate), regained(rate, started, now)
+            if so_far.until > now:
+                self.taken[queue, rate.name] = Taken(so_far.until - more, so_far.reach)
+                opening = self.lines[queue].opening
+                if RATE + rate.name in opening:
+                    opening[RATE + rate.name] -= more
+
+    def known_places(self, queue: str, tasks: Mapping[str, int] | None) -> list[str]:
+        """Return what jobs are parked under until a worker knows it, as far as this caller does."""
+        names = (name for name in self.lines[queue].parked if name.startswith(UNKNOWN))
+        return [name for name in names if knows(tasks, *task_of_place(name))]
+
+    def first_known(self, queue: str, tasks: Mapping[str, int] | None) -> JobRecord | None:
+        """Return the first job in line for a caller that knows these tasks; one parked for it comes back in line."""
+        line = self.lines[queue]
+        lines = [line.ready, *(line.parked[name] for name in self.known_places(queue, tasks))]
+        heads = [entry for entry in (next(iter(index), None) for index in lines) if entry is not None]
+        if not heads:
+            return None
+        job = self.jobs[min(heads)[1]]
+        if job.parked_under is not None:
+            self.replace(job, structs.replace(job, parked_under=None))
+        return self.jobs[job.ref]
+
     def given_out(self, job: JobRecord) -> None:
         """Note how far a line has got in virtual time, where it counts in that."""
         fairness = self.lines[job.queue].fairness
@@ -210,6 +252,8 @@ class Shelf:
         self.replace(job, structs.replace(job, parked_under=under))
         if under.startswith(RATE):
             self._note_opening(job.queue, under, now)
+        if under.startswith(UNKNOWN):
+            self._knock(job.queue)
 
     def open_up(self, queue: str, now: int) -> None:
         """Let back in line whom the rates of a queue allow to start by now, no faster than they might have started.
@@ -305,7 +349,9 @@ class Shelf:
         others = [
             (queue, name)
             for queue, name in places
-            if not name.startswith(PAUSED) and not len(self.lines[queue].ready) and (queue, name) > self._looked_at
+            if not name.startswith((PAUSED, UNKNOWN))
+            and not len(self.lines[queue].ready)
+            and (queue, name) > self._looked_at
         ][:LOOK_LIMIT]
         self._looked_at = others[-1] if len(others) == LOOK_LIMIT else ("", "")
         return [place for place in places if place[1].startswith(PAUSED)] + others

@@ -1,4 +1,4 @@
-"""What must hold in every simulated world, checked after each step of its storage (protocol: I1 to I18).
+"""What must hold in every simulated world, checked after each step of its storage (protocol: I1 to I19).
 
 The witness believes nothing that the storage says of itself: it keeps its own account of each job from what was asked
 and answered, and holds the records, the indexes and the event log against it. What one record says of itself is held
@@ -47,6 +47,7 @@ from holdfast.storage.protocol import (
     PAUSED,
     RATE,
     RUNS_KEPT,
+    UNKNOWN,
     Beat,
     Bid,
     Cancel,
@@ -63,6 +64,9 @@ from holdfast.storage.protocol import (
     StalledLease,
     Swept,
     Target,
+    knows,
+    task_of_place,
+    unknown_place,
 )
 from holdfast.testing.calls import Calls
 from holdfast.testing.pacing import Pacing
@@ -313,7 +317,7 @@ class Witness:
                 case "gone":
                     self._require(job is None, "I8", f"{asked.ref} is called gone: {shown(job)}")
         for lease in answer.leases:
-            self._claimed(owner, lease)
+            self._claimed(owner, lease, order)
         if answer.leases:
             self._ordered(answer.leases, order)
             # One that went out of the way may have let another back in line, in front of what was claimed before.
@@ -347,6 +351,8 @@ class Witness:
         story.quarantined = isinstance(decision, PutBack) and decision.quarantine
         stalled = isinstance(decision, PutBack) and decision.charge == "stalls" and not stopped
         story.recovered = run.number if stalled else 0
+        if isinstance(decision, PutBack) and decision.until_known and not stopped:
+            self._unknown(story, job)
         self._put_back(job, decision, stopped=stopped)
         self._charged(job, decision, stopped=stopped)
         if cancelled or isinstance(decision, Finish):
@@ -376,9 +382,11 @@ class Witness:
             self._require(used and failed, "I18", f"{where}: its holder charged it with a stall")
             self.counted.append((story.ref, run.fence))
 
-    def _claimed(self, owner: Owner, lease: Lease) -> None:
+    def _claimed(self, owner: Owner, lease: Lease, order: Order | None) -> None:
         job = lease.job
         story = self._story(job.ref)
+        fits = job.starts == 1 or order is None or knows(order.tasks, job.task, job.policy.version)
+        self._require(fits, "I19", f"{job.ref}: run {job.starts} was given to a worker that does not know its task")
         self._require(story.run is None, "I5", f"{job.ref}: run {job.starts} began while {story.run} was open")
         self._require(story.ends == 0, "I3", f"{job.ref}: run {job.starts} began after its end")
         self._require(job.cancel_at is None, "I11", f"{job.ref}: run {job.starts} began after it was cancelled")
@@ -402,6 +410,16 @@ class Witness:
         self.calls.claimed(job)
         self.pacing.started(job, self._rates(job, queue=True), at, len(self._weather.steps))
         self._note("claimed", job.id, job.starts, owner.name)
+
+    def _unknown(self, story: Story, job: JobRecord) -> None:
+        """See that no more than one claim of a job is wasted, and that it waits where only some workers look."""
+        story.unknown += 1
+        self._require(story.unknown == 1, "I19", f"{job.ref}: {story.unknown} claims of it were wasted")
+        self.pacing.put_back(job, self._rates(job, queue=True), self._clock.now())
+        after = self._model.records.get(job.ref)
+        place = unknown_place(job.task, job.policy.version)
+        fine = after is None or after.state is not State.WAITING or after.parked_under == place
+        self._require(fine, "I19", f"{job.ref}: put back as unknown, and it is not parked under {place}")
 
     def _charged(self, job: JobRecord, decision: Finish | PutBack, *, stopped: bool) -> None:
         """See that a run was charged to what its settlement says, and to nothing else."""
@@ -457,7 +475,10 @@ class Witness:
         """See that nothing was left in line that could have been claimed."""
         now = self._clock.now()
         for job in self._model.records.values():
-            if job.queue not in order.queues or job.state is not State.WAITING or job.parked_under is not None:
+            if job.queue not in order.queues or job.state is not State.WAITING:
+                continue
+            under = job.parked_under
+            if under is not None and not (under.startswith(UNKNOWN) and knows(order.tasks, *task_of_place(under))):
                 continue
             held = bool(self._setting("queue", job.queue).paused) or self._closed(job.queue, now)
             self._require(held, "I14", f"{job.ref} was left in line, and there was room")
@@ -574,6 +595,8 @@ class Witness:
         name = job.parked_under or ""
         if name == PAUSED + job.task:
             return not self._setting("task", job.task).paused
+        if name.startswith(UNKNOWN):
+            return False
         if name.startswith(RATE):
             now = self._clock.now()
             waits = self.pacing.kept_waiting(job, self._rates(job), self._model.records, now)

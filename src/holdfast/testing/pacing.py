@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from holdfast.core.job import JobRecord, RateKey, Ref
 from holdfast.core.lifecycle import State
-from holdfast.core.rate import Taken, opens_at, taken
+from holdfast.core.rate import Taken, opens_at, regained, taken
 from holdfast.storage.protocol import RATE
 from holdfast.testing.calls import Require
 
@@ -36,6 +36,17 @@ class Pacing:
                 fits = count <= rate.burst or (count - 1 - rate.burst) * gap < now - first
                 self._require(fits, "I6", f"{job.ref} is number {count} under {rate} in {now - first} microseconds")
             self._taken[place] = taken(self._taken.get(place, Taken()), rate, now)
+
+    def put_back(self, job: JobRecord, rates: Iterable[RateKey], now: int) -> None:
+        """Take in that a job had started in vain: that start does not count."""
+        started = job.started or now
+        for rate in rates:
+            place = job.queue, rate.name
+            if started in (starts := self._starts.get(place, [])):
+                starts.remove(started)
+            so_far = self._taken.get(place, Taken())
+            if so_far.until > now:
+                self._taken[place] = Taken(so_far.until - regained(rate, started, now), so_far.reach)
 
     def open(self, queue: str, rate: RateKey, now: int) -> bool:
         """Say whether a rate lets a job start now, for all that has started."""

@@ -39,6 +39,9 @@ FORESIGHTED = 0.3
 FAILING = 0.2
 """The share of the worlds with several kinds of fault in which workers fail by themselves."""
 
+MIXED = 0.2
+"""The share of worlds in the midst of a rolling deploy: some workers run old code."""
+
 USUAL = Rates()
 
 
@@ -84,6 +87,9 @@ class Plan:
     ahead: bool = False
     """Workers claim ahead although their runs take seconds, and what is at hand waits for seconds, too."""
 
+    old: int = 0
+    """So many of the workers run old code: they know every second task only."""
+
     @classmethod
     def drawn(cls, rng: Random) -> Self:
         """Draw a plan: each fault is enabled or not, and has a rate of its own."""
@@ -123,6 +129,9 @@ class Plan:
         gap = rng.uniform(5, 40)
         if rng.random() < FAILING and not alone:
             plan = replace(plan, faults={**plan.faults, "fail": gap})
+        old = rng.randint(1, plan.workers - 1)
+        if rng.random() < MIXED:
+            plan = replace(plan, old=old)
         return plan
 
     def without(self, kinds: Collection[str]) -> Self:
@@ -161,7 +170,9 @@ class Plan:
         recovery = self.timing.recovery_bound.total_seconds() + self.timing.lease.total_seconds()
         each = 3 * (LONGEST_RUN + 10.0) + recovery
         starts = 6 * jobs * LONGEST_GAP if "rates" in self.features else 0.0
-        return 2 * recovery + each * (1 + jobs / (self.workers * self.concurrency)) + LONGEST_QUIET + starts
+        return (
+            2 * recovery + each * (1 + jobs / ((self.workers - self.old) * self.concurrency)) + LONGEST_QUIET + starts
+        )
 
 
 LONG = ("slow", "steady", "exclusive")
@@ -251,6 +262,7 @@ SCENARIOS: dict[str, Plan] = {
     "clock and schedules": Plan(
         workers=3, jobs=8, schedules=4, lone_reaper=True, faults={"step": 8.0}, fast=True, span=60.0
     ),
+    "old and new code": Plan(workers=5, old=4, jobs=60, clients=2, features=ORDER, faults={"kill": 20.0}, span=60.0),
     "hearing": Plan(workers=4, jobs=16, tasks=("silent", "quick"), hearing=True, span=60.0),
 }
 """Set pieces: one thing goes wrong, or a few that belong together."""

@@ -41,6 +41,9 @@ class Story:
     put_back_used: bool = False
     """Whether a counted put-back was free since its last charge or end, so that the next one must be charged."""
 
+    unknown: int = 0
+    """How many of its runs were put back by a worker that did not know its task."""
+
     recovered: int = 0
     """The number of the run that was put back for a stall, if its latest was."""
 

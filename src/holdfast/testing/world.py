@@ -109,7 +109,9 @@ class World:
         self.stage = Stage(loop, self.seed, self.plan, self._model)
         dice = Random(f"stations {self.seed}")
         self._stations += [
-            Station(self.stage, f"w{number}", supervised=dice.random() < self.plan.supervised)
+            Station(
+                self.stage, f"w{number}", supervised=dice.random() < self.plan.supervised, old=number < self.plan.old
+            )
             for number in range(self.plan.workers)
         ]
         for station in self._stations:

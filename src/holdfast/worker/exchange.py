@@ -35,6 +35,7 @@ from holdfast.errors import StorageError
 from holdfast.storage.hints import Hints
 from holdfast.storage.protocol import SETTLE_LIMIT, Beat, Exchanged, Order, Storage, queue_topic
 from holdfast.worker.held import Held, Holdings, StopReason
+from holdfast.worker.known import KnownTasks
 from holdfast.worker.outcomes import Outcomes
 from holdfast.worker.runs import Runs
 from holdfast.worker.strays import strays
@@ -85,6 +86,7 @@ class ExchangeLoop:
         holdings: Holdings,
         *,
         queues: tuple[str, ...],
+        known: KnownTasks,
         concurrency: int,
         wear: Wear,
         clock: Clock,
@@ -100,6 +102,7 @@ class ExchangeLoop:
         self._outcomes = outcomes
         self._holdings = holdings
         self._queues = queues
+        self._known = known
         self._hands = 2 if storage.apart and concurrency >= 2 * LEAST_WORTH else 1
         self._wear = wear
         self._worn = asyncio.Event()
@@ -356,7 +359,7 @@ class ExchangeLoop:
             return None
         # A call that fails may be made all the same, and long after it was given up. So nothing is claimed before the
         # storage has answered again: of what such calls bring nobody would ever know.
-        order = Order(self._queues, 0 if self._failures else room) if room else None
+        order = Order(self._queues, 0 if self._failures else room, tasks=self._known.versions) if room else None
         call = _Call(batch, order, asked_at=now, failures=self._failures)
         for other in self._calls:
             other.alone = call.alone = False

@@ -38,15 +38,15 @@ from holdfast.middleware import Middleware, Onion, RunCall, onion
 from holdfast.task import Task
 from holdfast.worker.abandoned import LINGER, Abandoned
 from holdfast.worker.held import Held, StopReason
+from holdfast.worker.known import why_unknown
 from holdfast.worker.limit import Limit, TimeIsOver
 from holdfast.worker.on_cancel import CancelHooks
 from holdfast.worker.provision import Provision
 from holdfast.worker.stacks.traces import where
 from holdfast.worker.threads import Lane, NoThreadError, Threads
 
-UNKNOWN_DELAY = 10_000_000
-"""How long a job is put back for that cannot run here, in microseconds: others may know its task, its version, or have
-a thread or a process for it."""
+UNFIT_DELAY = 10_000_000
+"""How long a job is put back for that has no thread or process here, in microseconds: another worker may have one."""
 
 CANCELLED_FROM_WITHIN = "the handler was cancelled from within"
 
@@ -94,11 +94,9 @@ class Runner:
         A handler that goes on though it was cancelled at its timeout is waited for; `overdue` is called then.
         """
         job = held.lease.job
-        task = self._tasks.get(job.task)
-        if task is None:
-            return Unknown(UNKNOWN_DELAY)
-        if job.policy.version > task.migrations.version:
-            return Unknown(UNKNOWN_DELAY, "newer_payload")
+        if (unknown := why_unknown(self._tasks, job)) is not None:
+            return Unknown(unknown)
+        task = self._tasks[job.task]
         try:
             args, kwargs = task.decode(self._codec, job)
         except BaseException as error:
@@ -286,7 +284,7 @@ def stopped(held: Stopped) -> Outcome:
 
 def _unbegun(held: Held) -> Outcome:
     """Return what a run has come to that could not begin, for no fault of its own."""
-    return Interrupted("prefetch", UNKNOWN_DELAY) if held.stop is None else stopped(held)
+    return Interrupted("prefetch", UNFIT_DELAY) if held.stop is None else stopped(held)
 
 
 def timed_out(held: Held) -> Outcome:

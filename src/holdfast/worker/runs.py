@@ -18,9 +18,9 @@ from msgspec import structs
 
 from holdfast.clock import Clock
 from holdfast.core.events import Event, LeaseLost
-from holdfast.core.job import JobRecord, Owner
+from holdfast.core.job import JobRecord, Owner, Ref
 from holdfast.core.lease import Lease
-from holdfast.core.outcome import Interrupted, Outcome, Raised, Returned, Stalled
+from holdfast.core.outcome import Interrupted, Outcome, Raised, Returned, Stalled, Unknown, UnknownReason
 from holdfast.core.settlement import settlement
 from holdfast.failures import log_failure, recorded
 from holdfast.task import Task
@@ -28,6 +28,7 @@ from holdfast.worker.abandoned import LINGER, Abandoned
 from holdfast.worker.ahead import Ahead, may_wait
 from holdfast.worker.at_hand import AtHand
 from holdfast.worker.held import Held, Holdings, StopReason, outdoes
+from holdfast.worker.known import why_unknown
 from holdfast.worker.loop_guard import LoopGuard
 from holdfast.worker.mishaps import log_mishap
 from holdfast.worker.on_cancel import LIMIT
@@ -140,6 +141,8 @@ class Runs:
         """Begin to run what a call has brought that was sent at that uptime, now or soon; or hand it back, unbegun."""
         # They run from the answer on: a claim that a frozen storage held back must not count as a part of the run.
         now = self._clock.uptime()
+        self._tally.claimed(leases)
+        leases = self._put_back_unknown(leases, asked_at, now)
         free = self._concurrency - len(self._running) - len(self._at_hand)
         taken = [self._held(lease, asked_at, now, begun=place < free) for place, lease in enumerate(leases)]
         self._holdings.add_all(taken)
@@ -156,7 +159,19 @@ class Runs:
                 self._ahead.kept_waiting()
                 self._done(held, Interrupted("prefetch"))
         self._fill_up()
-        self._tally.claimed(leases)
+
+    def _put_back_unknown(self, leases: Sequence[Lease], asked_at: float, now: float) -> Sequence[Lease]:
+        """Put back at once, even if all of this worker is busy, what another worker may know; return the others."""
+        unknown: dict[Ref, UnknownReason] = {
+            lease.ref: why for lease in leases if (why := why_unknown(self._tasks, lease.job)) is not None
+        }
+        if not unknown:
+            return leases
+        taken = [self._held(lease, asked_at, now, begun=False) for lease in leases if lease.ref in unknown]
+        self._holdings.add_all(taken)
+        for held in taken:
+            self._done(held, Unknown(unknown[held.lease.ref]))
+        return [lease for lease in leases if lease.ref not in unknown]
 
     def hand_back(self) -> None:
         """Hand back what was claimed ahead and has not begun."""

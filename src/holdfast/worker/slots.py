@@ -23,7 +23,7 @@ from holdfast.task import Task
 from holdfast.worker.errand import Errand, Keeping, Terms
 from holdfast.worker.held import Held
 from holdfast.worker.roster import Roster, UnfitError, Waiting
-from holdfast.worker.run import UNKNOWN_DELAY, stopped
+from holdfast.worker.run import UNFIT_DELAY, stopped
 from holdfast.worker.slate import Slate
 
 TRIES = 3
@@ -186,4 +186,4 @@ class Slots:
             self._unfit_for[held.lease.ref] += 1
             if self._unfit_for[held.lease.ref] >= TRIES:
                 return Raised(recorded(error))
-        return Interrupted("prefetch", UNKNOWN_DELAY)
+        return Interrupted("prefetch", UNFIT_DELAY)

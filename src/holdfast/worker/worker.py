@@ -42,6 +42,7 @@ from holdfast.worker.ahead import MOST, Ahead
 from holdfast.worker.exchange import ExchangeLoop
 from holdfast.worker.held import Held, Holdings, StopReason
 from holdfast.worker.keeper import Keeper
+from holdfast.worker.known import KnownTasks
 from holdfast.worker.lifespan import Lifespan
 from holdfast.worker.loop_guard import LoopGuard
 from holdfast.worker.memory import resident
@@ -149,6 +150,7 @@ class Worker:
         self._holdings = Holdings(slate)
         self._slots = Slots(equipment, worker=self.owner, isolates=supervised, keeping=self._holdings, slate=slate)
         self._turns = Turns(slate)
+        self._known = KnownTasks(equipment.tasks)
         tally = Tally(equipment.figures)
         self._bus = Bus(
             equipment.storage,
@@ -191,6 +193,7 @@ class Worker:
             outcomes,
             self._holdings,
             queues=self._queues,
+            known=self._known,
             concurrency=concurrency,
             wear=wear,
             clock=equipment.clock,
@@ -630,4 +633,5 @@ class Worker:
             lag=round(self._turns.lag(now) * SECOND),
             memory=self._turns.memory,
             quiet=self._exchange.quiet,
+            tasks=self._known.versions,
         )

@@ -134,7 +134,7 @@ class Cell:
             some = at_once(rest)
             more = None
             if order is not None and not seen and len(some) == len(rest):
-                more = Order(order.queues, min(order.room, CLAIM_LIMIT) - len(leases))
+                more = Order(order.queues, min(order.room, CLAIM_LIMIT) - len(leases), tasks=order.tasks)
             numbers = None if more is None or lane is None else self.lanes.send(owner, lane, script)
             # To claim nothing is to ask whether anybody is there: that needs nobody's confirmation.
             durable = self._durable and bool(some or (more is not None and more.room))

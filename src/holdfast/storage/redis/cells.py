@@ -95,7 +95,8 @@ class Cells:
             if cell not in orders and (lost or cell in asked):
                 elsewhere.append((cell, () if lost else None))
         room = 0 if order is None else order.room
-        outcomes = await self._try_all(owner, elsewhere, asked, 0, lane)
+        tasks = None if order is None else order.tasks
+        outcomes = await self._try_all(owner, elsewhere, asked, 0, lane, tasks)
         carried = 0
         waiting = list(orders.items())
         while waiting:
@@ -103,7 +104,7 @@ class Cells:
             # and to wait for each of them would keep all from their jobs.
             some = waiting if any(isinstance(outcome, BaseException) for outcome in outcomes) else waiting[:1]
             waiting = waiting[len(some) :]
-            found = await self._try_all(owner, some, asked, room, lane)
+            found = await self._try_all(owner, some, asked, room, lane, tasks)
             outcomes += found
             won = [lease for answer in found if isinstance(answer, Exchanged) for lease in answer.leases]
             carried += weight(won)
@@ -312,12 +313,13 @@ class Cells:
         settlements: Mapping[Cell, Sequence[Settlement]],
         room: int,
         lane: Lane | None,
+        tasks: dict[str, int] | None,
     ) -> list[Exchanged | BaseException]:
         """Exchange with several cells at once, the room shared out among those that have queues to claim from."""
         each, rest = divmod(room, max(1, len(cells)))
 
         async def one(place: int, cell: Cell, queues: tuple[str, ...] | None) -> Exchanged:
-            order = None if queues is None else Order(queues, each + (place < rest), lane)
+            order = None if queues is None else Order(queues, each + (place < rest), lane, tasks)
             return await self._ask(cell, lambda order: cell.exchange(owner, settlements.get(cell, ()), order), order)
 
         return await _outcomes([one(place, cell, queues) for place, (cell, queues) in enumerate(cells)])

@@ -55,6 +55,7 @@ class Settling(Struct, omit_defaults=True, kw_only=True):
     after: int | None = None
     quarantine: bool = False
     put_back_used: bool = False
+    until_known: bool = False
     ended: int
     events: list[Told]
 
@@ -93,6 +94,7 @@ class _Exchange(Struct, omit_defaults=True, kw_only=True):
     settling: int
     queues: tuple[str, ...] = ()
     room: int | None = None
+    tasks: int | None = None
     place: Place
     lane: Numbers | None = None
 
@@ -172,10 +174,24 @@ def ask_exchange(
             settling=len(settlements),
             queues=() if order is None else order.queues,
             room=None if order is None else order.room,
+            tasks=None if order is None or order.tasks is None else parcel.put(_tasks(order.tasks)),
             place=place,
             lane=lane,
         )
     )
+
+
+_latest_tasks: tuple[dict[str, int], bytes] = {}, _encode({})
+
+
+def _tasks(tasks: dict[str, int]) -> bytes:
+    """Return the tasks that a caller knows as a script reads them; the same dict is encoded once."""
+    global _latest_tasks
+    latest, encoded = _latest_tasks
+    if latest is not tasks:
+        encoded = _encode(tasks)
+        _latest_tasks = tasks, encoded
+    return encoded
 
 
 def at_once(settlements: Sequence[Settlement]) -> Sequence[Settlement]:
@@ -276,6 +292,7 @@ def _settling(asked: Settlement, parcel: Parcel) -> Settling:
                 after=again.after,
                 quarantine=again.quarantine,
                 put_back_used=again.put_back_used,
+                until_known=again.until_known,
                 error=error_text(again.error),
                 reason=again.reason,
                 charge=again.charge,

@@ -15,7 +15,16 @@ from holdfast.core.events import AnyEvent, EventsTrimmed, UnreadableEvent, stamp
 from holdfast.core.job import JobDetail, JobRecord, LogLine, Owner, Ref
 from holdfast.core.leadership import Term
 from holdfast.core.lifecycle import State
-from holdfast.storage.protocol import Query, QueueSurvey, Reader, Settings, Survey, WorkerSurvey
+from holdfast.storage.protocol import (
+    Query,
+    QueueSurvey,
+    Reader,
+    Settings,
+    Survey,
+    UnknownTask,
+    WorkerSurvey,
+    task_of_place,
+)
 from holdfast.storage.redis.hand import schedule_of, settings_of
 from holdfast.storage.redis.records import Parcel, detailed, record, ref_of, ref_text
 
@@ -96,6 +105,7 @@ class _Worker(Struct, kw_only=True):
     lag: int = 0
     memory: int = 0
     quiet: bool = False
+    tasks: dict[str, int] | None = None
 
 
 class _Line(Struct, kw_only=True):
@@ -285,11 +295,11 @@ def survey_of(
     )
 
 
-_EMPTY: list[Any] = [0, None, *(0 for _ in _STATES)]
+_EMPTY: list[Any] = [0, None, [], *(0 for _ in _STATES)]
 
 
 def _queue(name: str, row: list[Any], now: int, discarded: int, settings: Settings) -> QueueSurvey:
-    ready, oldest, *counted = row
+    ready, oldest, unknown, *counted = row
     counts: dict[State, int] = {}
     for state, jobs in zip(_STATES, counted, strict=True):
         counts[state] = counts.get(state, 0) + jobs
@@ -299,6 +309,10 @@ def _queue(name: str, row: list[Any], now: int, discarded: int, settings: Settin
         oldest_waiting=None if oldest is None else max(0, now - oldest),
         parked=counts[State.WAITING] - ready,
         discarded=discarded,
+        unknown=tuple(
+            UnknownTask(*task_of_place(name.decode()), max(0, now - since))
+            for name, since in zip(unknown[::2], unknown[1::2], strict=True)
+        ),
         settings=settings,
     )
 
@@ -320,6 +334,7 @@ def _workers(workers: Mapping[bytes, bytes], seen: Mapping[bytes, bytes], now: i
             lag=worker.lag,
             memory=worker.memory,
             quiet=worker.quiet,
+            tasks=worker.tasks,
         )
         for owner, worker, at in known
     )

@@ -1,6 +1,7 @@
 """Claims in SQL: what fell due is made ready, and the best of the ready are started as far as they may."""
 
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 
 from holdfast.core.job import JobRecord, Owner
 from holdfast.core.lease import Lease
@@ -12,6 +13,7 @@ from holdfast.storage.sqlite.moving import expire, the_job, whole
 from holdfast.storage.sqlite.queries import query
 from holdfast.storage.sqlite.settings import recorded, setting
 from holdfast.storage.sqlite.step import Step
+from holdfast.storage.sqlite.unknown import first_seqs
 
 _DUE = query("exchange", "due")
 _PROMOTE = query("exchange", "promote")
@@ -31,11 +33,13 @@ def promote(step: Step, queue: str, limit: int) -> int:
     aged = [seq for seq, expires_at, _ in due if expires_at is not None and expires_at <= step.now]
     for seq in aged:
         expire(step, seq, the_job(step, seq))
-    if line.is_fair(step, queue) or any(keyed for _, _, keyed in due):
-        for seq in [seq for seq, _, _ in due if seq not in aged]:
+    young = [(seq, keyed) for seq, _, keyed in due if seq not in aged]
+    # A look at an empty line forgets how far it has got, so there is none unless a job comes into line.
+    if young and (line.is_fair(step, queue) or any(keyed for _, keyed in young)):
+        for seq, _ in young:
             _promote(step, seq, the_job(step, seq))
-    else:
-        promoted = step.run(_PROMOTE, (queue, step.now, len(due) - len(aged)))
+    elif young:
+        promoted = step.run(_PROMOTE, (queue, step.now, len(young)))
         step.moved(queue, left="delayed", to="waiting", jobs=promoted)
     slots.let_in(step)
     return len(due)
@@ -51,11 +55,12 @@ def _promote(step: Step, seq: int, job: JobRecord) -> None:
 class Claim:
     """One claim of an owner: as many jobs as there is room for, of so many that may be looked at."""
 
-    def __init__(self, step: Step, owner: Owner, room: int) -> None:
+    def __init__(self, step: Step, owner: Owner, room: int, tasks: Mapping[str, int] | None) -> None:
         self.leases: list[Lease] = []
         self._step = step
         self._owner = owner
         self._room = room
+        self._tasks = tasks
         self._looks = SCAN_LIMIT
 
     @property
@@ -63,11 +68,14 @@ class Claim:
         """Whether there is room for more jobs, and more may be looked at."""
         return min(self._room - len(self.leases), self._looks) > 0
 
-    def take_from(self, queue: str) -> None:
-        """Start the best of a queue, and move out of the way whatever may not start."""
+    def take_from(self, queue: str, known: Sequence[str]) -> None:
+        """Start the best of a queue, and move out of the way whatever may not start.
+
+        `known`: what jobs are parked under whose task and version the owner knows.
+        """
         step = self._step
         while (limit := min(self._room - len(self.leases), self._looks, rates.free(step, queue))) > 0:
-            found = _first_in_line(step, queue, limit)
+            found = _first_known(step, queue, known, limit) if known else _first_in_line(step, queue, limit)
             if not self._go_through(queue, found) and len(found) < limit:
                 return
 
@@ -87,12 +95,14 @@ class Claim:
             if paced and not rates.free(step, queue):
                 break
             self._looks -= 1
+            if job.parked_under is not None:
+                job = slots.come_back(step, seq, job)
             if plain and job.task not in unbound:
                 unbound[job.task] = slots.unbound(step, queue, job.task)
             free = plain and unbound[job.task]
             if not free and lapsed(job, step.now):
                 expire(step, seq, job)
-            elif not free and (full := slots.full(step, job)) is not None:
+            elif not free and (full := slots.full(step, job, self._tasks)) is not None:
                 slots.park(step, seq, job, full)
             else:
                 if not free:
@@ -110,6 +120,13 @@ class Claim:
         step.moved(queue, left="waiting", to="active", jobs=len(started))
         self.leases += [Lease(job) for _, job in started]
         return let_in
+
+
+def _first_known(step: Step, queue: str, known: Sequence[str], limit: int) -> list[tuple[int, JobRecord, bool]]:
+    """Return the seqs and records of the first in line and under known places, as if none of them were plain."""
+    seqs = first_seqs(step, queue, known, limit)
+    records = {row[0]: whole(step, row) for row in step.all(_BY_SEQS, (rows.listed(seqs),))}
+    return [(seq, records[seq], False) for seq in seqs]
 
 
 def _first_in_line(step: Step, queue: str, limit: int) -> list[tuple[int, JobRecord, bool]]:

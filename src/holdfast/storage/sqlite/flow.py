@@ -34,23 +34,23 @@ def exchange(step: Step, owner: Owner, settlements: Sequence[Settlement], order:
         return Exchanged(verdicts)
     lane = order.lane
     seen = lane is not None and lanes.has_seen(step, owner, lane)
-    lookout = Lookout(step, order.queues)
-    claim = Claim(step, owner, 0 if seen else min(order.room, CLAIM_LIMIT))
+    lookout = Lookout(step, order.queues, order.tasks)
+    claim = Claim(step, owner, 0 if seen else min(order.room, CLAIM_LIMIT), order.tasks)
     visited: list[str] = []
     # Whether anybody stands in the first line is told by going there.
     lined = 0
     for number, queue in enumerate(order.queues):
         if lined < number and claim.has_room:
             lined = lookout.first_in_line(number)
-        due, opens = lookout.is_due(queue), lookout.opens(queue)
-        if not (due or opens or lined == number) or lookout.paused(queue):
+        due, opens, known = lookout.is_due(queue), lookout.opens(queue), lookout.known(queue)
+        if not (due or opens or known or lined == number) or lookout.paused(queue):
             continue
         visited.append(queue)
         if due:
             promote(step, queue, PROMOTE_LIMIT)
         if opens and rates.opens_at(step, queue) <= step.now:
             slots.open_up(step, queue)
-        claim.take_from(queue)
+        claim.take_from(queue, known)
     if lane is not None and not seen:
         runs = [(lease.ref, lease.fence) for lease in claim.leases]
         step.lanes[owner.id, lane.id] = step.lane(owner.id, lane.id).claimed(lane, runs, step.now)
@@ -67,16 +67,16 @@ def nothing_to_exchange(step: Step, owner: Owner, order: Order | None) -> Exchan
     if order is None:
         return Exchanged()
     lane = order.lane
-    known = None if lane is None else step.lane(owner.id, lane.id)
-    if lane is not None and known is not None and (known.has_seen(lane) or known.lost(lane)):
+    claims = None if lane is None else step.lane(owner.id, lane.id)
+    if lane is not None and claims is not None and (claims.has_seen(lane) or claims.lost(lane)):
         return None
-    lookout = Lookout(step, order.queues)
+    lookout = Lookout(step, order.queues, order.tasks)
     left, due = lookout.left(0), lookout.next_due()
     # Who may not start, as a job of a paused task, is moved out of the way, and due ones are made ready or expired.
     if (left and order.room > 0) or (due is not None and due <= step.now):
         return None
-    if lane is not None and known is not None:
-        step.lanes[owner.id, lane.id] = known.claimed(lane, (), step.now)
+    if lane is not None and claims is not None:
+        step.lanes[owner.id, lane.id] = claims.claimed(lane, (), step.now)
     return _answer((), (), left, due, step.now)
 
 

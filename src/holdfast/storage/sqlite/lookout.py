@@ -3,13 +3,14 @@
 What is told here is read off the indexes that the jobs stand in, so there is no record of its own that could be wrong.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from holdfast.storage.protocol import Settings
 from holdfast.storage.sqlite import rates, rows
 from holdfast.storage.sqlite.queries import query
 from holdfast.storage.sqlite.settings import queue_settings
 from holdfast.storage.sqlite.step import Step
+from holdfast.storage.sqlite.unknown import first_seqs, known_places
 
 _COMING = query("exchange", "coming")
 _IN_LINE = query("exchange", "in_line")
@@ -19,14 +20,17 @@ _GLANCE = query("exchange", "glance")
 class Lookout:
     """The queues of an order as they are when it is made; `look_again` where any of them may have changed since."""
 
-    def __init__(self, step: Step, queues: Sequence[str]) -> None:
+    def __init__(self, step: Step, queues: Sequence[str], tasks: Mapping[str, int] | None) -> None:
         self._step = step
         self._queues = queues
         self._listed = rows.names(queues)
         self._told: dict[str, Settings] = queue_settings(step, self._listed)
-        self._coming: dict[str, tuple[int | None, int | None]] = {
-            queue: (falls_due, opening) for queue, falls_due, opening in step.all(_COMING, (self._listed,))
-        }
+        self._coming: dict[str, tuple[int | None, int | None]] = {}
+        self._known: dict[str, list[str]] = {}
+        for queue, falls_due, opening, unknown in step.all(_COMING, (self._listed,)):
+            self._coming[queue] = falls_due, opening
+            if unknown and (known := known_places(step, queue, tasks)):
+                self._known[queue] = known
 
     def paused(self, queue: str) -> bool:
         """Say whether nothing is to be claimed from a queue."""
@@ -43,6 +47,10 @@ class Lookout:
         _, opening = self._coming.get(queue, (None, None))
         return opening is not None and opening <= self._step.now
 
+    def known(self, queue: str) -> list[str]:
+        """Return what jobs are parked under whose task and version the caller knows."""
+        return self._known.get(queue, [])
+
     def first_in_line(self, number: int) -> int:
         """Return the number of the first queue, from one on, that has a job in line; else one beyond the last."""
         if number >= len(self._queues):
@@ -51,16 +59,20 @@ class Lookout:
         return len(self._queues) if row is None else int(row[0])
 
     def look_again(self, queue: str) -> bool:
-        """Look at a queue once more; return whether it has a job in line."""
+        """Look at a queue once more; return whether it has a job in line for this caller."""
         seen = self._step.one(_GLANCE, {"queue": queue})
         if seen is None:
             raise AssertionError("a glance tells even of what is not there")
         lined, falls_due, opening = seen
         self._coming[queue] = falls_due, opening
-        return bool(lined)
+        if queue in self._known and not first_seqs(self._step, queue, self._known[queue], 1):
+            del self._known[queue]
+        return bool(lined) or queue in self._known
 
     def left(self, number: int) -> bool:
-        """Say whether a queue, from one on, has a job that could be claimed."""
+        """Say whether a queue has a job that could be claimed; of those in line only the queues from one on count."""
+        if any(not self.shut(queue) for queue in self._known):
+            return True
         while (number := self.first_in_line(number)) < len(self._queues):
             if not self.shut(self._queues[number]):
                 return True

@@ -61,6 +61,18 @@ def take(step: Step, job: JobRecord) -> None:
         known.taken = rule.taken(known.taken, rate, step.now)
 
 
+def give_back(step: Step, job: JobRecord) -> None:
+    """Give back the time of a start in vain, so that the next job may start that much earlier."""
+    told = of_queue(step, job.queue)
+    for rate in [*of(step, job), *(() if told is None else (told,))]:
+        known = step.rate(job.queue, rate.name)
+        if known.taken.until > step.now:
+            more = rule.regained(rate, job.started or step.now, step.now)
+            known.taken = Taken(known.taken.until - more, known.taken.reach)
+            if known.opens is not None:
+                _note(step, job.queue, RATE + rate.name, known.opens - more)
+
+
 def room(step: Step, queue: str, under: str) -> int:
     """Return how many of those parked under a rate may start now: all, where the first of them has it no more."""
     found, rate = _first(step, queue, under)

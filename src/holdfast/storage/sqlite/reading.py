@@ -24,7 +24,7 @@ from holdfast.storage.protocol import (
     WorkerInfo,
     WorkerSurvey,
 )
-from holdfast.storage.sqlite import rows, settings
+from holdfast.storage.sqlite import rows, settings, unknown
 from holdfast.storage.sqlite.moving import past, taken_in, whole
 from holdfast.storage.sqlite.queries import query
 from holdfast.storage.sqlite.step import Step
@@ -84,7 +84,8 @@ def survey(step: Step, queues: Sequence[str]) -> Survey:
                 queue=name,
                 counts={state: counts[name][state] for state in sorted(State) if state in counts[name]},
                 oldest_waiting=_oldest(step, name),
-                parked=counts[name].get("parked", 0),
+                parked=(parked := counts[name].get("parked", 0)),
+                unknown=unknown.survey(step, name) if parked else (),
                 discarded=counts[name].get("discarded", 0),
                 settings=tuned.get(name, _NONE),
             )
@@ -216,6 +217,7 @@ def _worker(row: rows.Row, now: int) -> WorkerSurvey:
         lag=info.lag,
         memory=info.memory,
         quiet=info.quiet,
+        tasks=info.tasks,
     )
 
 

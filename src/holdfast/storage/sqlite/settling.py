@@ -8,8 +8,8 @@ from holdfast.core.job import Key, Owner, Ref
 from holdfast.core.lifecycle import State
 from holdfast.core.settlement import Settlement, when_cancelling
 from holdfast.core.transition import refused
-from holdfast.storage.protocol import Verdict, job_topic, queue_topic
-from holdfast.storage.sqlite import line, rows, slots
+from holdfast.storage.protocol import Verdict, job_topic, queue_topic, unknown_place
+from holdfast.storage.sqlite import line, rates, rows, slots
 from holdfast.storage.sqlite.forgetting import forget_at_once
 from holdfast.storage.sqlite.moving import find_job, tell_if_drained
 from holdfast.storage.sqlite.queries import query
@@ -175,8 +175,9 @@ def _note(step: Step, owner: Owner, asked: Settlement, seq: int, boost: int, pag
             told["kept_until"] = None if keep is None else step.now + keep
             told["redrive_at"] = None if redrive_after is None else step.now + redrive_after
             page.finished.append(told)
-        case PutBack(after=after, quarantine=quarantine, put_back_used=put_back_used):
+        case PutBack(after=after, quarantine=quarantine, put_back_used=put_back_used, until_known=until_known):
             step.moved(ref.queue, left="active", to="delayed" if after else "waiting")
+            told["parked_under"] = _park_until_known(step, ref) if until_known else None
             step.knocked.append(queue_topic(ref.queue))
             told["after"] = after
             told["reached"] = step.now if after else line.reached(step, ref.queue, boost)
@@ -184,6 +185,17 @@ def _note(step: Step, owner: Owner, asked: Settlement, seq: int, boost: int, pag
             told["put_back_used"] = put_back_used
             page.put_back.append(told)
     step.knocked.append(job_topic(ref))
+
+
+def _park_until_known(step: Step, ref: Ref) -> str:
+    """Give back what a run cost its rates, and return what its job is parked under until a worker knows its task."""
+    found = find_job(step, ref)
+    if found is None:
+        raise AssertionError(f"job {ref} is gone, though it is active")
+    _, job = found
+    rates.give_back(step, job)
+    step.moved(ref.queue, to="parked")
+    return unknown_place(job.task, job.policy.version)
 
 
 def _leave(step: Step, asked: Settlement, keys: Sequence[Key]) -> None:

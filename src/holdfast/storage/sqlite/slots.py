@@ -5,10 +5,12 @@ under the first of its keys that is full, out of everybody's way; a job of a pau
 slot is ever taken of, and one whose rate is not open under that rate (rates.py).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+from msgspec import structs
 
 from holdfast.core.job import JobRecord, Key, NewJob
-from holdfast.storage.protocol import PAUSED, PROMOTE_LIMIT, RATE, queue_topic
+from holdfast.storage.protocol import PAUSED, PROMOTE_LIMIT, RATE, UNKNOWN, knows, queue_topic, unknown_place
 from holdfast.storage.sqlite import rates
 from holdfast.storage.sqlite.queries import query
 from holdfast.storage.sqlite.settings import setting
@@ -45,10 +47,15 @@ def unbound(step: Step, queue: str, task: str) -> bool:
     return not told.paused and told.rate is None and rates.of_queue(step, queue) is None
 
 
-def full(step: Step, job: JobRecord) -> str | None:
-    """Return what a job must be parked under before it may start, None where all its keys and rates have room."""
+def full(step: Step, job: JobRecord, tasks: Mapping[str, int] | None) -> str | None:
+    """Return what a job must be parked under before it may start, None where all its keys and rates have room.
+
+    `tasks`: what the caller knows. Only a job that has started before is held against it.
+    """
     if setting(step, "task", job.task).paused:
         return PAUSED + job.task
+    if job.starts and not knows(tasks, job.task, job.policy.version):
+        return unknown_place(job.task, job.policy.version)
     under = next((key.name for key in job.keys if not step.slots(job.queue, key.name).free), None)
     return rates.closed(step, job) if under is None else under
 
@@ -72,6 +79,15 @@ def park(step: Step, seq: int, job: JobRecord, under: str) -> None:
     offer_place(step, job)
     if under.startswith(RATE):
         rates.note_opening(step, job.queue, under)
+    if under.startswith(UNKNOWN):
+        step.knocked.append(queue_topic(job.queue))
+
+
+def come_back(step: Step, seq: int, job: JobRecord) -> JobRecord:
+    """Put a parked job back in line, and return it as it is there."""
+    step.run(_PARK, (None, seq))
+    step.moved(job.queue, left="parked")
+    return structs.replace(job, parked_under=None)
 
 
 def offer(step: Step, queue: str, keys: Sequence[Key]) -> None:

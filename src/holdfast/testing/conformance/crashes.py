@@ -96,7 +96,7 @@ class CrashesConformance(Conformance):
         assert late.lease.job.quarantined
         assert (await record(storage, again.ref)).quarantined
 
-    @pytest.mark.parametrize("outcome", [Interrupted("shutdown"), Unknown(0)])
+    @pytest.mark.parametrize("outcome", [Interrupted("shutdown"), Unknown()])
     async def test_a_run_that_came_to_nothing_leaves_the_mark(self, storage: Storage, outcome: Outcome) -> None:
         await crashed(storage)
         await settle(storage, ALICE, await claim_one(storage), outcome)
@@ -204,8 +204,8 @@ class CrashesConformance(Conformance):
             Interrupted("shutdown", stopping=False),
             Interrupted("prefetch", begun=True, stopping=False),
             Interrupted("unreachable", begun=True, stopping=False),
-            Unknown(0),
-            Unknown(0, "newer_payload"),
+            Unknown(),
+            Unknown("newer_payload"),
             Snoozed(0),
             Stalled("process_died", blameless=True),
         ],

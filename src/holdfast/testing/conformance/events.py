@@ -95,7 +95,7 @@ OUTCOMES: tuple[tuple[Outcome, str], ...] = (
     (TimedOut(ERROR, final=True), "failed"),
     (Rejected(ERROR), "failed"),
     (Unreadable(ERROR), "failed"),
-    (Unknown(10 * SECOND), "released"),
+    (Unknown(), "released"),
     (Snoozed(10 * SECOND), "released"),
     (Interrupted("shutdown"), "released"),
     (Cancelled("enough"), "cancelled"),

@@ -254,8 +254,8 @@ OUTCOMES: tuple[tuple[Outcome, State, str | None, str, str | None], ...] = (
     (TimedOut(ERROR, final=True), State.FAILED, "failures", "timed_out", "timeout"),
     (Rejected(ERROR), State.FAILED, "failures", "rejected", "rejected"),
     (Unreadable(ERROR), State.FAILED, "failures", "undecodable", "undecodable"),
-    (Unknown(10 * SECOND), State.DELAYED, "releases", "released", "unknown_task"),
-    (Unknown(10 * SECOND, "newer_payload"), State.DELAYED, "releases", "released", "newer_payload"),
+    (Unknown(), State.WAITING, "releases", "released", "unknown_task"),
+    (Unknown("newer_payload"), State.WAITING, "releases", "released", "newer_payload"),
     (Snoozed(10 * SECOND), State.DELAYED, "releases", "released", "snoozed"),
     (Interrupted("shutdown"), State.WAITING, "releases", "released", "shutdown"),
     (Interrupted("prefetch"), State.WAITING, "releases", "released", "prefetch"),
@@ -367,7 +367,7 @@ class SettleConformance(Conformance):
     @pytest.mark.statement(12, 13)
     async def test_each_budget_is_counted_apart(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, new_job(stall=StallTerms(max_stalls=5), policy=Policy(retry=Backoff(max_attempts=9))))
-        for outcome in (RAISED, None, Snoozed(0), Interrupted("shutdown"), TimedOut(ERROR), None, Unknown(0)):
+        for outcome in (RAISED, None, Snoozed(0), Interrupted("shutdown"), TimedOut(ERROR), None, Unknown()):
             lease = await claim_one(storage)
             if outcome is None:
                 await recover(storage, clock)

@@ -224,7 +224,8 @@ class History:
             asked.append(again)
         self._sent += [(owner, settlement) for settlement in asked]
         queues = tuple(self._dice.sample(QUEUES, self._dice.randint(1, 2)))
-        wish = Order(queues, self._dice.randint(0, 4)) if self._dice.random() < 0.8 else None
+        known = self._dice.choice((None, None, {"add": 1}, {"send": 2, "mail": 1}, {}))
+        wish = Order(queues, self._dice.randint(0, 4), tasks=known) if self._dice.random() < 0.8 else None
         self._note("exchange", owner.name, asked, wish)
         mine = await self._storage.exchange(owner, asked, wish)
         self._agree(mine, await self._model.exchange(owner, asked, wish))
@@ -240,7 +241,8 @@ class History:
             Rejected(ERROR),
             Snoozed(2 * SECOND),
             Interrupted("shutdown"),
-            Unknown(SECOND),
+            Unknown(),
+            Unknown("newer_payload"),
             Cancelled("itself"),
             Stalled("loop_blocked"),
         )

@@ -19,7 +19,6 @@ from holdfast.core.outcome import (
     Returned,
     Snoozed,
     TimedOut,
-    Unknown,
     Unreadable,
 )
 from holdfast.core.retry import Backoff
@@ -77,7 +76,6 @@ WAYS_OUT: tuple[Outcome, ...] = (
     TimedOut(ERROR),
     Rejected(ERROR),
     Unreadable(ERROR),
-    Unknown(10 * SECOND),
     Snoozed(10 * SECOND),
     Interrupted("unreachable", 10 * SECOND),
     Cancelled("enough"),

@@ -249,8 +249,8 @@ outcomes: st.SearchStrategy[Outcome] = st.one_of(
         (TimedOut(ERROR, final=True), Rejected(ERROR), Unreadable(ERROR), Cancelled(), Cancelled("why", "me"))
     ),
     st.sampled_from((Interrupted("shutdown"), Interrupted("prefetch", SECOND), Snoozed(3 * SECOND), Snoozed(0))),
-    st.sampled_from((Stalled("process_died", 12, "owner", "signal 9"), Stalled("lease_expired"), Unknown(2 * SECOND))),
-    st.just(Stalled("no_progress")),
+    st.sampled_from((Stalled("process_died", 12, "owner", "signal 9"), Stalled("lease_expired"), Unknown())),
+    st.sampled_from((Stalled("no_progress"), Unknown("newer_payload"))),
     st.sampled_from((Interrupted("worker_failed", begun=True), Raised(ERROR, shortage=True))),
 )
 
@@ -261,6 +261,7 @@ orders = st.builds(
     Order,
     st.sampled_from((QUEUES, ("a",), ("ü:/.", "a", "none"), ("a", "a", "ü:/."))),
     st.sampled_from((5, 1, 2, 128, 0)),
+    tasks=st.sampled_from((None, None, {}, {"t": 1, "u": 3}, {"t": 3})),
 )
 
 

@@ -25,6 +25,7 @@ from holdfast.testing.conformance.schedules import SchedulesConformance
 from holdfast.testing.conformance.sweep import ElectionConformance, SweepConformance
 from holdfast.testing.conformance.ttl import TtlConformance
 from holdfast.testing.conformance.tune import TuneConformance
+from holdfast.testing.conformance.unknown import UnknownTasksConformance
 
 
 class StorageConformance(
@@ -53,6 +54,7 @@ class StorageConformance(
     DeadLettersConformance,
     TuneConformance,
     PauseConformance,
+    UnknownTasksConformance,
     ReadingConformance,
     EventsConformance,
     NoticesConformance,

@@ -1,5 +1,7 @@
 """Mutants of the flow: of claims and settlements, beats, sweeps and reclaims, of the operator's hand."""
 
+from collections.abc import Mapping
+
 from msgspec import structs
 
 from holdfast.clock import Clock
@@ -262,6 +264,32 @@ class OutOfOrder(Model):
         return leases
 
 
+@mutant("old and new code")
+class UnknownInLine(Model):
+    """A job that its worker does not know is put back in the common line."""
+
+    def _apply(self, job: JobRecord, decision: Decision, now: int) -> None:
+        if isinstance(decision, PutBack):
+            decision = structs.replace(decision, until_known=False)
+        super()._apply(job, decision, now)
+
+
+@mutant("old and new code")
+class GivenToWorkersThatDoNotKnowIt(Model):
+    """A claim does not look at what its caller knows."""
+
+    def _claim(self, owner: Owner, order: Order, now: int) -> list[Lease]:
+        return super()._claim(owner, structs.replace(order, tasks=None), now)
+
+
+@mutant("old and new code")
+class UnknownNeverOffered(Model):
+    """A job that is parked until a worker knows its task is offered to no worker."""
+
+    def _claim(self, owner: Owner, order: Order, now: int) -> list[Lease]:
+        return super()._claim(owner, structs.replace(order, tasks={}), now)
+
+
 @mutant()
 class StartNotCounted(Model):
     """A claim does not count the run it begins."""
@@ -279,7 +307,11 @@ class SlotsIgnored(Model):
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
-        self._shelf.full = lambda job, now: PAUSED + job.task if self._task_paused(job.task) else None  # type: ignore[method-assign]
+        self._shelf.full = self._full  # type: ignore[method-assign]
+
+    def _full(self, job: JobRecord, now: int, tasks: Mapping[str, int] | None = None) -> str | None:
+        del now, tasks
+        return PAUSED + job.task if self._task_paused(job.task) else None
 
 
 @mutant("rules")

@@ -2,13 +2,14 @@
 -- requires: passage, purse, lookout, step, claims
 -- exchange: apply each settlement whose run is the current one, then claim what is ordered.
 --
--- Request: {owner = {id, name, host, pid}, settlements, settling, queues, room, place, lane}. `settling`: how many these are.
--- `lane`: as parts/claims.lua has it; without it a claim has no number.
+-- Request: {owner = {id, name, host, pid}, settlements, settling, queues, room, tasks, place, lane}. `settling`: how many
+-- these are. `lane`: as parts/claims.lua has it; without it a claim has no number. `tasks`: the argument that says what the
+-- owner knows, as msgpack: each task with the newest version of its payload.
 -- `place`: how far the claim has got by the calls before: {queue, promoted, looked}, the queue by its number, in which so many
 -- were promoted; so many were looked at in all.
 -- A settlement is {ref, fence, state, result, error, reason, charge, keep, redrive_after, after, quarantine, put_back_used,
--- ended, events}: a state to finish in, or `after` to be put back, perhaps into quarantine; `events` a list of {body, name, by}; `by`: whether
--- it says who did it.
+-- until_known, ended, events}: a state to finish in, or `after` to be put back, perhaps into quarantine, or parked until a
+-- worker knows the task; `events` a list of {body, name, by}; `by`: whether it says who did it.
 -- Or a group of those that complete a job, and do nothing else: {queue, ids, fences, ended, keep, first}. Of each the event
 -- and the result are arguments of the script, from `first` on.
 -- Answer: {verdicts, leases, left, next_due, place, seen}. `seen`: 1 if the call's number was seen before. `verdicts`: a list, or how many there are if all are done; `leases`:
@@ -128,7 +129,7 @@ local function begin()
   end
   if not quiet then
     undone.coming = Lookout.coming(queues)
-    if Lookout.holds_up(undone.coming) then
+    if Lookout.holds_up(undone.coming) or next(Lookout.known(queues)) then
       return nil, undone
     end
   end
@@ -150,7 +151,7 @@ end
 
 -- requires: plain, settling, flow, work
 
-local SETTLING, PUTTING_BACK, STARTING, PROMOTING = 55, 65, 55, 65
+local SETTLING, PUTTING_BACK, STARTING, PROMOTING, LOOKING = 55, 65, 55, 65, 2
 
 local verdicts = {}
 
@@ -259,9 +260,18 @@ local function is_open(queue)
   return Plain.in_queue(queue) or Rates.queue_opens_at(queue) <= NOW
 end
 
+-- The first of a queue's line, so many at most. Where jobs are parked under `known` names one at a time, the best of all.
+local function first_in_line(queue, known, most)
+  if known then
+    Purse.pay(LOOKING * #known)
+    return { Parking.first(queue, known) }
+  end
+  return first_of(key('ready', queue), most)
+end
+
 -- Claim from a queue, when so many were looked at; return how many have been by then, and whether there was no time for the
--- rest.
-local function claim_from(queue, looked)
+-- rest. `known`: what jobs are parked under whose task and version the owner knows, if any are.
+local function claim_from(queue, looked, known)
   -- Who stands behind one that is not plain is mostly none, either.
   local stretch = SCAN_LIMIT
   while has_room(looked) and is_open(queue) do
@@ -270,7 +280,7 @@ local function claim_from(queue, looked)
     end
     local may_start = min((room - #leases) / 3, SCAN_LIMIT - looked, stretch)
     local most = Plain.in_queue(queue) and Purse.affords(Passage.STARTING, may_start) or 1
-    local ids = first_of(key('ready', queue), most)
+    local ids = first_in_line(queue, known, most)
     if #ids == 0 then
       return looked, false
     end
@@ -283,7 +293,7 @@ end
 
 -- Claim from those of the queues that have anything, in their order. Return the numbers of those that were visited, the
 -- first one that anybody may stand in line of, and where to go on if there was no time for the rest.
-local function claim(coming, place)
+local function claim(coming, known, place)
   local visited, lined, promoted, looked, in_vain = {}, 0, place[2], place[3], false
   for number = place[1], #queues do
     local queue = queues[number]
@@ -291,7 +301,7 @@ local function claim(coming, place)
       lined = Lookout.first_with('ready', queues, number) or NEVER
     end
     local is_due, opens = (coming.dues[number] or NEVER) <= NOW, (coming.opening[number] or NEVER) <= NOW
-    if (is_due or opens or number == lined) and not Settings.queue_paused(queue) then
+    if (is_due or opens or known[number] or number == lined) and not Settings.queue_paused(queue) then
       if Purse.is_empty() then
         return visited, 1, { number, promoted, looked }
       end
@@ -308,7 +318,7 @@ local function claim(coming, place)
         Parking.open_up(queue)
       end
       Work.let_in()
-      looked, in_vain = claim_from(queue, looked)
+      looked, in_vain = claim_from(queue, looked, known[number])
       if in_vain then
         return visited, 1, { number, promoted, looked }
       end
@@ -321,6 +331,7 @@ end
 -- Whether jobs that could be claimed were left in any of the queues, as 0 or 1, and when time alone gives another.
 local function glance(coming, visited, first)
   local shut, next_due = {}, Lookout.next_due(queues, coming.dues)
+  local known = Lookout.known(queues)
   local function comes(instant)
     next_due = min(instant, next_due or instant)
   end
@@ -328,8 +339,10 @@ local function glance(coming, visited, first)
     local queue = queues[number]
     local opens_at = Rates.queue_opens_at(queue)
     shut[number] = opens_at > NOW or Settings.queue_paused(queue)
-    if opens_at > NOW and not Settings.queue_paused(queue) and call('EXISTS', key('ready', queue)) == 1 then
-      comes(opens_at)
+    if opens_at > NOW and not Settings.queue_paused(queue) then
+      if known[number] or call('EXISTS', key('ready', queue)) == 1 then
+        comes(opens_at)
+      end
     end
   end
   local now_opening = {}
@@ -350,13 +363,16 @@ local function glance(coming, visited, first)
   while lined and shut[lined] do
     lined = Lookout.first_with('ready', queues, lined + 1)
   end
+  for number in pairs(known) do
+    lined = lined or not shut[number]
+  end
   return lined and 1 or 0, next_due
 end
 
 -- Claim what is ordered; return what to answer of it.
 local function take()
   local coming = undone.coming or Lookout.coming(queues)
-  local visited, first, in_vain = claim(coming, undone.place)
+  local visited, first, in_vain = claim(coming, Lookout.known(queues), undone.place)
   if in_vain then
     return 0, nil, in_vain
   end

@@ -4,7 +4,7 @@
 --
 -- Request: {queues, after, span, whole}. Without `queues` it is about `span` of the cell's, those after the number `after`.
 -- Answer: {rows, next, now[, settings, discarded, workers, seen, schedules, leader]}. A row is {queue, how many are
--- ready, since when its longest-waiting job has waited or false, how many are in each state}; `next`: the number
+-- ready, since when its longest-waiting job has waited or false, its unknown tasks, how many are in each state}; `next`: the number
 -- after which there are more queues, or false. What follows `now` is the whole of these keys, as they are.
 local STATES = { 'delayed', 'waiting', 'again', 'active', 'completed', 'failed', 'cancelled', 'expired' }
 
@@ -19,14 +19,30 @@ local function oldest(queue)
   return since or false
 end
 
+-- The unknown tasks of a queue: what jobs are parked under, and since when the longest-waiting of the first has waited.
+local function unknown(queue)
+  local told = {}
+  for _, name in ipairs(first_of(key('unknown', queue), LOOK_LIMIT)) do
+    local since
+    for _, id in ipairs(first_of(key('parked', pair(queue, name)), UNKNOWN_LOOKS)) do
+      local job = Record.of(queue, id)
+      since = job and min(job.run_at, since or job.run_at) or since
+    end
+    if since then
+      told[#told + 1], told[#told + 2] = name, since
+    end
+  end
+  return told
+end
+
 local function row_of(queue)
-  local row = { queue, 0, false }
+  local row = { queue, 0, false, {} }
   for number, state in ipairs(STATES) do
-    row[3 + number] = call('ZCARD', key('in', pair(queue, state)))
+    row[4 + number] = call('ZCARD', key('in', pair(queue, state)))
   end
   -- Of a queue where nobody waits that is all.
-  if row[5] + row[6] > 0 then
-    row[2], row[3] = call('ZCARD', key('ready', queue)), oldest(queue)
+  if row[6] + row[7] > 0 then
+    row[2], row[3], row[4] = call('ZCARD', key('ready', queue)), oldest(queue), unknown(queue)
   end
   return row
 end

@@ -82,6 +82,7 @@ UPDATE job
 UPDATE job
    SET state = iif(:after = 0, 'waiting', 'delayed'),
        run_at = :now + :after,
+       parked_under = :parked_under,
        score = CASE
                WHEN :after > 0 THEN iif(lifo, -1, 1) * (:now + :after) - boost
                WHEN lifo THEN score
@@ -180,6 +181,50 @@ SELECT json_group_array(
         LIMIT ?
  );
 
+-- name: first_in_line
+-- Returns seqs and scores of the first in line. Parameters: queue, limit.
+SELECT score, id, seq
+  FROM job INDEXED BY job_ready
+ WHERE queue = ?
+   AND state = 'waiting'
+   AND parked_under IS NULL
+ ORDER BY score, id
+ LIMIT ?;
+
+-- name: first_parked
+-- Returns seqs and scores of the first that are parked under a key. Parameters: queue, key, limit.
+SELECT score, id, seq
+  FROM job INDEXED BY job_parked
+ WHERE queue = ?
+   AND state = 'waiting'
+   AND parked_under = ?
+ ORDER BY score, id
+ LIMIT ?;
+
+-- name: places
+-- Returns the keys that jobs are parked under, from one on and up to another: each by one step of the index. Parameters:
+-- queue, from, to, limit.
+WITH RECURSIVE place (name) AS (
+     SELECT min(parked_under)
+       FROM job INDEXED BY job_parked
+      WHERE queue = :queue
+        AND state = 'waiting'
+        AND parked_under >= :from
+        AND parked_under < :to
+      UNION ALL
+     SELECT (
+            SELECT min(parked_under)
+              FROM job INDEXED BY job_parked
+             WHERE queue = :queue
+               AND state = 'waiting'
+               AND parked_under > place.name
+               AND parked_under < :to
+            )
+       FROM place
+      WHERE place.name IS NOT NULL
+)
+SELECT name FROM place WHERE name IS NOT NULL LIMIT :limit;
+
 -- name: expire
 UPDATE job
    SET state = 'expired',
@@ -193,7 +238,7 @@ UPDATE job
  WHERE seq = :seq;
 
 -- name: park
--- Parameters: the key, seq.
+-- Parameters: the key, or NULL for a place in line, and seq.
 UPDATE job SET parked_under = ? WHERE seq = ?;
 
 -- name: unpark
@@ -263,9 +308,10 @@ UPDATE job
 DELETE FROM run WHERE seq = ? AND number <= ?;
 
 -- name: coming
--- Returns of each of many queues that has any when the next delayed job falls due, and when the first rate opens that
--- anybody is parked under; all at once, and at once where no queue at all has any. Parameters: queues (a list).
-SELECT queue, falls_due, opening
+-- Returns of each of many queues that has any when the next delayed job falls due, when the first rate opens that
+-- anybody is parked under, and whether jobs of unknown tasks are parked; all at once, and at once where no queue at all has
+-- any. Parameters: queues (a list).
+SELECT queue, falls_due, opening, unknown
   FROM (
        SELECT asked.value AS queue,
               (
@@ -279,13 +325,23 @@ SELECT queue, falls_due, opening
                 FROM rate INDEXED BY rate_opening
                WHERE queue = asked.value
                  AND opens_at IS NOT NULL
-              ) AS opening
+              ) AS opening,
+              EXISTS (
+              SELECT 1
+                FROM job INDEXED BY job_parked
+               WHERE queue = asked.value
+                 AND state = 'waiting'
+                 AND parked_under >= 'unknown:'
+                 AND parked_under < 'unknown;'
+              ) AS unknown
          FROM json_each(?) AS asked
         WHERE EXISTS (SELECT 1 FROM job INDEXED BY job_delayed WHERE state = 'delayed')
            OR EXISTS (SELECT 1 FROM rate INDEXED BY rate_opening WHERE opens_at IS NOT NULL)
+           OR EXISTS (SELECT 1 FROM job INDEXED BY job_parked WHERE state = 'waiting' AND parked_under IS NOT NULL)
  )
  WHERE falls_due IS NOT NULL
-    OR opening IS NOT NULL;
+    OR opening IS NOT NULL
+    OR unknown;
 
 -- name: in_line
 -- Returns the number of the first of many queues, from one on, that has a job in line. A list is gone through in its

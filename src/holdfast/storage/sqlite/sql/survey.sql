@@ -11,6 +11,19 @@ SELECT name, body FROM setting WHERE kind = ?;
 -- name: oldest
 SELECT min(run_at) FROM job WHERE queue = ? AND state = 'waiting';
 
+-- name: since
+-- Since when the longest-waiting of the first that are parked under a key has waited. Parameters: queue, key, limit.
+SELECT min(run_at)
+  FROM (
+       SELECT run_at
+         FROM job INDEXED BY job_parked
+        WHERE queue = ?
+          AND state = 'waiting'
+          AND parked_under = ?
+        ORDER BY score, id
+        LIMIT ?
+ );
+
 -- name: schedules
 SELECT body FROM schedule ORDER BY name;
 

@@ -49,6 +49,9 @@ local function hold_registers(job, found, mended)
     end, 'LT')
   elseif job.parked_under then
     has('places', pair(queue, job.parked_under), 0)
+    if starts_with(job.parked_under, UNKNOWN) then
+      has('unknown:' .. queue, job.parked_under, 0)
+    end
   end
   if not TERMINAL[job.state] then
     for _, held in ipairs(job.keys) do

@@ -94,7 +94,8 @@ local CLAIM_LIMIT, SWEEP_LIMIT = 128, 200
 local PROMOTE_LIMIT, EXPIRE_LIMIT, TRIM_LIMIT, SCAN_LIMIT = 100, 200, 500, 500
 local WINDOW_LIMIT, PASSED_LIMIT, LOOK_LIMIT, DUE_LIMIT = 5000, 5000, 500, 100
 local RUNS_KEPT, LOG_LINES_KEPT, CALLS_KEPT = 100, 1000, 10000
-local PAUSED, RATE = 'paused:', 'rate:'
+local UNKNOWN_LOOKS = 100
+local PAUSED, RATE, UNKNOWN = 'paused:', 'rate:', 'unknown:'
 
 -- How many events are kept (core/retention.py): of more, each that is recorded forgets some of the oldest, as many nodes of
 -- the stream as are superfluous. That costs nothing to speak of; sweeps keep to the number itself.

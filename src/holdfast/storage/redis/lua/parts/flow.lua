@@ -76,11 +76,7 @@ function Flow.start(job, owner)
   changes.run_end, changes.ended = NONE, NONE
   Shelf.move(job, changes)
   Lease.note()
-  Rates.take(job.queue, Rates.of(job))
-  local told = Rates.of_queue(job.queue)
-  if told then
-    Rates.take(job.queue, { told })
-  end
+  Rates.take(job.queue, Rates.all_of(job))
   Line.given_out(job)
   Journal.tell(job, 'started', function()
     return {

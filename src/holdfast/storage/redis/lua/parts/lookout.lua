@@ -1,4 +1,4 @@
--- requires: cell, settings
+-- requires: cell, settings, known
 -- Which of many queues have anything for a claim, asked of all of them by a few commands: to look into each would make a
 -- claim the dearer, the more queues a worker serves. The keys that are asked for say it
 -- themselves, but for delayed jobs, where `dues` says it, as it does to the sweeps: a queue that is missing there would
@@ -70,6 +70,21 @@ function Lookout.coming(queues)
     number = Lookout.first_with('opening', queues, number + 1)
   end
   return coming
+end
+
+-- Of each of some queues in which jobs are parked whose task and version the caller knows, by its number: under what.
+function Lookout.known(queues)
+  local known = {}
+  if call('EXISTS', key('places')) == 0 then
+    return known
+  end
+  local number = Lookout.first_with('unknown', queues, 1)
+  while number do
+    local places = Known.places(queues[number])
+    known[number] = #places > 0 and places or nil
+    number = Lookout.first_with('unknown', queues, number + 1)
+  end
+  return known
 end
 
 -- Whether that is anything at all.

@@ -1,4 +1,4 @@
--- requires: cell, record, settings, hints, rates, shelf, audit
+-- requires: cell, record, settings, hints, rates, shelf, audit, known
 -- Who is out of line until there is room: under a key that is full, a rate that is not open, a task that is paused.
 local Parking = {}
 
@@ -6,6 +6,9 @@ local Parking = {}
 function Parking.full(job)
   if Settings.task_paused(job.task) then
     return PAUSED .. job.task
+  end
+  if not Known.may_have(job) then
+    return Known.place_of(job)
   end
   for _, held in ipairs(job.keys) do
     -- Where a limit is lost, as only somebody's hand can lose it, the job goes by its own.
@@ -78,6 +81,22 @@ function Parking.park(job, under)
   if starts_with(under, RATE) then
     note_opening(job.queue, under)
   end
+  if starts_with(under, UNKNOWN) then
+    Hints.knock_queue(job.queue)
+  end
+end
+
+-- Put the first of the jobs that are parked under some names back in line, if it is ahead of all that stand there; return the
+-- id of the first in line, nil if there is none.
+function Parking.first(queue, names)
+  local id, under = Known.first(queue, names)
+  if under then
+    local job = Audit.known_in('parked', queue, id, under)
+    if job then
+      Shelf.move(job, { parked_under = NONE })
+    end
+  end
+  return id
 end
 
 -- Let in whom a rate allows to start, and note when the next may be let in: when all these might have started.

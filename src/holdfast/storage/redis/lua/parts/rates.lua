@@ -116,6 +116,29 @@ function Rates.take(queue, rates)
   end
 end
 
+-- Give back the time of a start in vain, so that the next job may start that much earlier; but not what has gone by since.
+function Rates.give_back(queue, rates, started)
+  for _, rate in ipairs(rates) do
+    local so_far, more = Rates.taken(queue, rate), max(0, rate[2] - max(0, NOW - started))
+    if so_far[1] > NOW then
+      Rates.keep(queue, rate, { so_far[1] - more, so_far[2] })
+      if call('ZSCORE', key('opening', queue), RATE .. rate[1]) then
+        call('ZINCRBY', key('opening', queue), -more, RATE .. rate[1])
+      end
+    end
+  end
+end
+
+-- The rates that a start takes time of, that of the job's queue among them.
+function Rates.all_of(job)
+  local all = {}
+  for _, rate in ipairs(Rates.of(job)) do
+    all[#all + 1] = rate
+  end
+  all[#all + 1] = Rates.of_queue(job.queue)
+  return all
+end
+
 -- When a queue's own rate lets the next of its jobs start.
 function Rates.queue_opens_at(queue)
   local rate = Rates.of_queue(queue)

@@ -1,4 +1,4 @@
--- requires: cell, step, record, hints, journal, line, shelf, flow, forgetting
+-- requires: cell, step, record, hints, journal, line, shelf, flow, forgetting, rates, known
 -- How a run is settled, whatever it was like; parts/passage.lua does so for what is plain.
 --
 -- A settlement is as exchange is asked for it.
@@ -57,6 +57,10 @@ local function apply(job, asked)
       changes.state, changes.score = 'waiting', Line.score_again(job)
     else
       changes.state, changes.score = 'delayed', Line.place(NOW + asked.after, job.boost, job.lifo)
+    end
+    if asked.until_known then
+      Rates.give_back(job.queue, Rates.all_of(job), job.started or NOW)
+      changes.parked_under = Known.place_of(job)
     end
     Hints.knock_queue(job.queue)
   end

@@ -12,6 +12,7 @@
 -- places                  where anybody is parked: queue and name, all at 0
 -- opening:<queue>         when each rate that jobs are parked under lets one start
 -- delayed:<queue>         who waits for its time, by that
+-- unknown:<queue>         under which unknown tasks jobs are parked (parts/known.lua)
 -- dues                    of each queue an instant before which none of its delayed jobs is due
 -- leases, suspects        refs of the active: by the lease's end, by the end of the suspicion
 -- held:<owner>            refs of what an owner holds, by when it was started
@@ -213,6 +214,9 @@ local function go(job)
     call('ZADD', key('dues'), 'LT', job.run_at, job.queue)
   elseif job.parked_under then
     call('ZADD', key('places'), 0, pair(job.queue, job.parked_under))
+    if starts_with(job.parked_under, UNKNOWN) then
+      call('ZADD', key('unknown', job.queue), 0, job.parked_under)
+    end
   end
 end
 
@@ -222,6 +226,7 @@ local function clear(queue, name)
   if call('EXISTS', key('parked', place)) == 0 then
     call('ZREM', key('places'), place)
     call('ZREM', key('opening', queue), name)
+    call('ZREM', key('unknown', queue), name)
   end
 end
 

@@ -1,0 +1,208 @@
+"""Rolling deploys: workers of the old and of the new code share a queue, and a job of a new task meets the new ones."""
+
+import asyncio
+import itertools
+from typing import Any
+
+import pytest
+
+from holdfast import (
+    Holdfast,
+    JobReleased,
+    JobStalled,
+    Reaper,
+    ScheduleMissed,
+    ScheduleSkipped,
+    State,
+    Task,
+    current_job,
+)
+from holdfast.core.backlog import Backlog, Thresholds
+from holdfast.health.judge import Health, judged
+from holdfast.storage.protocol import Query, Survey
+from tests.flow.conftest import FAST, Play, Stage
+
+OLD_WORKERS = 19
+
+
+def old_code(stage: Stage) -> Holdfast:
+    """Return the app as it was: one task, which keeps its workers busy."""
+    app = stage.app(timing=FAST)
+
+    @app.task(name="busy")
+    async def busy(seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    return app
+
+
+def new_code(stage: Stage, starts: list[float]) -> Holdfast:
+    """Return the app as it is now: it has one task more."""
+    app = old_code(stage)
+
+    @app.task(name="new")
+    async def new() -> int:
+        starts.append(stage.now)
+        return current_job().run
+
+    return app
+
+
+def new_task(app: Holdfast) -> Task[..., Any]:
+    """Return the new task of an app."""
+    return app.find_task("new")
+
+
+def judged_now(survey: Survey, now: float) -> Health:
+    """Return what health says of a survey."""
+    return judged(survey, timing=FAST, thresholds=Thresholds(), backlog=Backlog(), now=now)
+
+
+async def fleet(stage: Stage, starts: list[float], *, old: int = OLD_WORKERS) -> Holdfast:
+    """Start workers of the old code, one of the new code and a reaper; return the app of the new code."""
+    for number in range(old):
+        await stage.start(old_code(stage).worker(concurrency=4), f"old-{number}")
+    app = new_code(stage, starts)
+    await stage.start(app.worker(concurrency=10), "new")
+    await stage.start(Reaper(app), "reaper")
+    return app
+
+
+@pytest.mark.parametrize("seconds", [60.0, 0.3])
+def test_a_job_of_a_new_task_starts_within_two_seconds_beside_busy_old_workers(play: Play, seconds: float) -> None:
+    async def scenario(stage: Stage) -> None:
+        starts: list[float] = []
+        app = new_code(stage, starts)
+        for number in range(OLD_WORKERS):
+            await stage.start(old_code(stage).worker(concurrency=4), f"old-{number}")
+        for _ in range(OLD_WORKERS * 4):
+            await app.find_task("busy").enqueue(seconds)
+        await asyncio.sleep(0.1)
+        await stage.start(app.worker(), "new")
+        for _ in range(10):
+            asked = stage.now
+            job = await new_task(app).enqueue()
+            assert await job.result() in (1, 2)
+            record = (await job.info()).job
+
+            assert starts[-1] - asked <= 2
+            assert (record.failures, record.stalls) == (0, 0)
+            assert record.releases <= 1
+
+    play(scenario)
+
+
+def test_a_thousand_jobs_of_a_new_task_start_on_the_new_worker_only(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        starts: list[float] = []
+        app = await fleet(stage, starts)
+        for _ in range(10):
+            await asyncio.gather(*(new_task(app).enqueue() for _ in range(100)))
+
+        async def over() -> bool:
+            return len(starts) >= 1000 and not (await app.storage.find(Query(states=(State.ACTIVE,)))).jobs
+
+        await stage.until(over)
+        jobs = (await app.storage.find(Query(limit=2000))).jobs
+
+        assert {job.state for job in jobs} == {State.COMPLETED}
+        assert len(starts) == len(jobs) == 1000
+        assert {(job.failures, job.stalls) for job in jobs} == {(0, 0)}
+        assert max(job.releases for job in jobs) <= 1
+        assert {event.reason for event in await stage.told(JobReleased)} <= {"unknown_task", "prefetch"}
+        assert await stage.told(JobStalled) == []
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("old", [1, OLD_WORKERS])
+def test_a_schedule_of_the_new_code_loses_no_tick(play: Play, old: int) -> None:
+    async def scenario(stage: Stage) -> None:
+        starts: list[float] = []
+        app = new_code(stage, starts)
+        ticks: list[float] = []
+
+        @app.every("2s", name="often")
+        async def often() -> None:
+            ticks.append(stage.now)
+
+        for number in range(old):
+            await stage.start(old_code(stage).worker(concurrency=4), f"old-{number}")
+        await stage.start(app.worker(), "new")
+        await stage.start(Reaper(app), "reaper")
+        await asyncio.sleep(95)
+
+        assert len(ticks) in (47, 48)
+        assert max(after - before for before, after in itertools.pairwise(ticks)) <= 4
+        assert await stage.told(ScheduleSkipped, ScheduleMissed) == []
+
+    play(scenario)
+
+
+def test_a_retry_and_a_key_of_a_new_task_waste_no_further_claim(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(timing=FAST)
+        running: list[int] = []
+
+        @app.task(name="flaky", singleton=True)
+        async def flaky() -> None:
+            running.append(1)
+            assert len(running) == 1
+            await asyncio.sleep(0.1)
+            running.pop()
+            if current_job().attempt == 1:
+                raise ValueError("once")
+
+        for number in range(5):
+            await stage.start(old_code(stage).worker(concurrency=4), f"old-{number}")
+        jobs = [await flaky.enqueue() for _ in range(20)]
+        await asyncio.sleep(1)
+        await stage.start(app.worker(concurrency=10), "new")
+        await stage.start(Reaper(app), "reaper")
+        for job in jobs:
+            await job.result(timeout="10m")
+        records = [(await job.info()).job for job in jobs]
+
+        assert {(job.failures, job.stalls) for job in records} == {(1, 0)}
+        assert max(job.releases for job in records) <= 1
+
+    play(scenario)
+
+
+def test_a_worker_that_starts_gets_the_jobs_that_wait_for_it_at_once(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        starts: list[float] = []
+        await stage.start(old_code(stage).worker(), "old")
+        app = new_code(stage, starts)
+        job = await new_task(app).enqueue()
+        await asyncio.sleep(30)
+        began = stage.now
+        await stage.start(app.worker(), "new")
+        await job.result()
+
+        assert starts[0] - began <= 2
+
+    play(scenario)
+
+
+def test_health_says_no_handler_of_a_task_that_no_live_worker_has_known_for_ten_minutes(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        await stage.start(old_code(stage).worker(), "old")
+        app = new_code(stage, [])
+        job = await new_task(app).enqueue()
+        await asyncio.sleep(595)
+        before = judged_now(await stage.storage.survey(), stage.now)
+        await asyncio.sleep(10)
+        after = judged_now(await stage.storage.survey(), stage.now)
+
+        assert (before.status, before.queues["default"].no_handler) == ("ok", ())
+        assert [(one.task, one.version) for one in after.queues["default"].no_handler] == [("new", 1)]
+        assert after.status == "degraded"
+        assert ["no_handler" in complaint for complaint in after.complaints] == [True]
+
+        await stage.start(app.worker(), "new")
+        await job.result()
+
+        assert judged_now(await stage.storage.survey(), stage.now).status == "ok"
+
+    play(scenario)
