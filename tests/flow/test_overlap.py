@@ -6,6 +6,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from random import Random
 from typing import Any
 
+from msgspec import structs
+
 from holdfast import JobCompleted, Retry, RetryLater, Stall, StorageUnavailableError, TaskOptions, current_job
 from holdfast.core.job import Owner
 from holdfast.core.settlement import Settlement
@@ -13,6 +15,7 @@ from holdfast.storage.memory import MemoryStorage
 from holdfast.storage.protocol import Exchanged, Order
 from holdfast.testing.simloop import SimClock, SimLoop, simulate
 from holdfast.worker.ahead import MOST
+from holdfast.worker.exchange import UNSETTLED_LIMIT
 from holdfast.worker.held import RunKey
 from holdfast.worker.starting import starter
 from tests.flow.conftest import Stage
@@ -234,3 +237,48 @@ async def test_whoever_has_a_factory_of_tasks_has_them_made_by_it() -> None:
         loop.set_task_factory(None)
 
     assert len(made) == 1
+
+
+class Verdictless(MemoryStorage):
+    """Memory of several servers: the one that keeps the jobs that run takes no settlement, the others give out jobs."""
+
+    silent = True
+
+    async def exchange(
+        self, owner: Owner, settlements: Sequence[Settlement] = (), order: Order | None = None
+    ) -> Exchanged:
+        if not self.silent:
+            return await super().exchange(owner, settlements, order)
+        return structs.replace(await super().exchange(owner, (), order), unanswered=True)
+
+
+def test_a_worker_with_a_thousand_unsettled_outcomes_claims_no_more() -> None:
+    async def main(loop: SimLoop) -> None:
+        clock = SimClock(loop)
+        storage = Verdictless(clock=clock)
+        stage = Stage(loop, clock, storage)
+        app = stage.app()
+        ran = 0
+
+        @app.task
+        async def count() -> None:
+            nonlocal ran
+            ran += 1
+
+        jobs = 2 * UNSETTLED_LIMIT
+        await app.enqueue_many(count.call() for _ in range(jobs))
+        await stage.start(app.worker(concurrency=CONCURRENCY))
+        await asyncio.sleep(60)
+
+        # What one more claim may bring, and what was claimed ahead, come on top.
+        assert UNSETTLED_LIMIT < ran <= UNSETTLED_LIMIT + 2 * CONCURRENCY + MOST
+
+        storage.silent = False
+
+        async def all_ran() -> bool:
+            return len(await stage.told(JobCompleted)) == jobs
+
+        await stage.until(all_ran)
+        assert ran == jobs
+
+    simulate(main)
