@@ -84,6 +84,9 @@ def _check_plain(value: Any) -> None:
             raise RefusedError("an integer of more than 4,300 digits")
     elif kind is list or kind is tuple:
         for place, item in enumerate(value):
+            if type(item) is str and item.isascii():
+                # Most are. Each call would cost more than this.
+                continue
             try:
                 _check_plain(item)
             except RefusedError as refused:
@@ -92,6 +95,8 @@ def _check_plain(value: Any) -> None:
         for key, item in value.items():
             if type(key) is not str:
                 raise _other_key(key)
+            if type(item) is str and item.isascii() and key.isascii():
+                continue
             try:
                 _check_text(key)
                 _check_plain(item)
