@@ -45,6 +45,27 @@ def test_neighbours_of_a_run_that_cancels_every_task_are_charged_nothing(play: P
     play(scenario)
 
 
+def test_a_run_that_cancels_every_task_is_tried_again_alone(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(timing=FAST)
+        test = asyncio.all_tasks()
+
+        @app.task(name="wreck", retry=Retry(max_attempts=2, base="1m", jitter=0))
+        async def wreck() -> None:
+            for task in asyncio.all_tasks() - test:
+                task.cancel()
+            await asyncio.sleep(60)
+
+        await stage.start(app.worker())
+        culprit = await wreck.enqueue()
+        await asyncio.sleep(10)
+        record = (await culprit.info()).job
+
+        assert (record.state, record.failures, record.quarantined) == (State.DELAYED, 1, True)
+
+    play(scenario)
+
+
 def test_runs_beside_an_event_handler_that_cancels_every_task_are_charged_nothing(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(timing=FAST)

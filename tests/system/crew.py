@@ -419,6 +419,15 @@ async def leak(megabytes: int, seconds: float) -> None:
 
 @app.task(retry=Retry(max_attempts=1))
 async def wrecks(how: str) -> None:
+    await wreck(how)
+
+
+@app.task(retry=Retry(max_attempts=3, base="200ms"))
+async def wrecks_again() -> None:
+    await wreck("cancel")
+
+
+async def wreck(how: str) -> None:
     """Do something to the event loop that ends more than this run."""
     note("start")
     loop = asyncio.get_running_loop()

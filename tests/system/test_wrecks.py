@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from holdfast.core.events import JobFailed, JobStalled
 from holdfast.core.job import Ref
 from holdfast.core.lifecycle import State
 from tests.system.farm import Farm, by_job
@@ -20,20 +21,26 @@ def here(request: pytest.FixtureRequest, farm: MakeFarm) -> Farm:
     return farm(url=url, lease="4s", sweep="400ms", grace="600ms", max_count="1", deaf="1")
 
 
-async def wrecked(here: Farm, how: str, *options: str) -> tuple[Ref, list[Ref]]:
-    """Let six neighbours begin, then the one that wrecks their loop, and wait until all of them are over."""
+async def wrecked(here: Farm, how: str, *options: str, again: bool = False) -> tuple[Ref, list[Ref]]:
+    """Let six neighbours run until the one that wrecks their loop has done so, and wait until all are over."""
     here.worker("--processes", "1", "-c", "7", "--drain", "10s", *options)
-    neighbours = here.enqueue("nap", 4, times=6)
+    neighbours = here.enqueue("until_told", ".go", times=6)
 
     async def begun() -> bool:
         return len(by_job(here.lines())) == 6
 
     await here.until(begun, within=30)
-    (culprit,) = here.enqueue("wrecks", how)
+    (culprit,) = here.enqueue("wrecks_again") if again else here.enqueue("wrecks", how)
+
+    async def done() -> bool:
+        told = [event for event in await here.events() if isinstance(event, JobFailed | JobStalled)]
+        return any(event.id == culprit.id for event in told)
 
     async def over() -> bool:
         return await here.count(State.COMPLETED, State.FAILED) == 7
 
+    await here.until(done, within=60)
+    here.folder.joinpath("diary.go").touch()
     await here.until(over, within=60)
     return culprit, neighbours
 
@@ -54,6 +61,15 @@ async def test_a_handler_that_cancels_every_task_fails_and_its_neighbours_comple
     assert {detail.job.state for detail in others} == {State.COMPLETED}
     assert {(detail.job.failures, detail.job.stalls) for detail in others} == {(0, 0)}
     assert {detail.runs[0].reason for detail in others} == {"worker_failed"}
+
+
+async def test_a_handler_that_cancels_every_task_is_tried_again_alone(here: Farm) -> None:
+    culprit, neighbours = await wrecked(here, "cancel", again=True)
+    (failed,) = await here.details([culprit])
+    others = await here.details(neighbours)
+
+    assert (failed.job.state, failed.job.reason, failed.job.failures) == (State.FAILED, "exhausted", 3)
+    assert {(detail.job.state, len(detail.runs), detail.job.releases) for detail in others} == {(State.COMPLETED, 2, 1)}
 
 
 async def test_a_handler_that_stops_the_loop_fails_and_nothing_else_happens(here: Farm) -> None:

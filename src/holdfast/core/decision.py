@@ -140,8 +140,9 @@ def decide(job: JobRecord, outcome: Outcome, rng: Random) -> Decision:
             return PutBack(
                 charge="releases", after=SHORTAGE_REST, reason="worker_failed", error=error, put_back_used=used
             )
-        case Raised(error, final, after):
-            return _retry(job, error, final=final, after=after, reason="rejected" if final else "exhausted", rng=rng)
+        case Raised(error, final, after, alone=alone):
+            reason = "rejected" if final else "exhausted"
+            return _retry(job, error, final=final, after=after, reason=reason, rng=rng, alone=alone)
         case TimedOut(error, final):
             return _retry(job, error, final=final, after=None, reason="timeout", rng=rng)
         case _:
@@ -149,7 +150,14 @@ def decide(job: JobRecord, outcome: Outcome, rng: Random) -> Decision:
 
 
 def _retry(
-    job: JobRecord, error: RecordedError, *, final: bool, after: int | None, reason: str, rng: Random
+    job: JobRecord,
+    error: RecordedError,
+    *,
+    final: bool,
+    after: int | None,
+    reason: str,
+    rng: Random,
+    alone: bool = False,
 ) -> Decision:
     failures = job.failures + 1
     if final or failures >= job.policy.retry.max_attempts:
@@ -157,7 +165,8 @@ def _retry(
         after = None if final else _redrive_after(job)
         return Finish(state=State.FAILED, error=error, reason=reason, charge="failures", redrive_after=after)
     rest = job.policy.retry.delay(failures, rng) if after is None else after
-    return PutBack(charge="failures", after=rest, reason="timeout" if reason == "timeout" else None, error=error)
+    told = "timeout" if reason == "timeout" else None
+    return PutBack(charge="failures", after=rest, reason=told, error=error, quarantine=alone)
 
 
 def _redrive_after(job: JobRecord) -> int | None:

@@ -28,13 +28,15 @@ class Returned(Struct, frozen=True, tag=True):
 class Raised(Struct, frozen=True, tag=True):
     """The handler raised. `final`: its policy says never again; `after`: it named its own delay.
 
-    `shortage`: the error says that the machine or the process ran out of descriptors, threads or memory.
+    `shortage`: the error says that the machine or the process ran out of descriptors, threads or memory. `alone`: the
+    run harmed the other ones of its process, so the next one gets a process to itself.
     """
 
     error: RecordedError
     final: bool = False
     after: int | None = None
     shortage: bool = False
+    alone: bool = False
 
 
 class TimedOut(Struct, frozen=True, tag=True):

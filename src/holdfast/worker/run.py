@@ -252,7 +252,7 @@ async def _in(lane: Lane, called: Callable[[], Any], held: Held) -> Any:
 def misuse(held: Held) -> Raised | None:
     """Return what a run has come to whose handler did something to its event loop that no handler may do."""
     error = None if held.context is None else held.context.misuse
-    return None if error is None or held.stops_for("cancelled", "lost", "unreachable") else Raised(error)
+    return None if error is None or held.stops_for("cancelled", "lost", "unreachable") else Raised(error, alone=True)
 
 
 class Stopped(Protocol):

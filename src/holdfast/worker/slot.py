@@ -18,6 +18,8 @@ import sys
 import threading
 from typing import Protocol, cast, get_args, runtime_checkable
 
+from msgspec import structs
+
 from holdfast.core.lease import Lease
 from holdfast.core.outcome import Outcome, Raised
 from holdfast.equipment import Equipment
@@ -43,7 +45,7 @@ from holdfast.worker.frames import (
 )
 from holdfast.worker.held import Held, StopReason
 from holdfast.worker.lifespan import Lifespan
-from holdfast.worker.loop_guard import refuse_stops
+from holdfast.worker.loop_guard import LoopGuard
 from holdfast.worker.orders import SIGNALS, draining, outlive
 from holdfast.worker.orphan import end_with_parent, inherited
 from holdfast.worker.run import Runner, misuse
@@ -89,8 +91,7 @@ class SlotProcess:
             abandoned=self._abandoned,
         )
         self._held: Held | None = None
-        self._cancelled = False
-        """Whether a handler has cancelled every task of this loop: then nothing else can run here."""
+        self._guard = LoopGuard()
         self._turned_at = 0.0
         self._news = threading.Event()
         self._telling = threading.Lock()
@@ -100,7 +101,7 @@ class SlotProcess:
     async def work(self) -> None:
         """Enter the lifespan, run what it is told to, leave the lifespan."""
         loop = asyncio.get_running_loop()
-        refuse_stops(loop)
+        self._guard.start(lambda: None)
 
         def hear(word: Order) -> None:
             loop.call_soon_threadsafe(self._heard, word)
@@ -141,12 +142,12 @@ class SlotProcess:
                 await asyncio.wait({held.task})
             except asyncio.CancelledError:
                 # By the handler: nothing of ours cancels this. The worker still waits for the end of the run.
-                self._cancelled = True
+                continue
         failure = asyncio.CancelledError() if held.task.cancelled() else held.task.exception()
         if failure is not None:
             # It has not reported. Without an end the worker would renew its lease for ever.
             self._held = None
-            self._report(held, misuse(held) or Raised(recorded(failure)), spoiled=True)
+            self._report(held, Raised(recorded(failure)), spoiled=True)
 
     async def _attend(self, held: Held) -> None:
         try:
@@ -168,11 +169,14 @@ class SlotProcess:
         self._held = None
         self._say_signs(held)
         ended = self._equipment.lifespan is not None and not self._lifespan.lives
-        spoiled = ended or self._cancelled or self._abandoned.count > 0
-        self._report(held, misuse(held) or outcome, spoiled=spoiled)
+        self._report(held, outcome, spoiled=ended or self._abandoned.count > 0)
 
     def _report(self, held: Held, outcome: Outcome, *, spoiled: bool) -> None:
-        self._line.say(Ended(held.lease.fence, outcome, spoiled=spoiled))
+        outcome = misuse(held) or outcome
+        if self._guard.cancelled and isinstance(outcome, Raised):
+            # Whichever code did it belongs to this run: no other has ever been beside it.
+            outcome = structs.replace(outcome, alone=True)
+        self._line.say(Ended(held.lease.fence, outcome, spoiled=spoiled or self._guard.cancelled))
 
     def _heard(self, word: Order) -> None:
         match word:
