@@ -6,15 +6,16 @@ stalled leases ──► what is on record of them (get, survey) ──► post-
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
+from typing import assert_never
 
 from msgspec import Struct, field, structs
 
 from holdfast.core.duration import spoken
 from holdfast.core.events import JobStalled
 from holdfast.core.job import JobDetail, Owner, RecordedError, Ref, RunRecord, StallReason
-from holdfast.core.outcome import Outcome, Stalled, TimedOut
+from holdfast.core.outcome import Cancelled, Interrupted, Outcome, Stalled, StopCode, TimedOut
 from holdfast.core.postmortem import Ending, Workplace, post_mortem, ran_for, seconds, stall_cause
 from holdfast.core.settlement import Settlement, settlement
 from holdfast.figures import STALLED, Figures
@@ -51,6 +52,9 @@ class Witness(Struct, frozen=True):
     waiting: frozenset[Ref] = field(default_factory=frozenset[Ref])
     blameless: bool = False
     culprits: frozenset[Ref] = field(default_factory=frozenset[Ref])
+    stopped: Mapping[Ref, StopCode] = field(default_factory=dict[Ref, StopCode])
+    """Exclusive runs that the worker had stopped before, and why: they had kept their rights, as their handlers went on
+    until the process ended. They have come to that, whatever the process died of."""
     dead_for: int = 0
 
     def clears(self, ref: Ref) -> bool:
@@ -151,11 +155,11 @@ async def _seen(storage: Storage, stalled: Sequence[StalledLease], *, workers: b
 
 
 def _outcome(one: StalledLease, seen: _Seen, witness: Witness | None, max_block: int | None) -> Outcome:
+    stopped = None if witness is None else witness.stopped.get(one.lease.ref)
+    if stopped is not None:
+        return _stopped(one, stopped, seen, witness)
     if witness is not None and one.lease.ref in witness.overdue:
-        cause = _overdue(one, seen)
-        message = f"{cause}; its process was killed"
-        text = _text(one, message, seen, witness)
-        return TimedOut(RecordedError("TimeoutError", message, f"{text}\nTimeoutError: {message}"))
+        return _timed_out(one, seen, witness, "its process was killed")
     reason = _reason(one, seen, witness, max_block)
     cause = stall_cause(
         one.lease.job,
@@ -172,6 +176,28 @@ def _outcome(one: StalledLease, seen: _Seen, witness: Witness | None, max_block:
     )
     begun = witness is None or not witness.not_begun(one.lease.ref)
     return Stalled(reason, one.silent_for, one.owner, _text(one, cause, seen, witness), blameless, begun)
+
+
+def _stopped(one: StalledLease, why: StopCode, seen: _Seen, witness: Witness | None) -> Outcome:
+    job = one.lease.job
+    match why:
+        case "timeout":
+            return _timed_out(one, seen, witness, "its process has ended")
+        case "cancelled":
+            return Cancelled(job.cancel_reason)
+        case "shutdown" | "unreachable" | "worker_failed":
+            return Interrupted(why, begun=True)
+        case "no_progress" | "lease_expired":
+            cause = stall_cause(job, why, silent_for=job.stall.lease, run=seen.run(one))
+            return Stalled(why, one.silent_for, one.owner, _text(one, cause, seen, witness))
+        case _:
+            assert_never(why)
+
+
+def _timed_out(one: StalledLease, seen: _Seen, witness: Witness | None, end: str) -> TimedOut:
+    message = f"{_overdue(one, seen)}; {end}"
+    text = _text(one, message, seen, witness)
+    return TimedOut(RecordedError("TimeoutError", message, f"{text}\nTimeoutError: {message}"))
 
 
 def _reason(one: StalledLease, seen: _Seen, witness: Witness | None, max_block: int | None) -> StallReason:

@@ -29,6 +29,7 @@ from holdfast.core.events import (
     JobRetried,
     JobStalled,
     JobStarted,
+    JobStopIgnored,
     JobSuspected,
     JobThrottled,
     LeadershipAcquired,
@@ -87,6 +88,7 @@ SAMPLES: tuple[AnyEvent, ...] = (
         silent_for=24.0,
         post_mortem="signal 9",
     ),
+    JobStopIgnored(queue=QUEUE, id=ID, task=TASK, run=2, owner=OWNER, reason="timeout"),
     JobCompleted(
         queue=QUEUE, id=ID, task=TASK, run=2, attempt=1, duration=0.5, result=b'{"a": "\xff"}', cancel_too_late=True
     ),

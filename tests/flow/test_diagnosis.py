@@ -7,7 +7,7 @@ from msgspec import structs
 
 from holdfast import Timing
 from holdfast.clock import SECOND
-from holdfast.core.job import JobRecord, Key, NewJob, Owner
+from holdfast.core.job import JobRecord, Key, NewJob, Owner, Ref
 from holdfast.core.leadership import Term
 from holdfast.core.lifecycle import State
 from holdfast.core.schedule import Schedule
@@ -111,6 +111,17 @@ def test_a_stale_worker_is_a_warning_with_its_name() -> None:
 
     assert (finding.level, finding.subject) == ("warning", "workers")
     assert "'host:1' is stale: last seen 16.0 s ago" in finding.message
+
+
+def test_a_run_that_ignores_its_stop_is_a_warning_with_its_job() -> None:
+    worker = structs.replace(WORKER, unstopped=(Ref("q", "a"),))
+    finding = one(structs.replace(WELL, workers=(worker,)))
+
+    assert (finding.level, finding.subject) == ("warning", "exclusive")
+    assert "'host:1' (pid 1)" in finding.message
+    assert "of job 'a'" in finding.message
+    gone = found(structs.replace(WELL, workers=(structs.replace(worker, died=True), WORKER)))
+    assert "exclusive" not in [finding.subject for finding in gone]
 
 
 def test_jobs_that_wait_where_no_worker_serves_are_an_error() -> None:

@@ -129,6 +129,33 @@ def blocking(seconds: float) -> str:
     return "rested"
 
 
+def tick_for(seconds: float) -> None:
+    """Note each tenth of a second that this thread is still at work, whatever it is told."""
+    note("start")
+    for _ in range(round(10 * seconds)):
+        time.sleep(0.1)
+        note("tick")
+    note("end")
+
+
+@app.task(singleton=True, heartbeat_timeout="1s", stall=Stall(max_count=1))
+def silent(seconds: float) -> None:
+    """Work in a thread, and give no sign of it."""
+    tick_for(seconds)
+
+
+@app.task(singleton=True)
+def guarded(seconds: float) -> None:
+    """Work in a thread alone, for as long as it takes."""
+    tick_for(seconds)
+
+
+@app.task(singleton=True, timeout="1s", retry=Retry(max_attempts=2, base="100ms", jitter=0.0))
+def overlong(seconds: float) -> None:
+    """Work in a thread for longer than allowed."""
+    tick_for(seconds)
+
+
 @app.task(run="process")
 def secluded(seconds: float) -> str:
     """Rest in a process of its own."""

@@ -13,7 +13,7 @@ from msgspec import Struct, structs
 
 from holdfast.core.duration import micros, moment
 from holdfast.core.job import DeadReason, OnExpire, RecordedError, StallReason
-from holdfast.core.outcome import ReleaseReason
+from holdfast.core.outcome import ReleaseReason, StopCode
 
 RESULT_SHOWN = 4096
 """Results up to this many bytes travel in `JobCompleted`; larger ones are read from the record."""
@@ -141,6 +141,16 @@ class JobStalled(JobEvent, frozen=True, kw_only=True):
     owner: str = ""
     silent_for: float = 0.0
     post_mortem: str | None = None
+
+
+class JobStopIgnored(JobEvent, frozen=True, kw_only=True):
+    """A run with an exclusive right was told to stop, and its handler goes on; it keeps the right until that ends.
+
+    `reason`: why it was told to stop.
+    """
+
+    owner: str
+    reason: StopCode | None = None
 
 
 class JobCompleted(JobEvent, frozen=True, kw_only=True):
@@ -372,6 +382,7 @@ AnyEvent = (
     | JobRetried
     | JobReleased
     | JobStalled
+    | JobStopIgnored
     | JobCompleted
     | JobFailed
     | JobCancelled

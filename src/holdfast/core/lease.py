@@ -55,12 +55,23 @@ def trusted_until(asked_at: float, lease: int) -> float:
     return asked_at + (lease - margin(lease)) / 1_000_000
 
 
-def lease_end(now: int, length: int, *, run_until: int | None, progress_until: int | None, not_before: int = 0) -> int:
+def lease_end(
+    now: int,
+    length: int,
+    *,
+    run_until: int | None,
+    progress_until: int | None,
+    not_before: int = 0,
+    exclusive: bool = False,
+) -> int:
     """Return when a lease given or renewed now runs out: never past the run's own limit or its progress clock.
 
-    `not_before`: the end of the start grace, until which a young run is not asked for beats.
+    `not_before`: the end of the start grace, until which a young run is not asked for beats. `exclusive`: the worker
+    keeps both limits itself, since the run's right must not pass to another one before its handler has ended.
     """
     end = max(now + length, not_before)
+    if exclusive:
+        return end
     if run_until is not None and run_until < end:
         end = run_until
     if progress_until is not None and progress_until < end:

@@ -19,6 +19,10 @@ ReleaseReason = Literal[
 ]
 
 
+StopCode = Literal["no_progress", "lease_expired", "timeout", "cancelled", "unreachable", "shutdown", "worker_failed"]
+"""Why an exclusive run was stopped whose handler goes on: what it comes to when that, or its process, ends."""
+
+
 class Returned(Struct, frozen=True, tag=True):
     """The handler returned; its result, encoded."""
 

@@ -196,8 +196,12 @@ def collecting(job: JobRecord, key: CollectKey, now: int, *, ttl: int | None, of
 
 
 def stall_reason(job: JobRecord, now: int) -> StallReason:
-    """Say which of its two clocks an active job that nobody renewed has outrun."""
-    return "no_progress" if job.progress_until is not None and job.progress_until <= now else "lease_expired"
+    """Say which of its two clocks an active job that nobody renewed has outrun.
+
+    The progress clock has ended the lease only where it bounded it: the lease of an exclusive run goes beyond.
+    """
+    bounded = job.progress_until is not None and (job.lease_until is None or job.lease_until <= job.progress_until)
+    return "no_progress" if bounded and (job.progress_until or 0) <= now else "lease_expired"
 
 
 def silence(job: JobRecord, now: int) -> int:

@@ -63,6 +63,7 @@ def diagnose(evidence: Evidence, timing: Timing) -> list[Finding]:
         *_sweeping(evidence.survey, health, timing),
         *_overdue(evidence, health, timing),
         *_workers(health),
+        *_unstopped(evidence.survey),
         *_queues(health),
         *_paused(evidence),
         *_parked(evidence),
@@ -176,6 +177,22 @@ def _workers(health: Health) -> Iterator[Finding]:
             f"{_span(worker.turned_ago * SECOND)} ago",
             "it is dead, frozen or cut off, or a handler holds its event loop; its jobs are recovered, so start "
             "another one, and look into its log",
+        )
+
+
+def _unstopped(survey: Survey) -> Iterator[Finding]:
+    for worker in survey.workers:
+        if not worker.unstopped or worker.died:
+            continue
+        names = [repr(ref.id) for ref in worker.unstopped]
+        many = "a run" if len(names) == 1 else f"{len(names)} runs"
+        yield Finding(
+            "warning",
+            "exclusive",
+            f"worker {worker.owner.name!r} (pid {worker.owner.pid}) holds {many} whose handler goes on although it was "
+            f"told to stop, and which keeps its exclusive right: of job {_listed(names)}",
+            "end that process, which frees the right; a worker that holdfast worker supervises is replaced by itself. "
+            'A handler that cannot be stopped had better be of a task with run="process"',
         )
 
 

@@ -416,6 +416,7 @@ class Model(Timetable):
             progress_until=progress_until,
             # A run cannot have started later than now: if it seems so, the clock was set back since.
             not_before=min(job.started or now, now) + job.stall.start_grace,
+            exclusive=asked.exclusive,
         )
         if asked.progress is not None:
             self._tell(progressed(job, asked.progress, asked.note), now)
@@ -826,6 +827,7 @@ class Model(Timetable):
                     memory=seen.beat.worker.memory,
                     quiet=seen.beat.worker.quiet,
                     tasks=seen.beat.worker.tasks,
+                    unstopped=seen.beat.worker.unstopped,
                 )
                 for seen in self._workers.values()
                 if seen.beat.worker is not None

@@ -162,12 +162,15 @@ class Renewal(Struct, frozen=True):
     and `silent`: for how long the run has gone on, and since its last sign, in microseconds of the holder's uptime.
     `trace`: where the handler is, if that is not where the last beat found it; at most `TRACE_KEPT` characters. It is
     kept with the run whether the lease is extended or not, until the run's end is recorded.
+    `exclusive`: the run holds an exclusive right, which must not pass to another run while its handler goes on. Its
+    worker stops it at its limits and settles it when the handler has ended, so the limits do not bound this lease.
     """
 
     ref: Ref
     fence: int
     sign: bool = False
     extend: bool = True
+    exclusive: bool = False
     ran: int | None = None
     silent: int | None = None
     progress: float | None = None
@@ -182,7 +185,8 @@ class WorkerInfo(Struct, frozen=True):
     `turned_ago`: microseconds since its claim loop last turned. `lag`: the longest that its event loop kept anything
     waiting since the beat before, in microseconds. `memory`: what its process occupies, in bytes; 0 where nobody knows.
     `quiet`: an operator has told it to claim no more. `tasks`: the tasks that it knows, each with the newest version of
-    its payload that it can read; None means all.
+    its payload that it can read; None means all. `unstopped`: the runs that were told to stop, go on, and keep their
+    exclusive rights; the first few of them.
     """
 
     queues: tuple[str, ...] = ()
@@ -194,6 +198,7 @@ class WorkerInfo(Struct, frozen=True):
     memory: int = 0
     quiet: bool = False
     tasks: dict[str, int] | None = None
+    unstopped: tuple[Ref, ...] = ()
 
 
 class Beat(Struct, frozen=True):
@@ -529,6 +534,7 @@ class WorkerSurvey(Struct, frozen=True, kw_only=True):
     memory: int = 0
     quiet: bool = False
     tasks: dict[str, int] | None = None
+    unstopped: tuple[Ref, ...] = ()
 
 
 class Survey(Struct, frozen=True, kw_only=True):
@@ -653,11 +659,11 @@ class Storage(Protocol):
     async def renew(self, beat: Beat) -> Pulse:
         """Remember that an owner lives, and extend every lease it names that nobody has taken, out or not.
 
-        Guard: fence and owner match. Never past the run's limit or its progress clock; a suspicion ends only where
-        the new end lies ahead. A renewal of a run that is no longer the owner's is refused and recorded (`RunFenced`).
-        The beat's events are recorded as they are. A log line or an event that came before, by its number, is left
-        out. At most 500 renewals a call. Its lanes hand back what an order's lane does; what a call gave out that is
-        still under way stays.
+        Guard: fence and owner match. Never past the run's limit or its progress clock, unless the renewal says that
+        the run is exclusive; a suspicion ends only where the new end lies ahead. A renewal of a run that is no longer
+        the owner's is refused and recorded (`RunFenced`). The beat's events are recorded as they are. A log line or an
+        event that came before, by its number, is left out. At most 500 renewals a call. Its lanes hand back what an
+        order's lane does; what a call gave out that is still under way stays.
         """
         ...
 

@@ -30,6 +30,7 @@ from holdfast.core.events import (
     JobRepaired,
     JobRetried,
     JobStalled,
+    JobStopIgnored,
     JobThrottled,
     RunFenced,
 )
@@ -78,6 +79,9 @@ from holdfast.testing.ticking import Ticking
 from holdfast.testing.weather import Weather
 
 T = TypeVar("T")
+
+TRIP = 1.0
+"""Seconds by which a beat and a settlement of one run may differ in how long they take to the storage."""
 
 READING = frozenset({"get", "find", "events", "survey"})
 """Verbs that change nothing and tell nothing."""
@@ -344,7 +348,12 @@ class Witness:
             "I5",
             f"{job.ref}: run {run.number} ended as {decision} by a reaper",
         )
-        self._limited(story, run, decision, by_reaper=by_reaper, stopped=stopped)
+        silent = (
+            not by_reaper and asked.ended.ended == "stalled" and asked.ended.reason in ("no_progress", "lease_expired")
+        )
+        if silent:
+            self._fell_silent(job, run, asked.ended.reason)
+        self._limited(story, run, decision, by_reaper=by_reaper or silent, stopped=stopped)
         story.accepted.append(asked.fence)
         story.run = None
         story.cancels += cancelled
@@ -362,6 +371,16 @@ class Witness:
             self._recoveries.recovered(job, run, self._clock.uptime())
         self._note("settled", job.id, run.number, *_words(decision, stopped=stopped))
         return Counter((kind, job.ref, job.starts) for kind in _announced(decision, stopped=stopped))
+
+    def _fell_silent(self, job: JobRecord, run: Run, reason: str | None) -> None:
+        """See that a holder charges its own run only where that is exclusive, and its handler has been silent."""
+        limit = job.heartbeat_timeout if reason == "no_progress" else None if job.stall.renewed else job.stall.lease
+        silent_for = self._clock.uptime() - run.signed
+        self._require(
+            run.exclusive and limit is not None and silent_for >= limit / SECOND - TRIP,
+            "I5",
+            f"{job.ref}: run {run.number} was charged by its holder ({reason}), silent for {silent_for:.3f} s",
+        )
 
     def _limited(self, story: Story, run: Run, decision: Finish | PutBack, *, by_reaper: bool, stopped: bool) -> None:
         """See that of the put-backs by failed workers none but every second one in a row is charged."""
@@ -486,6 +505,7 @@ class Witness:
     def _renewed(self, beat: Beat, answer: Pulse, before: Mapping[Ref, JobRecord], changed: Sequence[Ref]) -> None:
         now = self._clock.uptime()
         lost = {(ref, fence) for ref, fence in answer.lost}
+        exclusive = {asked.ref: asked.exclusive for asked in beat.renewals if asked.extend}
         for asked in beat.renewals:
             job = before.get(asked.ref)
             holds = job is not None and (job.state, job.fence, job.owner) == (
@@ -500,7 +520,7 @@ class Witness:
             )
             story = self._story(asked.ref) if holds else None
             if story is not None and story.run is not None:
-                story.run.heard = now
+                story.run.heard, story.run.exclusive = now, story.run.exclusive or asked.exclusive
                 if asked.sign and asked.silent is None:
                     story.run.signed = now
                 elif asked.silent is not None:
@@ -510,7 +530,7 @@ class Witness:
             was, job = before[ref], self._model.records[ref]
             kept = (was.state, was.fence, was.owner, was.starts) == (job.state, job.fence, job.owner, job.starts)
             self._require(kept and job.owner == beat.owner.id, "I5", f"{ref}: moved by a beat of {beat.owner.id}")
-            flaw = flaw_of_lease(was, job, self._clock.now())
+            flaw = flaw_of_lease(was, job, self._clock.now(), exclusive=exclusive.get(ref, False))
             self._require(not flaw, "I16", f"{ref}: renewed, and {flaw}: {shown(job)}")
 
     def _swept(self, bid: Bid, answer: Swept, before: Mapping[Ref, JobRecord], changed: Sequence[Ref]) -> None:
@@ -814,11 +834,12 @@ class Witness:
     def _events_are(self, told: Sequence[AnyEvent], expected: Told, verb: str) -> None:
         if not told and not expected:
             return
-        # Who was refused a renewal is on record at the storage's discretion: a beat may cross its settlement.
+        # Who was refused a renewal is on record at the storage's discretion: a beat may cross its settlement. And
+        # only a worker knows which of its handlers go on.
         heard: Told = Counter(
             (type(event), Ref(event.queue, event.id), event.run)
             for event in told
-            if isinstance(event, JobEvent) and not (verb == "renew" and isinstance(event, RunFenced))
+            if isinstance(event, JobEvent) and not (verb == "renew" and isinstance(event, RunFenced | JobStopIgnored))
         )
         self._require(
             heard == expected,

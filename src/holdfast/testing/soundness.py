@@ -30,26 +30,30 @@ def may_be_forgotten(job: JobRecord, keep: Keep, now: int) -> bool:
     return job.finished is not None and job.finished + keep.age <= now
 
 
-def right_lease_end(job: JobRecord, now: int) -> int:
-    """Return when a lease given or renewed at that instant must end: with the shortest of the limits it has."""
+def right_lease_end(job: JobRecord, now: int, *, exclusive: bool = False) -> int:
+    """Return when a lease given or renewed at that instant must end: with the shortest of the limits it has.
+
+    `exclusive`: it was renewed for a run whose worker keeps the limits itself.
+    """
     # A run cannot have started later than now: if it seems so, the clock was set back since.
     started = min(job.started or now, now)
     limits = [max(now + job.stall.lease, started + job.stall.start_grace)]
-    limits += [limit for limit in (job.run_until, job.progress_until) if limit is not None]
+    if not exclusive:
+        limits += [limit for limit in (job.run_until, job.progress_until) if limit is not None]
     return min(limits)
 
 
-def flaw_of_lease(was: JobRecord, job: JobRecord, now: int) -> str:
+def flaw_of_lease(was: JobRecord, job: JobRecord, now: int, *, exclusive: bool) -> str:
     """Say what is wrong with a lease that was renewed, nothing if all is well."""
-    lease = job.stall.lease
-    if job.lease_until != right_lease_end(job, now):
-        return f"ends at {job.lease_until}, not at {right_lease_end(job, now)}"
+    lease, end = job.stall.lease, right_lease_end(job, now, exclusive=exclusive)
+    if job.lease_until != end:
+        return f"ends at {job.lease_until}, not at {end}"
     if job.timeout is not None and not (job.run_until and job.run_until <= now + job.timeout + lease // 4):
         return f"its run may last until {job.run_until}, longer than it has"
     if job.heartbeat_timeout is not None and not (
         job.progress_until and job.progress_until <= now + job.heartbeat_timeout
     ):
         return f"it may be silent until {job.progress_until}, longer than it has"
-    if job.suspect_until != (None if right_lease_end(job, now) > now else was.suspect_until):
+    if job.suspect_until != (None if end > now else was.suspect_until):
         return f"is suspected until {job.suspect_until}"
     return ""

@@ -19,6 +19,9 @@ class Run:
     """The fence under which a reaper holds it, if one does."""
 
     reason: str = ""
+    exclusive: bool = False
+    """Whether its holder has said that it holds an exclusive right."""
+
     holders: list[str] = field(default_factory=list[str])
 
 

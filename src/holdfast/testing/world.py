@@ -277,6 +277,7 @@ class World:
             for first, second in pairwise(entries):
                 if first.ended > second.began and not self._may_overlap(first, second):
                     raise Violation(f"I5: {first} and {second} overlap, and nothing was wrong")
+        self._check_rights()
         began = {(entry.ref, entry.fence) for entry in self.stage.journal.entries}
         for one in self.stage.witness.counted:
             if one not in began:
@@ -289,9 +290,30 @@ class World:
             if story is None or (ref not in self.stage.model.records and not story.deleted):
                 raise Violation(f"I8: {ref} was acknowledged and is lost")
 
-    def _may_overlap(self, first: Any, second: Any) -> bool:
+    def _check_rights(self) -> None:
+        """See that no more handlers of one key were at work at a time than it has room for."""
+        by_key: dict[tuple[str, str], list[Any]] = {}
+        limits = dict[tuple[str, str], int]()
+        for entry in self.stage.journal.entries:
+            job = self.stage.model.records.get(entry.ref)
+            for key in () if job is None else job.keys:
+                name = (entry.ref.queue, key.name)
+                by_key.setdefault(name, []).append(entry)
+                # The latest limit holds, so the highest is never passed.
+                limits[name] = max(limits.get(name, 0), key.limit)
+        for name, entries in by_key.items():
+            for second in entries:
+                others = [first for first in entries if first.began <= second.began < first.ended]
+                troubled = any(self._troubled(first, second) for first in others)
+                if len(others) > limits[name] and not troubled:
+                    raise Violation(f"I6: {len(others)} handlers of the key {name} were at work at once: {others}")
+
+    def _troubled(self, first: Any, second: Any) -> bool:
         near = self.stage.weather.between(first.began - 60, second.began)
-        return first.task in (*OVERRUNS, "silent") or any(one.where in (first.owner, EVERYWHERE) for one in near)
+        return any(one.where in (first.owner, EVERYWHERE) for one in near)
+
+    def _may_overlap(self, first: Any, second: Any) -> bool:
+        return first.task in (*OVERRUNS, "silent") or self._troubled(first, second)
 
     def _check_hearing(self) -> None:
         """Make sure that each stall was heard of: once, or again where whoever heard of it was troubled."""

@@ -9,7 +9,7 @@ What a call took whose answer was lost lies under a name that nobody else uses, 
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from random import Random
 from typing import TypeVar
@@ -19,6 +19,7 @@ from msgspec import Struct, structs
 from holdfast.clock import SECOND, Clock
 from holdfast.core.events import WorkerDied
 from holdfast.core.job import Owner, Ref
+from holdfast.core.outcome import StopCode
 from holdfast.core.patience import Patience
 from holdfast.core.postmortem import Ending, Workplace
 from holdfast.errors import StorageUnavailableError
@@ -72,6 +73,7 @@ class Deceased(Struct, frozen=True):
             blameless=sentence is not None and sentence.blames_none,
             overdue=culprits if sentence is not None and sentence.reason == "timeout" else frozenset(),
             culprits=culprits,
+            stopped=self.runs.stopped,
         )
 
 
@@ -147,13 +149,23 @@ class Burial:
             )
         return taken.charged(witness)
 
-    async def part(self, owner: str, pid: int, storage: Storage, *, within: float, worked: bool) -> None:
+    async def part(
+        self,
+        owner: str,
+        pid: int,
+        storage: Storage,
+        *,
+        within: float,
+        worked: bool,
+        stopped: Mapping[Ref, StopCode],
+    ) -> None:
         """Let go of a child that has handed back what it held; what it could not tell the storage of, is, in its place.
 
-        `worked`: whether it may have held anything. Raises nothing that the storage raises: others wait.
+        `worked`: whether it may have held anything. `stopped`: exclusive runs that it had stopped, whose handlers went
+        on; its end has freed their rights. Raises nothing that the storage raises: others wait.
         """
         how = "left, and could not tell the storage what became of its runs"
-        taken, witness = Taken(), Witness(Ending(how), blameless=True)
+        taken, witness = Taken(), Witness(Ending(how), blameless=True, stopped=stopped)
         try:
             async with asyncio.timeout(within):
                 await self._insist(storage.open, pid)

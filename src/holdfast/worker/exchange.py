@@ -28,7 +28,7 @@ from random import Random
 
 from holdfast.clock import SECOND, Clock
 from holdfast.core.events import Event, WorkerFailed
-from holdfast.core.job import Owner
+from holdfast.core.job import Owner, Ref
 from holdfast.core.patience import Patience
 from holdfast.core.settlement import Settlement
 from holdfast.errors import StorageError
@@ -151,6 +151,11 @@ class ExchangeLoop:
     def running(self) -> int:
         """How many runs go on."""
         return self._runs.running
+
+    @property
+    def unstopped(self) -> tuple[Ref, ...]:
+        """The first few exclusive runs that were told to stop and go on; from any thread."""
+        return self._runs.unstopped
 
     @property
     def unsettled(self) -> list[str]:

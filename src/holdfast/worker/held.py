@@ -11,14 +11,22 @@ from typing import Any, Literal, TypeAlias
 from holdfast.clock import SECOND
 from holdfast.context import JobContext, Said, Signs
 from holdfast.core.job import Ref
-from holdfast.core.lease import Lease, trusted_until
+from holdfast.core.lease import Lease, margin, trusted_until
+from holdfast.core.outcome import StopCode
 from holdfast.storage.protocol import NewLogLine, Renewal
 from holdfast.worker.allowance import spared
 from holdfast.worker.slate import Slate, Way
 from holdfast.worker.threads import Lane
 from holdfast.worker.turns import Turns
 
-StopReason = Literal["cancelled", "lost", "unreachable", "shutdown", "worker_failed"]
+Silence = Literal["no_progress", "lease_expired"]
+"""Which clock of its own a handler has outrun: its `heartbeat_timeout`, or a lease that only its signs renew."""
+
+StopReason = Literal["cancelled", "lost", "unreachable", "shutdown", "worker_failed", "no_progress", "lease_expired"]
+SILENT: tuple[StopReason, ...] = ("no_progress", "lease_expired")
+SECOND_LOOK = 1.0
+"""Seconds, at most, between the two looks that find a handler silent."""
+
 RunKey = tuple[Ref, int]
 Waiting: TypeAlias = "CoroutineType[Any, Any, Any]"
 Place = tuple[CodeType, int]
@@ -54,6 +62,21 @@ class Held:
     """When it began: when its claim was answered, or later where it had to wait for a process."""
     stops_unreachable: bool = False
     """Whether it is to stop before the storage may give its job away."""
+    exclusive: bool = False
+    """Whether it holds a right that must not pass to another run while its handler goes on. Then its worker keeps its
+    limits: the lease tells only that the worker lives, and is renewed until the handler has ended."""
+    granted_at: float = 0.0
+    """When its claim was asked for."""
+    spared_until: float = 0.0
+    """Until when it could give no sign, because another run blocked the loop."""
+    missed_at: float | None = None
+    """When a look first found that its handler should have given a sign, since the last one."""
+    silenced: bool = False
+    """Whether the keeper has seen that its handler was silent for too long."""
+    silent_for: int = 0
+    """For how many microseconds, when it was stopped for that."""
+    expired: bool = False
+    """Whether it has passed its timeout."""
     over: bool = False
     """Whether it has come to something, be it that it was handed back while its handler goes on."""
     trusted_until: float = 0.0
@@ -119,8 +142,8 @@ class Held:
         if self.hooking and self.stop == "cancelled":
             # Its handler had cancelled it already.
             return False
-        # Where its lease is gone a thread is left to itself, and its slot is free again.
-        if self.task is None or (self.threading and not self.stops_for("lost", "unreachable")):
+        # Where its lease is gone, or its time is over, a thread is left to itself, and its slot is free again.
+        if self.task is None or (self.threading and not self.stops_for("lost", "unreachable", *SILENT)):
             return False
         return self.task.cancel()
 
@@ -129,12 +152,26 @@ class Held:
         """The seconds between two renewals: a quarter of the lease, or of the progress clock where that is shorter."""
         job = self.lease.job
         shortest = job.stall.lease if job.heartbeat_timeout is None else min(job.stall.lease, job.heartbeat_timeout)
+        if self.exclusive and job.timeout is not None and self.renewed_at == self.granted_at:
+            # The first renewal lifts the limit that the claim has set.
+            shortest = min(shortest, job.timeout + job.stall.lease // 4)
         return shortest / 4 / SECOND
 
     @property
     def waits(self) -> bool:
         """Whether it has not begun yet, or is over but for its outcome, so that no limit counts for it."""
         return self.finished or not self.begun
+
+    def granted(self, asked_at: float) -> None:
+        """Note that the lease was claimed by a request sent at that uptime."""
+        self.granted_at = asked_at
+        self.trust(asked_at, signed_at=asked_at)
+        # A claim does not know of what follows from being exclusive: the limits bound the lease until it is renewed.
+        if self.exclusive and (job := self.lease.job).heartbeat_timeout is not None:
+            self.trusted_until = min(self.trusted_until, trusted_until(asked_at, job.heartbeat_timeout))
+        if self.exclusive and (job := self.lease.job).timeout is not None:
+            limit = job.timeout + job.stall.lease // 4
+            self.trusted_until = min(self.trusted_until, trusted_until(asked_at, limit))
 
     def trust(self, asked_at: float, *, signed_at: float | None, silent: float = math.inf) -> None:
         """Note that the lease was given or extended by a request sent at that uptime, and the sign that it brought.
@@ -148,11 +185,66 @@ class Held:
         if signed_at is not None and signed_at > self.signed_at:
             self.signed_at = signed_at
         self.renewed_at = asked_at
-        self.trusted_until = trusted_until(asked_at, job.stall.lease)
-        if job.heartbeat_timeout is not None:
+        lease = job.stall.lease
+        self.trusted_until = max(
+            trusted_until(asked_at, lease), self.granted_at + (job.stall.start_grace - margin(lease)) / SECOND
+        )
+        if job.heartbeat_timeout is not None and not self.exclusive:
             # The storage lets no lease outlast the progress clock, so neither may our trust.
             signed = max(self.signed_at, asked_at - silent)
             self.trusted_until = min(self.trusted_until, trusted_until(signed, job.heartbeat_timeout))
+
+    @property
+    def silent_at(self) -> float:
+        """The uptime at which its handler will have been silent for too long, unless it gives a sign before."""
+        if self.waits or self.silenced or self.expired or self.stop is not None:
+            return math.inf
+        return min(self._progress_until, self._signs_until)
+
+    @property
+    def looks_at(self) -> float:
+        """The uptime at which `silence` is to be asked next."""
+        at = self.silent_at
+        return at if self.missed_at is None or at == math.inf else self.missed_at + self._second_look
+
+    def silence(self, now: float, turns: Turns | None) -> Silence | None:
+        """Return the clock that its handler has outrun by its silence, if it has. It is asked by one thread only.
+
+        It takes two looks: where this process stood still, the handler gets a moment to give its sign.
+        """
+        job = self.lease.job
+        if now >= self.silent_at and job.heartbeat_timeout is not None:
+            _, silent = self.spared(now, self.signed, turns)
+            self.spared_until = max(self.spared_until, now - silent)
+        if now < self.silent_at:
+            self.missed_at = None
+        elif self.missed_at is None:
+            self.missed_at = now
+        elif now >= self.missed_at + self._second_look:
+            return "no_progress" if now >= self._progress_until else "lease_expired"
+        return None
+
+    @property
+    def _second_look(self) -> float:
+        return min(SECOND_LOOK, self.beat)
+
+    @property
+    def _progress_until(self) -> float:
+        limit = self.lease.job.heartbeat_timeout
+        return math.inf if limit is None else self.signed + limit / SECOND
+
+    @property
+    def _signs_until(self) -> float:
+        """The end of a lease that the handler's signs alone renew."""
+        stall = self.lease.job.stall
+        if stall.renewed:
+            return math.inf
+        return max(self.signed + stall.lease / SECOND, self.granted_at + stall.start_grace / SECOND)
+
+    @property
+    def signed(self) -> float:
+        """The uptime from which on its handler counts as silent."""
+        return max(self.claimed_at, self.signed_at, self.signs.last, self.spared_until)
 
     def message(self, now: float, trace: str | None = None, turns: Turns | None = None) -> "Message":
         """Return the next renewal of this run, with all that its handler has said, and where it is if that is new.
@@ -196,7 +288,9 @@ class Message:
             held.lease.fence,
             sign=signed_at is not None,
             # The handler renews its lease by itself once it is there.
-            extend=not held.still and (signed_at is not None or held.lease.job.stall.renewed or waits),
+            extend=not held.still
+            and (signed_at is not None or held.lease.job.stall.renewed or waits or held.exclusive),
+            exclusive=held.exclusive,
             ran=0 if waits else max(0, round(ran * SECOND)),
             silent=0 if waits else max(0, round(self._silent * SECOND)),
             progress=progress[0] if progress else None,
@@ -253,6 +347,7 @@ class Holdings:
                         way=held.way,
                         claimed_at=held.claimed_at if held.begun else math.inf,
                         renewed_at=held.renewed_at,
+                        exclusive=held.exclusive,
                     )
                     # A sign moves nothing in the storage but the progress clock.
                     if held.line is not None and held.lease.job.heartbeat_timeout is not None:
@@ -283,7 +378,7 @@ class Holdings:
         with self._lock:
             held.claimed_at = at
             if held.line is not None and self._slate is not None:
-                self._slate.began(held.line, at, renewed=job.stall.renewed)
+                self._slate.began(held.line, at, renewed=job.stall.renewed or held.exclusive)
             held.begun = True
         if job.heartbeat_timeout is not None or not job.stall.renewed:
             # That it begins is its first sign.
@@ -294,7 +389,15 @@ class Holdings:
         with self._lock:
             held.still = still
             if held.line is not None and self._slate is not None:
-                self._slate.renewable(held.line, None if still else held.lease.job.stall)
+                self._slate.renewable(held.line, None if still else held.lease.job.stall, exclusive=held.exclusive)
+
+    def note_stopped(self, held: Held, why: StopCode) -> bool:
+        """Note why a run was stopped whose handler goes on; return whether a supervisor would find it there."""
+        with self._lock:
+            if held.line is None or self._slate is None:
+                return False
+            self._slate.stopped(held.line, why)
+            return True
 
     def finish(self, held: Held) -> None:
         """Keep a run in a slot until its outcome is settled, whatever its limits were: nothing else of it is left."""

@@ -21,6 +21,7 @@ from holdfast.core.events import Event
 from holdfast.core.job import Owner
 from holdfast.core.lease import answer_limit
 from holdfast.core.patience import Patience
+from holdfast.core.postmortem import stall_cause
 from holdfast.errors import StorageError, StorageUnavailableError
 from holdfast.options import Timing
 from holdfast.storage.hints import Hints
@@ -271,11 +272,21 @@ class Keeper:
         return news
 
     def _fence_in(self, now: float) -> None:
+        """Stop exclusive runs whose handlers are silent, and runs that the storage has not renewed in time.
+
+        These are two questions, so each has a fact of its own: when the handler gave its last sign, and when the
+        storage last answered a beat.
+        """
         for one in self._holdings.all():
+            if one.exclusive and (clock := one.silence(now, self._turns)) is not None:
+                one.silenced = True
+                silent_for = max(0, round((now - one.signed) * SECOND))
+                self._stop(one, clock, stall_cause(one.lease.job, clock, silent_for=silent_for))
             if _may_not_outlive(one) and now >= one.trusted_until:
                 # Its loop may be blocked, and hear of it much later.
                 one.fenced = True
-                self._stop(one, "unreachable", None)
+                # The storage may well answer, but nobody renews a run whose process was stopped.
+                self._stop(one, "lease_expired" if one.still else "unreachable", None)
 
     def _ends(self, held: list[Held], now: float) -> list[float]:
         """Return in how many seconds those must stop that may not outlive their leases."""
@@ -296,7 +307,8 @@ class Keeper:
 
     def _next(self, now: float) -> float:
         held = self._holdings.all()
-        return max(SHORTEST, min([self._due(held) - now, *self._ends(held, now)]))
+        silent = [one.looks_at - now for one in held if one.exclusive]
+        return max(SHORTEST, min([self._due(held) - now, *self._ends(held, now), *silent]))
 
 
 def _may_not_outlive(one: Held) -> bool:

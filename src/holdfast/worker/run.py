@@ -26,6 +26,7 @@ from holdfast.core.outcome import (
     Rejected,
     Returned,
     Snoozed,
+    Stalled,
     TimedOut,
     Unknown,
     Unreadable,
@@ -37,7 +38,7 @@ from holdfast.injection import Needs, Provider, needs
 from holdfast.middleware import Middleware, Onion, RunCall, onion
 from holdfast.task import Task
 from holdfast.worker.abandoned import LINGER, Abandoned
-from holdfast.worker.held import Held, StopReason
+from holdfast.worker.held import SILENT, Held, StopReason
 from holdfast.worker.known import why_unknown
 from holdfast.worker.limit import Limit, TimeIsOver
 from holdfast.worker.on_cancel import CancelHooks
@@ -237,7 +238,7 @@ def _patience(job: JobRecord) -> float:
 
 def _tell(held: Held, context: JobContext) -> None:
     # It is not cancelled yet; a moment later nobody could see where it was.
-    held.at_limit = where(held)
+    held.at_limit, held.expired = where(held), True
     context.stop("the run passed its timeout")
 
 
@@ -278,6 +279,9 @@ def stopped(held: Stopped) -> Outcome:
             return Interrupted(reason)
         case "unreachable" | "lost":
             return Interrupted("unreachable")
+        case "no_progress" | "lease_expired":
+            # All that is known of it is added where the outcome is taken in.
+            return Stalled(held.stop)
         case None:
             return Raised(RecordedError("CancelledError", CANCELLED_FROM_WITHIN))
 
@@ -314,8 +318,8 @@ def _ended_by(error: BaseException, task: Task[..., Any], held: Held) -> Outcome
 def _meaning(error: BaseException, task: Task[..., Any], held: Held) -> Outcome:
     # Never the exception itself is asked what it is: its class may lie about that.
     said: Any = error
-    if is_a(error, Snooze, RetryLater) and held.stop == "cancelled":
-        # It wants another run, which the record would refuse it.
+    if is_a(error, Snooze, RetryLater) and held.stops_for("cancelled", *SILENT):
+        # It wants another run, which the record would refuse it, or which the stall decides on.
         return stopped(held)
     if is_a(error, Snooze):
         return Snoozed(_delay(said))

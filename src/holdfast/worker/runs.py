@@ -5,6 +5,11 @@ lease ──► held ──► attended, in a task of its own ──► outcome
            ├─ at hand, until another is over ──► attended
            │  └─ for too long, or the worker claims no more ──► handed back, unbegun
            └─ its lease is out before its turn has come ──► handed back, unbegun
+
+An exclusive run that was told to stop, and whose handler goes on, keeps its right:
+
+kept, with the outcome that it has ──the handler ends──► settled
+          └─ for more than 2 s: the worker is told ──► it is replaced ──► its end frees the right (settle.py)
 """
 
 import asyncio
@@ -16,31 +21,47 @@ from typing import Any
 
 from msgspec import structs
 
-from holdfast.clock import Clock
+from holdfast.clock import SECOND, Clock
 from holdfast.core.events import Event, LeaseLost
 from holdfast.core.job import JobRecord, Owner, Ref
 from holdfast.core.lease import Lease
-from holdfast.core.outcome import Interrupted, Outcome, Raised, Returned, Stalled, Unknown, UnknownReason
+from holdfast.core.outcome import (
+    Cancelled,
+    Interrupted,
+    Outcome,
+    Raised,
+    Returned,
+    Stalled,
+    StopCode,
+    TimedOut,
+    Unknown,
+    UnknownReason,
+)
 from holdfast.core.settlement import settlement
 from holdfast.failures import log_failure, recorded
 from holdfast.task import Task
 from holdfast.worker.abandoned import LINGER, Abandoned
 from holdfast.worker.ahead import Ahead, may_wait
 from holdfast.worker.at_hand import AtHand
-from holdfast.worker.held import Held, Holdings, StopReason, outdoes
+from holdfast.worker.held import SILENT, Held, Holdings, StopReason, outdoes
 from holdfast.worker.known import why_unknown
 from holdfast.worker.loop_guard import LoopGuard
 from holdfast.worker.mishaps import log_mishap
 from holdfast.worker.on_cancel import LIMIT
 from holdfast.worker.outcomes import Outcomes
 from holdfast.worker.run import Runner, misuse, stopped
+from holdfast.worker.silence import told_of_silence
 from holdfast.worker.slate import Way
 from holdfast.worker.slots import Slots
+from holdfast.worker.stacks.traces import where
 from holdfast.worker.starting import Starter, starter
 from holdfast.worker.tally import Tally
 from holdfast.worker.wear import Wear
 
 LOOP_CANCELLED = "every task of its event loop was cancelled, and it is not known by which code"
+
+SHOWN = 20
+"""How many runs that will not end are named to the storage."""
 
 
 class Runs:
@@ -65,8 +86,17 @@ class Runs:
         logger: logging.Logger,
         tell: Callable[[Event], None],
         tally: Tally,
+        supervised: bool,
+        unstoppable: Callable[[Held, StopCode | None], None],
     ) -> None:
+        """Take what runs need. `unstoppable`: called when one that keeps its right will not end."""
         self._owner = owner
+        self._supervised = supervised
+        self._unstoppable = unstoppable
+        self._kept: dict[Held, Outcome] = {}
+        """Exclusive runs that were stopped, whose handlers go on: what each has come to."""
+        self._unstopped: dict[Held, None] = {}
+        """Those of them that have had all their time to end."""
         self._runner = runner
         self._slots = slots
         self._holdings = holdings
@@ -97,12 +127,17 @@ class Runs:
         """Whether the worker was asked to stop, or is being recycled."""
 
     def __len__(self) -> int:
-        return len(self._running) + len(self._at_hand)
+        return len(self._running) + len(self._at_hand) + len(self._kept)
 
     @property
     def running(self) -> int:
         """How many go on."""
-        return len(self._running)
+        return len(self._running) + len(self._kept)
+
+    @property
+    def unstopped(self) -> tuple[Ref, ...]:
+        """The first few exclusive runs that were told to stop and go on; from any thread."""
+        return tuple(held.lease.ref for held in list(self._unstopped)[:SHOWN])
 
     @property
     def capacity(self) -> int:
@@ -112,7 +147,8 @@ class Runs:
     @property
     def room(self) -> int:
         """How many more may come."""
-        free = max(0, self.capacity - len(self))
+        # A run that was told to stop has left its slot, though it keeps its right.
+        free = max(0, self.capacity - len(self._running) - len(self._at_hand))
         # Who is at hand will wear, too.
         return max(0, self._wear.room(free + len(self._at_hand)) - len(self._at_hand))
 
@@ -210,7 +246,17 @@ class Runs:
         """Make a run end. A coroutine is cancelled; a thread can only be told, and is."""
         if not outdoes(reason, held.stop):
             return
+        if held in self._kept:
+            # What it came to stands, but its right is gone with its lease.
+            if reason == "lost":
+                held.stop = reason
+                self._let_go(held)
+            return
         held.stop, held.stop_detail = reason, detail
+        if reason in SILENT:
+            # A moment later nobody could see where it was.
+            held.at_limit = where(held)
+            held.silent_for = max(0, round((self._clock.uptime() - held.signed) * SECOND))
         if held not in self._running and held not in self._at_hand:
             # It is over, and its outcome on the way: beat and settlement have crossed.
             return
@@ -233,7 +279,7 @@ class Runs:
             self._begin(held)
         elif held.make_end is not None:
             held.make_end(reason, detail)
-        elif held.end():
+        elif held.end() or (held.exclusive and held.context is not None):
             self._expect(held, reason)
 
     def stop_all(self) -> None:
@@ -244,22 +290,40 @@ class Runs:
             self.stop(held, reason, "the worker stops")
 
     def release(self, delay: int) -> None:
-        """Hand back those that would not end, due again after `delay` microseconds: by then we are gone."""
+        """Hand back those that would not end, due again after `delay` microseconds: by then we are gone.
+
+        An exclusive one that goes on is left to the supervisor: the end of this process frees its right.
+        """
         self.hand_back()
-        for held in list(self._running):
-            self._done(held, Interrupted("worker_failed" if held.stop == "worker_failed" else "shutdown", delay))
+        for held in [*self._running, *self._kept]:
+            failed = held.stop == "worker_failed"
+            outcome = self._kept.get(held, Interrupted("worker_failed" if failed else "shutdown", delay))
+            if self._supervised and held.exclusive and held.stop != "lost" and self._noted(held, outcome):
+                self._running.pop(held, None)
+                self._forget(held)
+                held.over = True
+                self.over()
+                continue
+            if held.exclusive:
+                self._logger.error(
+                    "job %s (%s): its exclusive right is given up, though its handler may go on in this process",
+                    held.lease.job.id,
+                    held.lease.job.task,
+                )
+            self._settle(held, outcome)
 
     def _held(self, lease: Lease, asked_at: float, now: float, *, begun: bool) -> Held:
         job = lease.job
         task = self._tasks.get(job.task)
         held = Held(lease)
         held.claimed_at, held.stops_unreachable, held.begun = now, _stops(job, task), begun
+        held.exclusive = held.stops_unreachable or job.exclusive
         if self._slots.wanted(held):
             # What a process takes to start is no part of the run.
             held.way, held.begun = "process", False
         else:
             held.way = _way(task)
-        held.trust(asked_at, signed_at=asked_at)
+        held.granted(asked_at)
         return held
 
     async def _attend(self, held: Held) -> None:
@@ -328,7 +392,11 @@ class Runs:
         )
         held.abandoned = True
         self._abandoned.task(held.task)
-        self._done(held, outcome, self._clock.uptime() - held.claimed_at)
+        if held.exclusive and held.stop != "lost":
+            self._keep(held, outcome)
+            self._will_not_end(held)
+        else:
+            self._done(held, outcome, self._clock.uptime() - held.claimed_at)
         self._fill_up()
 
     def _judged(self, held: Held, outcome: Outcome) -> Outcome:
@@ -352,12 +420,55 @@ class Runs:
             return Interrupted("worker_failed")
         return Stalled("process_died", owner=self._owner.id, detail=LOOP_CANCELLED)
 
+    def _keep(self, held: Held, outcome: Outcome) -> None:
+        """Keep the right of a run that was stopped, until its handler has ended. Its first outcome stands."""
+        self._running.pop(held, None)
+        self._kept[held] = self._complete(held, outcome)
+        self._noted(held, outcome)
+        self.over()
+
+    def _will_not_end(self, held: Held) -> None:
+        """Say that a run which keeps its right goes on although it has had all its time to end."""
+        if held in self._kept and held not in self._unstopped:
+            self._unstopped[held] = None
+            self._unstoppable(held, _stop_code(self._kept[held]))
+
+    def _noted(self, held: Held, outcome: Outcome) -> bool:
+        """Note for the supervisor what a run has come to; return whether it will find that."""
+        code = _stop_code(outcome)
+        return code is not None and self._holdings.note_stopped(held, code)
+
+    def _let_go(self, held: Held) -> None:
+        """Forget a run that keeps its right no more, as it is another's by now."""
+        self._forget(held)
+        held.over = True
+        self._holdings.drop(held.key)
+        self.over()
+
+    def _forget(self, held: Held) -> None:
+        self._kept.pop(held, None)
+        self._unstopped.pop(held, None)
+
     def _done(self, held: Held, outcome: Outcome, took: float = 0.0) -> None:
         """Take in what one came to; `took`: 0 of one whose time tells nothing, as it never began or is cut off."""
         self._running.pop(held, None)
         if held.over:
             # It was handed back while it would not end; only the first word counts.
             return
+        lane = held.lane
+        if held.exclusive and held.stop != "lost" and lane is not None and lane.busy:
+            # Nobody waits for its thread any more, but that goes on.
+            if held not in self._kept:
+                self._keep(held, outcome)
+                asyncio.get_running_loop().call_later(LINGER, self._will_not_end, held)
+            lane.once_idle(lambda: self._done(held, outcome, took))
+            return
+        self._settle(held, self._kept.get(held, outcome), took)
+
+    def _settle(self, held: Held, outcome: Outcome, took: float = 0.0) -> None:
+        """Hand over what a run has come to."""
+        self._running.pop(held, None)
+        self._forget(held)
         held.over = True
         if held.context is not None:
             held.context.over = True
@@ -374,12 +485,18 @@ class Runs:
                 # Not what its handler says: only the worker knows both.
                 begun = held.context is not None or held.pid is not None
                 outcome = structs.replace(outcome, begun=begun, stopping=self.stopping)
-            asked = settlement(held.lease, outcome, self._rng, took=took)
+            asked = settlement(held.lease, self._complete(held, outcome), self._rng, took=took)
             self._outcomes.add(held.key, asked)
             if not isinstance(outcome, Returned):
                 log_mishap(self._logger, held.lease.job, asked)
                 self.released += isinstance(outcome, Interrupted)
         self.over()
+
+    def _complete(self, held: Held, outcome: Outcome) -> Outcome:
+        """Add what is known here of a run that was stopped for its handler's silence."""
+        if isinstance(outcome, Stalled) and not outcome.owner:
+            return told_of_silence(held, outcome.reason, worker=self._owner, clock=self._clock)
+        return outcome
 
 
 def _way(task: Task[..., Any] | None) -> Way:
@@ -389,3 +506,18 @@ def _way(task: Task[..., Any] | None) -> Way:
 def _stops(job: JobRecord, task: Task[..., Any] | None) -> bool:
     policy = task.settings.on_unreachable if task is not None else None
     return job.exclusive if policy is None or policy == "auto" else policy == "stop"
+
+
+def _stop_code(outcome: Outcome) -> StopCode | None:
+    """Return for what a run was stopped that has come to this; None if it was not."""
+    match outcome:
+        case Stalled(reason="no_progress" | "lease_expired" as reason):
+            return reason
+        case TimedOut():
+            return "timeout"
+        case Cancelled():
+            return "cancelled"
+        case Interrupted(reason="unreachable" | "shutdown" | "worker_failed" as reason):
+            return reason
+        case _:
+            return None

@@ -15,7 +15,7 @@ import mmap
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from struct import Struct as Packing
 from typing import Literal, Self, get_args
@@ -25,12 +25,17 @@ from msgspec import Struct
 from holdfast.clock import SECOND
 from holdfast.core.job import Ref, StallTerms
 from holdfast.core.lease import Lease
+from holdfast.core.outcome import StopCode
 
 Way = Literal["loop", "thread", "process"]
 """Where a handler runs: what it can block, and what can end it."""
 
 _WAYS: tuple[Way, ...] = get_args(Way)
 _NUMBERS = {way: number for number, way in enumerate(_WAYS)}
+
+_CODES: tuple[StopCode, ...] = get_args(StopCode)
+_SHARED, _EXCLUSIVE, _STOPPED = 0.0, 1.0, 2
+"""What a line says of the run's right; from the last one on, it is exclusive, and was stopped for one of the codes."""
 
 _SLOTS = 1_024
 """How many processes of slots find room in the head."""
@@ -42,7 +47,7 @@ _LINE = 4096
 _TURNED, _CLAIMED, _BEATEN, _LAG, _MEMORY, _WATCHED, _NEXT, _USED, _WARNED, _WARNED_BY_WATCHER = range(10)
 _BLOCKER, _BLOCKER_FENCE, _BLOCKED_OF, _TOLD = 10, 11, 12, 13
 _KEPT_FENCE, _KEPT = 0, 1
-_WRITES, _FENCE, _SINCE, _SIGNED, _RENEWED, _LEASE, _TIMEOUT, _PROGRESS, _WAY, _PID, _SIZE = range(2, 13)
+_WRITES, _FENCE, _SINCE, _SIGNED, _RENEWED, _LEASE, _TIMEOUT, _PROGRESS, _WAY, _PID, _RIGHT, _SIZE = range(2, 14)
 _WRITTEN = 8 * _WRITES
 """Where that begins within a line which the worker writes; what stands before it is the watcher's."""
 
@@ -71,18 +76,24 @@ class Watched(Struct, frozen=True):
     way: Way
     pid: int = 0
     """The process of its own that it was given to; 0 if it was given to none yet."""
+    exclusive: bool = False
+    """Whether it holds an exclusive right, so that its limits do not bound its lease."""
+    stopped: StopCode | None = None
+    """Why it was stopped, of an exclusive one whose handler goes on."""
 
 
 class KnownRuns(Struct, frozen=True):
     """What a slate says of the runs of a process that died, by their jobs.
 
     `suspects`: had begun in the process; None if others may have, too, because not every run had a line. `apart`: had
-    been given to processes of their own. `waiting`: had not begun.
+    been given to processes of their own. `waiting`: had not begun. `stopped`: exclusive ones that the process had
+    stopped, and why; their handlers went on, so they had kept their rights.
     """
 
     suspects: frozenset[Ref] | None = None
     apart: frozenset[Ref] = frozenset()
     waiting: frozenset[Ref] = frozenset()
+    stopped: Mapping[Ref, StopCode] = {}
 
 
 @cache
@@ -150,7 +161,9 @@ class Slate:
         """Note that a beat was answered which was sent then, with all that there was to tell of the runs."""
         self._head[_TOLD] = at
 
-    def write(self, lease: Lease, *, way: Way, claimed_at: float, renewed_at: float) -> int | None:
+    def write(
+        self, lease: Lease, *, way: Way, claimed_at: float, renewed_at: float, exclusive: bool = False
+    ) -> int | None:
         """Note a run, and return its line; None where there is none left, and nobody watches over it.
 
         `claimed_at`: infinite for a run that has yet to begin, which `began` tells.
@@ -177,11 +190,12 @@ class Slate:
             claimed_at,
             _NEVER if waits else renewed_at,
             renewed_at,
-            stall.lease if waits or stall.renewed else _NEVER,
+            stall.lease if waits or stall.renewed or exclusive else _NEVER,
             _NEVER if job.timeout is None else job.timeout,
             _NEVER if job.heartbeat_timeout is None else job.heartbeat_timeout,
             _NUMBERS[way],
             0.0,
+            _EXCLUSIVE if exclusive else _SHARED,
             len(text),
             text,
         )
@@ -222,9 +236,14 @@ class Slate:
         line[_SIGNED] = at
         line[_SINCE] = at
 
-    def renewable(self, place: int, terms: StallTerms | None) -> None:
+    def renewable(self, place: int, terms: StallTerms | None, *, exclusive: bool = False) -> None:
         """Note that a run goes on that others than its handler may renew by these terms, or that nobody shall."""
-        self._lines[place][_LEASE] = terms.lease if terms is not None and terms.renewed else _NEVER
+        renewed = terms is not None and (terms.renewed or exclusive)
+        self._lines[place][_LEASE] = terms.lease if terms is not None and renewed else _NEVER
+
+    def stopped(self, place: int, why: StopCode) -> None:
+        """Note why an exclusive run was stopped whose handler goes on."""
+        self._lines[place][_RIGHT] = _STOPPED + _CODES.index(why)
 
     def over(self, place: int, terms: StallTerms) -> None:
         """Note that nothing is left of a run but what it has come to: no limit counts, and it is renewed as others."""
@@ -350,7 +369,8 @@ class Slate:
         here = {run.ref for run in runs if run.way != "process" and run.claimed_at != _NEVER}
         apart = {run.ref for run in runs if run.way == "process" and run.pid} - here
         waiting = {run.ref for run in runs} - here - apart
-        return KnownRuns(None if self.was_full else frozenset(here), frozenset(apart), frozenset(waiting))
+        stopped: dict[Ref, StopCode] = {run.ref: run.stopped for run in runs if run.stopped is not None}
+        return KnownRuns(None if self.was_full else frozenset(here), frozenset(apart), frozenset(waiting), stopped)
 
     def _read(self, place: int) -> Watched | None:
         line = self._lines[place]
@@ -376,4 +396,6 @@ class Slate:
             heartbeat_timeout=seen[_PROGRESS] / SECOND,
             way=_WAYS[int(seen[_WAY])],
             pid=int(seen[_PID]),
+            exclusive=seen[_RIGHT] != _SHARED,
+            stopped=_CODES[right - _STOPPED] if (right := int(seen[_RIGHT])) >= _STOPPED else None,
         )

@@ -392,7 +392,11 @@ class Supervisor:
         elif ward.hello is None and not life.outdated and not self._stopping.is_set():
             self._logger.error("worker %d ended (%s) before it was ready", life.pid, death)
         if self._storage is not None:
-            await self._burial.part(ward.incarnation, life.pid, self._storage, within=FAREWELL, worked=not life.refused)
+            # Others wait for the rights of those that it had stopped.
+            within = BURIAL if runs.stopped and not self._stopping.is_set() else FAREWELL
+            await self._burial.part(
+                ward.incarnation, life.pid, self._storage, within=within, worked=not life.refused, stopped=runs.stopped
+            )
         return life
 
     async def _watch(self, ward: Ward) -> None:

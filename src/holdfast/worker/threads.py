@@ -88,7 +88,7 @@ class Lane:
         self.thread: int | None = None
         """The ident of the thread while a function is at work in it."""
         self._idle: asyncio.Event | None = None
-        self._once_idle: Callable[[], None] | None = None
+        self._once_idle: list[Callable[[], None]] = []
 
     @property
     def busy(self) -> bool:
@@ -147,15 +147,15 @@ class Lane:
 
     def once_idle(self, call: Callable[[], None]) -> None:
         """Have that called, once, when nothing is at work any more."""
-        self._once_idle = call
+        self._once_idle.append(call)
         if not self.busy:
             self._rest()
 
     def _rest(self) -> None:
         if self._idle is not None:
             self._idle.set()
-        call, self._once_idle = self._once_idle, None
-        if call is not None:
+        calls, self._once_idle = self._once_idle, []
+        for call in calls:
             call()
 
     def close(self) -> None:

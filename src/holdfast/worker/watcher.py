@@ -203,7 +203,13 @@ class Watcher:
     def _renewal(self, run: Watched, now: float) -> Renewal:
         ran, silent = self._spared(run, now)
         # Of a run that has not begun both moments lie ahead, infinitely far.
-        return Renewal(run.ref, run.fence, ran=round(max(0.0, ran) * SECOND), silent=round(max(0.0, silent) * SECOND))
+        return Renewal(
+            run.ref,
+            run.fence,
+            exclusive=run.exclusive,
+            ran=round(max(0.0, ran) * SECOND),
+            silent=round(max(0.0, silent) * SECOND),
+        )
 
     def _spared(self, run: Watched, now: float) -> tuple[float, float]:
         return spared(

@@ -27,8 +27,9 @@ from holdfast.bus import Bus
 from holdfast.clock import SECOND
 from holdfast.core.check import named
 from holdfast.core.duration import Duration, duration
-from holdfast.core.events import WorkerStarted, WorkerStopped, WorkerStopping
+from holdfast.core.events import JobStopIgnored, WorkerStarted, WorkerStopped, WorkerStopping
 from holdfast.core.job import Owner
+from holdfast.core.outcome import StopCode
 from holdfast.core.schedule import Schedule
 from holdfast.equipment import Equipment
 from holdfast.errors import UsageError
@@ -185,6 +186,8 @@ class Worker:
             logger=equipment.logger,
             tell=self._bus.tell,
             tally=tally,
+            supervised=supervised,
+            unstoppable=self._will_not_end,
         )
         self._exchange = ExchangeLoop(
             equipment.storage,
@@ -551,6 +554,18 @@ class Worker:
         """Too many runs go on here that nobody waits for."""
         self._worn_out(f"{self._abandoned.count} handlers go on in it although they were told to end")
 
+    def _will_not_end(self, held: Held, reason: StopCode | None) -> None:
+        """An exclusive run was told to stop, and its handler goes on. Only the end of this process ends that."""
+        job = held.lease.job
+        self._keeper.announce(
+            JobStopIgnored(
+                queue=job.queue, id=job.id, task=job.task, run=job.starts, owner=self.owner.id, reason=reason
+            )
+        )
+        self._worn_out(
+            f"job {job.id} ({job.task}) was told to stop, its handler goes on, and it keeps its exclusive right"
+        )
+
     def _out_of_threads(self) -> None:
         """Plain handlers have nothing to run in here, and what is claimed for them only comes and goes."""
         self._worn_out("the machine has no thread for its plain handlers")
@@ -634,4 +649,5 @@ class Worker:
             memory=self._turns.memory,
             quiet=self._exchange.quiet,
             tasks=self._known.versions,
+            unstopped=self._exchange.unstopped,
         )

@@ -106,6 +106,7 @@ class _Worker(Struct, kw_only=True):
     memory: int = 0
     quiet: bool = False
     tasks: dict[str, int] | None = None
+    unstopped: tuple[Ref, ...] = ()
 
 
 class _Line(Struct, kw_only=True):
@@ -335,6 +336,7 @@ def _workers(workers: Mapping[bytes, bytes], seen: Mapping[bytes, bytes], now: i
             memory=worker.memory,
             quiet=worker.quiet,
             tasks=worker.tasks,
+            unstopped=worker.unstopped,
         )
         for owner, worker, at in known
     )

@@ -40,6 +40,7 @@ class Renewing(Struct, omit_defaults=True, kw_only=True):
     fence: int
     sign: bool = False
     extend: bool
+    exclusive: bool = False
     ran: int | None = None
     silent: int | None = None
     progress: float | None = None
@@ -110,6 +111,7 @@ def _renewing(asked: Renewal, parcel: Parcel) -> Renewing:
         fence=asked.fence,
         sign=asked.sign,
         extend=asked.extend,
+        exclusive=asked.exclusive,
         ran=asked.ran,
         silent=asked.silent,
         progress=asked.progress,

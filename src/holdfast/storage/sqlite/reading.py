@@ -218,6 +218,7 @@ def _worker(row: rows.Row, now: int) -> WorkerSurvey:
         memory=info.memory,
         quiet=info.quiet,
         tasks=info.tasks,
+        unstopped=info.unstopped,
     )
 
 

@@ -84,6 +84,7 @@ def _extend(step: Step, asked: Renewal, row: Row) -> Row:
         progress_until=progress_until,
         # A run cannot have started later than now: if it seems so, the clock was set back since.
         not_before=min(started or now, now) + start_grace,
+        exclusive=asked.exclusive,
     )
     if asked.progress is not None:
         progress, note = asked.progress, asked.note

@@ -417,11 +417,15 @@ class CrashesConformance(Conformance):
     async def test_a_beat_tells_how_its_worker_is(self, storage: Storage) -> None:
         await storage.renew(Beat(ALICE, worker=WorkerInfo(concurrency=10, lag=250_000, memory=9 << 30, quiet=True)))
         busy = await worker(storage)
+        await storage.renew(Beat(ALICE, worker=WorkerInfo(unstopped=(Ref("default", "1"), Ref("other", "é")))))
+        held_up = await worker(storage)
         await storage.renew(Beat(ALICE, worker=WorkerInfo(concurrency=10)))
         idle = await worker(storage)
 
         assert (busy.lag, busy.memory, busy.quiet) == (250_000, 9 << 30, True)
         assert (idle.lag, idle.memory, idle.quiet) == (0, 0, False)
+        assert held_up.unstopped == (Ref("default", "1"), Ref("other", "é"))
+        assert idle.unstopped == ()
 
     async def test_who_renews_for_a_worker_that_hangs_does_not_speak_for_it(
         self, storage: Storage, clock: ManualClock

@@ -291,6 +291,7 @@ class Sign:
 
     sign: bool
     extend: bool
+    exclusive: bool
     ran: int | None
     silent: int | None
     progress: float | None
@@ -308,6 +309,7 @@ class Sign:
             lease.fence,
             sign=self.sign,
             extend=self.extend,
+            exclusive=self.exclusive,
             ran=self.ran,
             silent=self.silent,
             progress=self.progress,
@@ -321,6 +323,7 @@ signs = st.builds(
     Sign,
     sign=st.booleans(),
     extend=st.sampled_from((True, True, True, False)),
+    exclusive=st.sampled_from((False, False, True)),
     ran=perhaps,
     silent=perhaps,
     progress=st.sampled_from((None, 0.5, 1.0)),
@@ -340,6 +343,7 @@ infos = st.none() | st.builds(
     lag=st.sampled_from((0, SECOND // 10)),
     memory=st.sampled_from((0, 1 << 40)),
     quiet=st.booleans(),
+    unstopped=st.sampled_from(((), (), (Ref("q", "j0"), Ref("r", "☃")))),
 )
 
 bys = st.sampled_from((None, "me"))

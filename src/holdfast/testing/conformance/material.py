@@ -194,9 +194,12 @@ async def apply(storage: Storage, owner: Owner, asked: Settlement) -> SettleVerd
     return verdicts[0].verdict
 
 
-async def beat(storage: Storage, owner: Owner, leases: Iterable[Lease], *, sign: bool = False) -> Pulse:
+async def beat(
+    storage: Storage, owner: Owner, leases: Iterable[Lease], *, sign: bool = False, exclusive: bool = False
+) -> Pulse:
     """Renew leases."""
-    return await storage.renew(Beat(owner, tuple(Renewal(lease.ref, lease.fence, sign=sign) for lease in leases)))
+    renewals = tuple(Renewal(lease.ref, lease.fence, sign=sign, exclusive=exclusive) for lease in leases)
+    return await storage.renew(Beat(owner, renewals))
 
 
 async def watch(
@@ -208,6 +211,7 @@ async def watch(
     beating: Sequence[Lease] = (),
     owner: Owner = ALICE,
     sign: bool = False,
+    exclusive: bool = False,
     settling: bool = False,
 ) -> list[StalledLease]:
     """Let so many seconds pass as they pass in production, and return the leases that were reclaimed.
@@ -220,7 +224,7 @@ async def watch(
         if second:
             clock.advance(1)
         if second % 5 == 0 and beating:
-            await beat(storage, owner, beating, sign=sign)
+            await beat(storage, owner, beating, sign=sign, exclusive=exclusive)
         if second % 2 == 0:
             taken = await sweep_all(storage, reaper)
             if settling:

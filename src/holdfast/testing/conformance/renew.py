@@ -1,5 +1,7 @@
 """What `renew` promises: a beat extends what nobody has taken, and tells only of exceptions."""
 
+from typing import Literal
+
 import pytest
 from msgspec import structs
 
@@ -208,6 +210,37 @@ class RenewConformance(Conformance):
         reclaimed = await watch(storage, clock, 6, beating=[lease])
 
         assert [taken.reason for taken in reclaimed] == ["lease_expired"]
+
+    @pytest.mark.parametrize("limit", ["timeout", "heartbeat_timeout"])
+    async def test_a_beat_for_an_exclusive_run_passes_its_limits(
+        self, storage: Storage, clock: ManualClock, limit: Literal["timeout", "heartbeat_timeout"]
+    ) -> None:
+        job = new_job(timeout=10 * SECOND) if limit == "timeout" else new_job(heartbeat_timeout=10 * SECOND)
+        lease = await start(storage, job)
+        assert await watch(storage, clock, 60, beating=[lease], exclusive=True) == []
+        kept = await record(storage, lease.ref)
+
+        assert (kept.lease_until, kept.suspect_until) == (clock.now() + LEASE, None)
+
+        clock.advance(LEASE / SECOND + 1)
+        assert await watch(storage, clock, 2) == []
+        await beat(storage, ALICE, [lease], exclusive=True)
+
+        assert (await record(storage, lease.ref)).suspect_until is None
+
+        # Once its worker is silent it is recovered like any other.
+        assert [taken.reason for taken in await watch(storage, clock, 30)] == ["lease_expired"]
+
+    async def test_a_beat_that_is_not_exclusive_bounds_a_lease_again(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
+        lease = await start(storage, new_job(heartbeat_timeout=10 * SECOND))
+        clock.advance(8)
+        await beat(storage, ALICE, [lease], exclusive=True)
+        assert (await record(storage, lease.ref)).lease_until == clock.now() + LEASE
+        await beat(storage, ALICE, [lease])
+
+        assert (await record(storage, lease.ref)).lease_until == clock.now() + 2 * SECOND
 
     async def test_silence_on_the_progress_clock_ends_a_run_that_beats(
         self, storage: Storage, clock: ManualClock

@@ -69,6 +69,10 @@ local function ends_of(job, asked)
   local run_until, progress_until = limits(job, asked)
   -- A run cannot have started later than now: if it seems so, the clock was set back since.
   local not_before = min(job.started or NOW, NOW) + job.start_grace
+  if asked.exclusive then
+    -- Its worker keeps the limits itself: the right must not pass to another run before the handler has ended.
+    return Lease.ends(job.lease, nil, nil, not_before), run_until, progress_until
+  end
   return Lease.ends(job.lease, run_until, progress_until, not_before), run_until, progress_until
 end
 

@@ -2,9 +2,10 @@
 -- How an active job passes to whoever found that its holder died or fell silent.
 local Reclaiming = {}
 
--- Which of its two clocks an active job that nobody renewed has outrun.
+-- Which of its two clocks an active job that nobody renewed has outrun; core/transition.py says why.
 local function stall_reason(job)
-  return job.progress_until and job.progress_until <= NOW and 'no_progress' or 'lease_expired'
+  local bounded = job.progress_until and (not job.lease_until or job.lease_until <= job.progress_until)
+  return bounded and job.progress_until <= NOW and 'no_progress' or 'lease_expired'
 end
 
 -- Take an active job for as long as a decision takes: the same run, under a new fence.

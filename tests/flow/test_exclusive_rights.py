@@ -1,0 +1,194 @@
+"""Runs with an exclusive right: silence and an unreachable storage are two facts, and a right outlives its handler."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from holdfast import (
+    Event,
+    Holdfast,
+    JobCancelled,
+    JobFailed,
+    JobReleased,
+    JobRetried,
+    JobStalled,
+    JobStopIgnored,
+    LeaseLost,
+    Retry,
+    Stall,
+    State,
+    current_job,
+)
+from holdfast.core.job import JobRecord
+from holdfast.handle import Job
+from holdfast.task import Task
+from tests.flow.conftest import FAST, Play, Stage
+from tests.flow.test_abandoned import deafly
+
+RIGHTS = [{"singleton": True}, {"concurrency_key": "k"}, {"on_unreachable": "stop"}]
+SILENCES = [{"heartbeat_timeout": "2s"}, {"stall": Stall("2s", heartbeat=False)}]
+
+
+async def ended(job: Job[Any]) -> JobRecord:
+    while (await job.state()) in (State.ACTIVE, State.WAITING, State.DELAYED):  # noqa: ASYNC110 - in virtual time
+        await asyncio.sleep(0.05)
+    return (await job.info()).job
+
+
+def made(app: Holdfast, function: Callable[[], Awaitable[None]], **options: object) -> Task[[], None]:
+    """Return a task with options that are not known before."""
+    return app.task(**options)(function)  # type: ignore[call-overload,no-any-return]
+
+
+class AtOnce:
+    """Counts the handlers that are at work at a time."""
+
+    def __init__(self) -> None:
+        self.now = self.most = self.runs = 0
+
+    def __enter__(self) -> None:
+        self.now += 1
+        self.runs += 1
+        self.most = max(self.most, self.now)
+
+    def __exit__(self, *_: object) -> None:
+        self.now -= 1
+
+
+def test_a_silent_singleton_stalls_and_max_count_holds(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app, handlers = stage.app(), AtOnce()
+
+        @app.task(singleton=True, heartbeat_timeout="2s", stall=Stall(max_count=1))
+        async def sleeper() -> None:
+            with handlers:
+                await asyncio.sleep(3600)
+
+        job = await sleeper.enqueue()
+        await stage.start(app.worker())
+        await asyncio.sleep(15)
+        record = (await job.info()).job
+
+        # Before: 9 runs, 0 stalls, 8 releases.
+        assert (record.starts, record.stalls, record.releases) == (2, 2, 0)
+        assert (record.state, record.reason) == (State.FAILED, "stalled")
+        assert (handlers.runs, handlers.most) == (2, 1)
+        stalls = await stage.told(JobStalled)
+        assert [(one.reason, one.action, one.count) for one in stalls] == [
+            ("no_progress", "recovered", 1),
+            ("no_progress", "failed", 2),
+        ]
+        assert stalls[0].silent_for == pytest.approx(2.5, abs=0.1)
+        assert "gave no sign of progress" in stalls[0].post_mortem
+        assert "await asyncio.sleep(3600)" in stalls[0].post_mortem
+        assert len(await stage.told(JobFailed)) == 1
+        assert await stage.told(JobReleased, LeaseLost) == []
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("silence", SILENCES)
+@pytest.mark.parametrize("right", [*RIGHTS, {"on_worker_lost": "fail"}])
+def test_silence_is_charged_whatever_the_right(play: Play, right: dict[str, Any], silence: dict[str, Any]) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+
+        async def sleeper() -> None:
+            await asyncio.sleep(3600)
+
+        job = await made(app, sleeper, **{"stall": Stall(max_count=1), **right, **silence}).enqueue()
+        await stage.start(app.worker())
+        record = await ended(job)
+
+        once = "on_worker_lost" in right
+        assert (record.state, record.reason) == (State.FAILED, "stalled")
+        assert (record.starts, record.stalls, record.releases) == ((1, 1, 0) if once else (2, 2, 0))
+        reason = "no_progress" if "heartbeat_timeout" in silence else "lease_expired"
+        assert {one.reason for one in await stage.told(JobStalled)} == {reason}
+
+    play(scenario)
+
+
+def test_a_keyed_job_within_its_start_grace_completes(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+
+        @app.task(concurrency_key="k", stall=Stall("500ms", heartbeat=False, start_grace="4s"))
+        async def work() -> str:
+            await asyncio.sleep(2)
+            return "done"
+
+        job = await work.enqueue()
+        await stage.start(app.worker())
+
+        # Before: it never completed.
+        assert await job.result(timeout=10) == "done"
+        record = (await job.info()).job
+        assert (record.starts, record.stalls, record.releases) == (1, 0, 0)
+
+    play(scenario)
+
+
+def test_an_exclusive_run_that_gives_signs_goes_on(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+
+        @app.task(singleton=True, heartbeat_timeout="2s")
+        async def chatty() -> str:
+            for _ in range(10):
+                # In the last tenth of the time that it has.
+                await asyncio.sleep(1.95)
+                current_job().heartbeat()
+            return "done"
+
+        job = await chatty.enqueue()
+        await stage.start(app.worker())
+
+        assert await job.result(timeout=60) == "done"
+        assert (await job.info()).job.starts == 1
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("limit", [{"heartbeat_timeout": "2s"}, {"timeout": "2s"}, {}])
+def test_a_right_is_kept_until_a_deaf_coroutine_ends(play: Play, limit: dict[str, Any]) -> None:
+    async def scenario(stage: Stage) -> None:
+        app, handlers = stage.app(timing=FAST), AtOnce()
+
+        async def deaf() -> None:
+            with handlers:
+                await deafly(60 if current_job().run == 1 else 0)
+
+        task = made(app, deaf, singleton=True, retry=Retry(max_attempts=2, base="1s", jitter=0.0), **limit)
+        first, second = await task.enqueue(), await task.enqueue()
+        await stage.start(app.worker(concurrency=5))
+        await asyncio.sleep(1)
+        if not limit:
+            await first.cancel("enough")
+        await asyncio.sleep(50)
+
+        # Long after the limit, and the lease: nobody has taken it, and it has come to nothing yet.
+        record = (await first.info()).job
+        assert (record.state, record.starts, record.owner is not None) == (State.ACTIVE, 1, True)
+        assert await second.state() is State.WAITING
+        ignored = await stage.told(JobStopIgnored)
+        reason = "cancelled" if not limit else "timeout" if "timeout" in limit else "no_progress"
+        assert [(one.id, one.reason) for one in ignored] == [(first.id, reason)]
+        workers = (await stage.storage.survey()).workers
+        assert [one.unstopped for one in workers] == [(first.ref,)]
+        # Its slot is another's, but its key is not.
+        assert handlers.now == 1
+
+        await asyncio.gather(ended(first), ended(second))
+        charged: list[type[Event]] = [
+            type(one) for one in await stage.told(JobStalled, JobRetried, JobCancelled) if one.id == first.id
+        ]
+        assert charged == [JobCancelled if not limit else JobRetried if "timeout" in limit else JobStalled]
+        assert (await first.info()).job.releases == 0
+        assert handlers.most == 1
+        await asyncio.sleep(5)
+        assert [one.unstopped for one in (await stage.storage.survey()).workers] == [()]
+
+    play(scenario)

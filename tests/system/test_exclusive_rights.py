@@ -1,0 +1,151 @@
+"""Exclusive rights of handlers in threads that nothing can stop: one at a time, and charged once, in real processes."""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from holdfast.core.events import JobFailed, JobReleased, JobRetried, JobStalled, JobStopIgnored, WorkerDied
+from holdfast.core.job import JobDetail, Ref
+from holdfast.core.lifecycle import State
+from tests.system.farm import Farm, Line
+
+pytestmark = pytest.mark.system
+
+DRAIN = 1.0
+
+
+@pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.redis)])
+def here(request: pytest.FixtureRequest, farm: Callable[..., Farm]) -> Farm:
+    """Return a farm on each storage."""
+    return farm(**({"url": request.getfixturevalue("redis_url")} if request.param == "redis" else {}))
+
+
+def begun(farm: Farm) -> list[Line]:
+    return [line for line in farm.lines() if line.what == "start"]
+
+
+def most_at_once(farm: Farm) -> int:
+    """Return how many handlers were at work at a time, by what they themselves have noted."""
+    runs: dict[tuple[str, int], list[int]] = {}
+    for line in farm.lines():
+        runs.setdefault((line.id, line.run), []).append(line.at)
+    spans = [(min(times), max(times)) for times in runs.values()]
+    return max(sum(first <= at <= last for first, last in spans) for at, _ in spans)
+
+
+async def over(farm: Farm, ref: Ref, *, within: float) -> JobDetail:
+    async def ended() -> bool:
+        return (await farm.details([ref]))[0].job.state in (State.FAILED, State.COMPLETED, State.CANCELLED)
+
+    await farm.until(ended, within=within)
+    return (await farm.details([ref]))[0]
+
+
+async def ignored(farm: Farm) -> list[JobStopIgnored]:
+    return [event for event in await farm.events() if isinstance(event, JobStopIgnored)]
+
+
+@pytest.mark.parametrize("task", ["silent", "overlong"])
+async def test_a_supervised_worker_leaves_with_a_thread_that_will_not_stop(here: Farm, task: str) -> None:
+    here.worker("-c", "10", "--drain", f"{DRAIN:g}s")
+    (ref,) = here.enqueue(task, 60)
+    detail = await over(here, ref, within=60)
+    job = detail.job
+
+    # Before: 7 runs at once within seconds.
+    assert most_at_once(here) == 1
+    assert [line.run for line in begun(here)] == [1, 2]
+    assert len({line.pid for line in begun(here)}) == 2
+    assert job.reason == ("stalled" if task == "silent" else "timeout")
+    assert (job.starts, job.stalls, job.failures, job.releases) == ((2, 2, 0, 0) if task == "silent" else (2, 0, 2, 0))
+    assert [run.reason for run in detail.runs] == ["no_progress" if task == "silent" else "TimeoutError"] * 2
+    events = [event for event in await here.events() if getattr(event, "id", None) == ref.id]
+    charged = [type(event) for event in events if isinstance(event, JobStalled | JobRetried | JobFailed | JobReleased)]
+    assert charged == ([JobStalled, JobStalled, JobFailed] if task == "silent" else [JobRetried, JobFailed])
+    assert [event.run for event in await ignored(here)] == [1, 2]
+    for run in detail.runs:
+        assert run.end is not None
+        # A second until it is told to stop, two to obey, the drain, and four to leave.
+        assert (run.end - run.start) / 1_000_000 < 1 + 2 + DRAIN + 4 + 1
+
+
+async def test_a_killed_worker_frees_the_right_and_the_first_reason_stands(here: Farm) -> None:
+    here.worker("-c", "10", "--drain", "4s")
+    (ref,) = here.enqueue("silent", 60)
+
+    async def known() -> bool:
+        return len(await ignored(here)) == 1
+
+    await here.until(known, within=30)
+    (first,) = begun(here)
+    os.kill(first.pid, signal.SIGKILL)
+
+    async def again() -> bool:
+        return len(begun(here)) == 2
+
+    await here.until(again, within=10)
+    detail = (await here.details([ref]))[0]
+    assert [event.reason for event in await here.events() if isinstance(event, JobStalled)] == ["no_progress"]
+    assert [event.pid for event in await here.events() if isinstance(event, WorkerDied)] == [first.pid]
+    assert (detail.job.stalls, detail.job.releases) == (1, 0)
+    assert most_at_once(here) == 1
+
+
+async def test_a_healthy_thread_keeps_its_right_while_its_worker_leaves(here: Farm) -> None:
+    leaving = here.worker("-c", "10", "--drain", "500ms")
+    (ref,) = here.enqueue("silent", 0.4)
+    await over(here, ref, within=30)
+    # One that goes on beyond the drain, within what it may be silent, and one that waits for its key.
+    held, waiting = here.enqueue_in_turns("guarded", [(60,), (0.2,)], times=1)
+
+    async def one_runs() -> bool:
+        return len(begun(here)) == 2
+
+    await here.until(one_runs, within=10)
+    here.worker("-c", "10", "--drain", "500ms")
+    await here.signal(leaving, signal.SIGTERM)
+    await asyncio.to_thread(leaving.wait, 30)
+
+    async def three_ran() -> bool:
+        return len(begun(here)) >= 3
+
+    await here.until(three_ran, within=15)
+    assert most_at_once(here) == 1
+    details = await here.details([held, waiting])
+    released = [event for event in await here.events() if isinstance(event, JobReleased)]
+    assert [(event.id, event.reason) for event in released] == [(held.id, "shutdown")]
+    assert [(one.job.stalls, one.job.failures) for one in details] == [(0, 0), (0, 0)]
+
+
+async def test_a_worker_without_a_supervisor_keeps_the_right_until_the_thread_ends(here: Farm) -> None:
+    here.alone("-c", "10")
+    first, second = here.enqueue_in_turns("silent", [(7,), (0.2,)], times=1)
+
+    async def known() -> bool:
+        return len(await ignored(here)) == 1
+
+    await here.until(known, within=30)
+
+    async def seen() -> bool:
+        said = json.loads((await asyncio.to_thread(here.run, "doctor", "-o", "json")).stdout)
+        return any(one["subject"] == "exclusive" and first.id in one["message"] for one in said["findings"])
+
+    await here.until(seen, within=5)
+    detail = await over(here, second, within=40)
+
+    assert detail.job.state is State.COMPLETED
+    stalled = [event for event in await here.events() if isinstance(event, JobStalled)]
+    assert [(event.id, event.reason, event.count) for event in stalled] == [
+        (first.id, "no_progress", 1),
+        (first.id, "no_progress", 2),
+    ]
+    assert most_at_once(here) == 1
+    assert "restart it soon" in here.log()
+    for run in (await here.details([first]))[0].runs:
+        assert run.end is not None
+        # It was charged when its handler had ended.
+        assert (run.end - run.start) / 1_000_000 > 6.5
