@@ -185,6 +185,23 @@ def test_a_worker_that_starts_gets_the_jobs_that_wait_for_it_at_once(play: Play)
     play(scenario)
 
 
+def test_a_busy_worker_puts_back_at_once_what_it_claimed_ahead_and_does_not_know(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        old = old_code(stage)
+        await stage.start(old.worker(concurrency=1, prefetch=8), "old")
+        busy = old.find_task("busy")
+        for _ in range(50):
+            await busy.enqueue(0.001)
+        await asyncio.sleep(2)
+        app = new_code(stage, [])
+        await app.enqueue_many([busy.call(30.0), new_task(app).call()])
+        await asyncio.sleep(0.1)
+
+        assert [event.reason for event in await stage.told(JobReleased)] == ["unknown_task"]
+
+    play(scenario)
+
+
 def test_health_says_no_handler_of_a_task_that_no_live_worker_has_known_for_ten_minutes(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         await stage.start(old_code(stage).worker(), "old")

@@ -10,6 +10,7 @@ from holdfast.core.lease import Lease
 from holdfast.core.lifecycle import State
 from holdfast.core.outcome import Unknown
 from holdfast.core.retry import Backoff
+from holdfast.core.settlement import Settlement
 from holdfast.storage.protocol import (
     LOOK_LIMIT,
     UNKNOWN,
@@ -18,6 +19,7 @@ from holdfast.storage.protocol import (
     Delete,
     Exchanged,
     Order,
+    Query,
     Redrive,
     Reschedule,
     Revision,
@@ -122,6 +124,30 @@ class UnknownTasksConformance(Conformance):
         assert (start.ref, start.job.starts, start.job.parked_under) == (lease.ref, 2, None)
         assert await settle(storage, BOB, start) == "done"
         assert await counted(storage) == {State.COMPLETED: 1}
+
+    async def test_of_a_thousand_jobs_each_wastes_at_most_one_claim_of_nineteen_old_workers(
+        self, storage: Storage
+    ) -> None:
+        old = [Owner(f"{number:016x}") for number in range(19)]
+        for begin in range(0, 1000, 100):
+            numbers = range(begin, begin + 100)
+            await enqueue(storage, *(new_job(f"new-{number:04}", task="ship", policy=NEXT) for number in numbers))
+        held: dict[str, list[Settlement]] = {}
+        done: list[str] = []
+        while len(done) < 1000:
+            for owner in old:
+                answer = await storage.exchange(owner, held.pop(owner.id, []), Order((QUEUE,), 8, tasks=OLD))
+                held[owner.id] = [settled(lease, Unknown()) for lease in answer.leases]
+            answer = await storage.exchange(BOB, held.pop(BOB.id, []), Order((QUEUE,), 64, tasks=NEW))
+            held[BOB.id] = [settled(lease) for lease in answer.leases]
+            done += names(answer)
+        await storage.exchange(BOB, held.pop(BOB.id))
+        jobs = (await storage.find(Query(limit=1000))).jobs
+
+        assert {job.state for job in jobs} == {State.COMPLETED}
+        assert {(job.failures, job.stalls) for job in jobs} == {(0, 0)}
+        assert {job.starts - job.releases for job in jobs} == {1}
+        assert max(job.releases for job in jobs) == 1
 
     @pytest.mark.parametrize(
         ("tasks", "given"), [({}, False), ({"ship": 1}, False), ({"ship": 2}, True), ({"ship": 9}, True), (None, True)]
