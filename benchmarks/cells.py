@@ -10,10 +10,10 @@ from typing import Literal
 
 from msgspec import Struct
 
-from benchmarks.child import Drain, Idle, Pairs, Stamp, started
+from benchmarks.child import Drain, Idle, Pairs, Stamp, Steady, started
 from benchmarks.floors import calls_a_second, inserts_a_second
 from benchmarks.work import Work
-from benchmarks.working import Drained, Pair, drain
+from benchmarks.working import Drained, Pair, Turn, drain
 
 Column = Literal["memory", "sqlite", "sqlite_floor", "redis", "redis_floor"]
 
@@ -25,6 +25,9 @@ TRIP = 256
 BURST = 1_000
 PAIRS = 60
 """A worker that is watched and one that is not do so many jobs in turn, so many times."""
+
+FRESH, TURNS = 3, 6
+"""Beside a storage in steady state so many fresh ones are measured, each so many times."""
 
 
 class Sample(Struct, frozen=True):
@@ -59,7 +62,7 @@ class Places(Struct, frozen=True):
 
 async def one_round(places: Places) -> AsyncGenerator[Sample]:
     """Measure everything once."""
-    for part in (_enqueueing, _processing, _watching, _waiting, _idling):
+    for part in (_enqueueing, _processing, _steadily, _watching, _waiting, _idling):
         async for sample in part(places):
             yield sample
 
@@ -116,6 +119,18 @@ async def _drain_there(url: str, concurrency: int, jobs: int) -> Drained:
         await work.fill(jobs, trip=TRIP)
     async with started(Drain(url, concurrency, jobs)) as child:
         return await child.answer(Drained)
+
+
+async def _steadily(places: Places) -> AsyncGenerator[Sample]:
+    """Measure a storage that keeps as many completed jobs as it may, and so forgets one for each, beside fresh ones."""
+    fresh = [places.shared(f"fresh-{number}") for number in range(FRESH)]
+    for column, full in places.shared("steady").items():
+        order = Steady(full, [urls[column] for urls in fresh], 100, BURST, TURNS)
+        async with started(order) as child:
+            turns = await child.answer(list[Turn])
+        yield Sample("steady", column, [100 * median(turn.fresh.seconds / turn.steady.seconds for turn in turns)])
+        cpu = median(turn.steady.cpu_seconds / turn.fresh.cpu_seconds for turn in turns)
+        yield Sample("steady_cpu", column, [100 * cpu])
 
 
 async def _watching(places: Places) -> AsyncGenerator[Sample]:

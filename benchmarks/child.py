@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from benchmarks.work import Work
-from benchmarks.working import drain, idle, in_turn
+from benchmarks.working import drain, idle, in_steady_state, in_turn
 
 T = TypeVar("T")
 
@@ -34,6 +34,16 @@ class Pairs(Struct, frozen=True, tag=True):
     pairs: int
 
 
+class Steady(Struct, frozen=True, tag=True):
+    """Have a worker of a full storage and one of each fresh one do so many jobs in turn; answers with all `Turn`s."""
+
+    full: str
+    fresh: list[str]
+    concurrency: int
+    jobs: int
+    turns: int
+
+
 class Idle(Struct, frozen=True, tag=True):
     """Have nothing to do; answers with the share of a core that this took."""
 
@@ -48,7 +58,7 @@ class Stamp(Struct, frozen=True, tag=True):
     jobs: int
 
 
-Order = Drain | Pairs | Idle | Stamp
+Order = Drain | Pairs | Steady | Idle | Stamp
 
 
 class Child:
@@ -101,6 +111,10 @@ async def obey(order: Order) -> None:
             watched, alone = Work(order.watched), Work(order.alone)
             async with watched.app, alone.app:
                 _answer(await in_turn(watched, alone, order.concurrency, jobs=order.jobs, pairs=order.pairs))
+        case Steady():
+            full, fresh = Work(order.full), [Work(url) for url in order.fresh]
+            async with full.app:
+                _answer(await in_steady_state(full, fresh, order.concurrency, jobs=order.jobs, turns=order.turns))
         case Idle():
             work = Work(order.url)
             async with work.app:

@@ -10,7 +10,7 @@ from typing import get_args
 import msgspec
 from msgspec import Struct
 
-from benchmarks.cells import BURST, CALLERS, PAIRS, TRIP, Column, Sample
+from benchmarks.cells import BURST, CALLERS, FRESH, PAIRS, TRIP, TURNS, Column, Sample
 
 
 class Row(Struct, frozen=True):
@@ -31,6 +31,8 @@ ROWS = (
     Row("process, concurrency 100", "process_100", "jobs/s"),
     Row("worker CPU for 1,000 jobs, concurrency 10", "cpu_10", "s", 3),
     Row("worker CPU for 1,000 jobs, concurrency 100", "cpu_100", "s", 3),
+    Row("jobs/s in steady state, of a fresh storage's", "steady", "%", 1),
+    Row("worker CPU in steady state, of a fresh storage's", "steady_cpu", "%", 1),
     Row("jobs/s of a watched worker, of what it does alone", "watched", "%", 1),
     Row("CPU of a watched worker, of what it takes alone", "watched_cpu", "%", 1),
     Row("enqueue to start, same process, p50", "wait_here", "ms", 2),
@@ -131,6 +133,8 @@ def as_table(report: Report) -> str:
             "pragmas, as many to a COMMIT as callers, calls in a trip or runs at once; for the waits two COMMITs.",
             "Redis: a server of its own on the loopback, appendonly with fsync each second. Floor: bare calls of a",
             "script that does nothing, by redis-py, as many in a trip; for the waits two trips.",
+            "Steady state: as many completed jobs are kept as may be, so for each that completes one is forgotten;",
+            f"concurrency 100; medians of {FRESH * TURNS} turns of {BURST:,} jobs, beside {FRESH} fresh storages.",
             "Watched: by a process beside it that renews for it while a handler holds the interpreter; concurrency 10;",
             f"medians of {PAIRS} pairs of {BURST:,} jobs in turns, the processor time of that process included.",
         ]

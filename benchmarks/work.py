@@ -79,6 +79,10 @@ class Work:
         if self.ran != jobs or counts.keys() - {State.COMPLETED}:
             raise RuntimeError(f"{jobs} jobs, but {self.ran} runs, and {dict(counts)}")
 
+    async def completed(self) -> int:
+        """Return how many completed jobs the storage keeps."""
+        return (await self._counts())[State.COMPLETED]
+
     async def _counts(self) -> Counter[State]:
         storage = await self.app.opened()
         survey = await storage.survey()

@@ -2,11 +2,14 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec import Struct
 
 from benchmarks.work import Work
+from holdfast.core.lifecycle import State
+from holdfast.core.retention import KEPT
 
 SETTLING = 2.0
 SETTLED_TRIP = 256
@@ -25,6 +28,13 @@ class Pair(Struct, frozen=True):
 
     watched: Drained
     alone: Drained
+
+
+class Turn(Struct, frozen=True):
+    """What as many jobs took in a storage that forgets a job for each one it completes, and in a fresh one."""
+
+    steady: Drained
+    fresh: Drained
 
 
 async def drain(work: Work, *, concurrency: int, jobs: int) -> Drained:
@@ -59,6 +69,33 @@ async def _pair(watched: Work, alone: Work, jobs: int, *, turned: bool) -> Pair:
         return Pair(await _burst(watched, jobs), later)
     sooner = await _burst(watched, jobs)
     return Pair(sooner, await _burst(alone, jobs))
+
+
+async def in_steady_state(
+    steady: Work, fresh: Sequence[Work], concurrency: int, *, jobs: int, turns: int
+) -> list[Turn]:
+    """Have a worker of a storage that keeps as many completed jobs as it may, and one of each fresh storage in turn, do
+    so many jobs, so many times each; whatever else goes on here meets both.
+
+    Raises:
+        RuntimeError: the first storage keeps more completed jobs than it may.
+    """
+    found: list[Turn] = []
+    most = KEPT[State.COMPLETED].count or 0
+    async with steady.app.worker(concurrency=concurrency):
+        while steady.ran < 1.2 * most:
+            await _burst(steady, jobs)
+        for work in fresh:
+            async with work.app, work.app.worker(concurrency=concurrency):
+                await asyncio.sleep(SETTLING)
+                await _burst(work, jobs)
+                for number in range(turns):
+                    sooner, later = (work, steady) if number % 2 else (steady, work)
+                    took = {one: await _burst(one, jobs) for one in (sooner, later)}
+                    found.append(Turn(took[steady], took[work]))
+        if not most <= (kept := await steady.completed()) <= 1.2 * most:
+            raise RuntimeError(f"{kept} completed jobs are kept of {steady.ran}, and {most} may be")
+    return found
 
 
 async def _burst(work: Work, jobs: int) -> Drained:

@@ -30,7 +30,7 @@ RARE = frozenset(
             "error",
             "reason",
         ),
-        *("progress", "progress_note"),
+        *("progress", "progress_note", "logged"),
     )
 )
 SPECIAL = frozenset(

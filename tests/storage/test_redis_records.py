@@ -20,8 +20,8 @@ SPREAD = {"lease", "max_stalls", "start_grace", "renewed", "pinned", "on_expire"
 BESIDE = {"queue", "id", "payload", "result"}
 """What a record's name says, and what is no field of it but a part."""
 
-OWN = {"made", "run_fence", "run_end"}
-"""The number that the cell has made a job under, and what is of its last run."""
+OWN = {"made", "run_fence", "run_end", "logged"}
+"""The number that the cell has made a job under, what is of its last run, and whether it has a log."""
 
 
 def test_a_wish_has_every_field_of_a_new_job() -> None:
@@ -37,7 +37,7 @@ def test_a_kept_record_has_every_field_of_a_job() -> None:
 
 
 def test_those_who_look_from_outside_know_the_same_fields() -> None:
-    assert {*IN_HEAD, *COUNTED, *FENCES, *IN_RUN, "state"} == {*PLACED, *OWN}
+    assert {*IN_HEAD, *COUNTED, *FENCES, *IN_RUN, "state"} == {*PLACED, *OWN} - RARE
     assert set(Rare.__struct_fields__) == RARE
 
 

@@ -4,6 +4,9 @@ from msgspec import Struct
 
 from holdfast.core.lifecycle import State
 
+FORGOTTEN_TOGETHER = 200
+"""How many jobs that are over, or events, are forgotten at once by a call that adds some to too many."""
+
 
 class Keep(Struct, frozen=True):
     """How long jobs that are over are kept: `age` microseconds, and the newest `count` of them (None: all)."""
@@ -23,9 +26,13 @@ class Keep(Struct, frozen=True):
     def forgotten_at_once(self, jobs: int, ended: int) -> int:
         """Return how many of `jobs` that are over are forgotten by the call that has ended `ended` of them.
 
-        A quarter more than ended, so that a backlog shrinks too; never more, so that no call takes long.
+        Above `most` a whole batch, as that costs little more than one; where more have ended, up to a quarter more than
+        these, so that a backlog shrinks. Never more, so that no call takes long.
         """
-        return 0 if self.most is None else max(0, min(jobs - self.most, ended + ended // 4 + 1))
+        if self.count is None or self.most is None or jobs <= self.most:
+            return 0
+        batch = min((self.most - self.count) // 2 + 1, FORGOTTEN_TOGETHER)
+        return max(batch, min(jobs - self.most, ended + ended // 4 + 1))
 
 
 class Retention(Struct, frozen=True, omit_defaults=True):

@@ -36,7 +36,7 @@ class Journal:
     def record(self, event: Event, now: int) -> None:
         """Append an event; where there are too many, forget the oldest."""
         self.events.append(stamped(event, self.last + 1, now))  # type: ignore[arg-type]
-        self._forget_up_to(self.last - (EVENTS_KEPT.most or self.last))
+        self._forget_up_to(self._trimmed + EVENTS_KEPT.forgotten_at_once(self.last - self._trimmed, 1))
 
     def page(self, cursor: str | None, limit: int, of: Ref | None = None) -> EventPage:
         """Return what happened after the cursor, to one job alone where that is asked for."""

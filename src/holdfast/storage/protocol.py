@@ -647,8 +647,8 @@ class Storage(Protocol):
         A run that is put back `until_known` costs its rates nothing: the job keeps its score and is parked under its
         task and version. A claim takes jobs that are parked so, if the caller knows both, in the order of their scores
         with the others. A job that has started before and that the caller does not know is parked in the same way.
-        Where a queue has more completed jobs than `Keep.most`, a call that completes n jobs of it also forgets up to
-        n + n/4 + 1 of the longest completed. At most 256 settlements and 128 jobs a call.
+        Where a queue has more completed jobs than `Keep.most`, a call that completes some also forgets a bounded
+        number of the longest completed (`Keep.forgotten_at_once`). At most 256 settlements and 128 jobs a call.
 
         An order with a lane claims nothing if its number, or a later one of this owner and lane, was seen before. Runs
         that earlier calls of the lane gave out, and that its `answered` does not cover, are handed back first:

@@ -150,6 +150,8 @@ class Rare(Struct, omit_defaults=True, kw_only=True):
     reason: str | None = None
     progress: float | None = None
     progress_note: str | None = None
+    logged: bool = False
+    """It has a log; of interest to scripts only."""
 
 
 class _RunEnd(Struct):

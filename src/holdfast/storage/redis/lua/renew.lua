@@ -20,6 +20,7 @@ local owner = ASKED.owner
 -- last one says how many there were: of a run's own numbers those that are missing were not sent.
 local function keep_log(job, lines)
   local log = key('log', job.ref)
+  job.logged = true
   local body = call('LRANGE', log, -1, -1)[1]
   local last = body and cmsgpack.unpack(body) or { line = 0 }
   local run, number, count = last.run, last.number or 0, last.line

@@ -79,12 +79,6 @@ function Bytes.rewrite(ref, body)
   Bytes.write(ref, body)
 end
 
--- Forget a record that nobody has loaded; return its key, which the caller deletes.
-function Bytes.forget(ref)
-  known[ref] = false
-  return name_of(ref)
-end
-
 -- Write what waits for it, many by one command.
 function Bytes.flush()
   for from = 1, #words, 500 do

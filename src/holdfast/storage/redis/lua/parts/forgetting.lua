@@ -1,10 +1,15 @@
--- requires: cell, form, folding, settings, bytes
+-- requires: cell, form, folding, settings
 -- How jobs that are over are forgotten as a set: all keys of many jobs by one command, and of each index all entries. The
 -- sweep does so, and each script that completes jobs of a queue that keeps too many (Keep.most in core/retention.py).
 local Forgetting = {}
 
 -- What it takes to forget one job, in microseconds.
 Forgetting.PRICE = 8
+
+-- How many are forgotten at once by a script that adds to too many, and what it pays for that: less than the price, as its
+-- purse leaves room for it.
+local TOGETHER = 200
+Forgetting.IN_STEP = 300
 
 local HOUR = 3600000000
 local KEPT = {
@@ -23,10 +28,15 @@ function Forgetting.keep(queue, state)
   return told and told[state] or KEPT[state]
 end
 
--- How many completed jobs a queue has too many; `quiet`: nothing is set for any queue or task.
+-- How many completed jobs a queue has too many, and how many are forgotten at once then (Keep.forgotten_at_once in
+-- core/retention.py); `quiet`: nothing is set for any queue or task.
 function Forgetting.surplus(queue, quiet)
   local count = (quiet and KEPT.completed or Forgetting.keep(queue, 'completed')).count
-  return count and call('ZCARD', key('over', pair(queue, 'completed'))) - count - max(floor(count / 10), 100) or 0
+  if not count then
+    return -math.huge, 0
+  end
+  local slack = max(floor(count / 10), 100)
+  return call('ZCARD', key('over', pair(queue, 'completed'))) - count - slack, min(floor(slack / 2) + 1, TOGETHER)
 end
 
 -- Note that jobs of a queue are completed: as many are forgotten when the script ends, if there are too many.
@@ -34,79 +44,102 @@ function Forgetting.note(queue, jobs)
   completed[queue] = (completed[queue] or 0) + jobs
 end
 
--- Whether a job may have taken in other calls, or does not look as it should: then it is forgotten by itself.
-local function stands_alone(body, state)
-  if not body or #body < Form.HEAD_SIZE then
-    return false
-  end
-  local form, stands, marks = string.byte(body, 1, 3)
-  if form ~= Form.NUMBER or stands ~= state then
-    return false
-  elseif bit.band(marks, Form.PLAIN) ~= 0 then
-    return true
-  end
-  local readable, fields = pcall(Folding.unfold, body)
-  return readable and (not fields.merge or fields.merge.type == 'unique')
+local STATES = { completed = Form.COMPLETED, failed = 5, cancelled = 6, expired = 7 }
+local FORM, STARTS_AT = Form.NUMBER, Form.HEAD_SIZE + 1
+
+-- Whether a job has nothing but its record: by marks. It is plain, so it has no log and no calls, and nothing lies apart.
+local ALONE = {}
+for marks = Form.PLAIN, 255, 2 do
+  ALONE[marks] = bit.band(marks, Form.RAN + Form.APART + Form.RESULT_APART) == Form.RAN
 end
 
-local STATES = { completed = Form.COMPLETED, failed = 5, cancelled = 6, expired = 7 }
-
--- Forget jobs of a queue that came to an end, by their ids; return how many those are, and the ids of those that are left, as
--- each is to be forgotten by itself. `first`: they are the longest ended ones.
-function Forgetting.forget(queue, state, ids, first)
-  local refs, left, gone, words, beginning = {}, {}, {}, {}, pair(queue, '')
-  for number = 1, #ids do
-    refs[number] = beginning .. ids[number]
+-- Put into `words` the keys of what lies beside a record, and its own; return false for a job that may have taken in other
+-- calls, or does not look as it should: it is forgotten by itself.
+local function put_keys(words, ref, body, state)
+  local readable, job = pcall(Folding.unfold, body or '')
+  if not readable or string.byte(body, 2) ~= state or job.merge and job.merge.type ~= 'unique' then
+    return false
   end
-  -- Or what was moved by this script would be written again after that.
-  Bytes.flush()
-  Bytes.fetch(refs)
+  for _, kind in ipairs({ 'job', 'load', 'result', 'runs', 'log' }) do
+    words[#words + 1] = key(kind, ref)
+  end
+  return true
+end
+
+-- Forget at most 500 jobs. As a rule all are alike, and the lists are used as they are.
+local function forget_some(queue, state, ids, first)
+  local names, beginning, stands = {}, key('job', pair(queue, '')), STATES[state]
   for number = 1, #ids do
-    local id, ref = ids[number], refs[number]
-    local body = Bytes.of(ref)
-    if stands_alone(body, STATES[state]) then
-      local marks, at = string.byte(body, 3), #words
-      words[at + 1], words[at + 2] = Bytes.forget(ref), key('log', ref)
-      if bit.band(marks, Form.APART) ~= 0 then
-        words[#words + 1] = key('load', ref)
+    names[number] = beginning .. ids[number]
+  end
+  local words, gone, left = nil, nil, {}
+  for number, body in ipairs(call('MGET', unpack(names))) do
+    local form, stood, marks = string.byte(body or '', 1, 3)
+    local alone = false
+    if form == FORM and stood == stands and ALONE[marks] then
+      local starts, more = string.byte(body, STARTS_AT, STARTS_AT + 1)
+      -- Or it may have runs before the last.
+      alone = starts <= 1 and more == 0
+    end
+    if not alone and not words then
+      words, gone = { unpack(names, 1, number - 1) }, { unpack(ids, 1, number - 1) }
+    end
+    if words then
+      local id = ids[number]
+      if alone then
+        words[#words + 1] = names[number]
+        gone[#gone + 1] = id
+      elseif put_keys(words, pair(queue, id), body, stands) then
+        gone[#gone + 1] = id
+      else
+        left[#left + 1] = id
       end
-      if bit.band(marks, Form.RESULT_APART) ~= 0 then
-        words[#words + 1] = key('result', ref)
-      end
-      if bit.band(marks, Form.RAN) ~= 0 and struct.unpack('<I4', body, Form.HEAD_SIZE + 1) > 1 then
-        words[#words + 1] = key('runs', ref)
-      end
-      gone[#gone + 1] = id
-    else
-      left[#left + 1] = id
     end
   end
+  words, gone = words or names, gone or ids
   for from = 1, #words, 1000 do
     call('UNLINK', unpack(words, from, min(from + 999, #words)))
   end
-  for from = 1, #gone, 1000 do
-    local to = min(from + 999, #gone)
-    if not first or #left > 0 then
-      call('ZREM', key('over', pair(queue, state)), unpack(gone, from, to))
-    end
-    call('ZREM', key('in', pair(queue, state)), unpack(gone, from, to))
-  end
+  local over = key('over', pair(queue, state))
   if first and #left == 0 then
-    -- By rank: nothing has to be found.
-    call('ZREMRANGEBYRANK', key('over', pair(queue, state)), 0, #gone - 1)
+    -- Nothing has to be found.
+    call('ZREMRANGEBYRANK', over, 0, #gone - 1)
+  elseif #gone > 0 then
+    call('ZREM', over, unpack(gone))
+  end
+  if #gone > 0 then
+    call('ZREM', key('in', pair(queue, state)), unpack(gone))
   end
   return #gone, left
 end
 
--- Forget as many of the longest completed jobs as this script has completed, and a quarter more, where a queue keeps too
--- many. What is to be forgotten by itself is left to the sweeps; and all where the clock was set back, for then the longest
--- completed jobs do not come first.
+-- Forget jobs of a queue that came to an end, by their ids; return how many those are, and the ids of those that are left, each
+-- to be forgotten by itself. `first`: they are the longest ended ones. This script may not have loaded any of them.
+function Forgetting.forget(queue, state, ids, first)
+  if #ids <= 500 then
+    return forget_some(queue, state, ids, first)
+  end
+  local forgotten, left = 0, {}
+  for from = 1, #ids, 500 do
+    local gone, others = forget_some(queue, state, { unpack(ids, from, min(from + 499, #ids)) }, false)
+    forgotten = forgotten + gone
+    for _, id in ipairs(others) do
+      left[#left + 1] = id
+    end
+  end
+  return forgotten, left
+end
+
+-- Forget the longest completed jobs of each queue that keeps too many and that this script has added to. What is to be forgotten
+-- by itself is left to the sweeps; and all where the clock was set back, for then the longest completed jobs do not come
+-- first.
 function Forgetting.at_once()
   for queue, jobs in pairs(completed) do
     completed[queue] = nil
-    local limit = min(Forgetting.surplus(queue), jobs + floor(jobs / 4) + 1)
+    local surplus, batch = Forgetting.surplus(queue)
     local over = key('over', pair(queue, 'completed'))
-    if limit > 0 and call('ZCOUNT', over, beyond(NOW), '+inf') == 0 then
+    if surplus > 0 and call('ZCOUNT', over, beyond(NOW), '+inf') == 0 then
+      local limit = max(batch, min(surplus, jobs + floor(jobs / 4) + 1))
       Forgetting.forget(queue, 'completed', first_of(over, limit), true)
     end
   end

@@ -94,8 +94,11 @@ function Passage.complete(group, from, owner, quiet)
   local active, held = Index.gone(key('in', pair(queue, 'active'))), Index.gone(key('held', owner.id))
   local leases, completed = Index.gone(key('leases')), Index.puts(key('in', pair(queue, 'completed')))
   local over = Index.puts(kept and key('kept') or key('over', pair(queue, 'completed')))
-  local surplus = kept and 0 or Forgetting.surplus(queue, quiet) + #ids
-  local price = Passage.FINISHING + (surplus > 0 and Forgetting.PRICE or 0)
+  -- Whether too many may be kept once these are completed.
+  local forgets = not kept and Forgetting.surplus(queue, quiet) + #ids > 0
+  if forgets then
+    Purse.pay(Forgetting.IN_STEP)
+  end
   local number, last_run, fence, size, run = from, nil, nil, nil, nil
   while number <= #ids and not Purse.is_empty() do
     local id, ref, result = ids[number], refs[number], ARGV[first + 2 * number - 1]
@@ -112,7 +115,7 @@ function Passage.complete(group, from, owner, quiet)
     if fence ~= fences[number] or string.sub(body, before + 1, before + size) ~= holder then
       break
     end
-    Purse.pay(price + #result / 250)
+    Purse.pay(Passage.FINISHING + #result / 250)
     if #result > Form.RESULT_WITHIN then
       Bytes.write_beside(key('result', ref), result)
       result = nil
@@ -129,7 +132,7 @@ function Passage.complete(group, from, owner, quiet)
     number = number + 1
   end
   if number > from then
-    if surplus > 0 then
+    if forgets then
       Forgetting.note(queue, number - from)
     end
     Rest.stir()

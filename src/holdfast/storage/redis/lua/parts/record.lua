@@ -3,7 +3,8 @@
 --
 -- The fields are those of JobRecord by their names, those at their defaults left out. What no script looks at is text in
 -- `headers`, `policy` and `error`; log, runs before the last, and what is long of payload and result are keys of their own.
--- A beat does not write the record: what it changes lies beside it, of those that have `beaten` set.
+-- A beat does not write the record: what it changes lies beside it, of those that have `beaten` set. Who has a log is
+-- `logged`, so no plain job has one.
 --
 -- beats   HASH  of each such job, by its ref, what a beat looks at, as numbers of eight bytes; then its owner
 -- traces  HASH  where the handlers of active jobs are, by ref, as far as they have told (`traced`): when the run was
@@ -171,6 +172,11 @@ function Record.at(ref)
     end
   end
   return job or nil
+end
+
+-- Whether this script has loaded a record, or moved it.
+function Record.has(ref)
+  return loaded[ref] ~= nil
 end
 
 function Record.of(queue, id)

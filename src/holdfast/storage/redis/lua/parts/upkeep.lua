@@ -1,4 +1,4 @@
--- requires: cell, settings, hints, line, rates, shelf, audit, parking, ends, flow, redriving, forgetting, purse
+-- requires: cell, settings, hints, line, rates, shelf, audit, parking, ends, flow, redriving, forgetting, purse, record
 -- The chores of a sweep after the reclaim: each bounded, each returns how many it did.
 local Upkeep = {}
 
@@ -222,6 +222,23 @@ local function worn(over, keep, room)
   return gone
 end
 
+-- Forget jobs that this script has not loaded, as a set; return how many, and the ids of those that are left.
+local function forget_unloaded(queue, state, ids)
+  local others, loaded = {}, {}
+  for _, id in ipairs(ids) do
+    local list = Record.has(pair(queue, id)) and loaded or others
+    list[#list + 1] = id
+  end
+  if #others == 0 then
+    return 0, loaded
+  end
+  local gone, left = Forgetting.forget(queue, state, others)
+  for _, id in ipairs(loaded) do
+    left[#left + 1] = id
+  end
+  return gone, left
+end
+
 -- Forget what has been kept for long enough: what has a lifetime of its own first, then queue by queue. Most jobs of a queue
 -- are forgotten as a set. One that is forgotten by itself takes longer, so there may be no time for all.
 function Upkeep.trim(limit)
@@ -251,13 +268,8 @@ function Upkeep.trim(limit)
     end
     for _, state in ipairs(ENDS) do
       local over = key('over', pair(queue.name, state))
-      local ids = worn(over, Forgetting.keep(queue.name, state), limit - trimmed)
-      local left = {}
-      if #ids > 0 then
-        local gone
-        gone, left = Forgetting.forget(queue.name, state, ids)
-        trimmed = trimmed + gone
-      end
+      local gone, left = forget_unloaded(queue.name, state, worn(over, Forgetting.keep(queue.name, state), limit - trimmed))
+      trimmed = trimmed + gone
       for _, id in ipairs(left) do
         local job = has_time() and Audit.known_over(queue.name, state, id)
         if job then
