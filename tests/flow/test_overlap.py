@@ -162,7 +162,7 @@ def test_after_a_failure_one_call_at_a_time_claims_nothing_until_one_is_answered
     remote(scenario)
 
 
-def test_strays_are_looked_for_when_no_call_is_under_way_that_may_bring_more() -> None:
+def test_claims_whose_answers_are_lost_are_handed_back_while_others_are_under_way() -> None:
     async def scenario(stage: Stage, storage: Remote) -> None:
         app, dice = stage.app(defaults=TaskOptions(stall=Stall(max_count=0))), Random(11)
         storage.takes = lambda: dice.uniform(0.002, 0.2)

@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import Callable, Sequence
+from random import Random
 from typing import Any
 
 import pytest
@@ -30,8 +31,6 @@ from holdfast.core.settlement import Settlement
 from holdfast.storage.memory import MemoryStorage
 from holdfast.storage.protocol import Beat, Bid, Exchanged, Order, Pulse, Swept
 from holdfast.testing.simloop import SimClock, SimLoop, simulate
-from holdfast.worker.held import Held, RunKey
-from holdfast.worker.strays import strays
 from tests.flow.conftest import FAST, Play, Stage
 
 
@@ -326,29 +325,102 @@ def test_a_claim_whose_answer_is_lost_is_handed_back_unbegun_and_charged_to_nobo
     simulate(main)
 
 
-def test_what_a_workers_own_reaper_has_reclaimed_is_no_stray() -> None:
+class Doubling(MemoryStorage):
+    """Memory behind a network that now and then carries out a claim twice, and loses one of the two answers."""
+
+    def __init__(self, clock: SimClock) -> None:
+        super().__init__(clock=clock)
+        self.dice = Random(15)
+        self.seen = 0
+
+    async def exchange(
+        self, owner: Owner, settlements: Sequence[Settlement] = (), order: Order | None = None
+    ) -> Exchanged:
+        answer = await super().exchange(owner, settlements, order)
+        if self.dice.random() < 0.3:
+            again = await super().exchange(owner, settlements, order)
+            self.seen += again.seen
+            # A caller that repeats its request hears of the second execution only.
+            return answer if self.dice.random() < 0.5 else again
+        return answer
+
+
+def test_claims_that_are_carried_out_twice_cost_no_job_a_stall() -> None:
     async def main(loop: SimLoop) -> None:
         clock = SimClock(loop)
-        storage = MemoryStorage(clock=clock)
+        storage = Doubling(clock)
         stage = Stage(loop, clock, storage)
-        app = stage.app()
+        app = stage.app(defaults=TaskOptions(stall=Stall(max_count=0)))
+        ran: list[int] = []
 
         @app.task
         async def quick(number: int) -> int:
+            ran.append(number)
             return number
 
-        mine, other = (Owner(id=name, name=name, host="h", pid=1) for name in ("mine", "other"))
-        await app.enqueue_many(quick.call(number) for number in range(4))
-        await storage.exchange(other, order=Order(("default",), 1))
-        unheld = (await storage.exchange(mine, order=Order(("default",), 1))).leases
-        held = (await storage.exchange(mine, order=Order(("default",), 1))).leases[0]
-        await storage.reclaim("other", mine)
+        jobs = await app.enqueue_many(quick.call(number) for number in range(300))
+        began = stage.now
+        await stage.start(app.worker(concurrency=5))
+        assert [await job.result() for job in jobs] == list(range(300))
+        # No job waited until a lease was out.
+        assert stage.now - began < 10
+        assert sorted(ran) == list(range(300))
+        assert storage.seen > 10
+        details = [await job.info() for job in jobs]
+        assert {(detail.job.starts - detail.job.releases, detail.job.stalls) for detail in details} == {(1, 0)}
+        assert any(detail.job.releases for detail in details)
 
-        def holds(key: RunKey) -> Held | None:
-            return Held(held) if key == (held.ref, held.fence) else None
+    simulate(main)
 
-        assert [lease.ref for lease in await strays(storage, "mine", ("default",), holds)] == [unheld[0].ref]
-        assert await strays(storage, "mine", ("elsewhere",), holds) == []
+
+class Losing(MemoryStorage):
+    """Memory that carries out one claim of an owner whose answer is lost, and hears no exchange of it any more."""
+
+    def __init__(self, clock: SimClock) -> None:
+        super().__init__(clock=clock)
+        self.owner = ""
+        self.lost: list[int] = []
+
+    async def exchange(
+        self, owner: Owner, settlements: Sequence[Settlement] = (), order: Order | None = None
+    ) -> Exchanged:
+        if owner.id == self.owner and self.lost:
+            raise StorageUnavailableError("the request is lost")
+        answer = await super().exchange(owner, settlements, order)
+        if owner.id == self.owner and answer.leases:
+            self.lost.append(len(answer.leases))
+            raise StorageUnavailableError("the answer is lost")
+        return answer
+
+
+def test_a_beat_hands_back_the_claim_of_a_worker_that_gets_no_more_answers() -> None:
+    async def main(loop: SimLoop) -> None:
+        clock = SimClock(loop)
+        storage = Losing(clock)
+        stage = Stage(loop, clock, storage)
+        app = stage.app(defaults=TaskOptions(stall=Stall(max_count=0)))
+        ran: list[str] = []
+
+        @app.task
+        async def task() -> None:
+            ran.append(current_job().id)
+
+        cut_off = app.worker(concurrency=2)
+        storage.owner = cut_off.owner.id
+        jobs = [await task.enqueue() for _ in range(2)]
+        began = stage.now
+        await stage.start(cut_off)
+        await asyncio.sleep(0.5)
+        await stage.start(app.worker(concurrency=2))
+        for job in jobs:
+            await job.result()
+
+        assert storage.lost == [2]
+        # Its beats go on, so its jobs are free long before their leases would be out.
+        assert stage.now - began < 8
+        assert sorted(ran) == sorted(job.id for job in jobs)
+        details = [await job.info() for job in jobs]
+        assert {(detail.job.starts, detail.job.releases, detail.job.stalls) for detail in details} == {(2, 1, 0)}
 
     simulate(main)
 

@@ -124,9 +124,8 @@ class Verdict(Struct, frozen=True, gc=False):
 class Exchanged(Struct, frozen=True):
     """The answer to an exchange: a verdict each, the leases won, and when to ask again.
 
-    A storage of several servers answers for those of them that it reaches. `unanswered`: one of them did not, and what
-    it was asked for is asked again; so are verdicts that are missing. `doubtful`: it was asked for jobs, and may have
-    given some out that nobody has heard of.
+    A storage of several servers answers for those of them that it reaches. Verdicts that are missing are asked for
+    again; what a server claimed that did not answer is handed back by the order's lane.
     `left`: ready jobs were left behind: there was no room, the call had looked at as many as one may, or its answer
     had become long. `next_due`: microseconds until the next delayed job of the ordered queues falls due, or a rate that
     holds jobs back lets one start; None if there is neither.
@@ -137,8 +136,6 @@ class Exchanged(Struct, frozen=True):
     leases: tuple[Lease, ...] = ()
     left: bool = False
     next_due: int | None = None
-    unanswered: bool = False
-    doubtful: bool = False
     seen: bool = False
 
 

@@ -10,7 +10,7 @@
        └── answered: that many more have gathered, or it is left to the other, and then to one alone
 
     trouble: a call fails ──► wait until no other is under way ──► back off ──► probe: one call, claims nothing
-             a claim was never answered ──► one call at a time, until it is known what it has claimed (strays)
+             its answer is lost ──► the next call of its lane, or a beat, has handed back what it claimed (core/lane.py)
              a failure that no storage has a name for ──► one outcome at a time, claims nothing
 
 While the storage works on one call the handlers of the other run, and their outcomes gather: both sides work. Where
@@ -36,9 +36,9 @@ from holdfast.storage.hints import Hints
 from holdfast.storage.protocol import SETTLE_LIMIT, Beat, Exchanged, Order, Storage, queue_topic
 from holdfast.worker.held import Held, Holdings, StopReason
 from holdfast.worker.known import KnownTasks
+from holdfast.worker.lanes import Lanes
 from holdfast.worker.outcomes import Outcomes
 from holdfast.worker.runs import Runs
-from holdfast.worker.strays import strays
 from holdfast.worker.tally import Tally
 from holdfast.worker.wear import Wear
 
@@ -72,6 +72,8 @@ class _Call:
         """How many jobs it may bring."""
         self.alone = True
         """Whether no other was under way at any time since it was made."""
+        self.lane = None if order is None else order.lane
+        """How it is numbered, until it is over."""
 
 
 class ExchangeLoop:
@@ -104,6 +106,7 @@ class ExchangeLoop:
         self._queues = queues
         self._known = known
         self._hands = 2 if storage.apart and concurrency >= 2 * LEAST_WORTH else 1
+        self.lanes = Lanes(self._hands)
         self._wear = wear
         self._worn = asyncio.Event()
         self._clock = clock
@@ -131,8 +134,6 @@ class ExchangeLoop:
         self._claiming = True
         self._leaving = False
         self._failures = 0
-        self._in_doubt = False
-        """Whether a claim was never answered: it may have been made, and there may be jobs of ours that nobody runs."""
         self.turned_at = clock.uptime()
         """When the loop last asked for something, or found that it had nothing to ask; the eldest call under way."""
         self.answered_at = self.turned_at
@@ -323,7 +324,7 @@ class ExchangeLoop:
 
     @property
     def _troubled(self) -> bool:
-        return self._failures > 0 or self._in_doubt or self._outcomes.refused
+        return self._failures > 0 or self._outcomes.refused
 
     def _room(self) -> int:
         if not self._claiming or self.quiet or len(self._outcomes) > UNSETTLED_LIMIT:
@@ -362,9 +363,12 @@ class ExchangeLoop:
             self._idle.set()
             self._rest_for(POLL)
             return None
-        # A call that fails may be made all the same, and long after it was given up. So nothing is claimed before the
-        # storage has answered again: of what such calls bring nobody would ever know.
-        order = Order(self._queues, 0 if self._failures else room, tasks=self._known.versions) if room else None
+        # After a failure nothing is claimed before the storage has answered again: each claim whose answer is lost
+        # would cost its jobs a start.
+        order = None
+        if room:
+            room_now = 0 if self._failures else room
+            order = Order(self._queues, room_now, self.lanes.take(), tasks=self._known.versions)
         call = _Call(batch, order, asked_at=now, failures=self._failures)
         for other in self._calls:
             other.alone = call.alone = False
@@ -386,8 +390,10 @@ class ExchangeLoop:
             self._outcomes.back(call.batch)
             self._outcomes.blame(call.batch, error)
         else:
-            await self._answered(call, answer)
+            self._answered(call, answer)
         finally:
+            if call.lane is not None:
+                self.lanes.lost(call.lane)
             self._outcomes.back(call.batch)
             self._calls.remove(call)
             self._ordered -= call.room
@@ -397,7 +403,7 @@ class ExchangeLoop:
                 self.answered_at = min(self.answered_at, self.turned_at)
             self._idle.set()
 
-    async def _answered(self, call: _Call, answer: Exchanged) -> None:
+    def _answered(self, call: _Call, answer: Exchanged) -> None:
         if call.failures == self._failures:
             # It was asked after whatever has failed.
             self._failures = 0
@@ -411,10 +417,10 @@ class ExchangeLoop:
         self._ordered -= call.room
         claimed, call.room = call.room > 0, 0
         self._runs.take(answer.leases, call.asked_at, begin=self._claiming)
-        self._in_doubt = self._in_doubt or answer.doubtful
+        if call.lane is not None and not answer.seen:
+            self.lanes.answered(call.lane)
+            call.lane = None
         last = len(self._calls) == 1
-        if self._in_doubt and last and not self._failures and not answer.unanswered:
-            await self._look_for_strays()
         # Each queue is the first in its turn, so that a full one cannot keep the others waiting.
         self._queues = self._queues[1:] + self._queues[:1]
         self._left = answer.left
@@ -424,7 +430,14 @@ class ExchangeLoop:
         if missing:
             # A part of the storage gave no verdict on them; they wait for the others.
             self._rest_for(PATIENCE.first)
-        elif self._outcomes or (answer.left and self._room()) or call.failures or not call.alone:
+        elif (
+            self._outcomes
+            or (answer.left and self._room())
+            or call.failures
+            or not call.alone
+            or answer.seen
+            or self.lanes.any_lost
+        ):
             self._due = True
         else:
             self._rest_for(POLL if answer.next_due is None else min(POLL, answer.next_due / SECOND))
@@ -433,7 +446,6 @@ class ExchangeLoop:
         self._due_at = asyncio.get_running_loop().time() + seconds
 
     def _back_off(self, call: _Call, error: Exception) -> None:
-        self._in_doubt = self._in_doubt or call.room > 0
         if call.failures < self._failures:
             # It was under way when another failed; that is the same trouble.
             return
@@ -465,14 +477,3 @@ class ExchangeLoop:
             if message.held.key in unanswered:
                 # Its settlement is not answered either, and both are sent again.
                 message.unsent()
-
-    async def _look_for_strays(self) -> None:
-        """Hand back, unbegun and uncharged, what was claimed by a call whose answer never came."""
-        try:
-            found = await strays(self._storage, self._owner.id, self._queues, self._holdings.get)
-        except Exception as error:
-            # Looked for again after the next answer; what is not found stalls, and is recovered a lease later.
-            self._logger.warning("cannot look for jobs of a claim that was never answered: %r", error)
-            return
-        self._in_doubt = False
-        self._outcomes.stray(found)

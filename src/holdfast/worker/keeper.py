@@ -19,6 +19,7 @@ from random import Random
 from holdfast.clock import SECOND, Clock
 from holdfast.core.events import Event
 from holdfast.core.job import Owner
+from holdfast.core.lane import Lane
 from holdfast.core.lease import answer_limit
 from holdfast.core.patience import Patience
 from holdfast.core.postmortem import stall_cause
@@ -67,6 +68,7 @@ class Keeper:
         obey: Callable[[tuple[str, ...]], None],
         wanted: Callable[[], bool],
         given_up: Callable[[], bool],
+        lanes: Callable[[], tuple[Lane, ...]],
         tally: Tally,
     ) -> None:
         self._storage = storage
@@ -85,6 +87,7 @@ class Keeper:
         self._tally = tally
         self._traces = Traces()
         self._given_up = given_up
+        self._lanes = lanes
         self._announcements: deque[Event] = deque()
         self._recorded = 0
         """How many events the storage has recorded."""
@@ -161,7 +164,7 @@ class Keeper:
         """Take leave: the worker's record goes, its last events are recorded."""
         events = self._announced()
         try:
-            beat = Beat(self._owner, events=events, last=True, first_event=self._recorded + 1)
+            beat = Beat(self._owner, events=events, last=True, first_event=self._recorded + 1, lanes=self._lanes())
             await self._storage.renew(beat)
         except BaseException:
             self._announcements.extendleft(reversed(events))
@@ -191,6 +194,7 @@ class Keeper:
                         events,
                         first_event=self._recorded + 1,
                         answer_within=within,
+                        lanes=self._lanes(),
                     )
                     pulse = await self._timed(beat)
                     # Without its orders the part that keeps the events has not answered either.

@@ -5,12 +5,11 @@ add ──► waiting ──take──► sent ──heed──► answered: don
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from random import Random
 
 from holdfast.core.job import JobRecord
-from holdfast.core.lease import Lease
-from holdfast.core.outcome import Interrupted, Unreadable
+from holdfast.core.outcome import Unreadable
 from holdfast.core.settlement import Settlement, settlement
 from holdfast.failures import recorded
 from holdfast.storage.protocol import SettleVerdict, Verdict
@@ -32,8 +31,6 @@ class Outcomes:
         self._waiting: dict[RunKey, Settlement] = {}
         self._sent: dict[RunKey, Settlement] = {}
         self._refused: dict[RunKey, int] = {}
-        self._given_up: set[RunKey] = set()
-        """The runs that are left to stall, for nothing that they came to can be recorded."""
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._sent)
@@ -56,16 +53,6 @@ class Outcomes:
     def add(self, key: RunKey, asked: Settlement) -> None:
         """Take one in; there is none of that run yet."""
         self._waiting[key] = asked
-
-    def stray(self, leases: Iterable[Lease]) -> None:
-        """Take in that these runs are handed back, unbegun and uncharged; they are not held.
-
-        But for those that have been given up: they did begin.
-        """
-        for lease in leases:
-            key = (lease.ref, lease.fence)
-            if key not in self._given_up:
-                self.add(key, settlement(lease, Interrupted("prefetch"), self._rng))
 
     def take(self, most: int) -> list[Settlement]:
         """Return the first of those that wait, for a call."""
@@ -120,5 +107,4 @@ class Outcomes:
                 self._logger.error("job %s: no outcome of its run can be recorded; it is left to stall", asked.ref.id)
                 self._waiting.pop(key, None)
                 del self._refused[key]
-                self._given_up.add(key)
                 self._holdings.drop(key)

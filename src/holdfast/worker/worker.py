@@ -219,6 +219,7 @@ class Worker:
             obey=self._obey,
             wanted=self._lives,
             given_up=lambda: self._watchdog.given_up(),
+            lanes=lambda: self._exchange.lanes.all,
             tally=tally,
         )
         self._watchdog = Watchdog(

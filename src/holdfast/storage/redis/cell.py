@@ -146,14 +146,14 @@ class Cell:
                 if order is None or (part.exchanged.leases and not leases):
                     raise
                 if part.exchanged.leases:
-                    return Exchanged(tuple(verdicts), tuple(leases), left=True, unanswered=True, doubtful=True)
+                    return Exchanged(tuple(verdicts), tuple(leases), left=True)
                 # What it settled is not acknowledged, and will be sent again.
                 confirmed = False
             except StorageError:
                 if not leases:
                     raise
                 # What was claimed so far must be run: nobody else will before its lease is out.
-                return Exchanged(tuple(verdicts), tuple(leases), left=True, unanswered=True, doubtful=True)
+                return Exchanged(tuple(verdicts), tuple(leases), left=True)
             if part.exchanged.seen:
                 # What this script claimed when it first arrived is not ours before we know of it: the next call of the
                 # lane hands it back. Until then nothing more is claimed that would acknowledge it.

@@ -120,11 +120,6 @@ class Cells:
             left=any(answer.left for answer in answers),
             next_due=least(answer.next_due for answer in answers),
             seen=all(answer.seen for answer in answers),
-            unanswered=len(answers) < len(outcomes) or any(answer.unanswered for answer in answers),
-            doubtful=any(
-                outcome.doubtful if isinstance(outcome, Exchanged) else not isinstance(outcome, _RestingError)
-                for outcome in outcomes
-            ),
         )
 
     async def renew(self, beat: Beat) -> Pulse:
