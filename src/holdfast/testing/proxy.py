@@ -3,12 +3,14 @@
 import asyncio
 import socket
 import struct
-from collections.abc import Coroutine
+from collections.abc import Collection, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from random import Random, SystemRandom
 from threading import Thread
 from typing import Any, Self
+
+from holdfast.testing.doubling import Doubling
 
 
 def free_port() -> int:
@@ -43,6 +45,7 @@ class Line:
     def __init__(self, client: socket.socket) -> None:
         self.ends = [client, socket.socket()]
         self.silent = False
+        self.doubling: Doubling | None = None
         for end in self.ends:
             end.setblocking(False)
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -69,7 +72,10 @@ class Proxy:
     It works in a thread of its own: a test whose loop is busy, or blocked, has its network all the same.
     """
 
-    def __init__(self, target: int, *, seed: int = 0) -> None:
+    def __init__(
+        self, target: int, *, seed: int = 0, doubled: float = 0.0, second: Collection[bytes] = frozenset[bytes]()
+    ) -> None:
+        """Take the port of a server; `doubled` and `second`: as `Doubling` has them, before a Redis."""
         self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
         self.accepted = 0
@@ -78,6 +84,9 @@ class Proxy:
         self._dice = Random(seed)
         self._weather = Weather()
         self._door: socket.socket | None = None
+        self._doubled = doubled
+        self._second = second
+        self.scripts_doubled = 0
 
     def __enter__(self) -> Self:
         self._loop = asyncio.new_event_loop()
@@ -143,9 +152,14 @@ class Proxy:
             return  # it has thought better of it
         self.accepted += 1
         line = Line(client)
+        if self._doubled:
+            line.doubling = Doubling(self._dice, self._doubled, second=self._second, count=self._count)
         task = self.lines[line] = self._loop.create_task(self._carry(line))
         # A task that is cancelled before its first step ends nothing by itself.
         task.add_done_callback(lambda _: self._over(line))
+
+    def _count(self) -> None:
+        self.scripts_doubled += 1
 
     def _over(self, line: Line) -> None:
         line.reset()
@@ -189,6 +203,9 @@ class Proxy:
                 await self._loop.sock_sendall(sink, data[: self._weather.cut_after])
                 raise ConnectionResetError
             if data:
+                if line.doubling is not None:
+                    data = line.doubling.replies(data) if replies else line.doubling.requests(data)
                 await self._loop.sock_sendall(sink, data)
+                data = b"?"
             else:
                 sink.shutdown(socket.SHUT_WR)
