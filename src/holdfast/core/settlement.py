@@ -75,11 +75,8 @@ def when_cancelling(asked: Settlement, job: JobRecord) -> Settlement:
 
 def handed_back(job: JobRecord) -> Settlement:
     """Return the settlement of a run that never began, because the answer which gave it out was lost."""
-    outcome = Interrupted("prefetch")
-    decision = PutBack(charge="releases", reason="prefetch", quarantine=job.quarantined)
-    return Settlement(
-        job.ref, job.fence, decision, run_end(outcome, decision), _events(job, outcome, decision, took=0.0)
-    )
+    # No chance is involved in a release.
+    return settlement(Lease(job), Interrupted("prefetch"), Random(0))
 
 
 def _events(job: JobRecord, outcome: Outcome, decision: Decision, *, took: float) -> tuple[JobEvent, ...]:

@@ -35,12 +35,13 @@ from holdfast.core.events import (
     RunFenced,
 )
 from holdfast.core.job import JobRecord, NewJob, Owner, RateKey, Ref, UniqueKey
+from holdfast.core.lane import Lane
 from holdfast.core.lease import Lease, longest_lease
 from holdfast.core.lifecycle import REDRIVABLE, TERMINAL, TRANSITIONS, State
 from holdfast.core.order import place
 from holdfast.core.rate import is_of_task
 from holdfast.core.retention import Retention
-from holdfast.core.settlement import Settlement
+from holdfast.core.settlement import Settlement, handed_back
 from holdfast.core.transition import lapsed
 from holdfast.options import Timing
 from holdfast.storage.model import Model
@@ -178,6 +179,9 @@ class Witness:
         self._stalled: set[tuple[Ref, int]] = set()
         self._settings: dict[Target, Settings] = {}
         self._limits: dict[tuple[str, str], int] = {}
+        self._claims: dict[tuple[str, int], tuple[int, list[tuple[int, Ref, int]]]] = {}
+        """Of each lane the highest number that came, and of each lease not acknowledged the number and the run."""
+
         self._buriers: dict[str, str] = {}
         """The names that burials take in, and whose they are."""
 
@@ -208,7 +212,7 @@ class Witness:
             case "exchange", (Owner() as owner, settlements, order), Exchanged():
                 expected = self._exchanged(owner, settlements, order, answer, before)
             case "renew", (Beat() as beat,), Pulse():
-                self._renewed(beat, answer, before, changed)
+                expected = self._renewed(beat, answer, before, changed)
             case "sweep", (Bid() as bid,), Swept():
                 self._swept(bid, answer, before, changed)
             case "reclaim", (str() as dead, Owner() as owner), Reclaimed():
@@ -320,6 +324,15 @@ class Witness:
                         expected[RunFenced, asked.ref, job.starts] += 1
                 case "gone":
                     self._require(job is None, "I8", f"{asked.ref} is called gone: {shown(job)}")
+        lane = None if order is None else order.lane
+        if lane is not None:
+            highest, _ = self._claims.get((owner.id, lane.id), (0, []))
+            self._require(answer.seen == (lane.number <= highest), "I19", f"{owner.id}: {lane} after {highest}")
+            self._require(not answer.seen or not answer.leases, "I19", f"{owner.id}: {lane} claimed again")
+            if not answer.seen:
+                expected.update(self._handed_back(owner, lane, before, over))
+                won = [(lane.number, lease.ref, lease.fence) for lease in answer.leases]
+                self._claims[owner.id, lane.id] = lane.number, won
         for lease in answer.leases:
             self._claimed(owner, lease, order)
         if answer.leases:
@@ -330,8 +343,23 @@ class Witness:
             ):
                 self._in_order(answer.leases)
             self.sharing.claimed(answer.leases)
-        if order is not None and len(answer.leases) < order.room:
+        if order is not None and len(answer.leases) < order.room and not answer.seen:
             self._none_left(order)
+        return expected
+
+    def _handed_back(self, owner: Owner, lane: Lane, before: Mapping[Ref, JobRecord], over: Sequence[Ref]) -> Told:
+        """Take in what a lane has handed back: what calls have claimed that are over and were not answered (I19)."""
+        expected: Told = Counter()
+        highest, runs = self._claims.get((owner.id, lane.id), (0, []))
+        for number, ref, fence in runs:
+            job = before.get(ref)
+            held = job is not None and (job.state, job.fence, job.owner) == (State.ACTIVE, fence, owner.id)
+            if job is not None and held and ref not in over and lane.answered < number < lane.number:
+                expected.update(self._settled(job, handed_back(job)))
+        self._claims[owner.id, lane.id] = (
+            max(highest, lane.number - 1),
+            [run for run in runs if run[0] >= lane.number],
+        )
         return expected
 
     def _settled(self, job: JobRecord, asked: Settlement) -> Told:
@@ -502,7 +530,7 @@ class Witness:
             held = bool(self._setting("queue", job.queue).paused) or self._closed(job.queue, now)
             self._require(held, "I14", f"{job.ref} was left in line, and there was room")
 
-    def _renewed(self, beat: Beat, answer: Pulse, before: Mapping[Ref, JobRecord], changed: Sequence[Ref]) -> None:
+    def _renewed(self, beat: Beat, answer: Pulse, before: Mapping[Ref, JobRecord], changed: Sequence[Ref]) -> Told:
         now = self._clock.uptime()
         lost = {(ref, fence) for ref, fence in answer.lost}
         exclusive = {asked.ref: asked.exclusive for asked in beat.renewals if asked.extend}
@@ -526,12 +554,20 @@ class Witness:
                 elif asked.silent is not None:
                     # The sign was older than the beat that brought it, and the holder measures from the sign.
                     story.run.signed = now - asked.silent / SECOND
+        expected: Told = Counter()
+        for lane in beat.lanes:
+            expected.update(self._handed_back(beat.owner, lane, before, []))
+        freed = {ref for _, ref, _ in expected}
         for ref in changed:
             was, job = before[ref], self._model.records[ref]
+            # What was handed back may have let another in line that waited for its slot.
+            if ref in freed or (expected and was.state is State.WAITING and was.parked_under is not None):
+                continue
             kept = (was.state, was.fence, was.owner, was.starts) == (job.state, job.fence, job.owner, job.starts)
             self._require(kept and job.owner == beat.owner.id, "I5", f"{ref}: moved by a beat of {beat.owner.id}")
             flaw = flaw_of_lease(was, job, self._clock.now(), exclusive=exclusive.get(ref, False))
             self._require(not flaw, "I16", f"{ref}: renewed, and {flaw}: {shown(job)}")
+        return expected
 
     def _swept(self, bid: Bid, answer: Swept, before: Mapping[Ref, JobRecord], changed: Sequence[Ref]) -> None:
         now = self._clock.now()

@@ -15,6 +15,7 @@ from random import Random
 from typing import Any, Generic, Literal, Protocol, Self, TypeVar, cast
 
 from holdfast.core.job import JobDetail, NewJob, Owner, Ref
+from holdfast.core.lane import Lane
 from holdfast.core.leadership import Term
 from holdfast.core.settlement import Settlement
 from holdfast.errors import StorageError, StorageUnavailableError
@@ -64,7 +65,8 @@ class Rates:
     """How often a message suffers what, each a share of all messages.
 
     `echo`: a request arrives later, once more or for the first time, now and then in another owner's name. `delay`:
-    how many seconds one travels at most where nothing is wrong.
+    how many seconds one travels at most where nothing is wrong. `patience`: after up to how many seconds a caller hears
+    of a lost request or answer.
     """
 
     lost_request: float = 0.0
@@ -73,11 +75,17 @@ class Rates:
     echo: float = 0.0
     lost_notice: float = 0.0
     delay: float = USUAL_DELAY
+    patience: float = LONGEST_PATIENCE
 
     @property
     def sound(self) -> bool:
         """Whether messages suffer nothing but their usual delay; lost notices are no harm."""
         return not (self.lost_request or self.lost_answer or self.late or self.echo)
+
+    @property
+    def excuses(self) -> bool:
+        """Return True if messages suffer what may cost a holder its lease: losses that it hears of too late."""
+        return not self.sound and (bool(self.late) or self.patience > 1.0)
 
 
 class Watcher(Protocol):
@@ -107,6 +115,7 @@ class SimServer:
         self.storage = storage
         self.rng = rng
         self._newer = Random(f"newer {rng.getstate()[1][:3]}")
+        self._doubling = Random(f"doubling {rng.getstate()[1][:3]}")
         self.rates = Rates()
         self.counts: dict[str, int] = {}
         self._watcher = watcher
@@ -134,7 +143,7 @@ class SimServer:
         """Let a request set out."""
         if request.net.cut in ("both", "requests") or self.hit("lost request", self.rates.lost_request):
             self._maybe_echo(request)
-            self._later(self.rng.uniform(0.05, LONGEST_PATIENCE), self._fail, request)
+            self._later(self.rng.uniform(0.05, self.rates.patience), self._fail, request)
         else:
             self._later(self._delay(), self._arrive, request)
 
@@ -159,12 +168,13 @@ class SimServer:
             return
         self._maybe_echo(request)
         if request.net.cut in ("both", "answers") or self.hit("lost answer", self.rates.lost_answer):
-            self._later(self.rng.uniform(0.05, LONGEST_PATIENCE), self._fail, request)
+            self._later(self.rng.uniform(0.05, self.rates.patience), self._fail, request)
         else:
             self._later(self._delay(), self._settle, request, answer, None)
 
     def _maybe_echo(self, request: Request[Any]) -> None:
         """Let a request come again, as from a caller that retries it, or from one that took it over from another."""
+        self._maybe_double(request)
         match request.verb, request.args:
             case "exchange", (Owner() as owner, settlements, _) if settlements and self.hit("echo", self.rates.echo):
                 args = (self._somebody(owner), settlements, None)
@@ -174,6 +184,24 @@ class SimServer:
                 self._echo(Request(request.net, "renew", (again,), lambda: self.storage.renew(again), self._nobody()))
             case "plan", (changes,) if all(isinstance(one, Tick) for one in changes) and self._again():
                 self._echo(Request(request.net, "plan", (changes,), lambda: self.storage.plan(changes), self._nobody()))
+            case _:
+                pass
+
+    def _maybe_double(self, request: Request[Any]) -> None:
+        """Let a claim come again, at once or much later: with all that it ordered, and under the same number."""
+        match request.args:
+            case (Owner() as owner, settlements, Order(lane=Lane()) as order) if self.rates.echo:
+                if self._doubling.random() < self.rates.echo:
+                    self.counts["doubled claim"] = self.counts.get("doubled claim", 0) + 1
+                    again = Request[Any](
+                        request.net,
+                        "exchange",
+                        request.args,
+                        lambda: self.storage.exchange(owner, settlements, order),
+                        self._nobody(),
+                    )
+                    late = self._doubling.choice((0.0, USUAL_DELAY, LONGEST_ECHO))
+                    self._later(self._doubling.uniform(0.0, late), self._arrive, again)
             case _:
                 pass
 

@@ -192,6 +192,14 @@ SCENARIOS: dict[str, Plan] = {
     "death under a supervisor": Plan(workers=4, jobs=20, faults={"kill": 12.0}, supervised=1.0, span=60.0),
     "all lead": Plan(workers=5, jobs=20, faults={"kill": 15.0}, election=False, lone_reaper=True, fast=True),
     "noise": Plan(jobs=16, faults={"kill": 25.0, "pause": 25.0, "storm": 30.0}, rates=Rates(0.1, 0.1, 0.05, 0.3, 0.1)),
+    "lost claims": Plan(
+        workers=4,
+        jobs=60,
+        concurrency=3,
+        tasks=("quick", "steady", "broken", "flaky"),
+        rates=Rates(lost_request=0.05, lost_answer=0.15, echo=0.3, patience=0.5),
+        span=60.0,
+    ),
     "coarse clock": Plan(jobs=16, faults={"kill": 25.0, "pause": 25.0, "storm": 40.0}, rates=Rates(0.02), tick=1.0),
     "hush": Plan(workers=4, jobs=20, faults={"hush": 8.0, "kill": 40.0}, span=60.0),
     "failing workers": Plan(

@@ -73,7 +73,7 @@ class Stage:
         )
         self.server = SimServer(loop, storage, self.witness, Random(f"net {seed}"))
         self.server.rates = plan.rates
-        if not plan.rates.sound:
+        if plan.rates.excuses:
             self.weather.begin("net", EVERYWHERE, 0.0)
         self.journal = Journal(loop.time, self.note)
         self.app = self.holdfast(SimNet(self.server), "app")

@@ -264,12 +264,14 @@ class LanesConformance(Conformance):
     ) -> None:
         await enqueue(storage, *new_jobs(1))
         [lease] = (await call(storage, 1)).leases
-        await settle(storage, ALICE, lease, Interrupted("shutdown"))
+        await settle(storage, ALICE, lease, Interrupted("worker_failed", begun=True))
         [lost] = (await call(storage, 2)).leases
         await call(storage, 3, answered=1, room=0)
         job = await record(storage, lost.ref)
 
         assert (lost.run, job.state, job.starts, job.releases) == (2, State.WAITING, 2, 2)
+        # It is neither counted among the put-backs that may loop, nor does it end their row.
+        assert job.put_back_used
 
     async def test_a_storage_that_knows_nothing_of_a_lane_takes_its_word(self, storage: Storage) -> None:
         await enqueue(storage, *new_jobs(2))

@@ -7,6 +7,7 @@ from msgspec import structs
 from holdfast.clock import Clock
 from holdfast.core.decision import Decision, PutBack, RunEnd
 from holdfast.core.job import JobRecord, NewJob, Owner, Ref, StallReason
+from holdfast.core.lane import Lane, LaneClaims
 from holdfast.core.leadership import Term
 from holdfast.core.lease import Lease
 from holdfast.core.lifecycle import State
@@ -15,11 +16,13 @@ from holdfast.core.transition import refused
 from holdfast.storage.model import Model
 from holdfast.storage.protocol import (
     PAUSED,
+    Beat,
     Bid,
     Cancel,
     Delete,
     EventPage,
     Order,
+    Pulse,
     Reader,
     Receipt,
     Reclaimed,
@@ -32,6 +35,37 @@ from holdfast.storage.protocol import (
     Verdict,
 )
 from holdfast.testing.mutants.register import mutant
+
+# ── numbered claims ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@mutant("lost claims")
+class ClaimsTwice(Model):
+    """A call claims whenever it arrives, whatever its number is."""
+
+    def _has_seen(self, owner: Owner, lane: Lane, now: int) -> bool:
+        self._hand_back(owner, lane, now)
+        return False
+
+
+@mutant("lost claims")
+class KeepsLostClaims(Model):
+    """What a call has claimed whose answer was lost stays with its owner."""
+
+    def _hand_back(self, owner: Owner, lane: Lane, now: int) -> None:
+        known = self._claims.get((owner.id, lane.id), LaneClaims())
+        self._claims[owner.id, lane.id] = known.over(lane, now)
+
+
+@mutant("lost claims")
+class HandsBackWhatIsUnderWay(Model):
+    """A beat hands back what a call has claimed whose answer may still arrive."""
+
+    def renew(self, beat: Beat) -> Pulse:
+        """See `Model.renew`."""
+        lanes = tuple(structs.replace(lane, number=lane.number + 1) for lane in beat.lanes)
+        return super().renew(structs.replace(beat, lanes=lanes))
+
 
 # ── who may write ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -116,6 +116,7 @@ function Settling.hand_back(ref, fence, owner)
     charge = 'releases',
     reason = 'prefetch',
     quarantine = job.quarantined,
+    put_back_used = job.put_back_used,
     ended_as = cmsgpack.pack({ ended = 'released', reason = 'prefetch' }),
     events = { { made = cmsgpack.pack(told) } },
   }, owner)
