@@ -33,7 +33,8 @@ end
 -- Note what was claimed, though the script fails: it is the owner's by now.
 local function note_claims()
   if lane and not seen then
-    Claims.note(owner, lane, leases, Lease.next_fence(0), fences)
+    -- The fence of a first run is the instant of its claim.
+    Claims.note(owner, lane, leases, NOW, fences)
   end
 end
 
