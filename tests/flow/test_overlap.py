@@ -6,8 +6,6 @@ from collections.abc import Callable, Coroutine, Sequence
 from random import Random
 from typing import Any
 
-from msgspec import structs
-
 from holdfast import JobCompleted, Retry, RetryLater, Stall, StorageUnavailableError, TaskOptions, current_job
 from holdfast.core.job import Owner
 from holdfast.core.settlement import Settlement
@@ -249,7 +247,7 @@ class Verdictless(MemoryStorage):
     ) -> Exchanged:
         if not self.silent:
             return await super().exchange(owner, settlements, order)
-        return structs.replace(await super().exchange(owner, (), order), unanswered=True)
+        return await super().exchange(owner, (), order)
 
 
 def test_a_worker_with_a_thousand_unsettled_outcomes_claims_no_more() -> None:
