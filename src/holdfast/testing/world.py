@@ -304,7 +304,11 @@ class World:
         for name, entries in by_key.items():
             for second in entries:
                 others = [first for first in entries if first.began <= second.began < first.ended]
-                troubled = any(self._troubled(first, second) for first in others)
+                troubled = any(
+                    one.where in (first.owner, EVERYWHERE)
+                    for first in others
+                    for one in self.stage.weather.between(first.began, second.began)
+                )
                 if len(others) > limits[name] and not troubled:
                     raise Violation(f"I6: {len(others)} handlers of the key {name} were at work at once: {others}")
 
