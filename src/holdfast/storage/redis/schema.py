@@ -1,33 +1,50 @@
 """Which layout lies in a namespace: ours, of our version, in so many cells, or it is left untouched."""
 
+from collections.abc import Sequence
 from typing import cast
 
-from holdfast.errors import SchemaMismatchError, StorageError
+from holdfast.errors import SchemaMismatchError, StorageError, StorageUnavailableError
 from holdfast.storage.protocol import Finding
-from holdfast.storage.redis.connections import Connections
+from holdfast.storage.redis.connections import Call, Connections
+from holdfast.storage.redis.resp import Reply
 
 VERSION = 2
 """1: a record was one msgpack map of its fields."""
 
 
-async def settle_on(connections: Connections, base: str, *, cells: int) -> None:
-    """Note our layout in a namespace that is empty.
+async def settle_on(connections: Connections, bases: Sequence[str]) -> None:
+    """Note our layout in each cell of a namespace that is empty; a cell that is out of reach does so at another start.
 
     Raises:
         SchemaMismatchError: another version's jobs lie there, or they lie in another number of cells.
-        StorageError: the server is out of reach, or refuses us.
+        StorageError: no server answers, or one refuses us.
     """
-    ours = _layout(cells)
-    key = f"{base}:schema"
+    ours = _layout(len(bases))
     # Looked at first: a server that is full takes no SET, not even one that would change nothing, and those who come
     # back to it must be able to let jobs end.
-    found = await connections.tell(base, "GET", key) or await connections.tell(base, "SET", key, ours, "NX", "GET")
-    theirs = ours if found is None else cast(bytes, found).decode(errors="replace")
-    if theirs != ours:
-        raise SchemaMismatchError(
-            f"{connections.address.shown} holds jobs of {theirs}, this was asked for {ours}; it was left untouched. "
-            "Use the Holdfast that wrote them and the same number of cells, or another namespace"
-        )
+    looks = [Call(None, base, ("GET", f"{base}:schema")) for base in bases]
+    found = await connections.outcomes(looks)
+    _check(found, ours, connections.address.shown)
+    empty = [base for base, layout in zip(bases, found, strict=True) if layout is None]
+    if empty:
+        notes = [Call(None, base, ("SET", f"{base}:schema", ours, "NX", "GET")) for base in empty]
+        _check(await connections.outcomes(notes), ours, connections.address.shown)
+
+
+def _check(found: Sequence[Reply], ours: str, shown: str) -> None:
+    """Raise what keeps us from working with these layouts, one of each cell."""
+    away = [layout for layout in found if isinstance(layout, StorageUnavailableError)]
+    if len(away) == len(found):
+        raise away[0]
+    for layout in found:
+        if isinstance(layout, BaseException) and not isinstance(layout, StorageUnavailableError):
+            raise layout
+        theirs = layout.decode(errors="replace") if isinstance(layout, bytes) else ours
+        if theirs != ours:
+            raise SchemaMismatchError(
+                f"{shown} holds jobs of {theirs}, this was asked for {ours}; it was left untouched. Use the Holdfast "
+                "that wrote them and the same number of cells, or another namespace"
+            )
 
 
 async def examine_layout(connections: Connections, base: str, *, cells: int) -> list[Finding]:

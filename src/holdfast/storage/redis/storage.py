@@ -184,6 +184,6 @@ class RedisStorage:
     async def _ready(self) -> Cell | Cells:
         if not self._open:
             await self._guard.admit()
-            await settle_on(self._connections, self._cells[0].base, cells=len(self._cells))
+            await settle_on(self._connections, self._address.bases)
             self._open = True
         return self._verbs
