@@ -55,7 +55,17 @@ NEEDED = (
     *("APPEND", "EVALSHA", "EXISTS", "GET", "HDEL", "HEXISTS", "HGET", "HGETALL", "HINCRBY", "HKEYS", "HMGET", "HSET"),
     *("HSETNX", "HVALS", "LLEN", "LPOP", "LRANGE", "LTRIM", "MGET", "MSET", "RPUSH", "SCRIPT", "SET", "SPUBLISH"),
     *("SSUBSCRIBE", "TIME", "UNLINK", "XADD", "XINFO", "XLEN", "XRANGE", "XTRIM", "ZADD", "ZCARD", "ZCOUNT"),
-    *("ZMSCORE", "ZRANGE", "ZRANGEBYLEX", "ZRANGEBYSCORE", "ZREM", "ZREMRANGEBYRANK", "ZREVRANGEBYSCORE", "ZSCORE"),
+    *(
+        "ZINCRBY",
+        "ZMSCORE",
+        "ZRANGE",
+        "ZRANGEBYLEX",
+        "ZRANGEBYSCORE",
+        "ZREM",
+        "ZREMRANGEBYRANK",
+        "ZREVRANGEBYSCORE",
+        "ZSCORE",
+    ),
 )
 """What every server must be able to do: the commands of the scripts and of whoever calls them."""
 
