@@ -27,6 +27,11 @@ app = Holdfast(
     defaults=TaskOptions(stall=Stall(max_count=int(os.environ.get("CREW_MAX_COUNT", "1000")))),
 )
 
+if "CREW_NOFILE" in os.environ:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (int(os.environ["CREW_NOFILE"]), int(os.environ["CREW_NOFILE"])))
+
+_leaked: list[int] = []
+
 _diary = os.open(os.environ["CREW_DIARY"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
 
@@ -62,6 +67,65 @@ async def quick(number: int) -> int:
     await asyncio.sleep(0)
     note("end")
     return number
+
+
+def _open_all() -> None:
+    while True:
+        _leaked.append(os.open("/dev/null", os.O_RDONLY))
+
+
+@app.task(retry=Retry(max_attempts=1))
+async def leak_descriptors(left: int, name: str) -> None:
+    """Leave so many descriptors free, and complete; free the others once there is a file of that name."""
+    note("start")
+    try:
+        _open_all()
+    except OSError:
+        for _ in range(left):
+            os.close(_leaked.pop())
+
+    def free() -> None:
+        while not Path(os.environ["CREW_DIARY"] + name).exists():
+            time.sleep(0.05)
+        while _leaked:
+            os.close(_leaked.pop())
+
+    threading.Thread(target=free, daemon=True).start()
+
+
+@app.task(retry=Retry(max_attempts=1))
+async def exhaust(times: int) -> int:
+    """Run out of descriptors in so many runs."""
+    note("start")
+    if current_job().run <= times:
+        _open_all()
+    return os.getpid()
+
+
+@app.task(retry=Retry(max_attempts=1))
+async def exhaust_threads() -> int:
+    """Have no room for one more thread in the first run."""
+    note("start")
+    if current_job().run == 1:
+        size = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")  # noqa: ASYNC240
+        before = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (size + (64 << 20), before[1]))
+        try:
+            threading.stack_size(256 << 20)
+            threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+        finally:
+            threading.stack_size(0)
+            resource.setrlimit(resource.RLIMIT_AS, before)
+    return os.getpid()
+
+
+@app.task(run="process", retry=Retry(max_attempts=1))
+def exhaust_apart() -> int:
+    """Run out of descriptors in the first run, in a process of its own."""
+    note("start")
+    if current_job().run == 1:
+        _open_all()
+    return os.getpid()
 
 
 @app.task

@@ -418,6 +418,32 @@ async def test_a_job_for_whose_process_there_is_no_thread_is_put_back_uncharged_
     assert not children()
 
 
+async def test_a_job_for_which_the_machine_refuses_a_process_fails_by_that_from_the_third_time_in_a_row_on(
+    mod: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name.startswith("holdfast-waits-for"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    async with mod.app, mod.app.worker():
+        job = await mod.plus.enqueue(1, 2)
+        for _ in range(2):
+            await over(mod.app, job.id)
+            await job.reschedule(0)
+        detail = await over(mod.app, job.id)
+        async with asyncio.timeout(10):
+            while not (detail := await job.info()).job.failures:  # noqa: ASYNC110 - the storage is what changes
+                await asyncio.sleep(0.01)
+
+    assert [run.ended for run in detail.runs] == ["released", "released", "raised"]
+    assert detail.job.releases == 2
+    assert caplog.text.count("restart it soon") == 1
+
+
 async def test_a_process_that_reads_nothing_any_more_is_given_up_however_much_it_was_to_be_told(
     mod: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,8 +30,11 @@ DETAILS = 50
 """How many jobs are asked for at once with their runs and logs."""
 
 
-class CrewView(Struct, frozen=True, kw_only=True):
-    """A worker. `state`: alive, quiet, stopping, stale, died. `lag` in seconds, `memory` in bytes, 0 where unknown."""
+class CrewView(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A worker. `state`: alive, quiet, stopping, stale, died. `lag` in seconds, `memory` in bytes, 0 where unknown.
+
+    `why`: why it claims no more by itself, where it does not.
+    """
 
     owner: str
     name: str
@@ -46,6 +49,7 @@ class CrewView(Struct, frozen=True, kw_only=True):
     state: str
     lag: float
     memory: int
+    why: str = ""
 
 
 class OrderedView(Struct, frozen=True, kw_only=True):
@@ -125,6 +129,7 @@ def _crew(worker: WorkerSurvey, timing: Timing) -> CrewView:
         state="died" if worker.died else state_of(worker, timing),
         lag=worker.lag / SECOND,
         memory=worker.memory,
+        why=worker.why,
     )
 
 

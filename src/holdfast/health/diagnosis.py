@@ -62,7 +62,7 @@ def diagnose(evidence: Evidence, timing: Timing) -> list[Finding]:
         *_clock(evidence),
         *_sweeping(evidence.survey, health, timing),
         *_overdue(evidence, health, timing),
-        *_workers(health),
+        *_workers(evidence.survey, health),
         *_unstopped(evidence.survey),
         *_queues(health),
         *_paused(evidence),
@@ -162,13 +162,23 @@ def _slack(job: JobRecord, timing: Timing) -> int:
     return _micros(timing.recovery_bound) + job.stall.lease // 2
 
 
-def _workers(health: Health) -> Iterator[Finding]:
+def _workers(survey: Survey, health: Health) -> Iterator[Finding]:
     stale = [worker for worker in health.workers if worker.state == "stale"]
-    if not stale:
+    gone = {worker.id for worker in stale}
+    short = [worker for worker in survey.workers if worker.why and worker.owner.id not in gone]
+    if not stale and not short:
         alive = sum(worker.state == "alive" for worker in health.workers)
         hushed = sum(worker.state == "quiet" for worker in health.workers)
         quiet = f", {hushed} quiet by an operator's order" if hushed else ""
         yield Finding("ok", "workers", f"{alive} alive{quiet}, none stale")
+    for one in short:
+        yield Finding(
+            "warning",
+            "workers",
+            f"worker {one.owner.name!r} claims no more: {one.why}",
+            "its supervisor replaces it; without one, restart it. If it happens again, look for what its handlers do "
+            "not close, or raise the limit (ulimit -n, LimitNOFILE, TasksMax, --max-memory)",
+        )
     for worker in stale:
         yield Finding(
             "warning",

@@ -828,6 +828,7 @@ class Model(Timetable):
                     quiet=seen.beat.worker.quiet,
                     tasks=seen.beat.worker.tasks,
                     unstopped=seen.beat.worker.unstopped,
+                    why=seen.beat.worker.why,
                 )
                 for seen in self._workers.values()
                 if seen.beat.worker is not None

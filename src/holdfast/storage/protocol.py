@@ -183,7 +183,7 @@ class WorkerInfo(Struct, frozen=True):
     waiting since the beat before, in microseconds. `memory`: what its process occupies, in bytes; 0 where nobody knows.
     `quiet`: an operator has told it to claim no more. `tasks`: the tasks that it knows, each with the newest version of
     its payload that it can read; None means all. `unstopped`: the runs that were told to stop, go on, and keep their
-    exclusive rights; the first few of them.
+    exclusive rights; the first few of them. `why`: why it claims no more by itself; empty if it does.
     """
 
     queues: tuple[str, ...] = ()
@@ -196,6 +196,7 @@ class WorkerInfo(Struct, frozen=True):
     quiet: bool = False
     tasks: dict[str, int] | None = None
     unstopped: tuple[Ref, ...] = ()
+    why: str = ""
 
 
 class Beat(Struct, frozen=True):
@@ -532,6 +533,7 @@ class WorkerSurvey(Struct, frozen=True, kw_only=True):
     quiet: bool = False
     tasks: dict[str, int] | None = None
     unstopped: tuple[Ref, ...] = ()
+    why: str = ""
 
 
 class Survey(Struct, frozen=True, kw_only=True):

@@ -96,7 +96,9 @@ class ExchangeLoop:
         logger: logging.Logger,
         tell: Callable[[Event], None],
         tally: Tally,
+        short: Callable[[], str | None] = lambda: None,
     ) -> None:
+        self._short = short
         self._storage = storage
         self._owner = owner
         self._runs = runs
@@ -328,6 +330,8 @@ class ExchangeLoop:
 
     def _room(self) -> int:
         if not self._claiming or self.quiet or len(self._outcomes) > UNSETTLED_LIMIT:
+            return 0
+        if self._short() is not None:
             return 0
         return max(0, self._runs.room - self._ordered)
 

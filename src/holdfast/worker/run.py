@@ -43,6 +43,7 @@ from holdfast.worker.known import why_unknown
 from holdfast.worker.limit import Limit, TimeIsOver
 from holdfast.worker.on_cancel import CancelHooks
 from holdfast.worker.provision import Provision
+from holdfast.worker.shortage import is_shortage
 from holdfast.worker.stacks.traces import where
 from holdfast.worker.threads import Lane, NoThreadError, Threads
 
@@ -74,6 +75,7 @@ class Runner:
         state: Callable[[], Any],
         abandoned: Abandoned,
         no_thread: Callable[[], None] = lambda: None,
+        short: Callable[[RecordedError], None] = lambda error: None,
     ) -> None:
         self._tasks = tasks
         self._codec = codec
@@ -85,6 +87,7 @@ class Runner:
         self._state = state
         self._abandoned = abandoned
         self._no_thread, self._threadless = no_thread, False
+        self._short = short
         self._onions: dict[str, Onion | None] = {}
         self._left: set[asyncio.Task[None]] = set()
         self._hooks = CancelHooks(codec, clock, call=self._provided, complain=self._complain)
@@ -122,6 +125,8 @@ class Runner:
                 self._no_thread()
         except BaseException as error:
             outcome = _ended_by(error, task, held)
+            if isinstance(outcome, Raised) and outcome.shortage:
+                self._short(outcome.error)
         else:
             try:
                 return Returned(task.signature.encode_result(self._codec, value))
@@ -337,7 +342,7 @@ def _meaning(error: BaseException, task: Task[..., Any], held: Held) -> Outcome:
         return stopped(held)
     if is_a(error, asyncio.CancelledError):
         return _cancelled_from_within(error)
-    return Raised(recorded(error), final=task.retry.final(error))
+    return Raised(recorded(error), final=task.retry.final(error), shortage=is_shortage(error))
 
 
 def _delay(control: Any) -> int:

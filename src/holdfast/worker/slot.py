@@ -169,7 +169,8 @@ class SlotProcess:
         self._held = None
         self._say_signs(held)
         ended = self._equipment.lifespan is not None and not self._lifespan.lives
-        self._report(held, outcome, spoiled=ended or self._abandoned.count > 0)
+        short = isinstance(outcome, Raised) and outcome.shortage
+        self._report(held, outcome, spoiled=ended or short or self._abandoned.count > 0)
 
     def _report(self, held: Held, outcome: Outcome, *, spoiled: bool) -> None:
         outcome = misuse(held) or outcome

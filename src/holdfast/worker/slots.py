@@ -27,7 +27,7 @@ from holdfast.worker.run import UNFIT_DELAY, stopped
 from holdfast.worker.slate import Slate
 
 TRIES = 3
-"""So many times in a row a run is handed back uncharged as its app is unfit; then that is what it comes to."""
+"""The first so many times in a row, less one, a run that finds no process is handed back uncharged; then it fails."""
 
 T = TypeVar("T")
 
@@ -36,14 +36,25 @@ class Slots:
     """The slots of one worker. Its methods belong to the worker's loop, those with `there` to the slots' own."""
 
     def __init__(
-        self, equipment: Equipment, *, worker: Owner, isolates: bool, keeping: Keeping, slate: Slate | None = None
+        self,
+        equipment: Equipment,
+        *,
+        worker: Owner,
+        isolates: bool,
+        keeping: Keeping,
+        slate: Slate | None = None,
+        refused: Callable[[str], None] = lambda why: None,
     ) -> None:
-        """Take what the processes need; `keeping` is told how far their runs are."""
+        """Take what the processes need; `keeping` is told how far their runs are.
+
+        `refused` is called, from any thread, when the machine refuses a process, with the reason.
+        """
         self._whereabouts = equipment.whereabouts
         self._tasks: Mapping[str, Task[..., Any]] = equipment.tasks
         self._clock = equipment.clock
         self._logger = equipment.logger
         self._keeping = keeping
+        self._refused = refused
         self._isolates = isolates
         """Whether a job in quarantine gets a process to itself, whatever its task says."""
         self._terms = Terms(worker, equipment.clock, equipment.timing.max_block.total_seconds(), keeping)
@@ -178,12 +189,13 @@ class Slots:
         """Return what a run has come to that has no process, None if it can do without."""
         job = held.lease.job
         self._logger.error("job %s (%s) has no process to run in: %s", job.id, job.task, error)
+        if error.ours:
+            self._refused(str(error))
         task = self._tasks.get(job.task)
         if task is None or task.settings.run != "process":
             return None
         held.signs.log(self._clock.uptime(), "error", f"there is no process to run in: {error}", {})
-        if not error.ours:
-            self._unfit_for[held.lease.ref] += 1
-            if self._unfit_for[held.lease.ref] >= TRIES:
-                return Raised(recorded(error))
+        self._unfit_for[held.lease.ref] += 1
+        if self._unfit_for[held.lease.ref] >= TRIES:
+            return Raised(recorded(error))
         return Interrupted("prefetch", UNFIT_DELAY)

@@ -29,6 +29,11 @@ class Wear:
         self._begun = 0
         self._why: str | None = None
 
+    @property
+    def used(self) -> bool:
+        """Whether any job has begun here: no process is replaced before it has done one."""
+        return self._begun > 0
+
     def began(self) -> None:
         """Note that a job has begun."""
         self._begun += 1

@@ -28,7 +28,7 @@ from holdfast.clock import SECOND
 from holdfast.core.check import named
 from holdfast.core.duration import Duration, duration
 from holdfast.core.events import JobStopIgnored, WorkerStarted, WorkerStopped, WorkerStopping
-from holdfast.core.job import Owner
+from holdfast.core.job import Owner, RecordedError
 from holdfast.core.outcome import StopCode
 from holdfast.core.schedule import Schedule
 from holdfast.equipment import Equipment
@@ -52,6 +52,7 @@ from holdfast.worker.outcomes import Outcomes
 from holdfast.worker.outpost import Outpost
 from holdfast.worker.run import Runner
 from holdfast.worker.runs import Runs
+from holdfast.worker.shortage import NO_THREAD, Descriptors
 from holdfast.worker.slate import Slate
 from holdfast.worker.slots import Slots
 from holdfast.worker.tally import Tally
@@ -111,6 +112,8 @@ class Worker:
         self._supervised = supervised
         self.recycled: str | None = None
         """Why it ends to be replaced by another, None where it does not."""
+        self._complaints: set[str] = set()
+        """The reasons to be replaced that were given."""
         self._retired = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._context: contextvars.Context | None = None
@@ -144,12 +147,21 @@ class Worker:
             state=lambda: self._lifespan.state,
             abandoned=self._abandoned,
             no_thread=self._out_of_threads,
+            short=self._run_short,
         )
         self._outpost = outpost
         if outpost is not None:
             slate = outpost.slate
         self._holdings = Holdings(slate)
-        self._slots = Slots(equipment, worker=self.owner, isolates=supervised, keeping=self._holdings, slate=slate)
+        self._slots = Slots(
+            equipment,
+            worker=self.owner,
+            isolates=supervised,
+            keeping=self._holdings,
+            slate=slate,
+            refused=self._no_process,
+        )
+        self._descriptors = Descriptors(equipment.clock, self._worn_out)
         self._turns = Turns(slate)
         self._known = KnownTasks(equipment.tasks)
         tally = Tally(equipment.figures)
@@ -204,6 +216,7 @@ class Worker:
             logger=equipment.logger,
             tell=self._bus.tell,
             tally=tally,
+            short=lambda: self._descriptors.short() if wear.used else None,
         )
         self._keeper = Keeper(
             equipment.storage,
@@ -571,10 +584,23 @@ class Worker:
         """Plain handlers have nothing to run in here, and what is claimed for them only comes and goes."""
         self._worn_out("the machine has no thread for its plain handlers")
 
+    def _run_short(self, error: RecordedError) -> None:
+        """A run raised that descriptors, threads or memory have run out."""
+        if NO_THREAD in error.message:
+            self._worn_out("its handlers cannot start threads any more")
+        else:
+            self._descriptors.look()
+
+    def _no_process(self, why: str) -> None:
+        """The machine refuses a process; called from any thread."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._worn_out, why, context=self._context)
+
     def _worn_out(self, told: str) -> None:
-        """Have this process replaced, for what it is told; where nobody does that, say so."""
-        if self._ending is not None:
+        """Have this process replaced, for what it is told; where nobody does that, say so once for each reason."""
+        if self._ending is not None or told in self._complaints:
             return
+        self._complaints.add(told)
         if not self._supervised:
             self._equipment.logger.critical(
                 "worker %s: %s; restart it soon, or run it by `holdfast worker`, which does that by itself",
@@ -651,4 +677,5 @@ class Worker:
             quiet=self._exchange.quiet,
             tasks=self._known.versions,
             unstopped=self._exchange.unstopped,
+            why=self.recycled or self._descriptors.why or "",
         )

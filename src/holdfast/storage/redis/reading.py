@@ -107,6 +107,7 @@ class _Worker(Struct, kw_only=True):
     quiet: bool = False
     tasks: dict[str, int] | None = None
     unstopped: tuple[Ref, ...] = ()
+    why: str = ""
 
 
 class _Line(Struct, kw_only=True):
@@ -337,6 +338,7 @@ def _workers(workers: Mapping[bytes, bytes], seen: Mapping[bytes, bytes], now: i
             quiet=worker.quiet,
             tasks=worker.tasks,
             unstopped=worker.unstopped,
+            why=worker.why,
         )
         for owner, worker, at in known
     )

@@ -219,6 +219,7 @@ def _worker(row: rows.Row, now: int) -> WorkerSurvey:
         quiet=info.quiet,
         tasks=info.tasks,
         unstopped=info.unstopped,
+        why=info.why,
     )
 
 

@@ -344,6 +344,7 @@ infos = st.none() | st.builds(
     memory=st.sampled_from((0, 1 << 40)),
     quiet=st.booleans(),
     unstopped=st.sampled_from(((), (), (Ref("q", "j0"), Ref("r", "☃")))),
+    why=st.sampled_from(("", "it has 3 free descriptors ☃")),
 )
 
 bys = st.sampled_from((None, "me"))

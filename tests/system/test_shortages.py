@@ -1,0 +1,115 @@
+"""Workers that run out of descriptors or threads, by real limits: they claim no more, say why, and are replaced."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from holdfast.core.events import JobReleased, WorkerStopping
+from holdfast.core.job import JobDetail, Ref
+from holdfast.core.lifecycle import State
+from tests.system.farm import Farm, by_job
+
+pytestmark = pytest.mark.system
+
+MakeFarm = Callable[..., Farm]
+
+
+@pytest.fixture
+def here(farm: MakeFarm) -> Farm:
+    return farm(lease="8s", max_count="0", deaf="1", nofile="160")
+
+
+async def over(here: Farm, refs: list[Ref], *, within: float = 30) -> list[JobDetail]:
+    async def ended() -> bool:
+        return all(one.job.finished is not None for one in await here.details(refs))
+
+    await here.until(ended, within=within)
+    return await here.details(refs)
+
+
+async def recycled(here: Farm) -> int:
+    return len([one for one in await here.events() if isinstance(one, WorkerStopping) and one.reason == "recycled"])
+
+
+def pids(here: Farm, ref: Ref) -> list[int]:
+    return [line.pid for line in by_job(here.lines())[ref.id] if line.what == "start"]
+
+
+async def test_a_worker_with_too_few_descriptors_claims_no_more_says_why_and_is_replaced(here: Farm) -> None:
+    here.worker("-c", "2")
+    (leak,) = here.enqueue("leak_descriptors", 20, "-free")
+    await over(here, [leak])
+    await here.said("free descriptors, and claims nothing with fewer than 32")
+    after = here.enqueue("nap", 0, times=5)
+    details = await over(here, [leak, *after])
+
+    assert {(one.job.state, one.job.failures, one.job.stalls, len(one.runs)) for one in details} == {
+        (State.COMPLETED, 0, 0, 1)
+    }
+    assert await recycled(here) == 1
+    assert not {pids(here, ref)[0] for ref in after} & set(pids(here, leak))
+
+
+async def test_a_run_that_finds_no_descriptor_is_put_back_once_uncharged_and_runs_in_another_worker(here: Farm) -> None:
+    here.worker("-c", "2")
+    once, always = *here.enqueue("exhaust", 1), *here.enqueue("exhaust", 9)
+    innocent, hopeless = await over(here, [once, always])
+
+    assert [(run.ended, run.reason) for run in innocent.runs] == [("released", "worker_failed"), ("completed", None)]
+    assert (innocent.job.state, innocent.job.failures, innocent.job.stalls) == (State.COMPLETED, 0, 0)
+    first, second = pids(here, once)
+    assert first != second
+    assert [run.ended for run in hopeless.runs] == ["released", "raised"]
+    assert (hopeless.job.state, hopeless.job.reason, hopeless.job.failures) == (State.FAILED, "exhausted", 1)
+    released = [event for event in await here.events() if isinstance(event, JobReleased)]
+    assert {(event.reason, event.delay) for event in released} == {("worker_failed", 1.0)}
+    assert await recycled(here) >= 1
+
+
+async def test_a_run_that_cannot_start_a_thread_is_put_back_once_and_its_worker_is_replaced(here: Farm) -> None:
+    here.worker("-c", "2")
+    (ref,) = here.enqueue("exhaust_threads")
+    (detail,) = await over(here, [ref])
+    first, second = pids(here, ref)
+
+    assert [(run.ended, run.reason) for run in detail.runs] == [("released", "worker_failed"), ("completed", None)]
+    assert (detail.job.state, detail.job.failures) == (State.COMPLETED, 0)
+    assert first != second
+    assert "its handlers cannot start threads any more" in here.log()
+    assert await recycled(here) == 1
+
+
+async def test_a_process_of_a_run_that_ran_out_of_descriptors_is_replaced_and_its_worker_is_not(here: Farm) -> None:
+    here.worker("-c", "2")
+    (ref,) = here.enqueue("exhaust_apart")
+    (detail,) = await over(here, [ref])
+    first, second = pids(here, ref)
+
+    assert [(run.ended, run.reason) for run in detail.runs] == [("released", "worker_failed"), ("completed", None)]
+    assert first != second
+    assert await recycled(here) == 0
+
+
+async def test_a_worker_without_a_supervisor_claims_nothing_until_descriptors_are_free_and_doctor_says_why(
+    here: Farm,
+) -> None:
+    here.alone("-c", "2")
+    (ref,) = here.enqueue("leak_descriptors", 20, "-free")
+    await over(here, [ref])
+    await here.said("restart it soon")
+    waiting = here.enqueue("nap", 0)
+
+    async def told() -> bool:
+        return any("free descriptors" in worker.why for worker in (await here.survey()).workers)
+
+    await here.until(told, within=20)
+    found = here.run("doctor", "--url", here.url)
+    (held,) = await here.details(waiting)
+    Path(f"{here.diary}-free").touch()  # noqa: ASYNC240 - nothing else runs here
+    (ran,) = await over(here, waiting)
+
+    assert held.job.state is State.WAITING
+    assert "claims no more: it has" in found.stdout
+    assert ran.job.state is State.COMPLETED
+    assert pids(here, waiting[0]) == pids(here, ref)

@@ -1,0 +1,78 @@
+"""A process that runs out of descriptors or threads: how that is noticed, and which errors say so."""
+
+import errno
+import subprocess
+import sys
+
+import pytest
+
+from holdfast.testing.clock import ManualClock
+from holdfast.worker.shortage import LEAST_FREE, LOOK, NO_THREAD, Descriptors, is_shortage
+
+COUNTED = """
+import os, resource
+from holdfast.worker.shortage import free_descriptors
+resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
+before = free_descriptors()
+many = [os.open("/dev/null", os.O_RDONLY) for _ in range(50)]
+after = free_descriptors()
+try:
+    while True:
+        many.append(os.open("/dev/null", os.O_RDONLY))
+except OSError:
+    print(before - after, len(many) - 50 == after, free_descriptors())
+"""
+
+
+def test_the_free_descriptors_are_those_that_can_still_be_opened() -> None:
+    done = subprocess.run([sys.executable, "-c", COUNTED], capture_output=True, text=True, timeout=60, check=True)
+
+    assert done.stdout.split() == ["50", "True", "0"]
+
+
+class Liar(OSError):
+    """An error whose number raises."""
+
+    @property
+    def errno(self) -> int:  # type: ignore[override]
+        """Raise."""
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+def test_an_error_that_tells_of_a_shortage_is_known_by_its_number(number: int) -> None:
+    assert is_shortage(OSError(number, "no more"))
+    assert is_shortage(ExceptionGroup("several", [ValueError(), OSError(number, "no more")]))
+
+
+def test_no_other_error_is_taken_for_a_shortage() -> None:
+    assert is_shortage(RuntimeError(NO_THREAD))
+    for error in (OSError(), OSError(errno.ENOENT, "no"), RuntimeError("else"), MemoryError(), ValueError(), Liar(24)):
+        assert not is_shortage(error)
+
+
+def test_it_is_looked_once_a_second_and_told_once_for_each_shortage() -> None:
+    clock, told, looks, free = ManualClock(), list[str](), [0], [LEAST_FREE]
+
+    def look() -> int:
+        looks[0] += 1
+        return free[0]
+
+    descriptors = Descriptors(clock, told.append, free=look)
+    clock.advance(LOOK)
+    enough = [descriptors.short() for _ in range(100)]
+    free[0] = LEAST_FREE - 1
+    clock.advance(LOOK)
+    short = [descriptors.short() for _ in range(100)]
+    free[0] = 2 * LEAST_FREE - 1
+    clock.advance(LOOK)
+    still = descriptors.short()
+    free[0] = 2 * LEAST_FREE
+    clock.advance(LOOK)
+    again = descriptors.short()
+
+    assert set(enough) == {None}
+    assert set(short) == {still} == set(told)
+    assert again is None
+    assert (len(told), looks[0]) == (1, 4)
+    assert "31 free descriptors" in told[0]
