@@ -2,6 +2,7 @@
 
 import pytest
 
+from holdfast.storage.sqlite.database import SCHEMA
 from tests.cli.terminal import Terminal
 from tests.servers import client_of, command
 
@@ -16,8 +17,8 @@ def test_it_makes_a_database_and_does_nothing_the_second_time(there: Terminal) -
 
 
 def test_it_says_so_in_words(there: Terminal) -> None:
-    assert "was brought from nothing to schema 5" in there.run("migrate").stdout
-    assert "is at schema 5, nothing to do" in there.run("migrate").stdout
+    assert f"was brought from nothing to schema {SCHEMA}" in there.run("migrate").stdout
+    assert f"is at schema {SCHEMA}, nothing to do" in there.run("migrate").stdout
     assert there.run("migrate", "--quiet").stdout == ""
 
 
