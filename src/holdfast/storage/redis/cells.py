@@ -119,7 +119,7 @@ class Cells:
             tuple(lease for answer in answers for lease in answer.leases),
             left=any(answer.left for answer in answers),
             next_due=least(answer.next_due for answer in answers),
-            seen=all(answer.seen for answer in answers),
+            seen=bool(answers) and all(answer.seen for answer in answers),
         )
 
     async def renew(self, beat: Beat) -> Pulse:

@@ -489,7 +489,8 @@ class RetentionConformance(Conformance):
         for _ in range(kept // 1_000 + 25):
             await storage.renew(Beat(ALICE, events=(told,) * 1_000))
         (trimmed,) = (await storage.events(limit=0)).events
-        last = int((await storage.events(EVENTS_END)).next)
+        # A storage of several parts has a place in the log of each.
+        last = sum(int(place) for place in (await storage.events(EVENTS_END)).next.split("."))
 
         assert isinstance(trimmed, EventsTrimmed)
         assert last >= kept + 25_000
