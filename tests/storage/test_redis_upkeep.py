@@ -1,6 +1,7 @@
 """What sweeps of a Redis keep in order: indexes that somebody broke, chores that fail, what comes round in turns."""
 
 from collections.abc import AsyncIterator, Callable
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import pytest
@@ -10,6 +11,7 @@ from holdfast.core.events import JobRepaired
 from holdfast.core.job import Key, Policy, Redriving, Ref
 from holdfast.core.lease import Lease
 from holdfast.core.lifecycle import State
+from holdfast.core.retention import Keep, Retention
 from holdfast.core.retry import Backoff
 from holdfast.storage.protocol import (
     PROMOTE_LIMIT,
@@ -39,6 +41,7 @@ from holdfast.testing.conformance.material import (
     new_job,
     record,
     settle,
+    settled,
     start,
     told_of,
 )
@@ -386,3 +389,34 @@ async def test_keys_that_get_much_room_at_once_are_filled_by_and_by_though_other
     assert await parked() == 0
     assert not cell.client.exists(cell.key("resumed"))
     assert len(await claim(cell.storage, room=128)) + len(await claim(cell.storage, room=128)) == 213
+
+
+async def test_a_script_forgets_a_bounded_number_of_jobs_in_many_queues(cell: Cell, clock: ManualClock) -> None:
+    # Queues that are used in turn pass their limits at the same time.
+    queues = tuple(f"queue-{number}" for number in range(50))
+    told = Settings(retention=Retention(completed=Keep(DAY * SECOND, 0)))
+    for queue in queues:
+        await cell.storage.tune(Target("queue", queue), told)
+
+    async def complete(name: str) -> int:
+        """Complete one job of each queue, none of them plain; return how many completed jobs there are."""
+        await enqueue(cell.storage, *(new_job(name, queue=queue, keys=(Key("k", 9),)) for queue in queues))
+        leases: list[Lease] = []
+        while len(leases) < len(queues):
+            leases += (await cell.storage.exchange(ALICE, (), Order(queues, 50))).leases
+        clock.advance(1)
+        before = scripts()
+        await cell.storage.exchange(ALICE, [settled(lease) for lease in leases])
+        took.append(scripts() - before)
+        return sum([cell.client.zcard(cell.key("over", queue, "completed")) for queue in queues])
+
+    def scripts() -> int:
+        return int(cell.client.info("commandstats")["cmdstat_evalsha"]["calls"])
+
+    took: list[int] = []
+    kept = [await complete(f"job-{number}") for number in range(130)]
+    forgotten = [before + len(queues) - after for before, after in pairwise(kept)]
+
+    assert kept[99] == 100 * len(queues)
+    assert all(some <= 200 * scripts for some, scripts in zip(forgotten, took[1:], strict=True))
+    assert max(kept) <= 101 * len(queues)

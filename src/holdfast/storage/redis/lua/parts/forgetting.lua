@@ -6,8 +6,8 @@ local Forgetting = {}
 -- What it takes to forget one job, in microseconds.
 Forgetting.PRICE = 8
 
--- How many are forgotten at once by a script that adds to too many, and what it pays for that: less than the price, as its
--- purse leaves room for it.
+-- How many are forgotten at once by a script that adds to too many, in all queues together, and what it pays for that: less
+-- than the price, as its purse leaves room for it.
 local TOGETHER = 200
 Forgetting.IN_STEP = 300
 
@@ -130,17 +130,25 @@ function Forgetting.forget(queue, state, ids, first)
   return forgotten, left
 end
 
+-- How many more jobs this script may forget in step with completions, in all queues together: many queues may pass their
+-- limits at the same time. A queue that is left over has its turn with the next script that completes one of its jobs.
+local room = TOGETHER
+
 -- Forget the longest completed jobs of each queue that keeps too many and that this script has added to. What is to be forgotten
 -- by itself is left to the sweeps; and all where the clock was set back, for then the longest completed jobs do not come
 -- first.
 function Forgetting.at_once()
   for queue, jobs in pairs(completed) do
     completed[queue] = nil
-    local surplus, batch = Forgetting.surplus(queue)
+    local surplus, batch = 0, 0
+    if room > 0 then
+      surplus, batch = Forgetting.surplus(queue)
+    end
     local over = key('over', pair(queue, 'completed'))
     if surplus > 0 and call('ZCOUNT', over, beyond(NOW), '+inf') == 0 then
-      local limit = max(batch, min(surplus, jobs + floor(jobs / 4) + 1))
-      Forgetting.forget(queue, 'completed', first_of(over, limit), true)
+      local ids = first_of(over, min(room, max(batch, min(surplus, jobs + floor(jobs / 4) + 1))))
+      room = room - #ids
+      Forgetting.forget(queue, 'completed', ids, true)
     end
   end
 end
