@@ -43,10 +43,11 @@ class CornersConformance(Conformance):
             lease = await start(storage, new_job(name, policy=AGAIN))
             await storage.revise([Cancel(lease.ref, "enough")])
             await settle(storage, ALICE, lease, outcome)
+        await settle(storage, ALICE, await start(storage, new_job("wanted", policy=AGAIN)), RAISED)
         clock.advance(3 * 3600)
         await storage.sweep(bid())
 
-        assert await states(storage) == {"raised": State.FAILED, "late": State.FAILED}
+        assert await states(storage) == {"raised": State.FAILED, "late": State.FAILED, "wanted": State.WAITING}
 
     async def test_retention_spares_what_a_rule_has_yet_to_put_back(self, storage: Storage, clock: ManualClock) -> None:
         await storage.tune(QUEUE_ITSELF, Settings(retention=Retention(failed=Keep(HOUR, 0))))
@@ -82,8 +83,9 @@ class CornersConformance(Conformance):
         (ref,) = await enqueue(storage, new_job())
         clock.step_wall(-3600)
         await storage.revise([Reschedule(ref, priority=2, boost=120 * SECOND)])
+        job = await record(storage, ref)
 
-        assert (await record(storage, ref)).state is State.WAITING
+        assert (job.state, job.priority) == (State.WAITING, 2)
         assert [lease.ref for lease in await claim(storage)] == [ref]
 
     async def test_time_spent_is_never_less_than_nothing(self, storage: Storage, clock: ManualClock) -> None:

@@ -380,7 +380,9 @@ class CrashesConformance(Conformance):
     @pytest.mark.parametrize("outcome", [RETURNED, RAISED, Rejected(ERROR), Interrupted("shutdown")])
     async def test_where_a_handler_was_is_forgotten_with_its_end(self, storage: Storage, outcome: Outcome) -> None:
         lease = await start(storage)
-        await storage.renew(Beat(ALICE, (Renewal(lease.ref, lease.fence, trace=HERE),)))
+
+        assert await traced(storage, Renewal(lease.ref, lease.fence, trace=HERE)) == HERE
+
         await settle(storage, ALICE, lease, outcome)
 
         assert [run.trace for run in (await look(storage, lease.ref)).runs] == [None]
@@ -496,6 +498,8 @@ async def crashed(storage: Storage, job: NewJob | None = None) -> Lease:
     lease = await start(storage, job)
     for taken in (await storage.reclaim(ALICE.id, REAPER)).stalled:
         assert await apply(storage, REAPER, stalled(taken)) == "done"
+    marked = await record(storage, lease.ref)
+    assert (marked.state, marked.quarantined) == (State.WAITING, True)
     return lease
 
 

@@ -222,6 +222,10 @@ class EventsConformance(Conformance):
 
         assert names(await told(storage)) == ["retried", "stalled", "completed"]
 
+        await enqueue(storage, new_job(queue="mail"))
+
+        assert [event.queue for event in await told_of(storage, JobEnqueued)] == ["mail"]
+
     async def test_a_queue_can_be_told_to_record_no_more(self, storage: Storage) -> None:
         await storage.tune(THIS_QUEUE, Settings(record=("enqueued", "started")))
         await start(storage, new_job("first"))
@@ -357,6 +361,10 @@ class EventsConformance(Conformance):
         await storage.revise([Cancel(Ref(QUEUE, "other"))])
 
         assert await told_of(storage, QueueDrained) == []
+
+        await settle(storage, ALICE, await claim_one(storage))
+
+        assert len(await told_of(storage, QueueDrained)) == 1
 
     async def test_to_delete_what_is_over_drains_no_queue(self, storage: Storage) -> None:
         await storage.tune(THIS_QUEUE, Settings(record=("queue_drained",)))

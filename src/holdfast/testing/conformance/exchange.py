@@ -334,9 +334,11 @@ class SettleConformance(Conformance):
         outcomes: tuple[Outcome, ...] = (RETURNED, Rejected(ERROR), Cancelled())
         for lease, outcome in zip(leases, outcomes, strict=True):
             await settle(storage, ALICE, lease, outcome)
+        over = [(await record(storage, lease.ref)).state for lease in leases]
         clock.advance(3600)
         await watch(storage, clock, 30)
 
+        assert over == [State.COMPLETED, State.FAILED, State.CANCELLED]
         assert await claim(storage) == []
 
     async def test_a_failed_run_rests_and_is_due_to_the_microsecond(self, storage: Storage, clock: ManualClock) -> None:
@@ -585,8 +587,10 @@ class SettleConformance(Conformance):
         lease = await start(storage, new_job(policy=NEVER_AGAIN))
         await storage.revise([Cancel(lease.ref)])
         await settle(storage, ALICE, lease, RAISED)
+        job = await record(storage, lease.ref)
 
-        assert (await record(storage, lease.ref)).state is State.FAILED
+        assert job.state is State.FAILED
+        assert job.cancel_at is not None
 
     async def test_one_trip_settles_and_claims(self, storage: Storage) -> None:
         await enqueue(storage, *new_jobs(4))
@@ -658,7 +662,9 @@ class SettleConformance(Conformance):
     async def test_a_paused_queue_still_settles(self, storage: Storage) -> None:
         lease = await start(storage)
         await storage.tune(Target("queue", QUEUE), Settings(paused=True))
+        await enqueue(storage, new_job("kept"))
 
+        assert await claim(storage) == []
         assert await settle(storage, ALICE, lease) == "done"
 
     async def test_a_settlement_frees_its_run_from_the_sweep(self, storage: Storage, clock: ManualClock) -> None:
@@ -668,4 +674,6 @@ class SettleConformance(Conformance):
         clock.advance(3600)
         swept = await storage.sweep(bid())
 
-        assert swept.stalled == ()
+        # What an unsettled run would come to now, and what it would come to then.
+        assert swept.did.get("suspected", 0) == 0
+        assert await watch(storage, clock, 30) == []

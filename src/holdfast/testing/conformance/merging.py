@@ -88,6 +88,7 @@ async def delayed(storage: Storage, clock: ManualClock, job: NewJob) -> None:
     """It is not due yet."""
     await enqueue(storage, job)
     await storage.revise([Reschedule(job.ref, delay=3600 * SECOND)])
+    assert (await record(storage, job.ref)).state is State.DELAYED
 
 
 async def parked(storage: Storage, clock: ManualClock, job: NewJob) -> None:
@@ -95,6 +96,7 @@ async def parked(storage: Storage, clock: ManualClock, job: NewJob) -> None:
     await storage.tune(Target("task", job.task), Settings(paused=True))
     await enqueue(storage, job)
     assert await claim(storage) == []
+    assert (await record(storage, job.ref)).parked_under is not None
 
 
 async def active(storage: Storage, clock: ManualClock, job: NewJob) -> None:
@@ -113,27 +115,35 @@ async def suspect(storage: Storage, clock: ManualClock, job: NewJob) -> None:
 async def retrying(storage: Storage, clock: ManualClock, job: NewJob) -> None:
     """It has failed, and is to be tried again."""
     await settle(storage, ALICE, await start(storage, job), RAISED)
+    resting = await record(storage, job.ref)
+    assert (resting.state, resting.failures) == (State.DELAYED, 1)
 
 
 async def put_back(storage: Storage, clock: ManualClock, job: NewJob) -> None:
     """A worker has handed it back."""
     await settle(storage, ALICE, await start(storage, job), Interrupted("shutdown"))
+    waiting = await record(storage, job.ref)
+    assert (waiting.state, waiting.releases) == (State.WAITING, 1)
 
 
 async def recovered(storage: Storage, clock: ManualClock, job: NewJob) -> None:
     """Its worker died."""
     await start(storage, job)
     await recover(storage, clock)
+    waiting = await record(storage, job.ref)
+    assert (waiting.state, waiting.stalls) == (State.WAITING, 1)
 
 
 async def completed(storage: Storage, clock: ManualClock, job: NewJob) -> None:
     """It is done."""
     await settle(storage, ALICE, await start(storage, job))
+    assert (await record(storage, job.ref)).state is State.COMPLETED
 
 
 async def failed(storage: Storage, clock: ManualClock, job: NewJob) -> None:
     """It is a dead letter."""
     await settle(storage, ALICE, await start(storage, job), Rejected(ERROR))
+    assert (await record(storage, job.ref)).state is State.FAILED
 
 
 async def exhausted(storage: Storage, clock: ManualClock, job: NewJob) -> None:
@@ -149,6 +159,7 @@ async def cancelled(storage: Storage, clock: ManualClock, job: NewJob) -> None:
     """Somebody has called it off."""
     await enqueue(storage, job)
     await storage.revise([Cancel(job.ref)])
+    assert (await record(storage, job.ref)).state is State.CANCELLED
 
 
 async def expired(storage: Storage, clock: ManualClock, job: NewJob) -> None:
@@ -163,6 +174,7 @@ async def deleted(storage: Storage, clock: ManualClock, job: NewJob) -> None:
     """Somebody has deleted it."""
     await enqueue(storage, job)
     await storage.revise([Delete(job.ref)])
+    assert await storage.get([job.ref]) == [None]
 
 
 IN_LINE: tuple[Stand, ...] = (waiting, delayed, parked, retrying, put_back, recovered)

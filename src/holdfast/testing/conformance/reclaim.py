@@ -123,6 +123,9 @@ class ReclaimConformance(Conformance):
     async def test_a_suspect_is_taken_too(self, storage: Storage, clock: ManualClock) -> None:
         lease = await start(storage)
         await watch(storage, clock, 20)
+
+        assert (await record(storage, lease.ref)).suspect_until is not None
+
         answer = await storage.reclaim(ALICE.id, REAPER)
 
         assert [taken.lease.ref for taken in answer.stalled] == [lease.ref]

@@ -477,7 +477,8 @@ class RenewConformance(Conformance):
     async def test_orders_for_a_worker_go_with_it(self, storage: Storage, clock: ManualClock, leave: bool) -> None:
         target = Target("worker", ALICE.id)
         await storage.renew(Beat(ALICE, worker=WorkerInfo()))
-        await storage.tune(target, Settings(quiet=True))
+        assert await storage.tune(target, Settings(quiet=True)) == Settings(quiet=True)
+        assert await storage.tune(target, Settings()) == Settings(quiet=True)
         if leave:
             last = await storage.renew(Beat(ALICE, last=True))
 

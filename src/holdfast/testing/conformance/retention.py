@@ -208,11 +208,13 @@ class RetentionConformance(Conformance):
             Beat(ALICE, (Renewal(lease.ref, lease.fence, log=(NewLogLine("info", "a line", {}),), progress=0.5),))
         )
         await settle(storage, ALICE, lease)
+        before = await look(storage, lease.ref)
         clock.advance(HOUR)
         await sweep_all(storage)
         await enqueue(storage, new_job())
         detail = await look(storage, lease.ref)
 
+        assert (len(before.runs), len(before.log), before.job.result, before.job.progress) == (1, 1, b"3", 0.5)
         assert (detail.runs, detail.log, detail.job.result, detail.job.progress) == ((), (), None, None)
         assert (await claim_one(storage)).run == 1
 
@@ -225,9 +227,11 @@ class RetentionConformance(Conformance):
         )
         await start(storage, new_job("active", stall=StallTerms(lease=FOREVER)))
         await enqueue(storage, new_job("waiting"), new_job("delayed", delay=100 * DAY * SECOND))
+        over = await ended(storage, clock, State.CANCELLED, "over")
         clock.advance(60 * DAY)
         await sweep_all(storage)
 
+        assert await storage.get([over]) == [None]
         assert await states(storage) == {
             "active": State.ACTIVE,
             "waiting": State.WAITING,
@@ -235,10 +239,11 @@ class RetentionConformance(Conformance):
         }
 
     async def test_to_be_trimmed_is_nothing_to_tell(self, storage: Storage, clock: ManualClock) -> None:
-        await ended(storage, clock, State.COMPLETED)
+        ref = await ended(storage, clock, State.COMPLETED)
         clock.advance(HOUR)
         await sweep_all(storage)
 
+        assert await storage.get([ref]) == [None]
         assert await told_of(storage, JobDeleted) == []
 
     async def test_a_late_settlement_of_what_was_trimmed_is_gone(self, storage: Storage, clock: ManualClock) -> None:
@@ -417,9 +422,11 @@ class RetentionConformance(Conformance):
         lease = await claim_one(storage)
         line = NewLogLine("info", "a line", {})
         await storage.renew(Beat(ALICE, (Renewal(lease.ref, lease.fence, log=(line,), progress=0.5, trace="here"),)))
+        before = await look(storage, lease.ref)
         await settle(storage, ALICE, lease, Returned(b"r" * 2_000))
         await complete(storage, clock, *(new_job(f"job-{number:03}") for number in range(100)))
 
+        assert (before.runs[-1].trace, len(before.log), before.job.progress) == ("here", 1, 0.5)
         assert await storage.get([first.ref]) == [None]
 
         await enqueue(storage, new_job("first"))

@@ -182,7 +182,7 @@ class ReviseConformance(Conformance):
         lease = await start(storage)
         await storage.revise([Cancel(lease.ref, "enough")])
         await settle(storage, ALICE, lease, Interrupted("shutdown"))
-        await storage.revise([Redrive(lease.ref)])
+        assert await storage.revise([Redrive(lease.ref)]) == [Revised(lease.ref, "done", State.CANCELLED)]
         again = await claim_one(storage)
 
         assert (again.job.cancel_at, again.job.cancel_reason) == (None, None)
@@ -288,9 +288,11 @@ class ReviseConformance(Conformance):
     async def test_a_new_due_time_leaves_the_priority(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, new_job("urgent", boost=60 * SECOND, delay=SECOND))
         await storage.revise([Reschedule(Ref(QUEUE, "urgent"), delay=2 * SECOND)])
+        due = (await record(storage, Ref(QUEUE, "urgent"))).run_at
         await enqueue(storage, new_job("usual"))
         clock.advance(2)
 
+        assert due == clock.now()
         assert [lease.ref.id for lease in await claim(storage)] == ["urgent", "usual"]
 
     async def test_what_has_started_cannot_be_rescheduled(self, storage: Storage) -> None:

@@ -133,6 +133,9 @@ class SweepConformance(Conformance):
     async def test_a_beat_between_suspicion_and_reclaim_prevents_it(self, storage: Storage, clock: ManualClock) -> None:
         lease = await start(storage)
         await watch(storage, clock, 20)
+
+        assert (await record(storage, lease.ref)).suspect_until is not None
+
         clock.advance(2.9)
         await beat(storage, ALICE, [lease])
         clock.advance(0.1)
@@ -300,6 +303,9 @@ class SweepConformance(Conformance):
         lease = await start(storage)
         # Suspected, and settled before the suspicion is resolved: the moment in which others revive the dead.
         await watch(storage, clock, 20)
+
+        assert (await record(storage, lease.ref)).suspect_until is not None
+
         await settle(storage, ALICE, lease, outcome)
         before = await look(storage, lease.ref)
         events = await told(storage)
@@ -316,6 +322,9 @@ class SweepConformance(Conformance):
     ) -> None:
         lease = await start(storage)
         await watch(storage, clock, 20)
+
+        assert (await record(storage, lease.ref)).suspect_until is not None
+
         await settle(storage, ALICE, lease, outcome)
 
         assert await watch(storage, clock, 60) == []
@@ -340,6 +349,9 @@ class SweepConformance(Conformance):
     async def test_a_job_deleted_after_its_end_leaves_no_ghost(self, storage: Storage, clock: ManualClock) -> None:
         lease = await start(storage)
         await watch(storage, clock, 20)
+
+        assert (await record(storage, lease.ref)).suspect_until is not None
+
         await settle(storage, ALICE, lease)
         await storage.revise([Delete(lease.ref)])
 

@@ -46,6 +46,7 @@ class TuneConformance(Conformance):
         await storage.tune(THIS_QUEUE, Settings(paused=True))
         await enqueue(storage, new_job("more"))
 
+        assert await claim(storage) == []
         assert await watch(storage, clock, 60, beating=[lease]) == []
 
     async def test_a_resumed_queue_gives_out_what_waited(self, storage: Storage) -> None:
