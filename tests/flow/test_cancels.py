@@ -805,6 +805,7 @@ def test_no_hook_is_called_for_a_job_cancelled_before_it_began(play: Play) -> No
         await stage.start(app.worker())
         await asyncio.sleep(10)
 
+        assert await job.state() is State.CANCELLED
         assert called == []
 
     play(scenario)

@@ -215,6 +215,7 @@ def test_nobody_is_condemned_where_the_storage_gives_answers_and_takes_no_record
         storage.shut = lambda owner, verb: (owner == worker.owner and verb == "exchange") or verb == "record"
         await asyncio.sleep(3 * LONGEST)
 
+        assert stage.clock.uptime() - worker.answered_at > LONGEST
         assert condemned == []
 
     on_closed(scenario)

@@ -1,6 +1,7 @@
 """What keeps a lease alive, and what a handler hears when it is lost or cancelled."""
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
@@ -17,8 +18,10 @@ from holdfast import (
     WorkerStarted,
     current_job,
 )
+from holdfast.core.job import Owner
+from holdfast.core.settlement import Settlement
 from holdfast.storage.memory import MemoryStorage
-from holdfast.storage.protocol import Beat, Pulse
+from holdfast.storage.protocol import Beat, Exchanged, Order, Pulse
 from holdfast.testing.simloop import SimClock, SimLoop, simulate
 from tests.flow.conftest import FAST, Play, Stage
 
@@ -45,6 +48,19 @@ class Away(MemoryStorage):
         if self.away:
             raise StorageUnavailableError("out of reach")
         return await super().renew(beat)
+
+
+class Unsettled(MemoryStorage):
+    """Memory that takes beats, and for a while no outcomes."""
+
+    away = False
+
+    async def exchange(
+        self, owner: Owner, settlements: Sequence[Settlement] = (), order: Order | None = None
+    ) -> Exchanged:
+        if self.away:
+            raise StorageUnavailableError("out of reach")
+        return await super().exchange(owner, settlements, order)
 
 
 class Unspeakable:
@@ -175,23 +191,37 @@ def test_a_job_shorter_than_a_beat_costs_none(play: Play) -> None:
 
 
 @pytest.mark.statement(86)
-def test_runs_that_ended_while_the_storage_is_away_are_renewed_until_they_are_settled(play: Play) -> None:
-    async def scenario(stage: Stage) -> None:
+def test_runs_that_ended_while_the_storage_is_away_are_renewed_until_they_are_settled() -> None:
+    async def main(loop: SimLoop) -> None:
+        clock = SimClock(loop)
+        storage = Unsettled(clock=clock)
+        stage = Stage(loop, clock, storage)
         app = stage.app(timing=Timing(lease="4s"))
+        ended: list[str] = []
 
         @app.task(stall=Stall(interval="4s"))
         async def task() -> int:
-            await asyncio.sleep(30)
+            await asyncio.sleep(10)
+            ended.append(current_job().id)
             return current_job().run
 
         jobs = [await task.enqueue() for _ in range(20)]
         await stage.start(app.worker(concurrency=20), "one")
         await stage.start(app.worker(concurrency=20), "two")
+        await asyncio.sleep(5)
+        storage.away = True
+        await asyncio.sleep(30)
+
+        # All of them ended 25 s ago, and a lease is 4 s long.
+        assert len(ended) == 20
+        assert {await job.state() for job in jobs} == {State.ACTIVE}
+
+        storage.away = False
 
         assert [await job.result() for job in jobs] == [1] * 20
         assert await stage.told(JobStalled) == []
 
-    play(scenario)
+    simulate(main)
 
 
 def test_a_hung_handler_passes_its_progress_clock_and_the_event_says_so(play: Play) -> None:
