@@ -24,10 +24,11 @@ CHAIN = 16
 
 REDACTED = "[redacted]"
 
-_NAME = r"\w* (?: passw | passphrase | secret | token | api_?key | credential | authori[sz]ation | cookie ) \w*"
+_NAME = r"(?: passw | passphrase | secret | token | api_?key | credential | authori[sz]ation | cookie )"
 _SECRET_NAME = re.compile(_NAME, re.IGNORECASE | re.VERBOSE)
+# It begins with the word: a search for any characters before it takes time that grows with the square of the text.
 _SECRET = re.compile(
-    rf"""( {_NAME} ["']? \s* [:=] \s* )
+    rf"""( {_NAME} \w* ["']? \s* [:=] \s* )
     (?: b? ' (?: [^'\\] | \\. )* '? | b? " (?: [^"\\] | \\. )* "? | \( [^)]* | \[ [^\]]* | \{{ [^}}]* | [^,)}}\]]+ )""",
     re.IGNORECASE | re.VERBOSE,
 )
@@ -61,26 +62,34 @@ def redacted_repr(value: object, most: int) -> str:
     """Return the `repr` of a value, cut to so many characters, without what stands under a name such as `password`."""
     try:
         # What is cut away need not be searched; a value that the cut falls into is redacted as well.
-        return _SECRET.sub(rf"\1{REDACTED}", _kept(repr(_redacted(value)), 2 * most))[:most]
+        return _SECRET.sub(rf"\1{REDACTED}", _kept(repr(_redacted(value, {})), 2 * most))[:most]
     except BaseException as failure:
         return f"<the repr of this {class_name(value)} cannot be made: {class_name(failure)}>"
 
 
-def _redacted(value: Any, depth: int = 8) -> Any:
-    """Return a value whose dicts show no secrets; what else has some is found in its text."""
+def _redacted(value: Any, made: dict[int, Any], depth: int = 8) -> Any:
+    """Return a value whose dicts show no secrets; what else has some is found in its text.
+
+    `made`: the copies so far, by the ids of what they are copies of. So a value that holds itself is copied once.
+    """
     kind = cast(Any, type(value))
-    if not depth:
+    if not depth or kind not in (dict, list, tuple):
         return value
+    if id(value) in made:
+        return made[id(value)]
+    copied: Any
     if kind is dict:
-        return {
-            key: REDACTED if type(key) is str and _SECRET_NAME.search(key) else _redacted(inner, depth - 1)
-            for key, inner in value.items()
-        }
-    if kind is list:
-        return [_redacted(inner, depth - 1) for inner in value]
-    if kind is tuple:
-        return tuple([_redacted(inner, depth - 1) for inner in value])
-    return value
+        copied = made[id(value)] = {}
+        for key, inner in value.items():
+            secret = type(key) is str and _SECRET_NAME.search(key)
+            copied[key] = REDACTED if secret else _redacted(inner, made, depth - 1)
+    elif kind is list:
+        copied = made[id(value)] = []
+        copied.extend([_redacted(inner, made, depth - 1) for inner in value])
+    else:
+        # One that holds itself holds a list or dict on the way.
+        copied = made[id(value)] = tuple([_redacted(inner, made, depth - 1) for inner in value])
+    return copied
 
 
 def trace_of(error: BaseException) -> str:
