@@ -185,6 +185,37 @@ def test_a_leader_out_of_reach_knows_that_it_leads_no_more_and_comes_back() -> N
     simulate(main)
 
 
+@pytest.mark.parametrize("coroutine", [False, True])
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError])
+def test_what_a_handler_of_its_own_events_raises_does_not_end_a_reaper(
+    play: Play, error: type[BaseException], coroutine: bool
+) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(timing=FAST)
+        reaper, heard = Reaper(app), list[LeadershipAcquired]()
+
+        def plain(event: LeadershipAcquired) -> None:
+            heard.append(event)
+            raise error
+
+        async def awaited(event: LeadershipAcquired) -> None:
+            plain(event)
+
+        reaper.on(LeadershipAcquired)(awaited if coroutine else plain)
+        await stage.start(reaper, "reaper")
+        await asyncio.sleep(1)
+        await abandoned(stage, app)
+
+        async def recovered() -> bool:
+            return bool(await stage.told(JobStalled))
+
+        assert await stage.until(recovered) <= app.timing.recovery_bound.total_seconds()
+        assert len(heard) == 1
+        await reaper.stop()
+
+    play(scenario)
+
+
 class Hanging(MemoryStorage):
     """Memory whose sweeps can hang without an answer, as a connection does after a lost network."""
 

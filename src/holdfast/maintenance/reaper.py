@@ -17,12 +17,14 @@ from msgspec import structs
 
 from holdfast.bus import Bus, Hearers
 from holdfast.codec import Codec
+from holdfast.core.check import shown
 from holdfast.core.duration import micros
 from holdfast.core.events import Event, LeadershipAcquired, LeadershipLost, ReaperFailed
 from holdfast.core.job import Owner
 from holdfast.core.leadership import Standing, answered, ask_again_in, longest_rest, resigned, unanswered
 from holdfast.equipment import Equipment, bare
 from holdfast.errors import StorageError, UsageError
+from holdfast.failures import log_failure
 from holdfast.functions import is_async
 from holdfast.hearing import registering
 from holdfast.maintenance.ticking import tick_all
@@ -160,19 +162,26 @@ class Reaping:
                             self._tell_later(hearing.handler, event)
                         else:
                             hearing.handler(event)
-                    except Exception:
-                        self._logger.exception("the handler %r failed", hearing.handler)
+                    except BaseException as error:
+                        # A plain handler does not await, so not even a CancelledError is a request to this reaper.
+                        self._failed(hearing.handler, error)
 
     def _tell_later(self, handler: Callable[[Any], object], event: Event) -> None:
         async def call() -> None:
             try:
                 await cast("Callable[[Any], Awaitable[object]]", handler)(event)
-            except Exception:
-                self._logger.exception("the handler %r failed", handler)
+            except asyncio.CancelledError:
+                raise
+            except BaseException as error:
+                # Out of a task, SystemExit would end the loop.
+                self._failed(handler, error)
 
         task = asyncio.create_task(call())
         self.at_work.add(task)
         task.add_done_callback(self.at_work.discard)
+
+    def _failed(self, handler: Callable[[Any], object], error: BaseException) -> None:
+        log_failure(self._logger, logging.ERROR, "the handler %s failed", shown(handler), error=error)
 
 
 class Equipped(Protocol):
