@@ -97,6 +97,46 @@ def test_runs_beside_an_event_handler_that_cancels_every_task_are_charged_nothin
     play(scenario)
 
 
+@pytest.mark.parametrize("drain", [60, 1])
+def test_neighbours_are_charged_nothing_if_the_worker_was_stopping(play: Play, drain: float) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(timing=FAST)
+        test = asyncio.all_tasks()
+
+        @app.task(name="nap")
+        async def nap() -> str:
+            await asyncio.sleep(5)
+            return "rested"
+
+        @app.task(name="wreck", retry=Retry(max_attempts=1))
+        async def wreck() -> None:
+            try:
+                await asyncio.sleep(2)
+            finally:
+                # In the drain, or in the seconds that handlers get to end after it.
+                for task in asyncio.all_tasks() - test:
+                    task.cancel()
+            await asyncio.sleep(60)
+
+        worker = app.worker(drain=drain)
+        await stage.start(worker, "one")
+        naps = [await nap.enqueue() for _ in range(6)]
+        culprit = await wreck.enqueue()
+        await asyncio.sleep(0.5)
+        stopping = asyncio.create_task(worker.stop())
+        await asyncio.wait({stopping})
+        assert worker.ended
+        test |= asyncio.all_tasks()
+        await stage.start(app.worker(), "two")
+
+        assert [await job.result() for job in naps] == ["rested"] * 6
+        assert not await stage.told(JobStalled)
+        with pytest.raises(JobFailedError, match="cancelled every task of its event loop"):
+            await culprit.result()
+
+    play(scenario)
+
+
 async def _true(heard: list[str]) -> bool:
     return bool(heard)
 

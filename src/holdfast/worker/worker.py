@@ -334,7 +334,14 @@ class Worker:
                 await first(self._gone.wait(), within=drain.total_seconds() + LINGER + TELLING)
             return
         # Whoever gives up waiting must not leave the worker half stopped.
-        await asyncio.shield(self._begin_to_end(drain.total_seconds(), "forced" if force else "asked"))
+        ending = self._begin_to_end(drain.total_seconds(), "forced" if force else "asked")
+        try:
+            await asyncio.shield(ending)
+        except asyncio.CancelledError:
+            if self._guard.known and not ending.done():
+                # By a handler, with all other tasks of the loop. The caller may end the loop, or close the storage.
+                await asyncio.wait({ending})
+            raise
 
     def recycle(self, why: str) -> None:
         """Claim no more, drain, and end, for a supervisor to start another in the place of this process. Idempotent."""
@@ -488,18 +495,26 @@ class Worker:
         self._keeper.announce(WorkerStopping(owner=self.owner.id, reason=reason))
         try:
             if drain and not self._forced.is_set():
-                await first(self._exchange.settled(), self._forced.wait(), within=drain)
+                await self._step(first(self._exchange.settled(), self._forced.wait(), within=drain))
             self._tell_for(LINGER + TELLING)
             self._exchange.stop_all()
-            await self._bounded(self._exchange.runs_over(), within=LINGER)
+            await self._step(self._bounded(self._exchange.runs_over(), within=LINGER))
             if self._forced.is_set():
                 # Also a forced stop hands back what it can; a moment would be less than a slow storage's round trip.
                 self._tell_for(TELLING)
             self._exchange.release_rest(round(LINGER * SECOND))
-            await first(self._settled(), within=self._left(LEAVING))
+            await self._step(first(self._settled(), within=self._left(LEAVING)))
             await self._bounded(self._bus.stop(), within=self._left(LEAVING))
         finally:
             await self._leave()
+
+    async def _step(self, step: Coroutine[Any, Any, None]) -> None:
+        """Take a step to the end. A handler that cancels every task of the loop cuts it short, and not what follows."""
+        try:
+            await step
+        except asyncio.CancelledError:
+            if not self._guard.known:
+                raise
 
     def _tell_for(self, seconds: float) -> None:
         self._until = asyncio.get_running_loop().time() + seconds
