@@ -96,3 +96,42 @@ def test_its_apps_handlers_hear_what_it_recovers(there: Terminal) -> None:
 
     assert process.returncode == 0
     assert heard == ["heard", job, "0123456789abcdef", "process_died"]
+
+
+HANGING = """
+import asyncio
+import time
+
+from holdfast import Holdfast, LeadershipAcquired
+
+app = Holdfast()
+
+def plain(event: LeadershipAcquired) -> None:
+    print("heard", flush=True)
+    time.sleep(3600)
+
+async def coroutine(event: LeadershipAcquired) -> None:
+    print("heard", flush=True)
+    while True:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            continue
+
+app.on(LeadershipAcquired)({handler})
+"""
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("handler", ["plain", "coroutine"])
+def test_it_leaves_though_a_handler_of_its_app_never_ends(there: Terminal, handler: str) -> None:
+    there.write("hanging.py", HANGING.replace("{handler}", handler))
+    with there.start("reaper", "hanging:app") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "heard\n"
+        process.send_signal(signal.SIGTERM)
+        try:
+            # It waits 2 s for handlers, as long for those that it has cancelled, and 1 s to resign.
+            assert process.wait(15) == 0
+        finally:
+            process.kill()

@@ -11,7 +11,7 @@ import click
 
 from holdfast.app import DEFAULT_URL
 from holdfast.cli.access import shared
-from holdfast.cli.exits import OK
+from holdfast.cli.exits import OK, leave
 from holdfast.cli.http import Http, opener, served
 from holdfast.cli.load import load
 from holdfast.cli.logs import logged, set_up
@@ -68,8 +68,9 @@ def reaper(
     given = {"sweep": sweep, "grace": grace, "leader_ttl": leader_ttl}
     equipment = _equipment(session, target, {name: value for name, value in given.items() if value is not None})
     shared(equipment.storage)
-    asyncio.run(_reap(equipment, None if no_election else LeaderElection(), http))
-    return OK
+    # Never closed: closing waits for threads and tasks of event handlers, and one of them may never end.
+    asyncio.Runner().run(_reap(equipment, None if no_election else LeaderElection(), http))
+    leave(OK)
 
 
 def _equipment(session: Session, target: str | None, timing: dict[str, timedelta]) -> Equipment:

@@ -322,4 +322,6 @@ class Reaper:
         self._buses, self._hearing = (), ()
         for task in left:
             task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
+        if left:
+            # A handler that ignores its cancellation must not hold up the end of its reaper.
+            await asyncio.wait(left, timeout=HANDLERS_WAIT)
