@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.clock import SECOND
 from holdfast.core.events import JobStalled, RunFenced, WorkerDied
-from holdfast.core.job import Owner
+from holdfast.core.job import Owner, Policy, Ref
 from holdfast.core.lifecycle import State
 from holdfast.core.settlement import Settlement
 from holdfast.errors import StorageUnavailableError
@@ -20,6 +20,7 @@ from holdfast.testing.clock import ManualClock
 from holdfast.testing.conformance.material import new_job
 from holdfast.worker.burial import Burial, Deceased
 from holdfast.worker.offspring import Death
+from holdfast.worker.slate import KnownRuns
 from holdfast.worker.supervisor import Life
 
 WORKER = Owner("feedfacefeedface", "host:7", "host", 7)
@@ -217,3 +218,21 @@ async def test_a_burial_that_can_settle_nothing_in_time_tells_what_it_took_all_t
 
     # The worker did work: its replacement need not wait as for one that cannot start.
     assert jobs == 3
+
+
+async def test_a_run_that_had_not_begun_when_its_worker_left_runs_though_its_job_must_not_run_twice() -> None:
+    clock = ManualClock()
+    storage = MemoryStorage(clock=clock)
+    policy = Policy(on_worker_lost="fail")
+    begun, waiting = new_job("begun", policy=policy), new_job("waiting", policy=policy)
+    await storage.enqueue([begun, waiting])
+    await storage.exchange(WORKER, (), Order((begun.queue,), 2))
+    burial = Burial(SUPERVISOR, clock=clock, rng=Random(1), logger=logging.getLogger("burial"), figures=Figures())
+    refs = [Ref(job.queue, job.id) for job in (begun, waiting)]
+    runs = KnownRuns(frozenset(refs[:1]), waiting=frozenset(refs[1:]))
+
+    await burial.part(WORKER.id, 7, storage, within=5.0, worked=True, runs=runs)
+
+    left, put_back = [detail for detail in await storage.get(refs) if detail is not None]
+    assert (left.job.state, left.job.reason) == (State.FAILED, "crashed")
+    assert (put_back.job.state, put_back.job.stalls, put_back.job.releases) == (State.WAITING, 0, 1)

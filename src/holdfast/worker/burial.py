@@ -9,7 +9,7 @@ What a call took whose answer was lost lies under a name that nobody else uses, 
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from random import Random
 from typing import TypeVar
@@ -19,7 +19,6 @@ from msgspec import Struct, structs
 from holdfast.clock import SECOND, Clock
 from holdfast.core.events import WorkerDied
 from holdfast.core.job import Owner, Ref
-from holdfast.core.outcome import StopCode
 from holdfast.core.patience import Patience
 from holdfast.core.postmortem import Ending, Workplace
 from holdfast.errors import StorageUnavailableError
@@ -157,15 +156,17 @@ class Burial:
         *,
         within: float,
         worked: bool,
-        stopped: Mapping[Ref, StopCode],
+        runs: KnownRuns,
     ) -> None:
         """Let go of a child that has handed back what it held; what it could not tell the storage of, is, in its place.
 
-        `worked`: whether it may have held anything. `stopped`: exclusive runs that it had stopped, whose handlers went
-        on; its end has freed their rights. Raises nothing that the storage raises: others wait.
+        `worked`: whether it may have held anything. `runs`: what is known of its runs: exclusive ones that it had
+        stopped and whose handlers went on, which its end has freed, and those that had not begun, which run again
+        even if their jobs must not run twice. Raises nothing that the storage raises: others wait.
         """
         how = "left, and could not tell the storage what became of its runs"
-        taken, witness = Taken(), Witness(Ending(how), blameless=True, stopped=stopped)
+        taken = Taken()
+        witness = Witness(Ending(how), blameless=True, waiting=runs.waiting, stopped=runs.stopped)
         try:
             async with asyncio.timeout(within):
                 await self._insist(storage.open, pid)

@@ -395,7 +395,7 @@ class Supervisor:
             # Others wait for the rights of those that it had stopped.
             within = BURIAL if runs.stopped and not self._stopping.is_set() else FAREWELL
             await self._burial.part(
-                ward.incarnation, life.pid, self._storage, within=within, worked=not life.refused, stopped=runs.stopped
+                ward.incarnation, life.pid, self._storage, within=within, worked=not life.refused, runs=runs
             )
         return life
 
