@@ -1,5 +1,6 @@
 """A farm of real processes for each test that asks for one."""
 
+import signal
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -7,6 +8,12 @@ import pytest
 
 from tests.system.farm import Farm
 from tests.system.groups import can_be_made
+
+# A shell starts what it runs in the background with some signals ignored. A worker respects that, and these tests send
+# it such signals.
+for _number in (signal.SIGHUP, signal.SIGQUIT):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -3,9 +3,12 @@
 import asyncio
 import contextvars
 import ctypes
+import errno
 import os
 import resource
 import signal
+import socket
+import sqlite3
 import sys
 import threading
 import time
@@ -311,22 +314,16 @@ def spawning_apart(seconds: float) -> None:
 
 @app.task
 async def starve(seconds: float) -> str:
-    """In the first run, leak descriptors until there are none, and close the app: it cannot be opened again."""
+    """In the first run, let this process open no connection to a storage any more, and close the app's."""
     note("start")
     if current_job().run > 1:
         return "had enough"
-    resource.setrlimit(resource.RLIMIT_NOFILE, (128, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-    end = time.monotonic() + seconds
 
-    def leak() -> None:
-        while time.monotonic() < end:
-            try:
-                os.open("/dev/null", os.O_RDONLY)
-            except OSError:
-                time.sleep(0.0005)
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENETUNREACH, "this process has no network")
 
-    threading.Thread(target=leak, daemon=True).start()
-    await asyncio.sleep(0.2)
+    for place in (socket.socket, sqlite3):
+        setattr(place, "connect", refuse)  # noqa: B010 - not a method of the type
     await app.close()
     await asyncio.sleep(seconds)
     note("end")
