@@ -188,6 +188,8 @@ def test_a_handler_registered_while_a_worker_runs_hears_what_follows(play: Play,
         await asyncio.sleep(5)
         heard: list[str] = []
         app.on(JobCompleted, scope=scope)(lambda event: heard.append(event.id))
+        # The worker asks the storage for the end of the log first.
+        await asyncio.sleep(1)
         late = await task.enqueue(2)
         await late.result()
         await asyncio.sleep(5)
