@@ -344,13 +344,13 @@ async def test_new_code_replaces_the_processes_once_and_code_that_is_broken_wait
     try:
         async with app:
             assert await (await version.enqueue()).result(timeout=30) == 1
-            module.write_text(SHOP.format(version=22))
+            save(SHOP.format(version=22))
             await told("shop.py changed: the workers are replaced")
             await told("starts on", 2)
             assert await (await version.enqueue()).result(timeout=30) == 22
-            module.write_text("this is no Python\n")
+            save("this is no Python\n")
             await told("is started when its code changes")
-            module.write_text(SHOP.format(version=4444))
+            save(SHOP.format(version=4444))
             assert await (await version.enqueue()).result(timeout=30) == 4444
         worker.terminate()
         status = await asyncio.to_thread(worker.wait, 20)
