@@ -12,18 +12,25 @@ from typing import Any, cast, get_args
 
 from msgspec import structs
 
+from holdfast.clock import SECOND
 from holdfast.context import event_handler_entered
 from holdfast.core.check import shown
 from holdfast.core.events import Event, JobCompleted, JobEvent, OnRequest, event_name
 from holdfast.errors import StorageError, StorageUnavailableError, UsageError
 from holdfast.failures import is_a, log_failure
 from holdfast.functions import is_async
+from holdfast.storage.cursors import recorded_within
 from holdfast.storage.follow import pages
 from holdfast.storage.protocol import EVENTS_END, EventPage, Reader, Storage
 from holdfast.waiting import first
 
 RENEWED = 1.0
 """Seconds between two renewals of a batch's loan while its handlers are at work: a fifth of the loan."""
+
+LEEWAY = 1.0
+"""Seconds before its registration from which on a late handler hears events.
+
+A storage stamps an event and shows it some time later."""
 
 THREADS = 4
 """How many plain event handlers may be at work at once."""
@@ -92,7 +99,8 @@ class Bus:
     Handlers of scope "once" share a named reader of the log: its batches are lent to one process at a time, so each
     event is handled once per app, and again only if that process dies, or stands still for five seconds, while it
     handles it. Handlers of scope "every" follow the log from this process's start. A handler that is registered later
-    hears what is recorded from then on. `local`: kinds of events that `tell` alone hands over, though the log has them.
+    hears every event that is recorded after its registration, and perhaps those of the second before it. `local`:
+    kinds of events that `tell` alone hands over, though the log has them.
     """
 
     def __init__(
@@ -115,7 +123,11 @@ class Bus:
         self._decode = decode
         self._logger = logger
         self._local: asyncio.Queue[Event] = asyncio.Queue()
-        self._since = EVENTS_END
+        self._since: str | None = None
+        self._began = 0.0
+        """The loop's time when this bus first took a place in the log, or tried to."""
+        self._placed: set[str] = set()
+        """The scopes that have a place in the log."""
         self._unrecorded: set[str] = set()
         """Which events a warning has named as not recorded by any queue."""
         self._handling: tuple[Reader | None, str | None] = None, None
@@ -129,13 +141,16 @@ class Bus:
         Raises:
             StorageError: it cannot be read.
         """
+        self._began = asyncio.get_running_loop().time()
         with contextlib.suppress(StorageUnavailableError):
             # A part of the storage may be out of reach; the handlers hear of the others.
             await self._warn_the_deaf()
         if self._hearers.scoped("once"):
             await self._storage.events(limit=0, reader=self._reader)
+            self._placed.add("once")
         if self._hearers.scoped("every"):
             self._since = (await self._storage.events(EVENTS_END, limit=0)).next
+            self._placed.add("every")
 
     async def _warn_the_deaf(self) -> None:
         """Say which handlers hear nothing, because no queue records what they ask for."""
@@ -162,28 +177,26 @@ class Bus:
         aides: list[asyncio.Task[None]] = []
         async with asyncio.TaskGroup() as crew:
 
-            def begin() -> None:
-                """Follow the log for each scope that has handlers."""
+            def begin(registered: float) -> None:
+                """Follow the log for each scope that has handlers, from that time on if it has no place yet."""
                 if self._stopping.is_set():
                     return
-                if "once" not in followers and self._hearers.scoped("once"):
-                    aides.append(crew.create_task(self._keep_loan(), context=context))
-                    followers["once"] = crew.create_task(self._follow("once", self._reader), context=context)
-                if "every" not in followers and self._hearers.scoped("every"):
-                    followers["every"] = crew.create_task(self._follow("every", None), context=context)
+                for scope, reader in (("once", self._reader), ("every", None)):
+                    if scope in followers or not self._hearers.scoped(scope):
+                        continue
+                    if reader is not None:
+                        aides.append(crew.create_task(self._keep_loan(), context=context))
+                    followers[scope] = crew.create_task(self._follow(scope, reader, registered), context=context)
                 added.set()
 
             def registered() -> None:
                 with contextlib.suppress(RuntimeError):  # the bus's loop is closed
-                    if _running_loop() is loop:
-                        # At once: what its caller does next shall be heard.
-                        begin()
-                    else:
-                        loop.call_soon_threadsafe(begin)
+                    loop.call_soon_threadsafe(begin, loop.time())
 
             with self._hearers.watched(registered):
                 aides.append(crew.create_task(self._hand_local()))
-                begin()
+                # A handler may have been registered since `subscribe`.
+                begin(self._began)
                 while True:
                     await first(added.wait(), self._stopping.wait())
                     if self._stopping.is_set():
@@ -207,13 +220,20 @@ class Bus:
         while True:
             await self._hand(await self._local.get(), self._hearers.everyone())
 
-    async def _follow(self, scope: str, reader: Reader | None) -> None:
+    async def _follow(self, scope: str, reader: Reader | None, registered: float) -> None:
         """Hand what the log holds to the handlers of a scope; `place` is the cursor behind what was handled."""
-        place = self._since if reader is None else None
+        place = self._since if reader is None and scope in self._placed else None
 
         async def ask(cursor: str | None) -> EventPage:
-            nonlocal place
+            nonlocal place, reader
             place = cursor or place
+            if scope not in self._placed:
+                begin = await self._end_at(registered)
+                if reader is None:
+                    place = begin
+                else:
+                    reader = structs.replace(reader, begin=begin)
+                self._placed.add(scope)
             return await self._storage.events(place, limit=BATCH, reader=reader)
 
         # Whatever keeps the log from being read, the handlers wait for what comes after it.
@@ -244,6 +264,18 @@ class Bus:
             with contextlib.suppress(StorageError):
                 # Lends nothing, so what is left of the batch goes to the next process at once.
                 await self._storage.events(place, limit=0, reader=reader)
+
+    async def _end_at(self, instant: float) -> str:
+        """Return a cursor that the log's end had not passed at an instant of the loop's time."""
+        loop, leeway = asyncio.get_running_loop(), LEEWAY
+        while True:
+            age = loop.time() - instant + leeway
+            page = await self._storage.events(recorded_within(round(age * SECOND)), limit=0)
+            late = loop.time() - instant - age
+            if late <= 0:
+                return page.next
+            # The storage counts back from when it answers, and this answer took longer than the leeway.
+            leeway += 2 * late
 
     async def _keep_loan(self) -> None:
         """Renew the loan of a batch while its handlers take their time, and say how far they have come."""
@@ -313,13 +345,6 @@ class Bus:
         except BaseException:
             # A codec is user code that does not await.
             return structs.replace(event, result=None)
-
-
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
 
 
 async def _failure(handler: Callable[[Any], Awaitable[object]], event: Event) -> BaseException | None:

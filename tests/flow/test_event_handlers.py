@@ -1,7 +1,9 @@
 """Who hears of what: once per app, from the log, whichever process caused it; or in every process."""
 
 import asyncio
+import functools
 import logging
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,10 @@ from holdfast import (
     WorkerStarted,
 )
 from holdfast.codec import JsonCodec
+from holdfast.core.job import Ref
+from holdfast.storage.memory import MemoryStorage
+from holdfast.storage.protocol import EventPage, Reader
+from holdfast.testing.simloop import SimClock, SimLoop, simulate
 from tests.flow.conftest import FAST, Play, Stage
 
 
@@ -188,14 +194,77 @@ def test_a_handler_registered_while_a_worker_runs_hears_what_follows(play: Play,
         await asyncio.sleep(5)
         heard: list[str] = []
         app.on(JobCompleted, scope=scope)(lambda event: heard.append(event.id))
-        # The worker asks the storage for the end of the log first.
-        await asyncio.sleep(1)
         late = await task.enqueue(2)
         await late.result()
         await asyncio.sleep(5)
 
         assert heard == [late.id]
         assert before == ([early.id, late.id] if others else [])
+
+    play(scenario)
+
+
+class Slow(MemoryStorage):
+    """Memory whose log is read some time after it was asked for, as over a slow network."""
+
+    lag = 0.0
+
+    async def events(
+        self, cursor: str | None = None, *, limit: int = 100, reader: Reader | None = None, ref: Ref | None = None
+    ) -> EventPage:
+        await asyncio.sleep(self.lag)
+        return await super().events(cursor, limit=limit, reader=reader, ref=ref)
+
+
+@pytest.mark.parametrize("scope", ["once", "every"])
+@pytest.mark.parametrize("in_thread", [False, True])
+@pytest.mark.parametrize("lag", [0.5, 5.0])
+def test_a_late_handler_hears_what_precedes_its_place_in_the_log(scope: str, *, in_thread: bool, lag: float) -> None:
+    async def main(loop: SimLoop) -> None:
+        clock = SimClock(loop)
+        storage = Slow(clock=clock)
+        stage = Stage(loop, clock, storage)
+        app = stage.app()
+        task = app.task(name="quick")(quick)
+        await stage.start(app.worker())
+        await (await task.enqueue(1)).result()
+        await asyncio.sleep(5)
+        heard: list[str] = []
+        storage.lag = lag
+        register = functools.partial(app.on(JobCompleted, scope=scope), lambda event: heard.append(event.id))
+        if in_thread:
+            thread = threading.Thread(target=register)
+            thread.start()
+            thread.join()
+        else:
+            register()
+        late = await task.enqueue(2)
+        await late.result()
+        await asyncio.sleep(60)
+
+        assert heard == [late.id]
+
+    simulate(main)
+
+
+def test_a_late_handler_moves_no_place_that_another_process_keeps(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        heard: list[tuple[str, Any]] = []
+        first = listening(stage, heard, "first")
+        worker = first.worker(reaper=False)
+        node = await stage.start(worker, "first")
+        await stage.stop(node, worker)
+        heard.clear()
+        later = stage.app(timing=FAST)
+        task = later.task(name="quick")(quick)
+        await stage.start(later.worker(), "later")
+        missed = await task.enqueue(1)
+        await missed.result()
+        await asyncio.sleep(5)
+        later.on(JobCompleted)(lambda event: heard.append(("later", event)))
+        await asyncio.sleep(5)
+
+        assert [(name, event.id) for name, event in heard] == [("later", missed.id)]
 
     play(scenario)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from holdfast.core.events import AnyEvent, Event, EventsTrimmed, JobEvent, at_micros, stamped
 from holdfast.core.job import Ref
 from holdfast.core.retention import EVENTS_KEPT
-from holdfast.storage.cursors import place_of
+from holdfast.storage.cursors import age_of, place_of
 from holdfast.storage.protocol import EVENT_LOAN, EVENTS_END, TRIM_LIMIT, EventPage, Reader
 
 
@@ -38,16 +38,19 @@ class Journal:
         self.events.append(stamped(event, self.last + 1, now))  # type: ignore[arg-type]
         self._forget_up_to(self._trimmed + EVENTS_KEPT.forgotten_at_once(self.last - self._trimmed, 1))
 
-    def page(self, cursor: str | None, limit: int, of: Ref | None = None) -> EventPage:
+    def page(self, cursor: str | None, limit: int, of: Ref | None = None, *, now: int) -> EventPage:
         """Return what happened after the cursor, to one job alone where that is asked for."""
         if cursor == EVENTS_END:
             return EventPage((), str(self.last))
+        if (age := age_of(cursor)) is not None:
+            return self._read(self._before(now - age), limit, of)
         return self._read(place_of(cursor) if cursor else 0, limit, of)
 
     def lend(self, cursor: str | None, limit: int, reader: Reader, now: int) -> EventPage:
         """Lend a named reader's next batch to this caller alone; the cursor says how far the last one was handled."""
         handled = min(place_of(cursor), self.last) if cursor else 0
-        kept = self.readers.setdefault(reader.name, _Kept(self.last))
+        begin = self.last if reader.begin is None else min(place_of(reader.begin), self.last)
+        kept = self.readers.setdefault(reader.name, _Kept(begin))
         # What was handled was handled, even if the loan has passed on since.
         kept.cursor = max(kept.cursor, handled)
         # A loan that ends further ahead than it is long was made before the clock was set back.
@@ -77,6 +80,13 @@ class Journal:
 
     def _after(self, cursor: int) -> AnyEvent:
         return self.events[cursor - self._begins]
+
+    def _before(self, instant: int) -> int:
+        """Return the cursor of the last event that was recorded before an instant."""
+        cursor = self.last
+        while cursor > self._trimmed and at_micros(self._after(cursor - 1)) >= instant:
+            cursor -= 1
+        return cursor
 
     def _read(self, cursor: int, limit: int, of: Ref | None = None) -> EventPage:
         told: list[AnyEvent] = []

@@ -859,7 +859,7 @@ class Model(Timetable):
     def events(self, cursor: str | None, limit: int, reader: Reader | None = None, of: Ref | None = None) -> EventPage:
         """Return what happened after the cursor."""
         if reader is None or cursor == EVENTS_END:
-            return self._journal.page(cursor, limit, of)
+            return self._journal.page(cursor, limit, of, now=self._clock.now())
         return self._journal.lend(cursor, limit, reader, self._clock.now())
 
     def indexed(self) -> Iterator[tuple[str, int, Ref]]:

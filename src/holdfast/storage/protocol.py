@@ -553,10 +553,14 @@ class Survey(Struct, frozen=True, kw_only=True):
 
 
 class Reader(Struct, frozen=True):
-    """A named reader of the event log, and the one process of it that asks."""
+    """A named reader of the event log, and the one process of it that asks.
+
+    `begin`: the cursor where it begins if the storage does not know it yet; None: at the end.
+    """
 
     name: str
     caller: str
+    begin: str | None = None
 
 
 class EventPage(Struct, frozen=True):
@@ -741,8 +745,9 @@ class Storage(Protocol):
         With a reader's name the storage keeps the cursor: the call says how far its last batch was handled, and the
         next batch is lent to this caller alone for five seconds (asking again renews the loan). Empty while it is on
         loan to another caller; how far that was handled counts all the same.
-        A cursor of None starts at the kept cursor (a new reader's is the end), or without a reader at the oldest
-        event; `EVENTS_END` starts behind the newest. What is no cursor is a ValueError.
+        A cursor of None starts at the kept cursor (a new reader's is `Reader.begin`), or without a reader at the oldest
+        event; `EVENTS_END` starts behind the newest. Without a reader, one of `cursors.recorded_within` starts behind
+        the last event that is older than this. What is no cursor is a ValueError.
         """
         ...
 

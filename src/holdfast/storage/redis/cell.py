@@ -16,7 +16,7 @@ from holdfast.core.leadership import Term
 from holdfast.core.lease import Lease
 from holdfast.core.settlement import Settlement
 from holdfast.errors import StorageError, StorageUnavailableError
-from holdfast.storage.cursors import place_of
+from holdfast.storage.cursors import age_of, place_of
 from holdfast.storage.protocol import (
     CLAIM_LIMIT,
     EVENTS_END,
@@ -356,8 +356,9 @@ class Cell:
         """See `Storage.events`."""
         if cursor == EVENTS_END:
             return EventPage((), str((await self._events(None, 0)).last))
-        after = place_of(cursor) if cursor else 0
-        told = await self._events(after, limit, reader=reader, ref=None if reader else ref)
+        age = None if reader else age_of(cursor)
+        after = None if age is not None else place_of(cursor) if cursor else 0
+        told = await self._events(after, limit, reader=reader, ref=None if reader else ref, age=age)
         events = [*told.trimmed, *told.events]
         left = limit - len(told.events)
         # A named reader's batch that is on loan to another caller is empty, whatever there is.
@@ -368,9 +369,15 @@ class Cell:
         return EventPage(tuple(events), str(told.next))
 
     async def _events(
-        self, after: int | None, limit: int, *, reader: Reader | None = None, ref: Ref | None = None
+        self,
+        after: int | None,
+        limit: int,
+        *,
+        reader: Reader | None = None,
+        ref: Ref | None = None,
+        age: int | None = None,
     ) -> Told:
-        return answer_events(await self._call("events", ask_events(after, limit, reader=reader, ref=ref)))
+        return answer_events(await self._call("events", ask_events(after, limit, reader=reader, ref=ref, age=age)))
 
     async def _call_within(self, within: float | None, name: str, arguments: Sequence[bytes]) -> Any:
         """Call a script that has to answer within so many seconds; a server that does not is out of reach."""

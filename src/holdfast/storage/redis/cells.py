@@ -19,7 +19,7 @@ from holdfast.core.lane import Lane
 from holdfast.core.leadership import Term
 from holdfast.core.settlement import Settlement
 from holdfast.errors import StorageError, StorageUnavailableError
-from holdfast.storage.cursors import LARGEST
+from holdfast.storage.cursors import LARGEST, age_of
 from holdfast.storage.protocol import (
     EVENTS_END,
     Beat,
@@ -47,7 +47,17 @@ from holdfast.storage.protocol import (
     Verdict,
 )
 from holdfast.storage.redis.cell import ANSWER_BYTES, Cell, weight
-from holdfast.storage.redis.many import UNREAD, least, listed, places_of, surveyed, swept_all, words_of, woven
+from holdfast.storage.redis.many import (
+    UNREAD,
+    begins_of,
+    least,
+    listed,
+    places_of,
+    surveyed,
+    swept_all,
+    words_of,
+    woven,
+)
 from holdfast.storage.redis.rounds import Round
 
 T = TypeVar("T")
@@ -281,20 +291,24 @@ class Cells:
         words = words_of(cursor, len(self._cells))
         at_home = self.of(ref.queue) if ref is not None and reader is None and cursor != EVENTS_END else None
 
+        begins = dict(zip(self._cells, begins_of(reader, len(self._cells)), strict=True))
+
         async def one(cell: Cell, word: str) -> EventPage:
             if at_home is not None and cell is not at_home:
                 return EventPage((), "0" if word == UNREAD else word)
             place = None if word == UNREAD else word
+            own = None if reader is None else structs.replace(reader, begin=begins[cell])
 
             def ask(place: str | None) -> Awaitable[EventPage]:
-                return cell.events(place, limit=limit, reader=reader, ref=ref)
+                return cell.events(place, limit=limit, reader=own, ref=ref)
 
             try:
                 return await self._ask(cell, ask, place)
             except StorageUnavailableError:
                 if at_home is not None:
                     raise
-                return EventPage((), word, unanswered=True)
+                # When it is back, an age would name another instant.
+                return EventPage((), EVENTS_END if age_of(place) is not None else word, unanswered=True)
 
         pages = await _all([one(cell, word) for cell, word in zip(self._cells, words, strict=True)])
         if all(page.unanswered for page in pages):

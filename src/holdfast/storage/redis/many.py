@@ -14,8 +14,8 @@ from msgspec import structs
 
 from holdfast.core.events import AnyEvent, EventsTrimmed, at_micros
 from holdfast.core.job import JobRecord
-from holdfast.storage.cursors import place_of
-from holdfast.storage.protocol import EVENTS_END, EventPage, Page, Survey, Swept
+from holdfast.storage.cursors import age_of, place_of
+from holdfast.storage.protocol import EVENTS_END, EventPage, Page, Reader, Survey, Swept
 
 T = TypeVar("T")
 
@@ -48,11 +48,18 @@ def words_of(cursor: str | None, cells: int) -> list[str]:
     Raises:
         ValueError: it names none.
     """
-    if not cursor or cursor == EVENTS_END:
+    if not cursor or cursor == EVENTS_END or age_of(cursor) is not None:
         return [cursor or UNREAD] * cells
     words = cursor.split(".")
     numbers = places_of(".".join("0" if word in (UNREAD, EVENTS_END) else word for word in words), cells)
     return words if len(words) == cells else [str(number) for number in numbers]
+
+
+def begins_of(reader: Reader | None, cells: int) -> list[str | None]:
+    """Return the place in each cell where a named reader begins that is new there; None: at its end."""
+    if reader is None or reader.begin is None:
+        return [None] * cells
+    return [None if word in (UNREAD, EVENTS_END) else word for word in words_of(reader.begin, cells)]
 
 
 def woven(pages: Sequence[EventPage], limit: int) -> EventPage:

@@ -15,6 +15,7 @@ from holdfast.core.events import AnyEvent, EventsTrimmed, UnreadableEvent, stamp
 from holdfast.core.job import JobDetail, JobRecord, LogLine, Owner, Ref
 from holdfast.core.leadership import Term
 from holdfast.core.lifecycle import State
+from holdfast.storage.cursors import place_of
 from holdfast.storage.protocol import (
     Query,
     QueueSurvey,
@@ -81,11 +82,18 @@ class _Survey(Struct, omit_defaults=True, kw_only=True):
     whole: bool = False
 
 
+class _Reader(Struct, omit_defaults=True, kw_only=True):
+    name: str
+    caller: str
+    begin: int | None = None
+
+
 class _Events(Struct, omit_defaults=True, kw_only=True):
     after: int | None = None
     limit: int
     ref: str | None = None
-    reader: Reader | None = None
+    reader: _Reader | None = None
+    age: int | None = None
 
 
 class _Worker(Struct, kw_only=True):
@@ -364,9 +372,24 @@ def _names(joined: bytes) -> tuple[str, str]:
 # ── events ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def ask_events(after: int | None, limit: int, *, reader: Reader | None = None, ref: Ref | None = None) -> list[bytes]:
-    """Return the request for what happened after a number; None: behind the newest, or at a reader's place."""
-    return Parcel().sealed(_Events(after=after, limit=limit, ref=None if ref is None else ref_text(ref), reader=reader))
+def ask_events(
+    after: int | None,
+    limit: int,
+    *,
+    reader: Reader | None = None,
+    ref: Ref | None = None,
+    age: int | None = None,
+) -> list[bytes]:
+    """Return the request for what happened after a number; None: behind the newest, or at a reader's place.
+
+    `age`: instead of a number, for what was recorded in the last so many microseconds.
+    """
+    kept = None
+    if reader is not None:
+        begin = None if reader.begin is None else place_of(reader.begin)
+        kept = _Reader(name=reader.name, caller=reader.caller, begin=begin)
+    job = None if ref is None else ref_text(ref)
+    return Parcel().sealed(_Events(after=after, limit=limit, ref=job, reader=kept, age=age))
 
 
 def answer_events(reply: Any) -> Told:

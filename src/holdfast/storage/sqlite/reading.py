@@ -10,7 +10,7 @@ import msgspec
 from holdfast.core.events import AnyEvent, EventsTrimmed
 from holdfast.core.job import JobDetail, Owner, Ref
 from holdfast.core.lifecycle import TERMINAL, State
-from holdfast.storage.cursors import place_of
+from holdfast.storage.cursors import age_of, place_of
 from holdfast.storage.protocol import (
     EVENT_LOAN,
     EVENTS_END,
@@ -105,6 +105,8 @@ def events(step: Step, cursor: str | None, limit: int, of: Ref | None = None) ->
     """Return what happened after the cursor."""
     if cursor == EVENTS_END:
         return EventPage((), str(_bounds(step)[1]))
+    if (age := age_of(cursor)) is not None:
+        return _read(step, _before(step, step.now - age), limit, of)
     return _read(step, place_of(cursor) if cursor else 0, limit, of)
 
 
@@ -227,8 +229,8 @@ def _place(step: Step, reader: Reader) -> rows.Row:
     row = step.one(_READER, (reader.name,))
     if row is not None:
         return row
-    # A new reader hears what happens from now on.
-    return (_bounds(step)[1], None, 0)
+    last = _bounds(step)[1]
+    return (last if reader.begin is None else min(place_of(reader.begin), last), None, 0)
 
 
 def _lent_elsewhere(step: Step, reader: Reader, lent_to: str | None, until: int) -> bool:
@@ -248,6 +250,19 @@ def _read(step: Step, cursor: int, limit: int, of: Ref | None = None) -> EventPa
     # With fewer than were asked for, all that there is was looked at.
     looked_to = found[-1][0] if found else cursor
     return EventPage(tuple(told), str(looked_to if len(found) >= limit else max(looked_to, last)))
+
+
+def _before(step: Step, instant: int) -> int:
+    """Return the cursor of the last event that was recorded before an instant: by halving, for the log may be long."""
+    low, high = _bounds(step)
+    while low < high:
+        middle = (low + high) // 2
+        row = step.one(_AFTER, (middle, 1))
+        if row is not None and row[1] < instant:
+            low = row[0]
+        else:
+            high = middle
+    return low
 
 
 def _bounds(step: Step) -> tuple[int, int]:

@@ -10,7 +10,18 @@ from holdfast.core.events import AnyEvent, EventsTrimmed, JobCompleted, JobEvent
 from holdfast.core.job import Ref
 from holdfast.core.lifecycle import State
 from holdfast.core.outcome import Returned
-from holdfast.storage.protocol import EVENT_LOAN, Beat, Query, Reader, Settings, Storage, Target, WorkerInfo
+from holdfast.storage.cursors import recorded_within
+from holdfast.storage.protocol import (
+    EVENT_LOAN,
+    EVENTS_END,
+    Beat,
+    Query,
+    Reader,
+    Settings,
+    Storage,
+    Target,
+    WorkerInfo,
+)
 from holdfast.testing.clock import ManualClock
 from holdfast.testing.conformance.material import (
     ALICE,
@@ -30,10 +41,13 @@ from holdfast.testing.conformance.material import (
     settle,
     settled,
     start,
+    sweep_all,
     told,
 )
 
-NO_CURSORS = ["soon", "-1", "+1", " 1", "1_0", "\u0661", str(2**63), "9" * 40, "9" * 5_000]
+WEEK = 7 * 86_400
+
+NO_CURSORS = ["soon", "-1", "+1", " 1", "1_0", "\u0661", str(2**63), "9" * 40, "9" * 5_000, "~", "~-1", "~soon"]
 """What no storage has ever given out as a cursor; some of it Python reads as a number, some no database can hold."""
 
 
@@ -337,6 +351,48 @@ class ReadingConformance(Conformance):
 
         # Without a cursor the kept one counts.
         assert ids((await storage.events(reader=app)).events) == more
+
+    async def test_what_was_recorded_of_late_is_read_by_its_age(self, storage: Storage, clock: ManualClock) -> None:
+        names = await happenings(storage, clock, 6)
+        ages = [0, SECOND - 1, SECOND, 3 * SECOND, 6 * SECOND, 60 * SECOND]
+        found = [await storage.events(recorded_within(age)) for age in ages]
+        two = await storage.events(recorded_within(3 * SECOND), limit=2)
+        place = (await storage.events(recorded_within(3 * SECOND), limit=0)).next
+
+        assert [ids(page.events) for page in found] == [[], [], names[5:], names[3:], names, names]
+        assert ids(two.events) == names[3:5]
+        assert ids((await storage.events(two.next)).events) == names[5:]
+        assert ids((await storage.events(place)).events) == names[3:]
+        assert (await storage.events(recorded_within(0))).next == (await storage.events()).next
+
+    async def test_of_an_empty_log_every_age_is_its_end(self, storage: Storage, clock: ManualClock) -> None:
+        place = (await storage.events(recorded_within(60 * SECOND))).next
+        names = await happenings(storage, clock, 1)
+
+        assert ids((await storage.events(place)).events) == names
+
+    async def test_of_a_trimmed_log_an_age_names_what_is_left(self, storage: Storage, clock: ManualClock) -> None:
+        await happenings(storage, clock, 1, prefix="old")
+        clock.advance(WEEK)
+        names = await happenings(storage, clock, 2)
+        await sweep_all(storage)
+
+        page = await storage.events(recorded_within(2 * WEEK * SECOND))
+        assert [type(event).__name__ for event in page.events] == ["JobCompleted", "JobCompleted"]
+        assert ids(page.events) == names
+
+    async def test_a_new_named_reader_begins_where_it_asks_to(self, storage: Storage, clock: ManualClock) -> None:
+        names = await happenings(storage, clock, 6)
+        place = (await storage.events(recorded_within(3 * SECOND), limit=0)).next
+        page = await storage.events(limit=1, reader=Reader("app", "process-1", place))
+
+        assert ids(page.events) == names[3:4]
+        assert (await storage.events(reader=Reader("audit", "process-1"))).events == ()
+
+        # A reader that is known keeps its place.
+        end = (await storage.events(EVENTS_END)).next
+        rest = await storage.events(page.next, reader=Reader("app", "process-1", end))
+        assert ids(rest.events) == names[4:]
 
     async def test_a_batch_on_loan_is_given_to_nobody_else(self, storage: Storage, clock: ManualClock) -> None:
         first, second = Reader("app", "process-1"), Reader("app", "process-2")

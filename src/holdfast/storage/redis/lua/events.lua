@@ -2,8 +2,10 @@
 -- requires: cell
 -- events: what happened after a cursor, in order and without a gap, as far as one step goes.
 --
--- Request: {after, limit, ref, reader = {name, caller}}. `after`: a number, absent for behind the newest; for a named
--- reader how far its last batch was handled. `ref`: only what happened to that job.
+-- Request: {after, limit, ref, reader = {name, caller, begin}, age}. `after`: a number, absent for behind the newest; for
+-- a named reader how far its last batch was handled. `begin`: where a reader begins that is not known yet, absent for
+-- behind the newest. `age`: instead of `after`, what was recorded in the last so many microseconds. `ref`: only what
+-- happened to that job.
 -- Answer: {entries, next, oldest, last}. An entry is one of the stream's; `next`: the number of the last that was
 -- looked at; `oldest`: the number before the oldest that is kept, where the place asked for is not there, else false.
 local EVENT_LOAN = 5000000
@@ -28,6 +30,16 @@ local function bounds()
     end
   end
   return first and number_of(first[1]) - 1 or last, last
+end
+
+local function at_of(entry)
+  local fields = entry[2]
+  for at = 1, #fields, 2 do
+    if fields[at] == 't' then
+      return tonumber(fields[at + 1])
+    end
+  end
+  return 0
 end
 
 local trimmed, last = bounds()
@@ -74,7 +86,7 @@ end
 local function lend(reader)
   local readers = key('readers')
   local body = call('HGET', readers, reader.name)
-  local kept = body and cmsgpack.unpack(body) or { cursor = last }
+  local kept = body and cmsgpack.unpack(body) or { cursor = min(reader.begin or last, last) }
   -- What was handled was handled, even if the loan has passed on since.
   kept.cursor = max(kept.cursor, ASKED.after and min(ASKED.after, last) or 0)
   -- A loan that ends further ahead than it is long was made before the clock was set back.
@@ -98,7 +110,25 @@ local function lend(reader)
   return page
 end
 
+-- The number of the last entry that was recorded before an instant: found by halving, for the log may be long.
+local function before(instant)
+  local low, high = trimmed, last
+  while low < high do
+    local middle = floor((low + high) / 2)
+    local entry = call('XRANGE', key('events'), '(0-' .. whole(middle), '+', 'COUNT', 1)[1]
+    if entry and at_of(entry) < instant then
+      low = number_of(entry[1])
+    else
+      high = middle
+    end
+  end
+  return low
+end
+
 if ASKED.reader then
   return lend(ASKED.reader)
+end
+if ASKED.age then
+  return read(before(NOW - ASKED.age), ASKED.limit, ASKED.ref)
 end
 return read(ASKED.after or last, ASKED.limit, ASKED.ref)
