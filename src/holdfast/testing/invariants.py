@@ -50,6 +50,7 @@ from holdfast.storage.protocol import (
     RATE,
     RUNS_KEPT,
     UNKNOWN,
+    WORKER_KEPT,
     Beat,
     Bid,
     Cancel,
@@ -180,6 +181,7 @@ class Witness:
         self._settings: dict[Target, Settings] = {}
         self._limits: dict[tuple[str, str], int] = {}
         self._claims: dict[tuple[str, int], tuple[int, list[tuple[int, Ref, int]]]] = {}
+        self._claims_at: dict[tuple[str, int], int] = {}
         """Of each lane the highest number that came, and of each lease not acknowledged the number and the run."""
 
         self._buriers: dict[str, str] = {}
@@ -351,6 +353,7 @@ class Witness:
         """Take in what a lane has handed back: what calls have claimed that are over and were not answered (I19)."""
         expected: Told = Counter()
         highest, runs = self._claims.get((owner.id, lane.id), (0, []))
+        self._claims_at[owner.id, lane.id] = self._clock.now()
         for number, ref, fence in runs:
             job = before.get(ref)
             held = job is not None and (job.state, job.fence, job.owner) == (State.ACTIVE, fence, owner.id)
@@ -597,6 +600,9 @@ class Witness:
             if job.state is State.ACTIVE:
                 self._suspected(bid, was, job, now)
         if answer.retry_in is None:
+            # A clock that jumps ahead makes a sweep forget the numbers of workers that live.
+            for key in [key for key, at in self._claims_at.items() if at <= now - WORKER_KEPT]:
+                del self._claims_at[key], self._claims[key]
             self.calls.swept(now)
             self.pacing.swept(now)
             self.ticking.swept(answer.due, now)
