@@ -13,6 +13,7 @@ from holdfast import (
     Stall,
     State,
     StorageUnavailableError,
+    TaskOptions,
     WorkerStopping,
     current_job,
 )
@@ -22,6 +23,7 @@ from holdfast.storage.memory import MemoryStorage
 from holdfast.storage.protocol import Exchanged, Order
 from holdfast.testing.simloop import SimClock, SimLoop, simulate
 from tests.flow.conftest import Stage
+from tests.flow.test_abandoned import deafly
 
 
 class Senseless(MemoryStorage):
@@ -123,6 +125,55 @@ def test_every_second_put_back_by_failing_workers_is_charged_as_a_stall() -> Non
             (4, 2, "failed", "process_died"),
         ]
         assert (detail.job.state, detail.job.reason, detail.job.stalls) == (State.FAILED, "crashed", 2)
+
+    senseless(scenario)
+
+
+@pytest.mark.parametrize("bad", [1, 2])
+def test_a_claim_taken_in_half_hands_back_only_what_did_not_begin(monkeypatch: pytest.MonkeyPatch, bad: int) -> None:
+    async def scenario(stage: Stage, storage: Senseless) -> None:
+        app = stage.app(defaults=TaskOptions(stall=Stall(max_count=0)))
+        at_work, overlaps = set[int](), list[int]()
+
+        @app.task
+        async def task(number: int) -> None:
+            overlaps.extend({number} & at_work)
+            at_work.add(number)
+            await deafly(8 if current_job().run == 1 else 0)
+            at_work.discard(number)
+
+        jobs = [await task.enqueue(number) for number in range(4)]
+        begun = 0
+
+        make = stage.loop.create_task
+
+        def create_task(coroutine: Any, **options: Any) -> "asyncio.Task[Any]":
+            nonlocal begun
+            if coroutine.__name__ == "_attend":
+                begun += 1
+                if begun == bad + 1:
+                    coroutine.close()
+                    raise MemoryError
+            return make(coroutine, **options)
+
+        monkeypatch.setattr(stage.loop, "create_task", create_task)
+        worker = app.worker(concurrency=4)
+        node = await stage.start(worker, "one")
+        await asyncio.sleep(0.5)
+        assert begun == bad + 1
+        await stage.start(app.worker(concurrency=4), "two")
+        with pytest.raises(BaseExceptionGroup):
+            await stage.loop.start(node, worker.wait())
+        for job in jobs:
+            await job.result(timeout=30)
+        records = [(await job.info()).job for job in jobs]
+
+        # Before: the first ones were handed back while they ran, and ran twice at a time.
+        assert overlaps == []
+        counts = [(one.starts, one.releases, one.stalls, one.failures) for one in records]
+        assert counts == [(1, 0, 0, 0)] * bad + [(2, 1, 0, 0)] * (4 - bad)
+        released = {one.id: one.reason for one in await stage.told(JobReleased)}
+        assert released == {job.id: "prefetch" for job in jobs[bad + 1 :]} | {jobs[bad].id: "worker_failed"}
 
     senseless(scenario)
 

@@ -420,10 +420,12 @@ class ExchangeLoop:
         # From here on the runs themselves count.
         self._ordered -= call.room
         claimed, call.room = call.room > 0, 0
-        self._runs.take(answer.leases, call.asked_at, begin=self._claiming)
+        taken = self._runs.hold(answer.leases, call.asked_at)
+        # Before the first of them begins: what this worker holds, it hands back itself, and the storage must not.
         if call.lane is not None and not answer.seen:
             self.lanes.answered(call.lane)
             call.lane = None
+        self._runs.take(taken, begin=self._claiming)
         last = len(self._calls) == 1
         # Each queue is the first in its turn, so that a full one cannot keep the others waiting.
         self._queues = self._queues[1:] + self._queues[:1]

@@ -12,7 +12,7 @@ from holdfast.clock import SECOND
 from holdfast.context import JobContext, Said, Signs
 from holdfast.core.job import Ref
 from holdfast.core.lease import Lease, margin, trusted_until
-from holdfast.core.outcome import StopCode
+from holdfast.core.outcome import StopCode, UnknownReason
 from holdfast.storage.protocol import NewLogLine, Renewal
 from holdfast.worker.allowance import spared
 from holdfast.worker.slate import Slate, Way
@@ -121,6 +121,8 @@ class Held:
     """The process of its own that its handler is in, while there is one."""
     line: int | None = None
     """Its line on the slate, while there is one."""
+    unknown: UnknownReason | None = None
+    """Why this worker cannot run it, if it cannot."""
 
     def __init__(self, lease: Lease, signs: Signs | None = None) -> None:
         self.lease = lease

@@ -35,7 +35,6 @@ from holdfast.core.outcome import (
     StopCode,
     TimedOut,
     Unknown,
-    UnknownReason,
 )
 from holdfast.core.settlement import settlement
 from holdfast.failures import log_failure, recorded
@@ -173,41 +172,61 @@ class Runs:
         if cancelled:
             raise asyncio.CancelledError
 
-    def take(self, leases: Sequence[Lease], asked_at: float, *, begin: bool) -> None:
-        """Begin to run what a call has brought that was sent at that uptime, now or soon; or hand it back, unbegun."""
+    def hold(self, leases: Sequence[Lease], asked_at: float) -> list[Held]:
+        """Hold all leases that a call has brought which was sent at that uptime; or none of them, if this raises.
+
+        Those come first whose tasks are not known here.
+        """
         # They run from the answer on: a claim that a frozen storage held back must not count as a part of the run.
         now = self._clock.uptime()
         self._tally.claimed(leases)
-        leases = self._put_back_unknown(leases, asked_at, now)
-        free = self._concurrency - len(self._running) - len(self._at_hand)
-        taken = [self._held(lease, asked_at, now, begun=place < free) for place, lease in enumerate(leases)]
-        self._holdings.add_all(taken)
+        known, unknown = list[Held](), list[Held]()
+        free = self._free
+        for lease in leases:
+            why = why_unknown(self._tasks, lease.job)
+            held = self._held(lease, asked_at, now, begun=why is None and len(known) < free)
+            held.unknown = why
+            (known if why is None else unknown).append(held)
+        taken = unknown + known
+        try:
+            self._holdings.add_all(taken)
+        except BaseException:
+            self._holdings.drop_all(held.key for held in taken)
+            raise
+        return taken
+
+    def take(self, taken: Sequence[Held], *, begin: bool) -> None:
+        """Begin the runs that `hold` has returned, now or soon; or hand them back, unbegun."""
+        now, free = self._clock.uptime(), self._free
         # All of them are held before the first of them begins, for it may let nothing else happen for long.
-        for place, held in enumerate(taken):
-            if not begin or self._start is None:
-                # The claim came back after the worker was told to stop.
+        rest = iter(taken)
+        try:
+            for held in rest:
+                if held.unknown is not None:
+                    # At once, even if all of this worker is busy: another one may know it.
+                    self._done(held, Unknown(held.unknown))
+                elif not begin or self._start is None:
+                    # The claim came back after the worker was told to stop.
+                    self._done(held, Interrupted("prefetch"))
+                elif free > 0:
+                    free -= 1
+                    self._begin(held)
+                elif may_wait(held.lease.job):
+                    self._at_hand.add(held, now)
+                else:
+                    self._ahead.kept_waiting()
+                    self._done(held, Interrupted("prefetch"))
+        except BaseException:
+            # What has begun goes on until the worker ends, which fails by this.
+            for held in rest:
                 self._done(held, Interrupted("prefetch"))
-            elif place < free:
-                self._begin(held)
-            elif may_wait(held.lease.job):
-                self._at_hand.add(held, now)
-            else:
-                self._ahead.kept_waiting()
-                self._done(held, Interrupted("prefetch"))
+            raise
         self._fill_up()
 
-    def _put_back_unknown(self, leases: Sequence[Lease], asked_at: float, now: float) -> Sequence[Lease]:
-        """Put back at once, even if all of this worker is busy, what another worker may know; return the others."""
-        unknown: dict[Ref, UnknownReason] = {
-            lease.ref: why for lease in leases if (why := why_unknown(self._tasks, lease.job)) is not None
-        }
-        if not unknown:
-            return leases
-        taken = [self._held(lease, asked_at, now, begun=False) for lease in leases if lease.ref in unknown]
-        self._holdings.add_all(taken)
-        for held in taken:
-            self._done(held, Unknown(unknown[held.lease.ref]))
-        return [lease for lease in leases if lease.ref not in unknown]
+    @property
+    def _free(self) -> int:
+        """How many may begin at once."""
+        return self._concurrency - len(self._running) - len(self._at_hand)
 
     def hand_back(self) -> None:
         """Hand back what was claimed ahead and has not begun."""
