@@ -43,7 +43,7 @@ from holdfast.core.job import (
 )
 from holdfast.core.lease import Lease
 from holdfast.core.lifecycle import State
-from holdfast.core.outcome import Outcome, Raised, Returned
+from holdfast.core.outcome import Outcome, Raised, Returned, Unknown
 from holdfast.core.retry import Backoff
 from holdfast.core.schedule import Schedule
 from holdfast.core.settlement import settlement
@@ -90,6 +90,9 @@ LOGGED = 100
 
 NOTED = 1000
 """How many slow commands the server keeps."""
+
+UNKNOWN_TASKS = 600
+"""Under how many unknown tasks jobs are parked."""
 
 LONG = StallTerms(lease=365 * 86_400 * SECOND)
 """The lease of those that are active all the time, so that nothing but the cases' own jobs falls silent."""
@@ -496,6 +499,28 @@ async def reading(probe: Probe) -> None:
     await probe.case("events, 100", lambda: storage.events(limit=100))
 
 
+async def deploys(probe: Probe) -> None:
+    """Measure claims in a queue where jobs of many tasks are parked until a worker knows these."""
+    storage, old, new = probe.storage, Owner("old"), Owner("new")
+    tasks = {f"package.module.task_{number}": 1 for number in range(1000)}
+    others = {f"package.module.other_{number}": 1 for number in range(1000)}
+    jobs = [
+        NewJob(queue="deployed", id=f"{number}-{task}", task=task, payload=PAYLOAD)
+        for number in range(3)
+        for task in [*tasks][:UNKNOWN_TASKS]
+    ]
+    for start in range(0, len(jobs), TRIP):
+        await storage.enqueue(jobs[start : start + TRIP])
+    leases = await probe.claim(len(jobs), "deployed", old)
+    for start in range(0, len(leases), SETTLE_LIMIT):
+        await probe.settle(old, leases[start : start + SETTLE_LIMIT], Unknown())
+    for title, known in (("none", others), ("all", tasks)):
+        await probe.case(
+            f"exchange, {UNKNOWN_TASKS} tasks parked, {title} known",
+            lambda known=known: storage.exchange(new, (), Order(("deployed",), CLAIM_LIMIT, tasks=known)),
+        )
+
+
 async def _all(*steps: Callable[[], Awaitable[object]]) -> None:
     for step in steps:
         await step()
@@ -517,6 +542,7 @@ async def measured(url: str, *, waiting: int, active: int, calls: int) -> tuple[
     await hand(probe)
     await reading(probe)
     await sweeps(probe)
+    await deploys(probe)
     await standing_still(probe)
     await probe.storage.close()
     return per_job, alone, probe.found

@@ -6,11 +6,12 @@ import pytest
 
 from holdfast.clock import SECOND
 from holdfast.core.job import NewJob, Ref
-from holdfast.storage.protocol import Bid, Cancel, Delete, Order, Settings, Storage, Target
+from holdfast.storage.protocol import PLACE_LIMIT, Bid, Cancel, Delete, Order, Settings, Storage, Target
 from holdfast.storage.redis.address import read
 from holdfast.storage.redis.storage import RedisStorage
 from holdfast.testing import ManualClock
-from holdfast.testing.conformance.material import ALICE, new_job
+from holdfast.testing.conformance.material import ALICE, QUEUE, new_job
+from holdfast.testing.conformance.unknown import park_under_many
 from tests.redis_books import troubles
 from tests.servers import client_of, command
 
@@ -41,11 +42,13 @@ async def storage(redis_url: str, clock: ManualClock) -> AsyncIterator[Storage]:
     await storage.close()
 
 
-async def commands(url: str, storage: Storage, queues: Sequence[str], *, room: int) -> int:
+async def commands(
+    url: str, storage: Storage, queues: Sequence[str], *, room: int, tasks: dict[str, int] | None = None
+) -> int:
     """Return how many commands a claim calls."""
     with client_of(url.partition("?")[0]) as client:
         command(client, "CONFIG", "RESETSTAT")
-        await storage.exchange(ALICE, (), Order(tuple(queues), room))
+        await storage.exchange(ALICE, (), Order(tuple(queues), room, tasks=tasks))
         told: dict[str, dict[str, int]] = command(client, "INFO", "commandstats")
     return sum(stats["calls"] for name, stats in told.items() if name.partition("_")[2] not in ("evalsha", "info"))
 
@@ -134,3 +137,13 @@ async def test_what_has_come_is_told_for_next_by_no_claim_that_let_it_come(
     clock.advance(1)
 
     assert (await storage.exchange(ALICE, (), Order(QUEUES, 1))).next_due == 8 * SECOND
+
+
+@pytest.mark.parametrize(("known", "most"), [("others", 20), ("parked", PLACE_LIMIT + 100)])
+async def test_a_claim_looks_at_a_bounded_number_of_parked_tasks(
+    redis_url: str, storage: Storage, known: str, most: int
+) -> None:
+    tasks = await park_under_many(storage, 600)
+    knows = {f"{known}-{number}": 1 for number in range(400)} | dict.fromkeys(tasks if known == "parked" else [], 1)
+
+    assert await commands(redis_url, storage, [QUEUE], room=1, tasks=knows) <= most

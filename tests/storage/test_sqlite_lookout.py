@@ -2,6 +2,7 @@
 
 import sqlite3
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from holdfast.storage.protocol import Order
 from holdfast.storage.sqlite import SQLiteStorage, flow
 from holdfast.storage.sqlite.step import Step
 from holdfast.testing import ManualClock
+from holdfast.testing.conformance.material import QUEUE
+from holdfast.testing.conformance.unknown import park_under_many
 from tests.storage.worlds import job, owner
 
 pytestmark = pytest.mark.thorough
@@ -61,3 +64,22 @@ async def test_queues_whose_jobs_are_not_due_cost_none(tmp_path: Path) -> None:
     few, many = await statements(tmp_path / "jobs.db", [*jobs, job("a", QUEUES[0])], room=5, few=2)
 
     assert many == few
+
+
+@pytest.mark.parametrize(("known", "most"), [("others", 300), ("parked", 400)])
+async def test_a_claim_looks_at_a_bounded_number_of_parked_jobs(tmp_path: Path, known: str, most: int) -> None:
+    storage = SQLiteStorage(tmp_path / "jobs.db", clock=ManualClock())
+    tasks = await park_under_many(storage, 600)
+    await storage.close()
+    knows = {f"{known}-{number}": 1 for number in range(400)} | dict.fromkeys(tasks if known == "parked" else [], 1)
+    connection = sqlite3.connect(tmp_path / "jobs.db", isolation_level=None)
+    connection.execute("BEGIN")
+    step = Step(connection)
+    step.now = ManualClock().now()
+    ran = count()
+    connection.set_progress_handler(lambda: next(ran) < 0, 100)
+    flow.exchange(step, ME, [], Order((QUEUE,), 1, tasks=knows))
+    connection.close()
+
+    # In hundreds of instructions of SQLite.
+    assert next(ran) <= most

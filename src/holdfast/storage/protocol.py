@@ -649,7 +649,8 @@ class Storage(Protocol):
         that is not open. Whoever leaves a slot lets the best one parked there back in line; so does time, under a rate.
         A run that is put back `until_known` costs its rates nothing: the job keeps its score and is parked under its
         task and version. A claim takes jobs that are parked so, if the caller knows both, in the order of their scores
-        with the others. A job that has started before and that the caller does not know is parked in the same way.
+        with the others; it looks at up to `PLACE_LIMIT` of these names. A job that has started before and that the
+        caller does not know is parked in the same way.
         Where a queue has more completed jobs than `Keep.most`, a call that completes some also forgets a bounded
         number of the longest completed (`Keep.forgotten_at_once`). At most 256 settlements and 128 jobs a call.
 
@@ -792,6 +793,12 @@ UNKNOWN = "unknown:"
 
 UNKNOWN_LOOKS = 100
 """How many jobs of an unknown task a survey looks at for the longest-waiting one."""
+
+PLACE_LIMIT = 250
+"""How many names of unknown tasks a claim looks at, in all of its queues.
+
+If a queue has more of them and the caller knows more tasks, each claim looks at another part of the names.
+"""
 
 PAUSED = "paused:"
 """What the name of the key begins with under which the jobs of a paused task are parked."""

@@ -5,7 +5,7 @@ What is told here is read off the indexes that the jobs stand in, so there is no
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from holdfast.storage.protocol import Settings
+from holdfast.storage.protocol import PLACE_LIMIT, Settings
 from holdfast.storage.sqlite import rates, rows
 from holdfast.storage.sqlite.queries import query
 from holdfast.storage.sqlite.settings import queue_settings
@@ -26,11 +26,15 @@ class Lookout:
         self._listed = rows.names(queues)
         self._told: dict[str, Settings] = queue_settings(step, self._listed)
         self._coming: dict[str, tuple[int | None, int | None]] = {}
-        self._known: dict[str, list[str]] = {}
-        for queue, falls_due, opening, unknown in step.all(_COMING, (self._listed,)):
+        self._known: dict[str, tuple[list[str], bool]] = {}
+        coming = step.all(_COMING, (self._listed,))
+        parked = sum(1 for *_, unknown in coming if unknown)
+        for queue, falls_due, opening, unknown in coming:
             self._coming[queue] = falls_due, opening
-            if unknown and (known := known_places(step, queue, tasks)):
-                self._known[queue] = known
+            if unknown:
+                names, more = known_places(step, queue, tasks, max(1, PLACE_LIMIT // parked))
+                if names:
+                    self._known[queue] = names, more
 
     def paused(self, queue: str) -> bool:
         """Say whether nothing is to be claimed from a queue."""
@@ -47,9 +51,10 @@ class Lookout:
         _, opening = self._coming.get(queue, (None, None))
         return opening is not None and opening <= self._step.now
 
-    def known(self, queue: str) -> list[str]:
+    def known(self, queue: str) -> Sequence[str]:
         """Return what jobs are parked under whose task and version the caller knows."""
-        return self._known.get(queue, [])
+        names, _ = self._known.get(queue, ((), False))
+        return names
 
     def first_in_line(self, number: int) -> int:
         """Return the number of the first queue, from one on, that has a job in line; else one beyond the last."""
@@ -65,8 +70,10 @@ class Lookout:
             raise AssertionError("a glance tells even of what is not there")
         lined, falls_due, opening = seen
         self._coming[queue] = falls_due, opening
-        if queue in self._known and not first_seqs(self._step, queue, self._known[queue], 1):
-            del self._known[queue]
+        if queue in self._known:
+            names, more = self._known[queue]
+            if not more and not first_seqs(self._step, queue, names, 1):
+                del self._known[queue]
         return bool(lined) or queue in self._known
 
     def left(self, number: int) -> bool:

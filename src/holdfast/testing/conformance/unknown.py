@@ -13,6 +13,7 @@ from holdfast.core.retry import Backoff
 from holdfast.core.settlement import Settlement
 from holdfast.storage.protocol import (
     LOOK_LIMIT,
+    PLACE_LIMIT,
     UNKNOWN,
     Beat,
     Cancel,
@@ -84,6 +85,17 @@ async def wasted(storage: Storage, job: str) -> Lease:
     assert lease.ref.id == job
     assert await settle(storage, ALICE, lease, Unknown()) == "done"
     return lease
+
+
+async def park_under_many(storage: Storage, number: int, *, queue: str = QUEUE) -> list[str]:
+    """Park a job of a queue under each of this many tasks; return the tasks, which are the ids, too."""
+    tasks = [f"task-{number:04}" for number in range(number)]
+    for begin in range(0, len(tasks), 100):
+        some = tasks[begin : begin + 100]
+        await enqueue(storage, *(new_job(task, task=task, queue=queue) for task in some))
+        leases = (await offered(storage, OLD, queue=queue)).leases
+        await storage.exchange(ALICE, [settled(lease, Unknown()) for lease in leases])
+    return tasks
 
 
 async def first_of_rate(storage: Storage, clock: ManualClock, rates: tuple[RateKey, ...]) -> None:
@@ -403,16 +415,52 @@ class UnknownTasksConformance(Conformance):
         assert await states(storage) == {"new": State.CANCELLED}
 
     async def test_a_known_task_is_found_among_very_many_unknown_ones(self, storage: Storage) -> None:
-        tasks = [f"task-{number:04}" for number in range(LOOK_LIMIT + 20)]
-        for begin in range(0, len(tasks), 100):
-            some = tasks[begin : begin + 100]
-            await enqueue(storage, *(new_job(task, task=task) for task in some))
-            leases = (await offered(storage, OLD)).leases
-            await storage.exchange(ALICE, [settled(lease, Unknown()) for lease in leases])
+        tasks = await park_under_many(storage, LOOK_LIMIT + 20)
 
         assert (await glance(storage)).parked == len(tasks)
         assert names(await offered(storage, {tasks[-1]: 1, "add": 1}, BOB)) == [tasks[-1]]
         assert len((await glance(storage)).unknown) == LOOK_LIMIT
+
+    async def test_a_caller_with_very_many_tasks_gets_all_of_very_many_parked_jobs(self, storage: Storage) -> None:
+        tasks = await park_under_many(storage, PLACE_LIMIT + 20)
+        claimed: list[str] = []
+        answer = await offered(storage, dict.fromkeys(tasks, 1), BOB)
+        while answer.left:
+            claimed += names(answer)
+            answer = await offered(storage, dict.fromkeys(tasks, 1), BOB)
+
+        assert sorted([*claimed, *names(answer)]) == tasks
+
+    async def test_no_parked_job_starves_among_more_than_a_claim_looks_at(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
+        tasks = await park_under_many(storage, PLACE_LIMIT + 20)
+        others = [f"other-{number:04}" for number in range(PLACE_LIMIT)]
+        known = {tasks[-1]: 1, **dict.fromkeys(others, 1), tasks[0]: 1}
+        claimed: set[str] = set()
+        for _ in range(4 * PLACE_LIMIT):
+            claimed.update(names(await offered(storage, known, BOB)))
+            clock.advance(0.000_001)
+            if len(claimed) == 2:
+                break
+
+        assert claimed == {tasks[0], tasks[-1]}
+
+    async def test_jobs_of_many_tasks_come_in_the_order_of_their_scores(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
+        order: list[str] = []
+        for number in range(60):
+            clock.advance(1)
+            order.append(f"job-{number:02}")
+            await enqueue(storage, new_job(order[-1], task=f"task-{number % 7}"))
+        leases = (await offered(storage, OLD)).leases
+        await storage.exchange(ALICE, [settled(lease, Unknown()) for lease in leases])
+        await enqueue(storage, new_job("later", task="task-0"))
+        known = {f"task-{number}": 1 for number in range(6)}
+        claimed = [name for _ in range(11) for name in names(await offered(storage, known, BOB, room=5))]
+
+        assert claimed == [name for number, name in enumerate(order) if number % 7 < 6] + ["later"]
 
     async def test_a_survey_names_unknown_tasks_and_what_workers_know(
         self, storage: Storage, clock: ManualClock

@@ -150,9 +150,9 @@ if answered then
   return answered
 end
 
--- requires: plain, settling, flow, work
+-- requires: plain, settling, flow, work, known
 
-local SETTLING, PUTTING_BACK, STARTING, PROMOTING, LOOKING = 55, 65, 55, 65, 2
+local SETTLING, PUTTING_BACK, STARTING, PROMOTING, COMING_BACK = 55, 65, 55, 65, 60
 
 local verdicts = {}
 
@@ -264,7 +264,7 @@ end
 -- The first of a queue's line, so many at most. Where jobs are parked under `known` names one at a time, the best of all.
 local function first_in_line(queue, known, most)
   if known then
-    Purse.pay(LOOKING * #known)
+    Purse.pay(COMING_BACK)
     return { Parking.first(queue, known) }
   end
   return first_of(key('ready', queue), most)
@@ -341,7 +341,7 @@ local function glance(coming, visited, first)
     local opens_at = Rates.queue_opens_at(queue)
     shut[number] = opens_at > NOW or Settings.queue_paused(queue)
     if opens_at > NOW and not Settings.queue_paused(queue) then
-      if known[number] or call('EXISTS', key('ready', queue)) == 1 then
+      if (known[number] and Known.holds(queue, known[number])) or call('EXISTS', key('ready', queue)) == 1 then
         comes(opens_at)
       end
     end
@@ -364,8 +364,8 @@ local function glance(coming, visited, first)
   while lined and shut[lined] do
     lined = Lookout.first_with('ready', queues, lined + 1)
   end
-  for number in pairs(known) do
-    lined = lined or not shut[number]
+  for number, names in pairs(known) do
+    lined = lined or (not shut[number] and Known.holds(queues[number], names))
   end
   return lined and 1 or 0, next_due
 end

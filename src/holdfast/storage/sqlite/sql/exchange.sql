@@ -192,14 +192,42 @@ SELECT score, id, seq
  LIMIT ?;
 
 -- name: first_parked
--- Returns seqs and scores of the first that are parked under a key. Parameters: queue, key, limit.
+-- Returns seqs and scores of the first that are parked under a key, up to a score. Parameters: queue, key, score, limit.
 SELECT score, id, seq
   FROM job INDEXED BY job_parked
  WHERE queue = ?
    AND state = 'waiting'
    AND parked_under = ?
+   AND score <= ?
  ORDER BY score, id
  LIMIT ?;
+
+-- name: heads
+-- Returns the score, the id and the key of the first job under each of many keys. Parameters: keys (a list), queue.
+SELECT job.score, job.id, asked.value
+  FROM json_each(?) AS asked
+  JOIN job
+    ON job.seq = (
+       SELECT seq
+         FROM job AS parked INDEXED BY job_parked
+        WHERE parked.queue = ?
+          AND parked.state = 'waiting'
+          AND parked.parked_under = asked.value
+        ORDER BY parked.score, parked.id
+        LIMIT 1
+       );
+
+-- name: places_of
+-- Returns those of many keys that jobs are parked under. Parameters: keys (a list), queue.
+SELECT value
+  FROM json_each(?) AS asked
+ WHERE EXISTS (
+              SELECT 1
+                FROM job INDEXED BY job_parked
+               WHERE queue = ?
+                 AND state = 'waiting'
+                 AND parked_under = asked.value
+       );
 
 -- name: places
 -- Returns the keys that jobs are parked under, from one on and up to another: each by one step of the index. Parameters:

@@ -94,7 +94,7 @@ local CLAIM_LIMIT, SWEEP_LIMIT = 128, 200
 local PROMOTE_LIMIT, EXPIRE_LIMIT, TRIM_LIMIT, SCAN_LIMIT = 100, 200, 500, 500
 local WINDOW_LIMIT, PASSED_LIMIT, LOOK_LIMIT, DUE_LIMIT = 5000, 5000, 500, 100
 local RUNS_KEPT, LOG_LINES_KEPT, CALLS_KEPT = 100, 1000, 10000
-local UNKNOWN_LOOKS = 100
+local UNKNOWN_LOOKS, PLACE_LIMIT = 100, 250
 local PAUSED, RATE, UNKNOWN = 'paused:', 'rate:', 'unknown:'
 
 -- How many events are kept (core/retention.py): of more, each that is recorded forgets some of the oldest, as many nodes of

@@ -1,8 +1,11 @@
--- requires: cell
+-- requires: cell, purse
 -- What the caller of a claim knows, and the jobs that are parked until a worker knows their task and version.
 --
 -- unknown:<queue>  ZSET  what jobs are parked under so, all at 0: `unknown:<task>:<version>`
 local Known = {}
+
+-- About what it takes to read a name, and to look at the first job under it, in microseconds.
+local READING, LOOKING = 1, 3
 
 local known
 
@@ -39,39 +42,89 @@ local function is_known(name)
   return knows(task, tonumber(version))
 end
 
--- What jobs of a queue are parked under whose task and version the caller knows. Where there are very many places, each of
--- the caller's tasks is looked up by itself.
-function Known.places(queue)
-  local index, found = key('unknown', queue), {}
-  local function note(names)
-    for _, name in ipairs(names) do
-      if is_known(name) then
-        found[#found + 1] = name
+-- Every name that the caller knows jobs under, or false if these are more than `most`.
+local function all_known(most)
+  local names = {}
+  for task, newest in pairs(tasks() or {}) do
+    for version = 1, newest do
+      if #names == most then
+        return false
       end
+      names[#names + 1] = UNKNOWN .. task .. ':' .. whole(version)
     end
   end
-  local names = first_of(index, LOOK_LIMIT)
-  if #names < LOOK_LIMIT or not tasks() then
-    note(names)
-    return found
+  return tasks() and names
+end
+
+-- The names in a queue's index that may be known, `most` at most, and whether there are more. If the queue has more names,
+-- the caller's own are looked up; if those are more than `most`, too, a random part of the queue's is looked at.
+local function candidates(queue, most)
+  local index = key('unknown', queue)
+  local there = call('ZCARD', index)
+  if there <= most then
+    return first_of(index, there), false
   end
-  for task in pairs(tasks()) do
-    local beginning = UNKNOWN .. task
-    note(call('ZRANGEBYLEX', index, '[' .. beginning .. ':', '(' .. beginning .. ';', 'LIMIT', 0, LOOK_LIMIT))
+  local names = all_known(most)
+  if not names then
+    return call('ZRANDMEMBER', index, most), true
   end
+  local found = {}
+  for at, score in ipairs(#names > 0 and call('ZMSCORE', index, unpack(names)) or {}) do
+    found[#found + 1] = score and names[at] or nil
+  end
+  return found, false
+end
+
+-- What jobs of a queue are parked under whose task and version the caller knows, of `most` names that are looked at; `more`:
+-- there may be others.
+function Known.places(queue, most)
+  local names, more = candidates(queue, most)
+  local found = { more = more }
+  for _, name in ipairs(names) do
+    if is_known(name) then
+      found[#found + 1] = name
+    end
+  end
+  Purse.pay(READING * #names + LOOKING * #found)
   return found
 end
 
+-- The first job under each of the names of a queue, as read last: {score, id}, or false if there is none.
+local heads = {}
+
+local function first_under(queue, name)
+  local of_queue = heads[queue] or {}
+  heads[queue] = of_queue
+  if of_queue[name] == nil then
+    local score, id = head_of(key('parked', pair(queue, name)))
+    of_queue[name] = score and { score, id } or false
+  end
+  return of_queue[name]
+end
+
 -- The first of the jobs that stand in a queue's line or are parked under some names: its id, and the name it is parked under
--- or nil; nil if there is no job.
+-- or nil; nil if there is no job. The caller takes a parked job out of its place.
 function Known.first(queue, names)
   local score, id = head_of(key('ready', queue))
   local under
   for _, name in ipairs(names) do
-    local at, first = head_of(key('parked', pair(queue, name)))
-    if at and (not score or at < score or (at == score and first < id)) then
-      score, id, under = at, first, name
+    local head = first_under(queue, name)
+    if head and (not score or head[1] < score or (head[1] == score and head[2] < id)) then
+      score, id, under = head[1], head[2], name
     end
   end
+  if under then
+    heads[queue][under] = nil
+  end
   return id, under
+end
+
+-- Whether jobs may be left under some names of a queue.
+function Known.holds(queue, names)
+  for _, name in ipairs(names) do
+    if first_under(queue, name) then
+      return true
+    end
+  end
+  return names.more
 end

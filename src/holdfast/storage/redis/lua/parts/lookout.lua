@@ -72,17 +72,27 @@ function Lookout.coming(queues)
   return coming
 end
 
--- Of each of some queues in which jobs are parked whose task and version the caller knows, by its number: under what.
+local known
+
+-- Of each of some queues in which jobs are parked whose task and version the caller knows, by its number: under what. The
+-- queues share the `PLACE_LIMIT` names that a script looks at. All calls must be of the same queues: the first is remembered.
 function Lookout.known(queues)
-  local known = {}
+  if known then
+    return known
+  end
+  known = {}
   if call('EXISTS', key('places')) == 0 then
     return known
   end
+  local numbers = {}
   local number = Lookout.first_with('unknown', queues, 1)
   while number do
-    local places = Known.places(queues[number])
-    known[number] = #places > 0 and places or nil
+    numbers[#numbers + 1] = number
     number = Lookout.first_with('unknown', queues, number + 1)
+  end
+  for _, at in ipairs(numbers) do
+    local places = Known.places(queues[at], max(1, floor(PLACE_LIMIT / #numbers)))
+    known[at] = #places > 0 and places or nil
   end
   return known
 end
