@@ -18,6 +18,7 @@ import os
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from itertools import count, cycle, zip_longest
 from random import Random
 from statistics import median
@@ -517,7 +518,7 @@ async def deploys(probe: Probe) -> None:
     for title, known in (("none", others), ("all", tasks)):
         await probe.case(
             f"exchange, {UNKNOWN_TASKS} tasks parked, {title} known",
-            lambda known=known: storage.exchange(new, (), Order(("deployed",), CLAIM_LIMIT, tasks=known)),
+            partial(storage.exchange, new, (), Order(("deployed",), CLAIM_LIMIT, tasks=known)),
         )
 
 

@@ -37,6 +37,7 @@ FLOORS: dict[str, int] = {
     "untyped": 2,
     "storage": 2,
     "sideloop": 2,
+    "threads": 2,
     "signature": 3,
     "enqueue": 3,
     "fitting": 3,

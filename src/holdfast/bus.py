@@ -5,7 +5,6 @@ import contextlib
 import contextvars
 import logging
 from collections.abc import Awaitable, Callable, Generator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from random import Random
 from typing import Any, cast, get_args
@@ -22,6 +21,7 @@ from holdfast.functions import is_async
 from holdfast.storage.cursors import recorded_within
 from holdfast.storage.follow import pages
 from holdfast.storage.protocol import EVENTS_END, EventPage, Reader, Storage
+from holdfast.threads import DaemonExecutor, NoThreadError
 from holdfast.waiting import first
 
 RENEWED = 1.0
@@ -31,9 +31,6 @@ LEEWAY = 1.0
 """Seconds before its registration from which on a late handler hears events.
 
 A storage stamps an event and shows it some time later."""
-
-THREADS = 4
-"""How many plain event handlers may be at work at once."""
 
 BATCH = 100
 
@@ -133,7 +130,7 @@ class Bus:
         self._handling: tuple[Reader | None, str | None] = None, None
         self._stopping = asyncio.Event()
         self._stopped = asyncio.Event()
-        self._pool = ThreadPoolExecutor(THREADS, "holdfast-events")
+        self._pool = DaemonExecutor("holdfast-events")
 
     async def subscribe(self) -> None:
         """Take a place in the log, so that whatever is recorded from now on is heard.
@@ -208,7 +205,7 @@ class Bus:
                 await asyncio.wait(followers.values())
             for aide in aides:
                 aide.cancel()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool.shutdown()
         self._stopped.set()
 
     async def stop(self) -> None:
@@ -331,10 +328,9 @@ class Bus:
             return None
 
         try:
-            # Not the loop's own executor: a handler that hangs there must not keep others waiting, or us from stopping.
+            # Not the loop's own executor: a handler that hangs there would keep the process from ending.
             return await asyncio.get_running_loop().run_in_executor(self._pool, call)
-        except RuntimeError as error:
-            # The machine has no thread, or this bus has ended.
+        except NoThreadError as error:
             return error
 
     def _readable(self, event: Event) -> Event:

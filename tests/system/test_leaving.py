@@ -363,6 +363,46 @@ async def test_new_code_replaces_the_processes_once_and_code_that_is_broken_wait
     assert log.read_text().count("starts on") == 3
 
 
+EMBEDDED = """
+import asyncio, signal, sys, threading
+from holdfast import Holdfast, QueuePaused, Reaper
+
+async def main():
+    over = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, over.set)
+    app = Holdfast("memory://")
+    its = app.worker(drain="1s") if sys.argv[1] == "worker" else Reaper(app)
+
+    @(app if sys.argv[1] == "worker" else its).on(QueuePaused)
+    def hang(event):
+        print("hanging", flush=True)
+        threading.Event().wait()
+
+    await its.start()
+    await app.queue("default").pause()
+    await over.wait()
+    await its.stop()
+    print("stopped", flush=True)
+
+asyncio.run(main())
+"""
+"""A program of somebody's own with a worker or a reaper in it, and a plain event handler that never returns."""
+
+
+@pytest.mark.parametrize("what", ["worker", "reaper"])
+def test_a_program_ends_although_a_plain_event_handler_hangs(what: str) -> None:
+    with subprocess.Popen([sys.executable, "-c", EMBEDDED, what], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "hanging\n"
+            process.terminate()
+            said, _ = process.communicate(timeout=20)
+        finally:
+            process.kill()
+
+    assert (said, process.returncode) == ("stopped\n", 0)
+
+
 async def test_systemd_hears_that_it_is_ready_alive_and_about_to_stop(
     farm: Callable[..., Farm], tmp_path: Path
 ) -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import middleware
-from holdfast.worker import run, threads
+from holdfast import middleware, threads
+from holdfast.worker import run
 from holdfast.worker.stacks.places import Dump, Place, on_loop
 
 RUN, THREADS, MIDDLEWARE = str(run.__file__), str(threads.__file__), str(middleware.__file__)
@@ -55,6 +55,7 @@ def test_the_line_of_a_handler_on_the_loop_is_told_from_what_is_ours(
 
 def test_handlers_in_threads_are_found_and_idle_threads_are_none() -> None:
     working = [("/app/b.py", 3, "resize"), *THREAD]
+    of_an_event = [("/app/d.py", 4, "notify"), (BUS, 300, "call"), *THREAD]
     foreign = [("/app/c.py", 5, "own_thread"), ("/usr/lib/python3.11/threading.py", 1002, "_bootstrap")]
 
-    assert list(map(str, dumped(THREAD, working, foreign, MAIN).in_threads())) == ["/app/b.py:3 in resize"]
+    assert list(map(str, dumped(THREAD, working, of_an_event, foreign, MAIN).in_threads())) == ["/app/b.py:3 in resize"]

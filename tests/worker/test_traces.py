@@ -12,9 +12,9 @@ from msgspec import structs
 
 from holdfast.core.job import TRACE_KEPT
 from holdfast.core.lease import Lease
+from holdfast.threads import Threads
 from holdfast.worker.held import Held
 from holdfast.worker.stacks.traces import Traces, where
-from holdfast.worker.threads import Threads
 from tests.core.cases import active
 
 LEASE = 20_000_000

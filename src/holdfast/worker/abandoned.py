@@ -7,7 +7,7 @@ free, but with enough of them the process is not what it was: then it had better
 import asyncio
 from collections.abc import Callable
 
-from holdfast.worker.threads import Lane
+from holdfast.threads import Lane
 
 MOST = 4
 """With so many of them in one process it claims no more, and is recycled."""

@@ -14,9 +14,9 @@ from holdfast.core.job import Ref
 from holdfast.core.lease import Lease, margin, trusted_until
 from holdfast.core.outcome import StopCode, UnknownReason
 from holdfast.storage.protocol import NewLogLine, Renewal
+from holdfast.threads import Lane
 from holdfast.worker.allowance import spared
 from holdfast.worker.slate import Slate, Way
-from holdfast.worker.threads import Lane
 from holdfast.worker.turns import Turns
 
 Silence = Literal["no_progress", "lease_expired"]

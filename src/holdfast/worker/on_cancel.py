@@ -12,9 +12,9 @@ from holdfast.clock import SECOND, Clock
 from holdfast.codec import Codec
 from holdfast.injection import Needs
 from holdfast.task import Task
+from holdfast.threads import wrapped
 from holdfast.worker.abandoned import LINGER
 from holdfast.worker.held import Held
-from holdfast.worker.threads import wrapped
 
 LIMIT = 30.0
 """Seconds that a hook gets at most where its task has no timeout."""

@@ -9,7 +9,7 @@ from typing import Any
 from holdfast.context import current_job
 from holdfast.failures import traceback_of
 from holdfast.injection import Needs, Step
-from holdfast.worker.threads import Lane
+from holdfast.threads import Lane
 
 Complain = Callable[[str, str, BaseException], None]
 """Takes who failed and how, and the exception, where another one is what the run comes to."""

@@ -37,6 +37,7 @@ from holdfast.functions import is_async
 from holdfast.injection import Needs, Provider, needs
 from holdfast.middleware import Middleware, Onion, RunCall, onion
 from holdfast.task import Task
+from holdfast.threads import Lane, NoThreadError, Threads
 from holdfast.worker.abandoned import LINGER, Abandoned
 from holdfast.worker.held import SILENT, Held, StopReason
 from holdfast.worker.known import why_unknown
@@ -45,7 +46,6 @@ from holdfast.worker.on_cancel import CancelHooks
 from holdfast.worker.provision import Provision
 from holdfast.worker.shortage import is_shortage
 from holdfast.worker.stacks.traces import where
-from holdfast.worker.threads import Lane, NoThreadError, Threads
 
 UNFIT_DELAY = 10_000_000
 """How long a job is put back for that has no thread or process here, in microseconds: another worker may have one."""

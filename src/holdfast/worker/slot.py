@@ -24,6 +24,7 @@ from holdfast.core.lease import Lease
 from holdfast.core.outcome import Outcome, Raised
 from holdfast.equipment import Equipment
 from holdfast.failures import log_failure, recorded, trace_of
+from holdfast.threads import Threads
 from holdfast.waiting import first
 from holdfast.whereabouts import known_as, load
 from holdfast.worker import loops
@@ -51,7 +52,6 @@ from holdfast.worker.orphan import end_with_parent, inherited
 from holdfast.worker.run import Runner, misuse
 from holdfast.worker.slot_line import Line, LogOverLine, SpokenSigns
 from holdfast.worker.stacks.traces import where
-from holdfast.worker.threads import Threads
 from holdfast.worker.turns import TICK
 
 TIDYING = 1.5

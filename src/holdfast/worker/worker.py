@@ -36,6 +36,7 @@ from holdfast.errors import UsageError
 from holdfast.health.vitals import Vitals, blocked
 from holdfast.schedules import put_all, put_later
 from holdfast.storage.protocol import WorkerInfo
+from holdfast.threads import Threads
 from holdfast.waiting import first
 from holdfast.whereabouts import not_while_loading
 from holdfast.worker.abandoned import Abandoned
@@ -56,7 +57,6 @@ from holdfast.worker.shortage import NO_THREAD, Descriptors
 from holdfast.worker.slate import Slate
 from holdfast.worker.slots import Slots
 from holdfast.worker.tally import Tally
-from holdfast.worker.threads import Threads
 from holdfast.worker.turns import Turns
 from holdfast.worker.watchdog import Watchdog
 from holdfast.worker.wear import Wear

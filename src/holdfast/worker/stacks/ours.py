@@ -9,13 +9,16 @@ WORKER = Path(__file__).parent.parent
 HOUSE = str(WORKER.parent)
 ASYNCIO = str(Path(asyncio.__file__).parent)
 
-THREADS = str(WORKER / "threads.py")
+THREADS = str(WORKER.parent / "threads.py")
 """Where a plain function is called in a thread of ours."""
+
+BUS = str(WORKER.parent / "bus.py")
+"""Where the plain functions are event handlers."""
 
 MIDDLEWARE = str(WORKER.parent / "middleware.py")
 """Which stands between the frames of handlers."""
 
-OURS = frozenset(map(str, [MIDDLEWARE, *WORKER.rglob("*.py")]))
+OURS = frozenset(map(str, [MIDDLEWARE, THREADS, *WORKER.rglob("*.py")]))
 """The files whose frames are no handler's."""
 
 

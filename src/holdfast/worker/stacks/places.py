@@ -7,7 +7,7 @@ from types import FrameType
 
 from msgspec import Struct
 
-from holdfast.worker.stacks.ours import ASYNCIO, HOUSE, MIDDLEWARE, THREADS, WORKER
+from holdfast.worker.stacks.ours import ASYNCIO, BUS, HOUSE, MIDDLEWARE, THREADS, WORKER
 
 _STEP = str(Path(ASYNCIO) / "events.py")
 """Where asyncio calls what is due; no handler is below it."""
@@ -53,11 +53,11 @@ def on_loop(stack: Iterable[Place]) -> At | None:
 
 
 def in_thread(stack: Iterable[Place]) -> At | None:
-    """Return where a handler is in the stack of a thread of ours; None if it is another's, or idle."""
+    """Return where a job's handler is in the stack of a thread of ours; None if it is another's, or idle."""
     own: list[Place] = []
     for place in stack:
         if place.file == THREADS:
-            return _at(own)
+            return None if own and own[-1].file == BUS else _at(own)
         own.append(place)
     return None
 

@@ -5,9 +5,12 @@ import contextvars
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any
+from concurrent.futures import Executor, Future
+from typing import Any, TypeVar
 
 from holdfast.failures import class_name, is_a, text_of
+
+T = TypeVar("T")
 
 Work = Callable[[], None]
 Inbox = queue.SimpleQueue[Work | None]
@@ -70,6 +73,37 @@ class Threads:
             idle, self._idle = self._idle, []
         for inbox in idle:
             inbox.put(None)
+
+
+class DaemonExecutor(Executor):
+    """An executor for a loop whose threads do not keep the process from ending."""
+
+    def __init__(self, name: str) -> None:
+        self._threads = Threads(name)
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> "Future[T]":
+        """Call the function in a thread that is idle, or in a new one.
+
+        Raises:
+            NoThreadError: there is none, and none can be made.
+        """
+        future: Future[T] = Future()
+        inbox = self._threads.take()
+
+        def work() -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(fn(*args, **kwargs))
+                except BaseException as error:
+                    future.set_exception(error)
+            self._threads.give_back(inbox)
+
+        inbox.put(work)
+        return future
+
+    def shutdown(self, wait: bool = False, *, cancel_futures: bool = False) -> None:
+        """Let idle threads end, and others once they are idle. It never waits: a function may never return."""
+        self._threads.close()
 
 
 class Lane:
