@@ -78,7 +78,7 @@ class Signs:
         return taken
 
     def restore(self, taken: Said) -> None:
-        """Take back what could not be sent, before what has been said since.
+        """Take back what could not be sent, before what has been said since; of the log the newest lines.
 
         With its own time: however often it has to be sent, a sign is not younger than it is.
         """
@@ -86,8 +86,8 @@ class Signs:
         with self._lock:
             self._at = at if self._at is None else self._at
             self._progress = self._progress or progress
-            lines = self._lines()
-            lines.extendleft(reversed(log[: LOG_WAITING - len(lines)]))
+            # By their numbers: two messages of a run may be under way and come back in any order.
+            self._log = deque(sorted((*log, *self._lines()), key=lambda line: line[-1]), maxlen=LOG_WAITING)
 
     @property
     def _lock(self) -> threading.Lock:

@@ -18,6 +18,7 @@ from holdfast import (
     WorkerStarted,
     current_job,
 )
+from holdfast.context import Signs
 from holdfast.core.job import Owner
 from holdfast.core.settlement import Settlement
 from holdfast.storage.memory import MemoryStorage
@@ -43,9 +44,12 @@ class Away(MemoryStorage):
     """Memory whose beats get no answer for a while, and do nothing."""
 
     away = True
+    silent_for = 0.0
+    """Seconds after which a beat fails."""
 
     async def renew(self, beat: Beat) -> Pulse:
         if self.away:
+            await asyncio.sleep(self.silent_for)
             raise StorageUnavailableError("out of reach")
         return await super().renew(beat)
 
@@ -322,3 +326,47 @@ def test_what_a_failed_beat_carried_comes_with_a_later_one() -> None:
         assert len(await stage.told(WorkerStarted)) == 1
 
     simulate(main)
+
+
+def test_of_lines_that_wait_for_a_beat_the_newest_are_kept_and_the_others_counted() -> None:
+    async def main(loop: SimLoop) -> None:
+        clock = SimClock(loop)
+        storage = Away(clock=clock)
+        storage.silent_for = 0.5
+        stage = Stage(loop, clock, storage)
+        app = stage.app(timing=Timing(lease="60s", beat="1s"))
+
+        @app.task
+        async def talk() -> None:
+            for number in range(1, 1801):
+                current_job().log.info(f"line {number}")
+                if number % 100 == 0:
+                    # Some of the lines are written while a beat carries others, fails, and gives them back.
+                    await asyncio.sleep(0.3)
+            await asyncio.sleep(30)
+
+        job = await talk.enqueue()
+        await stage.start(app.worker())
+        await asyncio.sleep(16)
+        storage.away = False
+        await asyncio.sleep(10)
+        info = await job.info()
+
+        assert [line.message for line in info.log] == [f"line {number}" for number in range(801, 1801)]
+        assert info.log_dropped == 800
+
+    simulate(main)
+
+
+def test_lines_that_come_back_in_any_order_are_kept_in_theirs() -> None:
+    signs = Signs()
+    signs.log(1.0, "info", "first", {})
+    first = signs.take()
+    signs.log(2.0, "info", "second", {})
+    second = signs.take()
+    signs.log(3.0, "info", "third", {})
+    signs.restore(first)
+    signs.restore(second)
+
+    _, _, log = signs.take()
+    assert [message for _, _, message, _, _ in log] == ["first", "second", "third"]
