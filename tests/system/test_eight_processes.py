@@ -20,9 +20,13 @@ pytestmark = [pytest.mark.system, pytest.mark.slow]
 PROCESSES = 8
 
 
-async def work_off(here: Farm, refs: list[Ref], *, kills: int, seed: int) -> list[int]:
-    """Let eight processes work the jobs off, and kill busy ones on the way; return whom."""
-    rng = Random(seed)
+async def work_off(here: Farm, refs: list[Ref], *, kills: int, seed: int, more: Callable[[], list[Ref]]) -> list[int]:
+    """Let eight processes work the jobs off, and kill busy ones on the way; return whom.
+
+    `more` enqueues further jobs: the processes may have done all of `refs` before the test has looked often enough, and
+    each kill is to meet a process at work. They are added to `refs`.
+    """
+    rng, planned = Random(seed), len(refs)
     here.worker("--processes", str(PROCESSES), "-c", "5")
     killed: list[int] = []
     over = State.COMPLETED, State.FAILED
@@ -30,7 +34,7 @@ async def work_off(here: Farm, refs: list[Ref], *, kills: int, seed: int) -> lis
     async def finished() -> bool:
         done = await here.count(*over)
         # A kill is due each time so much more work has been done: by state, not by time.
-        if len(killed) < kills and done >= len(refs) * (len(killed) + 1) // (kills + 2):
+        if len(killed) < kills and done >= planned * (len(killed) + 1) // (kills + 2):
             held = {pid: await here.active(pid) for pid in await here.pids() if pid not in killed}
             holding = [pid for pid, jobs in held.items() if jobs]
             if holding:
@@ -39,10 +43,11 @@ async def work_off(here: Farm, refs: list[Ref], *, kills: int, seed: int) -> lis
                 holding.sort(key=lambda pid: -sum(job.stalls for job in held[pid]))
                 killed.append(holding[0])
                 os.kill(killed[-1], signal.SIGKILL)
-        return done == len(refs)
+            elif done == len(refs):
+                refs.extend(more())
+        return done == len(refs) and len(killed) == kills
 
     await here.until(finished, within=100)
-    assert len(killed) == kills
     return killed
 
 
@@ -79,7 +84,7 @@ async def test_every_job_completes_though_processes_are_killed_at_random(farm: C
     # A queue keeps the newest 10,000, and all of them are to be looked at.
     await here.storage.tune(Target("queue", "default"), Settings(retention=Retention(completed=Keep(FOREVER))))
     refs = here.enqueue("quick", 7, times=20_000)
-    killed = await work_off(here, refs, kills=8, seed=1)
+    killed = await work_off(here, refs, kills=8, seed=1, more=lambda: here.enqueue("quick", 7, times=5_000))
     details = await here.details(refs)
 
     assert {detail.job.state for detail in details} == {State.COMPLETED}
@@ -93,8 +98,9 @@ async def test_only_jobs_that_two_deaths_may_be_due_to_fail_and_quarantine_spare
 ) -> None:
     here = farm(max_count="1")
     # Of different lengths, or workers take five at a time in step: who has nothing but five in quarantine spares none.
-    refs = here.enqueue_in_turns("nap", [(0.1,), (0.17,), (0.29,), (0.37,)], times=150)
-    await work_off(here, refs, kills=12, seed=2)
+    naps = [(0.1,), (0.17,), (0.29,), (0.37,)]
+    refs = here.enqueue_in_turns("nap", naps, times=150)
+    await work_off(here, refs, kills=12, seed=2, more=lambda: here.enqueue_in_turns("nap", naps, times=25))
     details = await here.details(refs)
     spared = 0
 
