@@ -192,7 +192,7 @@ class Witness:
         """The jobs that were taken from a lost holder, and put back."""
         return self._recoveries.all
 
-    def watched(self, verb: str, args: tuple[Any, ...], step: Callable[[], T]) -> T:
+    def watched(self, verb: str, args: tuple[Any, ...], step: Callable[[], T], *, sent_ago: float = 0.0) -> T:
         """Let a step be taken, and hold what it did against all that was known before."""
         self.steps += 1
         before = dict(self._model.records)
@@ -214,7 +214,7 @@ class Witness:
             case "exchange", (Owner() as owner, settlements, order), Exchanged():
                 expected = self._exchanged(owner, settlements, order, answer, before)
             case "renew", (Beat() as beat,), Pulse():
-                expected = self._renewed(beat, answer, before, changed)
+                expected = self._renewed(beat, answer, before, changed, sent_ago)
             case "sweep", (Bid() as bid,), Swept():
                 self._swept(bid, answer, before, changed)
             case "reclaim", (str() as dead, Owner() as owner), Reclaimed():
@@ -406,7 +406,7 @@ class Witness:
     def _fell_silent(self, job: JobRecord, run: Run, reason: str | None) -> None:
         """See that a holder charges its own run only where that is exclusive, and its handler has been silent."""
         limit = job.heartbeat_timeout if reason == "no_progress" else None if job.stall.renewed else job.stall.lease
-        silent_for = self._clock.uptime() - run.signed
+        silent_for = self._clock.uptime() - run.gave_sign
         self._require(
             run.exclusive and limit is not None and silent_for >= limit / SECOND - TRIP,
             "I5",
@@ -455,7 +455,7 @@ class Witness:
             self.announced += (job.ref, story.recovered) in self._stalled
             story.recovered = 0
         story.starts += 1
-        story.run = Run(job.starts, job.fence, owner.id, now, now, now, holders=[owner.id])
+        story.run = Run(job.starts, job.fence, owner.id, now, now, now, now, holders=[owner.id])
         story.runs[job.fence] = story.run
         self.calls.claimed(job)
         self.pacing.started(job, self._rates(job, queue=True), at, len(self._weather.steps))
@@ -533,7 +533,14 @@ class Witness:
             held = bool(self._setting("queue", job.queue).paused) or self._closed(job.queue, now)
             self._require(held, "I14", f"{job.ref} was left in line, and there was room")
 
-    def _renewed(self, beat: Beat, answer: Pulse, before: Mapping[Ref, JobRecord], changed: Sequence[Ref]) -> Told:
+    def _renewed(
+        self,
+        beat: Beat,
+        answer: Pulse,
+        before: Mapping[Ref, JobRecord],
+        changed: Sequence[Ref],
+        sent_ago: float,
+    ) -> Told:
         now = self._clock.uptime()
         lost = {(ref, fence) for ref, fence in answer.lost}
         exclusive = {asked.ref: asked.exclusive for asked in beat.renewals if asked.extend}
@@ -557,6 +564,7 @@ class Witness:
                 elif asked.silent is not None:
                     # The sign was older than the beat that brought it, and the holder measures from the sign.
                     story.run.signed = now - asked.silent / SECOND
+                    story.run.gave_sign = max(story.run.gave_sign, story.run.signed - sent_ago)
         expected: Told = Counter()
         for lane in beat.lanes:
             expected.update(self._handed_back(beat.owner, lane, before, []))

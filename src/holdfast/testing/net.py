@@ -91,8 +91,8 @@ class Rates:
 class Watcher(Protocol):
     """Who sees every step of the storage."""
 
-    def watched(self, verb: str, args: tuple[Any, ...], step: Callable[[], T]) -> T:
-        """Let the step be taken, and look at what it did."""
+    def watched(self, verb: str, args: tuple[Any, ...], step: Callable[[], T], *, sent_ago: float = 0.0) -> T:
+        """Let the step be taken, and look at what it did. `sent_ago`: the seconds since its caller sent the request."""
         ...
 
 
@@ -105,6 +105,7 @@ class Request(Generic[T]):
     args: tuple[Any, ...]
     call: Callable[[], Coroutine[Any, Any, T]]
     answer: "asyncio.Future[T]"
+    sent_at: float
 
 
 class SimServer:
@@ -162,7 +163,12 @@ class SimServer:
 
     def _take(self, request: Request[Any]) -> None:
         try:
-            answer = self._watcher.watched(request.verb, request.args, lambda: _driven(request.call()))
+            answer = self._watcher.watched(
+                request.verb,
+                request.args,
+                lambda: _driven(request.call()),
+                sent_ago=self.loop.time() - request.sent_at,
+            )
         except StorageError as error:
             self._later(self._delay(), self._settle, request, None, error)
             return
@@ -178,12 +184,12 @@ class SimServer:
         match request.verb, request.args:
             case "exchange", (Owner() as owner, settlements, _) if settlements and self.hit("echo", self.rates.echo):
                 args = (self._somebody(owner), settlements, None)
-                self._echo(Request(request.net, "exchange", args, lambda: self.storage.exchange(*args), self._nobody()))
+                self._echo(request, args, lambda: self.storage.exchange(*args))
             case "renew", (Beat() as beat,) if beat.renewals and self.hit("echo", self.rates.echo):
                 again = Beat(self._somebody(beat.owner), beat.renewals)
-                self._echo(Request(request.net, "renew", (again,), lambda: self.storage.renew(again), self._nobody()))
+                self._echo(request, (again,), lambda: self.storage.renew(again))
             case "plan", (changes,) if all(isinstance(one, Tick) for one in changes) and self._again():
-                self._echo(Request(request.net, "plan", (changes,), lambda: self.storage.plan(changes), self._nobody()))
+                self._echo(request, (changes,), lambda: self.storage.plan(changes))
             case _:
                 pass
 
@@ -193,12 +199,8 @@ class SimServer:
             case (Owner() as owner, settlements, Order(lane=Lane()) as order) if self.rates.echo:
                 if self._doubling.random() < self.rates.echo:
                     self.counts["doubled claim"] = self.counts.get("doubled claim", 0) + 1
-                    again = Request[Any](
-                        request.net,
-                        "exchange",
-                        request.args,
-                        lambda: self.storage.exchange(owner, settlements, order),
-                        self._nobody(),
+                    again = self._repeated(
+                        request, request.args, lambda: self.storage.exchange(owner, settlements, order)
                     )
                     late = self._doubling.choice((0.0, USUAL_DELAY, LONGEST_ECHO))
                     self._later(self._doubling.uniform(0.0, late), self._arrive, again)
@@ -212,15 +214,18 @@ class SimServer:
         self.counts["echo"] = self.counts.get("echo", 0) + 1
         return True
 
-    def _echo(self, request: Request[Any]) -> None:
-        self._later(self.rng.uniform(0.0, LONGEST_ECHO), self._arrive, request)
+    def _echo(self, request: Request[Any], args: tuple[Any, ...], call: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        self._later(self.rng.uniform(0.0, LONGEST_ECHO), self._arrive, self._repeated(request, args, call))
+
+    def _repeated(
+        self, request: Request[Any], args: tuple[Any, ...], call: Callable[[], Coroutine[Any, Any, Any]]
+    ) -> Request[Any]:
+        """Return a request that arrives once more, and whose answer no caller receives."""
+        return Request(request.net, request.verb, args, call, self.loop.create_future(), request.sent_at)
 
     def _somebody(self, owner: Owner) -> Owner:
         self._owners[owner.id] = owner
         return owner if self.rng.random() < 0.5 else self.rng.choice(list(self._owners.values()))
-
-    def _nobody(self) -> "asyncio.Future[Any]":
-        return self.loop.create_future()
 
     def _delay(self) -> float:
         if self.hit("late", self.rates.late):
@@ -342,7 +347,7 @@ class SimNet:
 
     async def _ask(self, verb: str, args: tuple[Any, ...], call: Callable[[], Coroutine[Any, Any, T]]) -> T:
         answer: asyncio.Future[T] = self._server.loop.create_future()
-        self._server.send(Request(self, verb, args, call, answer))
+        self._server.send(Request(self, verb, args, call, answer, self._server.loop.time()))
         return await answer
 
 

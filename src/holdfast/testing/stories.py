@@ -7,7 +7,10 @@ from holdfast.core.job import JobRecord, Ref
 
 @dataclass(eq=False)
 class Run:
-    """A run as the witness saw it: when it was claimed, last heard of, last gave a sign (virtual seconds)."""
+    """A run as the witness saw it: when it was claimed, last heard of, last gave a sign (virtual seconds).
+
+    `signed`: as the storage must take it. `gave_sign`: when the handler gave it, however late its beat arrived.
+    """
 
     number: int
     fence: int
@@ -15,6 +18,7 @@ class Run:
     claimed: float
     heard: float
     signed: float
+    gave_sign: float
     taken: int | None = None
     """The fence under which a reaper holds it, if one does."""
 
