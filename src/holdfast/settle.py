@@ -14,8 +14,8 @@ from msgspec import Struct, field, structs
 
 from holdfast.core.duration import spoken
 from holdfast.core.events import JobStalled
-from holdfast.core.job import JobDetail, Owner, RecordedError, Ref, RunRecord, StallReason
-from holdfast.core.outcome import Cancelled, Interrupted, Outcome, Stalled, StopCode, TimedOut
+from holdfast.core.job import JobDetail, Owner, RecordedError, Ref, RunRecord, StallReason, unreadable_record
+from holdfast.core.outcome import Cancelled, Interrupted, Outcome, Stalled, StopCode, TimedOut, Unreadable
 from holdfast.core.postmortem import Ending, Workplace, post_mortem, ran_for, seconds, stall_cause
 from holdfast.core.settlement import Settlement, settlement
 from holdfast.figures import STALLED, Figures
@@ -155,6 +155,8 @@ async def _seen(storage: Storage, stalled: Sequence[StalledLease], *, workers: b
 
 
 def _outcome(one: StalledLease, seen: _Seen, witness: Witness | None, max_block: int | None) -> Outcome:
+    if one.lease.job.unreadable is not None:
+        return Unreadable(unreadable_record(one.lease.job.unreadable))
     stopped = None if witness is None else witness.stopped.get(one.lease.ref)
     if stopped is not None:
         return _stopped(one, stopped, seen, witness)

@@ -177,6 +177,21 @@ class RecordedError(Struct, frozen=True):
     traceback: str = ""
 
 
+_UNREADABLE = "UnreadableRecordError", "the record of this job cannot be read: "
+
+
+def unreadable_record(what: str) -> RecordedError:
+    """Return the error of a job whose record could not be read; `what`: which fields, and why."""
+    kind, begins = _UNREADABLE
+    return RecordedError(kind, begins + what)
+
+
+def unreadable_in(error: RecordedError) -> str | None:
+    """Return which fields of a record could not be read, and why, if its error says so."""
+    kind, begins = _UNREADABLE
+    return error.message.removeprefix(begins) if error.type == kind else None
+
+
 class NewJob(Struct, frozen=True, kw_only=True, gc=False):
     """A wish, encoded: what the storage is asked to remember. `delay` and `ttl` count from the storage's now.
 
@@ -229,6 +244,8 @@ class JobRecord(Struct, frozen=True, kw_only=True, gc=False):
     charged as a stall.
     `ttl` is how long it may wait before it starts, counted anew by a redrive. `kept_until`: when a completed job's own
     `result_ttl` is over. `redrive_at`: when a rule puts a failed one back in line, as it has done `redrives` times.
+    `unreadable`: which fields of the record could not be read, and why; they have neutral values here. Such a job never
+    runs: its next run fails as undecodable. None where all could be read, and of a job that has ended.
     """
 
     queue: str
@@ -289,6 +306,7 @@ class JobRecord(Struct, frozen=True, kw_only=True, gc=False):
     schedule: str | None = None
     tick: int | None = None
     parent: str | None = None
+    unreadable: str | None = None
 
     @property
     def ref(self) -> Ref:

@@ -17,7 +17,7 @@ from holdfast.codec import Codec
 from holdfast.context import JobContext, entered
 from holdfast.control import Cancel, Reject, RetryLater, Snooze
 from holdfast.core.duration import duration, micros
-from holdfast.core.job import JobRecord, RecordedError
+from holdfast.core.job import JobRecord, RecordedError, unreadable_record
 from holdfast.core.outcome import (
     Cancelled,
     Interrupted,
@@ -98,6 +98,8 @@ class Runner:
         A handler that goes on though it was cancelled at its timeout is waited for; `overdue` is called then.
         """
         job = held.lease.job
+        if job.unreadable is not None:
+            return Unreadable(unreadable_record(job.unreadable))
         if (unknown := why_unknown(self._tasks, job)) is not None:
             return Unknown(unknown)
         task = self._tasks[job.task]

@@ -337,7 +337,7 @@ class Runs:
         held = Held(lease)
         held.claimed_at, held.stops_unreachable, held.begun = now, _stops(job, task), begun
         held.exclusive = held.stops_unreachable or job.exclusive
-        if self._slots.wanted(held):
+        if job.unreadable is None and self._slots.wanted(held):
             # What a process takes to start is no part of the run.
             held.way, held.begun = "process", False
         else:

@@ -246,7 +246,7 @@ def _doubtful(step: Step) -> list[int]:
     ahead: list[Row] = []
     for (length,) in step.all(_LENGTHS):
         out += step.all(_OUT, (length, step.now, SWEEP_LIMIT))
-        ahead += step.all(_AHEAD, (length, step.now + length, SWEEP_LIMIT))
+        ahead += step.all(_AHEAD, (length, min(step.now + length, _WHENEVER), SWEEP_LIMIT))
     return [row[3] for row in sorted(out)[:SWEEP_LIMIT] + sorted(ahead)[:SWEEP_LIMIT]]
 
 

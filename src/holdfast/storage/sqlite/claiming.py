@@ -3,6 +3,8 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
+from msgspec import MsgspecError
+
 from holdfast.core.job import JobRecord, Owner
 from holdfast.core.lease import Lease
 from holdfast.core.order import came_at
@@ -136,18 +138,27 @@ def _first_in_line(step: Step, queue: str, limit: int) -> list[tuple[int, JobRec
         return []
     listed, payloads = row
     line = rows.ready(listed)
-    others = [job.seq for job in line if not job.plain]
+    # Where any text is not UTF-8 each is looked at by itself.
+    readable = type(listed) is str
+    others = [job.seq for job in line if not (job.plain and readable)]
     records = {row[0]: whole(step, row) for row in step.all(_BY_SEQS, (rows.listed(others),))} if others else {}
     found: list[tuple[int, JobRecord, bool]] = []
     begins = 0
     for job in line:
         ends = begins + job.size
-        if job.plain:
-            found.append((job.seq, rows.fresh(queue, job, payloads[begins:ends]), True))
+        if job.plain and readable:
+            found.append(_fresh(step, queue, job, payloads[begins:ends]))
         else:
             found.append((job.seq, records[job.seq], False))
         begins = ends
     return found
+
+
+def _fresh(step: Step, queue: str, job: rows.Ready, payload: bytes) -> tuple[int, JobRecord, bool]:
+    try:
+        return job.seq, rows.fresh(queue, job, payload), True
+    except MsgspecError:
+        return job.seq, the_job(step, job.seq), False
 
 
 def _start(step: Step, owner: Owner, started: list[tuple[int, JobRecord]]) -> None:

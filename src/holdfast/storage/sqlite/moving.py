@@ -1,9 +1,11 @@
 """How a job that no run holds moves in SQL: it expires, is forgotten, or goes where the operator's hand puts it."""
 
+import logging
+
 from msgspec import structs
 
-from holdfast.core.events import QueueDrained
-from holdfast.core.job import CollectKey, DebounceKey, JobRecord, Ref
+from holdfast.core.events import JobFailed, JobRepaired, QueueDrained
+from holdfast.core.job import CollectKey, DebounceKey, JobRecord, Ref, unreadable_record
 from holdfast.core.lifecycle import TERMINAL, State
 from holdfast.core.transition import expired, expiry
 from holdfast.storage.protocol import RATE, job_topic
@@ -20,12 +22,17 @@ _DELETE = tuple(query("revise", name) for name in ("delete", "delete_runs", "del
 _DELETE_CALLS = query("revise", "delete_calls")
 _TAKEN_IN = query("get", "taken_in")
 _GATHERED = query("get", "gathered")
+_MEND = query("mend", "mend")
+_SET_ASIDE = query("mend", "set_aside")
+_FORGET_SLOTS = query("mend", "forget_slots")
+
+logger = logging.getLogger("holdfast")
 
 
 def find_job(step: Step, ref: Ref) -> tuple[int, JobRecord] | None:
     """Return a job's seq and record, of one that collects without what it has gathered."""
     row = step.one(_JOB, (ref.queue, ref.id))
-    return None if row is None else (row[0], rows.record(row))
+    return None if row is None else (row[0], _read(step, row))
 
 
 def the_job(step: Step, seq: int) -> JobRecord:
@@ -33,16 +40,62 @@ def the_job(step: Step, seq: int) -> JobRecord:
     row = step.one(_BY_SEQ, (seq,))
     if row is None:
         raise AssertionError(f"job {seq} is gone, though nobody has dropped it")
-    return rows.record(row)
+    return _read(step, row)
 
 
 def whole(step: Step, row: Row) -> JobRecord:
     """Return the record that a row of `job` holds, with all that it has gathered."""
-    job = rows.record(row)
+    job = _read(step, row)
     if not job.gathered:
         return job
     calls = step.all(_GATHERED, (job.queue, job.id))
     return structs.replace(job, payload=b"".join(payload for (payload,) in calls))
+
+
+def _read(step: Step, row: Row) -> JobRecord:
+    """Return the record that a row holds. One that cannot be read is mended, where this step may write."""
+    job = rows.record(row)
+    if job.unreadable is not None and step.mends and rows.is_flawed(row):
+        _mend(step, row, job)
+    return job
+
+
+def _mend(step: Step, row: Row, job: JobRecord) -> None:
+    """Put neutral values in the place of what cannot be read, and an error into the record that says so.
+
+    With the error the job fails at its next run, instead of running with neutral values.
+    """
+    seq, was, kept = row[0], row[4], rows.as_kept(row, job)
+    step.run(_MEND, kept)
+    step.record(
+        JobRepaired(
+            queue=job.queue,
+            id=job.id,
+            task=job.task,
+            run=job.starts,
+            found=f"unreadable: {job.unreadable}",
+            mended="set aside" if job.state not in TERMINAL or was != job.state else "emptied",
+        )
+    )
+    logger.error("job %s (%s) in queue %s has an unreadable record: %s", job.id, job.task, job.queue, job.unreadable)
+    if was != job.state:
+        # It had no state that anything goes by, so it is over at once.
+        step.run(_SET_ASIDE, (step.now, seq))
+        step.record(
+            JobFailed(
+                queue=job.queue,
+                id=job.id,
+                task=job.task,
+                run=job.starts,
+                attempt=job.attempt,
+                reason="undecodable",
+                error=unreadable_record(job.unreadable or ""),
+            )
+        )
+    if not job.keys:
+        step.run(_FORGET_SLOTS, (job.queue, job.id))
+    # The counters of its queue may have gone by what cannot be read.
+    step.recounted.add(job.queue)
 
 
 def taken_in(step: Step, call: Ref) -> Ref | None:

@@ -5,7 +5,9 @@ parked under that rate's name, out of everybody's way; beside the number stands 
 that a claim finds the rates that have opened, and the others cost it nothing.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+from msgspec import MsgspecError
 
 from holdfast.core import rate as rule
 from holdfast.core.job import JobRecord, NewJob, RateKey
@@ -173,11 +175,19 @@ def _of(step: Step, task: str, rates: Iterable[RateKey]) -> list[RateKey]:
     return rule.heeded(rates, setting(step, "task", task).rate, task)
 
 
+def _read(written: str | None) -> Sequence[RateKey]:
+    try:
+        return rows.rates(str(written)) if written else ()
+    except MsgspecError:
+        # The claim that comes to the job sets it aside.
+        return ()
+
+
 def _first(step: Step, queue: str, under: str) -> tuple[bool, RateKey | None]:
     """Say whether anybody is parked under a rate, and return that of the first of them, None where it is gone."""
     row = step.one(_FIRST, (queue, under))
     if row is None:
         return False, None
     task, written = row
-    rates = _of(step, task, rows.rates(written) if written else ())
+    rates = _of(step, task, _read(written))
     return True, next((rate for rate in rates if RATE + rate.name == under), None)

@@ -32,7 +32,12 @@ def renew(step: Step, beat: Beat) -> Pulse:
     lost: list[tuple[Ref, int]] = []
     cancelling: list[Cancelling] = []
     for asked in beat.renewals:
-        row = step.one(_STANDING, (asked.ref.queue, asked.ref.id, asked.fence, beat.owner.id))
+        of_run = asked.ref.queue, asked.ref.id, asked.fence, beat.owner.id
+        row = step.one(_STANDING, of_run)
+        if row is not None and not rows.is_sane(row[1:11]):
+            # Reading the whole record mends what cannot be counted on.
+            find_job(step, asked.ref)
+            row = step.one(_STANDING, of_run)
         if row is None:
             _refuse(step, beat.owner, asked)
             lost.append((asked.ref, asked.fence))

@@ -1,10 +1,12 @@
 """Rows and records: how a job, a run and a log line lie in the tables, and how they are read back."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from holdfast.core.events import AnyEvent, from_log, stamped
 from holdfast.core.frames import framed
@@ -20,12 +22,28 @@ from holdfast.core.job import (
     RecordedError,
     RunRecord,
     StallTerms,
+    unreadable_in,
+    unreadable_record,
 )
 from holdfast.core.lifecycle import State
 from holdfast.core.merge import merge_name
 from holdfast.core.retry import Backoff
 
 Row = tuple[Any, ...]
+
+
+class Garbled(str):
+    """Text of a row that is not UTF-8, with U+FFFD in the place of what cannot be decoded."""
+
+    __slots__ = ()
+
+
+def garbled(text: bytes) -> str:
+    """Return what a text of a row says, as `Garbled` where it is not UTF-8."""
+    try:
+        return text.decode()
+    except UnicodeDecodeError:
+        return Garbled(text.decode(errors="replace"))
 
 
 class Ready(msgspec.Struct, array_like=True, gc=False, frozen=True):
@@ -62,6 +80,42 @@ _merge: msgspec.json.Decoder[MergeKey] = msgspec.json.Decoder(MergeKey)
 _error = msgspec.json.Decoder(RecordedError).decode
 _read_policy = msgspec.json.Decoder(Policy).decode
 _ready = msgspec.json.Decoder(list[Ready]).decode
+_COLUMNS = (
+    *("seq", "queue", "id", "task", "state", "headers", "tags", "score", "priority", "boost", "lifo", "fair_key"),
+    *("weight", "run_at", "ttl", "expires_at", "timeout", "deadline", "heartbeat_timeout", "keys", "rates"),
+    *("merge_key", "merge", "gathered", "gathered_bytes", "parked_under", "lease", "max_stalls", "start_grace"),
+    *("renewed", "pinned", "policy", "fence", "settled_fence", "owner", "heard_at", "lease_until", "suspect_until"),
+    *("run_until", "progress_until", "starts", "failures", "stalls", "releases", "cancel_at", "cancel_reason"),
+    *("cancel_by", "created", "started", "finished", "kept_until", "redrive_at", "redrives", "error", "reason"),
+    *("progress", "progress_note", "schedule", "tick", "parent", "payload", "result", "quarantined"),
+)
+"""The columns of `job` as far as a record is read from them, in their order."""
+
+_LARGE = ("score", "priority", "boost")
+_COUNTS = (
+    *("weight", "gathered", "gathered_bytes", "lease", "max_stalls", "start_grace", "fence", "settled_fence"),
+    *("starts", "failures", "stalls", "releases", "redrives"),
+)
+_NUMBERS = (
+    *("run_at", "ttl", "expires_at", "timeout", "deadline", "heartbeat_timeout", "heard_at", "lease_until"),
+    *("suspect_until", "run_until", "progress_until", "cancel_at", "created", "started", "finished", "kept_until"),
+    *("redrive_at", "tick"),
+)
+_NEUTRAL: dict[str, Any] = {
+    "weight": 1,
+    "lease": StallTerms().lease,
+    "max_stalls": 1,
+    "state": "failed",
+} | dict.fromkeys(
+    ("score", "priority", "boost", "run_at", "created", *(name for name in _COUNTS if name not in ("weight", "lease"))),
+    0,
+)
+"""What stands for an unreadable value of a column that cannot be empty."""
+
+_TOO_LARGE = 1 << 53
+_FAR_TOO_LARGE = 1 << 62
+_large, _counts, _numbers = (itemgetter(*map(_COLUMNS.index, some)) for some in (_LARGE, _COUNTS, _NUMBERS))
+_UNFINISHED = ("delayed", "waiting", "active")
 _STRICTEST = Policy(retry=Backoff(max_attempts=1), on_worker_lost="fail")
 _DEFAULT_POLICY = Policy()
 _DEFAULT_POLICY_TEXT = _encode(_DEFAULT_POLICY).decode()
@@ -191,7 +245,7 @@ def common(job: NewJob, run_at: int, now: int) -> dict[str, Any]:
 
 def ready(line: str) -> list[Ready]:
     """Return the jobs of a list that `exchange.ready` returns."""
-    return _ready(line)
+    return _ready(str(line))
 
 
 def fresh(queue: str, job: Ready, payload: bytes) -> JobRecord:
@@ -216,7 +270,41 @@ def fresh(queue: str, job: Ready, payload: bytes) -> JobRecord:
 
 
 def record(row: Row) -> JobRecord:
-    """Return the record that a row of `job` holds: of one that collects without what it has gathered."""
+    """Return the record that a row of `job` holds: of one that collects without what it has gathered.
+
+    What cannot be read of it has a neutral value, and the record says so (`unreadable`).
+    """
+    try:
+        if _is_sane(row):
+            return _record(row)
+    except (msgspec.MsgspecError, KeyError):
+        pass
+    cleaned, bad = _cleaned(row)
+    return structs.replace(_record(cleaned), unreadable="; ".join(bad))
+
+
+def as_kept(row: Row, job: JobRecord) -> dict[str, Any]:
+    """Return by name what takes the place of a row that cannot be read: its neutral values, and an error saying so."""
+    cleaned, _ = _cleaned(row)
+    values = dict(zip(_COLUMNS, cleaned, strict=False))
+    values["merge_key"] = None if job.merge is None else merge_name(job.merge)
+    if job.state is not State.COMPLETED:
+        values["error"] = error_text(unreadable_record(job.unreadable or ""))
+    return values
+
+
+def is_flawed(row: Row) -> bool:
+    """Say whether a row of `job` holds what cannot be read."""
+    return bool(_cleaned(row)[1])
+
+
+def is_sane(numbers: Iterable[int | None]) -> bool:
+    """Say whether numbers of a row are such that others can be added to them."""
+    there = [number for number in numbers if number is not None]
+    return not there or (max(there) < _TOO_LARGE and min(there) > -_TOO_LARGE)
+
+
+def _record(row: Row) -> JobRecord:
     (
         _,
         queue,
@@ -343,6 +431,7 @@ def record(row: Row) -> JobRecord:
         schedule=schedule,
         tick=tick,
         parent=parent,
+        unreadable=unreadable_in(_error(error)) if error and state in _UNFINISHED else None,
     )
 
 
@@ -368,7 +457,11 @@ def run(row: Row) -> RunRecord:
 def log_line(row: Row) -> LogLine:
     """Return the log line that a row holds."""
     at, number, level, message, fields, _ = row
-    return LogLine(at=at, run=number, level=level, message=message, fields=_headers(fields) if fields else {})
+    try:
+        told = _headers(str(fields)) if fields else {}
+    except msgspec.MsgspecError:
+        told = {"unreadable": fields}
+    return LogLine(at=at, run=number, level=level, message=message, fields=told)
 
 
 def event(row: Row) -> AnyEvent:
@@ -382,7 +475,7 @@ def event(row: Row) -> AnyEvent:
 def _policy(body: str) -> Policy:
     try:
         return _read_policy(body)
-    except msgspec.MsgspecError:
+    except msgspec.ValidationError:
         # A newer version may have written a word that this one does not know. The job must not hold up those behind it,
         # nor its reaper, so it is judged by the strictest policy there is: whatever goes wrong, it is not run again.
         return _STRICTEST
@@ -395,3 +488,67 @@ def _terms(lease: int, max_stalls: int, start_grace: int, renewed: int, pinned: 
 
 def _policy_text(policy: Policy) -> str:
     return _DEFAULT_POLICY_TEXT if policy == _DEFAULT_POLICY else _encode(policy).decode()
+
+
+_DECODERS: dict[str, Callable[[str], object]] = {
+    "headers": _headers,
+    "tags": _names,
+    "keys": keys,
+    "rates": rates,
+    "merge": _merge.decode,
+    "pinned": _names,
+    "policy": _policy,
+    "error": _error,
+}
+
+
+def _is_sane(row: Row) -> bool:
+    counts, large = _counts(row), _large(row)
+    return (
+        min(counts) >= 0
+        and counts[0] > 0
+        and max(counts) < _TOO_LARGE
+        and min(large) > -_FAR_TOO_LARGE
+        and max(large) < _FAR_TOO_LARGE
+        and is_sane(_numbers(row))
+        and Garbled not in map(type, row)
+    )
+
+
+def _cleaned(row: Row) -> tuple[Row, list[str]]:
+    """Return a row with neutral values for what cannot be read of it, and what that is."""
+    values, bad = list(row), list[str]()
+    for place, (name, value) in enumerate(zip(_COLUMNS, row, strict=False)):
+        why = _flaw(name, value)
+        if why is not None:
+            bad.append(f"{name}: {why}")
+            if name == "policy":
+                values[place] = _STRICTEST_TEXT
+            elif type(value) is not Garbled or name in _DECODERS or name in _NEUTRAL:
+                values[place] = _NEUTRAL.get(name)
+            else:
+                values[place] = str(value)
+    return tuple(values), bad
+
+
+def _flaw(name: str, value: Any) -> str | None:
+    """Return why a value of a column cannot be read, None if it can."""
+    if type(value) is Garbled:
+        return "not UTF-8"
+    if value is None:
+        return None
+    if name == "state":
+        return None if value in _STATES else f"{value!r} is not a state"
+    if name in _DECODERS:
+        try:
+            _DECODERS[name](value)
+        except msgspec.MsgspecError as error:
+            return str(error) if value or name == "policy" else None
+        return None
+    if name in _COUNTS:
+        return None if (name == "weight") <= value < _TOO_LARGE else f"{value} is out of range"
+    limit = _FAR_TOO_LARGE if name in _LARGE else _TOO_LARGE if name in _NUMBERS else None
+    return None if limit is None or -limit < value < limit else f"{value} is out of range"
+
+
+_STRICTEST_TEXT = _encode(_STRICTEST).decode()

@@ -3,6 +3,8 @@
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
+from msgspec import MsgspecError
+
 from holdfast.core.decision import Finish, PutBack, RunEnd
 from holdfast.core.job import Key, Owner, Ref
 from holdfast.core.lifecycle import State
@@ -11,7 +13,7 @@ from holdfast.core.transition import refused
 from holdfast.storage.protocol import Verdict, job_topic, queue_topic, unknown_place
 from holdfast.storage.sqlite import line, rates, rows, slots
 from holdfast.storage.sqlite.forgetting import forget_at_once
-from holdfast.storage.sqlite.moving import find_job, tell_if_drained
+from holdfast.storage.sqlite.moving import find_job, tell_if_drained, the_job
 from holdfast.storage.sqlite.queries import query
 from holdfast.storage.sqlite.rows import Row, Slices
 from holdfast.storage.sqlite.step import Step
@@ -112,15 +114,28 @@ def _settle(step: Step, owner: Owner, asked: Settlement, page: _Page) -> Verdict
     row = step.one(_STANDING, (asked.ref.queue, asked.ref.id))
     if row is None:
         return Verdict(asked.ref, asked.fence, "gone")
-    seq, state, fence, holder, cancel_at, named, boost = row
+    seq, state, fence, holder, cancel_at, named, boost, *counters = row
     if state != "active" or fence != asked.fence or holder != owner.id:
         return _refused(step, owner, asked)
     if cancel_at is not None:
         asked = _heeding_the_cancel(step, asked)
+    keys = _keys(named)
+    if keys is None or not rows.is_sane((boost, *counters)):
+        # Reading the whole record mends what cannot be counted on.
+        job = the_job(step, seq)
+        boost, keys = job.boost, job.keys
     _note(step, owner, asked, seq, boost, page)
-    if named is not None:
-        _leave(step, asked, rows.keys(named))
+    if keys:
+        _leave(step, asked, keys)
     return _tell(step, asked)
+
+
+def _keys(named: str | None) -> Sequence[Key] | None:
+    """Return the keys that a row names, None where they cannot be read."""
+    try:
+        return rows.keys(str(named)) if named else ()
+    except MsgspecError:
+        return None
 
 
 def _tell(step: Step, asked: Settlement) -> Verdict:

@@ -161,4 +161,6 @@ def _room(step: Step, queue: str, under: str) -> int:
     """Return how many of those parked under a name may be let in."""
     if under.startswith(PAUSED):
         return 0 if setting(step, "task", under.removeprefix(PAUSED)).paused else PROMOTE_LIMIT
-    return step.slots(queue, under).free
+    slots = step.slots(queue, under)
+    # Whoever is parked under a key names it; under a name that no job names, nothing holds anybody up.
+    return slots.free if slots.named else PROMOTE_LIMIT

@@ -15,7 +15,7 @@ from holdfast.core.rate import Taken
 from holdfast.core.retention import EVENTS_KEPT
 from holdfast.storage.protocol import EVENTS_TOPIC, Settings
 from holdfast.storage.sqlite.queries import query
-from holdfast.storage.sqlite.rows import Row, Slices, listed
+from holdfast.storage.sqlite.rows import Row, Slices, garbled, listed
 
 T = TypeVar("T")
 Values = Sequence[Any] | Mapping[str, Any]
@@ -43,6 +43,13 @@ _TAKE = query("rates", "take")
 _CHORE = query("session", "chore")
 _CHORE_DONE = query("session", "chore_done")
 _CHORE_UNDONE = query("session", "chore_undone")
+_MISCOUNTED = query("mend", "miscounted")
+_RECOUNT_KEYS = query("mend", "recount_keys")
+_FORGET_KEYS = query("mend", "forget_keys")
+
+_NOT_TEXT = "Could not decode to UTF-8"
+"""How sqlite3 begins to say that a text is not UTF-8. Nothing was changed by then, save by `exchange.complete`, which
+would change the same again."""
 
 
 @dataclass
@@ -100,8 +107,14 @@ class Step:
     Events, counters, keys, lines and rates are written once for all of them, at the end.
     """
 
-    def __init__(self, connection: sqlite3.Connection, lanes: Lanes | None = None) -> None:
+    def __init__(
+        self, connection: sqlite3.Connection, lanes: Lanes | None = None, *, mends: bool = False
+    ) -> None:
         self.now = 0
+        self.mends = mends
+        """Whether it may write, and so mends records that cannot be read."""
+        self.recounted: set[str] = set()
+        """Queues whose counters are to be made right at the end of the transaction."""
         self.leading = False
         self.knocked: list[str] = []
         self.settings: dict[tuple[str, str], Settings] = {}
@@ -117,11 +130,16 @@ class Step:
 
     def all(self, sql: str, values: Values = ()) -> list[Row]:
         """Return all rows that a statement yields."""
-        return self._cursor.execute(sql, values).fetchall()
+        try:
+            return self._cursor.execute(sql, values).fetchall()
+        except sqlite3.OperationalError as error:
+            if not str(error).startswith(_NOT_TEXT):
+                raise
+            return self._garbled(sql, values)
 
     def one(self, sql: str, values: Values = ()) -> Row | None:
         """Return the first row that a statement yields; the statement is run to its end."""
-        rows = self._cursor.execute(sql, values).fetchall()
+        rows = self.all(sql, values)
         return rows[0] if rows else None
 
     def run(self, sql: str, values: Values = ()) -> int:
@@ -219,11 +237,31 @@ class Step:
             self._lines.clear()
             self._rates.clear()
             self.freed.clear()
+            self.recounted.clear()
             self._cursor.execute(_CHORE_UNDONE)
             self._cursor.execute(_CHORE_DONE)
             return otherwise, f"{type(error).__name__}: {error}"
         self._cursor.execute(_CHORE_DONE)
         return answer, None
+
+    def recount(self) -> None:
+        """Make the counters of those queues right; all else is written down by now."""
+        for queue in sorted(self.recounted):
+            for state, difference in self.all(_MISCOUNTED, {"queue": queue}):
+                self.run(_COUNT, (queue, state, -difference))
+            self.run(_RECOUNT_KEYS, {"queue": queue})
+            self.run(_FORGET_KEYS, {"queue": queue})
+        self.recounted.clear()
+
+    def _garbled(self, sql: str, values: Values) -> list[Row]:
+        """Return all rows that a statement yields, be some text in them not UTF-8: a `Garbled` in its place."""
+        connection = self._cursor.connection
+        before = connection.text_factory
+        connection.text_factory = garbled
+        try:
+            return self._cursor.execute(sql, values).fetchall()
+        finally:
+            connection.text_factory = before
 
     def write_down(self) -> None:
         """Write what was noted: at the end, and before an operation that reads it."""

@@ -149,7 +149,7 @@ def _bury(step: Step, bidder: Owner, alive: Alive) -> list[StalledLease]:
     """Take what the dead held, and note that the workers they were are dead."""
     stalled: list[StalledLease] = []
     for (owner,) in step.all(_HOLDERS):
-        if len(stalled) < SWEEP_LIMIT and not alive(owner):
+        if owner is not None and len(stalled) < SWEEP_LIMIT and not alive(owner):
             held = step.all(_HELD, {"owner": owner, "limit": SWEEP_LIMIT - len(stalled)})
             stalled += [_take(step, row, bidder, "process_died") for row in held]
     for (owner,) in step.all(_WORKERS):

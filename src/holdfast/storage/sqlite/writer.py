@@ -352,7 +352,7 @@ class Writer:
 
     def _transact(self, connection: sqlite3.Connection, batch: list[Operation], knocked: list[str]) -> None:
         connection.execute(_WRITE)
-        step = Step(connection, self._lanes)
+        step = Step(connection, self._lanes, mends=True)
         answers: list[Any] = []
         for run_all, operations in groupby(batch, key=lambda operation: operation.run_all):
             if run_all is not None:
@@ -364,6 +364,7 @@ class Writer:
                 self._begin(step, operation)
                 answers.append(None if operation.run is None else operation.run(step))
         step.write_down()
+        step.recount()
         if not self._hub.heard:
             # Nobody else can commit before this does, and while its locks are held a look costs next to nothing.
             self._others.note(connection)

@@ -2,7 +2,10 @@
 
 -- name: standing
 -- Parameters: queue, id.
-SELECT seq, state, fence, owner, cancel_at, keys, boost FROM job WHERE queue = ? AND id = ?;
+SELECT seq, state, fence, owner, cancel_at, keys, boost, failures, stalls, releases
+  FROM job
+ WHERE queue = ?
+   AND id = ?;
 
 -- name: complete
 -- Ends the runs that are named, each if it is the current one, and nothing but its result is to be noted: the job has no
@@ -167,6 +170,9 @@ SELECT json_group_array(
               AND gathered = 0
               AND lifo = 0
               AND weight = 1
+              AND min(run_at, lease, max_stalls, start_grace, created, coalesce(timeout, 0)) > -9007199254740992
+              AND max(run_at, lease, max_stalls, start_grace, created, coalesce(timeout, 0)) < 9007199254740992
+              AND min(lease, max_stalls, start_grace) >= 0
               AND coalesce(
                      fair_key, ttl, expires_at, deadline, heartbeat_timeout, keys, rates, merge_key, owner, heard_at,
                      lease_until, suspect_until, run_until, progress_until, cancel_at, cancel_reason, cancel_by,

@@ -15,7 +15,9 @@ SELECT seq
    AND (
        :tags IS NULL
        OR NOT EXISTS (
-              SELECT 1 FROM json_each(:tags) AS asked WHERE asked.value NOT IN (SELECT value FROM json_each(job.tags))
+              SELECT 1
+                FROM json_each(:tags) AS asked
+               WHERE asked.value NOT IN (SELECT value FROM json_each(iif(json_valid(job.tags), job.tags, '[]')))
        )
    )
    AND (:ended_after IS NULL OR finished >= :ended_after)
@@ -35,7 +37,9 @@ SELECT seq, state
    AND (
        :tags IS NULL
        OR NOT EXISTS (
-              SELECT 1 FROM json_each(:tags) AS asked WHERE asked.value NOT IN (SELECT value FROM json_each(job.tags))
+              SELECT 1
+                FROM json_each(:tags) AS asked
+               WHERE asked.value NOT IN (SELECT value FROM json_each(iif(json_valid(job.tags), job.tags, '[]')))
        )
    )
    AND (:ended_after IS NULL OR finished >= :ended_after)
@@ -57,7 +61,9 @@ SELECT seq
    AND (
        :tags IS NULL
        OR NOT EXISTS (
-              SELECT 1 FROM json_each(:tags) AS asked WHERE asked.value NOT IN (SELECT value FROM json_each(job.tags))
+              SELECT 1
+                FROM json_each(:tags) AS asked
+               WHERE asked.value NOT IN (SELECT value FROM json_each(iif(json_valid(job.tags), job.tags, '[]')))
        )
    )
    AND :ended_after IS NULL
@@ -76,7 +82,9 @@ SELECT seq
    AND (
        :tags IS NULL
        OR NOT EXISTS (
-              SELECT 1 FROM json_each(:tags) AS asked WHERE asked.value NOT IN (SELECT value FROM json_each(job.tags))
+              SELECT 1
+                FROM json_each(:tags) AS asked
+               WHERE asked.value NOT IN (SELECT value FROM json_each(iif(json_valid(job.tags), job.tags, '[]')))
        )
    )
    AND (:ended_after IS NULL OR finished >= :ended_after)
@@ -96,7 +104,9 @@ SELECT seq
    AND (
        :tags IS NULL
        OR NOT EXISTS (
-              SELECT 1 FROM json_each(:tags) AS asked WHERE asked.value NOT IN (SELECT value FROM json_each(job.tags))
+              SELECT 1
+                FROM json_each(:tags) AS asked
+               WHERE asked.value NOT IN (SELECT value FROM json_each(iif(json_valid(job.tags), job.tags, '[]')))
        )
    )
    AND (:ended_after IS NULL OR finished >= :ended_after)
@@ -121,7 +131,9 @@ SELECT seq
    AND (
        :tags IS NULL
        OR NOT EXISTS (
-              SELECT 1 FROM json_each(:tags) AS asked WHERE asked.value NOT IN (SELECT value FROM json_each(job.tags))
+              SELECT 1
+                FROM json_each(:tags) AS asked
+               WHERE asked.value NOT IN (SELECT value FROM json_each(iif(json_valid(job.tags), job.tags, '[]')))
        )
    )
    AND (:ended_after IS NULL OR finished >= :ended_after)
@@ -142,7 +154,9 @@ SELECT seq
    AND (
        :tags IS NULL
        OR NOT EXISTS (
-              SELECT 1 FROM json_each(:tags) AS asked WHERE asked.value NOT IN (SELECT value FROM json_each(job.tags))
+              SELECT 1
+                FROM json_each(:tags) AS asked
+               WHERE asked.value NOT IN (SELECT value FROM json_each(iif(json_valid(job.tags), job.tags, '[]')))
        )
    )
    AND (:ended_after IS NULL OR finished >= :ended_after)

@@ -128,7 +128,7 @@ SELECT queue, name, sum(jobs)
        SELECT queue, name, named AS jobs FROM key
        UNION ALL
        SELECT queue, json_extract(value, '$.name'), -1
-         FROM job, json_each(keys)
+         FROM job, json_each(iif(json_valid(keys), keys, '[]'))
         WHERE state IN ('delayed', 'waiting', 'active')
  )
  GROUP BY queue, name
@@ -139,7 +139,7 @@ SELECT queue, name, sum(jobs)
        SELECT queue, key AS name, id, 1 AS jobs FROM slot
        UNION ALL
        SELECT DISTINCT queue, json_extract(value, '$.name'), job.id, -1
-         FROM job, json_each(keys)
+         FROM job, json_each(iif(json_valid(keys), keys, '[]'))
         WHERE state = 'active'
  )
  GROUP BY queue, name, id

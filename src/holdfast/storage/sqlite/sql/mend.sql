@@ -1,0 +1,126 @@
+-- mend: records that cannot be read get neutral values, and the counters of their queues are made right.
+
+-- name: mend
+-- Parameters: the values by the names of their columns, and seq.
+UPDATE job
+   SET task = :task,
+       state = :state,
+       headers = :headers,
+       tags = :tags,
+       score = :score,
+       priority = :priority,
+       boost = :boost,
+       lifo = :lifo,
+       fair_key = :fair_key,
+       weight = :weight,
+       run_at = :run_at,
+       ttl = :ttl,
+       expires_at = :expires_at,
+       timeout = :timeout,
+       deadline = :deadline,
+       heartbeat_timeout = :heartbeat_timeout,
+       keys = :keys,
+       rates = :rates,
+       merge_key = :merge_key,
+       merge = :merge,
+       gathered = :gathered,
+       gathered_bytes = :gathered_bytes,
+       parked_under = :parked_under,
+       lease = :lease,
+       max_stalls = :max_stalls,
+       start_grace = :start_grace,
+       renewed = :renewed,
+       pinned = :pinned,
+       policy = :policy,
+       fence = :fence,
+       settled_fence = :settled_fence,
+       owner = :owner,
+       heard_at = :heard_at,
+       lease_until = :lease_until,
+       suspect_until = :suspect_until,
+       run_until = :run_until,
+       progress_until = :progress_until,
+       starts = :starts,
+       failures = :failures,
+       stalls = :stalls,
+       releases = :releases,
+       cancel_at = :cancel_at,
+       cancel_reason = :cancel_reason,
+       cancel_by = :cancel_by,
+       created = :created,
+       started = :started,
+       finished = :finished,
+       kept_until = :kept_until,
+       redrive_at = :redrive_at,
+       redrives = :redrives,
+       error = :error,
+       reason = :reason,
+       progress_note = :progress_note,
+       schedule = :schedule,
+       tick = :tick,
+       parent = :parent,
+       quarantined = :quarantined
+ WHERE seq = :seq;
+
+-- name: set_aside
+-- Ends a job whose state could not be read. Parameters: now, seq.
+UPDATE job
+   SET state = 'failed',
+       reason = 'undecodable',
+       finished = ?,
+       parked_under = NULL,
+       owner = NULL,
+       lease_until = NULL,
+       suspect_until = NULL,
+       kept_until = NULL,
+       redrive_at = NULL
+ WHERE seq = ?;
+
+-- name: forget_slots
+-- Parameters: queue, id.
+DELETE FROM slot WHERE queue = ? AND id = ?;
+
+-- name: miscounted
+-- Returns the counters of a queue that its jobs contradict, with the difference. Parameters: queue.
+SELECT state, sum(jobs)
+  FROM (
+       SELECT state, jobs FROM tally WHERE queue = :queue AND state <> 'discarded'
+       UNION ALL
+       SELECT state, -count(*) FROM job WHERE queue = :queue GROUP BY state
+       UNION ALL
+       SELECT 'parked', -count(*) FROM job WHERE queue = :queue AND state = 'waiting' AND parked_under IS NOT NULL
+       UNION ALL
+       SELECT 'kept', -count(*) FROM job WHERE queue = :queue AND state = 'completed' AND kept_until IS NOT NULL
+       UNION ALL
+       SELECT 'ruled', -count(*) FROM job WHERE queue = :queue AND state = 'failed' AND redrive_at IS NOT NULL
+ )
+ GROUP BY state
+HAVING sum(jobs) <> 0;
+
+-- name: recount_keys
+-- Parameters: queue.
+UPDATE key
+   SET named = counted.jobs
+  FROM (
+       SELECT json_extract(value, '$.name') AS name, count(*) AS jobs
+         FROM job, json_each(iif(json_valid(keys), keys, '[]'))
+        WHERE queue = :queue
+          AND state IN ('delayed', 'waiting', 'active')
+          AND keys IS NOT NULL
+        GROUP BY json_extract(value, '$.name')
+ ) AS counted
+ WHERE key.queue = :queue
+   AND key.name = counted.name
+   AND key.named <> counted.jobs;
+
+-- name: forget_keys
+-- Parameters: queue.
+DELETE FROM key
+ WHERE queue = :queue
+   AND name NOT IN (
+       SELECT json_extract(value, '$.name')
+         FROM job, json_each(iif(json_valid(keys), keys, '[]'))
+        WHERE queue = :queue
+          AND state IN ('delayed', 'waiting', 'active')
+          AND keys IS NOT NULL
+ );

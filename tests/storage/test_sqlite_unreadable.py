@@ -1,0 +1,87 @@
+"""Garbage in any column of a job's row on SQLite: the job is set aside, and everything beside it goes on."""
+
+import shutil
+import sqlite3
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.core.lifecycle import State
+from holdfast.storage.sqlite import SQLiteStorage
+from holdfast.storage.sqlite.database import schema
+from holdfast.testing import ManualClock
+from tests.storage.unreadable import STATES, go_on_beside
+
+pytestmark = pytest.mark.thorough
+
+
+def columns() -> list[tuple[str, str]]:
+    """Return the names and types of the columns of `job`."""
+    connection = sqlite3.connect(":memory:")
+    connection.executescript(schema())
+    found = [(name, kind) for _, name, kind, *_ in connection.execute("PRAGMA table_info(job)") if name != "seq"]
+    connection.close()
+    return found
+
+
+GARBAGE: dict[str, list[object]] = {
+    "TEXT": ["garbage{", b"\xff\xfe\x00"],
+    "INTEGER": [2**63 - 1, -(2**63)],
+    "BLOB": [b"\xff\x00"],
+    "REAL": [float("inf")],
+}
+CASES = [(name, value) for name, kind in columns() for value in GARBAGE[kind]]
+STRUCTURED = ("headers", "tags", "keys", "rates", "merge", "pinned", "policy", "error")
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+async def storage(clock: ManualClock, tmp_path: Path, empty_database: Path) -> AsyncIterator[SQLiteStorage]:
+    shutil.copyfile(empty_database, tmp_path / "holdfast.db")
+    storage = SQLiteStorage(tmp_path / "holdfast.db", clock=clock)
+    await storage.open()
+    yield storage
+    await storage.close()
+
+
+async def damage(storage: SQLiteStorage, column: str, value: object) -> None:
+    """Put a value into a column of the bad job, as another program may."""
+    connection = sqlite3.connect(storage.path)
+    cast = "CAST(? AS TEXT)" if isinstance(value, bytes) and dict(columns())[column] == "TEXT" else "?"
+    changed = connection.execute(f"UPDATE job SET {column} = {cast} WHERE id = 'bad'", (value,)).rowcount
+    connection.commit()
+    connection.close()
+    assert changed == 1
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize(("column", "value"), CASES, ids=[f"{name}-{str(value)[:6]}" for name, value in CASES])
+async def test_garbage_in_a_column_stops_no_neighbour(
+    storage: SQLiteStorage, clock: ManualClock, state: str, column: str, value: object
+) -> None:
+    bad, failed = await go_on_beside(storage, clock, state, lambda: damage(storage, column, value))
+
+    if column in STRUCTURED and state in ("waiting", "delayed"):
+        assert bad is not None
+        assert (bad.job.state, bad.job.reason) == (State.FAILED, "undecodable")
+        assert bad.job.error is not None
+        assert column in bad.job.error.message
+        assert [(event.id, event.reason) for event in failed] == [("bad", "undecodable")]
+
+
+@pytest.mark.parametrize("column", ["headers", "tags", "pinned", "policy", "task", "lease", "timeout"])
+@pytest.mark.parametrize("state", ["waiting", "delayed"])
+async def test_garbage_in_a_plain_jobs_row_stops_no_neighbour(
+    storage: SQLiteStorage, clock: ManualClock, state: str, column: str
+) -> None:
+    for value in GARBAGE[dict(columns())[column]][-1:]:
+        bad, failed = await go_on_beside(storage, clock, state, lambda: damage(storage, column, value), plain=True)  # noqa: B023
+
+        assert bad is not None
+        assert bad.job.reason == "undecodable"
+        assert [event.id for event in failed] == ["bad"]

@@ -1,0 +1,127 @@
+"""What must go on beside a job whose record is damaged: every verb, the neighbours, and the sweeps, on any storage."""
+
+from collections.abc import Awaitable, Callable
+from random import Random
+from typing import Any
+
+from holdfast.core.events import JobFailed
+from holdfast.core.job import JobDetail, Key, NewJob, Owner, RateKey, Ref, unreadable_record
+from holdfast.core.lease import Lease
+from holdfast.core.lifecycle import State
+from holdfast.core.outcome import Returned, Unreadable
+from holdfast.core.settlement import settlement
+from holdfast.settle import settle_stalled
+from holdfast.storage.protocol import Beat, Bid, Cancel, Delete, Order, Query, Redrive, Renewal, Storage, WorkerInfo
+from holdfast.testing import ManualClock
+
+BAD, GOOD = Ref("q", "bad"), Ref("q", "good")
+STATES = ("waiting", "delayed", "active", "completed")
+SECOND = 1_000_000
+
+ME = Owner("00000000000000aa", "me", "here", 1)
+REAPER = Owner("00000000000000bb", "reaper", "here", 2)
+
+Damage = Callable[[], Awaitable[None]]
+
+
+def job(ref: Ref, *, delay: int = 0, plain: bool = False) -> NewJob:
+    """Return a job that has much about it, or nothing."""
+    common: dict[str, Any] = {"queue": ref.queue, "id": ref.id, "task": "t", "payload": b"[]", "delay": delay}
+    if plain:
+        return NewJob(**common)
+    return NewJob(
+        **common,
+        headers={"a": "b"},
+        tags=("tag",),
+        keys=(Key("k", 5),),
+        rates=(RateKey("r", 1000, 100),),
+        ttl=3600 * SECOND,
+        timeout=60 * SECOND,
+    )
+
+
+async def go_on_beside(
+    storage: Storage, clock: ManualClock, state: str, damage: Damage, *, plain: bool = False
+) -> tuple[JobDetail | None, list[JobFailed]]:
+    """Damage one of two jobs in a state and have everything done; return what is left of it, and the failures."""
+    held = await _brought_to(storage, state, plain=plain)
+    await damage()
+
+    await _look(storage)
+    if held:
+        renewals = tuple(Renewal(lease.ref, lease.fence) for lease in held.values())
+        pulse = await storage.renew(Beat(ME, renewals, worker=WorkerInfo(("q",), 10)))
+        assert GOOD not in [ref for ref, _ in pulse.lost]
+    else:
+        clock.advance(11)
+        held = await _claimed(storage)
+        assert (GOOD in held) == (state != "completed")
+    await _settle(storage, held)
+    await _look(storage)
+
+    clock.advance(600)
+    for _ in range(4):
+        swept = await storage.sweep(Bid(REAPER, term=None))
+        assert swept.troubles == ()
+        await settle_stalled(storage, REAPER, swept.stalled, Random(1))
+        clock.advance(10)
+        await _settle(storage, await _claimed(storage))
+    await _look(storage)
+
+    good, bad = await storage.get([GOOD, BAD])
+    assert good is not None
+    assert good.job.state is State.COMPLETED
+    failed = [event for event in (await storage.events(limit=1000)).events if isinstance(event, JobFailed)]
+    for revision in (Cancel(BAD), Redrive(BAD), Cancel(BAD), Delete(BAD)):
+        await storage.revise([revision])
+    await storage.enqueue([job(BAD)])
+    return bad, failed
+
+
+async def _brought_to(storage: Storage, state: str, *, plain: bool) -> dict[Ref, Lease]:
+    """Make two jobs and bring them to a state; return what is held then."""
+    delay = 10 * SECOND if state == "delayed" else 0
+    await storage.enqueue([job(BAD, delay=delay, plain=plain), job(GOOD, delay=delay, plain=plain)])
+    if state not in ("active", "completed"):
+        return {}
+    held = await _claimed(storage)
+    assert set(held) == {BAD, GOOD}
+    if state == "completed":
+        await _settle(storage, held)
+        return {}
+    return held
+
+
+async def _claimed(storage: Storage) -> dict[Ref, Lease]:
+    answer = await storage.exchange(ME, (), Order(("q",), 10))
+    return {lease.ref: lease for lease in answer.leases}
+
+
+async def _settle(storage: Storage, held: dict[Ref, Lease]) -> None:
+    """Settle runs as a worker does: what is unreadable never ran."""
+    asked = [
+        settlement(
+            lease,
+            Returned(b"1") if lease.job.unreadable is None else Unreadable(unreadable_record(lease.job.unreadable)),
+            Random(1),
+        )
+        for lease in held.values()
+    ]
+    answer = await storage.exchange(ME, asked)
+    verdicts = {verdict.ref: verdict.verdict for verdict in answer.verdicts}
+    assert verdicts.get(GOOD, "done") == "done"
+
+
+async def _look(storage: Storage) -> None:
+    """Ask all that can be asked without changing anything."""
+    await storage.get([BAD, GOOD])
+    page = await storage.find(Query(queues=("q",)))
+    assert GOOD in [found.ref for found in page.jobs]
+    await storage.find(Query())
+    await storage.find(Query(queues=("q",), id="bad"))
+    await storage.find(Query(queues=("q",), tags=("tag",)))
+    for state in State:
+        await storage.find(Query(queues=("q",), states=(state,)))
+    await storage.survey()
+    await storage.events(limit=1000)
+    await storage.events(limit=1000, ref=BAD)
