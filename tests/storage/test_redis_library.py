@@ -23,7 +23,7 @@ VERBS = sorted(
 PART = re.compile(r"^local (\w+) = lazily\(function\(\1\)$.*?^end\)$", re.MULTILINE | re.DOTALL)
 
 GIVEN = {
-    *("ARGV", "KEYS", "redis", "cmsgpack", "struct", "bit"),
+    *("ARGV", "KEYS", "redis", "cmsgpack", "cjson", "struct", "bit"),
     *("math", "string", "table", "unpack", "tonumber", "tostring", "type", "next", "pairs", "ipairs"),
     *("error", "pcall", "getmetatable", "setmetatable"),
 }

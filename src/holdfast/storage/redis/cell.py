@@ -1,7 +1,7 @@
 """One cell: everything that lies under one hash tag, and each verb on it as one call of a script."""
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from heapq import merge
 from itertools import islice
@@ -48,6 +48,7 @@ from holdfast.storage.redis.connections import UnconfirmedError
 from holdfast.storage.redis.flow import BEGIN as FIRST
 from holdfast.storage.redis.flow import answer_enqueue, answer_exchange, ask_enqueue, ask_exchange, at_once
 from holdfast.storage.redis.hand import answer_plan, answer_revise, answer_tune, ask_plan, ask_revise, ask_tune
+from holdfast.storage.redis.keytypes import WRONG_TYPE
 from holdfast.storage.redis.lanes import SCRIPTS, Lanes, Numbers
 from holdfast.storage.redis.library import Script, verb
 from holdfast.storage.redis.reading import (
@@ -90,6 +91,9 @@ TAKEN_BYTES = 2_000_000
 """The same of jobs that are taken from the dead or silent: those leases last five seconds."""
 
 
+Explain = Callable[[str, StorageError], Awaitable[StorageError]]
+
+
 class Caller(Protocol):
     """Who runs scripts."""
 
@@ -102,13 +106,21 @@ class Cell:
     """A storage under one hash tag. `scope`: what its leader leads, "*" where it is the only one.
 
     `clock`: what tests hand in; None leaves time to the server. `durable`: what was promised to remember or to be over
-    is acknowledged only when a replica has it, too.
+    is acknowledged only when a replica has it, too. `explain`: adds the names of keys to an error about their types.
     """
 
     def __init__(
-        self, caller: Caller, base: str, *, scope: str = "*", clock: Clock | None = None, durable: bool = False
+        self,
+        caller: Caller,
+        base: str,
+        *,
+        scope: str = "*",
+        clock: Clock | None = None,
+        durable: bool = False,
+        explain: Explain | None = None,
     ) -> None:
         self.base = base
+        self._explain = explain
         self.scope = scope
         self._durable = durable
         self._caller = caller
@@ -227,7 +239,7 @@ class Cell:
             if part.swept.retry_in is not None:
                 # Another leads by now, and goes on with it.
                 return joined(parts, more=long) if parts else part.swept
-            parts.append(part.swept)
+            parts.append(await self._named(part.swept))
             place = part.next
             if (
                 place is not None
@@ -237,6 +249,13 @@ class Cell:
                 # The other chores are done all the same.
                 long, place = True, (BEGIN[0] + 1, 0)
         return joined(parts, more=long)
+
+    async def _named(self, swept: Swept) -> Swept:
+        """Return what was swept, with the names of the keys where it failed for the types of their values."""
+        if self._explain is None or not any(WRONG_TYPE in trouble for trouble in swept.troubles):
+            return swept
+        error = await self._explain(self.base, StorageError("keys hold the wrong types of values"))
+        return structs.replace(swept, troubles=(*swept.troubles, str(error)))
 
     async def look(self, bases: Sequence[str], *, within: float | None = None) -> list[int]:
         """Return what there is in cells, this one among them: see look.lua. Those of other servers it cannot see."""
@@ -387,9 +406,14 @@ class Cell:
         except TimeoutError:
             raise StorageUnavailableError(f"a part of the storage has not answered within {within:g} s") from None
 
-    def _call(self, name: str, arguments: Sequence[bytes], *, durable: bool = False) -> Awaitable[Any]:
+    async def _call(self, name: str, arguments: Sequence[bytes], *, durable: bool = False) -> Any:
         now = b"" if self._clock is None else self._clock.now()
-        return self._caller.call(verb(name), self.base, now, *arguments, durable=durable)
+        try:
+            return await self._caller.call(verb(name), self.base, now, *arguments, durable=durable)
+        except StorageError as error:
+            if self._explain is None or WRONG_TYPE not in str(error):
+                raise
+            raise await self._explain(self.base, error) from error
 
 
 def weight(leases: Iterable[Lease]) -> int:

@@ -194,9 +194,16 @@ def _detail(
     trace: bytes | None,
 ) -> JobDetail:
     job, known = detailed(ref_of(ref), body, payload, result, runs, None if trace is None else trace.decode())
-    lines = [_line(line) for line in log]
+    lines = [_line_of(body, number) for number, body in enumerate(log, 1)]
     dropped = lines[-1].line - len(lines) if lines else 0
     return JobDetail(job, known, tuple(_log_line(line) for line in lines), dropped)
+
+
+def _line_of(body: bytes, number: int) -> _Line:
+    try:
+        return _line(body)
+    except msgspec.MsgspecError:
+        return _Line(at=0, run=0, level="error", message=f"unreadable: {body[:200]!r}", line=number)
 
 
 def _log_line(line: _Line) -> LogLine:

@@ -4,7 +4,8 @@ What no script looks at travels as text. What is long of payload and result trav
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -26,6 +27,8 @@ from holdfast.core.job import (
     RunRecord,
     StallTerms,
     ThrottleKey,
+    unreadable_in,
+    unreadable_record,
 )
 from holdfast.core.lifecycle import State
 from holdfast.core.retry import Backoff
@@ -184,12 +187,19 @@ _STATES: tuple[State, ...] = (
     *(State.COMPLETED, State.FAILED, State.CANCELLED, State.EXPIRED),
 )
 
+_TOO_LARGE, _FAR_TOO_LARGE = 1 << 53, 1 << 62
+"""What instants, durations and counts are below, and what scores and priorities are."""
+
+_UNREADABLE = (msgspec.MsgspecError, struct.error, ValueError, OverflowError, LookupError, TypeError, AttributeError)
+"""What it may raise to read a record that is not sound."""
+
 _NO_RUN = (0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, -1.0, -1.0, -1.0, -1.0, -1.0, -1.0, -1.0)
 _NOTHING_RARE = Rare()
 
 _read_fixed = msgspec.msgpack.Decoder(Fixed).decode
 _read_rare = msgspec.msgpack.Decoder(Rare).decode
 _read_ended = msgspec.msgpack.Decoder(_RunEnd).decode
+_read_any: Callable[[bytes], Any] = msgspec.msgpack.Decoder().decode
 _read_holder = msgspec.msgpack.Decoder(tuple[str, str, str, int]).decode
 
 
@@ -346,21 +356,31 @@ def made_of(body: bytes) -> int:
 
 
 def record(ref: Ref, body: bytes, payload: bytes, result: bytes | None = None) -> JobRecord:
-    """Return the record that a cell keeps of a job. `payload`, `result`: what it does not hold itself of these."""
-    return _record(ref, placed(body), payload, result)
+    """Return the record that a cell keeps of a job. `payload`, `result`: what it does not hold itself of these.
+
+    What cannot be read of it has a neutral value, and the record says so (`unreadable`).
+    """
+    try:
+        return _record(ref, placed(body), payload, result)
+    except _UNREADABLE as error:
+        return _salvaged(ref, body, payload, error)
 
 
 def detailed(
     ref: Ref, body: bytes, payload: bytes, result: bytes | None, before: Sequence[bytes], trace: str | None
 ) -> tuple[JobRecord, tuple[RunRecord, ...]]:
     """Return a job's record and its runs: those before the last, and the last, which the record has."""
-    parts = placed(body)
-    job = _record(ref, parts, payload, result)
+    job = record(ref, body, payload, result)
     if job.starts == 0:
         return job, ()
-    run = parts.run
-    last = _run(job.starts, int(run[8]), run[12], run[14], parts.holder, parts.ended, trace)
-    return job, (*map(_past_run, before), last)
+    try:
+        parts = placed(body)
+        run = parts.run
+        last = _run(job.starts, int(run[8]), run[12], run[14], parts.holder, parts.ended, trace)
+        return job, (*map(_past_run, before), last)
+    except _UNREADABLE:
+        # The job is there all the same.
+        return job, ()
 
 
 def _past_run(body: bytes) -> RunRecord:
@@ -395,6 +415,14 @@ def _record(ref: Ref, parts: Placed, payload: bytes, result: bytes | None) -> Jo
     starts, failures, stalls, releases, _, _, fence, settled, _, heard, ends, limit, started, finished, _, kept = (
         parts.run
     )
+    if not (
+        abs(score) < _FAR_TOO_LARGE
+        and abs(run_at) < _TOO_LARGE
+        and abs(created) < _TOO_LARGE
+        and 0 <= lease < _TOO_LARGE
+        and abs(timeout) < _TOO_LARGE
+    ):
+        raise ValueError("a number is out of range")
     like = _like(ref.queue, number, lease, timeout, starts, failures, stalls, releases, parts.fixed, parts.holder)
     job = structs.replace(
         like,
@@ -476,6 +504,8 @@ def _like(
 
 def _with(job: JobRecord, rare: Rare) -> JobRecord:
     """Return a record with what few have."""
+    error = job.error if job.state is State.EXPIRED or rare.error is None else _error(rare.error)
+    unfinished = job.state in (State.DELAYED, State.WAITING, State.ACTIVE)
     return structs.replace(
         job,
         expires_at=rare.expires_at,
@@ -492,11 +522,55 @@ def _with(job: JobRecord, rare: Rare) -> JobRecord:
         cancel_by=rare.cancel_by,
         redrive_at=rare.redrive_at,
         redrives=rare.redrives,
-        error=job.error if job.state is State.EXPIRED or rare.error is None else _error(rare.error),
+        error=error,
+        unreadable=unreadable_in(error) if error is not None and unfinished else None,
         reason=rare.reason,
         progress=rare.progress,
         progress_note=rare.progress_note,
     )
+
+
+def _salvaged(ref: Ref, body: bytes, payload: bytes, why: Exception) -> JobRecord:
+    """Return what can be read of a record that is not sound: enough to settle its run."""
+    head, run, rare, task = (0,) * HEAD.size, _NO_RUN, _NOTHING_RARE, ""
+    state, told = State.FAILED, repr(why)
+    with suppress(*_UNREADABLE):
+        head = HEAD.unpack_from(body)
+        state = _STATES[head[1]] if 0 < head[1] < len(_STATES) else State.FAILED
+        at = HEAD.size
+        if head[2] & RAN:
+            run = RUN.unpack_from(body, at)
+            at += RUN.size
+        fixed = _read_any(body[at : at + head[3]])
+        named = fixed.get("task")
+        task = named if isinstance(named, str) else ""
+        at += head[3]
+        if not head[2] & APART:
+            payload, at = body[at : at + head[4]], at + head[4]
+        rare = _read_rare(body[at : at + head[5]]) if head[5] else _NOTHING_RARE
+    numbers = [int(number) if abs(number) < _TOO_LARGE else 0 for number in (*head[8:10], *run[:4], *run[6:8])]
+    run_at, created, starts, failures, stalls, releases, fence, settled = numbers
+    job = JobRecord(
+        queue=ref.queue,
+        id=ref.id,
+        task=task,
+        state=state,
+        payload=payload,
+        score=0,
+        run_at=run_at,
+        created=created,
+        starts=starts,
+        failures=failures,
+        stalls=stalls,
+        releases=releases,
+        fence=fence,
+        settled_fence=settled,
+        finished=_or_none(run[13]) if abs(run[13]) < _TOO_LARGE else None,
+        error=unreadable_record(told) if state is not State.COMPLETED else None,
+    )
+    with suppress(*_UNREADABLE):
+        job = _with(job, rare)
+    return structs.replace(job, error=job.error or unreadable_record(told), unreadable=told)
 
 
 def _or_none(number: float) -> int | None:
@@ -515,7 +589,7 @@ def error_text(error: RecordedError | None) -> str | None:
 def _policy(body: str) -> Policy:
     try:
         return _read_policy(body)
-    except msgspec.MsgspecError:
+    except msgspec.ValidationError:
         # A newer version may have written a word that this one does not know. The job must not hold up those behind it,
         # nor its reaper, so it is judged by the strictest policy there is: whatever goes wrong, it is not run again.
         return _STRICTEST

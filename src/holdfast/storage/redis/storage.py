@@ -1,6 +1,7 @@
 """The verbs on Redis. What each does stands in the scripts; here it is sent to the cell, or to all of them."""
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -38,6 +39,7 @@ from holdfast.storage.redis.cells import Cells
 from holdfast.storage.redis.connections import Connections
 from holdfast.storage.redis.ear import Ear
 from holdfast.storage.redis.guard import Guard
+from holdfast.storage.redis.keytypes import examine_types, named
 from holdfast.storage.redis.rounds import STIRRED, Round
 from holdfast.storage.redis.schema import examine_layout, settle_on
 
@@ -55,7 +57,14 @@ class RedisStorage:
         durable = address.durability == "replicated"
         alone = len(address.bases) == 1
         self._cells = [
-            Cell(self._connections, base, scope="*" if alone else f"cell {number}", clock=clock, durable=durable)
+            Cell(
+                self._connections,
+                base,
+                scope="*" if alone else f"cell {number}",
+                clock=clock,
+                durable=durable,
+                explain=partial(named, self._connections),
+            )
             for number, base in enumerate(address.bases)
         ]
         self._verbs = self._cells[0] if alone else Cells(self._cells, self._round)
@@ -88,6 +97,8 @@ class RedisStorage:
         # A server that is out of reach is not waited for once more.
         if not any(finding.level == "error" and finding.subject == "server" for finding in findings):
             findings += await examine_layout(self._connections, self._cells[0].base, cells=len(self._cells))
+            if deep:
+                findings += [await examine_types(self._connections, cell.base) for cell in self._cells]
         return findings
 
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:

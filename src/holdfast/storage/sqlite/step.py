@@ -107,9 +107,7 @@ class Step:
     Events, counters, keys, lines and rates are written once for all of them, at the end.
     """
 
-    def __init__(
-        self, connection: sqlite3.Connection, lanes: Lanes | None = None, *, mends: bool = False
-    ) -> None:
+    def __init__(self, connection: sqlite3.Connection, lanes: Lanes | None = None, *, mends: bool = False) -> None:
         self.now = 0
         self.mends = mends
         """Whether it may write, and so mends records that cannot be read."""

@@ -89,8 +89,20 @@ local function owner_of(holder)
   return owner
 end
 
--- The fields of a record.
-function Folding.unfold(body)
+-- The fields that a part of a record packs. `bad`: where to note that they cannot be read; else that is an error.
+local function packed_fields(part, body, bad)
+  local readable, fields = pcall(cmsgpack.unpack, body)
+  if readable and type(fields) == 'table' then
+    return fields
+  elseif not bad then
+    error('not a record')
+  end
+  bad[#bad + 1] = part .. ': not msgpack'
+  return {}
+end
+
+-- The fields of a record. `bad`: where to note which of its parts cannot be read; else that is an error.
+function Folding.unfold(body, bad)
   local form, state, marks, fixed, load, rare, made, score, run_at, created, lease, timeout, at =
     struct.unpack(Form.HEAD, body)
   if form ~= Form.NUMBER then
@@ -107,7 +119,7 @@ function Folding.unfold(body)
     starts, failures, stalls, releases, holder, ended, fence, settled, run_fence, heard, ends, limit, started,
       finished, run_end, kept, at = struct.unpack(Form.RUN, body, at)
   end
-  local job = cmsgpack.unpack(string.sub(body, at, at + fixed - 1))
+  local job = packed_fields('fixed', string.sub(body, at, at + fixed - 1), bad)
   job.fixed = string.sub(body, at, at + fixed - 1)
   at = at + fixed
   job.load, job.load_apart = load, has(Form.APART) or nil
@@ -116,7 +128,7 @@ function Folding.unfold(body)
     at = at + load
   end
   if rare > 0 then
-    for field, value in pairs(cmsgpack.unpack(string.sub(body, at, at + rare - 1))) do
+    for field, value in pairs(packed_fields('rare', string.sub(body, at, at + rare - 1), bad)) do
       job[field] = value
     end
     at = at + rare
@@ -129,7 +141,8 @@ function Folding.unfold(body)
     job.holder = string.sub(body, at, at + holder - 1)
     at = at + holder
     if job.state == 'active' and not job.owner then
-      job.owner = owner_of(job.holder)
+      local known, owner = pcall(owner_of, job.holder)
+      job.owner = known and owner or nil
     end
   end
   if ended > 0 then
@@ -229,4 +242,174 @@ end
 function Folding.fold_run(job)
   local run = struct.pack('<I4dddI4', job.starts, job.run_fence, job.started, job.run_end or -1, #job.holder)
   return run .. job.holder .. (job.ended or '')
+end
+
+-- What a field must be: a text, a number up to which it may be either way, a truth, or a list of rows of such.
+local LARGE, FAR, TEXT, TRUTH = 2 ^ 53, 2 ^ 62, 'string', 'boolean'
+local KIND = {
+  score = FAR,
+  priority = FAR,
+  boost = FAR,
+  made = LARGE,
+  run_at = LARGE,
+  created = LARGE,
+  lease = LARGE,
+  timeout = LARGE,
+  load = LARGE,
+  starts = LARGE,
+  failures = LARGE,
+  stalls = LARGE,
+  releases = LARGE,
+  fence = LARGE,
+  settled_fence = LARGE,
+  run_fence = LARGE,
+  heard_at = LARGE,
+  lease_until = LARGE,
+  run_until = LARGE,
+  started = LARGE,
+  finished = LARGE,
+  run_end = LARGE,
+  kept_until = LARGE,
+  weight = LARGE,
+  ttl = LARGE,
+  deadline = LARGE,
+  heartbeat_timeout = LARGE,
+  max_stalls = LARGE,
+  start_grace = LARGE,
+  tick = LARGE,
+  expires_at = LARGE,
+  gathered = LARGE,
+  gathered_bytes = LARGE,
+  suspect_until = LARGE,
+  progress_until = LARGE,
+  cancel_at = LARGE,
+  redrive_at = LARGE,
+  redrives = LARGE,
+  progress = LARGE,
+  state = TEXT,
+  task = TEXT,
+  headers = TEXT,
+  fair_key = TEXT,
+  on_expire = TEXT,
+  policy = TEXT,
+  schedule = TEXT,
+  parent = TEXT,
+  parked_under = TEXT,
+  owner = TEXT,
+  cancel_reason = TEXT,
+  cancel_by = TEXT,
+  error = TEXT,
+  reason = TEXT,
+  progress_note = TEXT,
+  holder = TEXT,
+  lifo = TRUTH,
+  renewed = TRUTH,
+  quarantined = TRUTH,
+  tags = { TEXT },
+  pinned = { TEXT },
+  keys = { { TEXT, 'number' } },
+  rates = { { TEXT, 'number', 'number' } },
+}
+
+local function is_list_of(value, kind)
+  if type(value) ~= 'table' then
+    return false
+  end
+  for _, one in pairs(value) do
+    if type(kind) == 'string' then
+      if type(one) ~= kind then
+        return false
+      end
+    else
+      for at, of in ipairs(kind) do
+        if type(one) ~= 'table' or type(one[at]) ~= of then
+          return false
+        end
+      end
+    end
+  end
+  return true
+end
+
+local function is_sound(field, value)
+  local kind = KIND[field]
+  if type(kind) == 'number' then
+    return type(value) == 'number' and value == value and value > -kind and value < kind
+  elseif type(kind) == 'table' then
+    return is_list_of(value, kind[1])
+  elseif field == 'merge' then
+    return type(value) == 'table' and type(value.type) == 'string' and type(value.key) == 'string'
+  end
+  return kind == nil or type(value) == kind
+end
+
+-- Whether a state has all that it must have.
+local function is_complete(job)
+  if job.state == 'active' then
+    return job.owner and job.holder and job.heard_at and job.lease_until and job.started
+  end
+  return job.state and (not TERMINAL[job.state] or job.finished)
+end
+
+local known_fixed = {}
+
+-- Whether all fields of a record are what they must be.
+function Folding.is_sound(job)
+  local fixed_is_sound = known_fixed[job.fixed]
+  for field, value in pairs(job) do
+    if not (fixed_is_sound and Folding.FIXED[field]) and not is_sound(field, value) then
+      return false
+    end
+  end
+  known_fixed[job.fixed] = true
+  return type(job.task) == 'string' and (job.weight or 1) > 0 and job.lease >= 0 and is_complete(job)
+end
+
+local NEUTRAL = { 'made', 'score', 'run_at', 'created', 'load', 'starts', 'failures', 'stalls', 'releases', 'fence' }
+
+-- What can be read of a record that is not sound, with neutral values for the rest and an error that says so; which fields
+-- those are, and whether the job has become a failed one by that.
+function Folding.salvage(body)
+  local bad = {}
+  local readable, job = pcall(Folding.unfold, body, bad)
+  if not readable then
+    job, bad = {}, { 'record: not a record' }
+  end
+  local flawed = {}
+  for field, value in pairs(job) do
+    if not is_sound(field, value) or (field == 'weight' and value <= 0) or (field == 'lease' and value < 0) then
+      flawed[#flawed + 1] = field
+    end
+  end
+  table.sort(flawed)
+  for _, field in ipairs(flawed) do
+    bad[#bad + 1] = field .. ': not valid'
+    job[field] = nil
+  end
+  for _, field in ipairs(NEUTRAL) do
+    job[field] = job[field] or 0
+  end
+  job.settled_fence, job.run_fence = job.settled_fence or 0, job.run_fence or 0
+  job.lease, job.task, job.fixed = job.lease or 20000000, job.task or '', nil
+  job.keys, job.rates, job.tags, job.pinned = job.keys or {}, job.rates or {}, job.tags or {}, job.pinned or {}
+  job.start_grace = job.start_grace or 0
+  if not job.load_apart then
+    job.payload = job.payload or ''
+    job.load = #job.payload
+  end
+  job.holder = job.holder and pcall(owner_of, job.holder) and job.holder or nil
+  local failed = not is_complete(job)
+  if failed then
+    bad[#bad + 1] = #bad == 0 and 'state: incomplete' or nil
+    job.state, job.reason, job.finished = 'failed', 'undecodable', NOW
+    job.owner, job.suspect_until, job.parked_under, job.redrive_at = nil, nil, nil, nil
+  end
+  local what = table.concat(bad, '; ')
+  if job.state ~= 'completed' then
+    job.error = cjson.encode({
+      type = 'UnreadableRecordError',
+      message = 'the record of this job cannot be read: ' .. what,
+    })
+  end
+  return job, what, failed
 end

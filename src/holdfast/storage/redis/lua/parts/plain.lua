@@ -21,7 +21,7 @@ end
 function Plain.goes_on(fixed, quiet)
   if tasks[fixed] == nil then
     local readable, fields = pcall(cmsgpack.unpack, fixed)
-    readable = readable and type(fields) == 'table'
+    readable = readable and type(fields) == 'table' and type(fields.task) == 'string'
     local told = readable and not quiet and Settings.of('task', fields.task)
     tasks[fixed] = readable and (quiet or not told.paused and not told.rate)
   end

@@ -106,7 +106,7 @@ end
 -- Where that is, or nil. What an earlier run has left there, settled by who knew of no traces, is not said of this one.
 function Record.trace_of(job)
   local body = (job.traced or job.beaten) and call('HGET', key('traces'), job.ref)
-  if body and struct.unpack('<d', body) == job.started then
+  if body and #body >= 8 and struct.unpack('<d', body) == job.started then
     return string.sub(body, 9)
   end
   return nil
@@ -153,19 +153,32 @@ function Record.result_apart(job)
   return job.result_apart and call('GET', key('result', job.ref)) or false
 end
 
+-- The jobs whose records cannot be read: {job, what cannot, whether it has failed by that}, in the order they were met.
+Record.unreadable = {}
+
+-- The job of a record. What cannot be read of it has neutral values, and its error says so: it must hold up no others.
+function Record.read(ref, body)
+  local readable, fields = pcall(Folding.unfold, body)
+  if readable and Folding.is_sound(fields) then
+    packed[ref] = body
+    return Record.new(ref, fields)
+  end
+  local salvaged, what, failed = Folding.salvage(body)
+  local job = Record.new(ref, salvaged)
+  Record.unreadable[#Record.unreadable + 1] = { job, what, failed }
+  return job
+end
+
 -- The job of a ref, or nil.
 function Record.at(ref)
   local job = loaded[ref]
   if job == nil then
     local body = Bytes.take(ref)
-    -- What nobody can read is as good as gone: it must hold up no others.
-    local readable, fields = pcall(Folding.unfold, body)
-    job = body and readable and Record.new(ref, fields)
+    job = body and Record.read(ref, body)
     loaded[ref] = job
-    packed[ref] = body or nil
     local beaten = job and job.beaten and call('HGET', key('beats'), ref)
-    if beaten then
-      local beat = Record.beat_of(beaten)
+    local readable, beat = pcall(Record.beat_of, beaten)
+    if beaten and readable then
       job.heard_at, job.lease_until = beat.heard_at, beat.lease_until
       job.run_until, job.progress_until = beat.run_until, beat.progress_until
       packed[ref] = nil

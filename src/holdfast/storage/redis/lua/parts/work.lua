@@ -1,4 +1,4 @@
--- requires: cell, step, bytes, index, record, shelf, parking, forgetting
+-- requires: cell, step, bytes, index, record, journal, shelf, parking, forgetting
 -- The work of a script that may move jobs of all kinds.
 local Work = {}
 
@@ -9,8 +9,29 @@ local function flush(part)
   end
 end
 
+-- Keep the jobs whose records could not be read as they were read instead, and record it.
+local function set_aside()
+  local unreadable = is_made(Record) and Record.unreadable or {}
+  while #unreadable > 0 do
+    local one = table.remove(unreadable, 1)
+    local job, what, failed = unpack(one)
+    if Record.at(job.ref) == job then
+      Record.keep(job)
+    end
+    Journal.record_of(job, 'repaired', { found = 'unreadable: ' .. what, mended = failed and 'failed' or 'set aside' })
+    if failed then
+      Journal.record_of(job, 'failed', {
+        attempt = job.failures + 1,
+        reason = 'undecodable',
+        error = cjson.decode(job.error),
+      })
+    end
+  end
+end
+
 -- Write down what was put off until all is done.
 function Work.write_down()
+  set_aside()
   flush(Record)
   flush(Bytes)
   flush(Index)

@@ -1,0 +1,182 @@
+"""Garbage in any field of a job's record on Redis: the job is set aside, and everything beside it goes on."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from functools import partial
+from typing import Any
+
+import msgspec
+import pytest
+import redis
+
+from holdfast.core.lifecycle import State
+from holdfast.errors import StorageError
+from holdfast.storage.protocol import Beat, Bid, Order, Renewal, Swept, WorkerInfo
+from holdfast.storage.redis.address import read
+from holdfast.storage.redis.keytypes import TYPES
+from holdfast.storage.redis.records import FORM, HEAD, RAN, RUN, Fixed, Rare
+from holdfast.storage.redis.storage import RedisStorage
+from holdfast.testing import ManualClock
+from tests.servers import client_of
+from tests.storage.twins import STEPS, Twins
+from tests.storage.unreadable import BAD, ME, REAPER, STATES, go_on_beside, job
+
+pytestmark = [pytest.mark.redis, pytest.mark.thorough]
+
+Change = Callable[[bytes], bytes]
+
+IN_HEAD = ("form", "state", "marks", "fixed", "load", "rare", "made", "score", "run_at", "created", "lease", "timeout")
+IN_RUN = (
+    *("starts", "failures", "stalls", "releases", "holder", "ended", "fence", "settled_fence", "run_fence"),
+    *("heard_at", "lease_until", "run_until", "started", "finished", "run_end", "kept_until"),
+)
+
+
+def cases() -> Iterator[tuple[str, Change]]:
+    """Return what is done to a record, by a name for each."""
+    yield "nothing of it", lambda body: b""
+    yield "random bytes", lambda body: bytes(range(256))
+    yield "cut off", lambda body: body[:-3]
+    for place, name in enumerate(IN_HEAD):
+        values: list[Any] = [200] if place < 3 else [2**31] if place < 6 else [float("nan"), 1e300]
+        for value in values:
+            yield f"{name} {value}", partial(_in_head, place, value)
+    for place, name in enumerate(IN_RUN):
+        for value in [2**31] if place < 6 else [float("nan"), 1e300]:
+            yield f"{name} {value}", partial(_in_run, place, value)
+    for name in Fixed.__struct_fields__:
+        for garbage in ("garbage{", 7, [["x"]]):
+            yield f"{name} {garbage}", partial(_in_fixed, name, garbage)
+    for name in Rare.__struct_fields__:
+        for garbage in ("garbage{", 7, [["x"]]):
+            yield f"{name} {garbage}", partial(_in_rare, name, garbage)
+
+
+def _in_head(place: int, value: Any, body: bytes) -> bytes:
+    head = list(HEAD.unpack_from(body))
+    head[place] = value
+    return HEAD.pack(*head) + body[HEAD.size :]
+
+
+def _in_run(place: int, value: Any, body: bytes) -> bytes:
+    if not HEAD.unpack_from(body)[2] & RAN:
+        return body
+    run = list(RUN.unpack_from(body, HEAD.size))
+    run[place] = value
+    return body[: HEAD.size] + RUN.pack(*run) + body[HEAD.size + RUN.size :]
+
+
+def _in_fixed(name: str, garbage: Any, body: bytes) -> bytes:
+    head = list(HEAD.unpack_from(body))
+    at = HEAD.size + (RUN.size if head[2] & RAN else 0)
+    fields = msgspec.msgpack.decode(body[at : at + head[3]]) | {name: garbage}
+    packed, rest = msgspec.msgpack.encode(fields), body[at + head[3] :]
+    head[3] = len(packed)
+    return HEAD.pack(*head) + body[HEAD.size : at] + packed + rest
+
+
+def _in_rare(name: str, garbage: Any, body: bytes) -> bytes:
+    head = list(HEAD.unpack_from(body))
+    at = HEAD.size + (RUN.size if head[2] & RAN else 0) + head[3] + head[4]
+    fields = (msgspec.msgpack.decode(body[at : at + head[5]]) if head[5] else {}) | {name: garbage}
+    packed, rest = msgspec.msgpack.encode(fields), body[at + head[5] :]
+    head[2] &= ~1
+    head[5] = len(packed)
+    return HEAD.pack(*head) + body[HEAD.size : at] + packed + rest
+
+
+CASES = dict(cases())
+STRUCTURED = ("headers", "tags", "keys", "rates", "merge", "pinned", "policy", "error")
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+async def storage(clock: ManualClock, redis_url: str) -> AsyncIterator[RedisStorage]:
+    storage = RedisStorage(read(redis_url), clock=clock)
+    await storage.open()
+    yield storage
+    await storage.close()
+
+
+@pytest.fixture
+def client(redis_url: str) -> Iterator[redis.Redis]:
+    client = client_of(redis_url.partition("?")[0])
+    yield client
+    client.close()
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("case", CASES)
+async def test_garbage_in_a_field_stops_no_neighbour(
+    storage: RedisStorage, client: redis.Redis, clock: ManualClock, state: str, case: str
+) -> None:
+    for plain in (False, True):
+        bad, failed = await go_on_beside(
+            storage, clock, state, lambda: damage(storage, client, CASES[case]), plain=plain
+        )
+
+        assert bad is not None
+        field, _, garbage = case.partition(" ")
+        if field in STRUCTURED and garbage == "garbage{" and state in ("waiting", "delayed"):
+            assert (bad.job.state, bad.job.reason) == (State.FAILED, "undecodable")
+            assert bad.job.error is not None
+            assert bad.job.error.type == "UnreadableRecordError"
+            assert [(event.id, event.reason) for event in failed] == [("bad", "undecodable")]
+        client.delete(*(name for name in client.scan_iter(f"{base_of(storage)}:*") if not name.endswith(b":schema")))
+
+
+def base_of(storage: RedisStorage) -> str:
+    return storage.bases_of("events")[0]
+
+
+async def damage(storage: RedisStorage, client: Any, change: Change) -> None:
+    """Change the record of the bad job, and nothing else."""
+    name = f"{base_of(storage)}:job:q\0bad"
+    body = client.get(name)
+    assert body[0] == FORM
+    client.set(name, change(body))
+
+
+@pytest.mark.parametrize("kind", ["beats", "leases", "settings", "events", "ready:q"])
+async def test_a_key_of_the_wrong_type_is_named_in_the_error_and_by_doctor(
+    storage: RedisStorage, client: Any, kind: str
+) -> None:
+    name = f"{base_of(storage)}:{kind}"
+    right = TYPES[kind.partition(":")[0]]
+    client.set(name, "garbage")
+
+    said: list[str] = []
+    verbs: list[Callable[[], Awaitable[object]]] = [
+        lambda: storage.enqueue([job(BAD)]),
+        lambda: storage.exchange(ME, (), Order(("q",), 1)),
+        lambda: storage.renew(Beat(ME, (Renewal(BAD, 1),), worker=WorkerInfo())),
+        lambda: storage.events(),
+        lambda: storage.sweep(Bid(REAPER, term=None)),
+    ]
+    for verb in verbs:
+        try:
+            answer = await verb()
+        except StorageError as error:
+            said.append(str(error))
+        else:
+            said += answer.troubles if isinstance(answer, Swept) else ()
+    found = [finding for finding in await storage.examine() if finding.subject == "keys"]
+
+    assert any(f"{name!r} is a string, where a {right} must be" in one for one in said)
+    assert [finding.level for finding in found] == ["error"]
+    assert f"{name!r} is a string, where a {right} must be" in found[0].message
+
+
+async def test_doctor_finds_no_key_of_the_wrong_type_where_all_kinds_of_keys_are(redis_url: str, client: Any) -> None:
+    twins = Twins(lambda clock: RedisStorage(read(redis_url), clock=clock), 1, in_turn=True)
+    await twins.walk(STEPS)
+    found = [finding for finding in await twins.storage.examine() if finding.subject == "keys"]
+    base = read(redis_url).bases[0]
+    kinds = {name.decode().removeprefix(f"{base}:").partition(":")[0] for name in client.scan_iter(f"{base}:*")}
+    await twins.storage.close()
+
+    assert [finding.level for finding in found] == ["ok"]
+    assert kinds <= TYPES.keys()
