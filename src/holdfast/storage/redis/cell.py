@@ -254,7 +254,7 @@ class Cell:
         """Return what was swept, with the names of the keys where it failed for the types of their values."""
         if self._explain is None or not any(WRONG_TYPE in trouble for trouble in swept.troubles):
             return swept
-        error = await self._explain(self.base, StorageError("keys hold the wrong types of values"))
+        error = await self._explain(self.base, StorageError(f"{WRONG_TYPE} values in keys"))
         return structs.replace(swept, troubles=(*swept.troubles, str(error)))
 
     async def look(self, bases: Sequence[str], *, within: float | None = None) -> list[int]:

@@ -162,5 +162,7 @@ def _room(step: Step, queue: str, under: str) -> int:
     if under.startswith(PAUSED):
         return 0 if setting(step, "task", under.removeprefix(PAUSED)).paused else PROMOTE_LIMIT
     slots = step.slots(queue, under)
-    # Whoever is parked under a key names it; under a name that no job names, nothing holds anybody up.
-    return slots.free if slots.named else PROMOTE_LIMIT
+    if not slots.named and not under.startswith((RATE, UNKNOWN)):
+        # Each job that is parked under a key names it. A damaged record may stand under a name that is not a key.
+        return PROMOTE_LIMIT
+    return slots.free
