@@ -24,7 +24,12 @@ class KnownTasks:
 
 
 def why_unknown(tasks: Mapping[str, Task[..., Any]], job: JobRecord) -> UnknownReason | None:
-    """Return why a job cannot run with these tasks, None if it can."""
+    """Return why a job cannot run with these tasks, None if it can.
+
+    A job whose record cannot be read is not unknown: it fails, and its task may be among what cannot be read.
+    """
+    if job.unreadable is not None:
+        return None
     task = tasks.get(job.task)
     if task is None:
         return "unknown_task"

@@ -3,6 +3,7 @@
 import asyncio
 import re
 from contextlib import suppress
+from typing import cast
 
 from holdfast.errors import StorageError
 from holdfast.storage.protocol import Finding
@@ -61,11 +62,10 @@ async def find_wrong(connections: Connections, base: str, wrong: list[str]) -> N
     for of in _KINDS:
         cursor = b"0"
         while len(wrong) < _MOST:
-            asked = ("SCAN", cursor, "MATCH", pattern, "COUNT", _AT_ONCE, "TYPE", of)
-            reply = await connections.tell(base, *asked)
+            reply = await connections.tell(base, "SCAN", cursor, "MATCH", pattern, "COUNT", _AT_ONCE, "TYPE", of)
             if not isinstance(reply, list):
                 break
-            cursor, names = reply
+            cursor, names = cast("tuple[bytes, list[bytes]]", reply)
             for name in names:
                 shown = name.decode(errors="replace")
                 right = TYPES.get(shown[len(base) + 1 :].partition(":")[0])

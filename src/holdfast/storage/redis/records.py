@@ -532,11 +532,14 @@ def _with(job: JobRecord, rare: Rare) -> JobRecord:
 
 def _salvaged(ref: Ref, body: bytes, payload: bytes, why: Exception) -> JobRecord:
     """Return what can be read of a record that is not sound: enough to settle its run."""
-    head, run, rare, task = (0,) * HEAD.size, _NO_RUN, _NOTHING_RARE, ""
-    state, told = State.FAILED, repr(why)
+    head: tuple[Any, ...] = (0,) * HEAD.size
+    run, rare, task = _NO_RUN, _NOTHING_RARE, ""
+    state: State = State.FAILED
+    told = repr(why)
     with suppress(*_UNREADABLE):
         head = HEAD.unpack_from(body)
-        state = _STATES[head[1]] if 0 < head[1] < len(_STATES) else State.FAILED
+        number = int(head[1])
+        state = _STATES[number] if 0 < number < len(_STATES) else State.FAILED
         at = HEAD.size
         if head[2] & RAN:
             run = RUN.unpack_from(body, at)

@@ -54,7 +54,7 @@ def full(step: Step, job: JobRecord, tasks: Mapping[str, int] | None) -> str | N
     """
     if setting(step, "task", job.task).paused:
         return PAUSED + job.task
-    if job.starts and not knows(tasks, job.task, job.policy.version):
+    if job.starts and job.unreadable is None and not knows(tasks, job.task, job.policy.version):
         return unknown_place(job.task, job.policy.version)
     under = next((key.name for key in job.keys if not step.slots(job.queue, key.name).free), None)
     return rates.closed(step, job) if under is None else under
