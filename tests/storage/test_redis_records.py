@@ -17,8 +17,8 @@ from tests.redis_records import COUNTED, FENCES, IN_HEAD, IN_RUN, RARE
 SPREAD = {"lease", "max_stalls", "start_grace", "renewed", "pinned", "on_expire"}
 """The stall terms, and what scripts must know of the policy, each a field of its own."""
 
-BESIDE = {"queue", "id", "payload", "result", "unreadable"}
-"""What a record's name says, what is a part of it, and what is known only once it was read."""
+BESIDE = {"queue", "id", "payload", "result"}
+"""What a record's name says, and what is no field of it but a part."""
 
 OWN = {"made", "run_fence", "run_end", "logged"}
 """The number that the cell has made a job under, what is of its last run, and whether it has a log."""

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.core.lifecycle import State
+from holdfast.core.lifecycle import TERMINAL, State
 from holdfast.storage.sqlite import SQLiteStorage
 from holdfast.storage.sqlite.database import schema
 from holdfast.testing import ManualClock
-from tests.storage.unreadable import STATES, go_on_beside
+from tests.storage.unreadable import claim_in_a_lane, go_on_beside, some_of
 
 pytestmark = pytest.mark.thorough
 
@@ -31,7 +31,9 @@ GARBAGE: dict[str, list[object]] = {
     "BLOB": [b"\xff\x00"],
     "REAL": [float("inf")],
 }
-CASES = [(name, value) for name, kind in columns() for value in GARBAGE[kind]]
+CASES = {f"{name} {str(value)[:6]}": (name, value) for name, kind in columns() for value in GARBAGE[kind]}
+EMPTIED = ("owner", "heard_at", "lease_until", "started")
+"""Columns that may be empty, but not of an active job."""
 STRUCTURED = ("headers", "tags", "keys", "rates", "merge", "pinned", "policy", "error")
 
 
@@ -59,19 +61,40 @@ async def damage(storage: SQLiteStorage, column: str, value: object) -> None:
     assert changed == 1
 
 
-@pytest.mark.parametrize("state", STATES)
-@pytest.mark.parametrize(("column", "value"), CASES, ids=[f"{name}-{str(value)[:6]}" for name, value in CASES])
+@pytest.mark.parametrize(("case", "state"), some_of(CASES))
 async def test_garbage_in_a_column_stops_no_neighbour(
-    storage: SQLiteStorage, clock: ManualClock, state: str, column: str, value: object
+    storage: SQLiteStorage, clock: ManualClock, case: str, state: str
 ) -> None:
+    column, value = CASES[case]
     bad, failed = await go_on_beside(storage, clock, state, lambda: damage(storage, column, value))
 
+    assert bad is None or column == "state" or bad.job.state in TERMINAL
     if column in STRUCTURED and state in ("waiting", "delayed"):
         assert bad is not None
         assert (bad.job.state, bad.job.reason) == (State.FAILED, "undecodable")
         assert bad.job.error is not None
         assert column in bad.job.error.message
         assert [(event.id, event.reason) for event in failed] == [("bad", "undecodable")]
+
+
+@pytest.mark.parametrize("state", ["active", "lost"])
+@pytest.mark.parametrize("column", EMPTIED)
+async def test_an_active_job_that_lacks_what_it_must_have_stops_no_neighbour(
+    storage: SQLiteStorage, clock: ManualClock, state: str, column: str
+) -> None:
+    bad, _ = await go_on_beside(storage, clock, state, lambda: damage(storage, column, None))
+
+    assert bad is not None
+    assert bad.job.state in TERMINAL
+
+
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("case", [case for case in CASES if not case.startswith("state ")])
+async def test_a_damaged_job_whose_claim_was_lost_is_claimed_once_more_at_most(
+    storage: SQLiteStorage, clock: ManualClock, case: str, plain: bool
+) -> None:
+    column, value = CASES[case]
+    await claim_in_a_lane(storage, clock, lambda: damage(storage, column, value), plain=plain)
 
 
 @pytest.mark.parametrize("column", ["headers", "tags", "pinned", "policy", "task", "lease", "timeout"])

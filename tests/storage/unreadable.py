@@ -1,21 +1,23 @@
 """What must go on beside a job whose record is damaged: every verb, the neighbours, and the sweeps, on any storage."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from random import Random
 from typing import Any
 
 from holdfast.core.events import JobFailed
 from holdfast.core.job import JobDetail, Key, NewJob, Owner, RateKey, Ref, unreadable_record
+from holdfast.core.lane import Lane
 from holdfast.core.lease import Lease
-from holdfast.core.lifecycle import State
-from holdfast.core.outcome import Returned, Unreadable
-from holdfast.core.settlement import settlement
+from holdfast.core.lifecycle import TERMINAL, State
+from holdfast.core.outcome import Interrupted, Returned, Unreadable
+from holdfast.core.settlement import Settlement, settlement
 from holdfast.settle import settle_stalled
 from holdfast.storage.protocol import Beat, Bid, Cancel, Delete, Order, Query, Redrive, Renewal, Storage, WorkerInfo
 from holdfast.testing import ManualClock
 
 BAD, GOOD = Ref("q", "bad"), Ref("q", "good")
-STATES = ("waiting", "delayed", "active", "completed")
+STATES = ("waiting", "again", "delayed", "active", "lost", "completed")
+"""`again`: it waits for its second run. `active`: its run is settled. `lost`: its worker is silent."""
 SECOND = 1_000_000
 
 ME = Owner("00000000000000aa", "me", "here", 1)
@@ -40,6 +42,16 @@ def job(ref: Ref, *, delay: int = 0, plain: bool = False) -> NewJob:
     )
 
 
+def some_of(cases: Iterable[str]) -> list[tuple[str, str]]:
+    """Return each case with three of the states: waiting, active, and another in turn."""
+    others = [state for state in STATES if state not in ("waiting", "active")]
+    return [
+        (case, state)
+        for number, case in enumerate(cases)
+        for state in ("waiting", "active", others[number % len(others)])
+    ]
+
+
 async def go_on_beside(
     storage: Storage, clock: ManualClock, state: str, damage: Damage, *, plain: bool = False
 ) -> tuple[JobDetail | None, list[JobFailed]]:
@@ -48,7 +60,9 @@ async def go_on_beside(
     await damage()
 
     await _look(storage)
-    if held:
+    if state == "lost":
+        held = {}
+    elif held:
         renewals = tuple(Renewal(lease.ref, lease.fence) for lease in held.values())
         pulse = await storage.renew(Beat(ME, renewals, worker=WorkerInfo(("q",), 10)))
         assert GOOD not in [ref for ref, _ in pulse.lost]
@@ -60,12 +74,7 @@ async def go_on_beside(
     await _look(storage)
 
     clock.advance(600)
-    for _ in range(4):
-        swept = await storage.sweep(Bid(REAPER, term=None))
-        assert swept.troubles == ()
-        await settle_stalled(storage, REAPER, swept.stalled, Random(1))
-        clock.advance(10)
-        await _settle(storage, await _claimed(storage))
+    await _sweep(storage, clock)
     await _look(storage)
 
     good, bad = await storage.get([GOOD, BAD])
@@ -78,18 +87,61 @@ async def go_on_beside(
     return bad, failed
 
 
+async def claim_in_a_lane(storage: Storage, clock: ManualClock, damage: Damage, *, plain: bool = False) -> None:
+    """Damage one of two jobs whose claim was not answered, and go on in that lane.
+
+    The storage hands back what it gave out by such a claim. It must not do so again and again.
+    """
+    await storage.enqueue([job(BAD, plain=plain), job(GOOD, plain=plain)])
+    await storage.exchange(ME, (), Order(("q",), 10, Lane(0, 1, 0)))
+    await damage()
+    await storage.renew(Beat(ME, worker=WorkerInfo(("q",), 10), lanes=(Lane(0, 2, 0),)))
+    given: list[Ref] = []
+    held: dict[Ref, Lease] = {}
+    for number in range(2, 8):
+        answer = await storage.exchange(ME, _ended(held), Order(("q",), 10, Lane(0, number, number - 1)))
+        held = {lease.ref: lease for lease in answer.leases}
+        given += held
+        renewals = tuple(Renewal(lease.ref, lease.fence) for lease in held.values())
+        await storage.renew(Beat(ME, renewals, worker=WorkerInfo(("q",), 10), lanes=(Lane(0, number + 1, number),)))
+
+    assert not held
+    assert given.count(BAD) <= 1
+    assert given.count(GOOD) == 1
+    # Whose fence or owner cannot be read is not known to be of that claim: its lease runs out.
+    clock.advance(600)
+    await _sweep(storage, clock)
+    good, bad = await storage.get([GOOD, BAD])
+    assert good is not None
+    assert good.job.state is State.COMPLETED
+    assert bad is None or bad.job.state in TERMINAL
+
+
 async def _brought_to(storage: Storage, state: str, *, plain: bool) -> dict[Ref, Lease]:
     """Make two jobs and bring them to a state; return what is held then."""
     delay = 10 * SECOND if state == "delayed" else 0
     await storage.enqueue([job(BAD, delay=delay, plain=plain), job(GOOD, delay=delay, plain=plain)])
-    if state not in ("active", "completed"):
+    if state in ("waiting", "delayed"):
         return {}
     held = await _claimed(storage)
     assert set(held) == {BAD, GOOD}
     if state == "completed":
         await _settle(storage, held)
         return {}
+    if state == "again":
+        await storage.exchange(ME, [settlement(lease, Interrupted("shutdown"), Random(1)) for lease in held.values()])
+        return {}
     return held
+
+
+async def _sweep(storage: Storage, clock: ManualClock) -> None:
+    """Sweep four times, and run what can be claimed after each."""
+    for _ in range(4):
+        swept = await storage.sweep(Bid(REAPER, term=None))
+        assert swept.troubles == ()
+        await settle_stalled(storage, REAPER, swept.stalled, Random(1))
+        clock.advance(10)
+        await _settle(storage, await _claimed(storage))
 
 
 async def _claimed(storage: Storage) -> dict[Ref, Lease]:
@@ -97,9 +149,9 @@ async def _claimed(storage: Storage) -> dict[Ref, Lease]:
     return {lease.ref: lease for lease in answer.leases}
 
 
-async def _settle(storage: Storage, held: dict[Ref, Lease]) -> None:
-    """Settle runs as a worker does: what is unreadable never ran."""
-    asked = [
+def _ended(held: dict[Ref, Lease]) -> list[Settlement]:
+    """Return how runs end, as a worker says it: what is unreadable never ran."""
+    return [
         settlement(
             lease,
             Returned(b"1") if lease.job.unreadable is None else Unreadable(unreadable_record(lease.job.unreadable)),
@@ -107,7 +159,10 @@ async def _settle(storage: Storage, held: dict[Ref, Lease]) -> None:
         )
         for lease in held.values()
     ]
-    answer = await storage.exchange(ME, asked)
+
+
+async def _settle(storage: Storage, held: dict[Ref, Lease]) -> None:
+    answer = await storage.exchange(ME, _ended(held))
     verdicts = {verdict.ref: verdict.verdict for verdict in answer.verdicts}
     assert verdicts.get(GOOD, "done") == "done"
 

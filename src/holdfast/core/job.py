@@ -189,7 +189,8 @@ def unreadable_record(what: str) -> RecordedError:
 def unreadable_in(error: RecordedError) -> str | None:
     """Return which fields of a record could not be read, and why, if its error says so."""
     kind, begins = _UNREADABLE
-    return error.message.removeprefix(begins) if error.type == kind else None
+    # A handler's own error may have the same name.
+    return error.message.removeprefix(begins) if error.type == kind and error.message.startswith(begins) else None
 
 
 class NewJob(Struct, frozen=True, kw_only=True, gc=False):
@@ -244,8 +245,6 @@ class JobRecord(Struct, frozen=True, kw_only=True, gc=False):
     charged as a stall.
     `ttl` is how long it may wait before it starts, counted anew by a redrive. `kept_until`: when a completed job's own
     `result_ttl` is over. `redrive_at`: when a rule puts a failed one back in line, as it has done `redrives` times.
-    `unreadable`: which fields of the record could not be read, and why; they have neutral values here. Such a job never
-    runs: its next run fails as undecodable. None where all could be read, and of a job that has ended.
     """
 
     queue: str
@@ -306,7 +305,6 @@ class JobRecord(Struct, frozen=True, kw_only=True, gc=False):
     schedule: str | None = None
     tick: int | None = None
     parent: str | None = None
-    unreadable: str | None = None
 
     @property
     def ref(self) -> Ref:
@@ -317,6 +315,14 @@ class JobRecord(Struct, frozen=True, kw_only=True, gc=False):
     def attempt(self) -> int:
         """The attempt that the current or next run is: what `max_attempts` bounds."""
         return self.failures + 1
+
+    @property
+    def unreadable(self) -> str | None:
+        """Which fields of the record could not be read, and why; None if all could.
+
+        Those fields have neutral values. So the job never runs: its next run fails as undecodable.
+        """
+        return None if self.error is None else unreadable_in(self.error)
 
     @property
     def exclusive(self) -> bool:

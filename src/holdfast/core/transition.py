@@ -121,7 +121,8 @@ def expiry(job: JobRecord, now: int) -> JobExpired:
 def redriven(job: JobRecord, now: int, *, delay: int = 0, by_rule: bool = False) -> JobRecord:
     """Return a job that was over as it begins anew: new budgets and time to live; fence and starts go on rising.
 
-    A person's redrive also starts the rule's count over, or a job redriven by hand would have no rule left.
+    A person's redrive also starts the rule's count over, or a job redriven by hand would have no rule left. The error
+    of an unreadable record stays: with neutral values, for example without its keys, the job must not run.
     """
     run_at = now + delay
     return structs.replace(
@@ -140,7 +141,7 @@ def redriven(job: JobRecord, now: int, *, delay: int = 0, by_rule: bool = False)
         cancel_by=None,
         finished=None,
         kept_until=None,
-        error=None,
+        error=None if job.unreadable is None else job.error,
         reason=None,
         progress=None,
         progress_note=None,

@@ -202,7 +202,7 @@ def _detail(
 def _line_of(body: bytes, number: int) -> _Line:
     try:
         return _line(body)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, ValueError):
         return _Line(at=0, run=0, level="error", message=f"unreadable: {body[:200]!r}", line=number)
 
 
@@ -421,7 +421,7 @@ def _decoded(body: bytes) -> AnyEvent:
     """Decode an event of the log; what cannot be decoded must not stop the reader of what follows it."""
     try:
         return _event.decode(body)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, ValueError):
         return _decoded_otherwise(body)
 
 
@@ -435,5 +435,5 @@ def _decoded_otherwise(body: bytes) -> AnyEvent:
     try:
         instants = {name: moment(fields[name]) for name in ("due_at", "tick") if isinstance(fields.get(name), int)}
         return _event.decode(_encode({**fields, **instants}))
-    except (msgspec.MsgspecError, AttributeError, TypeError, OverflowError):
+    except (msgspec.MsgspecError, AttributeError, TypeError, ValueError, OverflowError):
         return UnreadableEvent(body=shown)

@@ -27,7 +27,6 @@ from holdfast.core.job import (
     RunRecord,
     StallTerms,
     ThrottleKey,
-    unreadable_in,
     unreadable_record,
 )
 from holdfast.core.lifecycle import State
@@ -187,8 +186,8 @@ _STATES: tuple[State, ...] = (
     *(State.COMPLETED, State.FAILED, State.CANCELLED, State.EXPIRED),
 )
 
-_TOO_LARGE, _FAR_TOO_LARGE = 1 << 53, 1 << 62
-"""What instants, durations and counts are below, and what scores and priorities are."""
+_TOO_LARGE = 1 << 62
+"""What instants, durations, counts and scores are below."""
 
 _UNREADABLE = (msgspec.MsgspecError, struct.error, ValueError, OverflowError, LookupError, TypeError, AttributeError)
 """What it may raise to read a record that is not sound."""
@@ -358,7 +357,7 @@ def made_of(body: bytes) -> int:
 def record(ref: Ref, body: bytes, payload: bytes, result: bytes | None = None) -> JobRecord:
     """Return the record that a cell keeps of a job. `payload`, `result`: what it does not hold itself of these.
 
-    What cannot be read of it has a neutral value, and the record says so (`unreadable`).
+    What cannot be read of it has a neutral value, and its error says so.
     """
     try:
         return _record(ref, placed(body), payload, result)
@@ -416,7 +415,7 @@ def _record(ref: Ref, parts: Placed, payload: bytes, result: bytes | None) -> Jo
         parts.run
     )
     if not (
-        abs(score) < _FAR_TOO_LARGE
+        abs(score) < _TOO_LARGE
         and abs(run_at) < _TOO_LARGE
         and abs(created) < _TOO_LARGE
         and 0 <= lease < _TOO_LARGE
@@ -504,8 +503,6 @@ def _like(
 
 def _with(job: JobRecord, rare: Rare) -> JobRecord:
     """Return a record with what few have."""
-    error = job.error if job.state is State.EXPIRED or rare.error is None else _error(rare.error)
-    unfinished = job.state in (State.DELAYED, State.WAITING, State.ACTIVE)
     return structs.replace(
         job,
         expires_at=rare.expires_at,
@@ -522,8 +519,7 @@ def _with(job: JobRecord, rare: Rare) -> JobRecord:
         cancel_by=rare.cancel_by,
         redrive_at=rare.redrive_at,
         redrives=rare.redrives,
-        error=error,
-        unreadable=unreadable_in(error) if error is not None and unfinished else None,
+        error=job.error if job.state is State.EXPIRED or rare.error is None else _error(rare.error),
         reason=rare.reason,
         progress=rare.progress,
         progress_note=rare.progress_note,
@@ -569,11 +565,10 @@ def _salvaged(ref: Ref, body: bytes, payload: bytes, why: Exception) -> JobRecor
         fence=fence,
         settled_fence=settled,
         finished=_or_none(run[13]) if abs(run[13]) < _TOO_LARGE else None,
-        error=unreadable_record(told) if state is not State.COMPLETED else None,
     )
     with suppress(*_UNREADABLE):
         job = _with(job, rare)
-    return structs.replace(job, error=job.error or unreadable_record(told), unreadable=told)
+    return structs.replace(job, error=unreadable_record(told))
 
 
 def _or_none(number: float) -> int | None:

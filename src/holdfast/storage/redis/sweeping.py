@@ -128,4 +128,4 @@ def ask_resign(term: Term) -> list[bytes]:
 
 def _stalled(ref: bytes, body: bytes, payload: bytes, reason: bytes, owner: bytes, silent_for: int) -> StalledLease:
     word: Any = reason.decode()
-    return StalledLease(Lease(record(ref_of(ref), body, payload)), word, owner.decode(), silent_for)
+    return StalledLease(Lease(record(ref_of(ref), body, payload)), word, owner.decode(errors="replace"), silent_for)

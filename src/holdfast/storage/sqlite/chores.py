@@ -1,7 +1,7 @@
 """The chores of a sweep in SQL, after the reclaim: each bounded, each alone, each returns how many it did."""
 
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import groupby, takewhile
 from operator import itemgetter
 
 import msgspec
@@ -30,19 +30,22 @@ from holdfast.storage.sqlite.hand import redrive
 from holdfast.storage.sqlite.intake import holder
 from holdfast.storage.sqlite.moving import drop, expire, the_job
 from holdfast.storage.sqlite.queries import query
-from holdfast.storage.sqlite.rows import Row
+from holdfast.storage.sqlite.rows import Garbled, Row
 from holdfast.storage.sqlite.settings import recorded, setting
 from holdfast.storage.sqlite.step import Step
 
 _LENGTHS = query("sweep", "lengths")
 _OUT = query("sweep", "out")
 _AHEAD = query("sweep", "ahead")
+_ENDLESS = query("sweep", "endless")
+_UNREACHABLE = query("sweep", "unreachable")
 _SUSPECT = query("sweep", "suspect")
 _RECALL = query("sweep", "recall")
 _AGED = query("sweep", "aged")
 _QUEUES_DELAYED = query("tally", "queues_delayed")
 _QUEUES_PARKED = query("tally", "queues_parked")
 _PARKED_UNDER = query("sweep", "parked_under")
+_PARKED_BEHIND = query("sweep", "parked_behind")
 _LOOKED_AT = query("sweep", "looked_at")
 _LOOK_ON = query("sweep", "look_on")
 _SETTINGS = query("survey", "settings")
@@ -111,6 +114,9 @@ def promote_due(step: Step) -> int:
     """Make waiting what fell due."""
     promoted = 0
     for (queue,) in step.all(_QUEUES_DELAYED):
+        for (seq,) in step.all(_UNREACHABLE, (queue, SWEEP_LIMIT)):
+            # Reading the record mends it: it is due then, and its next run fails.
+            the_job(step, seq)
         due = promote(step, queue, PROMOTE_LIMIT - promoted)
         if due:
             step.knocked.append(queue_topic(queue))
@@ -133,6 +139,8 @@ def unpark(step: Step) -> int:
         behind = {"queue": queue, "after": after if queue == at else "", "paused": PAUSED, "limit": looks}
         names = [name for (name,) in step.all(_PARKED_UNDER, behind)]
         looks -= len(names)
+        if Garbled in map(type, names):
+            names = _mend_name(step, queue, after if queue == at else "", names)
         unparked += sum(_look_at(step, queue, name) for name in names)
         if names:
             last = queue, names[-1]
@@ -141,6 +149,14 @@ def unpark(step: Step) -> int:
     elif at:
         step.run(_LOOK_ON, (_encode(("", "")).decode(),))
     return unparked
+
+
+def _mend_name(step: Step, queue: str, after: str, names: list[str]) -> list[str]:
+    """Mend the first job that is parked under a name that is not text; return the names before."""
+    good = list(takewhile(lambda name: type(name) is not Garbled, names))
+    for (seq,) in step.all(_PARKED_BEHIND, (queue, good[-1] if good else after)):
+        the_job(step, seq)
+    return good
 
 
 def _look_at(step: Step, queue: str, under: str) -> int:
@@ -246,6 +262,7 @@ def _doubtful(step: Step) -> list[int]:
     ahead: list[Row] = []
     for (length,) in step.all(_LENGTHS):
         out += step.all(_OUT, (length, step.now, SWEEP_LIMIT))
+        out += step.all(_ENDLESS, (length, SWEEP_LIMIT))
         ahead += step.all(_AHEAD, (length, min(step.now + length, _WHENEVER), SWEEP_LIMIT))
     return [row[3] for row in sorted(out)[:SWEEP_LIMIT] + sorted(ahead)[:SWEEP_LIMIT]]
 

@@ -18,7 +18,7 @@ from holdfast.storage.protocol import (
     owner_topic,
     queue_topic,
 )
-from holdfast.storage.sqlite import line, slots
+from holdfast.storage.sqlite import line, rows, slots
 from holdfast.storage.sqlite.intake import free_window, holder
 from holdfast.storage.sqlite.moving import drop, find_job, moved, past, tell_if_drained
 from holdfast.storage.sqlite.queries import query
@@ -85,6 +85,7 @@ def redrive(step: Step, seq: int, job: JobRecord, *, delay: int = 0, by: str | N
             "score": line.score(step, again, again.run_at) if waits else again.score,
             "expires_at": again.expires_at,
             "redrives": again.redrives,
+            "error": rows.error_text(again.error),
             "seq": seq,
         },
     )

@@ -54,13 +54,13 @@ def whole(step: Step, row: Row) -> JobRecord:
 
 def _read(step: Step, row: Row) -> JobRecord:
     """Return the record that a row holds. One that cannot be read is mended, where this step may write."""
-    job = rows.record(row)
-    if job.unreadable is not None and step.mends and rows.is_flawed(row):
-        _mend(step, row, job)
+    job, flaws = rows.checked(row)
+    if flaws is not None and step.mends:
+        _mend(step, row, job, flaws)
     return job
 
 
-def _mend(step: Step, row: Row, job: JobRecord) -> None:
+def _mend(step: Step, row: Row, job: JobRecord, flaws: str) -> None:
     """Put neutral values in the place of what cannot be read, and an error into the record that says so.
 
     With the error the job fails at its next run, instead of running with neutral values.
@@ -73,11 +73,11 @@ def _mend(step: Step, row: Row, job: JobRecord) -> None:
             id=job.id,
             task=job.task,
             run=job.starts,
-            found=f"unreadable: {job.unreadable}",
+            found=f"unreadable: {flaws}",
             mended="set aside" if job.state not in TERMINAL or was != job.state else "emptied",
         )
     )
-    logger.error("job %s (%s) in queue %s has an unreadable record: %s", job.id, job.task, job.queue, job.unreadable)
+    logger.error("job %s (%s) in queue %s has an unreadable record: %s", job.id, job.task, job.queue, flaws)
     if was != job.state:
         # It had no state that anything goes by, so it is over at once.
         step.run(_SET_ASIDE, (step.now, seq))
@@ -89,7 +89,7 @@ def _mend(step: Step, row: Row, job: JobRecord) -> None:
                 run=job.starts,
                 attempt=job.attempt,
                 reason="undecodable",
-                error=unreadable_record(job.unreadable or ""),
+                error=unreadable_record(flaws),
             )
         )
     if not job.keys:

@@ -22,7 +22,6 @@ from holdfast.core.job import (
     RecordedError,
     RunRecord,
     StallTerms,
-    unreadable_in,
     unreadable_record,
 )
 from holdfast.core.lifecycle import State
@@ -112,10 +111,11 @@ _NEUTRAL: dict[str, Any] = {
 )
 """What stands for an unreadable value of a column that cannot be empty."""
 
-_TOO_LARGE = 1 << 53
+_TOO_LARGE = 1 << 58
+"""What instants, durations and counts are below: the year 9999 is, and two of them can be added."""
 _FAR_TOO_LARGE = 1 << 62
+"""What scores and priorities are below."""
 _large, _counts, _numbers = (itemgetter(*map(_COLUMNS.index, some)) for some in (_LARGE, _COUNTS, _NUMBERS))
-_UNFINISHED = ("delayed", "waiting", "active")
 _STRICTEST = Policy(retry=Backoff(max_attempts=1), on_worker_lost="fail")
 _DEFAULT_POLICY = Policy()
 _DEFAULT_POLICY_TEXT = _encode(_DEFAULT_POLICY).decode()
@@ -272,15 +272,21 @@ def fresh(queue: str, job: Ready, payload: bytes) -> JobRecord:
 def record(row: Row) -> JobRecord:
     """Return the record that a row of `job` holds: of one that collects without what it has gathered.
 
-    What cannot be read of it has a neutral value, and the record says so (`unreadable`).
+    What cannot be read of it has a neutral value, and its error says so.
     """
+    return checked(row)[0]
+
+
+def checked(row: Row) -> tuple[JobRecord, str | None]:
+    """Return the record of a row, and which of its columns cannot be read, and why; None if all can."""
     try:
         if _is_sane(row):
-            return _record(row)
+            return _record(row), None
     except (msgspec.MsgspecError, KeyError):
         pass
     cleaned, bad = _cleaned(row)
-    return structs.replace(_record(cleaned), unreadable="; ".join(bad))
+    flaws = "; ".join(bad)
+    return structs.replace(_record(cleaned), error=unreadable_record(flaws)), flaws
 
 
 def as_kept(row: Row, job: JobRecord) -> dict[str, Any]:
@@ -289,13 +295,8 @@ def as_kept(row: Row, job: JobRecord) -> dict[str, Any]:
     values = dict(zip(_COLUMNS, cleaned, strict=False))
     values["merge_key"] = None if job.merge is None else merge_name(job.merge)
     if job.state is not State.COMPLETED:
-        values["error"] = error_text(unreadable_record(job.unreadable or ""))
+        values["error"] = error_text(job.error)
     return values
-
-
-def is_flawed(row: Row) -> bool:
-    """Say whether a row of `job` holds what cannot be read."""
-    return bool(_cleaned(row)[1])
 
 
 def is_sane(numbers: Iterable[int | None]) -> bool:
@@ -431,7 +432,6 @@ def _record(row: Row) -> JobRecord:
         schedule=schedule,
         tick=tick,
         parent=parent,
-        unreadable=unreadable_in(_error(error)) if error and state in _UNFINISHED else None,
     )
 
 

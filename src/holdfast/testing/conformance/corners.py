@@ -49,6 +49,23 @@ class CornersConformance(Conformance):
 
         assert await states(storage) == {"raised": State.FAILED, "late": State.FAILED, "wanted": State.WAITING}
 
+    async def test_a_job_due_in_the_year_9999_waits_and_can_be_brought_forward(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
+        far = 253_402_300_799 * SECOND
+        jobs = [new_job("plain", run_at=far), new_job("keyed", run_at=far, keys=(Key("k", 1),), tags=("far",))]
+        await enqueue(storage, *jobs)
+        for _ in range(3):
+            clock.advance(5)
+            await storage.sweep(bid())
+        before = [await record(storage, job.ref) for job in jobs]
+        await storage.revise([Reschedule(job.ref, delay=0) for job in jobs])
+        leases = await claim(storage)
+
+        assert [(job.state, job.run_at, job.unreadable) for job in before] == [(State.DELAYED, far, None)] * 2
+        assert {lease.ref.id for lease in leases} == {"plain", "keyed"}
+        assert [await settle(storage, ALICE, lease) for lease in leases] == ["done", "done"]
+
     async def test_retention_spares_what_a_rule_has_yet_to_put_back(self, storage: Storage, clock: ManualClock) -> None:
         await storage.tune(QUEUE_ITSELF, Settings(retention=Retention(failed=Keep(HOUR, 0))))
         ruled, plain = await start(storage, new_job("ruled", policy=AGAIN)), await start(storage, new_job("plain"))

@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.clock import SECOND
 from holdfast.core.events import JobFailed, JobRedriven
-from holdfast.core.job import Policy, Redriving, Ref, StallTerms
+from holdfast.core.job import Key, Policy, Redriving, Ref, StallTerms, unreadable_record
 from holdfast.core.lifecycle import State
 from holdfast.core.outcome import Cancelled, Outcome, Raised, Rejected, TimedOut, Unreadable
 from holdfast.core.retry import Backoff
@@ -197,6 +197,20 @@ class DeadLettersConformance(Conformance):
         assert [(one.verdict, one.state) for one in revised] == [("done", State.FAILED), ("refused", State.WAITING)]
         assert len(await told_of(storage, JobRedriven)) == 1
         assert len(await claim(storage)) == 1
+
+    async def test_a_redriven_job_whose_record_could_not_be_read_still_does_not_run(self, storage: Storage) -> None:
+        for name, keys in (("plain", ()), ("keyed", (Key("k", 1),))):
+            lease = await start(storage, new_job(name, keys=keys, policy=ONCE))
+            error = unreadable_record("headers: garbage")
+            await settle(storage, ALICE, lease, Unreadable(error))
+            await storage.revise([Redrive(lease.ref, "ops")])
+            waiting = await record(storage, lease.ref)
+            again = await claim_one(storage)
+
+            assert (waiting.state, waiting.error, waiting.reason) == (State.WAITING, error, None)
+            assert again.ref == lease.ref
+            assert again.job.unreadable == "headers: garbage"
+            assert await settle(storage, ALICE, again, Unreadable(error)) == "done"
 
     async def test_a_redrive_wakes_the_queue_and_who_waits_for_the_job(self, storage: Storage) -> None:
         for topic in (queue_topic(QUEUE), job_topic(new_job().ref)):

@@ -170,8 +170,8 @@ SELECT json_group_array(
               AND gathered = 0
               AND lifo = 0
               AND weight = 1
-              AND min(run_at, lease, max_stalls, start_grace, created, coalesce(timeout, 0)) > -9007199254740992
-              AND max(run_at, lease, max_stalls, start_grace, created, coalesce(timeout, 0)) < 9007199254740992
+              AND min(run_at, lease, max_stalls, start_grace, created, coalesce(timeout, 0)) > -288230376151711744
+              AND max(run_at, lease, max_stalls, start_grace, created, coalesce(timeout, 0)) < 288230376151711744
               AND min(lease, max_stalls, start_grace) >= 0
               AND coalesce(
                      fair_key, ttl, expires_at, deadline, heartbeat_timeout, keys, rates, merge_key, owner, heard_at,
@@ -299,11 +299,12 @@ ON CONFLICT DO NOTHING;
 DELETE FROM slot WHERE queue = ? AND key = ? AND id = ?;
 
 -- name: file_runs
--- Makes room in the rows of jobs for their next runs. What history there is, by whatever hand, must not hold up a claim.
+-- Makes room in the rows of jobs for their next runs. What history there is, by whatever hand, and what it lacks, must not
+-- hold up a claim.
 -- Parameters: seqs (a list).
 INSERT INTO run (seq, number, fence, owner, worker, host, pid, start, "end", ended, reason, detail)
-SELECT seq, starts, run_fence, run_owner, run_worker, run_host, run_pid, started, run_end, run_ended, run_reason,
-       run_detail
+SELECT seq, starts, run_fence, coalesce(run_owner, ''), coalesce(run_worker, ''), coalesce(run_host, ''),
+       coalesce(run_pid, 0), coalesce(started, created), run_end, run_ended, run_reason, run_detail
   FROM job
  WHERE seq IN (SELECT value FROM json_each(?))
    AND run_fence IS NOT NULL

@@ -24,8 +24,8 @@ SELECT number, fence, owner, worker, host, pid, start, "end", ended, reason, det
   FROM run
  WHERE seq = :seq
 UNION ALL
-SELECT starts, run_fence, run_owner, run_worker, run_host, run_pid, started, run_end, run_ended, run_reason,
-       run_detail, run_trace
+SELECT starts, run_fence, coalesce(run_owner, ''), coalesce(run_worker, ''), coalesce(run_host, ''),
+       coalesce(run_pid, 0), coalesce(started, created), run_end, run_ended, run_reason, run_detail, run_trace
   FROM job
  WHERE seq = :seq
    AND run_fence IS NOT NULL

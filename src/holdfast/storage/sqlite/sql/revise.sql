@@ -33,7 +33,7 @@ UPDATE job
        cancel_by = NULL,
        finished = NULL,
        kept_until = NULL,
-       error = NULL,
+       error = :error,
        reason = NULL,
        progress = NULL,
        progress_note = NULL

@@ -132,6 +132,25 @@ SELECT lease_until, queue, id, seq
  ORDER BY lease_until, queue, id
  LIMIT ?;
 
+-- name: endless
+-- The same of those that have no end, which a damaged record can lack. Parameters: length, limit.
+SELECT 0, queue, id, seq
+  FROM job
+ WHERE state = 'active'
+   AND suspect_until IS NULL
+   AND max(lease, start_grace, 5000000) = ?
+   AND lease_until IS NULL
+ LIMIT ?;
+
+-- name: unreachable
+-- Delayed jobs of a queue that would never be due: no job is made so. Parameters: queue, limit.
+SELECT seq
+  FROM job INDEXED BY job_delayed
+ WHERE queue = ?
+   AND state = 'delayed'
+   AND run_at >= 288230376151711744
+ LIMIT ?;
+
 -- name: ahead
 -- Leases of one length that end further ahead than they are long. Parameters: length, now + length, limit.
 SELECT lease_until, queue, id, seq
@@ -192,6 +211,16 @@ SELECT name
  WHERE name IS NOT NULL
    AND substr(name, 1, length(:paused)) <> :paused
  LIMIT :limit;
+
+-- name: parked_behind
+-- The first job of a queue that is parked under a name behind another. Parameters: queue, that name.
+SELECT seq
+  FROM job INDEXED BY job_parked
+ WHERE queue = ?
+   AND state = 'waiting'
+   AND parked_under > ?
+ ORDER BY parked_under
+ LIMIT 1;
 
 -- name: redrivable
 -- Failed jobs that a rule puts back in line. Parameters: now, limit.

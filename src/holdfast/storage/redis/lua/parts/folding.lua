@@ -47,31 +47,60 @@ local PLACED = {
   result_apart = true,
   fixed = true,
 }
+
+-- What is fixed, and what each of these fields must be: see is_sound.
 Folding.FIXED = {
-  task = true,
-  headers = true,
-  tags = true,
-  priority = true,
-  boost = true,
-  lifo = true,
-  fair_key = true,
-  weight = true,
-  ttl = true,
-  deadline = true,
-  heartbeat_timeout = true,
-  keys = true,
-  rates = true,
-  merge = true,
-  max_stalls = true,
-  start_grace = true,
-  renewed = true,
-  pinned = true,
-  on_expire = true,
-  policy = true,
-  schedule = true,
-  tick = true,
-  parent = true,
+  task = 'string',
+  headers = 'string',
+  tags = 'names',
+  priority = 'number',
+  boost = 'number',
+  lifo = 'boolean',
+  fair_key = 'string',
+  weight = 'number',
+  ttl = 'number',
+  deadline = 'number',
+  heartbeat_timeout = 'number',
+  keys = 'keys',
+  rates = 'rates',
+  merge = 'merge',
+  max_stalls = 'number',
+  start_grace = 'number',
+  renewed = 'boolean',
+  pinned = 'names',
+  on_expire = 'string',
+  policy = 'string',
+  schedule = 'string',
+  tick = 'number',
+  parent = 'string',
 }
+
+-- The same of what is rare. Few scripts meet any.
+local rare_kinds
+
+local function rare_kinds_made()
+  return {
+    expires_at = 'number',
+    gathered = 'number',
+    gathered_bytes = 'number',
+    parked_under = 'string',
+    owner = 'string',
+    suspect_until = 'number',
+    progress_until = 'number',
+    quarantined = 'boolean',
+    put_back_used = 'boolean',
+    cancel_at = 'number',
+    cancel_reason = 'string',
+    cancel_by = 'string',
+    redrive_at = 'number',
+    redrives = 'number',
+    error = 'string',
+    reason = 'string',
+    progress = 'any number',
+    progress_note = 'string',
+    logged = 'boolean',
+  }
+end
 
 local function number_or_nil(number)
   return number ~= -1 and number or nil
@@ -89,19 +118,99 @@ local function owner_of(holder)
   return owner
 end
 
--- The fields that a part of a record packs. `bad`: where to note that they cannot be read; else that is an error.
-local function packed_fields(part, body, bad)
-  local readable, fields = pcall(cmsgpack.unpack, body)
-  if readable and type(fields) == 'table' then
-    return fields
-  elseif not bad then
-    error('not a record')
-  end
-  bad[#bad + 1] = part .. ': not msgpack'
-  return {}
+-- What instants, counters and scores are below, either way.
+local LIMIT = 2 ^ 62
+
+-- The type of the error of a job whose record cannot be read, as core/job.py has it.
+local UNREADABLE = 'UnreadableRecordError'
+
+local function in_range(number)
+  return number > -LIMIT and number < LIMIT
 end
 
--- The fields of a record. `bad`: where to note which of its parts cannot be read; else that is an error.
+-- Whether a value is a list of rows that begin with these types.
+local function is_list(value, first, second, third)
+  if type(value) ~= 'table' then
+    return false
+  end
+  for _, row in pairs(value) do
+    if type(row) ~= 'table' or type(row[1]) ~= first or type(row[2]) ~= second or type(row[3]) ~= third then
+      return false
+    end
+  end
+  return true
+end
+
+-- Whether a value is what a field must be. What a newer version may have added can be anything.
+local function is_sound(kind, value)
+  if kind == 'number' then
+    return type(value) == 'number' and in_range(value)
+  elseif kind == 'names' then
+    if type(value) ~= 'table' then
+      return false
+    end
+    for _, name in pairs(value) do
+      if type(name) ~= 'string' then
+        return false
+      end
+    end
+    return true
+  elseif kind == 'keys' then
+    return is_list(value, 'string', 'number', 'nil')
+  elseif kind == 'rates' then
+    return is_list(value, 'string', 'number', 'number')
+  elseif kind == 'merge' then
+    return type(value) == 'table' and type(value.type) == 'string' and type(value.key) == 'string'
+  elseif kind == 'any number' then
+    return type(value) == 'number'
+  end
+  return kind == nil or type(value) == kind
+end
+
+local checked = {}
+
+-- The fields that a part of a record packs, of these kinds. `bad`: where to note which of them cannot be read; without it
+-- that is an error.
+local function packed_fields(part, body, kinds, bad)
+  local readable, fields = true, nil
+  if bad then
+    readable, fields = pcall(cmsgpack.unpack, body)
+  else
+    fields = cmsgpack.unpack(body)
+  end
+  if not readable or type(fields) ~= 'table' then
+    if not bad then
+      error('not a record')
+    end
+    bad[#bad + 1] = part .. ': not msgpack'
+    return {}
+  end
+  -- Many jobs have the same fixed part.
+  if checked[body] then
+    return fields
+  end
+  for field, value in pairs(fields) do
+    if not is_sound(kinds[field], value) or field == 'weight' and value <= 0 then
+      if not bad then
+        error('not a record')
+      end
+      bad[#bad + 1] = tostring(field) .. ': not valid'
+      fields[field] = nil
+    end
+  end
+  checked[body] = not bad or nil
+  return fields
+end
+
+-- Whether a job has all that its state must have.
+local function is_complete(job)
+  if job.state == 'active' then
+    return type(job.owner) == 'string' and job.holder and job.heard_at and job.lease_until and job.started
+  end
+  return job.state and (not TERMINAL[job.state] or job.finished)
+end
+
+-- The fields of a record. `bad`: where to note which of them cannot be read; they are left out. Without it that is an error.
 function Folding.unfold(body, bad)
   local form, state, marks, fixed, load, rare, made, score, run_at, created, lease, timeout, at =
     struct.unpack(Form.HEAD, body)
@@ -119,7 +228,7 @@ function Folding.unfold(body, bad)
     starts, failures, stalls, releases, holder, ended, fence, settled, run_fence, heard, ends, limit, started,
       finished, run_end, kept, at = struct.unpack(Form.RUN, body, at)
   end
-  local job = packed_fields('fixed', string.sub(body, at, at + fixed - 1), bad)
+  local job = packed_fields('fixed', string.sub(body, at, at + fixed - 1), Folding.FIXED, bad)
   job.fixed = string.sub(body, at, at + fixed - 1)
   at = at + fixed
   job.load, job.load_apart = load, has(Form.APART) or nil
@@ -128,7 +237,8 @@ function Folding.unfold(body, bad)
     at = at + load
   end
   if rare > 0 then
-    for field, value in pairs(packed_fields('rare', string.sub(body, at, at + rare - 1), bad)) do
+    rare_kinds = rare_kinds or rare_kinds_made()
+    for field, value in pairs(packed_fields('rare', string.sub(body, at, at + rare - 1), rare_kinds, bad)) do
       job[field] = value
     end
     at = at + rare
@@ -158,6 +268,13 @@ function Folding.unfold(body, bad)
   job.heard_at, job.lease_until, job.run_until = number_or_nil(heard), number_or_nil(ends), number_or_nil(limit)
   job.started, job.finished = number_or_nil(started), number_or_nil(finished)
   job.run_end, job.kept_until = number_or_nil(run_end), number_or_nil(kept)
+  -- If any of them is NaN, so is the sum.
+  local squares = made * made + score * score + run_at * run_at + created * created + lease * lease + timeout * timeout
+    + fence * fence + settled * settled + run_fence * run_fence + heard * heard + ends * ends + limit * limit
+    + started * started + finished * finished + run_end * run_end + kept * kept
+  if not bad and not (squares < LIMIT * LIMIT and lease >= 0 and type(job.task) == 'string' and is_complete(job)) then
+    error('not a record')
+  end
   return job
 end
 
@@ -240,176 +357,83 @@ end
 
 -- A run that is over, as the list of those before the last has it.
 function Folding.fold_run(job)
-  local run = struct.pack('<I4dddI4', job.starts, job.run_fence, job.started, job.run_end or -1, #job.holder)
-  return run .. job.holder .. (job.ended or '')
+  local holder = job.holder or ''
+  local run = struct.pack('<I4dddI4', job.starts, job.run_fence, job.started or -1, job.run_end or -1, #holder)
+  return run .. holder .. (job.ended or '')
 end
 
--- What a field must be: a text, a number up to which it may be either way, a truth, or a list of rows of such.
-local LARGE, FAR, TEXT, TRUTH = 2 ^ 53, 2 ^ 62, 'string', 'boolean'
-local KIND = {
-  score = FAR,
-  priority = FAR,
-  boost = FAR,
-  made = LARGE,
-  run_at = LARGE,
-  created = LARGE,
-  lease = LARGE,
-  timeout = LARGE,
-  load = LARGE,
-  starts = LARGE,
-  failures = LARGE,
-  stalls = LARGE,
-  releases = LARGE,
-  fence = LARGE,
-  settled_fence = LARGE,
-  run_fence = LARGE,
-  heard_at = LARGE,
-  lease_until = LARGE,
-  run_until = LARGE,
-  started = LARGE,
-  finished = LARGE,
-  run_end = LARGE,
-  kept_until = LARGE,
-  weight = LARGE,
-  ttl = LARGE,
-  deadline = LARGE,
-  heartbeat_timeout = LARGE,
-  max_stalls = LARGE,
-  start_grace = LARGE,
-  tick = LARGE,
-  expires_at = LARGE,
-  gathered = LARGE,
-  gathered_bytes = LARGE,
-  suspect_until = LARGE,
-  progress_until = LARGE,
-  cancel_at = LARGE,
-  redrive_at = LARGE,
-  redrives = LARGE,
-  progress = LARGE,
-  state = TEXT,
-  task = TEXT,
-  headers = TEXT,
-  fair_key = TEXT,
-  on_expire = TEXT,
-  policy = TEXT,
-  schedule = TEXT,
-  parent = TEXT,
-  parked_under = TEXT,
-  owner = TEXT,
-  cancel_reason = TEXT,
-  cancel_by = TEXT,
-  error = TEXT,
-  reason = TEXT,
-  progress_note = TEXT,
-  holder = TEXT,
-  lifo = TRUTH,
-  renewed = TRUTH,
-  quarantined = TRUTH,
-  tags = { TEXT },
-  pinned = { TEXT },
-  keys = { { TEXT, 'number' } },
-  rates = { { TEXT, 'number', 'number' } },
-}
 
-local function is_list_of(value, kind)
-  if type(value) ~= 'table' then
-    return false
-  end
-  for _, one in pairs(value) do
-    if type(kind) == 'string' then
-      if type(one) ~= kind then
-        return false
-      end
-    else
-      for at, of in ipairs(kind) do
-        if type(one) ~= 'table' or type(one[at]) ~= of then
-          return false
-        end
-      end
-    end
-  end
-  return true
+-- Numbers at fixed places, and what stands for what cannot be read where there must be something. Hardly any script needs them.
+local function placed_numbers()
+  return {
+    { 'made', 0 },
+    { 'score', 0 },
+    { 'run_at', 0 },
+    { 'created', 0 },
+    { 'lease', 20000000 },
+    { 'timeout' },
+    { 'starts', 0 },
+    { 'failures', 0 },
+    { 'stalls', 0 },
+    { 'releases', 0 },
+    { 'fence', 0 },
+    { 'settled_fence', 0 },
+    { 'run_fence', 0 },
+    { 'heard_at' },
+    { 'lease_until' },
+    { 'run_until' },
+    { 'started' },
+    { 'finished' },
+    { 'run_end' },
+    { 'kept_until' },
+  }
 end
 
-local function is_sound(field, value)
-  local kind = KIND[field]
-  if type(kind) == 'number' then
-    return type(value) == 'number' and value == value and value > -kind and value < kind
-  elseif type(kind) == 'table' then
-    return is_list_of(value, kind[1])
-  elseif field == 'merge' then
-    return type(value) == 'table' and type(value.type) == 'string' and type(value.key) == 'string'
-  end
-  return kind == nil or type(value) == kind
-end
-
--- Whether a state has all that it must have.
-local function is_complete(job)
-  if job.state == 'active' then
-    return job.owner and job.holder and job.heard_at and job.lease_until and job.started
-  end
-  return job.state and (not TERMINAL[job.state] or job.finished)
-end
-
-local known_fixed = {}
-
--- Whether all fields of a record are what they must be.
-function Folding.is_sound(job)
-  local fixed_is_sound = known_fixed[job.fixed]
-  for field, value in pairs(job) do
-    if not (fixed_is_sound and Folding.FIXED[field]) and not is_sound(field, value) then
-      return false
-    end
-  end
-  known_fixed[job.fixed] = true
-  return type(job.task) == 'string' and (job.weight or 1) > 0 and job.lease >= 0 and is_complete(job)
-end
-
-local NEUTRAL = { 'made', 'score', 'run_at', 'created', 'load', 'starts', 'failures', 'stalls', 'releases', 'fence' }
-
--- What can be read of a record that is not sound, with neutral values for the rest and an error that says so; which fields
--- those are, and whether the job has become a failed one by that.
+-- What can be read of a record that unfold refuses, with neutral values for the rest and an error that says so; what cannot be
+-- read; and whether the job has become a failed one by that.
 function Folding.salvage(body)
   local bad = {}
   local readable, job = pcall(Folding.unfold, body, bad)
   if not readable then
     job, bad = {}, { 'record: not a record' }
   end
-  local flawed = {}
-  for field, value in pairs(job) do
-    if not is_sound(field, value) or (field == 'weight' and value <= 0) or (field == 'lease' and value < 0) then
-      flawed[#flawed + 1] = field
+  for _, placed in ipairs(placed_numbers()) do
+    local field, neutral = placed[1], placed[2]
+    local number = job[field]
+    if number and (not in_range(number) or field == 'lease' and number < 0) then
+      bad[#bad + 1] = field .. ': not valid'
+      number = nil
     end
+    job[field] = number or neutral
   end
-  table.sort(flawed)
-  for _, field in ipairs(flawed) do
-    bad[#bad + 1] = field .. ': not valid'
-    job[field] = nil
-  end
-  for _, field in ipairs(NEUTRAL) do
-    job[field] = job[field] or 0
-  end
-  job.settled_fence, job.run_fence = job.settled_fence or 0, job.run_fence or 0
-  job.lease, job.task, job.fixed = job.lease or 20000000, job.task or '', nil
+  table.sort(bad)
+  job.fixed = nil
+  job.task, job.load, job.start_grace = job.task or '', job.load or 0, job.start_grace or 0
   job.keys, job.rates, job.tags, job.pinned = job.keys or {}, job.rates or {}, job.tags or {}, job.pinned or {}
-  job.start_grace = job.start_grace or 0
   if not job.load_apart then
     job.payload = job.payload or ''
     job.load = #job.payload
   end
   job.holder = job.holder and pcall(owner_of, job.holder) and job.holder or nil
   local failed = not is_complete(job)
+  if #bad == 0 then
+    bad[1] = 'record: incomplete'
+  end
   if failed then
-    bad[#bad + 1] = #bad == 0 and 'state: incomplete' or nil
     job.state, job.reason, job.finished = 'failed', 'undecodable', NOW
     job.owner, job.suspect_until, job.parked_under, job.redrive_at = nil, nil, nil, nil
   end
   local what = table.concat(bad, '; ')
   if job.state ~= 'completed' then
     job.error = cjson.encode({
-      type = 'UnreadableRecordError',
+      type = UNREADABLE,
       message = 'the record of this job cannot be read: ' .. what,
     })
   end
   return job, what, failed
+end
+
+-- Whether the record of a job could not be read once: its error says so.
+function Folding.is_unreadable(job)
+  return job.error ~= nil and string.find(job.error, '"type":"' .. UNREADABLE .. '"', 1, true) ~= nil
 end

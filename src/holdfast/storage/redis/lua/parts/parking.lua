@@ -56,7 +56,11 @@ local function room(queue, name)
     local rate = rate_of(queue, name)
     return rate and Rates.free(Rates.taken(queue, rate), rate) or PROMOTE_LIMIT
   end
-  return Shelf.room(queue, name)
+  if starts_with(name, UNKNOWN) then
+    return 0
+  end
+  -- Each job that is parked under a key names it. A damaged record can stand under a name that is not a key.
+  return Shelf.room(queue, name, PROMOTE_LIMIT)
 end
 
 -- Let as many jobs back in line as have room under a name, so many at most; return how many that were.

@@ -159,7 +159,7 @@ Record.unreadable = {}
 -- The job of a record. What cannot be read of it has neutral values, and its error says so: it must hold up no others.
 function Record.read(ref, body)
   local readable, fields = pcall(Folding.unfold, body)
-  if readable and Folding.is_sound(fields) then
+  if readable then
     packed[ref] = body
     return Record.new(ref, fields)
   end

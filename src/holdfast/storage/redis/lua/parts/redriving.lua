@@ -1,4 +1,4 @@
--- requires: cell, hints, journal, line, shelf, intake
+-- requires: cell, folding, hints, journal, line, shelf, intake
 -- How a job that was over begins anew, be it by a person's hand or by its rule. core/transition.py says the same.
 local Redriving = {}
 
@@ -30,7 +30,8 @@ function Redriving.redrive(job, delay, by, by_rule)
     cancel_by = NONE,
     finished = NONE,
     kept_until = NONE,
-    error = NONE,
+    -- Or it would run with neutral values, for example without its keys.
+    error = Folding.is_unreadable(job) and job.error or NONE,
     reason = NONE,
     progress = NONE,
     progress_note = NONE,
