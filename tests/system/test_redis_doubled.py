@@ -1,13 +1,25 @@
 """A network on which scripts arrive twice: no job stalls without having run, and none runs twice."""
 
 import asyncio
+import logging
+import time
+from collections import Counter
+from random import Random
 
 import pytest
 
 from holdfast import Holdfast, Job, JobStalled, Stall, TaskOptions
-from holdfast.core.job import JobDetail
+from holdfast.clock import SystemClock
+from holdfast.core.job import JobDetail, Owner
+from holdfast.core.lifecycle import State
+from holdfast.figures import Figures
+from holdfast.storage.locate import locate
+from holdfast.storage.protocol import Order, Query
 from holdfast.storage.redis.library import verb
+from holdfast.testing.conformance.material import new_job
 from holdfast.testing.proxy import Proxy
+from holdfast.worker.burial import Burial, Deceased
+from holdfast.worker.offspring import Death
 from tests.servers import RedisServer
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
@@ -54,3 +66,31 @@ async def test_where_scripts_arrive_twice_no_job_stalls_that_has_not_run(redis_s
     # Each has run once; what was handed back had not begun.
     assert {detail.job.starts - detail.job.releases for detail in details} == {1}
     assert {run.reason for detail in details for run in detail.runs if run.ended == "released"} <= {"prefetch"}
+
+
+async def test_where_a_reclaim_arrives_twice_its_jobs_are_charged_to_the_death_and_at_once(
+    redis_server: RedisServer,
+) -> None:
+    workers = [Owner(f"{number:016x}", f"host:{number}", "host", number) for number in range(1, 11)]
+    supervisor = Owner("f" * 16, "supervisor host:99", "host", 99)
+    direct = locate(f"redis://127.0.0.1:{redis_server.port}/0")
+    await direct.enqueue([new_job(f"{number:03}") for number in range(3 * len(workers))])
+    for worker in workers:
+        assert len((await direct.exchange(worker, (), Order((new_job("x").queue,), 3))).leases) == 3
+    second = {verb("reclaim").sha.encode()}
+    with Proxy(redis_server.port, seed=15, doubled=1.0, second=second) as proxy:
+        storage = locate(f"redis://{proxy.address}/0")
+        logger = logging.getLogger("burial")
+        burial = Burial(supervisor, clock=SystemClock(), rng=Random(1), logger=logger, figures=Figures())
+        for worker in workers:
+            dead = Deceased(worker.id, worker.pid, Death(-9), time.time_ns() // 1000)
+            assert await burial.bury(dead, storage, within=30.0) == 3
+        await storage.close()
+    jobs = (await direct.find(Query(limit=100))).jobs
+    stalled = [event for event in (await direct.events(limit=1_000)).events if isinstance(event, JobStalled)]
+    await direct.close()
+
+    assert proxy.scripts_doubled > len(workers)
+    assert [(job.state, job.stalls) for job in jobs] == [(State.WAITING, 1)] * (3 * len(workers))
+    assert {event.reason for event in stalled} == {"process_died"}
+    assert Counter(event.owner for event in stalled) == {worker.id: 3 for worker in workers}

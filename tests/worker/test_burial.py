@@ -31,11 +31,13 @@ class Mute(MemoryStorage):
     """A storage whose first answers to a reclaim are lost, be it that it was done or that it was not.
 
     `apart`: all that it gives it gives in two parts, and the second answer is lost, as where it is several servers.
+    `twice`: a network carries out the request twice, and loses the first of the two answers.
     """
 
     lost = 0
     done = True
     apart = False
+    twice = False
 
     async def reclaim(self, dead: str, owner: Owner) -> Reclaimed:
         """Reclaim, and say nothing of it at first."""
@@ -43,6 +45,10 @@ class Mute(MemoryStorage):
             self.lost -= 1
             taken = (await super().reclaim(dead, owner)).stalled
             return Reclaimed(taken[:1], more=True, doubtful=True)
+        if self.twice and self.lost:
+            self.lost -= 1
+            await super().reclaim(dead, owner)
+            return await super().reclaim(dead, owner)
         if not self.lost:
             return await super().reclaim(dead, owner)
         self.lost -= 1
@@ -80,13 +86,13 @@ async def test_a_burial_whose_answers_are_lost_tells_how_many_jobs_it_took_all_t
 
 
 @pytest.mark.parametrize("held", [3, SWEEP_LIMIT + 5])
-@pytest.mark.parametrize("apart", [False, True], ids=["whole", "in part"])
+@pytest.mark.parametrize("how", ["whole", "in part", "twice"])
 @pytest.mark.parametrize("lost", [0, 1, 3])
 async def test_what_a_call_took_whose_answer_was_lost_is_found_and_charged_to_the_death(
-    held: int, apart: bool, lost: int
+    held: int, how: str, lost: int
 ) -> None:
     clock, storage, burial = await stand(held)
-    storage.lost, storage.apart = lost, apart
+    storage.lost, storage.apart, storage.twice = lost, how == "in part", how == "twice"
     died_at = clock.now()
     clock.advance(0.25)
 

@@ -294,8 +294,9 @@ class Swept(Struct, frozen=True):
 class Reclaimed(Struct, frozen=True):
     """What a dead owner held, now the caller's for five seconds. `more`: call again.
 
-    `doubtful`: a part of the storage did not answer, and may have given the caller some that nobody has heard of; then
-    there is `more`.
+    `doubtful`: the caller may hold jobs that no answer named, and can reclaim them from itself in another name. A part
+    of the storage did not answer, or the caller held jobs before this call: those of an earlier answer that it has not
+    settled yet, or of one that was lost: a network may carry out a request twice and pass the second answer on.
     """
 
     stalled: tuple[StalledLease, ...] = ()

@@ -265,17 +265,19 @@ class Cell:
     async def reclaim(self, dead: str, owner: Owner) -> Reclaimed:
         """See `Storage.reclaim`: as many calls as its limit takes."""
         stalled: list[StalledLease] = []
+        doubtful = False
         while True:
             asked = ask_reclaim(dead, owner, SWEEP_LIMIT - len(stalled))
             try:
-                taken = answer_reclaim(await self._call("reclaim", asked))
+                taken = answer_reclaim(await self._call("reclaim", asked), known=len(stalled))
             except StorageError:
                 if not stalled:
                     raise
                 return Reclaimed(tuple(stalled), more=True, doubtful=True)
             stalled += taken.stalled
+            doubtful |= taken.doubtful
             if not taken.more or len(stalled) >= SWEEP_LIMIT or weight(one.lease for one in stalled) > TAKEN_BYTES:
-                return Reclaimed(tuple(stalled), more=taken.more)
+                return Reclaimed(tuple(stalled), more=taken.more, doubtful=doubtful)
 
     async def resign(self, term: Term) -> None:
         """See `Storage.resign`."""

@@ -210,7 +210,7 @@ class Cells:
         if errors and not stalled:
             raise errors[0]
         doubtful = bool(errors) or any(one.doubtful for one in taken)
-        return Reclaimed(stalled, more=doubtful or any(one.more for one in taken), doubtful=doubtful)
+        return Reclaimed(stalled, more=bool(errors) or any(one.more for one in taken), doubtful=doubtful)
 
     async def revise(self, revisions: Sequence[Revision]) -> list[Revised]:
         """See `Storage.revise`."""

@@ -115,10 +115,10 @@ def ask_reclaim(dead: str, owner: Owner, most: int) -> list[bytes]:
     return Parcel().sealed(_Reclaim(dead, owner.id, most))
 
 
-def answer_reclaim(reply: Any) -> Reclaimed:
-    """Return what was taken."""
-    stalled, more = reply
-    return Reclaimed(tuple(_stalled(*taken) for taken in stalled), more=bool(more))
+def answer_reclaim(reply: Any, *, known: int) -> Reclaimed:
+    """Return what was taken by a caller that holds so many jobs by earlier answers."""
+    stalled, more, had = reply
+    return Reclaimed(tuple(_stalled(*taken) for taken in stalled), more=bool(more), doubtful=had > known)
 
 
 def ask_resign(term: Term) -> list[bytes]:

@@ -103,9 +103,10 @@ def led_by_another(step: Step, bid: Bid, alive: Alive) -> Swept | None:
 def reclaim(step: Step, dead: str, owner: Owner) -> Reclaimed:
     """Take every active job of a dead owner, without grace."""
     held = step.all(_HELD, {"owner": dead, "limit": SWEEP_LIMIT + 1})
+    doubtful = step.one(_HELD, {"owner": owner.id, "limit": 1}) is not None
     step.run(_BURY_WORKER, (dead,))
     stalled = tuple(_take(step, row, owner, "process_died") for row in held[:SWEEP_LIMIT])
-    return Reclaimed(stalled, more=len(held) > SWEEP_LIMIT)
+    return Reclaimed(stalled, more=len(held) > SWEEP_LIMIT, doubtful=doubtful)
 
 
 def resign(step: Step, term: Term) -> None:

@@ -159,6 +159,20 @@ class ReclaimConformance(Conformance):
         assert [(await record(storage, lease.ref)).stalls for lease in leases] == [1, 1]
         assert (await storage.survey()).workers == ()
 
+    async def test_a_caller_is_told_that_it_holds_what_no_answer_named(self, storage: Storage) -> None:
+        await start(storage, new_job("a"))
+        await start(storage, new_job("b"), BOB)
+        # A network has carried out this call twice, and passed the second answer on.
+        first = await storage.reclaim(ALICE.id, REAPER)
+        second = await storage.reclaim(ALICE.id, REAPER)
+        other = await storage.reclaim(BOB.id, REAPER)
+        found = await storage.reclaim(REAPER.id, DEPUTY)
+
+        assert (len(first.stalled), first.more, first.doubtful) == (1, False, False)
+        assert (second.stalled, second.more, second.doubtful) == ((), False, True)
+        assert (len(other.stalled), other.more, other.doubtful) == (1, False, True)
+        assert (len(found.stalled), found.more, found.doubtful) == (2, False, False)
+
     async def test_a_cancelled_job_of_the_dead_is_cancelled(self, storage: Storage) -> None:
         lease = await start(storage, new_job(stall=StallTerms(max_stalls=0)))
         await storage.revise([Cancel(lease.ref, "enough")])

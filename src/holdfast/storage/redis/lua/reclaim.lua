@@ -2,10 +2,12 @@
 -- requires: reclaiming, audit, parking, work, purse
 -- reclaim: take every active job of an owner known to be dead, without grace.
 --
--- Request: {dead, owner, most}: two ids, and how many at most. Answer: {stalled, more}; a stalled one is as sweep's.
+-- Request: {dead, owner, most}: two ids, and how many at most. Answer: {stalled, more, had}; a stalled one is as sweep's.
+-- `had`: how many jobs the caller held before.
 -- It may end before so many, where it has become long: whoever asked asks on.
 local held = key('held', ASKED.dead)
 local TAKING = 40
+local had = call('ZCARD', key('held', ASKED.owner))
 local most = Purse.affords(TAKING, min(ASKED.most, SWEEP_LIMIT))
 local refs = first_of(held, most + 1)
 local more = #refs > most
@@ -41,5 +43,5 @@ return Work.carry_out(function()
     Purse.pay_for(stalled[number][2], stalled[number][3])
   end
   Work.let_in()
-  return { stalled, more and 1 or 0 }
+  return { stalled, more and 1 or 0, had }
 end)
