@@ -94,6 +94,9 @@ class Recoveries:
                 since, bound = self._died[run.owner], PROCESS_DEATH_BOUND
             case "no_progress" if run.owner not in self._died:
                 since, bound = run.signed, (job.heartbeat_timeout or 0) / SECOND + grace
+            case "overrun" if self._blocked(run, now):
+                # Its worker renewed it beyond its limit, because another handler blocked the loop (worker/allowance.py).
+                since, bound = run.heard, job.stall.lease / SECOND + grace
             case "overrun" if job.timeout is not None:
                 # It was claimed at the storage before its worker heard of it and began to count.
                 since, bound = run.claimed + (job.timeout + job.stall.lease // 4) / SECOND, grace
@@ -117,3 +120,8 @@ class Recoveries:
                 "I16",
                 f"{job.ref}: recovered ({run.reason}) after {recovery.seconds:.3f} s, more than {recovery.bound:.3f} s",
             )
+
+    def _blocked(self, run: Run, now: float) -> bool:
+        """Return True if the event loop of its first holder was blocked during a run."""
+        near = self._weather.between(run.claimed, now)
+        return any(trouble.kind == "block" and trouble.where in run.holders[:1] for trouble in near)
