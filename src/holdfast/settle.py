@@ -15,11 +15,15 @@ from msgspec import Struct, field, structs
 from holdfast.core.duration import spoken
 from holdfast.core.events import JobStalled
 from holdfast.core.job import JobDetail, Owner, RecordedError, Ref, RunRecord, StallReason, unreadable_record
-from holdfast.core.outcome import Cancelled, Interrupted, Outcome, Stalled, StopCode, TimedOut, Unreadable
+from holdfast.core.outcome import Cancelled, Interrupted, Outcome, Raised, Stalled, StopCode, TimedOut, Unreadable
 from holdfast.core.postmortem import Ending, Workplace, post_mortem, ran_for, seconds, stall_cause
 from holdfast.core.settlement import Settlement, settlement
 from holdfast.figures import STALLED, Figures
 from holdfast.storage.protocol import SETTLE_LIMIT, StalledLease, Storage, WorkerSurvey
+
+UNFINISHED_ERROR = "HandlerUnfinishedError"
+UNFINISHED = "the call of the handler had ended, but its thread went on until its process ended"
+"""The error of an exclusive run that kept its right for that."""
 
 LOOK = 0.5
 """Seconds for all that is read about the stalled: they shall run again, whether or not anybody can tell of them."""
@@ -189,6 +193,8 @@ def _stopped(one: StalledLease, why: StopCode, seen: _Seen, witness: Witness | N
             return Cancelled(job.cancel_reason)
         case "shutdown" | "unreachable" | "worker_failed":
             return Interrupted(why, begun=True)
+        case "ended":
+            return Raised(RecordedError(UNFINISHED_ERROR, UNFINISHED))
         case "no_progress" | "lease_expired":
             cause = stall_cause(job, why, silent_for=job.stall.lease, run=seen.run(one))
             return Stalled(why, one.silent_for, one.owner, _text(one, cause, seen, witness))

@@ -192,3 +192,63 @@ def test_a_right_is_kept_until_a_deaf_coroutine_ends(play: Play, limit: dict[str
         assert [one.unstopped for one in (await stage.storage.survey()).workers] == [()]
 
     play(scenario)
+
+
+@pytest.mark.parametrize("limit", [{"timeout": "5s"}, {}])
+def test_a_right_is_kept_until_a_deaf_cancel_hook_ends(play: Play, limit: dict[str, Any]) -> None:
+    async def scenario(stage: Stage) -> None:
+        app, at_work = stage.app(timing=FAST), AtOnce()
+
+        async def work() -> None:
+            with at_work:
+                await asyncio.sleep(60 if at_work.runs == 1 else 0)
+
+        task = made(app, work, singleton=True, **limit)
+
+        @task.on_cancel
+        async def tidy() -> None:
+            with at_work:
+                await deafly(60)
+
+        first, second = await task.enqueue(), await task.enqueue()
+        await stage.start(app.worker(concurrency=5))
+        await asyncio.sleep(1)
+        await first.cancel("enough")
+        await asyncio.sleep(50)
+
+        # The hook had 30 s, or the rest of the timeout, and was cancelled then. Before: the right was another's by now.
+        record = (await first.info()).job
+        assert (record.state, record.starts, record.owner is not None) == (State.ACTIVE, 1, True)
+        assert await second.state() is State.WAITING
+        assert [(one.id, one.reason) for one in await stage.told(JobStopIgnored)] == [(first.id, "cancelled")]
+
+        await asyncio.gather(ended(first), ended(second))
+        assert await first.state() is State.CANCELLED
+        assert await second.state() is State.COMPLETED
+        assert (at_work.most, at_work.runs) == (1, 3)
+
+    play(scenario)
+
+
+def test_an_unsupervised_worker_goes_on_with_other_jobs_while_a_run_keeps_its_right(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(timing=FAST)
+
+        @app.task(singleton=True, timeout="2s", retry=Retry(max_attempts=1))
+        async def deaf() -> None:
+            await deafly(60)
+
+        @app.task
+        async def plain() -> str:
+            return "done"
+
+        job = await deaf.enqueue()
+        await stage.start(app.worker(concurrency=1))
+        await asyncio.sleep(10)
+        assert [one.id for one in await stage.told(JobStopIgnored)] == [job.id]
+
+        # It cannot be replaced, and to claim nothing would stop all its queues for one handler.
+        assert await (await plain.enqueue()).result(timeout=1) == "done"
+        assert await job.state() is State.ACTIVE
+
+    play(scenario)

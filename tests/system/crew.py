@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from holdfast import Holdfast, JobCompleted, Retry, Stall, TaskOptions, Timing, current_job
+from holdfast import Holdfast, JobCompleted, Proceed, Retry, RunCall, Stall, TaskOptions, Timing, current_job
 
 if "CREW_UNFIT" in os.environ and "holdfast.worker.slot" in " ".join(sys.orig_argv):
     raise RuntimeError("this app is of no use in a process of its own")
@@ -220,6 +220,18 @@ def guarded(seconds: float) -> None:
 @app.task(singleton=True, timeout="1s", retry=Retry(max_attempts=2, base="100ms", jitter=0.0))
 def overlong(seconds: float) -> None:
     """Work in a thread for longer than allowed."""
+    tick_for(seconds)
+
+
+async def impatient(call: RunCall, proceed: Proceed) -> object:
+    """Wait for half a second, whatever the handler still does in its thread."""
+    async with asyncio.timeout(0.5):
+        return await proceed()
+
+
+@app.task(singleton=True, middleware=[impatient], retry=Retry(max_attempts=2, base="100ms", jitter=0.0))
+def outrun(seconds: float) -> None:
+    """Work in a thread for longer than its middleware waits."""
     tick_for(seconds)
 
 

@@ -49,7 +49,7 @@ async def ignored(farm: Farm) -> list[JobStopIgnored]:
     return [event for event in await farm.events() if isinstance(event, JobStopIgnored)]
 
 
-@pytest.mark.parametrize("task", ["silent", "overlong"])
+@pytest.mark.parametrize("task", ["silent", "overlong", "outrun"])
 async def test_a_supervised_worker_leaves_with_a_thread_that_will_not_stop(here: Farm, task: str) -> None:
     here.worker("-c", "10", "--drain", f"{DRAIN:g}s")
     (ref,) = here.enqueue(task, 60)
@@ -60,15 +60,18 @@ async def test_a_supervised_worker_leaves_with_a_thread_that_will_not_stop(here:
     assert most_at_once(here) == 1
     assert [line.run for line in begun(here)] == [1, 2]
     assert len({line.pid for line in begun(here)}) == 2
-    assert job.reason == ("stalled" if task == "silent" else "timeout")
+    assert job.reason == {"silent": "stalled", "overlong": "timeout", "outrun": "exhausted"}[task]
     assert (job.starts, job.stalls, job.failures, job.releases) == ((2, 2, 0, 0) if task == "silent" else (2, 0, 2, 0))
-    assert [run.reason for run in detail.runs] == ["no_progress" if task == "silent" else "TimeoutError"] * 2
+    reason = {"silent": "no_progress", "overlong": "TimeoutError", "outrun": "HandlerUnfinishedError"}[task]
+    assert [run.reason for run in detail.runs] == [reason] * 2
     events = [event for event in await here.events() if getattr(event, "id", None) == ref.id]
     charged = [type(event) for event in events if isinstance(event, JobStalled | JobRetried | JobFailed | JobReleased)]
     assert charged == ([JobStalled, JobStalled, JobFailed] if task == "silent" else [JobRetried, JobFailed])
     assert [event.run for event in await ignored(here)] == [1, 2]
     for run in detail.runs:
         assert run.end is not None
+        # Its end freed the right, and its thread did nothing after that.
+        assert max(line.at for line in here.lines() if line.run == run.number) <= run.end
         # A second until it is told to stop, two to obey, the drain, and four to leave.
         assert (run.end - run.start) / 1_000_000 < 1 + 2 + DRAIN + 4 + 1
 

@@ -19,8 +19,13 @@ ReleaseReason = Literal[
 ]
 
 
-StopCode = Literal["no_progress", "lease_expired", "timeout", "cancelled", "unreachable", "shutdown", "worker_failed"]
-"""Why an exclusive run was stopped whose handler goes on: what it comes to when that, or its process, ends."""
+StopCode = Literal[
+    "no_progress", "lease_expired", "timeout", "cancelled", "unreachable", "shutdown", "worker_failed", "ended"
+]
+"""Why an exclusive run was stopped whose handler goes on: what it comes to when that, or its process, ends.
+
+`ended`: nothing stopped it. Its call ended, as by a timeout of its middleware, and its thread goes on.
+"""
 
 
 class Returned(Struct, frozen=True, tag=True):

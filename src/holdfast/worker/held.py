@@ -94,6 +94,8 @@ class Held:
     """Whether its handler has ended and its on_cancel hook is at work."""
     lane: Lane | None = None
     """The thread of its plain functions, if it has any."""
+    left: "tuple[asyncio.Task[None], ...]" = ()
+    """What goes on of it in tasks that were left to themselves: a hook, or what closes its providers."""
     elsewhere: str | None = None
     """Where its handler is, of one that is at work in another process and tells so by itself."""
     mark: Mark = ()
@@ -148,6 +150,22 @@ class Held:
         if self.task is None or (self.threading and not self.stops_for("lost", "unreachable", *SILENT)):
             return False
         return self.task.cancel()
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether something of its handler is at work, though the wait for it has ended."""
+        return (self.lane is not None and self.lane.busy) or not all(task.done() for task in self.left)
+
+    def leave(self, task: "asyncio.Task[None]") -> None:
+        """Note a task of its handler that is left to itself."""
+        self.left = (*self.left, task)
+
+    def once_less(self, call: Callable[[], None]) -> None:
+        """Have that called, once, when less of what `goes_on` is at work."""
+        if self.lane is not None and self.lane.busy:
+            self.lane.once_idle(call)
+        else:
+            next(task for task in self.left if not task.done()).add_done_callback(lambda _: call())
 
     @property
     def beat(self) -> float:
@@ -393,13 +411,11 @@ class Holdings:
             if held.line is not None and self._slate is not None:
                 self._slate.renewable(held.line, None if still else held.lease.job.stall, exclusive=held.exclusive)
 
-    def note_stopped(self, held: Held, why: StopCode) -> bool:
-        """Note why a run was stopped whose handler goes on; return whether a supervisor would find it there."""
+    def note_stopped(self, held: Held, why: StopCode) -> None:
+        """Note for the supervisor, if there is one, why a run was stopped whose handler goes on."""
         with self._lock:
-            if held.line is None or self._slate is None:
-                return False
-            self._slate.stopped(held.line, why)
-            return True
+            if held.line is not None and self._slate is not None:
+                self._slate.stopped(held.line, why)
 
     def finish(self, held: Held) -> None:
         """Keep a run in a slot until its outcome is settled, whatever its limits were: nothing else of it is left."""

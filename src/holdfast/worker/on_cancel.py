@@ -13,7 +13,7 @@ from holdfast.codec import Codec
 from holdfast.injection import Needs
 from holdfast.task import Task
 from holdfast.threads import wrapped
-from holdfast.worker.abandoned import LINGER
+from holdfast.worker.abandoned import LINGER, Abandoned
 from holdfast.worker.held import Held
 
 LIMIT = 30.0
@@ -36,11 +36,12 @@ class Calls(Protocol):
 class CancelHooks:
     """Calls the on_cancel hooks of tasks. What they raise is noted: the job is cancelled all the same."""
 
-    def __init__(self, codec: Codec, clock: Clock, *, call: Calls, complain: Complain) -> None:
+    def __init__(self, codec: Codec, clock: Clock, *, call: Calls, complain: Complain, abandoned: Abandoned) -> None:
         self._codec = codec
         self._clock = clock
         self._call = call
         self._complain = complain
+        self._abandoned = abandoned
 
     async def tidy_up(self, task: Task[..., Any], hook: Callable[..., Any], held: Held) -> None:
         """Call the hook of a run, bounded."""
@@ -57,14 +58,14 @@ class CancelHooks:
             done, _ = await asyncio.wait({hooked}, timeout=limit)
             if not done:
                 self._complain(held, "the on_cancel hook", f"passed its limit of {limit:g} s", None)
-                await _cut_off(hooked)
+                await self._cut_off(hooked, held)
             elif hooked.cancelled():
                 self._complain(held, "the on_cancel hook", "was cancelled from within", None)
             elif (error := hooked.exception()) is not None:
                 self._complain(held, "the on_cancel hook", "failed", error)
         except asyncio.CancelledError:
             # The run is lost, or its worker ends.
-            await _cut_off(hooked)
+            await self._cut_off(hooked, held)
 
     async def _hook(self, task: Task[..., Any], hook: Callable[..., Any], held: Held) -> None:
         try:
@@ -75,14 +76,17 @@ class CancelHooks:
             # Out of a task these would end the loop.
             raise wrapped(error) from error
 
-
-async def _cut_off(hooked: "asyncio.Task[None]") -> None:
-    hooked.cancel()
-    try:
-        await asyncio.wait({hooked}, timeout=LINGER)
-    finally:
-        # Somebody must have looked at what it raises, or asyncio complains.
-        hooked.add_done_callback(_seen)
+    async def _cut_off(self, hooked: "asyncio.Task[None]", held: Held) -> None:
+        hooked.cancel()
+        try:
+            await asyncio.wait({hooked}, timeout=LINGER)
+        finally:
+            # Somebody must have looked at what it raises, or asyncio complains.
+            hooked.add_done_callback(_seen)
+            if not hooked.done():
+                # It is left to itself; an exclusive right is kept until it has ended.
+                held.leave(hooked)
+                self._abandoned.task(hooked)
 
 
 def _seen(hooked: "asyncio.Task[None]") -> None:

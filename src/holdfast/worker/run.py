@@ -90,7 +90,7 @@ class Runner:
         self._short = short
         self._onions: dict[str, Onion | None] = {}
         self._left: set[asyncio.Task[None]] = set()
-        self._hooks = CancelHooks(codec, clock, call=self._provided, complain=self._complain)
+        self._hooks = CancelHooks(codec, clock, call=self._provided, complain=self._complain, abandoned=abandoned)
 
     async def run(self, held: Held, overdue: Overdue = lambda held, outcome: None) -> Outcome:
         """Run one lease to its outcome. Never raises; being cancelled is an outcome too.
@@ -200,7 +200,8 @@ class Runner:
         held.lane = lane = self._threads.lane()
         complain = functools.partial(self._complain, held)
         try:
-            async with Provision(needed, lane, complain=complain, leave=self._leave) as given:
+            leave = functools.partial(self._leave, held)
+            async with Provision(needed, lane, complain=complain, leave=leave) as given:
                 called = functools.partial(function, *args, **{**given, **kwargs})
                 return await (called() if is_async(function) else _in(lane, called, held))
         finally:
@@ -219,8 +220,9 @@ class Runner:
                 self._abandoned.lane(lane)
             lane.close()
 
-    def _leave(self, closing: Coroutine[Any, Any, None]) -> None:
+    def _leave(self, held: Held, closing: Coroutine[Any, Any, None]) -> None:
         left = asyncio.create_task(closing)
+        held.leave(left)
         self._left.add(left)
         left.add_done_callback(self._left.discard)
 

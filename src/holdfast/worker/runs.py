@@ -86,7 +86,7 @@ class Runs:
         tell: Callable[[Event], None],
         tally: Tally,
         supervised: bool,
-        unstoppable: Callable[[Held, StopCode | None], None],
+        unstoppable: Callable[[Held, StopCode], None],
     ) -> None:
         """Take what runs need. `unstoppable`: called when one that keeps its right will not end."""
         self._owner = owner
@@ -317,7 +317,8 @@ class Runs:
         for held in [*self._running, *self._kept]:
             failed = held.stop == "worker_failed"
             outcome = self._kept.get(held, Interrupted("worker_failed" if failed else "shutdown", delay))
-            if self._supervised and held.exclusive and held.stop != "lost" and self._noted(held, outcome):
+            if self._supervised and held.exclusive and held.stop != "lost":
+                self._holdings.note_stopped(held, _stop_code(outcome))
                 self._running.pop(held, None)
                 self._forget(held)
                 held.over = True
@@ -443,7 +444,7 @@ class Runs:
         """Keep the right of a run that was stopped, until its handler has ended. Its first outcome stands."""
         self._running.pop(held, None)
         self._kept[held] = self._complete(held, outcome)
-        self._noted(held, outcome)
+        self._holdings.note_stopped(held, _stop_code(outcome))
         self.over()
 
     def _will_not_end(self, held: Held) -> None:
@@ -451,11 +452,6 @@ class Runs:
         if held in self._kept and held not in self._unstopped:
             self._unstopped[held] = None
             self._unstoppable(held, _stop_code(self._kept[held]))
-
-    def _noted(self, held: Held, outcome: Outcome) -> bool:
-        """Note for the supervisor what a run has come to; return whether it will find that."""
-        code = _stop_code(outcome)
-        return code is not None and self._holdings.note_stopped(held, code)
 
     def _let_go(self, held: Held) -> None:
         """Forget a run that keeps its right no more, as it is another's by now."""
@@ -474,13 +470,12 @@ class Runs:
         if held.over:
             # It was handed back while it would not end; only the first word counts.
             return
-        lane = held.lane
-        if held.exclusive and held.stop != "lost" and lane is not None and lane.busy:
-            # Nobody waits for its thread any more, but that goes on.
+        if held.exclusive and held.stop != "lost" and held.goes_on:
+            # The wait for a thread or a hook of it is over, but that goes on.
             if held not in self._kept:
                 self._keep(held, outcome)
                 asyncio.get_running_loop().call_later(LINGER, self._will_not_end, held)
-            lane.once_idle(lambda: self._done(held, outcome, took))
+            held.once_less(lambda: self._done(held, outcome, took))
             return
         self._settle(held, self._kept.get(held, outcome), took)
 
@@ -527,8 +522,8 @@ def _stops(job: JobRecord, task: Task[..., Any] | None) -> bool:
     return job.exclusive if policy is None or policy == "auto" else policy == "stop"
 
 
-def _stop_code(outcome: Outcome) -> StopCode | None:
-    """Return for what a run was stopped that has come to this; None if it was not."""
+def _stop_code(outcome: Outcome) -> StopCode:
+    """Return for what a run was stopped that has come to this."""
     match outcome:
         case Stalled(reason="no_progress" | "lease_expired" as reason):
             return reason
@@ -539,4 +534,4 @@ def _stop_code(outcome: Outcome) -> StopCode | None:
         case Interrupted(reason="unreachable" | "shutdown" | "worker_failed" as reason):
             return reason
         case _:
-            return None
+            return "ended"

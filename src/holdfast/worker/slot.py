@@ -165,12 +165,17 @@ class SlotProcess:
             )
             outcome = Raised(recorded(error))
         # It was told to end, and what it has left half done it had better tidy up itself.
-        await first(self._abandoned.over(), within=TIDYING)
+        await first(self._tidied(), within=TIDYING)
         self._held = None
         self._say_signs(held)
         ended = self._equipment.lifespan is not None and not self._lifespan.lives
         short = isinstance(outcome, Raised) and outcome.shortage
-        self._report(held, outcome, spoiled=ended or short or self._abandoned.count > 0)
+        self._report(held, outcome, spoiled=ended or short or self._abandoned.count > 0 or held.goes_on)
+
+    async def _tidied(self) -> None:
+        """Wait until nothing of a run goes on."""
+        await self._abandoned.over()
+        await self._runner.tidied()
 
     def _report(self, held: Held, outcome: Outcome, *, spoiled: bool) -> None:
         outcome = misuse(held) or outcome

@@ -583,7 +583,7 @@ class Worker:
         """Too many runs go on here that nobody waits for."""
         self._worn_out(f"{self._abandoned.count} handlers go on in it although they were told to end")
 
-    def _will_not_end(self, held: Held, reason: StopCode | None) -> None:
+    def _will_not_end(self, held: Held, reason: StopCode) -> None:
         """An exclusive run was told to stop, and its handler goes on. Only the end of this process ends that."""
         job = held.lease.job
         self._keeper.announce(
