@@ -268,3 +268,24 @@ async def test_a_shard_that_says_nothing_is_reported_and_keeps_no_renewal_of_ano
     assert took[1] < 0.4
     assert logged.log[0].message == "said"
     assert (whole.unanswered, whole.orders) == ((), ())
+
+
+async def test_a_beat_too_short_for_an_answer_keeps_no_claim_from_a_healthy_shard(
+    start_cluster: Callable[..., RedisCluster],
+) -> None:
+    redis_cluster = start_cluster()
+    storage = RedisStorage(read(redis_cluster.url))
+    try:
+        here, there = two_queues(redis_cluster, storage)
+        await storage.enqueue([new_job("a", queue=here), new_job("b", queue=there)])
+        # One whose lease is nearly over leaves a beat next to no time.
+        with pytest.raises(StorageUnavailableError):
+            await storage.renew(Beat(ALICE, (Renewal(new_job("x", queue=there).ref, 1),), answer_within=1))
+        claimed = (await storage.exchange(ALICE, order=Order((here, there), 2, Lane(0, 1)))).leases
+        after = await storage.exchange(ALICE, [settled(lease) for lease in claimed])
+    finally:
+        await storage.close()
+
+    # Before: the shard was not asked again for four seconds.
+    assert [lease.ref.queue for lease in claimed] == [here, there]
+    assert [verdict.verdict for verdict in after.verdicts] == ["done", "done"]

@@ -74,8 +74,8 @@ class Cells:
         self._cells = tuple(cells)
         self._start_round = start_round
         self._rounds: dict[str, Round] = {}
-        self._silent_since: dict[Cell, float] = {}
-        """When each cell that could not be reached was last asked in vain."""
+        self._silent: dict[Cell, tuple[float, float]] = {}
+        """When each cell that could not be reached was last asked in vain, and until when it is not asked again."""
 
     def of(self, name: str) -> Cell:
         """Return the cell that a queue lies in, or that a worker is known in."""
@@ -193,12 +193,12 @@ class Cells:
             told, reached = await self._round_of(bid.owner).turn(bid)
             for cell in reached:
                 # It is back, if it was away.
-                self._silent_since.pop(cell, None)
+                self._silent.pop(cell, None)
             return told
         outcomes = await _outcomes([cell.sweep(bid) for cell in self._cells])
         for cell, outcome in zip(self._cells, outcomes, strict=True):
             if isinstance(outcome, Swept):
-                self._silent_since.pop(cell, None)
+                self._silent.pop(cell, None)
         return swept_all(_some(outcomes), [f"{error}" for error in outcomes if isinstance(error, BaseException)])
 
     async def reclaim(self, dead: str, owner: Owner) -> Reclaimed:
@@ -342,19 +342,24 @@ class Cells:
         within: float | None = None,
         rest: float = REST,
     ) -> T:
-        """Ask a cell, unless it was out of reach a moment ago: each try may take seconds; `within` at most so many."""
+        """Ask a cell, unless it was out of reach a moment ago: each try may take seconds; `within` at most so many.
+
+        `rest`: for how many seconds it is then not asked again. A short limit says little, so its rest is short, too,
+        and a cell that is only slower than that is not kept from others who have the time.
+        """
         clock = asyncio.get_running_loop().time
-        if clock() < self._silent_since.get(cell, -math.inf) + rest:
+        since, until = self._silent.get(cell, (-math.inf, -math.inf))
+        if clock() < min(since + rest, until):
             raise _RestingError("a part of the storage could not be reached a moment ago")
         try:
             async with asyncio.timeout(within):
                 answer = await ask(what)
         except (StorageUnavailableError, TimeoutError) as error:
-            self._silent_since[cell] = clock()
+            self._silent[cell] = clock(), max(until, clock() + rest)
             if isinstance(error, TimeoutError):
                 raise StorageUnavailableError(f"a part of the storage has not answered within {within:g} s") from None
             raise
-        self._silent_since.pop(cell, None)
+        self._silent.pop(cell, None)
         return answer
 
     @staticmethod
