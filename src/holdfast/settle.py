@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from random import Random
 from typing import assert_never
 
@@ -20,6 +21,9 @@ from holdfast.core.postmortem import Ending, Workplace, post_mortem, ran_for, se
 from holdfast.core.settlement import Settlement, settlement
 from holdfast.figures import STALLED, Figures
 from holdfast.storage.protocol import SETTLE_LIMIT, StalledLease, Storage, WorkerSurvey
+
+FREE_DEATHS = 3
+"""How many deaths of its worker in a row a run in a process of its own is not charged for; the next one is a stall."""
 
 UNFINISHED_ERROR = "HandlerUnfinishedError"
 UNFINISHED = "the call of the handler had ended, but its thread went on until its process ended"
@@ -135,6 +139,12 @@ class _Seen:
         runs = () if detail is None else detail.runs
         return next((run for run in reversed(runs) if run.number == one.lease.run), None)
 
+    def deaths(self, one: StalledLease) -> int:
+        """Return how many runs of the job in a row, up to this one, were released because their workers died."""
+        detail = self.details.get(one.lease.ref)
+        earlier = [] if detail is None else [run for run in detail.runs if run.number < one.lease.run]
+        return len(list(takewhile(lambda run: run.reason == "process_died" and run.ended == "released", earlier[::-1])))
+
     def beside(self, one: StalledLease, witness: Witness | None) -> list[str]:
         """Return the tasks of what ran in the same process, but for what is known to have been elsewhere."""
         if witness is not None and witness.clears(one.lease.ref):
@@ -175,12 +185,22 @@ def _outcome(one: StalledLease, seen: _Seen, witness: Witness | None, max_block:
         ending=None if witness is None else witness.ending,
         max_block=max_block,
     )
-    blameless = witness is not None and (
-        witness.blameless
-        or witness.clears(one.lease.ref)
-        or (bool(witness.culprits) and one.lease.ref not in witness.culprits)
-    )
     begun = witness is None or not witness.not_begun(one.lease.ref)
+    deaths = 0
+    if witness is not None and begun and witness.clears(one.lease.ref) and not witness.blameless:
+        deaths = seen.deaths(one)
+    if deaths >= FREE_DEATHS:
+        # Chance would hardly strike so often. A run can kill the worker from a process of its own, too.
+        cause = f"its worker died while it ran, for the {deaths + 1}th time in a row; {cause}"
+    blameless = (
+        witness is not None
+        and deaths < FREE_DEATHS
+        and (
+            witness.blameless
+            or witness.clears(one.lease.ref)
+            or (bool(witness.culprits) and one.lease.ref not in witness.culprits)
+        )
+    )
     return Stalled(reason, one.silent_for, one.owner, _text(one, cause, seen, witness), blameless, begun)
 
 

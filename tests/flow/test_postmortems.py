@@ -13,7 +13,7 @@ from holdfast.core.job import JobDetail, LogLine, NewJob, Owner, Policy, Ref, St
 from holdfast.core.lease import Lease
 from holdfast.core.postmortem import Ending, Workplace
 from holdfast.core.settlement import Settlement
-from holdfast.settle import Witness, settle_stalled
+from holdfast.settle import FREE_DEATHS, Witness, settle_stalled
 from holdfast.storage.memory import MemoryStorage
 from holdfast.storage.protocol import (
     Beat,
@@ -231,6 +231,26 @@ async def test_who_was_elsewhere_or_had_not_even_arrived_is_not_charged_for_the_
 
     assert (innocent.state, innocent.releases, innocent.stalls) == (State.WAITING, 1, 0)
     assert (suspect.state, suspect.releases, suspect.stalls) == (State.WAITING, 0, 1)
+
+
+async def test_the_fourth_death_in_a_row_is_charged_to_a_run_that_had_a_process_of_its_own() -> None:
+    storage = MemoryStorage()
+    apart, waiting = await held(storage, "send", "resize")
+    witness = Witness(
+        DEATH.ending, suspects=frozenset(), apart=frozenset({apart.ref}), waiting=frozenset({waiting.ref})
+    )
+    for _ in range(2 * FREE_DEATHS + 2):
+        await settle_stalled(storage, TAKER, await taken(storage), Random(0), witness=witness)
+        await storage.exchange(WORKER, (), Order(("mail",), 2))
+    killer, other = await detail_of(storage, apart), await detail_of(storage, waiting)
+
+    # It may be what kills them. Before: it was released for ever.
+    assert [run.ended for run in killer.runs] == [*["released"] * FREE_DEATHS, "stalled"] * 2
+    assert (killer.job.state, killer.job.stalls, killer.job.releases) == (State.FAILED, 2, 2 * FREE_DEATHS)
+    assert killer.job.error is not None
+    assert "its worker died while it ran, for the 4th time in a row" in killer.job.error.message
+    # One that has not begun never is.
+    assert (other.job.stalls, other.job.releases) == (0, 2 * FREE_DEATHS + 2)
 
 
 async def test_where_it_is_known_that_none_had_begun_in_the_worker_none_is_charged_for_its_death() -> None:

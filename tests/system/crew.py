@@ -244,6 +244,14 @@ def secluded(seconds: float) -> str:
     return "rested"
 
 
+@app.task(run="process")
+def parricide() -> None:
+    """Kill the worker that this process belongs to."""
+    note("start")
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(60)
+
+
 @app.task
 async def hog(seconds: float) -> str:
     """Block the event loop, as a careless coroutine does."""

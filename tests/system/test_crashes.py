@@ -13,6 +13,7 @@ import pytest
 from holdfast.core.events import JobStalled, WorkerDied
 from holdfast.core.job import JobDetail, Ref
 from holdfast.core.lifecycle import State
+from holdfast.settle import FREE_DEATHS
 from tests.system.farm import Farm, by_job
 from tests.system.groups import small_group
 
@@ -247,6 +248,24 @@ async def test_two_kills_of_a_worker_charge_nothing_to_jobs_that_had_processes_o
             ("completed", None),
         ]
         assert (detail.job.state, detail.job.stalls, detail.job.releases) == (State.COMPLETED, 0, 2)
+
+
+async def test_a_job_that_kills_its_worker_from_a_process_of_its_own_is_charged_each_fourth_time(
+    crew: MakeFarm,
+) -> None:
+    here = crew(max_count="1", deaf="1")
+    here.worker("-c", "3")
+    (killer,) = here.enqueue("parricide")
+    await over(here, [killer], within=180)
+    (detail,) = await here.details([killer])
+
+    # Before: it was released for ever.
+    free = [("released", "process_died")] * FREE_DEATHS
+    assert [(run.ended, run.reason) for run in detail.runs] == [*free, ("stalled", "process_died")] * 2
+    assert (detail.job.state, detail.job.reason) == (State.FAILED, "crashed")
+    assert (detail.job.stalls, detail.job.releases) == (2, 2 * FREE_DEATHS)
+    assert detail.job.error is not None
+    assert "its worker died while it ran, for the 4th time in a row" in detail.job.error.message
 
 
 async def test_a_subscriber_that_kills_its_worker_costs_jobs_in_processes_of_their_own_nothing(crew: MakeFarm) -> None:
