@@ -149,8 +149,10 @@ async def test_a_timeout_gives_a_slot_back_within_two_seconds_wherever_the_handl
     for one in details:
         assert (one.job.state, one.job.reason) == (State.FAILED, "timeout")
         assert one.job.finished is not None
-        # The handler notes its start a little after its limit has begun; a quarter of a second for the settlement.
-        assert 0.9 * SECOND <= one.job.finished - began[one.job.id] < 3.25 * SECOND
+        # Between the claim and the handler's first note its limit begins, how long before that note is the machine's.
+        assert one.job.finished - one.runs[0].start >= SECOND
+        # A quarter of a second for the settlement.
+        assert one.job.finished - began[one.job.id] < 3.25 * SECOND
     assert after[-1] - max(began.values()) < 3.5 * SECOND
     assert gone(pid)
 
@@ -202,14 +204,16 @@ async def test_the_limit_of_a_run_in_a_slot_is_kept_while_the_workers_loop_is_bl
     assert end <= detail.job.finished
     assert (detail.job.state, detail.job.reason, len(detail.runs)) == (State.FAILED, "timeout", 1)
     assert not [event for event in await here.events() if isinstance(event, JobStalled | RunFenced | WorkerDied)]
-    # By its own process, which nothing here holds up.
-    assert 1.9 <= said["told"] < 3
+    # By its own process, which nothing here holds up. Its limit counts from before the handler notes its start, on a
+    # busy machine from long before: no sooner than the limit is held against the claim, no later against that start.
+    noted_after = (start.at - detail.runs[0].start) / SECOND
+    assert 2 - noted_after <= said["told"] < 3
     if how == "grip":
         # Not by the line that the handler writes at its end: whoever waits for the interpreter may get it before.
         assert "term" not in said or said["term"] >= (began - start.at) / SECOND + BLOCKED
         assert said["alive"] > (end - start.at) / SECOND - 1
     else:
-        assert 2.9 <= said["term"] < 4
+        assert 3 - noted_after <= said["term"] < 4
         assert said["alive"] < 2 + 2
 
 
