@@ -31,6 +31,12 @@ from holdfast.core.retry import Backoff
 Row = tuple[Any, ...]
 
 
+class GarbledRow(tuple[Any, ...]):
+    """A row with some text that is not UTF-8."""
+
+    __slots__ = ()
+
+
 class Garbled(str):
     """Text of a row that is not UTF-8, with U+FFFD in the place of what cannot be decoded."""
 
@@ -112,10 +118,9 @@ _NEUTRAL: dict[str, Any] = {
 """What stands for an unreadable value of a column that cannot be empty."""
 
 _TOO_LARGE = 1 << 58
-"""What instants, durations and counts are below: the year 9999 is, and two of them can be added."""
-_FAR_TOO_LARGE = 1 << 62
-"""What scores and priorities are below."""
-_large, _counts, _numbers = (itemgetter(*map(_COLUMNS.index, some)) for some in (_LARGE, _COUNTS, _NUMBERS))
+"""What instants, durations, counts and scores are below: the year 9999 is, and two of them can be added."""
+_counts = itemgetter(*map(_COLUMNS.index, _COUNTS))
+_all_numbers = itemgetter(*map(_COLUMNS.index, (*_LARGE, *_COUNTS, *_NUMBERS)))
 _STRICTEST = Policy(retry=Backoff(max_attempts=1), on_worker_lost="fail")
 _DEFAULT_POLICY = Policy()
 _DEFAULT_POLICY_TEXT = _encode(_DEFAULT_POLICY).decode()
@@ -285,6 +290,9 @@ def checked(row: Row) -> tuple[JobRecord, str | None]:
     except (msgspec.MsgspecError, KeyError):
         pass
     cleaned, bad = _cleaned(row)
+    if not bad:
+        # It is in columns that are not of the record.
+        return _record(cleaned), None
     flaws = "; ".join(bad)
     return structs.replace(_record(cleaned), error=unreadable_record(flaws)), flaws
 
@@ -301,7 +309,7 @@ def as_kept(row: Row, job: JobRecord) -> dict[str, Any]:
 
 def is_sane(numbers: Iterable[int | None]) -> bool:
     """Say whether numbers of a row are such that others can be added to them."""
-    there = [number for number in numbers if number is not None]
+    there: list[int] = list(filter(None, numbers))
     return not there or (max(there) < _TOO_LARGE and min(there) > -_TOO_LARGE)
 
 
@@ -503,16 +511,11 @@ _DECODERS: dict[str, Callable[[str], object]] = {
 
 
 def _is_sane(row: Row) -> bool:
-    counts, large = _counts(row), _large(row)
-    return (
-        min(counts) >= 0
-        and counts[0] > 0
-        and max(counts) < _TOO_LARGE
-        and min(large) > -_FAR_TOO_LARGE
-        and max(large) < _FAR_TOO_LARGE
-        and is_sane(_numbers(row))
-        and Garbled not in map(type, row)
-    )
+    if type(row) is GarbledRow:
+        return False
+    counts: tuple[int, ...] = _counts(row)
+    numbers: list[int] = list(filter(None, _all_numbers(row)))
+    return min(counts) >= 0 and counts[0] > 0 and max(numbers) < _TOO_LARGE and min(numbers) > -_TOO_LARGE
 
 
 def _cleaned(row: Row) -> tuple[Row, list[str]]:
@@ -547,8 +550,9 @@ def _flaw(name: str, value: Any) -> str | None:
         return None
     if name in _COUNTS:
         return None if (name == "weight") <= value < _TOO_LARGE else f"{value} is out of range"
-    limit = _FAR_TOO_LARGE if name in _LARGE else _TOO_LARGE if name in _NUMBERS else None
-    return None if limit is None or -limit < value < limit else f"{value} is out of range"
+    if name not in _LARGE and name not in _NUMBERS:
+        return None
+    return None if -_TOO_LARGE < value < _TOO_LARGE else f"{value} is out of range"
 
 
 _STRICTEST_TEXT = _encode(_STRICTEST).decode()

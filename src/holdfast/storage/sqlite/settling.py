@@ -114,13 +114,13 @@ def _settle(step: Step, owner: Owner, asked: Settlement, page: _Page) -> Verdict
     row = step.one(_STANDING, (asked.ref.queue, asked.ref.id))
     if row is None:
         return Verdict(asked.ref, asked.fence, "gone")
-    seq, state, fence, holder, cancel_at, named, boost, *counters = row
+    seq, state, fence, holder, cancel_at, named, boost = row[:7]
     if state != "active" or fence != asked.fence or holder != owner.id:
         return _refused(step, owner, asked)
     if cancel_at is not None:
         asked = _heeding_the_cancel(step, asked)
     keys = _keys(named)
-    if keys is None or not rows.is_sane((boost, *counters)):
+    if keys is None or not rows.is_sane(row[6:]):
         # Reading the whole record mends what cannot be counted on.
         job = the_job(step, seq)
         boost, keys = job.boost, job.keys

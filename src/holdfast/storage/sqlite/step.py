@@ -15,7 +15,7 @@ from holdfast.core.rate import Taken
 from holdfast.core.retention import EVENTS_KEPT
 from holdfast.storage.protocol import EVENTS_TOPIC, Settings
 from holdfast.storage.sqlite.queries import query
-from holdfast.storage.sqlite.rows import Row, Slices, garbled, listed
+from holdfast.storage.sqlite.rows import Garbled, GarbledRow, Row, Slices, garbled, listed
 
 T = TypeVar("T")
 Values = Sequence[Any] | Mapping[str, Any]
@@ -252,14 +252,15 @@ class Step:
         self.recounted.clear()
 
     def _garbled(self, sql: str, values: Values) -> list[Row]:
-        """Return all rows that a statement yields, be some text in them not UTF-8: a `Garbled` in its place."""
+        """Return all rows that a statement yields. A row with text that is not UTF-8 is a `GarbledRow`."""
         connection = self._cursor.connection
         before = connection.text_factory
         connection.text_factory = garbled
         try:
-            return self._cursor.execute(sql, values).fetchall()
+            found = self._cursor.execute(sql, values).fetchall()
         finally:
             connection.text_factory = before
+        return [GarbledRow(row) if Garbled in map(type, row) else row for row in found]
 
     def write_down(self) -> None:
         """Write what was noted: at the end, and before an operation that reads it."""

@@ -142,8 +142,11 @@ local function beat(first, last)
   local leases, beats = {}, {}
   for at, body in ipairs(#refs > 0 and call('HMGET', key('beats'), unpack(refs)) or {}) do
     local asked = ASKED.renewals[places[at]]
-    local readable, job = pcall(Record.beat_of, body)
-    if body and readable and job.fence == asked.fence and job.owner == owner.id then
+    local readable, job = false, nil
+    if body then
+      readable, job = pcall(Record.beat_of, body)
+    end
+    if readable and job.fence == asked.fence and job.owner == owner.id then
       local ends, run_until, progress_until = ends_of(job, asked)
       job.heard_at, job.lease_until, job.run_until, job.progress_until = NOW, ends, run_until, progress_until
       leases[#leases + 1], leases[#leases + 2] = ends, asked.ref

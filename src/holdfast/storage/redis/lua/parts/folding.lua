@@ -190,7 +190,11 @@ local function packed_fields(part, body, kinds, bad)
     return fields
   end
   for field, value in pairs(fields) do
-    if not is_sound(kinds[field], value) or field == 'weight' and value <= 0 then
+    local kind = kinds[field]
+    -- Most are text.
+    if
+      (kind ~= type(value) or kind == 'number') and (not is_sound(kind, value) or field == 'weight' and value <= 0)
+    then
       if not bad then
         error('not a record')
       end
@@ -228,8 +232,9 @@ function Folding.unfold(body, bad)
     starts, failures, stalls, releases, holder, ended, fence, settled, run_fence, heard, ends, limit, started,
       finished, run_end, kept, at = struct.unpack(Form.RUN, body, at)
   end
-  local job = packed_fields('fixed', string.sub(body, at, at + fixed - 1), Folding.FIXED, bad)
-  job.fixed = string.sub(body, at, at + fixed - 1)
+  local packed = string.sub(body, at, at + fixed - 1)
+  local job = packed_fields('fixed', packed, Folding.FIXED, bad)
+  job.fixed = packed
   at = at + fixed
   job.load, job.load_apart = load, has(Form.APART) or nil
   if not job.load_apart then

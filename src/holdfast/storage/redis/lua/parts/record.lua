@@ -177,8 +177,11 @@ function Record.at(ref)
     job = body and Record.read(ref, body)
     loaded[ref] = job
     local beaten = job and job.beaten and call('HGET', key('beats'), ref)
-    local readable, beat = pcall(Record.beat_of, beaten)
-    if beaten and readable then
+    local readable, beat = false, nil
+    if beaten then
+      readable, beat = pcall(Record.beat_of, beaten)
+    end
+    if readable then
       job.heard_at, job.lease_until = beat.heard_at, beat.lease_until
       job.run_until, job.progress_until = beat.run_until, beat.progress_until
       packed[ref] = nil
