@@ -33,6 +33,7 @@ DAY = 86_400
 
 OF_THE_CELL = {
     "schema": "the layout",
+    "identity": "how a worker tells the cell from another that took its place",
     "clock": "how far the clock has come, so that it is known when it is set back",
     "counters": "the numbers of jobs",
     "leader": "who led last, and when it was swept",
@@ -62,6 +63,7 @@ async def test_nothing_is_left_of_jobs_that_are_gone(redis_url: str, seed: int) 
 
     assert set(left) <= set(OF_THE_CELL)
     assert left.pop("events") == 0
+    assert left.pop("identity") == len("0123456789abcdef 1767225600000000")
     assert max(left.values()) <= MOST
 
 

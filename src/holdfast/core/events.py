@@ -343,6 +343,29 @@ class WorkerHung(Event, frozen=True, kw_only=True):
     stack: str = ""
 
 
+class StorageReplaced(Event, frozen=True, kw_only=True):
+    """A worker found another partition in the place of the one it saw before: what the old one held is lost.
+
+    `old`, `new`: the identities of both. `created`: when the new one was created.
+    """
+
+    partition: str
+    old: str
+    new: str
+    created: datetime
+
+
+class StorageRewound(Event, frozen=True, kw_only=True):
+    """A worker found that a partition of the storage went back in time: acknowledged writes are lost.
+
+    `seen`: the number of the last event that the worker had seen in its log; `last`: that of the last event there now.
+    """
+
+    partition: str
+    seen: int
+    last: int
+
+
 class WorkerFailed(Event, frozen=True, kw_only=True):
     """A worker could not reach the storage and tries again after `retry_in` seconds. Local, not recorded."""
 
@@ -405,6 +428,8 @@ AnyEvent = (
     | WorkerStopped
     | WorkerDied
     | WorkerHung
+    | StorageReplaced
+    | StorageRewound
     | WorkerFailed
     | ReaperFailed
     | EventsTrimmed

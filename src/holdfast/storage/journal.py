@@ -38,6 +38,10 @@ class Journal:
         self.events.append(stamped(event, self.last + 1, now))  # type: ignore[arg-type]
         self._forget_up_to(self._trimmed + EVENTS_KEPT.forgotten_at_once(self.last - self._trimmed, 1))
 
+    def recorded_at(self, cursor: int) -> int:
+        """Return when an event was recorded, 0 if it is not in the log any more."""
+        return at_micros(self._after(cursor - 1)) if self._trimmed < cursor <= self.last else 0
+
     def page(self, cursor: str | None, limit: int, of: Ref | None = None, *, now: int) -> EventPage:
         """Return what happened after the cursor, to one job alone where that is asked for."""
         if cursor == EVENTS_END:
@@ -48,9 +52,10 @@ class Journal:
 
     def lend(self, cursor: str | None, limit: int, reader: Reader, now: int) -> EventPage:
         """Lend a named reader's next batch to this caller alone; the cursor says how far the last one was handled."""
-        handled = min(place_of(cursor), self.last) if cursor else 0
+        handled = min(place_of(cursor), self.last) if cursor and reader.name in self.readers else 0
         begin = self.last if reader.begin is None else min(place_of(reader.begin), self.last)
-        kept = self.readers.setdefault(reader.name, _Kept(begin))
+        # A reader with a cursor that is unknown here was lost with an earlier log.
+        kept = self.readers.setdefault(reader.name, _Kept(self._trimmed if cursor else begin))
         # What was handled was handled, even if the loan has passed on since.
         kept.cursor = max(kept.cursor, handled)
         # A loan that ends further ahead than it is long was made before the clock was set back.

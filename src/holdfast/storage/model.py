@@ -47,6 +47,7 @@ from holdfast.core.lease import (
 from holdfast.core.lifecycle import REDRIVABLE, TERMINAL, State
 from holdfast.core.merge import merge_name
 from holdfast.core.order import place
+from holdfast.core.partition import PartitionState
 from holdfast.core.retention import Retention
 from holdfast.core.settlement import Settlement, handed_back, is_kept_by_its_queue, when_cancelling
 from holdfast.core.transition import (
@@ -140,6 +141,7 @@ class Model(Timetable):
         self._term: tuple[Term, int] | None = None
         self._epoch = 0
         self._swept_at: int | None = None
+        self._created = clock.now()
         self._resumed_at: int | None = None
 
     # ── the flow ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -371,6 +373,7 @@ class Model(Timetable):
         for lane in beat.lanes:
             self._hand_back(beat.owner, lane, now)
         self._shelf.let_in(now)
+        partitions = () if beat.seen is None else (self._partition(beat.seen),)
         orders = self._setting("worker", beat.owner.id)
         seen = self._workers.get(beat.owner.id)
         announced = seen.announced if seen else 0
@@ -385,7 +388,19 @@ class Model(Timetable):
         elif beat.worker is not None:
             self._workers[beat.owner.id] = _Seen(beat, seen.started if seen else now, now, announced=announced)
         told = tuple(name for name in ("quiet", "stop") if getattr(orders, name))
-        return Pulse(tuple(lost), tuple(cancelling), told)
+        return Pulse(tuple(lost), tuple(cancelling), told, partitions=partitions)
+
+    def _partition(self, seen: Sequence[PartitionState]) -> PartitionState:
+        number, at = (seen[0].last_event, seen[0].last_event_at) if seen else (0, 0)
+        last = self._journal.last
+        return PartitionState(
+            "*",
+            "memory",
+            self._created,
+            last,
+            self._journal.recorded_at(last),
+            continues=number <= last and at in (0, self._journal.recorded_at(number) or at),
+        )
 
     def _extend(self, job: JobRecord, asked: Renewal, now: int) -> None:
         for line in asked.log:

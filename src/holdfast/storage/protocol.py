@@ -17,6 +17,7 @@ from holdfast.core.leadership import Term
 from holdfast.core.lease import Lease
 from holdfast.core.lifecycle import State
 from holdfast.core.merge import Made
+from holdfast.core.partition import PartitionState
 from holdfast.core.retention import Retention
 from holdfast.core.schedule import Schedule
 from holdfast.core.settlement import Settlement
@@ -219,6 +220,8 @@ class Beat(Struct, frozen=True):
     them, and reports what that one did not answer; None leaves the limit to the storage."""
     lanes: tuple[Lane, ...] = ()
     """How far its claims have come: what calls gave out that are over and were not answered is handed back."""
+    seen: tuple[PartitionState, ...] | None = None
+    """What the owner last saw of each partition. None: the answer need not tell."""
 
 
 class Cancelling(Struct, frozen=True):
@@ -234,13 +237,15 @@ class Pulse(Struct, frozen=True):
 
     `unanswered`: what could not be renewed, for the one of several servers that keeps it was out of reach. `orders`:
     all that are in force ("quiet", "stop"); None: the server that keeps them was out of reach, and the worker's record
-    and events, which it keeps too, may not have reached it. Send them again.
+    and events, which it keeps too, may not have reached it. Send them again. `partitions`: if the beat tells what the
+    owner saw, the state of each partition that the beat came to, before the events of the beat were recorded.
     """
 
     lost: tuple[tuple[Ref, int], ...] = ()
     cancelling: tuple[Cancelling, ...] = ()
     orders: tuple[str, ...] | None = ()
     unanswered: tuple[tuple[Ref, int], ...] = ()
+    partitions: tuple[PartitionState, ...] = ()
 
 
 class Bid(Struct, frozen=True):
@@ -668,7 +673,8 @@ class Storage(Protocol):
         the run is exclusive; a suspicion ends only where the new end lies ahead. A renewal of a run that is no longer
         the owner's is refused and recorded (`RunFenced`). The beat's events are recorded as they are. A log line or an
         event that came before, by its number, is left out. At most 500 renewals a call. Its lanes hand back what an
-        order's lane does; what a call gave out that is still under way stays.
+        order's lane does; what a call gave out that is still under way stays. A partition that has lost its identity
+        gets it back from what the owner saw, if only that is missing, and another one if all is lost.
         """
         ...
 
@@ -747,6 +753,8 @@ class Storage(Protocol):
         With a reader's name the storage keeps the cursor: the call says how far its last batch was handled, and the
         next batch is lent to this caller alone for five seconds (asking again renews the loan). Empty while it is on
         loan to another caller; how far that was handled counts all the same.
+        A reader that comes with a cursor and that the storage does not know was lost with the log that the cursor was
+        of: it starts at the oldest event.
         A cursor of None starts at the kept cursor (a new reader's is `Reader.begin`), or without a reader at the oldest
         event; `EVENTS_END` starts behind the newest. Without a reader, one of `cursors.recorded_within` starts behind
         the last event that is older than this. What is no cursor is a ValueError.

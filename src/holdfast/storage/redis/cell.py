@@ -68,6 +68,7 @@ from holdfast.storage.redis.reading import (
 )
 from holdfast.storage.redis.renewal import answer_renew, ask_renew
 from holdfast.storage.redis.renewal import at_once as renewed_at_once
+from holdfast.storage.redis.schema import layout_of
 from holdfast.storage.redis.sweeping import (
     BEGIN,
     answer_reclaim,
@@ -105,6 +106,7 @@ class Caller(Protocol):
 class Cell:
     """A storage under one hash tag. `scope`: what its leader leads, "*" where it is the only one.
 
+    `layout`: as in schema.py.
     `clock`: what tests hand in; None leaves time to the server. `durable`: what was promised to remember or to be over
     is acknowledged only when a replica has it, too. `explain`: adds the names of keys to an error about their types.
     """
@@ -115,6 +117,7 @@ class Cell:
         base: str,
         *,
         scope: str = "*",
+        layout: str = "",
         clock: Clock | None = None,
         durable: bool = False,
         explain: Explain | None = None,
@@ -122,6 +125,7 @@ class Cell:
         self.base = base
         self._explain = explain
         self.scope = scope
+        self._layout = layout or layout_of(1)
         self._durable = durable
         self._caller = caller
         self._clock = clock
@@ -198,7 +202,8 @@ class Cell:
             part = beat if len(some) == len(beat.renewals) else Beat(beat.owner, some)
             lanes = [numbers for lane in part.lanes if (numbers := self.lanes.lost(beat.owner, lane)) is not None]
             try:
-                pulse, renewed, more = answer_renew(await self._call("renew", ask_renew(part, lanes)), part)
+                asked = ask_renew(part, self.scope, self._layout, lanes)
+                pulse, renewed, more = answer_renew(await self._call("renew", asked), part, self.scope)
             except StorageUnavailableError:
                 if not begun:
                     raise
@@ -212,7 +217,7 @@ class Cell:
                     await self._hand_back(beat.owner, lanes)
                 if beat.last:
                     self.lanes.forget(beat.owner)
-                return Pulse(tuple(lost), tuple(cancelling), pulse.orders)
+                return Pulse(tuple(lost), tuple(cancelling), pulse.orders, partitions=pulse.partitions)
             beat = structs.replace(beat, renewals=beat.renewals[renewed:])
 
     async def _hand_back(self, owner: Owner, lanes: Sequence[Numbers]) -> None:
@@ -220,7 +225,8 @@ class Cell:
         more, nothing = True, Beat(owner)
         with suppress(StorageUnavailableError):
             while more:
-                _, _, more = answer_renew(await self._call("renew", ask_renew(nothing, lanes)), nothing)
+                asked = ask_renew(nothing, self.scope, self._layout, lanes)
+                _, _, more = answer_renew(await self._call("renew", asked), nothing, self.scope)
 
     async def sweep(self, bid: Bid, *, within: float | None = None) -> Swept:
         """See `Storage.sweep`: as many calls as its limits take, each answered `within` so many seconds."""
@@ -378,7 +384,7 @@ class Cell:
         if cursor == EVENTS_END:
             return EventPage((), str((await self._events(None, 0)).last))
         age = None if reader else age_of(cursor)
-        after = None if age is not None else place_of(cursor) if cursor else 0
+        after = place_of(cursor) if cursor and age is None else None if reader or age is not None else 0
         told = await self._events(after, limit, reader=reader, ref=None if reader else ref, age=age)
         events = [*told.trimmed, *told.events]
         left = limit - len(told.events)

@@ -148,6 +148,10 @@ class Cells:
         for cell in self._cells:
             if any(cell.lanes.lost(beat.owner, lane) is not None for lane in beat.lanes):
                 parts.setdefault(cell, [])
+        if beat.seen is not None and beat.worker is not None:
+            # A worker must notice that the jobs of its queues are lost, also while it holds none of them.
+            for queue in beat.worker.queues:
+                parts.setdefault(self.of(queue), [])
         outcomes = await _outcomes(
             [
                 self._ask(
@@ -155,7 +159,7 @@ class Cells:
                     cell.renew,
                     structs.replace(beat, renewals=tuple(part))
                     if cell is home
-                    else Beat(beat.owner, tuple(part), lanes=beat.lanes),
+                    else Beat(beat.owner, tuple(part), lanes=beat.lanes, seen=beat.seen),
                     within=within,
                     rest=REST if within is None else min(REST, within),
                 )
@@ -184,6 +188,12 @@ class Cells:
                     if isinstance(outcome, BaseException)
                     else outcome.unanswered
                 )
+            ),
+            tuple(
+                structs.replace(state, place=self._cells.index(cell))
+                for cell, outcome in zip(parts, outcomes, strict=True)
+                if not isinstance(outcome, BaseException)
+                for state in outcome.partitions
             ),
         )
 

@@ -34,6 +34,7 @@ FULL = 0.9
 """The share of maxmemory from which on there is little room left."""
 
 VERBS = (
+    "create",
     "enqueue",
     "events",
     "exchange",

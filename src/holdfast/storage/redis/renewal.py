@@ -1,5 +1,6 @@
 """The keeper's beat on its way to and from a cell."""
 
+import secrets
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,6 +9,7 @@ from msgspec import Struct
 
 from holdfast.core.events import Event, JobEvent
 from holdfast.core.job import Owner, Ref
+from holdfast.core.partition import IDENTITY_LOST, PartitionState
 from holdfast.storage.protocol import Beat, Cancelling, Pulse, Renewal, WorkerInfo
 from holdfast.storage.redis.lanes import Numbers
 from holdfast.storage.redis.records import Parcel, ref_text
@@ -56,6 +58,15 @@ class Announced(Struct, omit_defaults=True):
     ref: str | None = None
 
 
+class Seen(Struct, omit_defaults=True):
+    """What an owner last saw of a partition, as a script reads it."""
+
+    identity: str | None = None
+    created: int | None = None
+    last_event: int | None = None
+    last_event_at: int = 0
+
+
 class _Renew(Struct, omit_defaults=True, kw_only=True):
     owner: Owner
     renewals: list[Renewing]
@@ -64,10 +75,17 @@ class _Renew(Struct, omit_defaults=True, kw_only=True):
     last: bool = False
     first_event: int | None = None
     lanes: list[Numbers] | None = None
+    seen: Seen | None = None
+    layout: str | None = None
+    fresh: str | None = None
 
 
-def ask_renew(beat: Beat, lanes: Sequence[Numbers] = ()) -> list[bytes]:
-    """Return the request to extend leases, to remember their owner, and to hand back what lanes have lost."""
+def ask_renew(beat: Beat, scope: str, layout: str, lanes: Sequence[Numbers] = ()) -> list[bytes]:
+    """Return the request to extend leases, to remember their owner, and to hand back what lanes have lost.
+
+    `scope`, `layout`: the name of the partition, and what is written down where it is created.
+    """
+    asks = beat.seen is not None
     parcel = Parcel()
     return parcel.sealed(
         _Renew(
@@ -78,6 +96,9 @@ def ask_renew(beat: Beat, lanes: Sequence[Numbers] = ()) -> list[bytes]:
             last=beat.last,
             first_event=beat.first_event,
             lanes=list(lanes) or None,
+            seen=_seen(beat.seen or (), scope) if asks else None,
+            layout=layout if asks else None,
+            fresh=new_identity() if asks else None,
         )
     )
 
@@ -92,17 +113,45 @@ def at_once(renewals: Sequence[Renewal]) -> tuple[Renewal, ...]:
     return tuple(renewals)
 
 
-def answer_renew(reply: Any, beat: Beat) -> tuple[Pulse, int, bool]:
+def answer_renew(reply: Any, beat: Beat, scope: str) -> tuple[Pulse, int, bool]:
     """Return the exceptions, of how many renewals there was time for, and whether runs are left to be handed back."""
-    answer: tuple[list[int], list[tuple[int, bytes | None]], list[bytes], int, int] = reply
-    lost, cancelling, orders, renewed, left = answer
+    answer: tuple[list[int], list[tuple[int, bytes | None]], list[bytes], int, int, Any] = reply
+    lost, cancelling, orders, renewed, left, state = answer
     asked = [(renewal.ref, renewal.fence) for renewal in beat.renewals]
     pulse = Pulse(
         tuple(asked[place - 1] for place in lost),
         tuple(_cancelling(asked[place - 1], reason) for place, reason in cancelling),
         tuple(order.decode() for order in orders),
+        partitions=() if state is None else (_state(scope, *state),),
     )
     return pulse, renewed, bool(left)
+
+
+def new_identity() -> str:
+    """Return a random text for a partition that may have to be created."""
+    return secrets.token_hex(8)
+
+
+def _seen(states: Sequence[PartitionState], scope: str) -> Seen:
+    for state in states:
+        if state.partition == scope:
+            return Seen(state.identity, state.created, state.last_event, state.last_event_at)
+    return Seen()
+
+
+def _state(
+    scope: str, identity: bytes, last_event: int, last_event_at: int, continues: int, mended: int
+) -> PartitionState:
+    name, _, created = identity.decode(errors="replace").partition(" ")
+    return PartitionState(
+        scope,
+        name,
+        int(created) if created.isdecimal() else 0,
+        last_event,
+        last_event_at,
+        continues=bool(continues),
+        trouble=IDENTITY_LOST if mended else "",
+    )
 
 
 def _renewing(asked: Renewal, parcel: Parcel) -> Renewing:

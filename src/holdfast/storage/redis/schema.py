@@ -3,10 +3,16 @@
 from collections.abc import Sequence
 from typing import cast
 
+import msgspec
+
 from holdfast.errors import SchemaMismatchError, StorageError, StorageUnavailableError
 from holdfast.storage.protocol import Finding
 from holdfast.storage.redis.connections import Call, Connections
+from holdfast.storage.redis.library import verb
+from holdfast.storage.redis.renewal import new_identity
 from holdfast.storage.redis.resp import Reply
+
+_encode = msgspec.msgpack.Encoder().encode
 
 VERSION = 2
 """1: a record was one msgpack map of its fields."""
@@ -19,7 +25,7 @@ async def settle_on(connections: Connections, bases: Sequence[str]) -> None:
         SchemaMismatchError: another version's jobs lie there, or they lie in another number of cells.
         StorageError: no server answers, or one refuses us.
     """
-    ours = _layout(len(bases))
+    ours = layout_of(len(bases))
     # Looked at first: a server that is full takes no SET, not even one that would change nothing, and those who come
     # back to it must be able to let jobs end.
     looks = [Call(None, base, ("GET", f"{base}:schema")) for base in bases]
@@ -27,7 +33,8 @@ async def settle_on(connections: Connections, bases: Sequence[str]) -> None:
     _check(found, ours, connections.address.shown)
     empty = [base for base, layout in zip(bases, found, strict=True) if layout is None]
     if empty:
-        notes = [Call(None, base, ("SET", f"{base}:schema", ours, "NX", "GET")) for base in empty]
+        asked = _encode({"layout": ours, "fresh": new_identity()})
+        notes = [Call(verb("create"), base, (b"", asked)) for base in empty]
         _check(await connections.outcomes(notes), ours, connections.address.shown)
 
 
@@ -55,12 +62,13 @@ async def examine_layout(connections: Connections, base: str, *, cells: int) -> 
         return []
     if found is None:
         return [Finding("ok", "schema", "nothing lies in the namespace yet")]
-    theirs, ours = cast(bytes, found).decode(errors="replace"), _layout(cells)
+    theirs, ours = cast(bytes, found).decode(errors="replace"), layout_of(cells)
     if theirs == ours:
         return [Finding("ok", "schema", ours)]
     remedy = "use the Holdfast that wrote them and the same number of cells, or another namespace"
     return [Finding("error", "schema", f"jobs of {theirs} lie there, this was asked for {ours}", remedy)]
 
 
-def _layout(cells: int) -> str:
+def layout_of(cells: int) -> str:
+    """Return what is written down in each of so many cells."""
     return f"schema {VERSION} in {cells} {'cell' if cells == 1 else 'cells'}"

@@ -41,7 +41,7 @@ from holdfast.storage.redis.ear import Ear
 from holdfast.storage.redis.guard import Guard
 from holdfast.storage.redis.keytypes import examine_types, named
 from holdfast.storage.redis.rounds import STIRRED, Round
-from holdfast.storage.redis.schema import examine_layout, settle_on
+from holdfast.storage.redis.schema import examine_layout, layout_of, settle_on
 
 
 class RedisStorage:
@@ -61,6 +61,7 @@ class RedisStorage:
                 self._connections,
                 base,
                 scope="*" if alone else f"cell {number}",
+                layout=layout_of(len(address.bases)),
                 clock=clock,
                 durable=durable,
                 explain=partial(named, self._connections),

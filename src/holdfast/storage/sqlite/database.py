@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
+from holdfast.clock import Clock
 from holdfast.errors import HoldfastError, SchemaMismatchError, StorageError
 from holdfast.storage.scripts import script
 from holdfast.storage.sqlite import place, wall
@@ -18,7 +19,7 @@ Durability = Literal["full", "fast"]
 APPLICATION = 1215261796
 """The number that marks a file as ours, in its header ("Hold")."""
 
-SCHEMA = 6
+SCHEMA = 7
 """The number of the schema in `schema.sql`. Until the first release it rises with each change; nothing is migrated."""
 
 _PACKAGE = "holdfast.storage.sqlite"
@@ -30,9 +31,10 @@ _STATEMENTS = 256
 class Database:
     """A database file, and how connections to it are made."""
 
-    def __init__(self, path: str, locks: Locks, *, durability: Durability, auto_migrate: bool) -> None:
+    def __init__(self, path: str, locks: Locks, clock: Clock, *, durability: Durability, auto_migrate: bool) -> None:
         self.path = path
         self._locks = locks
+        self._clock = clock
         self.durability: Durability = durability
         self._auto_migrate = auto_migrate
 
@@ -112,7 +114,7 @@ class Database:
                 # Signed before anything else, so that a death in between leaves a file that is known as ours.
                 _tell(connection, "vacuum", "sign")
             _tell(connection, "wal")
-            _create(connection)
+            _create(connection, self._clock.now())
         except BaseException:
             connection.close()
             raise
@@ -147,14 +149,14 @@ def schema() -> str:
     return script(_PACKAGE, "", "schema.sql")
 
 
-def _create(connection: sqlite3.Connection) -> None:
+def _create(connection: sqlite3.Connection, now: int) -> None:
     if _version(connection) == SCHEMA:
         return
     _tell(connection, "write")
     try:
         for statement in _split(schema()):
             connection.execute(statement)
-        connection.execute(query("session", "created"), (SCHEMA,))
+        connection.execute(query("session", "created"), (SCHEMA, now))
         _tell(connection, "commit")
     except BaseException:
         if connection.in_transaction:

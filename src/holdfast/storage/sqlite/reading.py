@@ -112,9 +112,10 @@ def events(step: Step, cursor: str | None, limit: int, of: Ref | None = None) ->
 
 def lend_events(step: Step, cursor: str | None, limit: int, reader: Reader) -> EventPage:
     """Return the next batch of a named reader, lent to this caller alone, and keep its place."""
-    handled = min(place_of(cursor), _bounds(step)[1]) if cursor else 0
+    known = step.one(_READER, (reader.name,)) is not None
+    handled = min(place_of(cursor), _bounds(step)[1]) if cursor and known else 0
     step.write_down()
-    kept, lent_to, until = _place(step, reader)
+    kept, lent_to, until = _place(step, reader, cursor)
     if handled > kept:
         # What was handled was handled, even if the loan has passed on since.
         kept = handled
@@ -225,11 +226,14 @@ def _worker(row: rows.Row, now: int) -> WorkerSurvey:
     )
 
 
-def _place(step: Step, reader: Reader) -> rows.Row:
+def _place(step: Step, reader: Reader, cursor: str | None) -> rows.Row:
     row = step.one(_READER, (reader.name,))
     if row is not None:
         return row
-    last = _bounds(step)[1]
+    trimmed, last = _bounds(step)
+    if cursor:
+        # A reader with a cursor that is unknown here was lost with an earlier log.
+        return (trimmed, None, 0)
     return (last if reader.begin is None else min(place_of(reader.begin), last), None, 0)
 
 

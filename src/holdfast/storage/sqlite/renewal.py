@@ -1,9 +1,12 @@
 """The keeper's beat in SQL: leases are extended, log lines kept, the worker remembered."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 from holdfast.core.job import Logged, Owner, Ref
 from holdfast.core.lease import lease_end, renewed_limits
+from holdfast.core.partition import IDENTITY_LOST, PartitionState
 from holdfast.core.transition import progressed, refused
 from holdfast.storage.protocol import LOG_LINES_KEPT, Beat, Cancelling, Pulse, Renewal
 from holdfast.storage.sqlite import lanes, rows
@@ -23,6 +26,10 @@ _ANNOUNCED = query("renew", "announced")
 _SEEN = query("renew", "seen")
 _FORGET_WORKER = query("renew", "forget_worker")
 _FORGET_ORDERS = query("renew", "forget_orders")
+
+_PARTITION = query("renew", "partition")
+_BOUNDS = query("events", "bounds")
+_IDENTIFY = query("renew", "identify")
 
 _encode = msgspec.json.Encoder().encode
 
@@ -47,10 +54,35 @@ def renew(step: Step, beat: Beat) -> Pulse:
             cancelling.append(Cancelling(asked.ref, asked.fence, cancel_reason))
     for lane in beat.lanes:
         lanes.hand_back(step, beat.owner, lane)
+    partitions = () if beat.seen is None else (_partition(step, beat.seen),)
     orders = setting(step, "worker", beat.owner.id)
     _remember(step, beat, _announce(step, beat))
     told = tuple(name for name in ("quiet", "stop") if getattr(orders, name))
-    return Pulse(tuple(lost), tuple(cancelling), told)
+    return Pulse(tuple(lost), tuple(cancelling), told, partitions=partitions)
+
+
+def _partition(step: Step, states: Sequence[PartitionState]) -> PartitionState:
+    """Return the state of the database, and write its identity again if that is missing."""
+    step.write_down()
+    seen = states[0] if states else PartitionState("*", "", 0)
+    bounds, mended = step.one(_BOUNDS), False
+    last: int = bounds[1] if bounds else 0
+    while True:
+        identity, created, at, seen_at = step.one(_PARTITION, (last, seen.last_event)) or (None, 0, None, None)
+        if identity is not None:
+            break
+        mended = True
+        step.run(_IDENTIFY, ("identity", seen.identity or None))
+        step.run(_IDENTIFY, ("created", seen.created or step.now))
+    return PartitionState(
+        "*",
+        str(identity),
+        created or 0,
+        last,
+        at or 0,
+        continues=seen.last_event <= last and (not seen.last_event_at or seen_at in (None, seen.last_event_at)),
+        trouble=IDENTITY_LOST if mended else "",
+    )
 
 
 def _refuse(step: Step, owner: Owner, asked: Renewal) -> None:

@@ -7,6 +7,9 @@ CREATE TABLE meta (
 
 INSERT INTO meta VALUES ('proto', 1);
 
+-- The identity of this database, by which a worker notices that another one has taken its place.
+INSERT INTO meta VALUES ('identity', lower(hex(randomblob(8))));
+
 -- A record, in the order in which rows.py reads it. Payload and result come late: the columns before
 -- them are read without their overflow pages.
 CREATE TABLE job (

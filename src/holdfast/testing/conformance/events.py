@@ -521,6 +521,21 @@ class EventsConformance(Conformance):
         assert ids(first.events) == ["young"]
         assert second.events == ()
 
+    async def test_a_named_reader_that_the_storage_has_lost_starts_at_the_oldest_event(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
+        for number in range(3):
+            await settle(storage, ALICE, await start(storage, new_job(f"job-{number}")))
+            clock.advance(1)
+        lost, new = Reader("lost", "here"), Reader("new", "here")
+
+        # Its cursor is of a log that the storage has lost with it, so it says nothing of this one.
+        page = await storage.events("2", reader=lost)
+
+        assert ids(page.events) == ["job-0", "job-1", "job-2"]
+        assert (await storage.events(page.next, reader=lost)).events == ()
+        assert (await storage.events(reader=new)).events == ()
+
     async def test_a_named_reader_that_had_all_has_missed_nothing(self, storage: Storage, clock: ManualClock) -> None:
         app = Reader("app", "process-1")
         await storage.events(reader=app)

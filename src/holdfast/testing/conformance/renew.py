@@ -6,11 +6,12 @@ import pytest
 from msgspec import structs
 
 from holdfast.clock import SECOND
-from holdfast.core.events import JobStalled, RunFenced, WorkerStarted, WorkerStopped, WorkerStopping
+from holdfast.core.events import JobStalled, RunFenced, StorageRewound, WorkerStarted, WorkerStopped, WorkerStopping
 from holdfast.core.job import StallTerms
 from holdfast.core.lease import Lease
 from holdfast.core.lifecycle import State
 from holdfast.core.outcome import Interrupted
+from holdfast.core.partition import PartitionState, compare
 from holdfast.storage.protocol import (
     LOG_LINES_KEPT,
     RENEW_LIMIT,
@@ -32,6 +33,7 @@ from holdfast.testing.conformance.material import (
     ALICE,
     BOB,
     LEASE,
+    QUEUE,
     Conformance,
     beat,
     bid,
@@ -506,3 +508,58 @@ class RenewConformance(Conformance):
         assert [(one.ref, one.reason) for one in pulse.cancelling] == [(lease.ref, "enough")]
         assert foreign.lost == ((lease.ref, lease.fence),)
         assert (after.lease_until, after.heard_at) == (before.lease_until, before.heard_at)
+
+    async def test_a_beat_that_asks_gets_the_identity_of_each_partition(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
+        worker = WorkerInfo(queues=(QUEUE,))
+        first = await storage.renew(Beat(ALICE, worker=worker, seen=()))
+        clock.advance(5)
+        again = await storage.renew(Beat(ALICE, worker=worker, seen=first.partitions))
+        other = await storage.renew(Beat(ALICE, worker=worker, seen=()))
+
+        assert first.partitions
+        for state in first.partitions:
+            assert state.identity
+            assert state.created > 0
+            assert not state.trouble
+        told = {(state.partition, state.identity, state.created) for state in first.partitions}
+        assert {(state.partition, state.identity, state.created) for state in again.partitions} == told
+        assert {(state.partition, state.identity, state.created) for state in other.partitions} == told
+        assert len({state.place for state in first.partitions}) == len(first.partitions)
+        assert not (await storage.renew(Beat(ALICE, worker=worker))).partitions
+
+    async def test_a_beat_tells_whether_the_log_continues_what_its_worker_saw(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
+        async def state(*seen: PartitionState) -> PartitionState:
+            pulse = await storage.renew(Beat(ALICE, seen=seen))
+            [one] = pulse.partitions
+            return one
+
+        before = await state()
+        announced = tuple(WorkerStopping(owner=ALICE.id, reason=reason) for reason in ("one", "two"))
+        [sent] = (await storage.renew(Beat(ALICE, events=announced, seen=(before,)))).partitions
+        after = await state(sent)
+        clock.advance(1)
+        await storage.renew(Beat(ALICE, events=announced[:1]))
+        later = await state(after)
+
+        # What the beat itself records comes after what it tells.
+        assert (sent.last_event, after.last_event, later.last_event) == (
+            before.last_event,
+            before.last_event + 2,
+            before.last_event + 3,
+        )
+        assert later.last_event_at == after.last_event_at + SECOND
+        assert (sent.continues, after.continues, later.continues) == (True, True, True)
+        assert compare(before, later) is None
+        # A log that ends before that, and one that holds another event in its place, are not the log that was seen.
+        ahead = structs.replace(later, last_event=later.last_event + 5)
+        assert not (await state(ahead)).continues
+        assert compare(ahead, await state(ahead)) == StorageRewound(
+            partition=later.partition, seen=later.last_event + 5, last=later.last_event
+        )
+        another = structs.replace(after, last_event_at=after.last_event_at + 1)
+        assert not (await state(another)).continues
+        assert compare(later, later, read=later.last_event + 1) is not None

@@ -86,9 +86,16 @@ end
 local function lend(reader)
   local readers = key('readers')
   local body = call('HGET', readers, reader.name)
-  local kept = body and cmsgpack.unpack(body) or { cursor = min(reader.begin or last, last) }
-  -- What was handled was handled, even if the loan has passed on since.
-  kept.cursor = max(kept.cursor, ASKED.after and min(ASKED.after, last) or 0)
+  local kept = body and cmsgpack.unpack(body)
+  if kept then
+    -- What was handled was handled, even if the loan has passed on since.
+    kept.cursor = max(kept.cursor, ASKED.after and min(ASKED.after, last) or 0)
+  elseif ASKED.after then
+    -- A reader with a cursor that is unknown here was lost with an earlier log.
+    kept = { cursor = trimmed }
+  else
+    kept = { cursor = min(reader.begin or last, last) }
+  end
   -- A loan that ends further ahead than it is long was made before the clock was set back.
   local elsewhere = kept.lent_to
     and kept.lent_to ~= reader.caller

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- requires: flow, work, purse, claims, settling
+-- requires: flow, work, purse, claims, settling, identity
 -- renew: remember that an owner lives, and extend every lease it names that nobody has taken.
 --
 -- workers  HASH  of each worker by its owner's id: name, host, pid, its number, when it started, the number of the last
@@ -7,11 +7,11 @@
 -- seen     ZSET  of each when that was
 -- log:<ref>  LIST  the lines that a job's handlers logged
 --
--- Request: {owner = {id, name, host, pid}, renewals, worker, events, first_event, last, lanes}. A renewal has the fields of
+-- Request: {owner = {id, name, host, pid}, renewals, worker, events, first_event, last, lanes, seen, layout, fresh}. A renewal has the fields of
 -- Renewal, its trace's place instead of that; a line of its log is {level, message, fields, ago, number}; an event is
 -- {body, ref}, its body's place and its job if it is of one. `lanes`: of claims that may have lost their answers, as
--- parts/claims.lua has them.
--- Answer: {lost, cancelling, orders, renewed, left}; `left`: 1 if there was no time to hand back all that lanes have lost;
+-- parts/claims.lua has them. `seen`, `layout`, `fresh`: as parts/identity.lua has them; absent if the state is not asked for.
+-- Answer: {lost, cancelling, orders, renewed, left, state}; `state`: of the partition, or false; `left`: 1 if there was no time to hand back all that lanes have lost;
 -- what is lost by its place among the renewals, {place, reason} of what shall
 -- stop; `renewed`: for how many there was time. The worker and the events wait for the call that has time for all.
 local owner = ASKED.owner
@@ -223,7 +223,7 @@ local function renew(number, asked)
 end
 
 -- Hand back what calls of a lane have given out that are over and were not answered.
-local left = 0
+local left, state = 0, false
 
 local function hand_back(lane)
   Claims.look(owner, lane)
@@ -264,6 +264,10 @@ return Work.carry_out(function()
     end
     Work.let_in()
     local told = Settings.of('worker', owner.id)
+    if ASKED.seen then
+      -- Before this beat makes a log where there is none.
+      state = Identity.state(ASKED.seen, ASKED.layout, ASKED.fresh)
+    end
     remember_worker()
     for _, order in ipairs({ 'quiet', 'stop' }) do
       if told[order] then
@@ -271,5 +275,5 @@ return Work.carry_out(function()
       end
     end
   end
-  return { lost, cancelling, orders, renewed, left }
+  return { lost, cancelling, orders, renewed, left, state }
 end)

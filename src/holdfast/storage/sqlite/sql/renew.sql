@@ -61,6 +61,19 @@ DELETE FROM worker WHERE owner = ?;
 -- name: forget_orders
 DELETE FROM setting WHERE kind = 'worker' AND name = ?;
 
+-- name: partition
+-- Returns the identity of this database, when it was created, and the instants of two events, NULL for what is missing.
+-- Parameters: the numbers of both.
+SELECT (SELECT value FROM meta WHERE key = 'identity'),
+       (SELECT value FROM meta WHERE key = 'created'),
+       (SELECT at FROM event WHERE id = ?),
+       (SELECT at FROM event WHERE id = ?);
+
+-- name: identify
+-- Writes a part of the identity again that was lost. Parameters: which part, its value, NULL for a random one.
+INSERT INTO meta VALUES (?, coalesce(?, lower(hex(randomblob(8)))))
+ON CONFLICT (key) DO UPDATE SET value = excluded.value;
+
 -- name: cancelling
 -- The runs of an owner that somebody has asked to stop.
 SELECT seq, fence FROM job INDEXED BY job_cancelling WHERE state = 'active' AND cancel_at IS NOT NULL AND owner = ?;

@@ -86,4 +86,5 @@ SELECT count(*) FROM sqlite_schema WHERE type = 'table' AND name = 'meta';
 SELECT value FROM meta WHERE key = 'schema_version';
 
 -- name: created
-INSERT INTO meta VALUES ('schema_version', ?);
+-- Parameters: the schema's number, now.
+INSERT INTO meta VALUES ('schema_version', ?), ('created', ?);

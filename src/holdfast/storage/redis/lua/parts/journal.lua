@@ -7,6 +7,46 @@ local Journal = {}
 
 local LOG = key('events')
 
+local function number_of(id)
+  return tonumber(string.sub(id, 3))
+end
+
+local function instant_of(entry)
+  local fields = entry[2]
+  for at = 1, #fields, 2 do
+    if fields[at] == 't' then
+      return tonumber(fields[at + 1])
+    end
+  end
+  return 0
+end
+
+-- The number of the last event, and its instant: 0 if the event has been trimmed.
+function Journal.last()
+  if call('EXISTS', LOG) == 0 then
+    return 0, 0
+  end
+  local told, last, at = call('XINFO', 'STREAM', LOG), 0, 0
+  for place = 1, #told, 2 do
+    if told[place] == 'last-generated-id' then
+      last = number_of(told[place + 1])
+    elseif told[place] == 'last-entry' and told[place + 1] then
+      at = instant_of(told[place + 1])
+    end
+  end
+  return last, at
+end
+
+-- Whether the event that somebody saw as the last one is still in the log, or has been trimmed.
+function Journal.continues(seen, last)
+  local number = seen.last_event or 0
+  if number > last or number == 0 or not seen.last_event_at then
+    return number <= last
+  end
+  local entry = call('XRANGE', LOG, '0-' .. whole(number), '0-' .. whole(number))[1]
+  return not entry or instant_of(entry) == seen.last_event_at
+end
+
 -- Record an event that was encoded by whoever asked; `over`: the fields that the storage knows better.
 function Journal.record_as_told(body, ref, over)
   local fields = { 'e', body, 't', NOW }

@@ -1,0 +1,10 @@
+#!lua
+-- requires: identity
+-- create: write the layout and the identity of a partition that is empty.
+--
+-- Request: {layout, fresh}, as parts/identity.lua has them. Answer: the layout that was there before, or false.
+local there = call('GET', key('schema'))
+if not there then
+  Identity.write(ASKED.layout, ASKED.fresh)
+end
+return there

@@ -1,0 +1,41 @@
+-- requires: cell, journal
+-- The identity of the partition. By it a worker notices that another partition has taken the place of the one it knew.
+--
+-- schema    STRING  the layout
+-- identity  STRING  a random text and the instant at which the partition was created: written once, with the layout
+--
+-- `fresh`: a random text that the caller has made, for a partition that is created now.
+local Identity = {}
+
+local function write(identity, created)
+  call('SET', key('identity'), identity .. ' ' .. whole(created))
+end
+
+-- Write the layout and the identity of a partition that is created now.
+function Identity.write(layout, fresh)
+  call('SET', key('schema'), layout)
+  write(fresh, NOW)
+end
+
+-- Write the identity that is missing. Return 1 if nothing else was missing, else 0.
+local function mend(seen, layout, fresh)
+  if call('EXISTS', key('schema')) == 0 then
+    Identity.write(layout, fresh)
+    return 0
+  end
+  write(seen.identity or fresh, seen.created or NOW)
+  return 1
+end
+
+-- Return the state of the partition, and compare its log with what a worker saw: {identity and creation, the last event's
+-- number, its instant, 1 if the log continues what the worker saw, 1 if only the identity was missing}.
+-- Request: {identity, created, last_event, last_event_at}, empty if the worker saw nothing yet.
+function Identity.state(seen, layout, fresh)
+  local identity, mended = call('GET', key('identity')), 0
+  if not identity then
+    mended = mend(seen, layout, fresh)
+    identity = call('GET', key('identity'))
+  end
+  local last, at = Journal.last()
+  return { identity, last, at, Journal.continues(seen, last) and 1 or 0, mended }
+end

@@ -1,0 +1,144 @@
+"""By the identity of a partition a worker notices that the storage was emptied, replaced or set back."""
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+import redis
+
+from holdfast.core.events import StorageReplaced, StorageRewound, WorkerStopping
+from holdfast.core.partition import IDENTITY_LOST, PartitionState, compare
+from holdfast.storage.protocol import Beat, Storage, WorkerInfo
+from holdfast.storage.redis.address import read
+from holdfast.storage.redis.storage import RedisStorage
+from holdfast.storage.sqlite import SQLiteStorage
+from tests.servers import client_of, command
+from tests.storage.worlds import job, owner
+
+WORKER = WorkerInfo(queues=("q",))
+
+
+async def look(storage: Storage, *seen: PartitionState) -> PartitionState:
+    """Return what a worker's beat finds of the only partition."""
+    [state] = (await storage.renew(Beat(owner(), worker=WORKER, seen=seen))).partitions
+    return state
+
+
+async def record(storage: Storage, events: int) -> None:
+    await storage.renew(Beat(owner(), events=tuple(WorkerStopping(owner="o", reason="r") for _ in range(events))))
+
+
+@pytest.mark.redis
+async def test_an_emptied_server_gets_another_identity_and_its_layout_again(redis_url: str) -> None:
+    storage, client = RedisStorage(read(redis_url)), client_of(redis_url.partition("?")[0])
+    seen = await look(storage)
+    layout = command(client, "GET", f"{base(redis_url)}:schema")
+    command(client, "DEL", *keys_of(client, redis_url))
+    # A producer fills it again before the worker's next beat.
+    await storage.enqueue([job("a")])
+    now = await look(storage, seen)
+    later = await look(storage, now)
+    await storage.close()
+
+    assert isinstance(compare(seen, now), StorageReplaced)
+    assert now.identity != seen.identity
+    assert not now.trouble
+    assert compare(now, later) is None
+    assert command(client, "GET", f"{base(redis_url)}:schema") == layout
+
+
+@pytest.mark.redis
+async def test_each_loss_of_a_server_is_noticed_also_the_second(redis_url: str) -> None:
+    storage, client = RedisStorage(read(redis_url)), client_of(redis_url.partition("?")[0])
+    states = [await look(storage)]
+    for _ in range(2):
+        command(client, "DEL", *keys_of(client, redis_url))
+        states.append(await look(storage, states[-1]))
+    await storage.close()
+
+    assert len({state.identity for state in states}) == 3
+
+
+@pytest.mark.redis
+async def test_an_identity_that_alone_is_missing_is_written_again(redis_url: str) -> None:
+    storage, client = RedisStorage(read(redis_url)), client_of(redis_url.partition("?")[0])
+    await storage.enqueue([job("a")])
+    seen = await look(storage)
+    command(client, "DEL", f"{base(redis_url)}:identity")
+    now = await look(storage, seen)
+    later = await look(storage, now)
+    await storage.close()
+
+    assert (now.identity, now.created, now.trouble) == (seen.identity, seen.created, IDENTITY_LOST)
+    assert compare(seen, now) is None
+    assert not later.trouble
+
+
+@pytest.mark.redis
+async def test_a_server_with_an_older_log_is_rewound_though_it_has_as_many_events(redis_url: str) -> None:
+    storage, client = RedisStorage(read(redis_url)), client_of(redis_url.partition("?")[0])
+    await record(storage, 3)
+    backup = command(client, "DUMP", f"{base(redis_url)}:events")
+    await record(storage, 2)
+    seen = await look(storage)
+    command(client, "RESTORE", f"{base(redis_url)}:events", 0, backup, "REPLACE")
+    now = await look(storage, seen)
+    await record(storage, 5)
+    regrown = await look(storage, seen)
+    await storage.close()
+
+    assert compare(seen, now) == StorageRewound(partition="*", seen=5, last=3)
+    assert compare(seen, regrown) == StorageRewound(partition="*", seen=5, last=8)
+
+
+async def test_a_deleted_file_is_another_database(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    storage = SQLiteStorage(path)
+    await storage.enqueue([job("a")])
+    seen = await look(storage)
+    path.unlink()
+    now = await look(storage, seen)
+    await storage.close()
+
+    assert isinstance(compare(seen, now), StorageReplaced)
+
+
+async def test_an_identity_that_alone_is_missing_in_a_file_is_written_again(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    storage = SQLiteStorage(path)
+    seen = await look(storage)
+    with sqlite3.connect(path) as beside:
+        beside.execute("DELETE FROM meta WHERE key IN ('identity', 'created')")
+    now = await look(storage, seen)
+    later = await look(storage, now)
+    await storage.close()
+
+    assert (now.identity, now.created, now.trouble) == (seen.identity, seen.created, IDENTITY_LOST)
+    assert compare(seen, now) is None
+    assert not later.trouble
+
+
+async def test_an_older_copy_in_the_place_of_the_file_is_rewound(tmp_path: Path) -> None:
+    path, copy = tmp_path / "jobs.db", tmp_path / "copy.db"
+    storage = SQLiteStorage(path)
+    await record(storage, 3)
+    with sqlite3.connect(path) as beside:
+        beside.execute("VACUUM INTO ?", (str(copy),))
+    await record(storage, 2)
+    seen = await look(storage)
+    for name in ("jobs.db-wal", "jobs.db-shm"):
+        (tmp_path / name).unlink()
+    copy.replace(path)
+    now = await look(storage, seen)
+    await storage.close()
+
+    assert compare(seen, now) == StorageRewound(partition="*", seen=5, last=3)
+
+
+def keys_of(client: redis.Redis, url: str) -> list[bytes]:
+    return command(client, "KEYS", f"{base(url)}:*")
+
+
+def base(url: str) -> str:
+    [only] = read(url).bases
+    return only
