@@ -18,7 +18,7 @@ from holdfast.core.events import Event, JobCompleted, JobEvent, OnRequest, event
 from holdfast.errors import StorageError, StorageUnavailableError, UsageError
 from holdfast.failures import is_a, log_failure
 from holdfast.functions import is_async
-from holdfast.storage.cursors import recorded_within
+from holdfast.storage.cursors import recorded_within, restarted
 from holdfast.storage.follow import pages
 from holdfast.storage.protocol import EVENTS_END, EventPage, Reader, Storage
 from holdfast.threads import DaemonExecutor, NoThreadError
@@ -128,6 +128,10 @@ class Bus:
         self._unrecorded: set[str] = set()
         """Which events a warning has named as not recorded by any queue."""
         self._handling: tuple[Reader | None, str | None] = None, None
+        self._restarts: set[int] = set()
+        """The partitions, by their places, whose logs handlers of scope "every" are to hear from their start."""
+        self.read_to = ""
+        """The cursor up to which the log was read."""
         self._stopping = asyncio.Event()
         self._stopped = asyncio.Event()
         self._pool = DaemonExecutor("holdfast-events")
@@ -165,6 +169,16 @@ class Bus:
         """Hand a local event, which no log has, to its handlers, soon."""
         if self._hearers.everyone():
             self._local.put_nowait(event)
+
+    def forget_read(self) -> None:
+        """Forget how far the log was read: it is another log now, or an earlier one. From any thread."""
+        self.read_to = ""
+
+    def begin_again(self, place: int) -> None:
+        """Read the log of one partition from its start: it is another log. `place`: the partition's."""
+        # A named reader's place is lost with the log, and the storage gives it the new one's start.
+        if "every" in self._placed:
+            self._restarts.add(place)
 
     async def run(self) -> None:
         """Follow the log until told to stop, or cancelled."""
@@ -231,7 +245,11 @@ class Bus:
                 else:
                     reader = structs.replace(reader, begin=begin)
                 self._placed.add(scope)
-            return await self._storage.events(place, limit=BATCH, reader=reader)
+            while reader is None and place is not None and self._restarts:
+                place = restarted(place, self._restarts.pop())
+            page = await self._storage.events(place, limit=BATCH, reader=reader)
+            self.read_to = page.next
+            return page
 
         # Whatever keeps the log from being read, the handlers wait for what comes after it.
         turning = pages(

@@ -346,24 +346,23 @@ class WorkerHung(Event, frozen=True, kw_only=True):
 class StorageReplaced(Event, frozen=True, kw_only=True):
     """A worker found another partition in the place of the one it saw before: what the old one held is lost.
 
-    `old`, `new`: the identities of both. `created`: when the new one was created.
+    `old`, `new`: the identities of both.
     """
 
     partition: str
     old: str
     new: str
-    created: datetime
 
 
 class StorageRewound(Event, frozen=True, kw_only=True):
     """A worker found that a partition of the storage went back in time: acknowledged writes are lost.
 
-    `seen`: the number of the last event that the worker had seen in its log; `last`: that of the last event there now.
+    `by`: how many of the last events that the worker had seen are not in its log any more, at the least; 0 if the log
+    has grown past them since.
     """
 
     partition: str
-    seen: int
-    last: int
+    by: int
 
 
 class WorkerFailed(Event, frozen=True, kw_only=True):

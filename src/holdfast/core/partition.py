@@ -2,7 +2,6 @@
 
 from msgspec import Struct
 
-from holdfast.core.duration import moment
 from holdfast.core.events import StorageReplaced, StorageRewound
 
 IDENTITY_LOST = "the partition had lost its identity, though its jobs are there; the identity is written again"
@@ -31,10 +30,8 @@ class PartitionState(Struct, frozen=True):
 def compare(seen: PartitionState, now: PartitionState, read: int = 0) -> StorageReplaced | StorageRewound | None:
     """Return what happened to a partition since a worker saw it. `read`: the last event that the worker has read."""
     if seen.identity != now.identity:
-        return StorageReplaced(
-            partition=now.partition, old=seen.identity, new=now.identity, created=moment(now.created)
-        )
+        return StorageReplaced(partition=now.partition, old=seen.identity, new=now.identity)
     last_seen = max(seen.last_event, read)
     if now.last_event < last_seen or not now.continues:
-        return StorageRewound(partition=now.partition, seen=last_seen, last=now.last_event)
+        return StorageRewound(partition=now.partition, by=max(0, last_seen - now.last_event))
     return None

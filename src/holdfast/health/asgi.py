@@ -10,7 +10,7 @@ import msgspec
 from holdfast.core.check import named
 from holdfast.errors import UsageError
 from holdfast.health.gate import Gate
-from holdfast.health.judge import Health, consuming, judged, unreachable
+from holdfast.health.judge import Health, alarms_of, consuming, judged, unreachable
 from holdfast.health.metrics import CONTENT_TYPE, rendered
 from holdfast.health.vitals import Vitals
 from holdfast.health.watch import Look, Watch
@@ -138,7 +138,10 @@ class HealthApp:
         return (503, _TEXT, f"no: {why}".encode(), []) if why else (200, _TEXT, b"yes", [])
 
     async def _ready(self, scope: Scope) -> Answer:
-        return (200, _TEXT, b"yes", []) if await self.ready() else (503, _TEXT, b"no", [])
+        ready, alarms = await self.ready(), b""
+        if (good := self._watch.good) is not None and good.survey is not None:
+            alarms = "".join(f"; {alarm}" for alarm in alarms_of(good.survey)).encode()
+        return (200, _TEXT, b"yes" + alarms, []) if ready else (503, _TEXT, b"no" + alarms, [])
 
     async def _health_queues(self, scope: Scope) -> Answer:
         try:

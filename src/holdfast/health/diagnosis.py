@@ -15,7 +15,7 @@ from holdfast.core.backlog import Backlog, Thresholds
 from holdfast.core.events import JobRepaired
 from holdfast.core.job import JobRecord
 from holdfast.core.lifecycle import State
-from holdfast.health.judge import Health, jobs_are, jobs_wait, judged
+from holdfast.health.judge import Health, alarms_of, jobs_are, jobs_wait, judged
 from holdfast.options import Timing
 from holdfast.storage.protocol import PAUSED, RATE, UNKNOWN, Finding, Survey
 
@@ -59,6 +59,7 @@ def diagnose(evidence: Evidence, timing: Timing) -> list[Finding]:
     """Return what the evidence comes to; what was looked at and found to be well is said, too."""
     health = judged(evidence.survey, timing=timing, thresholds=Thresholds(), backlog=Backlog(), now=0.0)
     return [
+        *_storage(evidence.survey),
         *_clock(evidence),
         *_sweeping(evidence.survey, health, timing),
         *_overdue(evidence, health, timing),
@@ -92,6 +93,16 @@ def repairs(found: Sequence[JobRepaired], looked: int) -> Finding:
 
 def _among(looked: int) -> str:
     return f"among {_some(looked, 'event')} in the log"
+
+
+def _storage(survey: Survey) -> Iterator[Finding]:
+    for alarm in alarms_of(survey):
+        yield Finding(
+            "error",
+            "storage",
+            alarm,
+            "find out what emptied, replaced or failed over the storage, and enqueue again what is missing",
+        )
 
 
 def _clock(evidence: Evidence) -> Iterator[Finding]:

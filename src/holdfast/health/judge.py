@@ -3,7 +3,7 @@
     unreachable   the storage gave no answer
     unhealthy     a backlog stayed above its threshold for longer than its time
     degraded      jobs wait in a queue that no live worker serves, or for a worker that knows their task (`no_handler`);
-                  or a queue was asked for that does not exist
+                  or a queue was asked for that does not exist; or a worker found the storage replaced or rewound
     ok            none of these
 
 Instants are aware datetimes in UTC, durations are seconds. Nothing here waits or reads a clock.
@@ -144,14 +144,21 @@ def judged(
     }
     active = sum(queue.counts.get(State.ACTIVE, 0) for queue in survey.queues)
     reaper = _reaper(survey.swept_ago, active, timing)
+    alarms = alarms_of(survey)
+    statuses: list[Status] = [queue.status for queue in queues.values()]
     return Health(
-        status=_worst(queue.status for queue in queues.values()),
+        status=_worst([*statuses, "degraded"] if alarms else statuses),
         now=moment(survey.now),
         queues=queues,
         workers=workers,
         reaper=reaper,
-        complaints=list(_complaints(queues, workers, reaper, active)),
+        complaints=[*alarms, *_complaints(queues, workers, reaper, active)],
     )
+
+
+def alarms_of(survey: Survey) -> tuple[str, ...]:
+    """Return what workers found wrong with the storage as a whole, each alarm once."""
+    return tuple(dict.fromkeys(worker.alarm for worker in survey.workers if worker.alarm))
 
 
 def no_handlers(queue: QueueSurvey, workers: Iterable[WorkerSurvey]) -> tuple[NoHandler, ...]:

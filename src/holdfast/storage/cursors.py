@@ -4,6 +4,19 @@ LARGEST = 2**63 - 1
 """The largest number that every storage can compare with."""
 
 
+def numbers_of(cursor: str) -> tuple[int, ...]:
+    """Return the number of the last event that lies before a cursor in each partition, 0 for one that is not known."""
+    return tuple(int(word) if word.isascii() and word.isdecimal() else 0 for word in cursor.split("."))
+
+
+def restarted(cursor: str, place: int) -> str:
+    """Return a cursor that begins again at the start of one partition's log."""
+    words = cursor.split(".")
+    if place < len(words):
+        words[place] = "0"
+    return ".".join(words)
+
+
 def place_of(cursor: str) -> int:
     """Return the place that a cursor names.
 

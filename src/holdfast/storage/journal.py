@@ -52,9 +52,11 @@ class Journal:
 
     def lend(self, cursor: str | None, limit: int, reader: Reader, now: int) -> EventPage:
         """Lend a named reader's next batch to this caller alone; the cursor says how far the last one was handled."""
-        handled = min(place_of(cursor), self.last) if cursor and reader.name in self.readers else 0
+        handled = place_of(cursor) if cursor else 0
+        if handled > self.last or reader.name not in self.readers:
+            # It is of an earlier log, and says nothing of this one.
+            handled = 0
         begin = self.last if reader.begin is None else min(place_of(reader.begin), self.last)
-        # A reader with a cursor that is unknown here was lost with an earlier log.
         kept = self.readers.setdefault(reader.name, _Kept(self._trimmed if cursor else begin))
         # What was handled was handled, even if the loan has passed on since.
         kept.cursor = max(kept.cursor, handled)

@@ -845,6 +845,7 @@ class Model(Timetable):
                     tasks=seen.beat.worker.tasks,
                     unstopped=seen.beat.worker.unstopped,
                     why=seen.beat.worker.why,
+                    alarm=seen.beat.worker.alarm,
                 )
                 for seen in self._workers.values()
                 if seen.beat.worker is not None

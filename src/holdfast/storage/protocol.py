@@ -185,6 +185,7 @@ class WorkerInfo(Struct, frozen=True):
     `quiet`: an operator has told it to claim no more. `tasks`: the tasks that it knows, each with the newest version of
     its payload that it can read; None means all. `unstopped`: the runs that were told to stop, go on, and keep their
     exclusive rights; the first few of them. `why`: why it claims no more by itself; empty if it does.
+    `alarm`: what it found wrong with the storage as a whole; empty if nothing.
     """
 
     queues: tuple[str, ...] = ()
@@ -198,6 +199,7 @@ class WorkerInfo(Struct, frozen=True):
     tasks: dict[str, int] | None = None
     unstopped: tuple[Ref, ...] = ()
     why: str = ""
+    alarm: str = ""
 
 
 class Beat(Struct, frozen=True):
@@ -540,6 +542,7 @@ class WorkerSurvey(Struct, frozen=True, kw_only=True):
     tasks: dict[str, int] | None = None
     unstopped: tuple[Ref, ...] = ()
     why: str = ""
+    alarm: str = ""
 
 
 class Survey(Struct, frozen=True, kw_only=True):

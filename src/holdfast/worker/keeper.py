@@ -35,6 +35,7 @@ from holdfast.storage.protocol import (
     owner_topic,
 )
 from holdfast.worker.held import Held, Holdings, Message, StopReason, outdoes
+from holdfast.worker.partitions import PartitionWatch
 from holdfast.worker.stacks.traces import Traces
 from holdfast.worker.tally import Tally
 from holdfast.worker.turns import Turns
@@ -70,6 +71,7 @@ class Keeper:
         given_up: Callable[[], bool],
         lanes: Callable[[], tuple[Lane, ...]],
         tally: Tally,
+        partitions: PartitionWatch,
     ) -> None:
         self._storage = storage
         self._owner = owner
@@ -85,6 +87,7 @@ class Keeper:
         self._orders: tuple[str, ...] = ()
         self._wanted = wanted
         self._tally = tally
+        self._partitions = partitions
         self._traces = Traces()
         self._given_up = given_up
         self._lanes = lanes
@@ -195,8 +198,11 @@ class Keeper:
                         first_event=self._recorded + 1,
                         answer_within=within,
                         lanes=self._lanes(),
+                        seen=self._partitions.seen,
                     )
+                    read = self._partitions.read
                     pulse = await self._timed(beat)
+                    self._partitions.compare(pulse.partitions, read)
                     # Without its orders the part that keeps the events has not answered either.
                     if pulse.orders is not None:
                         self._recorded += len(events)

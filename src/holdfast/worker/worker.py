@@ -27,12 +27,12 @@ from holdfast.bus import Bus
 from holdfast.clock import SECOND
 from holdfast.core.check import named
 from holdfast.core.duration import Duration, duration
-from holdfast.core.events import JobStopIgnored, WorkerStarted, WorkerStopped, WorkerStopping
+from holdfast.core.events import Event, JobStopIgnored, WorkerStarted, WorkerStopped, WorkerStopping
 from holdfast.core.job import Owner, RecordedError
 from holdfast.core.outcome import StopCode
 from holdfast.core.schedule import Schedule
 from holdfast.equipment import Equipment
-from holdfast.errors import UsageError
+from holdfast.errors import StorageError, UsageError
 from holdfast.health.vitals import Vitals, blocked
 from holdfast.schedules import put_all, put_later
 from holdfast.storage.protocol import WorkerInfo
@@ -51,6 +51,7 @@ from holdfast.worker.memory import resident
 from holdfast.worker.orders import SIGNALS, Orders, draining
 from holdfast.worker.outcomes import Outcomes
 from holdfast.worker.outpost import Outpost
+from holdfast.worker.partitions import PartitionWatch
 from holdfast.worker.run import Runner
 from holdfast.worker.runs import Runs
 from holdfast.worker.shortage import NO_THREAD, Descriptors
@@ -218,6 +219,16 @@ class Worker:
             tally=tally,
             short=lambda: self._descriptors.short() if wear.used else None,
         )
+        self._partitions = PartitionWatch(
+            worker=self.owner.name,
+            clock=equipment.clock,
+            logger=equipment.logger,
+            read=lambda: self._bus.read_to,
+            announce=self._announce,
+            forget_read=self._bus.forget_read,
+            replaced=self._storage_replaced,
+        )
+        self._replaced = asyncio.Event()
         self._keeper = Keeper(
             equipment.storage,
             self.owner,
@@ -234,6 +245,7 @@ class Worker:
             given_up=lambda: self._watchdog.given_up(),
             lanes=lambda: self._exchange.lanes.all,
             tally=tally,
+            partitions=self._partitions,
         )
         self._watchdog = Watchdog(
             self._turns,
@@ -438,11 +450,37 @@ class Worker:
             if self._outpost is not None:
                 crew.create_task(self._outpost.run())
             crew.create_task(self._retire())
+            crew.create_task(self._put_back_schedules())
             if self._lifespan.lives:
                 crew.create_task(self._lifespan.fail())
             if self._burst:
                 await self._exchange.dry()
                 self._begin_to_end(0.0, "burst")
+
+    def _announce(self, event: Event) -> None:
+        self._keeper.announce(event)
+
+    def _storage_replaced(self, place: int) -> None:
+        """Begin again with a storage that lost everything, from the keeper's thread. `place`: of the partition."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._begin_again, place, context=self._context)
+
+    def _begin_again(self, place: int) -> None:
+        self._bus.begin_again(place)
+        self._replaced.set()
+
+    async def _put_back_schedules(self) -> None:
+        """Put the schedules that code declares into the storage each time it has lost them, as at a start."""
+        equipment = self._equipment
+        while True:
+            await self._replaced.wait()
+            self._replaced.clear()
+            try:
+                left = await put_all(equipment.storage, equipment.schedules.values())
+            except StorageError as error:
+                equipment.logger.error("the storage refuses schedules that code declares: %s", error)
+                continue
+            await put_later(equipment.storage, left, rng=equipment.rng, logger=equipment.logger)
 
     async def _retire(self) -> None:
         """End once this process is worn out, and its runs are over: they are healthy, so they get all their time."""
@@ -693,4 +731,5 @@ class Worker:
             tasks=self._known.versions,
             unstopped=self._exchange.unstopped,
             why=self.recycled or self._descriptors.why or "",
+            alarm=self._partitions.alarm,
         )

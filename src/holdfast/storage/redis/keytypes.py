@@ -10,7 +10,7 @@ from holdfast.storage.protocol import Finding
 from holdfast.storage.redis.connections import Connections
 
 _KINDS = {
-    "string": "job load result schema claims",
+    "string": "job load result schema identity claims",
     "list": "runs log calls",
     "stream": "events",
     "hash": "limits named beats traces sweep settings discarded workers answers leader counters readers schedules "

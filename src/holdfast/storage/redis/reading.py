@@ -116,6 +116,7 @@ class _Worker(Struct, kw_only=True):
     tasks: dict[str, int] | None = None
     unstopped: tuple[Ref, ...] = ()
     why: str = ""
+    alarm: str = ""
 
 
 class _Line(Struct, kw_only=True):
@@ -354,6 +355,7 @@ def _workers(workers: Mapping[bytes, bytes], seen: Mapping[bytes, bytes], now: i
             tasks=worker.tasks,
             unstopped=worker.unstopped,
             why=worker.why,
+            alarm=worker.alarm,
         )
         for owner, worker, at in known
     )

@@ -1,12 +1,12 @@
 """The keeper's beat on its way to and from a cell."""
 
-import secrets
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
+from holdfast.clock import entropy
 from holdfast.core.events import Event, JobEvent
 from holdfast.core.job import Owner, Ref
 from holdfast.core.partition import IDENTITY_LOST, PartitionState
@@ -129,7 +129,7 @@ def answer_renew(reply: Any, beat: Beat, scope: str) -> tuple[Pulse, int, bool]:
 
 def new_identity() -> str:
     """Return a random text for a partition that may have to be created."""
-    return secrets.token_hex(8)
+    return f"{entropy().getrandbits(64):016x}"
 
 
 def _seen(states: Sequence[PartitionState], scope: str) -> Seen:

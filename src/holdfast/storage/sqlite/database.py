@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from holdfast.clock import Clock
+from holdfast.clock import Clock, SystemClock
 from holdfast.errors import HoldfastError, SchemaMismatchError, StorageError
 from holdfast.storage.scripts import script
 from holdfast.storage.sqlite import place, wall
@@ -31,10 +31,12 @@ _STATEMENTS = 256
 class Database:
     """A database file, and how connections to it are made."""
 
-    def __init__(self, path: str, locks: Locks, clock: Clock, *, durability: Durability, auto_migrate: bool) -> None:
+    def __init__(
+        self, path: str, locks: Locks, *, durability: Durability, auto_migrate: bool, clock: Clock | None = None
+    ) -> None:
         self.path = path
         self._locks = locks
-        self._clock = clock
+        self._clock = clock or SystemClock()
         self.durability: Durability = durability
         self._auto_migrate = auto_migrate
 

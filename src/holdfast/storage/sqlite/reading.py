@@ -112,8 +112,10 @@ def events(step: Step, cursor: str | None, limit: int, of: Ref | None = None) ->
 
 def lend_events(step: Step, cursor: str | None, limit: int, reader: Reader) -> EventPage:
     """Return the next batch of a named reader, lent to this caller alone, and keep its place."""
-    known = step.one(_READER, (reader.name,)) is not None
-    handled = min(place_of(cursor), _bounds(step)[1]) if cursor and known else 0
+    handled = place_of(cursor) if cursor else 0
+    if handled > _bounds(step)[1] or step.one(_READER, (reader.name,)) is None:
+        # It is of an earlier log, and says nothing of this one.
+        handled = 0
     step.write_down()
     kept, lent_to, until = _place(step, reader, cursor)
     if handled > kept:
@@ -223,6 +225,7 @@ def _worker(row: rows.Row, now: int) -> WorkerSurvey:
         tasks=info.tasks,
         unstopped=info.unstopped,
         why=info.why,
+        alarm=info.alarm,
     )
 
 

@@ -73,7 +73,9 @@ class SQLiteStorage:
             ) from None
         self._clock = clock or SystemClock()
         self._locks = Locks(lock_file(self.path))
-        self._database = Database(self.path, self._locks, self._clock, durability=durability, auto_migrate=auto_migrate)
+        self._database = Database(
+            self.path, self._locks, durability=durability, auto_migrate=auto_migrate, clock=self._clock
+        )
         self._hub = Hub()
         self._sessions = (Session(self.path, self._database.writer), Session(self.path, self._database.reader))
         self._writer = Writer(self.path, self._sessions[0], self._locks, self._clock, self._hub)

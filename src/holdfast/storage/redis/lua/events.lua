@@ -89,7 +89,9 @@ local function lend(reader)
   local kept = body and cmsgpack.unpack(body)
   if kept then
     -- What was handled was handled, even if the loan has passed on since.
-    kept.cursor = max(kept.cursor, ASKED.after and min(ASKED.after, last) or 0)
+    local handled = ASKED.after or 0
+    -- A cursor beyond the end is of an earlier log, and says nothing of this one.
+    kept.cursor = max(kept.cursor, handled <= last and handled or 0)
   elseif ASKED.after then
     -- A reader with a cursor that is unknown here was lost with an earlier log.
     kept = { cursor = trimmed }
