@@ -7,7 +7,7 @@ import pytest
 import redis
 
 from holdfast.core.events import StorageReplaced, StorageRewound, WorkerStopping
-from holdfast.core.partition import IDENTITY_LOST, PartitionState, compare
+from holdfast.core.partition import IDENTITY_LOST, LOG_LOST, PartitionState, compare
 from holdfast.storage.protocol import Beat, Storage, WorkerInfo
 from holdfast.storage.redis.address import read
 from holdfast.storage.redis.storage import RedisStorage
@@ -133,6 +133,17 @@ async def test_an_older_copy_in_the_place_of_the_file_is_rewound(tmp_path: Path)
     await storage.close()
 
     assert compare(seen, now) == StorageRewound(partition="*", by=2)
+
+
+async def test_a_deleted_write_ahead_log_is_found_by_the_next_beat_and_told_once(tmp_path: Path) -> None:
+    storage = SQLiteStorage(tmp_path / "jobs.db")
+    before = await look(storage)
+    (tmp_path / "jobs.db-wal").unlink()
+    found = await look(storage, before)
+    later = await look(storage, found)
+    await storage.close()
+
+    assert (before.trouble, found.trouble, later.trouble) == ("", LOG_LOST, "")
 
 
 def keys_of(client: redis.Redis, url: str) -> list[bytes]:

@@ -7,6 +7,12 @@ from holdfast.core.events import StorageReplaced, StorageRewound
 IDENTITY_LOST = "the partition had lost its identity, though its jobs are there; the identity is written again"
 """What a storage says that had to write an identity again."""
 
+LOG_LOST = (
+    "the write-ahead log of the file (-wal) was deleted or replaced while it was in use, and what it held may be lost; "
+    "stop all processes that use the file, then start them again"
+)
+"""What a SQLite storage says that finds another write-ahead log than before."""
+
 
 class PartitionState(Struct, frozen=True):
     """A partition of the storage as a beat found it.

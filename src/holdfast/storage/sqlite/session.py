@@ -18,6 +18,9 @@ class Session:
         self.gate = threading.Lock()
         self._path = path
         self._file: tuple[int, int] | None = None
+        self._log: tuple[int, int] | None = None
+        self.log_lost = False
+        """Whether the write-ahead log was deleted or replaced while this connection used it."""
         self._connect = connect
         self._connection: sqlite3.Connection | None = None
         self._tainted = False
@@ -35,7 +38,11 @@ class Session:
             self.close()
         if self._connection is None:
             self._connection = self._connect()
-            self._file = self._there()
+            self._file, self._log = self._there(), None
+        log = self._there("-wal")
+        if self._log not in (None, log):
+            self.log_lost = True
+        self._log = log
         return self._connection
 
     def close(self) -> None:
@@ -67,9 +74,9 @@ class Session:
             self._connection = None
         self.gate = threading.Lock()
 
-    def _there(self) -> tuple[int, int] | None:
+    def _there(self, suffix: str = "") -> tuple[int, int] | None:
         try:
-            found = os.stat(self._path)
+            found = os.stat(self._path + suffix)
         except OSError:
             return None
         return found.st_dev, found.st_ino

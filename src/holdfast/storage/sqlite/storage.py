@@ -4,9 +4,12 @@ import asyncio
 import os
 from collections.abc import Iterable, Sequence
 
+from msgspec.structs import replace
+
 from holdfast.clock import Clock, SystemClock
 from holdfast.core.job import JobDetail, NewJob, Owner, Ref
 from holdfast.core.leadership import Term
+from holdfast.core.partition import LOG_LOST
 from holdfast.core.settlement import Settlement
 from holdfast.errors import StorageUnavailableError, UsageError
 from holdfast.storage.notices import Hub, Listener
@@ -144,6 +147,9 @@ class SQLiteStorage:
         )
         if beat.last and self._reopened and not self._locks.lived:
             await self.close()
+        if pulse.partitions and self._sessions[0].log_lost:
+            self._sessions[0].log_lost = False
+            return replace(pulse, partitions=tuple(replace(one, trouble=LOG_LOST) for one in pulse.partitions))
         return pulse
 
     async def sweep(self, bid: Bid) -> Swept:
