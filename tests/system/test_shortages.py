@@ -1,5 +1,6 @@
 """Workers that run out of descriptors or threads, by real limits: they claim no more, say why, and are replaced."""
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
@@ -113,3 +114,17 @@ async def test_a_worker_without_a_supervisor_claims_nothing_until_descriptors_ar
     assert "claims no more: it has" in found.stdout
     assert ran.job.state is State.COMPLETED
     assert pids(here, waiting[0]) == pids(here, ref)
+
+
+async def test_a_burst_without_a_supervisor_that_stays_short_of_descriptors_fails_and_says_why(here: Farm) -> None:
+    (leak,) = here.enqueue("leak_descriptors", 20, "-free")
+    naps = here.enqueue("nap", 0.5, times=20)
+    burst = here.alone("-c", "1", "--burst")
+    status = await asyncio.to_thread(burst.wait, 30)
+    details = await here.details([leak, *naps])
+
+    assert status == 1
+    [error] = [line for line in here.log().splitlines() if line.startswith("error: ")]
+    assert "jobs may be left: it has 20 free descriptors" in error
+    assert {one.job.state for one in details} == {State.COMPLETED, State.WAITING}
+    assert {(one.job.failures, one.job.stalls, one.job.releases) for one in details} == {(0, 0, 0)}

@@ -42,6 +42,9 @@ from holdfast.worker.runs import Runs
 from holdfast.worker.tally import Tally
 from holdfast.worker.wear import Wear
 
+SHORT_FOR = 4.0
+"""Seconds without a run after which a burst ends that is short of descriptors."""
+
 POLL = 5.0
 """Seconds between two claims when nothing was hinted at and nothing falls due: the net under the notices."""
 
@@ -254,11 +257,23 @@ class ExchangeLoop:
             self._idle.clear()
             await self._idle.wait()
 
-    async def dry(self) -> None:
-        """Wait until a claim has found nothing, no run goes on, and every outcome has been answered."""
+    async def dry(self) -> str | None:
+        """Wait until a claim has found nothing, no run goes on, and every outcome has been answered.
+
+        Returns why nothing can be claimed if no run goes on and the process has been short of something for a while.
+        """
+        short_since: float | None = None
         while not self.empty or self._runs or self._outcomes:
+            now, why = self._clock.uptime(), self._short()
+            if why is None or self._runs or self._outcomes or self._calls:
+                short_since = None
+            elif short_since is None:
+                short_since = now
+            elif now - short_since >= SHORT_FOR:
+                return why
             self._idle.clear()
             await self._idle.wait()
+        return None
 
     # ------------------------------------------------------------------------------------------------------ the hands
 

@@ -32,7 +32,7 @@ from holdfast.core.job import Owner, RecordedError
 from holdfast.core.outcome import StopCode
 from holdfast.core.schedule import Schedule
 from holdfast.equipment import Equipment
-from holdfast.errors import StorageError, UsageError
+from holdfast.errors import HoldfastError, StorageError, UsageError
 from holdfast.health.vitals import Vitals, blocked
 from holdfast.schedules import put_all, put_later
 from holdfast.storage.protocol import WorkerInfo
@@ -113,6 +113,8 @@ class Worker:
         self._supervised = supervised
         self.recycled: str | None = None
         """Why it ends to be replaced by another, None where it does not."""
+        self._short: str | None = None
+        """Why a burst ends although jobs may be left, None if it does not."""
         self._complaints: set[str] = set()
         """The reasons to be replaced that were given."""
         self._retired = asyncio.Event()
@@ -396,6 +398,7 @@ class Worker:
         """Wait until the worker has ended: stopped, out of work in a burst, or failed.
 
         Raises:
+            HoldfastError: a burst ended although jobs may be left, because it could not claim them.
             BaseExceptionGroup: something in the worker itself failed.
         """
         if self._main is None:
@@ -405,6 +408,11 @@ class Worker:
             await asyncio.shield(self._ending)
         if not self._main.cancelled() and (failure := self._main.exception()) is not None:
             raise failure
+        if self._short is not None:
+            raise HoldfastError(
+                f"the burst of worker {self.owner.name} ends, and jobs may be left: {self._short}, and no job runs; "
+                "find what keeps descriptors open, or raise the limit (ulimit -n)"
+            )
 
     async def run(self) -> None:
         """Work until SIGTERM or SIGINT: the first drains, the second hands back and leaves at once.
@@ -413,6 +421,7 @@ class Worker:
 
         Raises:
             UsageError: called outside of the main thread, where signals cannot be heard.
+            HoldfastError: a burst ended although jobs may be left, because it could not claim them.
             StorageError: the storage cannot be opened.
         """
         if threading.current_thread() is not threading.main_thread():
@@ -454,7 +463,7 @@ class Worker:
             if self._lifespan.lives:
                 crew.create_task(self._lifespan.fail())
             if self._burst:
-                await self._exchange.dry()
+                self._short = await self._exchange.dry()
                 self._begin_to_end(0.0, "burst")
 
     def _announce(self, event: Event) -> None:
