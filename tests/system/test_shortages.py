@@ -52,6 +52,32 @@ async def test_a_worker_with_too_few_descriptors_claims_no_more_says_why_and_is_
     assert not {pids(here, ref)[0] for ref in after} & set(pids(here, leak))
 
 
+async def test_a_long_run_ends_beside_jobs_that_leak_descriptors_again_and_again(here: Farm) -> None:
+    here.worker("-c", "2", "--drain", "1s", "--prefetch", "0")
+    (long,) = here.enqueue("nap", 12)
+
+    async def begun() -> bool:
+        return any(line.what == "start" for line in here.lines())
+
+    await here.until(begun, within=20)
+    leaks: list[Ref] = []
+    for _ in range(3):
+        leaks += here.enqueue("leak_descriptors", 20, "-free")
+        await over(here, leaks)
+        worn = len(leaks)
+
+        async def replaced(worn: int = worn) -> bool:
+            return here.log().count("is replaced by another") == worn
+
+        await here.until(replaced, within=10)
+    details = await over(here, [long, *leaks])
+
+    assert {(one.job.state, one.job.releases, len(one.runs)) for one in details} == {(State.COMPLETED, 0, 1)}
+    # Each leak wore out the process that it ran in, while the first of these still had the long run.
+    assert len({pids(here, ref)[0] for ref in leaks}) == 3
+    assert max(one.job.finished or 0 for one in details[1:]) < (details[0].job.finished or 0)
+
+
 async def test_a_run_that_finds_no_descriptor_is_put_back_once_uncharged_and_runs_in_another_worker(here: Farm) -> None:
     here.worker("-c", "2")
     once, always = *here.enqueue("exhaust", 1), *here.enqueue("exhaust", 9)

@@ -246,6 +246,12 @@ class ExchangeLoop:
             if not self._due:
                 await asyncio.sleep(PATIENCE.first)
 
+    def wear_out(self, why: str) -> None:
+        """Claim no more, for this process is to be replaced; its runs go on."""
+        self._wear.wear_out(why)
+        self._runs.hand_back()
+        self._stir()
+
     async def worn_out(self) -> str:
         """Wait until this process is worn out and claims no more; return why."""
         await self._worn.wait()

@@ -42,6 +42,10 @@ class Wear:
         """Take one back that was to begin, and did not."""
         self._begun -= 1
 
+    def wear_out(self, why: str) -> None:
+        """Note that this process is to be replaced, for a reason that others have found."""
+        self._why = self._why or why
+
     def room(self, free: int) -> int:
         """Return how many of so many free slots may still be filled."""
         if self._why is not None:

@@ -628,7 +628,7 @@ class Worker:
 
     def _crowded(self) -> None:
         """Too many runs go on here that nobody waits for."""
-        self._worn_out(f"{self._abandoned.count} handlers go on in it although they were told to end")
+        self._worn_out(f"{self._abandoned.count} handlers go on in it although they were told to end", drain=True)
 
     def _will_not_end(self, held: Held, reason: StopCode) -> None:
         """An exclusive run was told to stop, and its handler goes on. Only the end of this process ends that."""
@@ -639,7 +639,8 @@ class Worker:
             )
         )
         self._worn_out(
-            f"job {job.id} ({job.task}) was told to stop, its handler goes on, and it keeps its exclusive right"
+            f"job {job.id} ({job.task}) was told to stop, its handler goes on, and it keeps its exclusive right",
+            drain=True,
         )
 
     def _out_of_threads(self) -> None:
@@ -658,8 +659,11 @@ class Worker:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._worn_out, why, context=self._context)
 
-    def _worn_out(self, told: str) -> None:
-        """Have this process replaced, for what it is told; where nobody does that, say so once for each reason."""
+    def _worn_out(self, told: str, *, drain: bool = False) -> None:
+        """Have this process replaced, for what it is told; where nobody does that, say so once for each reason.
+
+        Its runs get all their time, or a drain if some of them would never end.
+        """
         if self._ending is not None or told in self._complaints:
             return
         self._complaints.add(told)
@@ -671,7 +675,10 @@ class Worker:
             )
             return
         self._equipment.logger.error("worker %s is replaced by another: %s", self.owner.name, told)
-        self.recycle(told)
+        if drain:
+            self.recycle(told)
+        else:
+            self._exchange.wear_out(told)
 
     def _left_untold(self, error: Exception | None) -> None:
         """Log what the storage was not told; the reaper finds out by itself."""
