@@ -11,6 +11,7 @@ from holdfast.core.events import JobRepaired
 from holdfast.core.job import Key, Policy, Redriving, Ref
 from holdfast.core.lease import Lease
 from holdfast.core.lifecycle import State
+from holdfast.core.outcome import Returned
 from holdfast.core.retention import Keep, Retention
 from holdfast.core.retry import Backoff
 from holdfast.storage.protocol import (
@@ -420,3 +421,46 @@ async def test_a_script_forgets_a_bounded_number_of_jobs_in_many_queues(cell: Ce
     assert kept[99] == 100 * len(queues)
     assert all(some <= 200 * scripts for some, scripts in zip(forgotten, took[1:], strict=True))
     assert max(kept) <= 101 * len(queues)
+
+
+@pytest.mark.parametrize(
+    ("keys", "size", "most"),
+    [((), 2, 151), ((), 1000, 133), ((Key("k", 9999),), 2, 66)],
+    ids=["plain", "with a payload and a result apart", "not plain"],
+)
+async def test_a_script_forgets_the_fewer_jobs_the_more_each_takes(
+    cell: Cell, clock: ManualClock, keys: tuple[Key, ...], size: int, most: int
+) -> None:
+    await cell.storage.tune(Target("queue", QUEUE), Settings(retention=Retention(completed=Keep(DAY * SECOND, 3000))))
+
+    async def complete(first: int, jobs: int) -> None:
+        for at in range(first, first + jobs, 100):
+            some = range(at, min(at + 100, first + jobs))
+            await enqueue(cell.storage, *(new_job(f"{n:05}", keys=keys, payload=b"x" * size) for n in some))
+            leases = await claim(cell.storage)
+            clock.advance(1)
+            await cell.storage.exchange(ALICE, [settled(lease, Returned(b"y" * size)) for lease in leases])
+
+    def left(kind: str) -> int:
+        return len(cell.client.keys(cell.key(kind, "*")))
+
+    await complete(0, 3300)
+    full = left("job")
+    await complete(3300, 1)
+
+    assert full == 3300
+    assert left("job") == 3301 - most
+    assert {left("load"), left("result")} <= {0, left("job")}
+
+
+async def test_a_sweep_forgets_all_jobs_that_are_not_plain_in_short_scripts(cell: Cell, clock: ManualClock) -> None:
+    for at in range(0, 600, 100):
+        await enqueue(cell.storage, *(new_job(f"{n:05}", keys=(Key("k", 9999),)) for n in range(at, at + 100)))
+        await cell.storage.exchange(ALICE, [settled(lease) for lease in await claim(cell.storage)])
+    clock.advance(3601)
+    cell.client.config_resetstat()
+    swept = [(await cell.storage.sweep(bid())).did["trimmed"] for _ in range(2)]
+    scripts = int(cell.client.info("commandstats")["cmdstat_evalsha"]["calls"])
+
+    assert swept == [500, 100]
+    assert scripts >= 5

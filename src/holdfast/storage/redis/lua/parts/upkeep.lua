@@ -222,21 +222,23 @@ local function worn(over, keep, room)
   return gone
 end
 
--- Forget jobs that this script has not loaded, as a set; return how many, and the ids of those that are left.
-local function forget_unloaded(queue, state, ids)
+-- Forget jobs that this script has not loaded, as a set, up to what counts for `most`; return how many, the ids of those that
+-- are left, what those forgotten count for, and whether there was time for no more.
+local function forget_unloaded(queue, state, ids, most)
   local others, loaded = {}, {}
   for _, id in ipairs(ids) do
     local list = Record.has(pair(queue, id)) and loaded or others
     list[#list + 1] = id
   end
   if #others == 0 then
-    return 0, loaded
+    return 0, loaded, 0, false
   end
-  local gone, left = Forgetting.forget(queue, state, others)
+  local gone, left, counted = Forgetting.forget(queue, state, others, false, most)
+  local cut_short = gone + #left < #others
   for _, id in ipairs(loaded) do
     left[#left + 1] = id
   end
-  return gone, left
+  return gone, left, counted, cut_short
 end
 
 -- Forget what has been kept for long enough: what has a lifetime of its own first, then queue by queue. Most jobs of a queue
@@ -268,7 +270,9 @@ function Upkeep.trim(limit)
     end
     for _, state in ipairs(ENDS) do
       local over = key('over', pair(queue.name, state))
-      local gone, left = forget_unloaded(queue.name, state, worn(over, Forgetting.keep(queue.name, state), limit - trimmed))
+      local ids = worn(over, Forgetting.keep(queue.name, state), limit - trimmed)
+      local may_count = max(1, floor((Purse.left - spent - trimmed * Forgetting.PRICE) / Forgetting.COUNTED))
+      local gone, left, counted, cut_short = forget_unloaded(queue.name, state, ids, may_count)
       trimmed = trimmed + gone
       for _, id in ipairs(left) do
         local job = has_time() and Audit.known_over(queue.name, state, id)
@@ -276,6 +280,9 @@ function Upkeep.trim(limit)
           forget(job)
         end
       end
+      -- Beyond the price that is paid for each.
+      spent = spent + max(0, counted * Forgetting.COUNTED - gone * Forgetting.PRICE)
+      stopped = stopped or cut_short
     end
   end
   return trimmed, false, spent + 6 * #Upkeep.queues(), stopped
