@@ -59,6 +59,7 @@ NEEDED = (
     *(
         "ZINCRBY",
         "ZMSCORE",
+        "ZRANDMEMBER",
         "ZRANGE",
         "ZRANGEBYLEX",
         "ZRANGEBYSCORE",
