@@ -54,7 +54,7 @@ async def test_a_worker_with_too_few_descriptors_claims_no_more_says_why_and_is_
 
 async def test_a_long_run_ends_beside_jobs_that_leak_descriptors_again_and_again(here: Farm) -> None:
     here.worker("-c", "2", "--drain", "1s", "--prefetch", "0")
-    (long,) = here.enqueue("nap", 12)
+    (long,) = here.enqueue("until_told", "-go")
 
     async def begun() -> bool:
         return any(line.what == "start" for line in here.lines())
@@ -69,13 +69,13 @@ async def test_a_long_run_ends_beside_jobs_that_leak_descriptors_again_and_again
         async def replaced(worn: int = worn) -> bool:
             return here.log().count("is replaced by another") == worn
 
-        await here.until(replaced, within=10)
+        await here.until(replaced, within=20)
+    Path(f"{here.diary}-go").touch()  # noqa: ASYNC240 - nothing else runs here
     details = await over(here, [long, *leaks])
 
     assert {(one.job.state, one.job.releases, len(one.runs)) for one in details} == {(State.COMPLETED, 0, 1)}
     # Each leak wore out the process that it ran in, while the first of these still had the long run.
     assert len({pids(here, ref)[0] for ref in leaks}) == 3
-    assert max(one.job.finished or 0 for one in details[1:]) < (details[0].job.finished or 0)
 
 
 async def test_a_run_that_finds_no_descriptor_is_put_back_once_uncharged_and_runs_in_another_worker(here: Farm) -> None:
