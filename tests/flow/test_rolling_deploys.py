@@ -22,6 +22,8 @@ from holdfast.health.judge import Health, judged
 from holdfast.storage.protocol import Query, Survey
 from tests.flow.conftest import FAST, Play, Stage
 
+pytestmark = pytest.mark.thorough
+
 OLD_WORKERS = 19
 
 

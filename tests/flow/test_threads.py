@@ -20,6 +20,8 @@ from holdfast import (
     current_job,
 )
 
+pytestmark = pytest.mark.thorough
+
 QUICK = Timing(lease="1s", sweep="200ms", grace="200ms")
 
 
