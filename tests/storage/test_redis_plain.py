@@ -163,6 +163,8 @@ class Pair:
             held: dict[str, Any] = {name.removeprefix(base): value(client, name) for name in names}
             held |= {f":job:{name}": job for name, job in books.jobs.items()}
             held[":events"] = [(number, decoded(fields)) for number, fields in books.events()]
+            # Each namespace has an identity of its own.
+            del held[":identity"]
         held.pop(":settings", None)
         return held
 
