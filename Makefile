@@ -15,7 +15,7 @@ READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 UV := uv==0.13.8
 QUICK := not system and not slow and not redis
-NO_PYTHON := Holdfast needs Python 3.11 or newer with venv and sqlite3: install one, or name it: make PYTHON=/path/to/python3
+NO_PYTHON := Tenure needs Python 3.11 or newer with venv and sqlite3: install one, or name it: make PYTHON=/path/to/python3
 
 # Quick tests write to memory where there is some to spare: none of them cares what a power cut would leave.
 MEMORY := $(shell df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 2097152 { print "/dev/shm" }')
@@ -37,7 +37,7 @@ help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: $(READY) ## run the main job with faults and an audit (URL=..., ARGS="--plain")
-	@$(BIN)/holdfast demo $(if $(URL),--url '$(URL)') $(ARGS)
+	@$(BIN)/tenure demo $(if $(URL),--url '$(URL)') $(ARGS)
 
 examples: $(READY) ## run every example
 	@for example in examples/*.py; do printf '\n== %s\n' "$$example"; $(BIN)/python "$$example" || exit 1; done
@@ -70,16 +70,16 @@ coverage: $(READY) ## run the quick tests and show the lines they miss
 	@$(BIN)/coverage report
 
 simulate: $(READY) ## run simulated worlds (SEEDS=20000, SEEDS=500-800, ARGS="--keep --evidence docs/evidence/simulation")
-	@$(BIN)/python -m holdfast.testing.world --seeds $(SEEDS) $(ARGS)
+	@$(BIN)/python -m tenure.testing.world --seeds $(SEEDS) $(ARGS)
 
 mutants: $(READY) ## take out one guard at a time and see that the simulation finds it out (ARGS="no_fence --stories")
-	@$(BIN)/python -m holdfast.testing.mutants $(ARGS)
+	@$(BIN)/python -m tenure.testing.mutants $(ARGS)
 
 mutants-code: $(READY) ## change one guard of SQL, Lua, worker or supervisor at a time; a test must fail (ARGS="sqlite --list")
 	@$(BIN)/python -m tests.code_mutants $(ARGS)
 
 chaos: $(READY) ## strike real processes at random for a while, then audit (STORAGE=redis, MINUTES=5, SEED=7)
-	@$(BIN)/python -m holdfast.testing.chaos --storage $(STORAGE) --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
+	@$(BIN)/python -m tenure.testing.chaos --storage $(STORAGE) --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 bench: $(READY) ## measure speed on memory, SQLite and Redis (where there is a redis-server)
 	@$(BIN)/python -m benchmarks.run $(ARGS)

@@ -30,7 +30,7 @@ def age(page: str, parts: tuple[str, ...]) -> str:
     commit = commit or git("log", "-1", "--format=%H", "--", page)
     if not commit:
         return "its age is unknown in this checkout"
-    count = int(git("rev-list", "--count", f"{commit}..HEAD", "--", *(f"src/holdfast/{part}" for part in parts)) or 0)
+    count = int(git("rev-list", "--count", f"{commit}..HEAD", "--", *(f"src/tenure/{part}" for part in parts)) or 0)
     if not count:
         return f"is of commit {commit[:10]}; nothing that it covers has changed since"
     return f"OLD: {count} commits have changed what it covers since {commit[:10]}"

@@ -1,1 +1,1 @@
-"""How fast Holdfast is on this machine: `make bench`."""
+"""How fast Tenure is on this machine: `make bench`."""

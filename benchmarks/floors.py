@@ -6,8 +6,8 @@ from urllib.parse import urlsplit
 
 from redis.asyncio import Redis
 
-from holdfast.storage.sqlite.database import Database
-from holdfast.storage.sqlite.locks import Locks
+from tenure.storage.sqlite.database import Database
+from tenure.storage.sqlite.locks import Locks
 
 
 def inserts_a_second(file: Path, *, rows: int, batch: int) -> float:

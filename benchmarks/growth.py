@@ -28,12 +28,12 @@ from redis import Redis
 from benchmarks.redis_scripts import settle_down
 from benchmarks.report import Machine, machine
 from benchmarks.server import a_server
-from holdfast.core.job import Key, NewJob, Owner
-from holdfast.core.lease import Lease
-from holdfast.core.outcome import Returned
-from holdfast.core.settlement import settlement
-from holdfast.storage.locate import locate
-from holdfast.storage.protocol import Order
+from tenure.core.job import Key, NewJob, Owner
+from tenure.core.lease import Lease
+from tenure.core.outcome import Returned
+from tenure.core.settlement import settlement
+from tenure.storage.locate import locate
+from tenure.storage.protocol import Order
 
 ROOM = 10
 BLOCK = 20
@@ -240,7 +240,7 @@ async def measured(axes: Sequence[str], media: Sequence[Medium], *, blocks: int,
 
 def _place(medium: Medium, shape: Shape, stack: ExitStack) -> Place:
     if medium == "sqlite":
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-bench-")))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tenure-bench-")))
         return Place(f"sqlite:///{folder / 'growth.db'}", shape)
     server = stack.enter_context(a_server())
     assert server is not None

@@ -19,12 +19,12 @@ from msgspec import Struct
 
 from benchmarks.cells import TRIP
 from benchmarks.report import machine
-from holdfast.core.job import Key, NewJob, Owner
-from holdfast.core.lease import Lease
-from holdfast.core.outcome import Returned
-from holdfast.core.settlement import settlement
-from holdfast.storage.protocol import CLAIM_LIMIT, Order
-from holdfast.storage.sqlite import SQLiteStorage
+from tenure.core.job import Key, NewJob, Owner
+from tenure.core.lease import Lease
+from tenure.core.outcome import Returned
+from tenure.core.settlement import settlement
+from tenure.storage.protocol import CLAIM_LIMIT, Order
+from tenure.storage.sqlite import SQLiteStorage
 
 QUEUE = "bench"
 ROOM = 10
@@ -146,7 +146,7 @@ def main() -> None:
     parser.add_argument("--keys", type=int, default=1_000, help="under how many keys half of them are parked (1,000)")
     parser.add_argument("--exchanges", type=int, default=300, help="how many of each kind are measured (300)")
     asked = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="tenure-bench-") as folder:
         found = asyncio.run(measured(Path(folder), jobs=asked.jobs, keys=asked.keys, exchanges=asked.exchanges))
     print("\n".join(told(found, jobs=asked.jobs, keys=asked.keys)))
 

@@ -15,11 +15,11 @@ from redis import Redis
 
 from benchmarks.report import machine
 from benchmarks.server import a_server
-from holdfast.core.job import NewJob, Owner
-from holdfast.core.lease import Lease
-from holdfast.storage.locate import locate
-from holdfast.storage.protocol import CLAIM_LIMIT, RENEW_LIMIT, Beat, Order, Renewal, Storage, WorkerInfo
-from holdfast.storage.redis.address import read
+from tenure.core.job import NewJob, Owner
+from tenure.core.lease import Lease
+from tenure.storage.locate import locate
+from tenure.storage.protocol import CLAIM_LIMIT, RENEW_LIMIT, Beat, Order, Renewal, Storage, WorkerInfo
+from tenure.storage.redis.address import read
 
 BEAT = 5.0
 TRIP = 1_000

@@ -29,8 +29,8 @@ from redis import Redis
 
 from benchmarks.report import machine
 from benchmarks.server import a_server
-from holdfast.clock import SECOND
-from holdfast.core.job import (
+from tenure.clock import SECOND
+from tenure.core.job import (
     Key,
     NewJob,
     Owner,
@@ -42,14 +42,14 @@ from holdfast.core.job import (
     StallTerms,
     ThrottleKey,
 )
-from holdfast.core.lease import Lease
-from holdfast.core.lifecycle import State
-from holdfast.core.outcome import Outcome, Raised, Returned, Unknown
-from holdfast.core.retry import Backoff
-from holdfast.core.schedule import Schedule
-from holdfast.core.settlement import settlement
-from holdfast.core.ticks import begun
-from holdfast.storage.protocol import (
+from tenure.core.lease import Lease
+from tenure.core.lifecycle import State
+from tenure.core.outcome import Outcome, Raised, Returned, Unknown
+from tenure.core.retry import Backoff
+from tenure.core.schedule import Schedule
+from tenure.core.settlement import settlement
+from tenure.core.ticks import begun
+from tenure.storage.protocol import (
     CLAIM_LIMIT,
     DUE_LIMIT,
     EXPIRE_LIMIT,
@@ -74,9 +74,9 @@ from holdfast.storage.protocol import (
     Tick,
     WorkerInfo,
 )
-from holdfast.storage.redis.address import read
-from holdfast.storage.redis.storage import RedisStorage
-from holdfast.testing import ManualClock
+from tenure.storage.redis.address import read
+from tenure.storage.redis.storage import RedisStorage
+from tenure.testing import ManualClock
 
 BASE = "base"
 PAYLOAD = b"x" * 200

@@ -20,7 +20,7 @@ async def measured(rounds: int, server: str | None) -> list[Sample]:
     samples: list[Sample] = []
     for number in range(rounds):
         print(f"round {number + 1} of {rounds}", file=sys.stderr)
-        with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
+        with tempfile.TemporaryDirectory(prefix="tenure-bench-") as folder:
             samples += [sample async for sample in one_round(Places(Path(folder), server))]
     return samples
 

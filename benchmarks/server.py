@@ -31,7 +31,7 @@ def a_server() -> Generator[Server | None]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="tenure-bench-") as folder:
         settings = ("--port", str(port), "--bind", "127.0.0.1", "--dir", folder, "--save", "", "--appendonly", "yes")
         process = subprocess.Popen([program, *settings], stdout=subprocess.DEVNULL)
         try:

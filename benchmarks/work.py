@@ -4,8 +4,8 @@ import asyncio
 import time
 from collections import Counter
 
-from holdfast import Holdfast
-from holdfast.core.lifecycle import TERMINAL, State
+from tenure import Tenure
+from tenure.core.lifecycle import TERMINAL, State
 
 PATIENCE = 60.0
 """Seconds after which jobs that are not done yet are taken for lost."""
@@ -15,7 +15,7 @@ class Work:
     """An app on one storage, and what its handlers noted in this process."""
 
     def __init__(self, url: str) -> None:
-        self.app = Holdfast(url, name="bench")
+        self.app = Tenure(url, name="bench")
         self.waited_ns: list[int] = []
         self.ran = 0
         """How many handlers have run in this process."""

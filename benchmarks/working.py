@@ -8,8 +8,8 @@ from pathlib import Path
 from msgspec import Struct
 
 from benchmarks.work import Work
-from holdfast.core.lifecycle import State
-from holdfast.core.retention import KEPT
+from tenure.core.lifecycle import State
+from tenure.core.retention import KEPT
 
 SETTLING = 2.0
 SETTLED_TRIP = 256

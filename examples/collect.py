@@ -8,7 +8,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast import Collect, CollectTask, Holdfast
+from tenure import Collect, CollectTask, Tenure
 
 
 @dataclass
@@ -20,8 +20,8 @@ class Doc:
 batches: list[list[Doc]] = []
 
 
-def search(url: str) -> tuple[Holdfast, CollectTask[Doc, int]]:
-    app = Holdfast(url)
+def search(url: str) -> tuple[Tenure, CollectTask[Doc, int]]:
+    app = Tenure(url)
 
     @app.task(name="index", collect=Collect("{item.index}", delay="500ms", max_size=50, max_wait="5s"))
     async def index(docs: list[Doc]) -> int:

@@ -12,7 +12,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast import Holdfast, Router, TaskOptions, UsageError
+from tenure import Router, TaskOptions, Tenure, UsageError
 
 # ── contract.py: what both sides share ──
 
@@ -35,7 +35,7 @@ async def send(to: str, text: str = "hello") -> Receipt:
 
 
 def work(url: str) -> None:
-    app = Holdfast(url)
+    app = Tenure(url)
     app.include(mail)
 
     @app.implement(send)
@@ -49,7 +49,7 @@ def work(url: str) -> None:
 
 
 async def enqueue(url: str) -> None:
-    async with Holdfast(url) as app:
+    async with Tenure(url) as app:
         app.include(mail)
         print("handlers known here:", sorted(app.tasks) or "none")
         try:

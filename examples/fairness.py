@@ -6,9 +6,9 @@ Run it: python examples/fairness.py
 import asyncio
 from collections import Counter
 
-from holdfast import Holdfast
+from tenure import Tenure
 
-app = Holdfast("memory://")
+app = Tenure("memory://")
 ran: list[str] = []
 
 

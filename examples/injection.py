@@ -10,11 +10,11 @@ from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from holdfast import Holdfast, Inject, JobContext, JobFailedError, Retry, current_job
+from tenure import Inject, JobContext, JobFailedError, Retry, Tenure, current_job
 
 
 @asynccontextmanager
-async def lifespan(app: Holdfast) -> AsyncGenerator[Path]:
+async def lifespan(app: Tenure) -> AsyncGenerator[Path]:
     """Make what all runs of a worker share, before its first claim; what is yielded is `current_job().state`."""
     with tempfile.TemporaryDirectory() as folder:
         shop = Path(folder) / "shop.db"
@@ -26,7 +26,7 @@ async def lifespan(app: Holdfast) -> AsyncGenerator[Path]:
         print("and ends")
 
 
-app = Holdfast("memory://", lifespan=lifespan)
+app = Tenure("memory://", lifespan=lifespan)
 
 
 def get_shop(job: JobContext = Inject(current_job)) -> Path:

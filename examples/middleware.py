@@ -7,9 +7,9 @@ import asyncio
 from contextvars import ContextVar
 from typing import Any
 
-from holdfast import Holdfast, JobReleased, Proceed, RunCall, Snooze, current_job
+from tenure import JobReleased, Proceed, RunCall, Snooze, Tenure, current_job
 
-app = Holdfast("memory://")
+app = Tenure("memory://")
 tenant: ContextVar[str] = ContextVar("tenant")
 maintenance = {"on": True}
 seen: list[str] = []

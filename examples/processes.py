@@ -7,9 +7,9 @@ import asyncio
 import os
 import signal
 
-from holdfast import Holdfast, JobFailedError, Retry, Stall, TaskOptions
+from tenure import JobFailedError, Retry, Stall, TaskOptions, Tenure
 
-app = Holdfast("memory://", defaults=TaskOptions(retry=Retry(max_attempts=1), stall=Stall(max_count=0)))
+app = Tenure("memory://", defaults=TaskOptions(retry=Retry(max_attempts=1), stall=Stall(max_count=0)))
 
 
 @app.task(run="process")

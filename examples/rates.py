@@ -6,9 +6,9 @@ Run it: python examples/rates.py
 import asyncio
 from collections import Counter
 
-from holdfast import Holdfast, Job, Rate, State
+from tenure import Job, Rate, State, Tenure
 
-app = Holdfast("memory://")
+app = Tenure("memory://")
 fetched: Counter[str] = Counter()
 
 

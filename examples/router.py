@@ -5,7 +5,7 @@ Run it: python examples/router.py
 
 import asyncio
 
-from holdfast import Holdfast, JobCompleted, Router, TaskOptions
+from tenure import JobCompleted, Router, TaskOptions, Tenure
 
 # ── shop/billing.py ──
 billing = Router(prefix="billing.", defaults=TaskOptions(queue="billing", timeout="1m"))
@@ -30,7 +30,7 @@ async def count(event: JobCompleted) -> None:
 
 
 # ── shop/app.py ──
-app = Holdfast("memory://", defaults=TaskOptions(queue="shop"))
+app = Tenure("memory://", defaults=TaskOptions(queue="shop"))
 completed: list[str] = []
 heard = asyncio.Event()
 

@@ -8,9 +8,9 @@ import sys
 from datetime import datetime
 from itertools import pairwise
 
-from holdfast import All, Holdfast, ScheduleMissed, current_job
+from tenure import All, ScheduleMissed, Tenure, current_job
 
-app = Holdfast("memory://")
+app = Tenure("memory://")
 ran: list[tuple[str, datetime | None]] = []
 
 

@@ -5,9 +5,9 @@ Run it: python examples/uniqueness.py
 
 import asyncio
 
-from holdfast import Debounce, DuplicateJobError, Holdfast, Throttle, ThrottledError, Unique
+from tenure import Debounce, DuplicateJobError, Tenure, Throttle, ThrottledError, Unique
 
-app = Holdfast("memory://")
+app = Tenure("memory://")
 saved: list[str] = []
 
 

@@ -8,11 +8,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from holdfast import Holdfast, JobFailedError, JobReleased
+from tenure import JobFailedError, JobReleased, Tenure
 
 
-def yesterday(url: str) -> Holdfast:
-    app = Holdfast(url)
+def yesterday(url: str) -> Tenure:
+    app = Tenure(url)
 
     @app.task(name="charge")
     async def charge(euros: str) -> str:
@@ -21,8 +21,8 @@ def yesterday(url: str) -> Holdfast:
     return app
 
 
-def today(url: str) -> Holdfast:
-    app = Holdfast(url)
+def today(url: str) -> Tenure:
+    app = Tenure(url)
 
     @app.task(name="charge", version=3)
     async def charge(cents: int, currency: str) -> str:

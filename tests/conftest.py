@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 import pytest
 
-from holdfast.storage.sqlite.storage import SQLiteStorage
+from tenure.storage.sqlite.storage import SQLiteStorage
 from tests.clusters import RedisCluster
 from tests.sentinels import RedisSentinels
 from tests.servers import REDIS, VALKEY, Brand, Commons, RedisServer, client_of
@@ -31,7 +31,7 @@ ON_VALKEY = {
     "storage/test_redis_partial.py",
     "system/test_redis_cluster.py",
 }
-"""The tests that run on Valkey, too: of the promise, and of what a server is. HOLDFAST_TEST_VALKEY=all has all of them
+"""The tests that run on Valkey, too: of the promise, and of what a server is. TENURE_TEST_VALKEY=all has all of them
 do so, in some minutes more; that is for a new version of it."""
 
 # --- the rule --------------------------------------------------------------------------------------
@@ -47,7 +47,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     file = metafunc.definition.path.relative_to(Path(__file__).parent).as_posix()
     only = metafunc.definition.get_closest_marker("valkey") is not None
-    too = file in ON_VALKEY or os.environ.get("HOLDFAST_TEST_VALKEY") == "all"
+    too = file in ON_VALKEY or os.environ.get("TENURE_TEST_VALKEY") == "all"
     there = VALKEY.missing(own=_starts(metafunc.fixturenames, *OWN)) is None
     brands = [] if only else [pytest.param(REDIS, id="redis", marks=pytest.mark.redis)]
     if only or (too and there):
@@ -125,7 +125,7 @@ def _needs(request: pytest.FixtureRequest, brand: Brand, mark: str = "redis", *,
 @pytest.fixture(scope="session")
 def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a database with nothing in it, to be copied: it takes less than half the time of making another."""
-    path = tmp_path_factory.mktemp("empty") / "holdfast.db"
+    path = tmp_path_factory.mktemp("empty") / "tenure.db"
 
     async def make() -> None:
         storage = SQLiteStorage(path)

@@ -5,9 +5,8 @@ from collections.abc import Callable, Generator
 from datetime import timedelta
 from typing import Any
 
-from holdfast import (
+from tenure import (
     Cancel,
-    Holdfast,
     Inject,
     JobCompleted,
     JsonCodec,
@@ -15,12 +14,13 @@ from holdfast import (
     RetryLater,
     Stall,
     TaskOptions,
+    Tenure,
     Timing,
     current_job,
 )
-from holdfast.core.job import NewJob, Ref
-from holdfast.core.lifecycle import TERMINAL
-from holdfast.middleware import Proceed, RunCall
+from tenure.core.job import NewJob, Ref
+from tenure.core.lifecycle import TERMINAL
+from tenure.middleware import Proceed, RunCall
 
 
 def raising(*names: str, error: type[BaseException], base: type[BaseException] = Exception) -> type[BaseException]:
@@ -129,9 +129,9 @@ class HostileCodec(JsonCodec):
         return super().decode(data)
 
 
-def made(url: str, heard: list[str], **options: Any) -> Holdfast:
+def made(url: str, heard: list[str], **options: Any) -> Tenure:
     """Return an app with a plain handler and a coroutine for each place."""
-    app = Holdfast(
+    app = Tenure(
         url,
         codec=HostileCodec(),
         timing=Timing.fast(),
@@ -200,7 +200,7 @@ NOTHING: list[str] = []
 """Of an app that listens to no events."""
 
 
-async def ordeal(app: Holdfast, way: str, place: str, *, within: float) -> dict[str, str]:
+async def ordeal(app: Tenure, way: str, place: str, *, within: float) -> dict[str, str]:
     """Run a job for each exception, and as many innocent ones among them; return what became of the former."""
     task: Any = app.tasks[way]
     refs: dict[str, Ref] = {}

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import redis
 
-from holdfast.core.lifecycle import TERMINAL
+from tenure.core.lifecycle import TERMINAL
 from tests.redis_records import unfolded
 from tests.servers import command
 

@@ -21,7 +21,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from holdfast.testing.proxy import free_port
+from tenure.testing.proxy import free_port
 
 Found = TypeVar("Found")
 
@@ -31,14 +31,14 @@ PATIENCE = 20.0
 
 @dataclass(frozen=True)
 class Brand:
-    """A make of server that Holdfast is tested with, and how this machine comes by one."""
+    """A make of server that Tenure is tested with, and how this machine comes by one."""
 
     name: str
 
     @property
     def variable(self) -> str:
         """The environment variable that names a server which runs already."""
-        return f"HOLDFAST_TEST_{self.name.upper()}_URL"
+        return f"TENURE_TEST_{self.name.upper()}_URL"
 
     @property
     def url(self) -> str | None:

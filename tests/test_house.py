@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast import errors
-from holdfast.core.lifecycle import TRANSITIONS
-from holdfast.storage.protocol import Storage
+import tenure
+from tenure import errors
+from tenure.core.lifecycle import TRANSITIONS
+from tenure.storage.protocol import Storage
 
 ROOT = Path(__file__).parent.parent
-HOUSE = ROOT / "src" / "holdfast"
+HOUSE = ROOT / "src" / "tenure"
 
 FLOORS: dict[str, int] = {
     "_version": -3,
@@ -120,7 +120,7 @@ def test_an_import_goes_down_or_stays_in_its_own_folder(path: Path) -> None:
 
     for module in imports(path):
         first, _, rest = module.partition(".")
-        if first != "holdfast":
+        if first != "tenure":
             continue
         there = rest.split(".")[0] or "__init__"
         if there == "__init__" and here in ("demo", "cli", "testing"):
@@ -133,20 +133,20 @@ def test_one_storage_does_not_know_another() -> None:
         mine = path.relative_to(HOUSE / "storage").parts[0]
         for module in imports(path):
             others = {folder.name for folder in (HOUSE / "storage").iterdir() if folder.is_dir()} - {mine}
-            assert not any(module.startswith(f"holdfast.storage.{other}") for other in others), (path, module)
+            assert not any(module.startswith(f"tenure.storage.{other}") for other in others), (path, module)
 
 
 def test_only_the_app_and_those_above_it_locate_a_storage() -> None:
     may = {"app", "equipment", "worker", "cli", "demo", "testing", "storage"}
     for path in rooms():
-        if any(module == "holdfast.storage.locate" for module in imports(path)):
+        if any(module == "tenure.storage.locate" for module in imports(path)):
             assert room_of(path) in may, path
 
 
 def test_the_core_is_pure() -> None:
     for path in HOUSE.glob("core/*.py"):
         tree = parsed(path)
-        foreign = {module.split(".")[0] for module in imports(path)} - PURE - {"holdfast"}
+        foreign = {module.split(".")[0] for module in imports(path)} - PURE - {"tenure"}
         awaits = [node for node in ast.walk(tree) if isinstance(node, ast.AsyncFunctionDef | ast.Await | ast.AsyncFor)]
         calls = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
 
@@ -223,7 +223,7 @@ def test_the_face_is_what_is_exported() -> None:
     }
     defined = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
 
-    assert set(holdfast.__all__) == imported
+    assert set(tenure.__all__) == imported
     assert not defined
 
 
@@ -272,4 +272,4 @@ def test_the_version_is_said_once() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
     assert "version" in project["dynamic"]
-    assert re.fullmatch(r"\d+\.\d+\.\d+", holdfast.__version__)
+    assert re.fullmatch(r"\d+\.\d+\.\d+", tenure.__version__)

@@ -8,10 +8,10 @@ from uuid import RFC_4122, UUID
 
 import pytest
 
-from holdfast import Holdfast
-from holdfast.clock import SystemClock, entropy
-from holdfast.ids import JobIds
-from holdfast.testing.clock import ManualClock
+from tenure import Tenure
+from tenure.clock import SystemClock, entropy
+from tenure.ids import JobIds
+from tenure.testing.clock import ManualClock
 
 
 def test_ids_are_uuids_of_version_seven_in_the_order_they_were_made() -> None:
@@ -26,7 +26,7 @@ def test_ids_are_uuids_of_version_seven_in_the_order_they_were_made() -> None:
 
 
 def test_an_app_that_makes_ids_of_its_own_is_heeded_and_a_call_shows_them_but_not_its_payload() -> None:
-    class Numbered(Holdfast):
+    class Numbered(Tenure):
         def new_id(self) -> str:
             return "mine-1"
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from holdfast.clock import SECOND, Clock
-from holdfast.testing import ManualClock
+from tenure.clock import SECOND, Clock
+from tenure.testing import ManualClock
 
 
 def test_it_stands_still_by_itself() -> None:

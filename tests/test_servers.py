@@ -195,7 +195,7 @@ def outcome(
     *, path: str, chosen: str = "nothing_else or frozen_server or run_that_is_killed", of: str = __file__, **more: str
 ) -> str:
     """Return what a run says of some tests; without `of` and `chosen`, of three of the tests above."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_TEST_")}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TENURE_TEST_")}
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", chosen, of],
         cwd=ROOT,
@@ -217,7 +217,7 @@ def test_a_run_without_a_server_says_loudly_what_it_skipped_and_what_to_do(tmp_p
     assert "3 skipped" in said
     assert "NOT TESTED" in said
     assert "2 skipped: no redis-server on the PATH\n" in said
-    assert "1 skipped: no redis-server on the PATH and HOLDFAST_TEST_REDIS_URL is not set\n" in said
+    assert "1 skipped: no redis-server on the PATH and TENURE_TEST_REDIS_URL is not set\n" in said
     assert "NOT TESTED: valkey (no valkey-server on the PATH)" in said
     assert "make servers" in said
 
@@ -231,7 +231,7 @@ def test_a_test_for_valkey_alone_is_skipped_without_one_and_does_not_disappear(t
 
 @pytest.mark.system
 def test_a_server_that_runs_already_does_for_those_that_share_one(redis_server: RedisServer, tmp_path: Path) -> None:
-    said = outcome(path=str(tmp_path), HOLDFAST_TEST_REDIS_URL=redis_server.url)
+    said = outcome(path=str(tmp_path), TENURE_TEST_REDIS_URL=redis_server.url)
 
     assert "1 passed" in said
 
@@ -246,7 +246,7 @@ def test_what_needs_valkey_is_collected_only_where_there_is_one(
     (only_redis / "redis-server").symlink_to(str(brand.program))
 
     without = outcome(path=str(only_redis))
-    with_ = outcome(path=str(only_redis), HOLDFAST_TEST_VALKEY="all", HOLDFAST_TEST_VALKEY_URL=redis_server.url)
+    with_ = outcome(path=str(only_redis), TENURE_TEST_VALKEY="all", TENURE_TEST_VALKEY_URL=redis_server.url)
 
     assert "3 passed" in without
     assert "skipped" not in without

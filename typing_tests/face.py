@@ -11,14 +11,13 @@ from datetime import datetime, timedelta
 from io import StringIO
 from typing import Any, TextIO, assert_type
 
-from holdfast import (
+from tenure import (
     TTL,
     All,
     AutoRedrive,
     Batch,
     Collect,
     Debounce,
-    Holdfast,
     Inject,
     Job,
     JobContext,
@@ -31,14 +30,15 @@ from holdfast import (
     Schedule,
     Stall,
     TaskOptions,
+    Tenure,
     Throttle,
     Unique,
     current_job,
 )
-from holdfast.collecting import AsyncCollectTask
-from holdfast.core.merge import Made
+from tenure.collecting import AsyncCollectTask
+from tenure.core.merge import Made
 
-app = Holdfast("memory://")
+app = Tenure("memory://")
 
 
 @app.task
@@ -284,12 +284,12 @@ assert_type(Inject(current_job), JobContext)
 
 
 @asynccontextmanager
-async def lifespan(of: Holdfast) -> AsyncGenerator[dict[str, DB]]:
-    assert_type(of, Holdfast)
+async def lifespan(of: Tenure) -> AsyncGenerator[dict[str, DB]]:
+    assert_type(of, Tenure)
     yield {"db": DB()}
 
 
-living = Holdfast("memory://", lifespan=lifespan)
+living = Tenure("memory://", lifespan=lifespan)
 
 
 @living.middleware
@@ -337,7 +337,7 @@ async def too_few(call: RunCall) -> None: ...
 
 
 living.task(middleware=[1])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]
-Holdfast("memory://", lifespan=around)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+Tenure("memory://", lifespan=around)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 @dataclass

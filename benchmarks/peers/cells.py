@@ -91,10 +91,10 @@ Known = Callable[[str, str], float | None]
 @contextmanager
 def place(entry: Entry, command: list[str], server: Server | None, cell: str) -> Generator[Place]:
     """Give a cell an empty storage, and remove it afterwards."""
-    with tempfile.TemporaryDirectory(prefix="holdfast-peers-") as folder:
+    with tempfile.TemporaryDirectory(prefix="tenure-peers-") as folder:
         # Tallies go to memory where there is some; SQLite goes to the disk, for its fsync is part of the figure.
         memory = Path("/dev/shm")
-        tallies = Path(tempfile.mkdtemp(prefix="holdfast-peers-", dir=memory if memory.is_dir() else None))
+        tallies = Path(tempfile.mkdtemp(prefix="tenure-peers-", dir=memory if memory.is_dir() else None))
         try:
             for name in ("sent", "ran"):
                 (tallies / name).mkdir()

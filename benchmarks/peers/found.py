@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 
 from benchmarks.peers.results import Entry, Results, Summary, summary, values
 
-OURS = "holdfast"
-OURS_ON_SQLITE = "holdfast-sqlite"
+OURS = "tenure"
+OURS_ON_SQLITE = "tenure-sqlite"
 FLOOR = "floor"
 
 KEEPS_A_RECORD = {"arq", "saq", "streaq", "bullmq", "rq", "bullmq-node"}

@@ -1,4 +1,4 @@
-"""Holdfast, on Redis and on SQLite: its public API, every setting at its default."""
+"""Tenure, on Redis and on SQLite: its public API, every setting at its default."""
 
 import asyncio
 from collections.abc import Sequence
@@ -7,26 +7,26 @@ from typing import Any, cast
 
 from benchmarks.peers.adapter import AsyncPeer, Row, main
 from benchmarks.peers.order import About
-from holdfast import Holdfast, Job, Task, Timing, __version__
-from holdfast.worker.ahead import MOST
+from tenure import Job, Task, Tenure, Timing, __version__
+from tenure.worker.ahead import MOST
 
 TIGHT = Timing(lease="1s", beat="0.25s", grace="0.25s", sweep="0.25s")
 
 ABOUT = About(
-    title="Holdfast",
+    title="Tenure",
     role="ours",
     settings={
         "all": "defaults: leases, fencing, history and events are on; completed jobs and results are kept for an hour, "
         "the newest 10,000",
         "worker": "one process, no supervisor; so nobody sees its death but who misses its beats",
-        "prefetch": "100 less the concurrency at most, which `holdfast worker` has by default; a worker that has no "
+        "prefetch": "100 less the concurrency at most, which `tenure worker` has by default; a worker that has no "
         "supervisor has to be told so",
     },
     tight={"Timing": "lease 1 s, beat 0.25 s, grace 0.25 s, sweep 0.25 s"},
     recovery="27 s at most: lease 20 s, grace 3 s, two sweeps of 2 s (docs/howto/operate.md)",
     rate=20_000,
     bulk=True,
-    versions={"holdfast": __version__},
+    versions={"tenure": __version__},
     packages=("msgspec", "redis", "hiredis", "uvloop"),
 )
 
@@ -40,15 +40,15 @@ class Ours(AsyncPeer):
         if not url.startswith("sqlite"):
             return ABOUT
         settings = {**ABOUT.settings, "durability": "full (default): WAL, synchronous=FULL"}
-        return replace(ABOUT, title="Holdfast on SQLite", settings=settings, rate=4_000)
+        return replace(ABOUT, title="Tenure on SQLite", settings=settings, rate=4_000)
 
     async def open(self) -> None:
         """Define the tasks and connect."""
         tally = self.tally
         self._app = app = (
-            Holdfast(self.order.url, name="peers", timing=TIGHT)
+            Tenure(self.order.url, name="peers", timing=TIGHT)
             if self.order.tight
-            else Holdfast(self.order.url, name="peers")
+            else Tenure(self.order.url, name="peers")
         )
 
         @app.task(name="noop")

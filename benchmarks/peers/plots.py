@@ -29,7 +29,7 @@ LEGENDS = 2
 
 mpl.rcParams.update(
     {
-        "svg.hashsalt": "holdfast",
+        "svg.hashsalt": "tenure",
         "svg.fonttype": "none",  # text stays text: a fifth of the size
         "font.family": "DejaVu Sans",
         "font.size": 9,

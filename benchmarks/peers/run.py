@@ -192,7 +192,7 @@ def main() -> None:
     """Measure, and write."""
     parser = argparse.ArgumentParser(prog="make bench-peers", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="how often each figure is taken at most (5)")
-    parser.add_argument("--only", type=_names, default=[], metavar="PEERS", help="these peers: holdfast,saq,floor")
+    parser.add_argument("--only", type=_names, default=[], metavar="PEERS", help="these peers: tenure,saq,floor")
     parser.add_argument("--cells", type=_names, default=[], metavar="CELLS", help="these cells: process_10,process_100")
     parser.add_argument(
         "--within", type=float, default=60.0, metavar="MINUTES", help="begin no round that would end later"

@@ -57,7 +57,7 @@ def a_server() -> Generator[Server]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    with tempfile.TemporaryDirectory(prefix="holdfast-peers-") as folder:
+    with tempfile.TemporaryDirectory(prefix="tenure-peers-") as folder:
         words = [word for name, value in SETTINGS.items() for word in (f"--{name}", value)]
         process = subprocess.Popen(
             [program, "--port", str(port), "--dir", folder, *words], stdout=subprocess.DEVNULL, start_new_session=True

@@ -1,6 +1,6 @@
 """The app of a small shop: three tasks that reach into the world outside, each of which may be run twice.
 
-Workers and reapers load it as `shop:app`; where the jobs lie, HOLDFAST_URL says. As a program it stands for the web
+Workers and reapers load it as `shop:app`; where the jobs lie, TENURE_URL says. As a program it stands for the web
 application that takes orders: `python shop.py 100` takes a hundred and prints a line for each once it is kept.
 """
 
@@ -10,11 +10,11 @@ import sys
 import time
 from pathlib import Path
 
-from holdfast import Holdfast, Retry, Stall, TaskOptions, Timing, current_job
+from tenure import Retry, Stall, TaskOptions, Tenure, Timing, current_job
 
 DATA = Path(os.environ.get("SHOP_DATA", "data"))
 
-app = Holdfast(
+app = Tenure(
     # How long a host may be silent before its jobs run elsewhere; see docs/howto/operate.md.
     timing=Timing(lease=os.environ.get("SHOP_LEASE", "20s")),
     defaults=TaskOptions(

@@ -117,7 +117,7 @@ class TestRead:
         assert not stretch([], 10)
 
     def test_what_the_newest_jobs_returned_is_read_back_and_compared(self) -> None:
-        ours = msgspec.convert({**asdict(ABOUT), "key": "holdfast-sqlite", "storage": "sqlite", "rate": 1}, Entry)
+        ours = msgspec.convert({**asdict(ABOUT), "key": "tenure-sqlite", "storage": "sqlite", "rate": 1}, Entry)
         (cell,) = chosen(["echo_10"])
 
         with place(ours, [sys.executable, "-m", "benchmarks.peers.ours"], None, cell.name) as at:

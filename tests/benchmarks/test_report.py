@@ -17,7 +17,7 @@ def entry(key: str, **fields: Any) -> Entry:
         "key": key,
         "title": key.upper(),
         "storage": "redis",
-        "role": "ours" if key == "holdfast" else "floor" if key == "floor" else "peer",
+        "role": "ours" if key == "tenure" else "floor" if key == "floor" else "peer",
         "acknowledges": "after",
         "at_once": 0,
         "interpreter": "CPython 3.12.1",
@@ -49,14 +49,14 @@ def goal(goals: list[Judged], words: str) -> Judged:
 
 class TestGoals:
     def test_a_goal_is_met_or_missed_by_how_much(self) -> None:
-        run = found(entry("holdfast"), entry("saq"), holdfast=3_500, saq=1_000)
+        run = found(entry("tenure"), entry("saq"), tenure=3_500, saq=1_000)
         judgement = goal(judged(run, None), "fastest peer in Python")
 
         assert judgement.ratio == pytest.approx(3.5)
         assert judgement.verdict == "**missed** by 50%"
 
     def test_what_was_not_measured_is_neither(self) -> None:
-        judgement = goal(judged(found(entry("holdfast"), holdfast=1_000), None), "fastest peer in Python")
+        judgement = goal(judged(found(entry("tenure"), tenure=1_000), None), "fastest peer in Python")
 
         assert judgement.met is None
         assert judgement.verdict == "not measured"
@@ -64,9 +64,7 @@ class TestGoals:
     def test_who_acknowledges_before_the_work_or_is_of_another_language_is_no_rival(self) -> None:
         huey = entry("huey", acknowledges="before")
         node = entry("bullmq-node", interpreter="Node 20.20.2")
-        run = found(
-            entry("holdfast"), entry("saq"), huey, node, holdfast=8_000, saq=1_000, huey=9_000, bullmq_node=5_000
-        )
+        run = found(entry("tenure"), entry("saq"), huey, node, tenure=8_000, saq=1_000, huey=9_000, bullmq_node=5_000)
         goals = judged(run, None)
 
         assert goal(goals, "fastest peer in Python").against.startswith("SAQ")
@@ -87,8 +85,8 @@ class TestPage:
             entry("saq"),
             entry("taskiq"),
             entry("huey", acknowledges="before"),
-            entry("holdfast"),
-            holdfast=1,
+            entry("tenure"),
+            tenure=1,
             saq=2,
             taskiq=3,
             huey=4,
@@ -96,14 +94,14 @@ class TestPage:
         )
         order = in_order(run.on("redis"), run, "process_100", "rate", most=True)
 
-        assert [one.key for one in order] == ["holdfast", "taskiq", "saq", "huey", "floor"]
+        assert [one.key for one in order] == ["tenure", "taskiq", "saq", "huey", "floor"]
 
     def test_it_names_versions_settings_spread_and_what_failed(self) -> None:
-        run = found(entry("holdfast", versions={"holdfast": "1.0"}), entry("saq"), holdfast=1_000, saq=100)
+        run = found(entry("tenure", versions={"tenure": "1.0"}), entry("saq"), tenure=1_000, saq=100)
         run.results.samples.append(Sample("saq", "enqueue_one", 1, 1.0, failed="it fell over"))
         text = page(run, None, [("a plot", "a.svg")])
 
-        assert "holdfast 1.0" in text
+        assert "tenure 1.0" in text
         assert "a setting: its reason" in text
         assert "| 1,000 ±0% |" in text
         assert "saq, enqueue_one, round 1: failed: it fell over" in text
@@ -111,7 +109,7 @@ class TestPage:
         assert "Not for quoting" not in text
 
     def test_it_says_why_a_peer_cannot_and_what_a_long_traceback_ends_with(self) -> None:
-        run = found(entry("holdfast"), entry("rq"), holdfast=1_000)
+        run = found(entry("tenure"), entry("rq"), tenure=1_000)
         run.results.samples.append(Sample("rq", "recovery_tight", 1, 1.0, cannot="it has no setting for that"))
         run.results.samples.append(Sample("rq", "echo_10", 2, 1.0, failed=f"ended: {'frame ' * 99} OSError: no room"))
 
@@ -122,17 +120,17 @@ class TestPage:
         assert "OSError: no room\n" in text
 
     def test_too_few_rounds_are_not_for_quoting(self) -> None:
-        assert "Not for quoting" in page(found(entry("holdfast"), rounds=1, holdfast=1.0), None, [])
+        assert "Not for quoting" in page(found(entry("tenure"), rounds=1, tenure=1.0), None, [])
 
     def test_what_is_drawn_is_sorted_with_those_that_acknowledge_before_the_work_below(self) -> None:
-        run = found(entry("holdfast"), entry("saq"), entry("huey", acknowledges="before"), holdfast=3, saq=1, huey=2)
+        run = found(entry("tenure"), entry("saq"), entry("huey", acknowledges="before"), tenure=3, saq=1, huey=2)
         (chart,) = charts(run, None)
 
         assert [bar["kind"] for bar in chart["panels"][0]["bars"]] == ["ours", "after", "before"]
 
     def test_who_brought_only_some_jobs_back_is_not_drawn_beside_those_that_brought_all(self) -> None:
-        run = found(entry("holdfast"), entry("saq"))
-        for key, last, unfinished in (("holdfast", 25.0, 0.0), ("saq", 5.0, 4.0)):
+        run = found(entry("tenure"), entry("saq"))
+        for key, last, unfinished in (("tenure", 25.0, 0.0), ("saq", 5.0, 4.0)):
             figures = {"last": last, "unfinished": unfinished}
             run.results.samples.append(Sample(key, "recovery_default", 1, 1.0, figures))
 

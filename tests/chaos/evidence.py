@@ -5,8 +5,8 @@ from datetime import timedelta
 import msgspec
 from msgspec import structs
 
-from holdfast.core.duration import moment
-from holdfast.core.events import (
+from tenure.core.duration import moment
+from tenure.core.events import (
     AnyEvent,
     JobCompleted,
     JobReleased,
@@ -16,10 +16,10 @@ from holdfast.core.events import (
     LeadershipAcquired,
     WorkerDied,
 )
-from holdfast.core.job import JobDetail, JobRecord, Owner, RunRecord, StallReason
-from holdfast.core.lifecycle import State
-from holdfast.options import Timing
-from holdfast.testing.chaos.history import Bounds, Deed, Evidence, Line, Wish
+from tenure.core.job import JobDetail, JobRecord, Owner, RunRecord, StallReason
+from tenure.core.lifecycle import State
+from tenure.options import Timing
+from tenure.testing.chaos.history import Bounds, Deed, Evidence, Line, Wish
 
 SECOND = 1_000_000
 OFFSET = 1_700_000_000 * SECOND

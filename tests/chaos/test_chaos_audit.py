@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 from msgspec import structs
 
-from holdfast.core.duration import moment
-from holdfast.core.events import (
+from tenure.core.duration import moment
+from tenure.core.events import (
     JobCompleted,
     JobReleased,
     JobRepaired,
@@ -15,9 +15,9 @@ from holdfast.core.events import (
     WorkerDied,
     WorkerStarted,
 )
-from holdfast.core.lifecycle import State
-from holdfast.testing.chaos.audit import audit
-from holdfast.testing.chaos.history import Deed, Evidence, Exit, Line
+from tenure.core.lifecycle import State
+from tenure.testing.chaos.audit import audit
+from tenure.testing.chaos.history import Deed, Evidence, Exit, Line
 from tests.chaos.evidence import (
     BEGAN,
     BOUNDS,

@@ -13,7 +13,7 @@ from tests.cli.terminal import Terminal
 @pytest.fixture
 def terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
     for name in [*os.environ]:
-        if name.startswith("HOLDFAST_") or name == "NO_COLOR":
+        if name.startswith("TENURE_") or name == "NO_COLOR":
             monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -29,5 +29,5 @@ def there(request: pytest.FixtureRequest, terminal: Terminal, monkeypatch: pytes
     """A terminal whose environment names its storage: SQLite, or what the test says (`EVERYWHERE`)."""
     if getattr(request, "param", "sqlite") == "redis":
         terminal.url = request.getfixturevalue("redis_url")
-    monkeypatch.setenv("HOLDFAST_URL", terminal.url)
+    monkeypatch.setenv("TENURE_URL", terminal.url)
     return terminal

@@ -15,9 +15,9 @@ from typing import IO, Any
 import pytest
 from click.testing import CliRunner, Result
 
-import holdfast
-from holdfast import Holdfast, Retry
-from holdfast.cli.main import root
+import tenure
+from tenure import Retry, Tenure
+from tenure.cli.main import root
 
 EVERYWHERE = pytest.mark.parametrize("there", ["sqlite", pytest.param("redis", marks=pytest.mark.redis)], indirect=True)
 """For one test or two of each command: it works on every storage, and says of each the same."""
@@ -25,9 +25,9 @@ EVERYWHERE = pytest.mark.parametrize("there", ["sqlite", pytest.param("redis", m
 TASKS = """
 import sys
 import threading
-from holdfast import Holdfast, Retry, current_job
+from tenure import Tenure, Retry, current_job
 
-app = Holdfast()
+app = Tenure()
 
 @app.task(name="add")
 def add(a: int, b: int) -> int:
@@ -50,7 +50,7 @@ class Terminal:
 
     def run(self, *args: str, env: dict[str, str | None] | None = None) -> Result:
         """Call the command line within this process."""
-        return CliRunner().invoke(root, args, env=env or {}, prog_name="holdfast")
+        return CliRunner().invoke(root, args, env=env or {}, prog_name="tenure")
 
     def read(self, *args: str, code: int = 0) -> Any:
         """Call it for JSON, and return what that says."""
@@ -74,9 +74,9 @@ class Terminal:
     ) -> "subprocess.Popen[str]":
         """Start it as a process of its own, be it through another program that becomes it."""
         return subprocess.Popen(
-            [*through, sys.executable, "-m", "holdfast", *args],
+            [*through, sys.executable, "-m", "tenure", *args],
             cwd=self.place,
-            env=os.environ | {"PYTHONPATH": str(Path(holdfast.__file__).parents[1])} | (env or {}),
+            env=os.environ | {"PYTHONPATH": str(Path(tenure.__file__).parents[1])} | (env or {}),
             stdout=stdout or subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -95,9 +95,9 @@ class Terminal:
         ours, theirs = pty.openpty()
         termios.tcsetwinsize(theirs, (24, columns))
         with subprocess.Popen(
-            [sys.executable, "-m", "holdfast", "--no-color", *args],
+            [sys.executable, "-m", "tenure", "--no-color", *args],
             cwd=self.place,
-            env=os.environ | {"PYTHONPATH": str(Path(holdfast.__file__).parents[1]), "TERM": "dumb"},
+            env=os.environ | {"PYTHONPATH": str(Path(tenure.__file__).parents[1]), "TERM": "dumb"},
             stdin=subprocess.DEVNULL,
             stdout=theirs,
             stderr=theirs,
@@ -115,9 +115,9 @@ class Terminal:
         """Write a module into the working directory."""
         (self.place / name).write_text(text)
 
-    def app(self, **options: Any) -> Holdfast:
+    def app(self, **options: Any) -> Tenure:
         """Return an app with some tasks, on this place's storage."""
-        app = Holdfast(None if "storage" in options else self.url, **options)
+        app = Tenure(None if "storage" in options else self.url, **options)
 
         @app.task(name="add")
         async def add(a: int, b: int) -> int:
@@ -135,7 +135,7 @@ class Terminal:
 
         return app
 
-    def enqueue(self, task: str, *args: Any, work: bool = False, app: Holdfast | None = None, **options: Any) -> str:
+    def enqueue(self, task: str, *args: Any, work: bool = False, app: Tenure | None = None, **options: Any) -> str:
         """Enqueue a job and return its id; with `work`, after a worker has done all there is to do."""
         app = app or self.app()
 

@@ -1,4 +1,4 @@
-"""`holdfast dead`: listing, grouping, redriving and purging failed jobs, and asking before that."""
+"""`tenure dead`: listing, grouping, redriving and purging failed jobs, and asking before that."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
+import tenure
 from tests.cli.terminal import EVERYWHERE, Terminal
 
 
@@ -198,9 +198,9 @@ def test_a_person_is_asked(there: Terminal, answer: str, code: int, left: int) -
     fail(there, 2)
     ours, theirs = pty.openpty()
     with subprocess.Popen(
-        [sys.executable, "-m", "holdfast", "dead", "purge", "--task", "bad"],
+        [sys.executable, "-m", "tenure", "dead", "purge", "--task", "bad"],
         cwd=there.place,
-        env=os.environ | {"PYTHONPATH": str(Path(holdfast.__file__).parents[1])},
+        env=os.environ | {"PYTHONPATH": str(Path(tenure.__file__).parents[1])},
         stdin=theirs,
         stdout=subprocess.PIPE,
         stderr=theirs,

@@ -1,4 +1,4 @@
-"""`holdfast doctor`: what it finds, how it exits, and that it changes nothing."""
+"""`tenure doctor`: what it finds, how it exits, and that it changes nothing."""
 
 import asyncio
 import contextlib
@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.core.job import Owner
-from holdfast.storage.protocol import Order
+from tenure.core.job import Owner
+from tenure.storage.protocol import Order
 from tests.cli.terminal import Terminal
 from tests.servers import RedisServer, client_of
 
@@ -21,9 +21,9 @@ pytestmark = pytest.mark.thorough
 
 APP = """
 import asyncio
-from holdfast import Holdfast
+from tenure import Tenure
 
-app = Holdfast()
+app = Tenure()
 
 @app.task(name="add", timeout="5s")
 async def add(a: int, b: int) -> int:
@@ -102,7 +102,7 @@ def test_jobs_that_nobody_serves_are_an_error_with_their_remedy_and_exit_with_3(
     lines = plain.stdout.splitlines()
     place = next(number for number, line in enumerate(lines) if line.startswith("error"))
     assert "1 job waits in queue 'elsewhere'" in lines[place]
-    assert lines[place + 1].strip() == "remedy: start one: holdfast worker module:app -q elsewhere"
+    assert lines[place + 1].strip() == "remedy: start one: tenure worker module:app -q elsewhere"
     assert any("has no such task" in line for line in lines)
 
 
@@ -184,7 +184,7 @@ def test_it_sees_who_works_and_whose_worker_is_gone(tasks: Terminal) -> None:
 def seen_at_work(tasks: Terminal, url: str) -> dict[str, Any]:
     """Return what the doctor says of a storage on which a worker works, and sweeps."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HOLDFAST_URL", url)
+        patch.setenv("TENURE_URL", url)
         patch.setattr(tasks, "url", url)
         # On a Cluster nobody leads where nothing has ever been.
         tasks.enqueue("add", 1, 2)
@@ -209,12 +209,12 @@ def test_it_looks_at_a_redis_as_at_any_storage(tasks: Terminal, redis_url: str) 
 def test_on_a_redis_deep_tells_what_the_sweeps_have_mended(tasks: Terminal, redis_server: RedisServer) -> None:
     url = redis_server.url
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HOLDFAST_URL", url)
+        patch.setenv("TENURE_URL", url)
         patch.setattr(tasks, "url", url)
         tasks.enqueue("add", 1, 2)
         sound = tasks.read("doctor", "--deep", code=3)
         with client_of(url) as client:
-            assert client.zadd("{holdfast}:ready:default", {"nobody": 1}) == 1
+            assert client.zadd("{tenure}:ready:default", {"nobody": 1}) == 1
         with started(tasks, "reaper"):
             while not tasks.read("events", "--kind", "repaired")["events"]:
                 time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""`holdfast events`: the log as lines and as JSON, from a cursor on, of one job, and live."""
+"""`tenure events`: the log as lines and as JSON, from a cursor on, of one job, and live."""
 
 import json
 import signal

@@ -1,4 +1,4 @@
-"""`holdfast health` and `holdfast serve`, and what is refused before anything listens."""
+"""`tenure health` and `tenure serve`, and what is refused before anything listens."""
 
 import re
 import signal
@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import UsageError
-from holdfast.health.server import Address
+from tenure.errors import UsageError
+from tenure.health.server import Address
 from tests.cli.probe import probe
 from tests.cli.terminal import TASKS, Terminal, one_line
 
@@ -109,7 +109,7 @@ def test_nothing_listens_beyond_this_machine_without_a_token(
 ) -> None:
     said = tasks.refused(*command, "--http", address)
 
-    assert "no token is asked for; set HOLDFAST_HTTP_TOKEN or give --http-token-file, or listen on 127.0.0.1" in said
+    assert "no token is asked for; set TENURE_HTTP_TOKEN or give --http-token-file, or listen on 127.0.0.1" in said
 
 
 @pytest.mark.parametrize(
@@ -150,12 +150,12 @@ def test_a_mistake_in_the_token_opens_no_door(there: Terminal) -> None:
     empty = there.place / "empty"
     empty.write_text("\n")
 
-    assert "the token is empty" in there.refused("serve", env={"HOLDFAST_HTTP_TOKEN": ""})
+    assert "the token is empty" in there.refused("serve", env={"TENURE_HTTP_TOKEN": ""})
     assert "the token is empty" in there.refused("serve", "--http-token", "")
     assert "is empty" in there.refused("serve", "--http-token-file", str(empty))
     assert "cannot be read" in there.refused("serve", "--http-token-file", "nowhere")
     assert "visible ASCII" in there.refused("serve", "--http-token", "two words")
-    assert "fill HOLDFAST_SERVE_HTTP_TOKEN" in there.refused("serve", env={"HOLDFAST_SERVE_HTTP_TOKEN": ""})
+    assert "fill TENURE_SERVE_HTTP_TOKEN" in there.refused("serve", env={"TENURE_SERVE_HTTP_TOKEN": ""})
 
 
 @pytest.mark.parametrize("command", SERVING, ids=" ".join)
@@ -205,15 +205,15 @@ def test_without_uvicorn_it_says_what_to_install(there: Terminal, monkeypatch: p
     # What Python does for a package that is not there.
     monkeypatch.setitem(sys.modules, "uvicorn", None)
 
-    assert 'pip install "holdfast[web]"' in there.refused("serve")
+    assert 'pip install "tenure[web]"' in there.refused("serve")
 
 
 async def test_a_server_of_ones_own_listens_nowhere_without_a_token_either() -> None:
-    from holdfast import Holdfast
-    from holdfast.health.server import Server
+    from tenure import Tenure
+    from tenure.health.server import Server
 
     with pytest.raises(UsageError, match="no token"):
-        Server(Holdfast("memory://").health(unprotected=True), Address("0.0.0.0", 0))
+        Server(Tenure("memory://").health(unprotected=True), Address("0.0.0.0", 0))
 
 
 # ── serve ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -228,9 +228,9 @@ def test_serve_works_with_zero_workers_and_asks_for_the_token_wherever_that_come
     tasks.enqueue("add", 1, 2)
     (tasks.place / "token").write_text("s3cret\n")
     env: dict[str, Any] = {
-        "environment": {"HOLDFAST_HTTP_TOKEN": "s3cret"},
+        "environment": {"TENURE_HTTP_TOKEN": "s3cret"},
         # The nearer one counts.
-        "own variable": {"HOLDFAST_HTTP_TOKEN": "another", "HOLDFAST_SERVE_HTTP_TOKEN": "s3cret"},
+        "own variable": {"TENURE_HTTP_TOKEN": "another", "TENURE_SERVE_HTTP_TOKEN": "s3cret"},
     }.get(where, {})
     flags = {
         "environment": (),

@@ -2,9 +2,9 @@
 
 import pytest
 
-from holdfast import State
-from holdfast.cli.history import why_again
-from holdfast.core.job import JobRecord, RunRecord
+from tenure import State
+from tenure.cli.history import why_again
+from tenure.core.job import JobRecord, RunRecord
 
 
 def job(state: State, *, starts: int, failures: int = 0, stalls: int = 0, releases: int = 0) -> JobRecord:

@@ -1,4 +1,4 @@
-"""`holdfast info`: what it shows with and without workers, when it complains, and live."""
+"""`tenure info`: what it shows with and without workers, when it complains, and live."""
 
 import asyncio
 import json
@@ -8,14 +8,14 @@ from random import Random
 
 import pytest
 
-from holdfast import Holdfast
-from holdfast.clock import SECOND
-from holdfast.core.job import Owner
-from holdfast.core.outcome import Returned
-from holdfast.core.settlement import settlement
-from holdfast.storage.locate import locate
-from holdfast.storage.protocol import Beat, Bid, Order, WorkerInfo
-from holdfast.testing.clock import ManualClock
+from tenure import Tenure
+from tenure.clock import SECOND
+from tenure.core.job import Owner
+from tenure.core.outcome import Returned
+from tenure.core.settlement import settlement
+from tenure.storage.locate import locate
+from tenure.storage.protocol import Beat, Bid, Order, WorkerInfo
+from tenure.testing.clock import ManualClock
 from tests.cli.terminal import EVERYWHERE, Terminal
 from tests.clusters import RedisCluster
 
@@ -65,7 +65,7 @@ def test_check_exits_with_3_while_jobs_wait_and_nobody_serves_them(there: Termin
 
 @pytest.mark.system
 def test_on_a_cluster_who_leads_each_cell_is_named_once(there: Terminal, cluster_url: str) -> None:
-    app = Holdfast(cluster_url)
+    app = Tenure(cluster_url)
 
     async def lead() -> None:
         async with app:
@@ -80,9 +80,9 @@ def test_on_a_cluster_who_leads_each_cell_is_named_once(there: Terminal, cluster
 
 
 FAST = """
-from holdfast import Holdfast, Timing
+from tenure import Tenure, Timing
 
-app = Holdfast(timing=Timing.fast())
+app = Tenure(timing=Timing.fast())
 """
 
 
@@ -111,7 +111,7 @@ def test_check_judges_a_worker_as_health_does(there: Terminal, turned_ago: float
 def test_runs_far_beyond_what_is_usual_for_their_task_are_named(there: Terminal) -> None:
     ann = Owner("one", "ann", "host", 7)
 
-    async def run(app: Holdfast, clock: ManualClock, task: str, times: int, *, ends: bool) -> list[str]:
+    async def run(app: Tenure, clock: ManualClock, task: str, times: int, *, ends: bool) -> list[str]:
         for _ in range(times):
             await app.find_task(task).enqueue(*((1, 2) if task == "add" else ()))
         leases = (await app.storage.exchange(ann, (), Order(("default",), times))).leases
@@ -143,7 +143,7 @@ def test_runs_far_beyond_what_is_usual_for_their_task_are_named(there: Terminal)
     text = there.run("info").stdout
     assert f"job {ids[0]} (add) has run for 5." in text
     assert " m, and 19 in 20 of its task's take no longer than 1.0 s\n" in text
-    assert text.count("holdfast workers stack shows where they are") == 1
+    assert text.count("tenure workers stack shows where they are") == 1
 
 
 @pytest.mark.system

@@ -1,10 +1,10 @@
-"""`holdfast jobs`: listing, showing, redriving and cancelling."""
+"""`tenure jobs`: listing, showing, redriving and cancelling."""
 
 import json
 
 import pytest
 
-from holdfast import Collect, JsonCodec, current_job
+from tenure import Collect, JsonCodec, current_job
 from tests.cli.terminal import EVERYWHERE, Terminal
 
 
@@ -112,8 +112,8 @@ def test_arguments_of_a_foreign_codec_are_opaque_and_its_app_reads_them(there: T
     job = there.enqueue("add", 1, 2, app=there.app(codec=Backwards()))
     there.write(
         "mine.py",
-        f"from holdfast import Holdfast\nfrom tests.cli.test_jobs import Backwards\n"
-        f"app = Holdfast({there.url!r}, codec=Backwards())\n",
+        f"from tenure import Tenure\nfrom tests.cli.test_jobs import Backwards\n"
+        f"app = Tenure({there.url!r}, codec=Backwards())\n",
     )
 
     assert there.read("jobs", "show", job)["arguments"] == {"opaque_bytes": 14}

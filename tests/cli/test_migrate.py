@@ -1,8 +1,8 @@
-"""`holdfast migrate`: from nothing, and again."""
+"""`tenure migrate`: from nothing, and again."""
 
 import pytest
 
-from holdfast.storage.sqlite.database import SCHEMA
+from tenure.storage.sqlite.database import SCHEMA
 from tests.cli.terminal import Terminal
 from tests.servers import client_of, command
 
@@ -24,11 +24,11 @@ def test_it_says_so_in_words(there: Terminal) -> None:
 
 @pytest.mark.redis
 def test_a_redis_has_its_schema_as_soon_as_it_is_opened(there: Terminal, redis_url: str) -> None:
-    told = there.run("migrate", env={"HOLDFAST_URL": redis_url})
+    told = there.run("migrate", env={"TENURE_URL": redis_url})
 
     assert told.exit_code == 0, told.output
     assert told.stdout == f"{redis_url} is at schema 2, nothing to do\n"
-    assert "schema 2 in 1 cell" in there.run("doctor", env={"HOLDFAST_URL": redis_url}).stdout
+    assert "schema 2 in 1 cell" in there.run("doctor", env={"TENURE_URL": redis_url}).stdout
 
 
 @pytest.mark.redis
@@ -36,7 +36,7 @@ def test_a_redis_of_another_schema_is_left_untouched(there: Terminal, redis_url:
     server, _, namespace = redis_url.partition("?namespace=")
     with client_of(server) as client:
         client.set(f"{{{namespace}}}:schema", "schema 7 in 1 cell")
-        refused = there.refused("migrate", env={"HOLDFAST_URL": redis_url}, code=1)
+        refused = there.refused("migrate", env={"TENURE_URL": redis_url}, code=1)
 
         assert "holds jobs of schema 7 in 1 cell" in refused
         assert command(client, "KEYS", f"*{namespace}*") == [f"{{{namespace}}}:schema".encode()]

@@ -27,7 +27,7 @@ def tasks(terminal: Terminal) -> Terminal:
         ("./tasks:app", "names no app", "module:attribute"),
         ("tasks:", "names no app", "module:attribute"),
         (":app", "names no app", "module:attribute"),
-        ("empty", "holds no Holdfast", "app = Holdfast()"),
+        ("empty", "holds no Tenure", "app = Tenure()"),
         ("broken", "ZeroDivisionError: division by zero (", "line 3)"),
         ("garbled", "SyntaxError: ", "line 1)"),
         ("needy", "ModuleNotFoundError: No module named 'not_installed' (", "line 1)"),
@@ -43,7 +43,7 @@ def test_an_app_that_cannot_be_had_is_named_with_the_remedy(
     tasks.write("garbled.py", "app = (\n")
     tasks.write("needy.py", "import not_installed\n")
     tasks.write("quitter.py", "raise SystemExit(3)\n")
-    tasks.write("wrong.py", "from holdfast import Stall\n\nStall(max_count=-1)\n")
+    tasks.write("wrong.py", "from tenure import Stall\n\nStall(max_count=-1)\n")
     done = tasks.ended("worker", target, "--burst")
 
     assert done.returncode == 2
@@ -72,13 +72,13 @@ def test_an_app_that_cannot_be_had_is_named_with_the_remedy(
         (("reaper", "--sweep", "0s"), "--sweep = '0s' must be longer than nothing"),
         (("reaper", "tasks:app", "--grace", "1s"), "leave --grace out"),
         (("reaper", "tasks:app", "--url", "sqlite:///x.db"), "a storage of its own"),
-        (("info", "--url", "amqp://here"), "storage URL 'amqp://here' is none that Holdfast knows"),
+        (("info", "--url", "amqp://here"), "storage URL 'amqp://here' is none that Tenure knows"),
         (("info", "--url", "sqlite:///"), "names no file"),
         (("info", "--url", "sqlite:///x.db?color=red"), "unknown option 'color'"),
         (("info", "--every", "soon"), "--every = 'soon' is no duration"),
-        (("info", "-o", "yaml"), "'yaml' is not one of 'table', 'json', 'jsonl'; see holdfast info --help"),
+        (("info", "-o", "yaml"), "'yaml' is not one of 'table', 'json', 'jsonl'; see tenure info --help"),
         (("jobs", "list", "--state", "dead"), "'dead' is not one of"),
-        (("jobs", "show"), "Missing argument 'ID'; see holdfast jobs show --help"),
+        (("jobs", "show"), "Missing argument 'ID'; see tenure jobs show --help"),
         (("jobs", "redrive"), "Missing argument 'ID...'"),
         (("jobs", "bury", "x"), "No such command 'bury'"),
         (("nonsense",), "No such command 'nonsense'"),
@@ -95,11 +95,11 @@ def test_a_wrong_call_is_one_line_and_exit_code_2(tasks: Terminal, args: tuple[s
 )
 def test_memory_cannot_be_seen_from_another_process(terminal: Terminal, args: tuple[str, ...]) -> None:
     assert MEMORY in terminal.refused(*args, "--url", "memory://")
-    assert MEMORY in terminal.refused(*args, env={"HOLDFAST_URL": "memory://"})
+    assert MEMORY in terminal.refused(*args, env={"TENURE_URL": "memory://"})
 
 
 def test_memory_cannot_be_shared_by_several_processes(terminal: Terminal) -> None:
-    terminal.write("memories.py", "from holdfast import Holdfast\nmine = Holdfast('memory://')\n")
+    terminal.write("memories.py", "from tenure import Tenure\nmine = Tenure('memory://')\n")
     done = terminal.ended("worker", "memories", "--processes", "2")
 
     assert done.returncode == 2
@@ -156,8 +156,8 @@ def test_what_several_processes_cannot_load_is_said_once(terminal: Terminal) -> 
 def test_a_worker_without_a_migration_that_it_needs_says_so_once(terminal: Terminal, processes: str) -> None:
     terminal.write(
         "gap.py",
-        "from holdfast import Holdfast\n"
-        "app = Holdfast('sqlite:///jobs.db')\n"
+        "from tenure import Tenure\n"
+        "app = Tenure('sqlite:///jobs.db')\n"
         "app.task(name='pay', version=2)(lambda cents: None)\n",
     )
     done = terminal.ended("worker", "gap:app", "--processes", processes)
@@ -203,11 +203,11 @@ def test_a_job_that_is_unknown_is_exit_code_4(there: Terminal) -> None:
 
 
 def test_the_url_of_the_call_wins_over_the_app_and_the_app_over_the_environment(tasks: Terminal) -> None:
-    tasks.write("mine.py", "from holdfast import Holdfast\napp = Holdfast('sqlite:///mine.db')\n")
-    env: dict[str, str | None] = {"HOLDFAST_URL": "sqlite:///environment.db"}
+    tasks.write("mine.py", "from tenure import Tenure\napp = Tenure('sqlite:///mine.db')\n")
+    env: dict[str, str | None] = {"TENURE_URL": "sqlite:///environment.db"}
 
     assert "environment.db" in tasks.refused("info", env=env)
     assert "mine.db" in tasks.refused("--app", "mine:app", "info", env=env)
-    assert "mine.db" in tasks.refused("info", env={**env, "HOLDFAST_APP": "mine:app"})
+    assert "mine.db" in tasks.refused("info", env={**env, "TENURE_APP": "mine:app"})
     assert "asked.db" in tasks.refused("--app", "mine:app", "info", "--url", "sqlite:///asked.db", env=env)
-    assert "holdfast.db" in tasks.refused("info")
+    assert "tenure.db" in tasks.refused("info")

@@ -5,15 +5,15 @@ from random import Random
 
 import pytest
 
-from holdfast.core.job import Owner, Ref
-from holdfast.core.lease import Lease
-from holdfast.core.outcome import Outcome, TimedOut
-from holdfast.core.postmortem import Ending
-from holdfast.core.settlement import settlement
-from holdfast.failures import recorded
-from holdfast.settle import Witness, settle_stalled
-from holdfast.storage.locate import locate
-from holdfast.storage.protocol import Beat, Order, Renewal
+from tenure.core.job import Owner, Ref
+from tenure.core.lease import Lease
+from tenure.core.outcome import Outcome, TimedOut
+from tenure.core.postmortem import Ending
+from tenure.core.settlement import settlement
+from tenure.failures import recorded
+from tenure.settle import Witness, settle_stalled
+from tenure.storage.locate import locate
+from tenure.storage.protocol import Beat, Order, Renewal
 from tests.cli.terminal import EVERYWHERE, Terminal
 
 WORKER = Owner("a" * 16, "web-1:42", "web-1", 42)

@@ -1,10 +1,10 @@
-"""`holdfast queues`: how they stand, what is set for them, pausing and resuming."""
+"""`tenure queues`: how they stand, what is set for them, pausing and resuming."""
 
 import asyncio
 
 import pytest
 
-from holdfast import Keep, Rate, Retention, Stall
+from tenure import Keep, Rate, Retention, Stall
 from tests.cli.terminal import EVERYWHERE, Terminal
 
 
@@ -186,7 +186,7 @@ def test_stats_tell_what_ended_of_late_and_why_jobs_failed(there: Terminal) -> N
 def test_stats_of_a_queue_that_nobody_knows_are_a_mistake(there: Terminal) -> None:
     there.enqueue("add", 1, 2)
 
-    assert "there is no queue 'nope'; see holdfast queues list" in there.refused(
+    assert "there is no queue 'nope'; see tenure queues list" in there.refused(
         *("queues", "stats", "default", "nope"), code=4
     )
     assert [queue["queue"] for queue in there.read("queues", "stats", "default")] == ["default"]

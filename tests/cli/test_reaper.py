@@ -1,4 +1,4 @@
-"""`holdfast reaper`: a process that recovers and runs nothing."""
+"""`tenure reaper`: a process that recovers and runs nothing."""
 
 import signal
 import subprocess
@@ -10,9 +10,9 @@ from tests.cli.terminal import EVERYWHERE, Terminal
 
 MORTAL = """
 import asyncio, os, sys
-from holdfast.core.job import Owner
-from holdfast.storage.locate import locate
-from holdfast.storage.protocol import Order
+from tenure.core.job import Owner
+from tenure.storage.locate import locate
+from tenure.storage.protocol import Order
 
 asyncio.run(locate(sys.argv[1]).exchange(Owner("0123456789abcdef", "mortal"), (), Order(("default",), 1)))
 os._exit(1)
@@ -45,9 +45,9 @@ def test_it_recovers_what_the_dead_left_says_so_and_ends_on_a_signal(
 
 
 SCHEDULED = """
-from holdfast import Holdfast
+from tenure import Tenure
 
-app = Holdfast()
+app = Tenure()
 
 @app.cron("0 4 * * *", name="nightly")
 @app.task(name="report")
@@ -70,9 +70,9 @@ def test_it_puts_the_schedules_of_its_app_into_the_storage(there: Terminal) -> N
 
 
 LISTENING = """
-from holdfast import Holdfast, JobStalled
+from tenure import Tenure, JobStalled
 
-app = Holdfast()
+app = Tenure()
 
 @app.task(name="add")
 def add(a: int, b: int) -> int:
@@ -102,9 +102,9 @@ HANGING = """
 import asyncio
 import time
 
-from holdfast import Holdfast, LeadershipAcquired
+from tenure import Tenure, LeadershipAcquired
 
-app = Holdfast()
+app = Tenure()
 
 def plain(event: LeadershipAcquired) -> None:
     print("heard", flush=True)

@@ -1,4 +1,4 @@
-"""`holdfast schedules`: listing, pausing, triggering and removing them, and when they are due."""
+"""`tenure schedules`: listing, pausing, triggering and removing them, and when they are due."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from holdfast import All, Throttle
-from holdfast.maintenance.ticking import moves
+from tenure import All, Throttle
+from tenure.maintenance.ticking import moves
 from tests.cli.terminal import EVERYWHERE, Terminal
 
 

@@ -6,15 +6,15 @@ import sys
 
 import pytest
 
-from holdfast import __version__
-from holdfast.cli.main import COMMANDS, root
+from tenure import __version__
+from tenure.cli.main import COMMANDS, root
 from tests.cli.terminal import Terminal
 
 pytestmark = pytest.mark.thorough
 
 ASKS = """
 import sys
-from holdfast.cli.main import root
+from tenure.cli.main import root
 try:
     root.main(sys.argv[1:])
 except SystemExit:
@@ -30,13 +30,13 @@ def imported_by(*args: str) -> set[str]:
 def test_help_imports_no_command_and_nothing_that_a_command_needs() -> None:
     modules = imported_by("--help")
 
-    assert "holdfast.cli.main" in modules
+    assert "tenure.cli.main" in modules
     assert not {name for name in modules if name.split(".")[0] in ("rich", "sqlite3")}
-    assert not {name for name in modules if name.startswith(("holdfast.storage.sqlite", "holdfast.storage.memory"))}
-    assert {name for name in modules if name.startswith("holdfast.cli.")} == {
-        "holdfast.cli.exits",
-        "holdfast.cli.main",
-        "holdfast.cli.session",
+    assert not {name for name in modules if name.startswith(("tenure.storage.sqlite", "tenure.storage.memory"))}
+    assert {name for name in modules if name.startswith("tenure.cli.")} == {
+        "tenure.cli.exits",
+        "tenure.cli.main",
+        "tenure.cli.session",
     }
 
 
@@ -47,7 +47,7 @@ def test_a_result_in_plain_lines_does_without_rich() -> None:
 def test_help_names_every_command_with_the_words_of_its_own_help(terminal: Terminal) -> None:
     shown = " ".join(terminal.run("--help").stdout.split())
 
-    with root.make_context("holdfast", ["version"]) as context:
+    with root.make_context("tenure", ["version"]) as context:
         for name, (_, short) in COMMANDS.items():
             command = root.get_command(context, name)
             assert command is not None
@@ -65,24 +65,24 @@ def test_python_m_is_the_same_command(terminal: Terminal) -> None:
     done = terminal.ended("--version")
 
     assert done.returncode == 0
-    assert done.stdout == f"holdfast {__version__}\n"
-    assert terminal.ended("nonsense").stderr == "error: No such command 'nonsense'; see holdfast --help\n"
+    assert done.stdout == f"tenure {__version__}\n"
+    assert terminal.ended("nonsense").stderr == "error: No such command 'nonsense'; see tenure --help\n"
 
 
 @pytest.mark.parametrize(
     "args", [("-o", "json", "version"), ("version", "-o", "json"), ("-o", "table", "version", "-o", "json")]
 )
 def test_the_form_of_output_may_stand_before_or_after_the_command(terminal: Terminal, args: tuple[str, ...]) -> None:
-    assert json.loads(terminal.run(*args).stdout)["holdfast"] == __version__
+    assert json.loads(terminal.run(*args).stdout)["tenure"] == __version__
 
 
-@pytest.mark.parametrize("name", ["HOLDFAST_OUTPUT", "HOLDFAST_VERSION_OUTPUT"])
+@pytest.mark.parametrize("name", ["TENURE_OUTPUT", "TENURE_VERSION_OUTPUT"])
 def test_every_option_has_a_variable(terminal: Terminal, name: str) -> None:
-    assert json.loads(terminal.run("version", env={name: "json"}).stdout).keys() == {"holdfast", "python", "sqlite"}
+    assert json.loads(terminal.run("version", env={name: "json"}).stdout).keys() == {"tenure", "python", "sqlite"}
 
 
 def test_every_command_takes_the_options_of_output(terminal: Terminal) -> None:
-    with root.make_context("holdfast", ["version"]) as context:
+    with root.make_context("tenure", ["version"]) as context:
         for name in COMMANDS:
             command = root.get_command(context, name)
             assert command is not None
@@ -92,10 +92,10 @@ def test_every_command_takes_the_options_of_output(terminal: Terminal) -> None:
 @pytest.mark.parametrize(
     ("variable", "value", "args"),
     [
-        ("HOLDFAST_JOBS_LIST_QUEUE", "elsewhere", ("jobs", "list")),
-        ("HOLDFAST_JOBS_LIST_STATE", "failed", ("jobs", "list")),
-        ("HOLDFAST_DEAD_LIST_FAULT", "0123456789ab", ("dead", "list")),
-        ("HOLDFAST_EVENTS_SINCE_CURSOR", "1000", ("events",)),
+        ("TENURE_JOBS_LIST_QUEUE", "elsewhere", ("jobs", "list")),
+        ("TENURE_JOBS_LIST_STATE", "failed", ("jobs", "list")),
+        ("TENURE_DEAD_LIST_FAULT", "0123456789ab", ("dead", "list")),
+        ("TENURE_EVENTS_SINCE_CURSOR", "1000", ("events",)),
     ],
 )
 def test_the_environment_says_an_option_by_the_name_of_its_flag(
@@ -103,7 +103,7 @@ def test_the_environment_says_an_option_by_the_name_of_its_flag(
 ) -> None:
     there.enqueue("bad", 1, work=True)
     there.enqueue("add", 1, 2)
-    flag = "--" + variable.removeprefix("HOLDFAST_").split("_", len(args))[-1].lower().replace("_", "-")
+    flag = "--" + variable.removeprefix("TENURE_").split("_", len(args))[-1].lower().replace("_", "-")
     plain, told = there.run(*args).stdout, there.run(*args, flag, value).stdout
 
     assert there.run(*args, env={variable: value}).stdout == told != plain
@@ -111,6 +111,6 @@ def test_the_environment_says_an_option_by_the_name_of_its_flag(
 
 def test_a_flag_wins_over_the_environment(there: Terminal) -> None:
     job = there.enqueue("add", 1, 2)
-    env: dict[str, str | None] = {"HOLDFAST_JOBS_LIST_QUEUE": "elsewhere"}
+    env: dict[str, str | None] = {"TENURE_JOBS_LIST_QUEUE": "elsewhere"}
 
     assert there.run("jobs", "list", "--queue", "default", "--quiet", env=env).stdout.split() == [job]

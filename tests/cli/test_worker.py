@@ -1,4 +1,4 @@
-"""`holdfast worker`: real processes, real signals."""
+"""`tenure worker`: real processes, real signals."""
 
 import asyncio
 import json
@@ -9,10 +9,10 @@ from datetime import timedelta
 import pytest
 from msgspec import structs
 
-from holdfast import Schedule
-from holdfast.cli.logs import JsonLines
-from holdfast.cli.worker import Crew, worker
-from holdfast.storage.protocol import PutSchedule
+from tenure import Schedule
+from tenure.cli.logs import JsonLines
+from tenure.cli.worker import Crew, worker
+from tenure.storage.protocol import PutSchedule
 from tests.cli.terminal import EVERYWHERE, TASKS, Terminal
 
 
@@ -93,9 +93,9 @@ def test_a_storage_that_cannot_be_opened_is_one_line_and_exit_code_1(tasks: Term
 
 
 SCHEDULED = """
-from holdfast import Holdfast
+from tenure import Tenure
 
-app = Holdfast()
+app = Tenure()
 
 @app.every("365d", name="report")
 @app.task(name="add")
@@ -128,7 +128,7 @@ def test_what_its_code_schedules_otherwise_by_now_has_no_ticks_of_before(tasks: 
 LIVING = """
 import asyncio
 from contextlib import asynccontextmanager
-from holdfast import Holdfast, current_job
+from tenure import Tenure, current_job
 
 @asynccontextmanager
 async def lifespan(app):
@@ -142,7 +142,7 @@ async def failing(app):
     raise ConnectionRefusedError("no database")
     yield
 
-app, broken = Holdfast(lifespan=lifespan), Holdfast(lifespan=failing)
+app, broken = Tenure(lifespan=lifespan), Tenure(lifespan=failing)
 
 @app.task(name="hang")
 async def hang():

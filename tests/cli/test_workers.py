@@ -1,4 +1,4 @@
-"""`holdfast workers`: how they do, orders for them, and where their runs are."""
+"""`tenure workers`: how they do, orders for them, and where their runs are."""
 
 import asyncio
 from collections.abc import Sequence
@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import pytest
 from msgspec import structs
 
-from holdfast.clock import SECOND
-from holdfast.core.job import Owner
-from holdfast.storage.protocol import Beat, Order, Renewal, WorkerInfo
+from tenure.clock import SECOND
+from tenure.core.job import Owner
+from tenure.storage.protocol import Beat, Order, Renewal, WorkerInfo
 from tests.cli.terminal import EVERYWHERE, Terminal
 
 ANN = Owner("a1b2c3d4e5f60718", "host:7", "host", 7)
@@ -145,7 +145,7 @@ def test_a_worker_is_named_by_its_id_the_beginning_of_that_its_name_or_its_proce
 def test_a_name_that_nobody_or_more_than_one_has_is_refused_and_nobody_is_told(there: Terminal) -> None:
     beat(there, Beat(ANN, worker=INFO), Beat(BOB, worker=INFO))
 
-    assert "there is no worker 'carol'; see holdfast workers list" in there.refused(
+    assert "there is no worker 'carol'; see tenure workers list" in there.refused(
         "workers", "stop", "bob", "carol", code=4
     )
     said = there.refused("workers", "stop", "a1")

@@ -9,7 +9,7 @@ from pathlib import Path
 from msgspec import Struct, convert
 
 ROOT = Path(__file__).parent.parent.parent
-PACKAGE = ROOT / "src" / "holdfast"
+PACKAGE = ROOT / "src" / "tenure"
 CATALOG = Path(__file__).parent / "catalog"
 
 

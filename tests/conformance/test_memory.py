@@ -4,10 +4,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from holdfast.storage.memory import MemoryStorage
-from holdfast.storage.protocol import Storage
-from holdfast.testing import ManualClock
-from holdfast.testing.conformance import StorageConformance
+from tenure.storage.memory import MemoryStorage
+from tenure.storage.protocol import Storage
+from tenure.testing import ManualClock
+from tenure.testing.conformance import StorageConformance
 
 
 class TestMemory(StorageConformance):

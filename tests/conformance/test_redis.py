@@ -4,13 +4,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from holdfast.core.events import JobRepaired
-from holdfast.storage.protocol import Storage
-from holdfast.storage.redis.address import read
-from holdfast.storage.redis.storage import RedisStorage
-from holdfast.testing import ManualClock
-from holdfast.testing.conformance import StorageConformance
-from holdfast.testing.conformance.material import told_of
+from tenure.core.events import JobRepaired
+from tenure.storage.protocol import Storage
+from tenure.storage.redis.address import read
+from tenure.storage.redis.storage import RedisStorage
+from tenure.testing import ManualClock
+from tenure.testing.conformance import StorageConformance
+from tenure.testing.conformance.material import told_of
 
 
 @pytest.mark.redis

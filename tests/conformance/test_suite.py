@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast.testing.conformance import StorageConformance
+import tenure
+from tenure.testing.conformance import StorageConformance
 
 
 def test_no_test_of_the_suite_hides_another() -> None:
@@ -30,8 +30,8 @@ def test_every_test_of_the_suite_is_a_coroutine() -> None:
 
 ELSEWHERE = """
 import pytest_asyncio
-from holdfast.storage.memory import MemoryStorage
-from holdfast.testing.conformance import StorageConformance
+from tenure.storage.memory import MemoryStorage
+from tenure.testing.conformance import StorageConformance
 
 
 class TestElsewhere(StorageConformance):
@@ -51,7 +51,7 @@ def test_a_storage_elsewhere_needs_no_configuration_of_ours(tmp_path: Path) -> N
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, "-k", chosen, "."],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(Path(holdfast.__file__).parent.parent)},
+        env={**os.environ, "PYTHONPATH": str(Path(tenure.__file__).parent.parent)},
         capture_output=True,
         text=True,
         timeout=60,

@@ -2,11 +2,11 @@
 
 from msgspec import structs
 
-from holdfast.clock import SECOND
-from holdfast.core.job import JobRecord, Policy, RecordedError, StallTerms
-from holdfast.core.lease import Lease
-from holdfast.core.lifecycle import State
-from holdfast.core.outcome import (
+from tenure.clock import SECOND
+from tenure.core.job import JobRecord, Policy, RecordedError, StallTerms
+from tenure.core.lease import Lease
+from tenure.core.lifecycle import State
+from tenure.core.outcome import (
     Cancelled,
     Interrupted,
     Outcome,
@@ -19,7 +19,7 @@ from holdfast.core.outcome import (
     Unknown,
     Unreadable,
 )
-from holdfast.core.retry import Backoff
+from tenure.core.retry import Backoff
 
 NOW = 1_767_225_600 * SECOND
 ERROR = RecordedError("ValueError", "no good")

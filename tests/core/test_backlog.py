@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.core.backlog import Backlog, Thresholds, seen
+from tenure.core.backlog import Backlog, Thresholds, seen
 
 FEW = Thresholds(most=10, patience=60.0)
 

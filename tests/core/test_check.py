@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast.core.check import LARGEST, flag, named, no_others, of_kind, one_of, remark, several, shown, whole
-from holdfast.errors import UsageError
+from tenure.core.check import LARGEST, flag, named, no_others, of_kind, one_of, remark, several, shown, whole
+from tenure.errors import UsageError
 
 
 class Sulky:

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from holdfast.clock import SECOND
-from holdfast.core.cron import COUNTED, Cron, Every, Rhythm
-from holdfast.core.duration import instant, moment
-from holdfast.errors import UsageError
+from tenure.clock import SECOND
+from tenure.core.cron import COUNTED, Cron, Every, Rhythm
+from tenure.core.duration import instant, moment
+from tenure.errors import UsageError
 
 MINUTE = 60 * SECOND
 HOUR = 60 * MINUTE

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from holdfast.clock import SECOND
-from holdfast.core.decision import SHORTAGE_REST, Decision, Finish, PutBack, RunEnd, counts, decide, run_end
-from holdfast.core.job import OnWorkerLost, Policy, RecordedError, Redriving, StallReason
-from holdfast.core.lifecycle import State
-from holdfast.core.outcome import (
+from tenure.clock import SECOND
+from tenure.core.decision import SHORTAGE_REST, Decision, Finish, PutBack, RunEnd, counts, decide, run_end
+from tenure.core.job import OnWorkerLost, Policy, RecordedError, Redriving, StallReason
+from tenure.core.lifecycle import State
+from tenure.core.outcome import (
     Cancelled,
     Interrupted,
     Outcome,
@@ -25,7 +25,7 @@ from holdfast.core.outcome import (
     Unknown,
     Unreadable,
 )
-from holdfast.core.retry import Backoff
+from tenure.core.retry import Backoff
 from tests.core.cases import ERROR, OUTCOMES, active
 
 REST = 7 * SECOND

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.core.duration import Duration, duration, instant, micros, moment, spoken
-from holdfast.errors import UsageError
+from tenure.core.duration import Duration, duration, instant, micros, moment, spoken
+from tenure.errors import UsageError
 
 
 @pytest.mark.statement(53)

@@ -5,9 +5,9 @@ from typing import get_args
 
 import pytest
 
-from holdfast.clock import SECOND
-from holdfast.core.duration import moment
-from holdfast.core.events import (
+from tenure.clock import SECOND
+from tenure.core.duration import moment
+from tenure.core.events import (
     AnyEvent,
     Event,
     EventsTrimmed,

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from holdfast.core.fingerprint import LENGTH, fingerprint, innermost, normalized
-from holdfast.core.job import RecordedError
+from tenure.core.fingerprint import LENGTH, fingerprint, innermost, normalized
+from tenure.core.job import RecordedError
 
 TRACE = """Traceback (most recent call last):
   File "/srv/shop/tasks.py", line 12, in send

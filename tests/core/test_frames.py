@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.core.frames import framed, unframed
+from tenure.core.frames import framed, unframed
 
 
 @given(st.lists(st.binary(max_size=300), max_size=20))

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from holdfast.core.job import JobRecord, Key, NewJob, Policy, RateKey, Ref, StallSetting, StallTerms, UniqueKey
+from tenure.core.job import JobRecord, Key, NewJob, Policy, RateKey, Ref, StallSetting, StallTerms, UniqueKey
 from tests.core.cases import ACTIVE
 
 

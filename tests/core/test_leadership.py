@@ -4,8 +4,8 @@ from random import Random
 
 import pytest
 
-from holdfast.core.events import LeadershipAcquired, LeadershipLost
-from holdfast.core.leadership import LATE, Standing, Term, answered, ask_again_in, resigned, unanswered
+from tenure.core.events import LeadershipAcquired, LeadershipLost
+from tenure.core.leadership import LATE, Standing, Term, answered, ask_again_in, resigned, unanswered
 
 TERM = Term("*", "00000000000000aa", 7, 4_000_000)
 OTHER = Term("mail", "00000000000000aa", 3, 2_000_000)

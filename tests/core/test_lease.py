@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.clock import SECOND
-from holdfast.core.job import FOREVER, Ref, StallSetting, StallTerms
-from holdfast.core.lease import (
+from tenure.clock import SECOND
+from tenure.core.job import FOREVER, Ref, StallSetting, StallTerms
+from tenure.core.lease import (
     REAPER_LEASE,
     grace_end,
     lease_end,

@@ -1,6 +1,6 @@
 """The table of moves, read as a graph."""
 
-from holdfast.core.lifecycle import REDRIVABLE, TERMINAL, TRANSITIONS, State
+from tenure.core.lifecycle import REDRIVABLE, TERMINAL, TRANSITIONS, State
 
 
 def test_every_state_can_be_reached() -> None:

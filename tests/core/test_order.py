@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.core.order import FAIR_SHARE, Fairness, came_at, next_tag, place, share
+from tenure.core.order import FAIR_SHARE, Fairness, came_at, next_tag, place, share
 from tests.core.cases import NOW
 
 STEP = 60_000_000

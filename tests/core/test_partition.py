@@ -2,8 +2,8 @@
 
 from msgspec.structs import replace
 
-from holdfast.core.events import StorageReplaced, StorageRewound
-from holdfast.core.partition import PartitionState, compare
+from tenure.core.events import StorageReplaced, StorageRewound
+from tenure.core.partition import PartitionState, compare
 
 SEEN = PartitionState("cell 2", "0123", 1_000, last_event=50, last_event_at=7_000)
 

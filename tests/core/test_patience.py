@@ -5,7 +5,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.core.patience import Patience
+from tenure.core.patience import Patience
 
 
 class Loaded(Random):

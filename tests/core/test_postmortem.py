@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from holdfast.core.job import LogLine, RunRecord, StallReason, StallTerms
-from holdfast.core.postmortem import (
+from tenure.core.job import LogLine, RunRecord, StallReason, StallTerms
+from tenure.core.postmortem import (
     LINES,
     LONGEST,
     Ending,

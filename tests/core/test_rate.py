@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.core.job import RateKey
-from holdfast.core.rate import Taken, free, heeded, is_of_task, opens_at, retuned, taken, taken_if_open
+from tenure.core.job import RateKey
+from tenure.core.rate import Taken, free, heeded, is_of_task, opens_at, retuned, taken, taken_if_open
 from tests.core.cases import NOW
 
 TENTH = RateKey("mail", 100_000)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from holdfast.clock import SECOND
-from holdfast.core.lifecycle import TERMINAL, State
-from holdfast.core.retention import KEPT, Keep, Retention
+from tenure.clock import SECOND
+from tenure.core.lifecycle import TERMINAL, State
+from tenure.core.retention import KEPT, Keep, Retention
 
 DAY = 86_400 * SECOND
 SHORT, LONG = Keep(SECOND), Keep(DAY, 5)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.clock import SECOND
-from holdfast.core.retry import Backoff, BackoffKind
+from tenure.clock import SECOND
+from tenure.core.retry import Backoff, BackoffKind
 
 KINDS: tuple[BackoffKind, ...] = get_args(BackoffKind)
 

@@ -3,13 +3,13 @@
 import pytest
 from msgspec import structs
 
-from holdfast.clock import SECOND
-from holdfast.core.duration import moment
-from holdfast.core.events import ScheduleFired, ScheduleMissed, ScheduleSkipped
-from holdfast.core.job import NewJob, Ref
-from holdfast.core.lifecycle import State
-from holdfast.core.merge import Made
-from holdfast.core.schedule import AHEAD, Fate, Overlap, Schedule, fate_of, may_fire, moved_on, paused_at, put_over
+from tenure.clock import SECOND
+from tenure.core.duration import moment
+from tenure.core.events import ScheduleFired, ScheduleMissed, ScheduleSkipped
+from tenure.core.job import NewJob, Ref
+from tenure.core.lifecycle import State
+from tenure.core.merge import Made
+from tenure.core.schedule import AHEAD, Fate, Overlap, Schedule, fate_of, may_fire, moved_on, paused_at, put_over
 from tests.core.cases import NOW
 
 DAY = 86_400 * SECOND

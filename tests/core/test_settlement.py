@@ -5,9 +5,9 @@ from random import Random
 import pytest
 from msgspec import structs
 
-from holdfast.clock import SECOND
-from holdfast.core.decision import Finish, PutBack, decide, run_end
-from holdfast.core.events import (
+from tenure.clock import SECOND
+from tenure.core.decision import Finish, PutBack, decide, run_end
+from tenure.core.events import (
     RESULT_SHOWN,
     Event,
     JobCancelled,
@@ -18,9 +18,9 @@ from holdfast.core.events import (
     JobRetried,
     JobStalled,
 )
-from holdfast.core.job import JobRecord, Ref
-from holdfast.core.lifecycle import State
-from holdfast.core.outcome import (
+from tenure.core.job import JobRecord, Ref
+from tenure.core.lifecycle import State
+from tenure.core.outcome import (
     Cancelled,
     Interrupted,
     Outcome,
@@ -33,7 +33,7 @@ from holdfast.core.outcome import (
     Unknown,
     Unreadable,
 )
-from holdfast.core.settlement import settlement, when_cancelling
+from tenure.core.settlement import settlement, when_cancelling
 from tests.core.cases import ACTIVE, ERROR, OUTCOMES, active, lease
 
 

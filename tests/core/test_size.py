@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from holdfast import UsageError
-from holdfast.core.size import size
+from tenure import UsageError
+from tenure.core.size import size
 
 
 @pytest.mark.parametrize(

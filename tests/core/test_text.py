@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.core.text import storable
+from tenure.core.text import storable
 
 
 @pytest.mark.parametrize(

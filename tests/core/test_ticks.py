@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.clock import SECOND
-from holdfast.core.cron import Cron, Every, Rhythm
-from holdfast.core.job import NewJob
-from holdfast.core.schedule import Missed, Schedule
-from holdfast.core.ticks import STEP, Turn, begun, rhythm_of, turn
+from tenure.clock import SECOND
+from tenure.core.cron import Cron, Every, Rhythm
+from tenure.core.job import NewJob
+from tenure.core.schedule import Missed, Schedule
+from tenure.core.ticks import STEP, Turn, begun, rhythm_of, turn
 
 MINUTE = 60 * SECOND
 HOUR = 60 * MINUTE

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from holdfast.clock import SECOND
-from holdfast.core.duration import moment
-from holdfast.core.events import (
+from tenure.clock import SECOND
+from tenure.core.duration import moment
+from tenure.core.events import (
     JobCollected,
     JobDebounced,
     JobDeduplicated,
@@ -20,7 +20,7 @@ from holdfast.core.events import (
     JobSuspected,
     RunFenced,
 )
-from holdfast.core.job import (
+from tenure.core.job import (
     FOREVER,
     CollectKey,
     DebounceKey,
@@ -34,10 +34,10 @@ from holdfast.core.job import (
     StallTerms,
     UniqueKey,
 )
-from holdfast.core.lease import REAPER_LEASE
-from holdfast.core.lifecycle import State
-from holdfast.core.order import place
-from holdfast.core.transition import (
+from tenure.core.lease import REAPER_LEASE
+from tenure.core.lifecycle import State
+from tenure.core.order import place
+from tenure.core.transition import (
     begun,
     claimed,
     collecting,

@@ -12,8 +12,8 @@ from uuid import UUID
 import pytest
 from msgspec import Struct
 
-from holdfast import Holdfast, JsonCodec, UsageError
-from holdfast.untyped import check_of
+from tenure import JsonCodec, Tenure, UsageError
+from tenure.untyped import check_of
 
 
 class Colour(Enum):
@@ -53,7 +53,7 @@ class Typed(TypedDict):
     share: float | None
 
 
-app = Holdfast("memory://")
+app = Tenure("memory://")
 
 
 async def takes(value: Any, *more: Any, **named: Any) -> None: ...
@@ -256,7 +256,7 @@ class Keeping(JsonCodec):
 
 
 def test_a_codec_of_the_app_may_bring_back_more() -> None:
-    other = Holdfast("memory://", codec=Keeping())
+    other = Tenure("memory://", codec=Keeping())
 
     @other.task
     async def keep(value: Any) -> Any: ...

@@ -6,13 +6,13 @@ from datetime import timedelta
 import msgspec
 from msgspec import structs
 
-from holdfast.core.duration import moment
-from holdfast.core.events import JobCompleted, JobReleased, JobStalled, RunFenced
-from holdfast.core.job import JobDetail, JobRecord, Owner, Ref, RunRecord, StallReason
-from holdfast.core.lifecycle import State
-from holdfast.demo.diary import Line
-from holdfast.demo.evidence import Bounds, Evidence, Fault, HeldRun
-from holdfast.demo.work import Facts, examine
+from tenure.core.duration import moment
+from tenure.core.events import JobCompleted, JobReleased, JobStalled, RunFenced
+from tenure.core.job import JobDetail, JobRecord, Owner, Ref, RunRecord, StallReason
+from tenure.core.lifecycle import State
+from tenure.demo.diary import Line
+from tenure.demo.evidence import Bounds, Evidence, Fault, HeldRun
+from tenure.demo.work import Facts, examine
 
 SECOND = 1_000_000
 START = 1_700_000_000 * SECOND

@@ -5,12 +5,12 @@ from collections.abc import Callable
 import pytest
 from msgspec import structs
 
-from holdfast.core.duration import moment
-from holdfast.core.events import JobCompleted, JobReleased, JobStalled, RunFenced
-from holdfast.core.job import Ref
-from holdfast.core.lifecycle import State
-from holdfast.demo.audit import EXAMPLES, audit
-from holdfast.demo.evidence import Evidence, HeldRun, Replay
+from tenure.core.duration import moment
+from tenure.core.events import JobCompleted, JobReleased, JobStalled, RunFenced
+from tenure.core.job import Ref
+from tenure.core.lifecycle import State
+from tenure.demo.audit import EXAMPLES, audit
+from tenure.demo.evidence import Evidence, HeldRun, Replay
 from tests.demo.evidence import (
     GRIPPED,
     POST_MORTEM,

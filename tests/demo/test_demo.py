@@ -9,15 +9,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from holdfast.demo.processes import alive
+from tenure.demo.processes import alive
 
-DEMO = [sys.executable, "-m", "holdfast", "demo"]
+DEMO = [sys.executable, "-m", "tenure", "demo"]
 CHECKS = 14
 
 
 def environment(folder: Path) -> dict[str, str]:
     source = Path(__file__).parent.parent.parent / "src"
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("TENURE_")}
     return {**inherited, "PYTHONPATH": str(source), "TMPDIR": str(folder)}
 
 
@@ -126,6 +126,6 @@ def workers_of(folder: Path) -> set[int]:
             told = place.read_bytes()
         except OSError:
             continue
-        if f"HOLDFAST_DEMO_RUN_DIARY={folder}".encode() in told:
+        if f"TENURE_DEMO_RUN_DIARY={folder}".encode() in told:
             found.add(int(place.parent.name))
     return found

@@ -2,19 +2,19 @@
 
 from random import Random
 
-from holdfast.app import Holdfast
-from holdfast.core.events import RunFenced
-from holdfast.core.job import Owner
-from holdfast.core.outcome import Returned
-from holdfast.core.settlement import settlement
-from holdfast.demo.chronicle import Chronicle
-from holdfast.demo.gather import replay
-from holdfast.settle import settle_stalled
-from holdfast.storage.protocol import Order
+from tenure.app import Tenure
+from tenure.core.events import RunFenced
+from tenure.core.job import Owner
+from tenure.core.outcome import Returned
+from tenure.core.settlement import settlement
+from tenure.demo.chronicle import Chronicle
+from tenure.demo.gather import replay
+from tenure.settle import settle_stalled
+from tenure.storage.protocol import Order
 
 
 async def test_a_run_that_was_taken_away_settles_nothing_when_it_is_replayed() -> None:
-    app = Holdfast("memory://")
+    app = Tenure("memory://")
 
     @app.task(queue="demo")
     def nothing() -> None: ...
@@ -41,5 +41,5 @@ async def test_a_run_that_was_taken_away_settles_nothing_when_it_is_replayed() -
 
 
 async def test_where_nothing_was_taken_away_there_is_nothing_to_replay() -> None:
-    async with Holdfast("memory://") as app:
+    async with Tenure("memory://") as app:
         assert await replay(app.storage, {"gone": None}, []) is None

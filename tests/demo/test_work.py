@@ -7,11 +7,11 @@ from random import Random
 
 import pytest
 
-from holdfast.demo import diary
-from holdfast.demo.corpus import LIMITS, Corpus, corpus, rounds
-from holdfast.demo.diary import Line
-from holdfast.demo.work import Facts, examine, is_python
-from holdfast.errors import UsageError
+from tenure.demo import diary
+from tenure.demo.corpus import LIMITS, Corpus, corpus, rounds
+from tenure.demo.diary import Line
+from tenure.demo.work import Facts, examine, is_python
+from tenure.errors import UsageError
 
 SOURCE = b"x = 1\ny = x + 2\n"
 

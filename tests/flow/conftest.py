@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from holdfast import Event, Holdfast, Reaper, Timing, Worker
-from holdfast.storage.memory import MemoryStorage
-from holdfast.storage.protocol import Storage
-from holdfast.storage.sqlite.storage import SQLiteStorage
-from holdfast.testing.simloop import Node, SameLoop, SimClock, SimLoop, simulate
+from tenure import Event, Reaper, Tenure, Timing, Worker
+from tenure.storage.memory import MemoryStorage
+from tenure.storage.protocol import Storage
+from tenure.storage.sqlite.storage import SQLiteStorage
+from tenure.testing.simloop import Node, SameLoop, SimClock, SimLoop, simulate
 
 
 class Stage:
@@ -25,11 +25,11 @@ class Stage:
         self.storage = storage
         self._seeds = 0
 
-    def app(self, **options: Any) -> Holdfast:
+    def app(self, **options: Any) -> Tenure:
         """Return an app of its own, as another process would have it."""
         self._seeds += 1
         options.setdefault("storage", self.storage)
-        return Holdfast(clock=self.clock, rng=Random(self._seeds), side=SameLoop, **options)
+        return Tenure(clock=self.clock, rng=Random(self._seeds), side=SameLoop, **options)
 
     async def start(self, agent: Worker | Reaper, name: str = "worker") -> Node:
         """Start a worker or a reaper as a process of its own."""

@@ -5,12 +5,12 @@ from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from typing import Any
 
-from holdfast import Holdfast, Reaper, Timing
-from holdfast.core.duration import moment
-from holdfast.core.job import JobRecord
-from holdfast.schedules import ScheduleDecorator
-from holdfast.storage.protocol import Query, Storage
-from holdfast.testing.simloop import EPOCH
+from tenure import Reaper, Tenure, Timing
+from tenure.core.duration import moment
+from tenure.core.job import JobRecord
+from tenure.schedules import ScheduleDecorator
+from tenure.storage.protocol import Query, Storage
+from tenure.testing.simloop import EPOCH
 from tests.flow.conftest import FAST, Stage
 
 START = moment(EPOCH)
@@ -43,7 +43,7 @@ async def ticks_of(stage: Stage, name: str) -> list[datetime]:
     return [moment(job.tick) for job in await jobs_of(stage.storage, name) if job.tick is not None]
 
 
-def scheduled(stage: Stage, declare: Callable[[Holdfast], ScheduleDecorator], **options: Any) -> Holdfast:
+def scheduled(stage: Stage, declare: Callable[[Tenure], ScheduleDecorator], **options: Any) -> Tenure:
     """Return an app with a task "work" that is scheduled so."""
     app = stage.app(**{"timing": FAST, **options})
 
@@ -55,7 +55,7 @@ def scheduled(stage: Stage, declare: Callable[[Holdfast], ScheduleDecorator], **
 
 
 @asynccontextmanager
-async def sweeping(app: Holdfast) -> AsyncGenerator[Reaper]:
+async def sweeping(app: Tenure) -> AsyncGenerator[Reaper]:
     """Let a reaper of this app sweep."""
     reaper = Reaper(app)
     await reaper.start()

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from holdfast import JobStalled, Retry, State, TaskOptions, current_job
-from holdfast.core.job import JobRecord
-from holdfast.handle import Job
-from holdfast.worker.abandoned import MOST
+from tenure import JobStalled, Retry, State, TaskOptions, current_job
+from tenure.core.job import JobRecord
+from tenure.handle import Job
+from tenure.worker.abandoned import MOST
 from tests.flow.conftest import FAST, Play, Stage
 
 ONCE = TaskOptions(retry=Retry(max_attempts=1))

@@ -5,8 +5,8 @@ from contextvars import ContextVar
 
 import pytest
 
-from holdfast import Holdfast, Job, JobCancelled, JobCompleted, JobReleased, JobStalled, Stall, State, TaskOptions
-from holdfast.worker.ahead import MOST, PATIENCE
+from tenure import Job, JobCancelled, JobCompleted, JobReleased, JobStalled, Stall, State, TaskOptions, Tenure
+from tenure.worker.ahead import MOST, PATIENCE
 from tests.flow.conftest import FAST, Play, Stage
 
 CONCURRENCY = 4
@@ -17,7 +17,7 @@ TENANT = ContextVar[int]("tenant")
 class Short:
     """An app whose jobs take a millisecond, or as long as they are told to, and how many of them go on."""
 
-    def __init__(self, app: Holdfast) -> None:
+    def __init__(self, app: Tenure) -> None:
         self.app = app
         self.going = self.most = 0
         self.began: dict[int, float] = {}

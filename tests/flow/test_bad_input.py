@@ -15,8 +15,7 @@ import msgspec
 import pytest
 from msgspec import Struct
 
-from holdfast import (
-    Holdfast,
+from tenure import (
     JobFailedError,
     JobReleased,
     JobStalled,
@@ -26,21 +25,22 @@ from holdfast import (
     SchemaMismatchError,
     State,
     StorageUnavailableError,
+    Tenure,
     UnknownTaskError,
     UsageError,
     WorkerStarted,
     current_job,
 )
-from holdfast.core.job import NewJob
-from holdfast.core.lifecycle import TERMINAL
-from holdfast.storage.locate import locate
-from holdfast.storage.memory import MemoryStorage
-from holdfast.storage.protocol import Receipt
+from tenure.core.job import NewJob
+from tenure.core.lifecycle import TERMINAL
+from tenure.storage.locate import locate
+from tenure.storage.memory import MemoryStorage
+from tenure.storage.protocol import Receipt
 from tests.flow.conftest import Play, Stage
 
 
 def tasks() -> Any:
-    app = Holdfast("memory://")
+    app = Tenure("memory://")
 
     @app.task(name="pay")
     async def pay(account: int, amount: float = 1.0, *, note: str = "") -> None: ...
@@ -69,7 +69,7 @@ def test_arguments_that_do_not_fit_are_refused_naming_task_and_argument(
 
 
 def test_arguments_that_cannot_be_encoded_are_refused_naming_the_argument() -> None:
-    app = Holdfast("memory://")
+    app = Tenure("memory://")
 
     @app.task(name="keep")
     async def keep(thing: Any, other: int) -> None: ...
@@ -79,7 +79,7 @@ def test_arguments_that_cannot_be_encoded_are_refused_naming_the_argument() -> N
 
 
 def test_an_argument_that_is_unset_is_refused_and_no_default_stands_in_for_it() -> None:
-    app = Holdfast("memory://")
+    app = Tenure("memory://")
 
     @app.task(name="keep")
     async def keep(thing: Any, other: Any = 3) -> None: ...
@@ -90,7 +90,7 @@ def test_an_argument_that_is_unset_is_refused_and_no_default_stands_in_for_it() 
 
 
 def test_a_payload_over_a_mebibyte_is_refused_with_size_and_limit() -> None:
-    app = Holdfast("memory://")
+    app = Tenure("memory://")
 
     @app.task(name="keep")
     async def keep(text: str) -> None: ...
@@ -103,7 +103,7 @@ def test_a_payload_over_a_mebibyte_is_refused_with_size_and_limit() -> None:
 
 
 def test_a_large_payload_is_warned_about_once_and_without_showing_it(caplog: pytest.LogCaptureFixture) -> None:
-    app = Holdfast("memory://")
+    app = Tenure("memory://")
 
     @app.task(name="keep")
     async def keep(text: str) -> None: ...
@@ -497,7 +497,7 @@ def test_an_option_of_a_task_without_a_valid_value_is_refused_before_there_is_a_
     options: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(UsageError, match=named):
-        Holdfast("memory://").task(**options)
+        Tenure("memory://").task(**options)
 
 
 async def trickle() -> AsyncIterator[int]:
@@ -529,7 +529,7 @@ class Streaming:
 )
 def test_what_a_worker_could_not_run_is_no_task(function: Any, named: str) -> None:
     with pytest.raises(UsageError, match=named):
-        Holdfast("memory://").task(function)
+        Tenure("memory://").task(function)
 
 
 async def add(a: int, b: int) -> int:
@@ -572,7 +572,7 @@ HERE = __name__
 async def test_partials_and_objects_that_can_be_called_are_tasks_with_types_of_their_own(
     function: Any, name: str, args: tuple[Any, ...], is_async: bool, result: object
 ) -> None:
-    app: Any = Holdfast("memory://")
+    app: Any = Tenure("memory://")
     task = app.task(function)
     async with app.worker():
         job = await task.enqueue(*args)
@@ -588,7 +588,7 @@ async def test_partials_and_objects_that_can_be_called_are_tasks_with_types_of_t
     ("args", "options", "named"),
     [
         ((5,), {}, "storage URL 5 is no text; use"),
-        (("",), {}, "storage URL '' is none that Holdfast knows; use"),
+        (("",), {}, "storage URL '' is none that Tenure knows; use"),
         (("redis://[x",), {}, r"storage URL 'redis://\[x' cannot be read .*; use"),
         (("sqlite://q.db",), {}, "storage URL 'sqlite://q.db' names no file; use"),
         (("sqlite:///:memory:",), {}, "names no file; use"),
@@ -603,23 +603,23 @@ def test_an_app_with_a_bad_address_or_option_is_never_made(
     args: tuple[Any, ...], options: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(UsageError, match=named):
-        Holdfast(*args, **options)
+        Tenure(*args, **options)
 
 
 def test_a_bad_address_in_the_environment_is_told_of_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOLDFAST_URL", "sqlite://q.db")
+    monkeypatch.setenv("TENURE_URL", "sqlite://q.db")
 
     with pytest.raises(UsageError, match="names no file"):
-        Holdfast()
+        Tenure()
 
 
 def test_making_an_app_imports_no_driver_and_touches_no_file(tmp_path: Path) -> None:
     code = (
         "import sys\n"
-        "from holdfast import Holdfast\n"
-        "Holdfast(); Holdfast('sqlite:///other.db')\n"
-        "assert 'holdfast.storage.sqlite.storage' not in sys.modules\n"
-        "assert 'holdfast.storage.memory' not in sys.modules\n"
+        "from tenure import Tenure\n"
+        "Tenure(); Tenure('sqlite:///other.db')\n"
+        "assert 'tenure.storage.sqlite.storage' not in sys.modules\n"
+        "assert 'tenure.storage.memory' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env={}, check=True)
 
@@ -646,10 +646,10 @@ def test_making_an_app_imports_no_driver_and_touches_no_file(tmp_path: Path) -> 
 )
 def test_an_option_of_a_worker_without_a_valid_value_is_refused(options: dict[str, Any], named: str) -> None:
     with pytest.raises(UsageError, match=named):
-        Holdfast("memory://").worker(**options)
+        Tenure("memory://").worker(**options)
 
 
-@pytest.mark.parametrize("owner", [Holdfast("memory://"), tasks()], ids=["app", "task"])
+@pytest.mark.parametrize("owner", [Tenure("memory://"), tasks()], ids=["app", "task"])
 @pytest.mark.parametrize(
     ("kind", "scope", "named"),
     [
@@ -678,7 +678,7 @@ def test_a_task_is_told_of_its_jobs_only_and_a_handler_can_be_called() -> None:
 )
 async def test_what_is_no_call_is_not_enqueued_among_many(calls: Any) -> None:
     with pytest.raises(UsageError, match=r"write (\[task\.call\(1\)|task\.call\(\.\.\.\))"):
-        await Holdfast("memory://").enqueue_many(calls)
+        await Tenure("memory://").enqueue_many(calls)
 
 
 @pytest.mark.parametrize(
@@ -691,14 +691,14 @@ async def test_what_is_no_call_is_not_enqueued_among_many(calls: Any) -> None:
     ],
 )
 def test_a_job_that_there_cannot_be_has_no_handle(options: dict[str, Any], named: str) -> None:
-    for owner in (Holdfast("memory://"), tasks()):
+    for owner in (Tenure("memory://"), tasks()):
         with pytest.raises(UsageError, match=named):
             owner.job(**options)
 
 
 def test_the_task_of_a_handle_is_the_task_itself() -> None:
     with pytest.raises(UsageError, match="task = 'pay' must be a Task; give the task itself"):
-        Holdfast("memory://").job("a", "pay")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
+        Tenure("memory://").job("a", "pay")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
 
 
 def test_who_intervenes_and_why_is_text_or_nothing_happens(play: Play) -> None:
@@ -770,7 +770,7 @@ class Forgetful(MemoryStorage):
 
 
 async def test_an_enqueue_that_fails_names_the_ids_with_which_it_can_be_repeated() -> None:
-    app = Holdfast(storage=Forgetful())
+    app = Tenure(storage=Forgetful())
 
     @app.task
     async def task(number: int) -> None: ...
@@ -786,7 +786,7 @@ async def test_an_enqueue_that_fails_names_the_ids_with_which_it_can_be_repeated
 
 async def test_many_that_fail_can_be_enqueued_again_as_they_are() -> None:
     storage = Forgetful()
-    app = Holdfast(storage=storage)
+    app = Tenure(storage=storage)
 
     @app.task
     async def task(number: int) -> None: ...
@@ -826,7 +826,7 @@ def test_a_bad_url_is_refused_naming_it_and_the_remedy(url: str, named: str) -> 
 async def test_a_file_that_is_no_database_is_refused_untouched(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("dear diary, " * 100)
-    app = Holdfast(f"sqlite:///{path}")
+    app = Tenure(f"sqlite:///{path}")
 
     with pytest.raises(SchemaMismatchError):
         await app.opened()
@@ -836,7 +836,7 @@ async def test_a_file_that_is_no_database_is_refused_untouched(tmp_path: Path) -
 
 
 def test_a_task_is_defined_once_and_found_by_name() -> None:
-    app = Holdfast("memory://")
+    app = Tenure("memory://")
 
     @app.task(name="one")
     async def one() -> None: ...

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from holdfast import (
+from tenure import (
     Cancel,
-    Holdfast,
     JobCancelled,
     JobCancelledError,
     JobCompleted,
@@ -22,18 +21,19 @@ from holdfast import (
     Stall,
     State,
     StorageUnavailableError,
+    Tenure,
     Timing,
     UsageError,
     current_job,
 )
-from holdfast.core.job import JobRecord, Owner
-from holdfast.core.settlement import Settlement
-from holdfast.handle import Job
-from holdfast.options import TaskSettings
-from holdfast.storage.memory import MemoryStorage
-from holdfast.storage.notices import Listener
-from holdfast.storage.protocol import Beat, Exchanged, Order, Pulse, owner_topic
-from holdfast.testing.simloop import SimClock, SimLoop, simulate
+from tenure.core.job import JobRecord, Owner
+from tenure.core.settlement import Settlement
+from tenure.handle import Job
+from tenure.options import TaskSettings
+from tenure.storage.memory import MemoryStorage
+from tenure.storage.notices import Listener
+from tenure.storage.protocol import Beat, Exchanged, Order, Pulse, owner_topic
+from tenure.testing.simloop import SimClock, SimLoop, simulate
 from tests.flow.conftest import FAST, Play, Stage
 
 AT_ONCE = 100_000
@@ -396,7 +396,7 @@ def odd(scenario: Callable[[Stage, Odd], Any]) -> None:
     simulate(main)
 
 
-def sleeping(app: Holdfast) -> Any:
+def sleeping(app: Tenure) -> Any:
     @app.task(name="sleeping")
     async def sleep() -> None:
         await asyncio.sleep(3600)
@@ -903,7 +903,7 @@ def test_a_hook_that_outlasts_a_stop_leaves_its_job_cancelled(play: Play) -> Non
 
 
 def test_a_hook_that_cannot_be_called_as_its_handler_is_refused() -> None:
-    app = Holdfast("memory://")
+    app = Tenure("memory://")
 
     @app.task(name="task")
     async def task(a: int, b: str = "", *, c: int = 0) -> None: ...

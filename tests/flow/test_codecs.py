@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from holdfast import Codec, Holdfast, JobCompleted, JsonCodec, Reaper, State
-from holdfast.core.job import Ref
+from tenure import Codec, JobCompleted, JsonCodec, Reaper, State, Tenure
+from tenure.core.job import Ref
 from tests.flow.conftest import FAST, Play, Stage
 
 
@@ -112,4 +112,4 @@ def test_whoever_reads_without_the_codec_sees_bytes(play: Play) -> None:
 
 
 def test_the_codec_of_json_is_the_default() -> None:
-    assert isinstance(Holdfast("memory://").codec, JsonCodec)
+    assert isinstance(Tenure("memory://").codec, JsonCodec)

@@ -8,16 +8,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast import (
+from tenure import (
     Cancel,
     Collect,
-    Holdfast,
     Inject,
     JobCollected,
     JobFailedError,
     Retry,
     Router,
     State,
+    Tenure,
     Unique,
     UsageError,
 )
@@ -30,7 +30,7 @@ class Doc:
     number: int = 0
 
 
-def indexing(app: Holdfast, batches: list[list[Doc]], *, collect: Collect | None = None, **options: Any) -> Any:
+def indexing(app: Tenure, batches: list[list[Doc]], *, collect: Collect | None = None, **options: Any) -> Any:
     @app.task(name="index", collect=collect or Collect(), **options)
     async def index(docs: list[Doc]) -> int:
         batches.append(docs)
@@ -400,7 +400,7 @@ def takes_the_rest(*docs: list[int]) -> None: ...
 )
 def test_a_handler_that_takes_no_list_is_refused(function: Any, told: str) -> None:
     with pytest.raises(UsageError, match=told):
-        Holdfast("memory://").task(collect=Collect())(function)
+        Tenure("memory://").task(collect=Collect())(function)
 
 
 Attempt = Callable[[Any], object]
@@ -420,7 +420,7 @@ ATTEMPTS: list[tuple[Attempt, str]] = [
 @pytest.mark.parametrize(("call", "told"), ATTEMPTS)
 def test_a_call_that_does_not_fit_is_refused(call: Attempt, told: str) -> None:
     with pytest.raises(UsageError, match=told):
-        call(indexing(Holdfast("memory://"), []))
+        call(indexing(Tenure("memory://"), []))
 
 
 @pytest.mark.parametrize(
@@ -438,7 +438,7 @@ def test_a_call_that_does_not_fit_is_refused(call: Attempt, told: str) -> None:
 )
 def test_options_that_do_not_fit_are_refused_when_the_task_is_defined(options: dict[str, Any], told: str) -> None:
     with pytest.raises(UsageError, match=told):
-        indexing(Holdfast("memory://"), [], **options)
+        indexing(Tenure("memory://"), [], **options)
 
 
 @pytest.mark.parametrize(
@@ -456,7 +456,7 @@ def test_a_policy_that_cannot_be_is_refused_when_it_is_made(make: Any, told: str
 
 
 def test_a_payload_without_all_that_was_gathered_is_never_run() -> None:
-    index = indexing(Holdfast("memory://"), [])
+    index = indexing(Tenure("memory://"), [])
     job = index.call(Doc("a")).job
     codec = index.standing.app.codec
     frame = len(job.payload).to_bytes(4, "big") + job.payload

@@ -10,19 +10,19 @@ from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 import pytest
 from msgspec import Meta, Struct
 
-from holdfast import Holdfast, Inject, Router, UsageError, incompatible
+from tenure import Inject, Router, Tenure, UsageError, incompatible
 
 
 def seen(function: Callable[..., Any], **options: Any) -> dict[str, Any]:
     """Return the snapshot of an app with one task, as it comes back from a file."""
-    app = Holdfast("memory://")
+    app = Tenure("memory://")
     app.task(name="task", **options)(function)
     read: dict[str, Any] = json.loads(json.dumps(app.signatures()))
     return read
 
 
 def test_a_snapshot_has_name_version_and_parameters_of_every_task() -> None:
-    app, router = Holdfast("memory://"), Router(prefix="mail.")
+    app, router = Tenure("memory://"), Router(prefix="mail.")
 
     @app.task(name="pay", version=3, since=3)
     async def pay(
@@ -97,7 +97,7 @@ def test_what_breaks_is_what_a_worker_of_the_new_code_cannot_read() -> None:
     }
     for before, given in calls.items():
         for after in functions:
-            app = Holdfast("memory://")
+            app = Tenure("memory://")
             old, new = app.task(name="old")(before), app.task(name="new")(after)
             payloads = [old.call(**arguments).job.payload for arguments in given]
 
@@ -106,7 +106,7 @@ def test_what_breaks_is_what_a_worker_of_the_new_code_cannot_read() -> None:
             ), (before, after)
 
 
-def _readable(app: Holdfast, task: Any, payload: bytes) -> bool:
+def _readable(app: Tenure, task: Any, payload: bytes) -> bool:
     try:
         task.signature.decode(app.codec, payload)
     except Exception:

@@ -9,11 +9,10 @@ from typing import Any, cast
 
 import pytest
 
-from holdfast import (
+from tenure import (
     AutoRedrive,
     DeadFilter,
     DeadLetter,
-    Holdfast,
     Job,
     JobDeleted,
     JobRedriven,
@@ -21,23 +20,24 @@ from holdfast import (
     Retry,
     Stall,
     State,
+    Tenure,
     UsageError,
     current_job,
 )
-from holdfast import dead as room
-from holdfast.core.job import Owner, Ref
-from holdfast.core.postmortem import Ending, first_line
-from holdfast.settle import Witness, settle_stalled
-from holdfast.storage.memory import MemoryStorage
-from holdfast.storage.protocol import Query, Storage
-from holdfast.task import TaskDecorator
-from holdfast.testing.simloop import SimClock, SimLoop, simulate
+from tenure import dead as room
+from tenure.core.job import Owner, Ref
+from tenure.core.postmortem import Ending, first_line
+from tenure.settle import Witness, settle_stalled
+from tenure.storage.memory import MemoryStorage
+from tenure.storage.protocol import Query, Storage
+from tenure.task import TaskDecorator
+from tenure.testing.simloop import SimClock, SimLoop, simulate
 from tests.flow.conftest import FAST, Play, Stage
 
 REASONS = ["exhausted", "stalled", "crashed", "rejected", "undecodable", "timeout"]
 
 
-def failing(app: Holdfast) -> dict[str, Any]:
+def failing(app: Tenure) -> dict[str, Any]:
     """Return a task for each reason that a job can fail for."""
 
     @app.task(name="exhausted", retry=Retry(max_attempts=2, base="1s", jitter=False))
@@ -67,7 +67,7 @@ def failing(app: Holdfast) -> dict[str, Any]:
     return {task.name: task for task in (exhausted, stalled, crashed, rejected, undecodable, timeout)}
 
 
-async def perish(stage: Stage, app: Holdfast) -> dict[str, Job[Any]]:
+async def perish(stage: Stage, app: Tenure) -> dict[str, Job[Any]]:
     """Let a job fail for each reason; return them by it, each tagged with it."""
     tasks = failing(app)
     jobs = {reason: await task.options(tags=["nightly", reason]).enqueue(7) for reason, task in tasks.items()}
@@ -88,7 +88,7 @@ async def perish(stage: Stage, app: Holdfast) -> dict[str, Job[Any]]:
     return jobs
 
 
-async def bad(stage: Stage, app: Holdfast, count: int, **options: Any) -> list[Job[Any]]:
+async def bad(stage: Stage, app: Tenure, count: int, **options: Any) -> list[Job[Any]]:
     """Return failed jobs, one a second, the oldest first."""
 
     defined = cast(TaskDecorator, app.task(name="bad", retry=Retry(max_attempts=1), **options))
@@ -499,7 +499,7 @@ def test_a_filter_that_cannot_be_meant_is_refused_with_field_and_remedy(fields: 
 def test_a_redrive_that_cannot_be_meant_is_refused_before_anything_is_touched(
     arguments: dict[str, Any], message: str
 ) -> None:
-    app = Holdfast("memory://")
+    app = Tenure("memory://")
 
     with pytest.raises(UsageError, match=message):
         app.dead.redrive_sync(**arguments)
@@ -514,7 +514,7 @@ def test_a_filter_is_frozen_and_compares_by_value() -> None:
 
 
 def test_each_has_a_twin_without_a_loop() -> None:
-    app = Holdfast("memory://")
+    app = Tenure("memory://")
 
     @app.task(name="bad", retry=Retry(max_attempts=1))
     async def fail() -> None:

@@ -6,23 +6,23 @@ from typing import Any, Unpack
 
 import pytest
 
-from holdfast import (
+from tenure import (
     Debounce,
-    Holdfast,
     JobDebounced,
     JobThrottled,
     State,
     TaskOptions,
+    Tenure,
     Throttle,
     ThrottledError,
     Unique,
     UsageError,
 )
-from holdfast.options import TaskSettings
+from tenure.options import TaskSettings
 from tests.flow.conftest import FAST, Play, Stage
 
 
-def saving(app: Holdfast, ran: list[tuple[str, int]], **options: Unpack[TaskSettings]) -> Any:
+def saving(app: Tenure, ran: list[tuple[str, int]], **options: Unpack[TaskSettings]) -> Any:
     @app.task(name="save", **options)
     async def save(doc: str, version: int = 0) -> int:
         ran.append((doc, version))
@@ -284,18 +284,18 @@ def test_a_call_without_a_key_goes_its_own_way(play: Play) -> None:
 )
 def test_what_contradicts_is_refused_when_the_task_is_defined(options: Any, told: str) -> None:
     with pytest.raises(UsageError, match=told):
-        saving(Holdfast("memory://"), [], **options)
+        saving(Tenure("memory://"), [], **options)
 
 
 def test_what_contradicts_is_refused_wherever_it_comes_together() -> None:
-    save = saving(Holdfast("memory://"), [], debounce=Debounce(delay=1))
+    save = saving(Tenure("memory://"), [], debounce=Debounce(delay=1))
 
     for options in ({"delay": 0}, {"run_at": None}, {"unique": True}, {"ttl": "1s"}):
         with pytest.raises(UsageError, match=r"contradict|ttl"):
             save.options(**options)
     with pytest.raises(UsageError, match="unique and debounce contradict"):
         TaskOptions(unique="k", debounce=Debounce(delay=1))
-    app = Holdfast("memory://", defaults=TaskOptions(unique=True))
+    app = Tenure("memory://", defaults=TaskOptions(unique=True))
     with pytest.raises(UsageError, match="unique and debounce contradict"):
         saving(app, [], debounce=Debounce(delay=1))
     assert saving(app, [], unique=False, debounce=Debounce(delay=1)).call("a").job.merge.delay == 1_000_000
@@ -308,7 +308,7 @@ def test_what_an_app_sets_for_all_its_tasks_one_of_them_undoes() -> None:
     common = TaskOptions(
         throttle=Throttle(max=1, window="1m"), rate="1/s", fair_key="{doc}", concurrency_key="{doc}", strict=True
     )
-    app = Holdfast("memory://", defaults=common)
+    app = Tenure("memory://", defaults=common)
     with pytest.raises(UsageError, match=r"throttle and debounce contradict .* or undo what is set below by throttle="):
         saving(app, [], debounce=Debounce(delay=1))
     with pytest.raises(UsageError, match=r"lifo and fair_key contradict .* by lifo=False or fair_key=False"):
@@ -321,7 +321,7 @@ def test_what_an_app_sets_for_all_its_tasks_one_of_them_undoes() -> None:
     assert (job.throttle, job.rates, job.fair_key, job.keys, job.lifo) == (None, (), None, (), True)
     assert saving(app, []).call("a").job.throttle is not None
 
-    quiet = Holdfast("memory://", defaults=TaskOptions(debounce=Debounce(delay=1)))
+    quiet = Tenure("memory://", defaults=TaskOptions(debounce=Debounce(delay=1)))
     assert saving(quiet, [], debounce=False, unique=True).options(delay=5).call("a").job.merge.key.startswith("save:")
 
 

@@ -6,16 +6,16 @@ from typing import Any, cast
 
 import pytest
 
-from holdfast import (
+from tenure import (
     Collect,
     DeclaredCollectTask,
     DeclaredTask,
-    Holdfast,
     Inject,
     JobReleased,
     Router,
     State,
     TaskOptions,
+    Tenure,
     UnknownTaskError,
     UsageError,
 )
@@ -110,7 +110,7 @@ def test_a_declared_task_gathers_here_what_its_handler_gets_elsewhere(play: Play
 
 
 def test_what_declares_that_it_collects_is_implemented_by_what_takes_a_list() -> None:
-    app = Holdfast("memory://")
+    app = Tenure("memory://")
     router, declared = index()
     app.include(router)
     implement: Any = app.implement(declared)
@@ -171,7 +171,7 @@ async def receipt(to: str, copies: int = 1) -> Receipt:
 
 def test_arguments_of_a_declared_task_are_checked_where_it_is_enqueued() -> None:
     shared, send = mail()
-    Holdfast("memory://").include(shared)
+    Tenure("memory://").include(shared)
     loose: Any = send
 
     with pytest.raises(UsageError, match=r"'mail\.send'.*missing a required argument: 'to'"):
@@ -182,7 +182,7 @@ def test_arguments_of_a_declared_task_are_checked_where_it_is_enqueued() -> None
 
 def test_a_declared_task_says_that_it_cannot_be_called() -> None:
     shared, send = mail()
-    app = Holdfast("memory://")
+    app = Tenure("memory://")
     app.include(shared)
 
     with pytest.raises(UsageError, match=r"'mail\.send' is only declared here, its handler runs elsewhere; enqueue it"):
@@ -208,7 +208,7 @@ def test_an_app_that_only_declares_serves_the_default_queue(play: Play) -> None:
 
 
 def test_what_declares_may_also_implement() -> None:
-    app = Holdfast("memory://", defaults=TaskOptions(priority=3))
+    app = Tenure("memory://", defaults=TaskOptions(priority=3))
 
     @app.declare
     async def count(text: str) -> int: ...  # type: ignore[empty-body]
@@ -224,7 +224,7 @@ def test_what_declares_may_also_implement() -> None:
 
 def test_a_router_may_implement_what_another_declares() -> None:
     for later in (False, True):
-        app, handlers = Holdfast("memory://"), Router(prefix="handlers.", defaults=TaskOptions(queue="handlers"))
+        app, handlers = Tenure("memory://"), Router(prefix="handlers.", defaults=TaskOptions(queue="handlers"))
         shared, send = mail()
         app.include(shared)
         if later:
@@ -238,7 +238,7 @@ def test_a_router_may_implement_what_another_declares() -> None:
 
 
 def test_declarations_and_their_implementation_may_be_included_together() -> None:
-    app, outer = Holdfast("memory://"), Router(prefix="all.")
+    app, outer = Tenure("memory://"), Router(prefix="all.")
     handlers = Router()
     shared, send = mail()
     outer.include(handlers)
@@ -251,7 +251,7 @@ def test_declarations_and_their_implementation_may_be_included_together() -> Non
 
 
 def test_an_implementation_may_take_more_than_is_declared_if_callers_can_leave_it_out() -> None:
-    app = Holdfast("memory://")
+    app = Tenure("memory://")
 
     def connection() -> int:
         return 1
@@ -268,7 +268,7 @@ def test_an_implementation_may_take_more_than_is_declared_if_callers_can_leave_i
 
 def of(function: Any) -> Any:
     """Return what implements that declaration, in an app of its own."""
-    app = Holdfast("memory://")
+    app = Tenure("memory://")
 
     @app.declare(name="send")
     async def send(to: str, *copies: int, subject: str = "") -> Receipt: ...  # type: ignore[empty-body]
@@ -330,7 +330,7 @@ def test_an_implementation_that_breaks_its_declaration_is_refused_naming_where(f
 
 
 def test_a_name_is_declared_defined_and_implemented_once() -> None:
-    app = Holdfast("memory://")
+    app = Tenure("memory://")
     send = app.declare(name="send")(receipt)
 
     with pytest.raises(UsageError, match=r"'send' is declared already; define it by @app\.implement"):
@@ -349,7 +349,7 @@ def test_a_name_is_declared_defined_and_implemented_once() -> None:
 
 
 def test_a_declaration_is_implemented_in_the_app_that_has_it() -> None:
-    app, other_app = Holdfast("memory://"), Holdfast("memory://")
+    app, other_app = Tenure("memory://"), Tenure("memory://")
     send = app.declare(name="send")(receipt)
     _, unincluded = mail()
     loose: Any = app
@@ -370,6 +370,6 @@ def test_a_declaration_is_implemented_in_the_app_that_has_it() -> None:
     "options", [{"ttt": 1}, {"queue": ""}, {"name": ""}, {"version": 0}, {"version": 1, "since": 2}, {"name": 5}]
 )
 def test_bad_options_of_a_declaration_are_refused(options: dict[str, Any]) -> None:
-    for maker in (Holdfast("memory://"), Router()):
+    for maker in (Tenure("memory://"), Router()):
         with pytest.raises(UsageError, match=r"ttt|queue|name|version"):
             maker.declare(**options)

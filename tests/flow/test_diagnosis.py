@@ -5,14 +5,14 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from holdfast import Timing
-from holdfast.clock import SECOND
-from holdfast.core.job import JobRecord, Key, NewJob, Owner, Ref
-from holdfast.core.leadership import Term
-from holdfast.core.lifecycle import State
-from holdfast.core.schedule import Schedule
-from holdfast.health.diagnosis import Evidence, TaskFacts, diagnose
-from holdfast.storage.protocol import Finding, QueueSurvey, Settings, Survey, UnknownTask, WorkerSurvey
+from tenure import Timing
+from tenure.clock import SECOND
+from tenure.core.job import JobRecord, Key, NewJob, Owner, Ref
+from tenure.core.leadership import Term
+from tenure.core.lifecycle import State
+from tenure.core.schedule import Schedule
+from tenure.health.diagnosis import Evidence, TaskFacts, diagnose
+from tenure.storage.protocol import Finding, QueueSurvey, Settings, Survey, UnknownTask, WorkerSurvey
 
 NOW = 1_800_000_000 * SECOND
 HOUR = 3600 * SECOND
@@ -101,8 +101,8 @@ def test_a_job_long_past_its_lease_is_an_error_whoever_sweeps() -> None:
 
     unswept = structs.replace(WELL, queues=(queue(active=1),), swept_ago=HOUR)
     assert [finding.remedy for finding in found(unswept, active=(late,))] == [
-        "start a worker, or holdfast reaper",
-        "start a worker, or holdfast reaper",
+        "start a worker, or tenure reaper",
+        "start a worker, or tenure reaper",
     ]
 
 
@@ -137,7 +137,7 @@ def test_jobs_in_a_paused_queue_are_a_warning_even_if_nobody_serves_it() -> None
     finding = one(structs.replace(WELL, queues=(paused,)))
 
     assert (finding.level, finding.subject) == ("warning", "paused")
-    assert finding.remedy.endswith("holdfast queues resume mail")
+    assert finding.remedy.endswith("tenure queues resume mail")
 
 
 def test_jobs_of_a_paused_task_are_a_warning() -> None:
@@ -226,4 +226,4 @@ def test_without_an_app_nothing_is_said_of_tasks_but_how_to_have_them_looked_at(
     (tasks,) = [finding for finding in findings if finding.subject == "tasks"]
 
     assert tasks.level == "ok"
-    assert "holdfast doctor module:app" in tasks.remedy
+    assert "tenure doctor module:app" in tasks.remedy

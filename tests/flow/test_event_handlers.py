@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from holdfast import (
+from tenure import (
     Event,
-    Holdfast,
     JobCompleted,
     JobEvent,
     JobFailed,
@@ -22,18 +21,19 @@ from holdfast import (
     LeadershipAcquired,
     Reaper,
     Retry,
+    Tenure,
     UsageError,
     WorkerStarted,
 )
-from holdfast.codec import JsonCodec
-from holdfast.core.job import Ref
-from holdfast.storage.memory import MemoryStorage
-from holdfast.storage.protocol import EventPage, Reader
-from holdfast.testing.simloop import SimClock, SimLoop, simulate
+from tenure.codec import JsonCodec
+from tenure.core.job import Ref
+from tenure.storage.memory import MemoryStorage
+from tenure.storage.protocol import EventPage, Reader
+from tenure.testing.simloop import SimClock, SimLoop, simulate
 from tests.flow.conftest import FAST, Play, Stage
 
 
-def listening(stage: Stage, heard: list[tuple[str, Any]], name: str, **options: Any) -> Holdfast:
+def listening(stage: Stage, heard: list[tuple[str, Any]], name: str, **options: Any) -> Tenure:
     """Return an app, as one process has it, whose handler notes which process heard what."""
     app = stage.app(timing=FAST, **options)
 
@@ -74,7 +74,7 @@ def test_an_event_is_heard_once_per_app_in_one_of_its_workers(play: Play) -> Non
 def test_with_scope_every_each_process_hears_it_once(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         heard: list[tuple[int, str]] = []
-        apps: list[Holdfast] = []
+        apps: list[Tenure] = []
         for number in range(2):
             app = stage.app()
             app.task(name="quick")(quick)
@@ -116,7 +116,7 @@ def test_what_a_lone_reaper_recovered_is_heard_in_a_worker(play: Play) -> None:
     play(scenario)
 
 
-async def left_by_a_dead_worker(stage: Stage, app: Holdfast) -> tuple[str, str]:
+async def left_by_a_dead_worker(stage: Stage, app: Tenure) -> tuple[str, str]:
     """Let a worker die over a job; return the job's id and the worker's owner id."""
     worker = app.worker(reaper=False)
     victim = await stage.start(worker, "victim")
@@ -297,7 +297,7 @@ async def test_a_reaper_at_an_address_reads_results_by_its_codec_and_logs_by_its
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     url = f"sqlite:///{tmp_path / 'queue.db'}"
-    app = Holdfast(url, codec=Reversing())
+    app = Tenure(url, codec=Reversing())
     task = app.task(name="quick")(quick)
     reaper = Reaper(url, codec=Reversing(), logger=logging.getLogger("mine"))
     heard = asyncio.get_running_loop().create_future()
@@ -321,7 +321,7 @@ def test_a_process_that_dies_in_a_handler_leaves_the_event_to_another(play: Play
     async def scenario(stage: Stage) -> None:
         heard: list[str] = []
 
-        def process(name: str) -> Holdfast:
+        def process(name: str) -> Tenure:
             app = stage.app()
             app.task(name="quick")(quick)
 
@@ -411,7 +411,7 @@ def test_the_order_of_a_jobs_events_is_the_order_of_its_life(play: Play) -> None
 
 
 def test_what_is_no_event_cannot_be_listened_for() -> None:
-    app = Holdfast("memory://")
+    app = Tenure("memory://")
     with pytest.raises(UsageError, match="no event"):
         app.on(ValueError)(print)  # type: ignore[type-var]
     with pytest.raises(UsageError, match="scope"):

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from holdfast import (
+from tenure import (
     Event,
-    Holdfast,
     JobCancelled,
     JobFailed,
     JobReleased,
@@ -19,11 +18,12 @@ from holdfast import (
     Retry,
     Stall,
     State,
+    Tenure,
     current_job,
 )
-from holdfast.core.job import JobRecord
-from holdfast.handle import Job
-from holdfast.task import Task
+from tenure.core.job import JobRecord
+from tenure.handle import Job
+from tenure.task import Task
 from tests.flow.conftest import FAST, Play, Stage
 from tests.flow.test_abandoned import deafly
 
@@ -37,7 +37,7 @@ async def ended(job: Job[Any]) -> JobRecord:
     return (await job.info()).job
 
 
-def made(app: Holdfast, function: Callable[[], Awaitable[None]], **options: object) -> Task[[], None]:
+def made(app: Tenure, function: Callable[[], Awaitable[None]], **options: object) -> Task[[], None]:
     """Return a task with options that are not known before."""
     return app.task(**options)(function)  # type: ignore[call-overload,no-any-return]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import (
+from tenure import (
     JobCompleted,
     JobReleased,
     JobStalled,
@@ -17,11 +17,11 @@ from holdfast import (
     WorkerStopping,
     current_job,
 )
-from holdfast.core.job import Owner
-from holdfast.core.settlement import Settlement
-from holdfast.storage.memory import MemoryStorage
-from holdfast.storage.protocol import Exchanged, Order
-from holdfast.testing.simloop import SimClock, SimLoop, simulate
+from tenure.core.job import Owner
+from tenure.core.settlement import Settlement
+from tenure.storage.memory import MemoryStorage
+from tenure.storage.protocol import Exchanged, Order
+from tenure.testing.simloop import SimClock, SimLoop, simulate
 from tests.flow.conftest import Stage
 from tests.flow.test_abandoned import deafly
 

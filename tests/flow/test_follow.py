@@ -10,22 +10,22 @@ from typing import Any
 
 import pytest
 
-from holdfast import Event, EventsTrimmed, Holdfast, JobCompleted, JobEvent, Retry, StorageUnavailableError
-from holdfast.core.events import AnyEvent, UnreadableEvent
-from holdfast.core.job import Owner, Ref
-from holdfast.errors import StorageError
-from holdfast.storage.follow import follow
-from holdfast.storage.memory import MemoryStorage
-from holdfast.storage.notices import Listener
-from holdfast.storage.protocol import EVENTS_END, Bid, EventPage, Reader
-from holdfast.storage.sqlite.storage import SQLiteStorage
-from holdfast.testing.simloop import SimClock, SimLoop, simulate
+from tenure import Event, EventsTrimmed, JobCompleted, JobEvent, Retry, StorageUnavailableError, Tenure
+from tenure.core.events import AnyEvent, UnreadableEvent
+from tenure.core.job import Owner, Ref
+from tenure.errors import StorageError
+from tenure.storage.follow import follow
+from tenure.storage.memory import MemoryStorage
+from tenure.storage.notices import Listener
+from tenure.storage.protocol import EVENTS_END, Bid, EventPage, Reader
+from tenure.storage.sqlite.storage import SQLiteStorage
+from tenure.testing.simloop import SimClock, SimLoop, simulate
 from tests.flow.conftest import Play, Stage
 
 AT_ONCE = 0.05
 
 
-def working(stage: Stage) -> tuple[Holdfast, Any]:
+def working(stage: Stage) -> tuple[Tenure, Any]:
     """Return an app with a task."""
     app = stage.app()
 
@@ -323,7 +323,7 @@ def test_a_worker_outlives_hints_that_fail() -> None:
 
 async def test_an_event_that_cannot_be_read_stops_nobody(tmp_path: Path) -> None:
     path = tmp_path / "queue.db"
-    app = Holdfast(f"sqlite:///{path}")
+    app = Tenure(f"sqlite:///{path}")
     heard: list[Event] = []
     app.on(Event)(heard.append)
 

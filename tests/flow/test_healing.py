@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from holdfast import Holdfast, Timing, Worker
-from holdfast.clock import Clock
-from holdfast.core.events import WorkerHung
-from holdfast.core.job import Owner
-from holdfast.errors import StorageUnavailableError
-from holdfast.storage.memory import MemoryStorage
-from holdfast.storage.protocol import Beat, Exchanged, Order, Pulse, Settings, Target
-from holdfast.testing.simloop import SimClock, SimLoop, simulate
-from holdfast.worker.exchange import POLL
-from holdfast.worker.healer import AGAIN, LONGEST, LOOK, SHORTEST, Healer, Reading, limit, stuck
-from holdfast.worker.sentence import Sentence
-from holdfast.worker.slate import Slate
-from holdfast.worker.turns import TICK
+from tenure import Tenure, Timing, Worker
+from tenure.clock import Clock
+from tenure.core.events import WorkerHung
+from tenure.core.job import Owner
+from tenure.errors import StorageUnavailableError
+from tenure.storage.memory import MemoryStorage
+from tenure.storage.protocol import Beat, Exchanged, Order, Pulse, Settings, Target
+from tenure.testing.simloop import SimClock, SimLoop, simulate
+from tenure.worker.exchange import POLL
+from tenure.worker.healer import AGAIN, LONGEST, LOOK, SHORTEST, Healer, Reading, limit, stuck
+from tenure.worker.sentence import Sentence
+from tenure.worker.slate import Slate
+from tenure.worker.turns import TICK
 from tests.flow.conftest import Play, Stage
 
 SUPERVISOR = Owner("supervisor", "supervisor", "host", 1)
@@ -92,22 +92,22 @@ async def watched(
     return condemned
 
 
-async def paused(stage: Stage, app: Holdfast, worker: Worker) -> None:
+async def paused(stage: Stage, app: Tenure, worker: Worker) -> None:
     await app.queue("default").pause()
     await app.find_task("nap").enqueue(1)
 
 
-async def parked(stage: Stage, app: Holdfast, worker: Worker) -> None:
+async def parked(stage: Stage, app: Tenure, worker: Worker) -> None:
     for _ in range(3):
         await app.find_task("single").enqueue(500)
 
 
-async def rated(stage: Stage, app: Holdfast, worker: Worker) -> None:
+async def rated(stage: Stage, app: Tenure, worker: Worker) -> None:
     for _ in range(3):
         await app.find_task("rare").enqueue(0)
 
 
-async def unknown(stage: Stage, app: Holdfast, worker: Worker) -> None:
+async def unknown(stage: Stage, app: Tenure, worker: Worker) -> None:
     other = stage.app()
 
     @other.task(name="of another release")
@@ -116,20 +116,20 @@ async def unknown(stage: Stage, app: Holdfast, worker: Worker) -> None:
     await elsewhere.enqueue()
 
 
-async def full(stage: Stage, app: Holdfast, worker: Worker) -> None:
+async def full(stage: Stage, app: Tenure, worker: Worker) -> None:
     for _ in range(5):
         await app.find_task("nap").enqueue(500)
 
 
-async def quiet(stage: Stage, app: Holdfast, worker: Worker) -> None:
+async def quiet(stage: Stage, app: Tenure, worker: Worker) -> None:
     await stage.storage.tune(Target("worker", worker.owner.id), Settings(quiet=True))
     await app.find_task("nap").enqueue(1)
 
 
-async def idle(stage: Stage, app: Holdfast, worker: Worker) -> None: ...
+async def idle(stage: Stage, app: Tenure, worker: Worker) -> None: ...
 
 
-Case = Callable[[Stage, Holdfast, Worker], Awaitable[None]]
+Case = Callable[[Stage, Tenure, Worker], Awaitable[None]]
 
 
 @pytest.mark.parametrize("case", [paused, parked, rated, unknown, full, quiet, idle])

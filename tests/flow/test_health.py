@@ -10,20 +10,20 @@ from typing import Any, Literal
 
 import pytest
 
-from holdfast import Holdfast, Retry, State, Timing, UsageError
-from holdfast.cli.views import info_view
-from holdfast.clock import SystemClock
-from holdfast.core.job import Owner
-from holdfast.errors import StorageUnavailableError
-from holdfast.health.asgi import MOST_FIELDS, UNREADY_AFTER, DegradedIs, HealthApp
-from holdfast.health.gate import Gate
-from holdfast.health.judge import LONGEST_REST
-from holdfast.health.make import health_app
-from holdfast.health.vitals import Vitals, blocked
-from holdfast.health.watch import EVERY, LIMIT
-from holdfast.storage.memory import MemoryStorage
-from holdfast.storage.protocol import Beat, Survey, WorkerInfo
-from holdfast.worker.exchange import POLL
+from tenure import Retry, State, Tenure, Timing, UsageError
+from tenure.cli.views import info_view
+from tenure.clock import SystemClock
+from tenure.core.job import Owner
+from tenure.errors import StorageUnavailableError
+from tenure.health.asgi import MOST_FIELDS, UNREADY_AFTER, DegradedIs, HealthApp
+from tenure.health.gate import Gate
+from tenure.health.judge import LONGEST_REST
+from tenure.health.make import health_app
+from tenure.health.vitals import Vitals, blocked
+from tenure.health.watch import EVERY, LIMIT
+from tenure.storage.memory import MemoryStorage
+from tenure.storage.protocol import Beat, Survey, WorkerInfo
+from tenure.worker.exchange import POLL
 from tests.exposition import Family, read
 from tests.flow.conftest import Play, Stage
 
@@ -87,7 +87,7 @@ async def ask(
     )
 
 
-def mail_and_more(app: Holdfast) -> Holdfast:
+def mail_and_more(app: Tenure) -> Tenure:
     """Give an app tasks on two queues."""
 
     @app.task(name="add")
@@ -149,7 +149,7 @@ def test_the_critical_queues_alone_are_shown_and_judged(play: Play) -> None:
 
 @pytest.mark.parametrize("query", ["queue=", "queue=a,", "queue=%00", "&".join(["queue=a"] * (MOST_FIELDS + 1))])
 async def test_a_query_that_names_no_queue_is_refused(query: str) -> None:
-    seen = await ask(Holdfast("memory://").health(unprotected=True), f"/health/queues?{query}")
+    seen = await ask(Tenure("memory://").health(unprotected=True), f"/health/queues?{query}")
 
     assert seen.status == 400
     assert seen.json.keys() == {"error"}
@@ -243,7 +243,7 @@ def test_an_idle_worker_with_a_quick_beat_is_not_stale_between_two_turns_of_its_
         states: set[str] = set()
         for _ in range(200):
             states |= {one["state"] for one in (await ask(health, headers=BEARER)).json["workers"]}
-            # What `holdfast info --check` goes by.
+            # What `tenure info --check` goes by.
             info = info_view(await stage.storage.survey(), url="", timing=timing)
             states |= {*info.complaints, *("stale" for one in info.workers if one.stale)}
             await asyncio.sleep(0.1)
@@ -331,7 +331,7 @@ def test_a_worker_that_was_told_to_be_quiet_serves_nothing_and_the_remedy_is_nam
         assert seen["status"] == "degraded"
         assert seen["complaints"] == [
             "queue 'default': 1 job waits and no live worker serves it; "
-            "1 told to be quiet could: holdfast workers quiet --undo"
+            "1 told to be quiet could: tenure workers quiet --undo"
         ]
 
     play(scenario)
@@ -621,7 +621,7 @@ async def test_without_the_token_it_is_401_which_leaks_nothing_and_asks_nothing_
     headers: list[tuple[str, str]], method: str
 ) -> None:
     storage = Unsteady()
-    app = mail_and_more(Holdfast(storage=storage))
+    app = mail_and_more(Tenure(storage=storage))
     seen = await ask(app.health(token=TOKEN), "/health/queues?queue=mail", method=method, headers=headers)
 
     assert seen.status == 401
@@ -633,25 +633,25 @@ async def test_without_the_token_it_is_401_which_leaks_nothing_and_asks_nothing_
 @pytest.mark.statement(46)
 @pytest.mark.parametrize("given", [f"Bearer {TOKEN}", f"bearer  {TOKEN} ", basic(TOKEN), basic(TOKEN, user="")])
 async def test_with_the_token_as_a_bearer_or_as_a_password_it_is_answered(given: str) -> None:
-    seen = await ask(Holdfast("memory://").health(token=TOKEN), headers={"authorization": given})
+    seen = await ask(Tenure("memory://").health(token=TOKEN), headers={"authorization": given})
 
     assert seen.status == 200
 
 
 async def test_a_token_may_hold_a_colon() -> None:
-    health = Holdfast("memory://").health(token="a:b")
+    health = Tenure("memory://").health(token="a:b")
 
     assert (await ask(health, headers={"authorization": basic("a:b")})).status == 200
 
 
 @pytest.mark.statement(46)
 async def test_the_token_may_come_from_the_environment_and_none_must_be_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    app = Holdfast("memory://")
-    monkeypatch.delenv("HOLDFAST_HTTP_TOKEN", raising=False)
-    with pytest.raises(UsageError, match="HOLDFAST_HTTP_TOKEN"):
+    app = Tenure("memory://")
+    monkeypatch.delenv("TENURE_HTTP_TOKEN", raising=False)
+    with pytest.raises(UsageError, match="TENURE_HTTP_TOKEN"):
         app.health()
     unprotected = await ask(app.health(unprotected=True))
-    monkeypatch.setenv("HOLDFAST_HTTP_TOKEN", TOKEN)
+    monkeypatch.setenv("TENURE_HTTP_TOKEN", TOKEN)
     protected = app.health()
 
     assert unprotected.status == 200
@@ -679,7 +679,7 @@ async def test_the_token_may_come_from_the_environment_and_none_must_be_said(mon
 )
 def test_what_cannot_be_meant_is_refused_and_no_token_is_shown(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError) as refused:
-        Holdfast("memory://").health(**options)
+        Tenure("memory://").health(**options)
 
     assert "with space" not in str(refused.value)
 
@@ -697,18 +697,18 @@ def test_without_a_token_the_gate_is_open() -> None:
     ("root_path", "path"), [("/ops", "/ops/live"), ("/ops/", "/ops/live"), ("/ops", "/live"), ("/", "/live")]
 )
 async def test_it_can_be_mounted_below_a_path_that_is_cut_off_or_not(root_path: str, path: str) -> None:
-    assert (await ask(Holdfast("memory://").health(token=TOKEN), path, root_path=root_path)).body == b"yes"
+    assert (await ask(Tenure("memory://").health(token=TOKEN), path, root_path=root_path)).body == b"yes"
 
 
 @pytest.mark.parametrize("path", ["/", "", "/liveness", "/live/", "/health", "//live"])
 async def test_an_unknown_path_is_404(path: str) -> None:
-    assert (await ask(Holdfast("memory://").health(token=TOKEN), path)).status == 404
+    assert (await ask(Tenure("memory://").health(token=TOKEN), path)).status == 404
 
 
 @pytest.mark.parametrize("path", ["/live", "/ready", "/health/queues"])
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
 async def test_other_methods_are_405_and_those_that_are_allowed_named(path: str, method: str) -> None:
-    seen = await ask(Holdfast("memory://").health(token=TOKEN), path, method=method, headers=BEARER)
+    seen = await ask(Tenure("memory://").health(token=TOKEN), path, method=method, headers=BEARER)
 
     assert seen.status == 405
     assert seen.header("allow") == ["GET, HEAD"]
@@ -718,7 +718,7 @@ def test_it_works_in_one_loop_after_another() -> None:
     async def main() -> int:
         return (await ask(health, headers=BEARER)).status
 
-    health = Holdfast("memory://").health(token=TOKEN)
+    health = Tenure("memory://").health(token=TOKEN)
 
     assert [asyncio.run(main()) for _ in range(3)] == [200, 200, 200]
 
@@ -733,9 +733,7 @@ async def test_it_closes_web_sockets_before_they_are_open() -> None:
     async def send(message: Any) -> None:
         sent.append(message)
 
-    await Holdfast("memory://").health(token=TOKEN)(
-        {"type": "websocket", "path": "/live", "headers": []}, receive, send
-    )
+    await Tenure("memory://").health(token=TOKEN)({"type": "websocket", "path": "/live", "headers": []}, receive, send)
 
     assert asked == []
     assert sent == [{"type": "websocket.close", "code": 1000}]
@@ -745,7 +743,7 @@ def test_a_storage_that_can_never_be_there_is_unreachable_and_said_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
-        health = Holdfast(f"sqlite:///{tmp_path / 'nowhere' / 'jobs.db'}").health(unprotected=True)
+        health = Tenure(f"sqlite:///{tmp_path / 'nowhere' / 'jobs.db'}").health(unprotected=True)
         answers = [await ask(health) for _ in range(3)]
 
         assert [answer.status for answer in answers] == [503] * 3
@@ -829,33 +827,33 @@ def test_metrics_tell_what_the_storage_holds_and_what_was_done(play: Play) -> No
         found = read(seen.body)
 
         assert seen.header("content-type") == ["text/plain; version=0.0.4; charset=utf-8"]
-        assert found["holdfast_queue_jobs"][{"queue": "default", "state": "delayed"}] == 1
-        assert found["holdfast_queue_jobs"][{"queue": "mail", "state": "waiting"}] == 0
-        assert found["holdfast_failed_jobs"][{"queue": "default"}] == 1
-        assert found["holdfast_queue_oldest_seconds"][{"queue": "default"}] == 0
-        assert found["holdfast_workers"][{"state": "alive"}] == 1
-        assert [found["holdfast_worker_slots"][{"state": state}] for state in ("busy", "free")] == [0, 7]
-        assert found["holdfast_leader"][{"scope": "*"}] == 1
-        assert found["holdfast_reaper_age_seconds"][{}] <= 2
-        assert found["holdfast_storage_up"][{}] == 1
+        assert found["tenure_queue_jobs"][{"queue": "default", "state": "delayed"}] == 1
+        assert found["tenure_queue_jobs"][{"queue": "mail", "state": "waiting"}] == 0
+        assert found["tenure_failed_jobs"][{"queue": "default"}] == 1
+        assert found["tenure_queue_oldest_seconds"][{"queue": "default"}] == 0
+        assert found["tenure_workers"][{"state": "alive"}] == 1
+        assert [found["tenure_worker_slots"][{"state": state}] for state in ("busy", "free")] == [0, 7]
+        assert found["tenure_leader"][{"scope": "*"}] == 1
+        assert found["tenure_reaper_age_seconds"][{}] <= 2
+        assert found["tenure_storage_up"][{}] == 1
         jobs = {tuple(dict(labels)[name] for name in ("queue", "task", "outcome")) for _, labels in jobs_of(found)}
         assert jobs == {
             ("default", "add", "completed"),
             ("default", "fail", "retried"),
             ("default", "fail", "failed"),
         }
-        durations = found["holdfast_job_duration_seconds"]
-        assert durations.total("holdfast_job_duration_seconds_count", task="fail") == 2
-        assert durations.total("holdfast_job_duration_seconds_sum", task="fail") == pytest.approx(4, abs=0.1)
+        durations = found["tenure_job_duration_seconds"]
+        assert durations.total("tenure_job_duration_seconds_count", task="fail") == 2
+        assert durations.total("tenure_job_duration_seconds_sum", task="fail") == pytest.approx(4, abs=0.1)
         # The second run waited for its delay, which is no time in which it was due.
-        assert found["holdfast_job_wait_seconds"].total("holdfast_job_wait_seconds_sum") < 1
-        assert found["holdfast_storage_op_seconds"].total("holdfast_storage_op_seconds_count", op="exchange") > 0
+        assert found["tenure_job_wait_seconds"].total("tenure_job_wait_seconds_sum") < 1
+        assert found["tenure_storage_op_seconds"].total("tenure_storage_op_seconds_count", op="exchange") > 0
 
     play(scenario)
 
 
 def jobs_of(found: dict[str, Family]) -> list[tuple[str, frozenset[tuple[str, str]]]]:
-    return list(found["holdfast_jobs_total"].samples)
+    return list(found["tenure_jobs_total"].samples)
 
 
 def test_metrics_are_for_those_who_have_the_token_and_need_no_worker(play: Play) -> None:
@@ -867,12 +865,12 @@ def test_metrics_are_for_those_who_have_the_token_and_need_no_worker(play: Play)
         found = read((await ask(health, "/metrics", headers=BEARER)).body)
 
         assert (await ask(health, "/metrics")).status == 401
-        assert found["holdfast_queue_jobs"][{"queue": "default", "state": "waiting"}] == 1
-        assert found["holdfast_queue_oldest_seconds"][{"queue": "default"}] == 30
-        assert [found["holdfast_worker_slots"][{"state": state}] for state in ("busy", "free")] == [0, 0]
-        assert found["holdfast_leader"][{"scope": "*"}] == 0
+        assert found["tenure_queue_jobs"][{"queue": "default", "state": "waiting"}] == 1
+        assert found["tenure_queue_oldest_seconds"][{"queue": "default"}] == 30
+        assert [found["tenure_worker_slots"][{"state": state}] for state in ("busy", "free")] == [0, 0]
+        assert found["tenure_leader"][{"scope": "*"}] == 0
         # Nobody has ever swept: an alert on the age must find that, too.
-        assert found["holdfast_reaper_age_seconds"][{}] == float("inf")
+        assert found["tenure_reaper_age_seconds"][{}] == float("inf")
 
     play(scenario)
 
@@ -885,9 +883,9 @@ def test_metrics_say_that_the_storage_is_out_of_reach_and_go_on_with_what_is_kno
         found = read(seen.body)
 
         assert seen.status == 200
-        assert found["holdfast_storage_up"][{}] == 0
-        assert "holdfast_queue_jobs" not in found
-        assert found["holdfast_jobs_total"].samples == {}
+        assert found["tenure_storage_up"][{}] == 0
+        assert "tenure_queue_jobs" not in found
+        assert found["tenure_jobs_total"].samples == {}
 
     play(scenario)
 

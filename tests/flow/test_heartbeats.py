@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from holdfast import (
+from tenure import (
     JobCancelled,
     JobCompleted,
     JobStalled,
@@ -18,12 +18,12 @@ from holdfast import (
     WorkerStarted,
     current_job,
 )
-from holdfast.context import Signs
-from holdfast.core.job import Owner
-from holdfast.core.settlement import Settlement
-from holdfast.storage.memory import MemoryStorage
-from holdfast.storage.protocol import Beat, Exchanged, Order, Pulse
-from holdfast.testing.simloop import SimClock, SimLoop, simulate
+from tenure.context import Signs
+from tenure.core.job import Owner
+from tenure.core.settlement import Settlement
+from tenure.storage.memory import MemoryStorage
+from tenure.storage.protocol import Beat, Exchanged, Order, Pulse
+from tenure.testing.simloop import SimClock, SimLoop, simulate
 from tests.flow.conftest import FAST, Play, Stage
 
 

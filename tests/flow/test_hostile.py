@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import JobReleased, WorkerStopping
+from tenure import JobReleased, WorkerStopping
 from tests.hostile import PLACES, RAISED, expected, made, ordeal
 
 

@@ -11,9 +11,8 @@ from typing import Annotated, Any
 
 import pytest
 
-from holdfast import (
+from tenure import (
     Cancel,
-    Holdfast,
     Inject,
     Job,
     JobCancelledError,
@@ -25,6 +24,7 @@ from holdfast import (
     RunCall,
     Snooze,
     State,
+    Tenure,
     Timing,
     UsageError,
     current_job,
@@ -517,7 +517,7 @@ def test_an_override_stands_in_wherever_it_is_asked_for_and_only_within(play: Pl
 
 
 def test_an_override_is_of_one_app_and_ends_with_an_error_too() -> None:
-    app, other = Holdfast("memory://"), Holdfast("memory://")
+    app, other = Tenure("memory://"), Tenure("memory://")
 
     def real() -> str:
         return "real"
@@ -563,7 +563,7 @@ def test_middleware_may_bring_what_would_be_injected(play: Play) -> None:
 
 
 async def test_what_is_plain_happens_in_one_thread_and_one_context() -> None:
-    app = Holdfast("memory://")
+    app = Tenure("memory://")
     threads: list[str] = []
     tenant: ContextVar[str] = ContextVar("tenant", default="nobody")
 
@@ -624,7 +624,7 @@ async def test_what_a_thread_uses_that_is_left_to_itself_is_closed_after_it() ->
 
 async def _notes_of_a_thread_left_to_itself(timeout: float) -> list[str] | None:
     """Return what was noted, or None if the limit was over before the handler began."""
-    app = Holdfast("memory://")
+    app = Tenure("memory://")
     begun, go, closed = threading.Event(), threading.Event(), asyncio.Event()
     notes: list[str] = []
 
@@ -664,7 +664,7 @@ async def _notes_of_a_thread_left_to_itself(timeout: float) -> list[str] | None:
 
 
 async def test_middleware_that_gives_a_thread_up_closes_nothing_under_it_and_no_hook_tidies_up_yet() -> None:
-    app = Holdfast("memory://")
+    app = Tenure("memory://")
     go, closed = threading.Event(), threading.Event()
     notes: list[str] = []
 
@@ -702,7 +702,7 @@ async def test_middleware_that_gives_a_thread_up_closes_nothing_under_it_and_no_
 
 
 async def test_what_a_thread_opens_while_its_run_is_stopped_is_closed_all_the_same() -> None:
-    app = Holdfast("memory://", timing=Timing.fast())
+    app = Tenure("memory://", timing=Timing.fast())
     opening, go, closed = asyncio.Event(), threading.Event(), threading.Event()
     loop = asyncio.get_running_loop()
     calls: list[str] = []
@@ -738,7 +738,7 @@ async def test_what_a_thread_opens_while_its_run_is_stopped_is_closed_all_the_sa
 
 
 async def test_no_hook_tidies_up_while_a_thread_still_closes() -> None:
-    app = Holdfast("memory://", timing=Timing.fast())
+    app = Tenure("memory://", timing=Timing.fast())
     committing, go, closed = asyncio.Event(), threading.Event(), threading.Event()
     loop = asyncio.get_running_loop()
     calls: list[str] = []
@@ -772,7 +772,7 @@ async def test_no_hook_tidies_up_while_a_thread_still_closes() -> None:
 
 
 async def test_what_providers_of_either_sort_set_in_the_context_reaches_a_plain_handler() -> None:
-    app = Holdfast("memory://")
+    app = Tenure("memory://")
     first, second = ContextVar("first", default="unset"), ContextVar("second", default="unset")
 
     def plain() -> Generator[None]:
@@ -804,7 +804,7 @@ def get_db() -> str:
 
 
 def needy() -> Any:
-    app = Holdfast("memory://")
+    app = Tenure("memory://")
 
     @app.task(name="pay")
     async def pay(
@@ -837,7 +837,7 @@ def test_what_stands_behind_it_goes_by_name() -> None:
 
 
 def test_no_payload_brings_what_is_injected() -> None:
-    app = Holdfast("memory://")
+    app = Tenure("memory://")
 
     @app.task(name="pay")
     async def pay(db: str = Inject(get_db), **rest: str) -> None: ...
@@ -860,7 +860,7 @@ def test_a_direct_call_passes_it_itself() -> None:
 
 
 def test_a_key_knows_nothing_of_it() -> None:
-    app = Holdfast("memory://")
+    app = Tenure("memory://")
 
     def key(user: int) -> str:
         return f"user {user}"
@@ -903,11 +903,11 @@ def test_what_is_no_provider_is_refused(given: Any, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         Inject(given)
     with pytest.raises(UsageError, match=says.replace("Inject\\(", "override\\(", 1)):
-        Holdfast("memory://").override(get_db, given).__enter__()
+        Tenure("memory://").override(get_db, given).__enter__()
 
 
 def test_providers_in_a_circle_are_refused_where_the_task_is_defined() -> None:
-    app = Holdfast("memory://")
+    app = Tenure("memory://")
 
     def one(two: str = "") -> str:
         return two
@@ -926,7 +926,7 @@ def test_providers_in_a_circle_are_refused_where_the_task_is_defined() -> None:
 
 
 def test_a_replacement_that_asks_for_what_it_replaces_is_refused() -> None:
-    app = Holdfast("memory://")
+    app = Tenure("memory://")
 
     def around(db: str = Inject(get_db)) -> str:
         return db
@@ -955,7 +955,7 @@ def annotated(db: Annotated[str, Inject(get_db)]) -> None: ...
 )
 def test_where_it_could_not_be_filled_it_is_refused(handler: Callable[..., None], says: str) -> None:
     with pytest.raises(UsageError, match=says):
-        Holdfast("memory://").task(handler)
+        Tenure("memory://").task(handler)
 
 
 async def hears(event: Any, db: str = Inject(get_db)) -> None: ...
@@ -965,16 +965,16 @@ async def wraps(call: Any, proceed: Any, db: str = Inject(get_db)) -> None: ...
 
 
 @asynccontextmanager
-async def lives(app: Holdfast, db: str = Inject(get_db)) -> AsyncGenerator[None]:
+async def lives(app: Tenure, db: str = Inject(get_db)) -> AsyncGenerator[None]:
     yield
 
 
 @pytest.mark.parametrize(
     "use",
     [
-        lambda: Holdfast("memory://").on(JobStalled)(hears),
-        lambda: Holdfast("memory://").middleware(wraps),
-        lambda: Holdfast("memory://", lifespan=lives),
+        lambda: Tenure("memory://").on(JobStalled)(hears),
+        lambda: Tenure("memory://").middleware(wraps),
+        lambda: Tenure("memory://", lifespan=lives),
     ],
 )
 def test_where_nothing_is_injected_nobody_may_ask_for_it(use: Callable[[], object]) -> None:

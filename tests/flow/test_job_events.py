@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import (
-    Holdfast,
+from tenure import (
     JobCancelled,
     JobCompleted,
     JobDeleted,
@@ -21,10 +20,11 @@ from holdfast import (
     JobStarted,
     QueueDrained,
     Retry,
+    Tenure,
     UsageError,
     current_job,
 )
-from holdfast.storage.protocol import Delete
+from tenure.storage.protocol import Delete
 from tests.flow.conftest import FAST, Play, Stage
 
 
@@ -134,7 +134,7 @@ def test_an_unknown_job_has_no_story(play: Play) -> None:
 
 @pytest.mark.parametrize("kind", [JobRetried, JobCompleted, "started", None])
 def test_only_what_is_recorded_on_request_is_requested(kind: Any) -> None:
-    queue = Holdfast("memory://").queue("q")
+    queue = Tenure("memory://").queue("q")
 
     with pytest.raises(UsageError, match="is not recorded on request"):
         asyncio.run(queue.record(kind))

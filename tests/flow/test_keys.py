@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from holdfast import Holdfast, Retry, State, UsageError
-from holdfast.core.job import Key
-from holdfast.task import TaskDecorator
+from tenure import Retry, State, Tenure, UsageError
+from tenure.core.job import Key
+from tenure.task import TaskDecorator
 from tests.flow.conftest import FAST, Play, Stage
 
 
@@ -31,7 +31,7 @@ class Gauge:
         self.running[name] -= 1
 
 
-def keyed(app: Holdfast, gauge: Gauge, **options: Any) -> Any:
+def keyed(app: Tenure, gauge: Gauge, **options: Any) -> Any:
     options.setdefault("concurrency_key", "account:{account}")
 
     defined = cast(TaskDecorator, app.task(name="charge", **options))
@@ -271,7 +271,7 @@ def test_a_paused_task_lets_others_pass_and_goes_on_in_order(play: Play) -> None
 
 
 def test_a_singleton_may_not_be_sent_to_another_queue() -> None:
-    task = keyed(Holdfast("memory://"), Gauge(lambda: 0.0), singleton=True, concurrency_key=None)
+    task = keyed(Tenure("memory://"), Gauge(lambda: 0.0), singleton=True, concurrency_key=None)
 
     with pytest.raises(UsageError, match="is a singleton"):
         task.options(queue="elsewhere")
@@ -293,13 +293,13 @@ def test_a_singleton_may_not_be_sent_to_another_queue() -> None:
 )
 def test_a_key_that_cannot_be_made_is_refused_when_the_task_is_defined(key: Any, told: str) -> None:
     with pytest.raises(UsageError, match=told):
-        keyed(Holdfast("memory://"), Gauge(lambda: 0.0), concurrency_key=key)
+        keyed(Tenure("memory://"), Gauge(lambda: 0.0), concurrency_key=key)
 
 
 def test_a_key_that_fails_on_its_arguments_is_refused_at_the_call() -> None:
-    app = Holdfast("memory://")
+    app = Tenure("memory://")
     lookup = keyed(app, Gauge(lambda: 0.0), concurrency_key="{account[city]}")
-    empty = keyed(Holdfast("memory://"), Gauge(lambda: 0.0), concurrency_key="{account}")
+    empty = keyed(Tenure("memory://"), Gauge(lambda: 0.0), concurrency_key="{account}")
 
     with pytest.raises(UsageError, match="fails on these arguments"):
         lookup.call("a")

@@ -7,18 +7,18 @@ from typing import Any, Literal
 
 import pytest
 
-from holdfast import (
-    Holdfast,
+from tenure import (
     Inject,
     JobContext,
     Proceed,
     RunCall,
     State,
     StorageUnavailableError,
+    Tenure,
     UsageError,
     current_job,
 )
-from holdfast.testing.simloop import SimClock, SimLoop, simulate
+from tenure.testing.simloop import SimClock, SimLoop, simulate
 from tests.flow.conftest import FAST, Play, Stage
 from tests.flow.test_stops import Closed
 
@@ -28,13 +28,13 @@ class Life:
 
     def __init__(self, *, enters: float = 0.0, leaves: float = 0.0) -> None:
         self.notes: list[str] = []
-        self.apps: list[Holdfast] = []
+        self.apps: list[Tenure] = []
         self.enters = enters
         self.leaves = leaves
         self.cut_off = 0
 
     @asynccontextmanager
-    async def __call__(self, app: Holdfast) -> AsyncGenerator[dict[str, int]]:
+    async def __call__(self, app: Tenure) -> AsyncGenerator[dict[str, int]]:
         self.apps.append(app)
         number = len(self.apps)
         await asyncio.sleep(self.enters)
@@ -106,7 +106,7 @@ def test_what_it_yields_is_at_hand_wherever_the_job_is(play: Play) -> None:
 
 def test_without_one_and_where_it_yields_nothing_the_state_is_none(play: Play) -> None:
     @asynccontextmanager
-    async def silent(app: Holdfast) -> AsyncGenerator[None]:
+    async def silent(app: Tenure) -> AsyncGenerator[None]:
         yield
 
     async def scenario(stage: Stage) -> None:
@@ -171,7 +171,7 @@ def test_it_is_left_in_the_task_that_entered_it(play: Play) -> None:
     beside: list[str] = []
 
     @asynccontextmanager
-    async def lifespan(app: Holdfast) -> AsyncGenerator[None]:
+    async def lifespan(app: Tenure) -> AsyncGenerator[None]:
         async def watch() -> None:
             try:
                 await asyncio.sleep(3600)
@@ -209,7 +209,7 @@ def test_where_it_cannot_be_entered_the_worker_does_not_start_and_says_so(
         attempts: list[int] = []
 
         @asynccontextmanager
-        async def lifespan(app: Holdfast) -> AsyncGenerator[str]:
+        async def lifespan(app: Tenure) -> AsyncGenerator[str]:
             attempts.append(1)
             if len(attempts) == 1:
                 raise ConnectionRefusedError("no database")
@@ -311,7 +311,7 @@ def test_one_that_ends_by_itself_takes_its_worker_along_which_hands_back(
     play: Play, caplog: pytest.LogCaptureFixture
 ) -> None:
     @asynccontextmanager
-    async def lifespan(app: Holdfast) -> AsyncGenerator[None]:
+    async def lifespan(app: Tenure) -> AsyncGenerator[None]:
         async def dies() -> None:
             await asyncio.sleep(5)
             raise ConnectionResetError("the pool is gone")
@@ -347,7 +347,7 @@ def test_what_fails_while_it_is_left_is_logged_and_the_worker_has_ended_well(
     play: Play, caplog: pytest.LogCaptureFixture
 ) -> None:
     @asynccontextmanager
-    async def lifespan(app: Holdfast) -> AsyncGenerator[None]:
+    async def lifespan(app: Tenure) -> AsyncGenerator[None]:
         yield
         raise ConnectionResetError("gone before")
 
@@ -449,11 +449,11 @@ def test_neither_a_dead_storage_nor_a_stubborn_handler_lets_it_break_the_promise
 # ── bad input ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def undecorated(app: Holdfast) -> AsyncGenerator[None]:
+async def undecorated(app: Tenure) -> AsyncGenerator[None]:
     yield
 
 
-async def coroutine(app: Holdfast) -> None: ...
+async def coroutine(app: Tenure) -> None: ...
 
 
 @asynccontextmanager
@@ -472,15 +472,15 @@ async def of_nothing() -> AsyncGenerator[None]:
 )
 def test_what_is_no_lifespan_is_refused_where_the_app_is_made(given: Any, says: str) -> None:
     with pytest.raises(UsageError, match=says):
-        Holdfast("memory://", lifespan=given)
+        Tenure("memory://", lifespan=given)
 
 
 @contextmanager
-def plain(app: Holdfast) -> Generator[None]:
+def plain(app: Tenure) -> Generator[None]:
     yield
 
 
-def nothing(app: Holdfast) -> None: ...
+def nothing(app: Tenure) -> None: ...
 
 
 @pytest.mark.parametrize("given", [plain, nothing])

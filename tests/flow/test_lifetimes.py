@@ -8,9 +8,8 @@ from typing import Any, Unpack
 
 import pytest
 
-from holdfast import (
+from tenure import (
     TTL,
-    Holdfast,
     Job,
     JobExpired,
     JobExpiredError,
@@ -24,18 +23,19 @@ from holdfast import (
     State,
     StorageUnavailableError,
     TaskOptions,
+    Tenure,
     UsageError,
 )
-from holdfast.core.job import JobDetail, NewJob, Ref
-from holdfast.options import TaskSettings
-from holdfast.storage.memory import MemoryStorage
-from holdfast.storage.notices import Listener
-from holdfast.storage.protocol import Receipt
-from holdfast.testing.simloop import SimClock, SimLoop, simulate
+from tenure.core.job import JobDetail, NewJob, Ref
+from tenure.options import TaskSettings
+from tenure.storage.memory import MemoryStorage
+from tenure.storage.notices import Listener
+from tenure.storage.protocol import Receipt
+from tenure.testing.simloop import SimClock, SimLoop, simulate
 from tests.flow.conftest import FAST, Play, Stage
 
 
-def quick(app: Holdfast, **options: Unpack[TaskSettings]) -> Any:
+def quick(app: Tenure, **options: Unpack[TaskSettings]) -> Any:
     @app.task(name="quick", **options)
     async def run(value: int = 0) -> int:
         return value
@@ -203,7 +203,7 @@ def test_a_redriven_job_gets_its_whole_ttl_again_each_time(play: Play) -> None:
 
 @pytest.mark.statement(60)
 def test_a_delay_that_outlasts_the_ttl_is_refused() -> None:
-    task = quick(Holdfast("memory://"), ttl="1h")
+    task = quick(Tenure("memory://"), ttl="1h")
 
     with pytest.raises(UsageError, match="delay = 2h is not under the ttl of 1h"):
         task.options(delay="2h")
@@ -213,7 +213,7 @@ def test_a_delay_that_outlasts_the_ttl_is_refused() -> None:
 @pytest.mark.statement(53)
 @pytest.mark.parametrize("length", ["0s", "-1s", "10", "5w", "", float("nan"), float("inf"), 0, -3, True, None, [1]])
 def test_a_ttl_that_is_no_positive_duration_is_refused_by_name(length: Any) -> None:
-    task = quick(Holdfast("memory://"))
+    task = quick(Tenure("memory://"))
 
     with pytest.raises(UsageError, match="ttl"):
         task.options(ttl=length)
@@ -344,7 +344,7 @@ def test_a_queue_keeps_its_jobs_as_long_as_it_was_told(play: Play) -> None:
 
 @pytest.mark.parametrize("given", [None, "7d", Keep("1d")])
 def test_what_is_no_retention_is_refused(given: Any) -> None:
-    queue = Holdfast("memory://").queue("q")
+    queue = Tenure("memory://").queue("q")
 
     with pytest.raises(UsageError, match="retention"):
         asyncio.run(queue.set_retention(given))
@@ -485,4 +485,4 @@ async def _story(job: Job[Any]) -> list[str]:
 @pytest.mark.parametrize("tags", [[""], ["x" * 1025], ["ok", 7], "word", ["t"] * 101])
 def test_tags_are_words_and_not_too_many(tags: Any) -> None:
     with pytest.raises(UsageError, match="tag"):
-        quick(Holdfast("memory://")).options(tags=tags)
+        quick(Tenure("memory://")).options(tags=tags)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from holdfast import JobCompleted, JobFailedError, JobReleased, JobStalled, Retry, State
+from tenure import JobCompleted, JobFailedError, JobReleased, JobStalled, Retry, State
 from tests.flow.conftest import FAST, Play, Stage
 
 

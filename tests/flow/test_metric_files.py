@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from holdfast.core.backlog import Backlog, Thresholds
-from holdfast.core.job import Owner
-from holdfast.core.leadership import Term
-from holdfast.core.lifecycle import State
-from holdfast.figures import METRICS, Figures
-from holdfast.health.judge import judged
-from holdfast.health.metrics import rendered
-from holdfast.health.vitals import Vitals
-from holdfast.options import Timing
-from holdfast.storage.protocol import QueueSurvey, Survey, WorkerSurvey
+from tenure.core.backlog import Backlog, Thresholds
+from tenure.core.job import Owner
+from tenure.core.leadership import Term
+from tenure.core.lifecycle import State
+from tenure.figures import METRICS, Figures
+from tenure.health.judge import judged
+from tenure.health.metrics import rendered
+from tenure.health.vitals import Vitals
+from tenure.options import Timing
+from tenure.storage.protocol import QueueSurvey, Survey, WorkerSurvey
 from tests.exposition import read
 from tests.system.plain_yaml import documents
 
@@ -61,7 +61,7 @@ def expressions() -> Iterator[tuple[str, str]]:
 @pytest.mark.parametrize(("where", "expression"), list(expressions()))
 def test_an_expression_asks_for_what_there_is(where: str, expression: str) -> None:
     there = metrics()
-    asked = re.findall(r"\b(holdfast_\w+)", expression)
+    asked = re.findall(r"\b(tenure_\w+)", expression)
     given: set[str] = {"le", "instance"}
     for name in asked:
         base = re.sub(r"_(bucket|sum|count)$", "", name)
@@ -103,7 +103,7 @@ def test_the_dashboard_is_one() -> None:
 
 def test_every_metric_is_documented_with_its_kind_and_its_labels() -> None:
     text = (ROOT / "docs" / "howto" / "health.md").read_text()
-    rows = re.findall(r"^\| `(holdfast_\w+)(?:\{([\w, ]*)\})?` \| (\w+) \| (.+) \|$", text, re.MULTILINE)
+    rows = re.findall(r"^\| `(tenure_\w+)(?:\{([\w, ]*)\})?` \| (\w+) \| (.+) \|$", text, re.MULTILINE)
     told = {name: (kind, {one.strip() for one in labels.split(",") if one.strip()}) for name, labels, kind, _ in rows}
 
     assert told == metrics()

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import (
-    Holdfast,
+from tenure import (
     JobCancelledError,
     JobFailedError,
     Proceed,
@@ -18,6 +17,7 @@ from holdfast import (
     Snooze,
     State,
     TaskOptions,
+    Tenure,
     UsageError,
     current_job,
 )
@@ -338,7 +338,7 @@ def test_one_that_waits_hears_of_a_shutdown_and_its_job_is_handed_back(play: Pla
 
 
 async def test_it_is_around_plain_handlers_too_and_they_see_what_it_sets() -> None:
-    app = Holdfast("memory://")
+    app = Tenure("memory://")
     notes: list[Any] = []
 
     @app.middleware
@@ -361,7 +361,7 @@ async def test_it_is_around_plain_handlers_too_and_they_see_what_it_sets() -> No
 
 
 def test_a_task_that_is_called_as_a_function_has_none() -> None:
-    app = Holdfast("memory://")
+    app = Tenure("memory://")
     notes: list[str] = []
     app.middleware(noting(notes, "app"))
 
@@ -388,7 +388,7 @@ def no_coroutine(call: RunCall, proceed: Proceed) -> None: ...
     ],
 )
 def test_what_is_none_is_refused_where_it_is_given(given: Any, says: str) -> None:
-    app = Holdfast("memory://")
+    app = Tenure("memory://")
 
     with pytest.raises(UsageError, match=says):
         app.middleware(given)

@@ -6,8 +6,8 @@ from typing import Any, Unpack
 
 import pytest
 
-from holdfast import Holdfast, Router, TaskOptions, UsageError
-from holdfast.options import TaskSettings
+from tenure import Router, TaskOptions, Tenure, UsageError
+from tenure.options import TaskSettings
 from tests.flow.conftest import FAST, Play, Stage
 
 
@@ -18,7 +18,7 @@ def weight_of(tenant: str, number: int = 0) -> int:
 def nobody(tenant: str, number: int = 0) -> None: ...
 
 
-def listing(app: Holdfast | Router, ran: list[Any], name: str = "list", **options: Unpack[TaskSettings]) -> Any:
+def listing(app: Tenure | Router, ran: list[Any], name: str = "list", **options: Unpack[TaskSettings]) -> Any:
     @app.task(name=name, **options)
     async def list_(tenant: str, number: int = 0) -> None:
         ran.append((tenant, number))
@@ -26,7 +26,7 @@ def listing(app: Holdfast | Router, ran: list[Any], name: str = "list", **option
     return list_
 
 
-async def worked_off(stage: Stage, app: Holdfast, jobs: list[Any]) -> None:
+async def worked_off(stage: Stage, app: Tenure, jobs: list[Any]) -> None:
     await stage.start(app.worker(concurrency=1))
     for job in jobs:
         await job.result()
@@ -129,31 +129,31 @@ def test_the_single_high_one_overtakes_ten_thousand_low_ones(play: Play) -> None
 )
 def test_an_order_that_cannot_be_is_refused_when_the_task_is_defined(options: dict[str, Any], told: str) -> None:
     with pytest.raises(UsageError, match=told):
-        listing(Holdfast("memory://"), [], **options)
+        listing(Tenure("memory://"), [], **options)
 
 
 def test_an_order_that_cannot_be_is_refused_when_it_comes_together() -> None:
-    fair = listing(Holdfast("memory://"), [], fair_key="{tenant}")
-    newest = listing(Holdfast("memory://"), [], lifo=True)
+    fair = listing(Tenure("memory://"), [], fair_key="{tenant}")
+    newest = listing(Tenure("memory://"), [], lifo=True)
 
     with pytest.raises(UsageError, match="contradict"):
         fair.options(lifo=True)
     with pytest.raises(UsageError, match="contradict"):
         newest.options(fair_key="a")
     with pytest.raises(UsageError, match="contradict"):
-        listing(Holdfast("memory://", defaults=TaskOptions(fair_key="{tenant}")), [], lifo=True)
+        listing(Tenure("memory://", defaults=TaskOptions(fair_key="{tenant}")), [], lifo=True)
     assert newest.options(fair_key="a", lifo=False).call("a").job.fair_key == "a"
     with pytest.raises(UsageError, match="lifo and strict contradict"):
-        listing(Holdfast("memory://"), [], strict=True).options(lifo=True)
+        listing(Tenure("memory://"), [], strict=True).options(lifo=True)
 
 
 def test_a_weight_needs_a_key_wherever_that_comes_from() -> None:
-    plain = listing(Holdfast("memory://"), [])
+    plain = listing(Tenure("memory://"), [])
     with pytest.raises(UsageError, match="fair_weight is that of a fair_key"):
         plain.options(fair_weight=3)
     assert plain.options(fair_weight=3, fair_key="a").call("b").job.weight == 3
-    keyed = Holdfast("memory://", defaults=TaskOptions(fair_key="{tenant}"))
-    heavy = Holdfast("memory://", defaults=TaskOptions(fair_weight=3))
+    keyed = Tenure("memory://", defaults=TaskOptions(fair_key="{tenant}"))
+    heavy = Tenure("memory://", defaults=TaskOptions(fair_weight=3))
 
     assert listing(keyed, [], fair_weight=3).call("a").job.weight == 3
     assert listing(heavy, []).call("a").job.weight == 1
@@ -166,7 +166,7 @@ def test_a_weight_needs_a_key_wherever_that_comes_from() -> None:
 
 
 def test_a_weight_that_cannot_be_is_refused_at_the_call() -> None:
-    heavy = listing(Holdfast("memory://"), [], fair_key="{tenant}", fair_weight=weight_of)
+    heavy = listing(Tenure("memory://"), [], fair_key="{tenant}", fair_weight=weight_of)
 
     assert heavy.call("heavy", 7).job.weight == 3
     with pytest.raises(UsageError, match="fair_weight = -1"):

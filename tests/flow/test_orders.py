@@ -2,15 +2,15 @@
 
 import asyncio
 
-from holdfast import Holdfast, State, Timing
-from holdfast.core.events import WorkerStopped, WorkerStopping
-from holdfast.core.job import Owner
-from holdfast.storage.memory import MemoryStorage
-from holdfast.storage.protocol import Beat, Pulse, Settings, Target, WorkerSurvey
+from tenure import State, Tenure, Timing
+from tenure.core.events import WorkerStopped, WorkerStopping
+from tenure.core.job import Owner
+from tenure.storage.memory import MemoryStorage
+from tenure.storage.protocol import Beat, Pulse, Settings, Target, WorkerSurvey
 from tests.flow.conftest import FAST, Play, Stage
 
 
-def napping(app: Holdfast) -> Holdfast:
+def napping(app: Tenure) -> Tenure:
     """Return the app with a task that rests for a while."""
 
     @app.task(name="nap")

@@ -6,16 +6,16 @@ from collections.abc import Callable, Coroutine, Sequence
 from random import Random
 from typing import Any
 
-from holdfast import JobCompleted, Retry, RetryLater, Stall, StorageUnavailableError, TaskOptions, current_job
-from holdfast.core.job import Owner
-from holdfast.core.settlement import Settlement
-from holdfast.storage.memory import MemoryStorage
-from holdfast.storage.protocol import Exchanged, Order
-from holdfast.testing.simloop import SimClock, SimLoop, simulate
-from holdfast.worker.ahead import MOST
-from holdfast.worker.exchange import UNSETTLED_LIMIT
-from holdfast.worker.held import RunKey
-from holdfast.worker.starting import starter
+from tenure import JobCompleted, Retry, RetryLater, Stall, StorageUnavailableError, TaskOptions, current_job
+from tenure.core.job import Owner
+from tenure.core.settlement import Settlement
+from tenure.storage.memory import MemoryStorage
+from tenure.storage.protocol import Exchanged, Order
+from tenure.testing.simloop import SimClock, SimLoop, simulate
+from tenure.worker.ahead import MOST
+from tenure.worker.exchange import UNSETTLED_LIMIT
+from tenure.worker.held import RunKey
+from tenure.worker.starting import starter
 from tests.flow.conftest import Stage
 
 CONCURRENCY = 20

@@ -6,16 +6,16 @@ from random import Random
 
 import pytest
 
-from holdfast import State
-from holdfast.core.events import JobFailed, JobReleased, JobStalled
-from holdfast.core.fingerprint import fingerprint
-from holdfast.core.job import JobDetail, LogLine, NewJob, Owner, Policy, Ref, StallTerms
-from holdfast.core.lease import Lease
-from holdfast.core.postmortem import Ending, Workplace
-from holdfast.core.settlement import Settlement
-from holdfast.settle import FREE_DEATHS, Witness, settle_stalled
-from holdfast.storage.memory import MemoryStorage
-from holdfast.storage.protocol import (
+from tenure import State
+from tenure.core.events import JobFailed, JobReleased, JobStalled
+from tenure.core.fingerprint import fingerprint
+from tenure.core.job import JobDetail, LogLine, NewJob, Owner, Policy, Ref, StallTerms
+from tenure.core.lease import Lease
+from tenure.core.postmortem import Ending, Workplace
+from tenure.core.settlement import Settlement
+from tenure.settle import FREE_DEATHS, Witness, settle_stalled
+from tenure.storage.memory import MemoryStorage
+from tenure.storage.protocol import (
     Beat,
     Bid,
     Exchanged,
@@ -27,7 +27,7 @@ from holdfast.storage.protocol import (
     Survey,
     WorkerInfo,
 )
-from holdfast.testing.clock import ManualClock
+from tenure.testing.clock import ManualClock
 
 SECOND = 1_000_000
 WORKER = Owner("a" * 16, "web-1:42", "web-1", 42)

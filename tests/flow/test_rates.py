@@ -7,15 +7,15 @@ from typing import Any, Unpack
 
 import pytest
 
-from holdfast import Holdfast, Rate, UsageError
-from holdfast.core.job import RateKey
-from holdfast.options import TaskSettings
+from tenure import Rate, Tenure, UsageError
+from tenure.core.job import RateKey
+from tenure.options import TaskSettings
 from tests.flow.conftest import FAST, Play, Stage
 
 pytestmark = pytest.mark.thorough
 
 
-def calling(stage: Stage, app: Holdfast, began: list[tuple[str, float]], **options: Unpack[TaskSettings]) -> Any:
+def calling(stage: Stage, app: Tenure, began: list[tuple[str, float]], **options: Unpack[TaskSettings]) -> Any:
     @app.task(name="call", **options)
     async def call(host: str, user: int = 0) -> None:
         began.append((host, stage.now))
@@ -187,7 +187,7 @@ def test_a_job_that_waits_for_its_rate_holds_no_slot(play: Play) -> None:
 )
 def test_a_rate_that_cannot_be_is_refused(rate: Any, told: str) -> None:
     with pytest.raises(UsageError, match=told):
-        Holdfast("memory://").task(name="call", rate=rate)
+        Tenure("memory://").task(name="call", rate=rate)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_a_rate_is_checked_when_it_is_made(make: Any, told: str) -> None:
 
 
 async def test_what_is_set_for_all_jobs_has_no_key() -> None:
-    app = Holdfast("memory://")
+    app = Tenure("memory://")
 
     @app.task(name="call")
     async def call() -> None: ...

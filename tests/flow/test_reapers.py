@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import (
-    Holdfast,
+from tenure import (
     JobStalled,
     LeaderElection,
     LeadershipAcquired,
@@ -17,16 +16,17 @@ from holdfast import (
     ReaperFailed,
     State,
     StorageUnavailableError,
+    Tenure,
     UsageError,
 )
-from holdfast.codec import JsonCodec
-from holdfast.storage.memory import MemoryStorage
-from holdfast.storage.protocol import Bid, Swept
-from holdfast.testing.simloop import SimClock, SimLoop, simulate
+from tenure.codec import JsonCodec
+from tenure.storage.memory import MemoryStorage
+from tenure.storage.protocol import Bid, Swept
+from tenure.testing.simloop import SimClock, SimLoop, simulate
 from tests.flow.conftest import FAST, Play, Stage
 
 
-async def abandoned(stage: Stage, app: Holdfast, jobs: int = 1) -> list[str]:
+async def abandoned(stage: Stage, app: Tenure, jobs: int = 1) -> list[str]:
     """Leave jobs behind in the hands of a worker that is gone, and return their ids."""
 
     @app.task(name="sleep")

@@ -12,9 +12,8 @@ from typing import Any, Unpack
 
 import pytest
 
-from holdfast import (
+from tenure import (
     Event,
-    Holdfast,
     JobCancelled,
     JobCancelledError,
     JobCompleted,
@@ -30,17 +29,18 @@ from holdfast import (
     Stall,
     State,
     StorageUnavailableError,
+    Tenure,
     Timing,
     WorkerFailed,
     current_job,
 )
-from holdfast.core.job import Owner
-from holdfast.core.lease import Lease
-from holdfast.core.settlement import Settlement
-from holdfast.options import TaskSettings
-from holdfast.storage.memory import MemoryStorage
-from holdfast.storage.notices import Listener
-from holdfast.storage.protocol import (
+from tenure.core.job import Owner
+from tenure.core.lease import Lease
+from tenure.core.settlement import Settlement
+from tenure.options import TaskSettings
+from tenure.storage.memory import MemoryStorage
+from tenure.storage.notices import Listener
+from tenure.storage.protocol import (
     Beat,
     Bid,
     Delete,
@@ -49,7 +49,7 @@ from holdfast.storage.protocol import (
     Pulse,
     Swept,
 )
-from holdfast.testing.simloop import SameLoop, SimClock, SimLoop, simulate
+from tenure.testing.simloop import SameLoop, SimClock, SimLoop, simulate
 from tests.flow.conftest import FAST, Play, Stage
 
 pytestmark = pytest.mark.thorough
@@ -58,7 +58,7 @@ SECOND = 1_000_000
 BOUND = FAST.recovery_bound.total_seconds()
 
 
-def quick(app: Holdfast, **options: Unpack[TaskSettings]) -> Any:
+def quick(app: Tenure, **options: Unpack[TaskSettings]) -> Any:
     """Define a task that is done at once."""
 
     @app.task(name="quick", **options)
@@ -68,7 +68,7 @@ def quick(app: Holdfast, **options: Unpack[TaskSettings]) -> Any:
     return run
 
 
-def sleeper(app: Holdfast, **options: Unpack[TaskSettings]) -> Any:
+def sleeper(app: Tenure, **options: Unpack[TaskSettings]) -> Any:
     """Define a task whose first run takes so long as it is told, and each later one no time; it returns its run."""
 
     @app.task(name="sleeper", **options)
@@ -87,7 +87,7 @@ async def seized(stage: Stage, owner: str = "nobody", *, queue: str = "default")
     return leases
 
 
-async def crash(stage: Stage, app: Holdfast, *, after: float = 0.1, **options: Any) -> None:
+async def crash(stage: Stage, app: Tenure, *, after: float = 0.1, **options: Any) -> None:
     """Let a worker claim what there is, and kill it."""
     node = await stage.start(app.worker(reaper=False, **options), "victim")
     await asyncio.sleep(after)
@@ -165,10 +165,10 @@ def test_the_recovery_is_not_switched_off_by_nine_thousand_active_jobs(play: Pla
 @pytest.mark.parametrize("skew", [-86_400.0, -60.0, 60.0, 86_400.0])
 def test_no_clock_of_a_client_a_worker_or_a_reaper_decides_anything(play: Play, skew: float) -> None:
     async def scenario(stage: Stage) -> None:
-        def skewed(seconds: float) -> Holdfast:
+        def skewed(seconds: float) -> Tenure:
             clock = SimClock(stage.loop)
             clock.step(seconds)
-            return Holdfast(storage=stage.storage, clock=clock, rng=Random(1), side=SameLoop, timing=FAST)
+            return Tenure(storage=stage.storage, clock=clock, rng=Random(1), side=SameLoop, timing=FAST)
 
         client, server = skewed(skew), skewed(-skew)
 
@@ -899,7 +899,7 @@ def test_of_many_enqueues_of_one_id_at_once_one_makes_it_and_none_fails(tmp_path
     url = f"sqlite:///{tmp_path / 'queue.db'}"
 
     async def enqueue() -> list[bool]:
-        app = Holdfast(url)
+        app = Tenure(url)
         task = quick(app)
         jobs = [await task.options(id=f"job {number}").enqueue(number) for number in range(30)]
         await app.close()
@@ -941,7 +941,7 @@ def test_an_id_that_looks_like_a_path_touches_no_file_but_the_queues_own(tmp_pat
     outside.write_text("untouched")
 
     async def main() -> list[str]:
-        async with Holdfast(f"sqlite:///{home / 'queue.db'}") as app:
+        async with Tenure(f"sqlite:///{home / 'queue.db'}") as app:
             task = quick(app)
             async with app.worker():
                 ids = ["../outside", str(outside), "../../etc/passwd", "queue.db", ".", ".."]

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import (
+from tenure import (
     Cancel,
-    Holdfast,
     JobCancelledError,
     JobCompleted,
     JobFailed,
@@ -24,15 +23,16 @@ from holdfast import (
     Snooze,
     State,
     StorageFullError,
+    Tenure,
     UsageError,
     WorkerFailed,
     current_job,
 )
-from holdfast.core.job import NewJob, Owner
-from holdfast.core.settlement import Settlement
-from holdfast.storage.memory import MemoryStorage
-from holdfast.storage.protocol import Exchanged, Order, Receipt
-from holdfast.testing.simloop import SimClock, SimLoop, simulate
+from tenure.core.job import NewJob, Owner
+from tenure.core.settlement import Settlement
+from tenure.storage.memory import MemoryStorage
+from tenure.storage.protocol import Exchanged, Order, Receipt
+from tenure.testing.simloop import SimClock, SimLoop, simulate
 from tests.flow.conftest import Play, Stage
 
 
@@ -53,7 +53,7 @@ def test_a_result_comes_back_as_the_type_the_handler_returns(play: Play) -> None
 
 
 def test_calling_a_task_runs_the_plain_function() -> None:
-    app = Holdfast("memory://")
+    app = Tenure("memory://")
 
     @app.task
     async def add(a: int, b: int) -> int:
@@ -288,7 +288,7 @@ def test_ids_of_ones_own_work_whatever_they_contain(play: Play, job_id: str) -> 
 @pytest.mark.statement(120)
 @pytest.mark.parametrize("job_id", ["", "x" * 1025])
 def test_an_empty_or_endless_id_is_refused(job_id: str) -> None:
-    app = Holdfast("memory://")
+    app = Tenure("memory://")
 
     @app.task
     async def own() -> None: ...
@@ -327,7 +327,7 @@ def test_waiting_longer_than_asked_for_is_a_timeout_of_the_wait_only(play: Play)
 
 
 async def test_who_will_not_wait_gets_the_result_of_a_job_that_is_over(tmp_path: Path) -> None:
-    app = Holdfast(f"sqlite:///{tmp_path / 'jobs.db'}")
+    app = Tenure(f"sqlite:///{tmp_path / 'jobs.db'}")
 
     @app.task
     async def answer() -> int:

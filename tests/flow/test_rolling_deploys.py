@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import (
-    Holdfast,
+from tenure import (
     JobReleased,
     JobStalled,
     Reaper,
@@ -15,11 +14,12 @@ from holdfast import (
     ScheduleSkipped,
     State,
     Task,
+    Tenure,
     current_job,
 )
-from holdfast.core.backlog import Backlog, Thresholds
-from holdfast.health.judge import Health, judged
-from holdfast.storage.protocol import Query, Survey
+from tenure.core.backlog import Backlog, Thresholds
+from tenure.health.judge import Health, judged
+from tenure.storage.protocol import Query, Survey
 from tests.flow.conftest import FAST, Play, Stage
 
 pytestmark = pytest.mark.thorough
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.thorough
 OLD_WORKERS = 19
 
 
-def old_code(stage: Stage) -> Holdfast:
+def old_code(stage: Stage) -> Tenure:
     """Return the app as it was: one task, which keeps its workers busy."""
     app = stage.app(timing=FAST)
 
@@ -38,7 +38,7 @@ def old_code(stage: Stage) -> Holdfast:
     return app
 
 
-def new_code(stage: Stage, starts: list[float]) -> Holdfast:
+def new_code(stage: Stage, starts: list[float]) -> Tenure:
     """Return the app as it is now: it has one task more."""
     app = old_code(stage)
 
@@ -50,7 +50,7 @@ def new_code(stage: Stage, starts: list[float]) -> Holdfast:
     return app
 
 
-def new_task(app: Holdfast) -> Task[..., Any]:
+def new_task(app: Tenure) -> Task[..., Any]:
     """Return the new task of an app."""
     return app.find_task("new")
 
@@ -60,7 +60,7 @@ def judged_now(survey: Survey, now: float) -> Health:
     return judged(survey, timing=FAST, thresholds=Thresholds(), backlog=Backlog(), now=now)
 
 
-async def fleet(stage: Stage, starts: list[float], *, old: int = OLD_WORKERS) -> Holdfast:
+async def fleet(stage: Stage, starts: list[float], *, old: int = OLD_WORKERS) -> Tenure:
     """Start workers of the old code, one of the new code and a reaper; return the app of the new code."""
     for number in range(old):
         await stage.start(old_code(stage).worker(concurrency=4), f"old-{number}")

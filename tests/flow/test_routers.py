@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from holdfast import Holdfast, JobCompleted, Proceed, Router, RunCall, Stall, TaskOptions, UsageError, current_job
+from tenure import JobCompleted, Proceed, Router, RunCall, Stall, TaskOptions, Tenure, UsageError, current_job
 from tests.flow.conftest import Play, Stage
 
 Loose: Any = Router
-LooseApp: Any = Holdfast
+LooseApp: Any = Tenure
 
 
 def test_a_routers_tasks_and_handlers_work_as_the_apps_own_do(play: Play) -> None:
@@ -70,7 +70,7 @@ def test_prefixes_are_joined_and_the_inner_options_win() -> None:
     async def close() -> None: ...
 
     shop.include(mail)
-    app = Holdfast("memory://", defaults=TaskOptions(queue="app", strict=True))
+    app = Tenure("memory://", defaults=TaskOptions(queue="app", strict=True))
     app.include(shop)
 
     assert sorted(app.tasks) == ["shop.close", "shop.mail.send", "shop.mail.sort"]
@@ -89,7 +89,7 @@ def test_without_a_prefix_a_routers_task_is_named_as_an_apps() -> None:
     @router.task
     async def plain() -> None: ...
 
-    Holdfast("memory://").include(router)
+    Tenure("memory://").include(router)
 
     assert plain.name.startswith("tests.flow.test_routers.")
 
@@ -130,14 +130,14 @@ def test_options_said_before_the_router_is_included_hold_in_the_app() -> None:
     soon = task.options(delay="5s")
     with pytest.raises(UsageError, match="dely"):
         task.options(dely="5s")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
-    Holdfast("memory://", defaults=TaskOptions(queue="app")).include(router)
+    Tenure("memory://", defaults=TaskOptions(queue="app")).include(router)
     job = soon.call().job
 
     assert (job.task, job.queue, job.delay, job.priority) == ("a.task", "app", 5_000_000, 3)
 
 
 def test_what_a_router_gets_after_it_is_included_the_app_gets_at_once() -> None:
-    app, outer, inner = Holdfast("memory://"), Router(prefix="outer."), Router(prefix="inner.")
+    app, outer, inner = Tenure("memory://"), Router(prefix="outer."), Router(prefix="inner.")
     app.include(outer)
 
     @outer.task
@@ -157,7 +157,7 @@ def test_what_a_router_gets_after_it_is_included_the_app_gets_at_once() -> None:
 
 
 def test_a_router_is_included_once() -> None:
-    app, other, router, inner = Holdfast("memory://"), Holdfast("memory://"), Router(prefix="r."), Router()
+    app, other, router, inner = Tenure("memory://"), Tenure("memory://"), Router(prefix="r."), Router()
     router.include(inner)
     app.include(router)
 
@@ -179,7 +179,7 @@ def test_routers_that_include_each_other_are_refused() -> None:
 
 
 def test_a_router_that_does_not_fit_leaves_the_app_as_it_was() -> None:
-    app = Holdfast("memory://")
+    app = Tenure("memory://")
 
     @app.task(name="r.taken")
     async def taken() -> None: ...
@@ -206,7 +206,7 @@ def test_a_router_that_does_not_fit_leaves_the_app_as_it_was() -> None:
     assert list(app.tasks) == ["r.taken"]
     with pytest.raises(UsageError, match="no app includes yet"):
         fine.call()
-    Holdfast("memory://").include(outer)
+    Tenure("memory://").include(outer)
     assert fine.call().job.task == "fine"
 
 
@@ -216,7 +216,7 @@ def test_two_tasks_of_one_router_under_one_name_are_refused_when_it_is_included(
     router.task(name="one")(lambda: None)
 
     with pytest.raises(UsageError, match="'one' is defined twice"):
-        Holdfast("memory://").include(router)
+        Tenure("memory://").include(router)
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_a_name_that_is_too_long_with_its_prefixes_is_refused_when_they_are_know
     outer.include(router)
 
     with pytest.raises(UsageError, match="1,024"):
-        Holdfast("memory://").include(outer)
+        Tenure("memory://").include(outer)
 
 
 def test_a_routers_schedules_are_the_apps_with_the_prefix_before_their_names(play: Play) -> None:
@@ -384,7 +384,7 @@ def test_bad_schedules_and_middleware_of_a_router_are_refused_where_they_are_sai
 
 
 def test_a_schedule_that_cannot_be_made_keeps_its_whole_router_out() -> None:
-    app, outer, router, second = Holdfast("memory://"), Router(), Router(prefix="p."), Router()
+    app, outer, router, second = Tenure("memory://"), Router(), Router(prefix="p."), Router()
 
     @app.every("1s", name="p.often")
     async def own() -> None: ...
@@ -407,14 +407,14 @@ def test_a_schedule_that_cannot_be_made_keeps_its_whole_router_out() -> None:
     with pytest.raises(UsageError, match="no app includes"):
         other.call()
 
-    free = Holdfast("memory://")
+    free = Tenure("memory://")
     free.include(outer)
     assert sorted(free.tasks) == ["b", "p.a"]
     assert sorted(free.equipment().schedules) == ["p.often", "p.seldom"]
 
 
 def test_arguments_that_only_the_app_can_refuse_keep_the_router_out_too() -> None:
-    app, router = Holdfast("memory://"), Router()
+    app, router = Tenure("memory://"), Router()
 
     @router.every("1s", args=["many"])
     @router.task(name="count")
@@ -427,7 +427,7 @@ def test_arguments_that_only_the_app_can_refuse_keep_the_router_out_too() -> Non
 
 
 def test_a_function_whose_schedule_cannot_be_made_is_no_task_of_the_app() -> None:
-    app = Holdfast("memory://")
+    app = Tenure("memory://")
     cron: Any = app.cron("0 4 * * *", args=[1, 2])
 
     with pytest.raises(UsageError, match="too many positional arguments"):

@@ -7,8 +7,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from holdfast import (
-    Holdfast,
+from tenure import (
     LeadershipAcquired,
     Reaper,
     ReaperFailed,
@@ -16,12 +15,13 @@ from holdfast import (
     ScheduleFired,
     ScheduleMissed,
     ScheduleSkipped,
+    Tenure,
 )
-from holdfast.clock import SECOND
-from holdfast.core.job import NewJob
-from holdfast.storage.memory import MemoryStorage
-from holdfast.storage.protocol import DUE_LIMIT, Bid, Change, Delete, Planned, PutSchedule, Swept, Tick
-from holdfast.testing.simloop import EPOCH, Node, SameLoop, SimClock, SimLoop, simulate
+from tenure.clock import SECOND
+from tenure.core.job import NewJob
+from tenure.storage.memory import MemoryStorage
+from tenure.storage.protocol import DUE_LIMIT, Bid, Change, Delete, Planned, PutSchedule, Swept, Tick
+from tenure.testing.simloop import EPOCH, Node, SameLoop, SimClock, SimLoop, simulate
 from tests.flow.conftest import FAST, Play, Stage
 from tests.flow.schedules import after, jobs_of, scheduled, sweeping, ticks_of
 
@@ -198,7 +198,7 @@ def test_ten_schedulers_whose_leader_is_killed_or_paused_again_and_again_make_36
             started += 1
             skewed = SimClock(loop)
             skewed.step(dice.uniform(-30, 30))
-            app = Holdfast(storage=stage.storage, clock=skewed, rng=Random(started), side=SameLoop)
+            app = Tenure(storage=stage.storage, clock=skewed, rng=Random(started), side=SameLoop)
 
             @app.every("1s", name="often", overlap="allow")
             @app.task(name="work")

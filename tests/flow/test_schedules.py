@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from holdfast import (
+from tenure import (
     All,
     Collect,
-    Holdfast,
     Reaper,
     Router,
     ScheduleMissed,
     State,
+    Tenure,
     Throttle,
     ThrottledError,
     Timing,
@@ -22,9 +22,9 @@ from holdfast import (
     UsageError,
     current_job,
 )
-from holdfast.clock import SECOND
-from holdfast.schedules import ScheduleDecorator
-from holdfast.testing.simloop import EPOCH
+from tenure.clock import SECOND
+from tenure.schedules import ScheduleDecorator
+from tenure.testing.simloop import EPOCH
 from tests.flow.conftest import FAST, Play, Stage
 from tests.flow.schedules import SLOW, START, after, jobs_of, scheduled, sweeping, ticks_of
 
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.thorough
 
 def test_what_code_declares_keeps_what_the_storage_knows(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
-        def declare(app: Holdfast) -> ScheduleDecorator:
+        def declare(app: Tenure) -> ScheduleDecorator:
             return app.every("10s", name="often", overlap="allow")
 
         async with sweeping(app := scheduled(stage, declare)):
@@ -61,7 +61,7 @@ def test_what_code_declares_keeps_what_the_storage_knows(play: Play) -> None:
 
 def test_a_changed_text_takes_effect_from_now_on(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
-        def every(minutes: int) -> Holdfast:
+        def every(minutes: int) -> Tenure:
             text = f"*/{minutes} * * * *"
             return scheduled(stage, lambda app: app.cron(text, name="often", overlap="allow"), timing=SLOW)
 
@@ -159,7 +159,7 @@ def test_a_trigger_makes_a_job_now_and_keeps_the_cadence(play: Play) -> None:
 @pytest.mark.parametrize("options", [{"collect": Collect()}, {"version": 2}, {"since": 1}])
 def test_what_is_said_where_a_task_is_made_is_no_option_of_a_schedule(options: dict[str, Any]) -> None:
     (name,) = options
-    for home in (Holdfast("memory://"), Router()):
+    for home in (Tenure("memory://"), Router()):
         with pytest.raises(
             UsageError, match=rf"{name} is said where a task is made; put @app.task\({name}=...\) below"
         ):
@@ -239,7 +239,7 @@ def test_a_schedule_that_is_not_there_is_named_with_those_that_are(play: Play, v
 def test_a_schedule_that_cannot_be_is_refused_where_it_is_declared(
     verb: str, given: Any, options: dict[str, Any], told: str
 ) -> None:
-    app = Holdfast("memory://")
+    app = Tenure("memory://")
 
     @app.every("1h", name="taken")
     @app.task(name="work")
@@ -253,7 +253,7 @@ def test_a_schedule_that_cannot_be_is_refused_where_it_is_declared(
     ("timing", "grace"), [(Timing(), 10), (Timing.fast(), 10), (Timing.classic(), 20), (SLOW, 2400)]
 )
 async def test_the_grace_outlasts_the_death_of_a_leader(timing: Timing, grace: int) -> None:
-    app = Holdfast("memory://", timing=timing)
+    app = Tenure("memory://", timing=timing)
 
     @app.task(name="work")
     async def work() -> None: ...
@@ -270,7 +270,7 @@ async def test_the_grace_outlasts_the_death_of_a_leader(timing: Timing, grace: i
 
 
 def test_only_a_task_of_the_app_can_be_scheduled_by_it() -> None:
-    app, router = Holdfast("memory://"), Router()
+    app, router = Tenure("memory://"), Router()
 
     @router.task(name="work")
     async def work() -> None: ...
@@ -298,7 +298,7 @@ def test_no_number_of_missed_ticks_is_made_up_for_that_is_none(most: Any) -> Non
     ],
 )
 async def test_a_schedule_that_cannot_be_is_refused_where_it_is_put(when: dict[str, Any], told: str) -> None:
-    app = Holdfast("memory://")
+    app = Tenure("memory://")
 
     @app.task(name="work")
     async def work() -> None: ...
@@ -319,7 +319,7 @@ async def test_a_schedule_that_cannot_be_is_refused_where_it_is_put(when: dict[s
 
 
 def test_schedules_can_be_handled_without_a_loop() -> None:
-    app = Holdfast("memory://")
+    app = Tenure("memory://")
 
     @app.task(name="work")
     async def work() -> None: ...

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast import (
-    Holdfast,
+from tenure import (
     JobCompleted,
     JobFailed,
     JobRetried,
@@ -19,16 +18,17 @@ from holdfast import (
     Stall,
     State,
     TaskOptions,
+    Tenure,
     Timing,
     UsageError,
     current_job,
 )
-from holdfast.core.job import FOREVER
-from holdfast.task import Task
+from tenure.core.job import FOREVER
+from tenure.task import Task
 from tests.flow.conftest import FAST, Play, Stage
 
 
-async def crash(stage: Stage, app: Holdfast, *, after: float = 0.1) -> None:
+async def crash(stage: Stage, app: Tenure, *, after: float = 0.1) -> None:
     """Let a worker claim what there is, kill it, and wait until it has been noticed."""
     node = await stage.start(app.worker(reaper=False), "victim")
     await asyncio.sleep(after)
@@ -36,7 +36,7 @@ async def crash(stage: Stage, app: Holdfast, *, after: float = 0.1) -> None:
     await asyncio.sleep(app.timing.recovery_bound.total_seconds())
 
 
-def sleeper(app: Holdfast, **options: object) -> Task[[], None]:
+def sleeper(app: Tenure, **options: object) -> Task[[], None]:
     @app.task(name="sleeper", **options)  # type: ignore[call-overload,untyped-decorator]
     async def sleep() -> None:
         await asyncio.sleep(3600)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import pytest
 
-from holdfast import (
+from tenure import (
     JobCompleted,
     JobReleased,
     JobStalled,
@@ -19,12 +19,12 @@ from holdfast import (
     WorkerStopped,
     current_job,
 )
-from holdfast.core.job import Owner, Ref
-from holdfast.core.leadership import Term
-from holdfast.core.settlement import Settlement
-from holdfast.storage.memory import MemoryStorage
-from holdfast.storage.protocol import PROMOTE_LIMIT, Beat, Bid, EventPage, Exchanged, Order, Pulse, Reader, Swept
-from holdfast.testing.simloop import SimClock, SimLoop, simulate
+from tenure.core.job import Owner, Ref
+from tenure.core.leadership import Term
+from tenure.core.settlement import Settlement
+from tenure.storage.memory import MemoryStorage
+from tenure.storage.protocol import PROMOTE_LIMIT, Beat, Bid, EventPage, Exchanged, Order, Pulse, Reader, Swept
+from tenure.testing.simloop import SimClock, SimLoop, simulate
 from tests.flow.conftest import FAST, Play, Stage
 
 
@@ -490,9 +490,9 @@ def test_a_worker_says_that_it_stops_as_soon_as_it_does(play: Play) -> None:
 
 
 def test_a_worker_without_slots_or_queues_is_refused() -> None:
-    from holdfast import Holdfast
+    from tenure import Tenure
 
-    app = Holdfast("memory://")
+    app = Tenure("memory://")
     with pytest.raises(UsageError, match="concurrency"):
         app.worker(concurrency=0)
     with pytest.raises(UsageError, match="queues"):

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import (
-    Holdfast,
+from tenure import (
     JobCompleted,
     JobFailed,
     JobFailedError,
@@ -23,14 +22,15 @@ from holdfast import (
     State,
     StorageUnavailableError,
     TaskOptions,
+    Tenure,
     UsageError,
     current_job,
 )
-from holdfast.core.job import Owner
-from holdfast.core.settlement import Settlement
-from holdfast.storage.memory import MemoryStorage
-from holdfast.storage.protocol import Beat, Bid, Exchanged, Order, Pulse, Swept
-from holdfast.testing.simloop import SimClock, SimLoop, simulate
+from tenure.core.job import Owner
+from tenure.core.settlement import Settlement
+from tenure.storage.memory import MemoryStorage
+from tenure.storage.protocol import Beat, Bid, Exchanged, Order, Pulse, Swept
+from tenure.testing.simloop import SimClock, SimLoop, simulate
 from tests.flow.conftest import FAST, Play, Stage
 
 
@@ -671,7 +671,7 @@ def test_a_job_whose_lease_ran_out_while_another_held_the_interpreter_is_not_beg
 def test_a_slow_event_handler_hears_an_event_once_with_any_number_of_workers(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         heard: list[str] = []
-        apps: list[Holdfast] = []
+        apps: list[Tenure] = []
         for number in range(2):
             app = stage.app()
 

@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from holdfast import StorageUnavailableError
-from holdfast.sideloop import Portal
+from tenure import StorageUnavailableError
+from tenure.sideloop import Portal
 
 
 async def answer() -> int:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import (
-    Holdfast,
+from tenure import (
     JobCancelledError,
     JobCompleted,
     JobFailedError,
@@ -16,6 +15,7 @@ from holdfast import (
     Retry,
     State,
     TaskOptions,
+    Tenure,
     Timing,
     current_job,
 )
@@ -44,7 +44,7 @@ def threadless(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return refused
 
 
-async def reached(app: Holdfast, job_id: str, state: State, *, within: float) -> None:
+async def reached(app: Tenure, job_id: str, state: State, *, within: float) -> None:
     """Wait until a job is in a state."""
     async with asyncio.timeout(within):
         while await app.job(job_id).state() is not state:  # noqa: ASYNC110 - the storage is what changes
@@ -52,7 +52,7 @@ async def reached(app: Holdfast, job_id: str, state: State, *, within: float) ->
 
 
 async def test_a_plain_handler_runs_in_a_thread_with_its_job_at_hand(url: str) -> None:
-    app = Holdfast(url)
+    app = Tenure(url)
 
     @app.task
     def where() -> tuple[str, int]:
@@ -62,19 +62,19 @@ async def test_a_plain_handler_runs_in_a_thread_with_its_job_at_hand(url: str) -
     async with app, app.worker():
         name, run = await (await where.enqueue()).result(timeout=10)
 
-    assert name.startswith("holdfast-handler")
+    assert name.startswith("tenure-handler")
     assert run == 1
 
 
 async def test_a_job_for_which_the_machine_has_no_thread_is_handed_back_uncharged(
     url: str, threadless: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    app = Holdfast(url)
+    app = Tenure(url)
 
     @app.task(retry=Retry(max_attempts=1))
     def plain() -> None: ...
 
-    threadless.append("holdfast-handler")
+    threadless.append("tenure-handler")
     async with app, app.worker():
         jobs = [await plain.enqueue() for _ in range(3)]
         for job in jobs:
@@ -90,7 +90,7 @@ async def test_a_job_for_which_the_machine_has_no_thread_is_handed_back_uncharge
 async def test_a_worker_that_gets_no_thread_to_renew_its_leases_in_claims_nothing(
     url: str, threadless: list[str]
 ) -> None:
-    app = Holdfast(url)
+    app = Tenure(url)
 
     @app.task
     async def never() -> None: ...
@@ -98,7 +98,7 @@ async def test_a_worker_that_gets_no_thread_to_renew_its_leases_in_claims_nothin
     async with app:
         job = await never.enqueue()
         worker = app.worker()
-        threadless.append("holdfast-keeper")
+        threadless.append("tenure-keeper")
         with pytest.raises(RuntimeError, match="new thread"):
             await worker.start()
         # Whatever it had begun would get its turn.
@@ -113,13 +113,13 @@ async def test_a_worker_that_gets_no_thread_to_renew_its_leases_in_claims_nothin
 async def test_a_worker_goes_on_without_its_keepers_process_where_nobody_can_wait_for_that(
     tmp_path: Path, threadless: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    app = Holdfast(f"sqlite:///{tmp_path / 'queue.db'}")
+    app = Tenure(f"sqlite:///{tmp_path / 'queue.db'}")
 
     @app.task
     async def fine() -> int:
         return 7
 
-    threadless.append("holdfast-waits-for")
+    threadless.append("tenure-waits-for")
     async with app, app.worker(keeper="process"):
         assert await (await fine.enqueue()).result(timeout=10) == 7
 
@@ -127,7 +127,7 @@ async def test_a_worker_goes_on_without_its_keepers_process_where_nobody_can_wai
 
 
 async def test_a_plain_handler_past_its_timeout_gives_its_slot_back(url: str) -> None:
-    app = Holdfast(url)
+    app = Tenure(url)
     go = threading.Event()
 
     @app.task(timeout="200ms", retry=Retry(max_attempts=1))
@@ -147,7 +147,7 @@ async def test_a_plain_handler_past_its_timeout_gives_its_slot_back(url: str) ->
 
 
 async def test_a_timeout_tells_where_it_found_the_handler(url: str) -> None:
-    app = Holdfast(url)
+    app = Tenure(url)
     go = threading.Event()
 
     @app.task(timeout="200ms", retry=Retry(max_attempts=1))
@@ -177,7 +177,7 @@ async def test_a_timeout_tells_where_it_found_the_handler(url: str) -> None:
 
 @pytest.mark.fault("W-N17")
 async def test_a_plain_handler_that_lost_its_lease_gives_its_slot_back(url: str) -> None:
-    app = Holdfast(url, timing=QUICK)
+    app = Tenure(url, timing=QUICK)
     go = threading.Event()
 
     @app.task(heartbeat_timeout="500ms")
@@ -196,7 +196,7 @@ async def test_a_plain_handler_that_lost_its_lease_gives_its_slot_back(url: str)
 
 
 async def test_a_plain_handler_sees_its_cancel_long_before_the_next_beat_and_may_leave(url: str) -> None:
-    app = Holdfast(url)
+    app = Tenure(url)
     order: list[tuple[str, int, str]] = []
 
     @app.task
@@ -221,11 +221,11 @@ async def test_a_plain_handler_sees_its_cancel_long_before_the_next_beat_and_may
     assert record.cancel_at is not None
     assert record.finished - record.cancel_at < 1_000_000
     assert [(job_id, number) for job_id, number, _ in order] == [(job.id, 7)]
-    assert order[0][2].startswith("holdfast-handler")
+    assert order[0][2].startswith("tenure-handler")
 
 
 async def test_a_plain_handler_that_returns_after_its_cancel_has_completed(url: str) -> None:
-    app = Holdfast(url)
+    app = Tenure(url)
     called: list[str] = []
 
     @app.task
@@ -247,7 +247,7 @@ async def test_a_plain_handler_that_returns_after_its_cancel_has_completed(url: 
 
 
 async def test_nobody_tidies_up_after_a_plain_handler_that_has_not_ended(url: str) -> None:
-    app = Holdfast(url)
+    app = Tenure(url)
     go = threading.Event()
     called: list[str] = []
 
@@ -268,7 +268,7 @@ async def test_nobody_tidies_up_after_a_plain_handler_that_has_not_ended(url: st
 
 
 async def test_a_plain_hook_that_hangs_is_left_to_itself(url: str) -> None:
-    app = Holdfast(url)
+    app = Tenure(url)
     go = threading.Event()
 
     @app.task(timeout="1s")
@@ -289,7 +289,7 @@ async def test_a_plain_hook_that_hangs_is_left_to_itself(url: str) -> None:
 
 
 async def test_a_stop_is_not_held_up_by_handlers_that_fill_the_loops_own_threads(url: str) -> None:
-    app = Holdfast(url)
+    app = Tenure(url)
     go = threading.Event()
 
     @app.task
@@ -309,8 +309,8 @@ async def test_a_stop_is_not_held_up_by_handlers_that_fill_the_loops_own_threads
 def test_a_worker_whose_loop_ended_without_a_stop_lets_its_jobs_go(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'queue.db'}"
 
-    def made() -> Holdfast:
-        app = Holdfast(url, timing=QUICK, defaults=TaskOptions(timeout="1m"))
+    def made() -> Tenure:
+        app = Tenure(url, timing=QUICK, defaults=TaskOptions(timeout="1m"))
 
         @app.task(name="nap")
         async def nap() -> int:
@@ -339,7 +339,7 @@ def test_a_worker_whose_loop_ended_without_a_stop_lets_its_jobs_go(tmp_path: Pat
 
 
 async def test_a_run_that_is_cancelled_stops_its_worker(url: str) -> None:
-    app = Holdfast(url)
+    app = Tenure(url)
 
     @app.task
     def quick() -> int:
@@ -357,7 +357,7 @@ async def test_a_run_that_is_cancelled_stops_its_worker(url: str) -> None:
 
 
 def test_sync_callers_need_no_loop(tmp_path: Path) -> None:
-    app = Holdfast(f"sqlite:///{tmp_path / 'queue.db'}")
+    app = Tenure(f"sqlite:///{tmp_path / 'queue.db'}")
 
     @app.task
     def add(a: int, b: int) -> int:

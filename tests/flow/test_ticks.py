@@ -7,23 +7,23 @@ from typing import Any
 
 import pytest
 
-from holdfast import (
+from tenure import (
     All,
-    Holdfast,
     Reaper,
     ScheduleFired,
     ScheduleMissed,
     ScheduleSkipped,
     State,
+    Tenure,
     current_job,
 )
-from holdfast.clock import SECOND
-from holdfast.core.cron import Cron
-from holdfast.core.duration import instant
-from holdfast.core.job import JobDetail
-from holdfast.schedules import ScheduleDecorator
-from holdfast.storage.memory import MemoryStorage
-from holdfast.testing.simloop import EPOCH, SimClock, SimLoop, simulate
+from tenure.clock import SECOND
+from tenure.core.cron import Cron
+from tenure.core.duration import instant
+from tenure.core.job import JobDetail
+from tenure.schedules import ScheduleDecorator
+from tenure.storage.memory import MemoryStorage
+from tenure.testing.simloop import EPOCH, SimClock, SimLoop, simulate
 from tests.flow.conftest import FAST, Play, Stage
 from tests.flow.schedules import SLOW, after, jobs_of, scheduled, set_to, sweeping, ticks_of
 
@@ -266,7 +266,7 @@ def test_jobs_that_nobody_runs_do_not_pile_up(play: Play) -> None:
 )
 def test_ticks_that_were_missed_are_for_the_policy(play: Play, missed: Any, made: int, given_up: int) -> None:
     async def scenario(stage: Stage) -> None:
-        def declare(app: Holdfast) -> ScheduleDecorator:
+        def declare(app: Tenure) -> ScheduleDecorator:
             return app.every("5m", name="often", missed=missed, overlap="allow")
 
         node = await stage.start(Reaper(scheduled(stage, declare)), "first")
@@ -295,7 +295,7 @@ def test_ticks_that_were_missed_are_for_the_policy(play: Play, missed: Any, made
 
 def test_many_missed_ticks_are_made_up_for_in_steps_that_leave_room_for_all_else(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
-        def declare(app: Holdfast) -> ScheduleDecorator:
+        def declare(app: Tenure) -> ScheduleDecorator:
             return app.every("1s", name="often", missed="all", overlap="allow")
 
         async with sweeping(scheduled(stage, declare)):

@@ -2,9 +2,9 @@
 
 import asyncio
 
-from holdfast import State, StorageUnavailableError
-from holdfast.storage.memory import MemoryStorage
-from holdfast.storage.protocol import Beat, Pulse
+from tenure import State, StorageUnavailableError
+from tenure.storage.memory import MemoryStorage
+from tenure.storage.protocol import Beat, Pulse
 from tests.flow.conftest import FAST, Play, Stage
 
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from holdfast import Holdfast, Job, StorageError, StorageFullError, StorageUnavailableError, Task
-from holdfast.core.job import JobRecord, NewJob, Ref
-from holdfast.storage.memory import MemoryStorage
-from holdfast.storage.protocol import Receipt
-from holdfast.testing.simloop import SimClock, SimLoop, simulate
-from holdfast.trips import JOBS, LONG, Trips
+from tenure import Job, StorageError, StorageFullError, StorageUnavailableError, Task, Tenure
+from tenure.core.job import JobRecord, NewJob, Ref
+from tenure.storage.memory import MemoryStorage
+from tenure.storage.protocol import Receipt
+from tenure.testing.simloop import SimClock, SimLoop, simulate
+from tenure.trips import JOBS, LONG, Trips
 from tests.flow.conftest import Play, Stage
 
 TRIP = 0.01
@@ -43,7 +43,7 @@ class Far(MemoryStorage):
         return [len(jobs) for jobs in self.trips]
 
 
-Scene = Callable[[Far, Holdfast, Task[[int], None]], Coroutine[Any, Any, None]]
+Scene = Callable[[Far, Tenure, Task[[int], None]], Coroutine[Any, Any, None]]
 
 
 def act(scene: Scene) -> None:
@@ -51,7 +51,7 @@ def act(scene: Scene) -> None:
 
     async def main(loop: SimLoop) -> None:
         storage = Far(SimClock(loop))
-        app = Holdfast(storage=storage)
+        app = Tenure(storage=storage)
 
         @app.task(name="noted")
         async def noted(number: int) -> None: ...
@@ -67,7 +67,7 @@ def numbers(jobs: Iterable[NewJob | JobRecord]) -> list[int]:
 
 
 def test_who_is_alone_goes_at_once_and_makes_no_trip_longer() -> None:
-    async def scene(storage: Far, app: Holdfast, noted: Task[[int], None]) -> None:
+    async def scene(storage: Far, app: Tenure, noted: Task[[int], None]) -> None:
         began = asyncio.get_running_loop().time()
         for number in range(5):
             await noted.enqueue(number)
@@ -79,7 +79,7 @@ def test_who_is_alone_goes_at_once_and_makes_no_trip_longer() -> None:
 
 
 def test_callers_in_step_share_a_trip_and_keep_their_order() -> None:
-    async def scene(storage: Far, app: Holdfast, noted: Task[[int], None]) -> None:
+    async def scene(storage: Far, app: Tenure, noted: Task[[int], None]) -> None:
         async def caller(first: int) -> None:
             for number in range(4):
                 await noted.enqueue(first + number)
@@ -102,7 +102,7 @@ def test_callers_in_step_share_a_trip_and_keep_their_order() -> None:
 
 
 def test_one_trip_holds_no_more_than_its_share_of_jobs_and_bytes() -> None:
-    async def scene(storage: Far, app: Holdfast, noted: Task[[int], None]) -> None:
+    async def scene(storage: Far, app: Tenure, noted: Task[[int], None]) -> None:
         @app.task(name="large")
         async def large(text: str) -> None: ...
 
@@ -119,7 +119,7 @@ def test_one_trip_holds_no_more_than_its_share_of_jobs_and_bytes() -> None:
 
 
 def test_queues_have_trips_of_their_own() -> None:
-    async def scene(storage: Far, app: Holdfast, noted: Task[[int], None]) -> None:
+    async def scene(storage: Far, app: Tenure, noted: Task[[int], None]) -> None:
         elsewhere = noted.options(queue="elsewhere")
         storage.refuse = lambda jobs: StorageUnavailableError("away") if jobs[0].queue == "elsewhere" else None
 
@@ -135,7 +135,7 @@ def test_queues_have_trips_of_their_own() -> None:
 
 
 def test_a_job_that_is_refused_fails_its_caller_alone() -> None:
-    async def scene(storage: Far, app: Holdfast, noted: Task[[int], None]) -> None:
+    async def scene(storage: Far, app: Tenure, noted: Task[[int], None]) -> None:
         storage.refuse = lambda jobs: StorageError("thirteen!") if 13 in numbers(jobs) else None
 
         outcomes = await asyncio.gather(*(noted.enqueue(number) for number in range(20)), return_exceptions=True)
@@ -154,7 +154,7 @@ def test_a_job_that_is_refused_fails_its_caller_alone() -> None:
 
 @pytest.mark.parametrize("kind", [StorageUnavailableError, StorageFullError])
 def test_what_no_job_is_to_blame_for_is_told_to_all_with_their_own_ids(kind: type[StorageError]) -> None:
-    async def scene(storage: Far, app: Holdfast, noted: Task[[int], None]) -> None:
+    async def scene(storage: Far, app: Tenure, noted: Task[[int], None]) -> None:
         storage.lose_answer = kind("nobody knows")
         made = [noted.options(id=f"job-{number}") for number in range(20)]
 
@@ -177,7 +177,7 @@ def test_what_no_job_is_to_blame_for_is_told_to_all_with_their_own_ids(kind: typ
 
 
 def test_a_caller_that_is_cancelled_takes_no_other_along() -> None:
-    async def scene(storage: Far, app: Holdfast, noted: Task[[int], None]) -> None:
+    async def scene(storage: Far, app: Tenure, noted: Task[[int], None]) -> None:
         tasks = [asyncio.ensure_future(noted.enqueue(number)) for number in range(10)]
         await asyncio.sleep(TRIP / 2)
         # Nine wait for the first, and then go together.
@@ -202,7 +202,7 @@ def test_a_caller_that_is_cancelled_takes_no_other_along() -> None:
 
 
 def test_when_all_are_cancelled_the_next_caller_is_alone_again() -> None:
-    async def scene(storage: Far, app: Holdfast, noted: Task[[int], None]) -> None:
+    async def scene(storage: Far, app: Tenure, noted: Task[[int], None]) -> None:
         tasks = [asyncio.ensure_future(noted.enqueue(number)) for number in range(5)]
         await asyncio.sleep(TRIP / 2)
         for task in tasks:
@@ -217,7 +217,7 @@ def test_when_all_are_cancelled_the_next_caller_is_alone_again() -> None:
 
 
 def test_a_trip_that_is_long_on_its_way_holds_up_nobody_who_comes_later() -> None:
-    async def scene(storage: Far, app: Holdfast, noted: Task[[int], None]) -> None:
+    async def scene(storage: Far, app: Tenure, noted: Task[[int], None]) -> None:
         storage.trip = 3.0
         hanging = asyncio.ensure_future(noted.enqueue(0))
         await asyncio.sleep(LONG / 2)
@@ -240,7 +240,7 @@ def test_a_trip_that_is_long_on_its_way_holds_up_nobody_who_comes_later() -> Non
 
 
 def test_beside_a_trip_that_hangs_callers_in_step_go_on_to_share_theirs() -> None:
-    async def scene(storage: Far, app: Holdfast, noted: Task[[int], None]) -> None:
+    async def scene(storage: Far, app: Tenure, noted: Task[[int], None]) -> None:
         async def caller(first: int) -> None:
             for number in range(5):
                 await noted.enqueue(first + number)
@@ -263,7 +263,7 @@ def test_beside_a_trip_that_hangs_callers_in_step_go_on_to_share_theirs() -> Non
 
 
 def test_calls_that_belong_together_travel_alone_and_all_or_none_of_them_are_made() -> None:
-    async def scene(storage: Far, app: Holdfast, noted: Task[[int], None]) -> None:
+    async def scene(storage: Far, app: Tenure, noted: Task[[int], None]) -> None:
         storage.refuse = lambda jobs: StorageError("thirteen!") if 13 in numbers(jobs) else None
 
         outcomes = await asyncio.gather(

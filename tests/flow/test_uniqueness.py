@@ -9,20 +9,20 @@ from uuid import UUID
 import msgspec
 import pytest
 
-from holdfast import (
+from tenure import (
     DuplicateJobError,
-    Holdfast,
     JobDeduplicated,
     Retry,
     Router,
     State,
     TaskOptions,
+    Tenure,
     Throttle,
     Unique,
     UsageError,
 )
-from holdfast.core.job import UniqueKey
-from holdfast.options import TaskSettings
+from tenure.core.job import UniqueKey
+from tenure.options import TaskSettings
 from tests.flow.conftest import FAST, Play, Stage
 
 
@@ -35,7 +35,7 @@ class Foreign:
     """A class that msgspec does not know."""
 
 
-def sending(app: Holdfast, ran: list[Any] | None = None, **options: Unpack[TaskSettings]) -> Any:
+def sending(app: Tenure, ran: list[Any] | None = None, **options: Unpack[TaskSettings]) -> Any:
     options.setdefault("unique", "user:{user}")
 
     @app.task(name="send", **options)
@@ -223,7 +223,7 @@ def test_arguments_whose_parts_have_no_order_of_their_own_are_told_apart(
     handler: Any, one: Any, same: Any, other: Any
 ) -> None:
     def key(given: Any) -> str:
-        make: Any = Holdfast("memory://").task(name="sort", unique=True)
+        make: Any = Tenure("memory://").task(name="sort", unique=True)
         return cast(str, make(handler).call(given).job.merge.key)
 
     keys = [key(given) for given in (one, same, other)]
@@ -242,7 +242,7 @@ class Pickled:
 
 
 def test_with_a_codec_of_ones_own_what_cannot_be_told_apart_is_refused_with_the_remedy() -> None:
-    app = Holdfast("memory://", codec=Pickled())
+    app = Tenure("memory://", codec=Pickled())
 
     @app.task(name="take", unique=True)
     async def take(thing: Any) -> None: ...
@@ -391,7 +391,7 @@ async def _send(user: int) -> None: ...
 )
 def test_options_that_cannot_be_are_refused_when_the_task_is_defined(options: dict[str, Any], told: str) -> None:
     with pytest.raises(UsageError, match=told):
-        sending(Holdfast("memory://"), **options)
+        sending(Tenure("memory://"), **options)
 
 
 @pytest.mark.parametrize(
@@ -414,11 +414,11 @@ def test_a_policy_that_cannot_be_is_refused_when_it_is_made(make: Any, told: str
 
 def test_the_calls_own_key_is_no_scope_either() -> None:
     with pytest.raises(UsageError, match="unique = 'queued' is a scope"):
-        sending(Holdfast("memory://")).options(unique="queued")
+        sending(Tenure("memory://")).options(unique="queued")
 
 
 def test_a_key_that_fails_on_its_arguments_names_its_option() -> None:
-    send = sending(Holdfast("memory://"), unique="{text[9]}")
+    send = sending(Tenure("memory://"), unique="{text[9]}")
 
     with pytest.raises(UsageError, match=r"unique '\{text\[9\]\}' fails on these arguments"):
         send.call(7, "short")
@@ -430,7 +430,7 @@ def test_keys_of_a_routers_tasks_are_checked_where_these_are_and_made_where_they
         router.task(name="bad", unique="{usr}")(_send)
     task = router.task(name="send", unique=True)(_send)
     bound = task.options(priority=1)
-    app = Holdfast("memory://")
+    app = Tenure("memory://")
     app.include(router)
     merge = bound.call(7).job.merge
 

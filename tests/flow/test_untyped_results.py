@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import JobFailed, JobFailedError, JobRetried, Retry, current_job
+from tenure import JobFailed, JobFailedError, JobRetried, Retry, current_job
 from tests.flow.conftest import Play, Stage
 
 

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from holdfast import Cancel, Holdfast, JobFailedError, JobReleased, Retry, Router, State, Task, UsageError, current_job
+from tenure import Cancel, JobFailedError, JobReleased, Retry, Router, State, Task, Tenure, UsageError, current_job
 from tests.flow.conftest import Play, Stage
 
 Arguments = dict[str, Any]
 
 
-def old_pay(app: Holdfast) -> Task[[str], str]:
+def old_pay(app: Tenure) -> Task[[str], str]:
     """Define the task as it was: one amount as a text."""
 
     @app.task(name="pay")
@@ -21,7 +21,7 @@ def old_pay(app: Holdfast) -> Task[[str], str]:
     return pay
 
 
-def new_pay(app: Holdfast) -> Task[[int, str], str]:
+def new_pay(app: Tenure) -> Task[[int, str], str]:
     """Define the task of today: version 3, which older payloads reach in two steps."""
 
     @app.task(name="pay", version=3)
@@ -230,7 +230,7 @@ async def _completed(job: Any) -> bool:
 
 @pytest.mark.fault("W-T27")
 async def test_a_gap_in_the_migrations_is_refused_before_a_worker_claims() -> None:
-    app = Holdfast("memory://")
+    app = Tenure("memory://")
 
     @app.task(name="pay", version=3)
     async def pay(cents: int) -> None: ...
@@ -250,7 +250,7 @@ async def test_a_gap_in_the_migrations_is_refused_before_a_worker_claims() -> No
 
 
 def test_a_router_gives_its_tasks_versions_as_the_app_does() -> None:
-    app, router = Holdfast("memory://"), Router()
+    app, router = Tenure("memory://"), Router()
 
     @router.task(name="pay", version=3, since=2)
     async def pay(cents: int) -> None: ...
@@ -293,7 +293,7 @@ def yielding(arguments: Arguments) -> Any:
     ],
 )
 def test_bad_versions_are_refused_naming_the_remedy(version: Any, since: Any, told: str) -> None:
-    for maker in (Holdfast("memory://"), Router()):
+    for maker in (Tenure("memory://"), Router()):
         with pytest.raises(UsageError, match=told):
             maker.task(name="pay", version=version, since=since)
 
@@ -315,7 +315,7 @@ def test_bad_versions_are_refused_naming_the_remedy(version: Any, since: Any, to
     ],
 )
 def test_a_bad_migration_is_refused_naming_task_and_version(start: Any, step: Any, told: str) -> None:
-    app = Holdfast("memory://")
+    app = Tenure("memory://")
 
     @app.task(name="pay", version=4, since=2)
     async def pay(cents: int) -> None: ...

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from holdfast import Holdfast, UsageError
-from holdfast.core.lifecycle import State
+from tenure import Tenure, UsageError
+from tenure.core.lifecycle import State
 from tests.flow.conftest import Play, Stage
 
 
@@ -87,7 +87,7 @@ def test_one_that_is_worn_out_and_told_to_stop_drains_no_longer_than_it_may(play
 
 
 def test_what_is_no_limit_is_refused() -> None:
-    app = Holdfast("memory://")
+    app = Tenure("memory://")
 
     with pytest.raises(UsageError, match="max_jobs"):
         app.worker(max_jobs=0)

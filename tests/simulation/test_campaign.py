@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.testing import ManualClock, evidence
-from holdfast.testing.campaign import made, run_worlds, shrunk
-from holdfast.testing.figures import Figures
-from holdfast.testing.invariants import Violation
-from holdfast.testing.mutants import MUTANTS
-from holdfast.testing.replay import keep, main
-from holdfast.testing.trials import tried
+from tenure.testing import ManualClock, evidence
+from tenure.testing.campaign import made, run_worlds, shrunk
+from tenure.testing.figures import Figures
+from tenure.testing.invariants import Violation
+from tenure.testing.mutants import MUTANTS
+from tenure.testing.replay import keep, main
+from tenure.testing.trials import tried
 
 pytestmark = pytest.mark.thorough
 
@@ -60,7 +60,7 @@ def test_a_fault_that_is_left_out_does_not_come() -> None:
 def test_a_failed_world_says_how_to_see_it_again(failed: Figures) -> None:
     (failure,) = failed.failures
 
-    assert failure.command == f"python -m holdfast.testing.world --seed {failure.seed} --scenario 'noise'"
+    assert failure.command == f"python -m tenure.testing.world --seed {failure.seed} --scenario 'noise'"
     assert failure.command in failure.story
     assert failed.outcomes["double outcomes"] == 1
     assert failed.violations == {"I2": 1}

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.core.job import JobRecord
-from holdfast.storage.model import Model
-from holdfast.testing.mutants import MUTANTS, mutant
-from holdfast.testing.trials import main, tried
+from tenure.core.job import JobRecord
+from tenure.storage.model import Model
+from tenure.testing.mutants import MUTANTS, mutant
+from tenure.testing.trials import main, tried
 
 pytestmark = pytest.mark.thorough
 

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from holdfast.testing.simloop import EPOCH, Node, Quiet, SimClock, SimLoop, simulate
+from tenure.testing.simloop import EPOCH, Node, Quiet, SimClock, SimLoop, simulate
 
 
 def test_hours_pass_in_no_time() -> None:

@@ -5,10 +5,10 @@ from random import Random
 
 import pytest
 
-from holdfast import Holdfast
-from holdfast.core.lifecycle import State
-from holdfast.storage.memory import MemoryStorage
-from holdfast.testing.simloop import SameLoop, SimClock, SimLoop, simulate
+from tenure import Tenure
+from tenure.core.lifecycle import State
+from tenure.storage.memory import MemoryStorage
+from tenure.testing.simloop import SameLoop, SimClock, SimLoop, simulate
 
 
 @pytest.mark.fault("W-T6")
@@ -16,7 +16,7 @@ from holdfast.testing.simloop import SameLoop, SimClock, SimLoop, simulate
 def test_a_job_claimed_during_a_stop_is_handed_back_at_once(steps: int) -> None:
     async def main(loop: SimLoop) -> None:
         clock = SimClock(loop)
-        app = Holdfast(storage=MemoryStorage(clock=clock), clock=clock, rng=Random(1), side=SameLoop)
+        app = Tenure(storage=MemoryStorage(clock=clock), clock=clock, rng=Random(1), side=SameLoop)
 
         @app.task
         async def long() -> None:

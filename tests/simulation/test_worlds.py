@@ -12,10 +12,10 @@ from typing import get_args
 
 import pytest
 
-from holdfast.core.merge import Made
-from holdfast.testing.plan import FEATURES, SCENARIOS, STEPS
-from holdfast.testing.recoveries import Recovery
-from holdfast.testing.world import World
+from tenure.core.merge import Made
+from tenure.testing.plan import FEATURES, SCENARIOS, STEPS
+from tenure.testing.recoveries import Recovery
+from tenure.testing.world import World
 
 pytestmark = pytest.mark.thorough
 

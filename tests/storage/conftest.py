@@ -5,8 +5,8 @@ from random import Random
 
 import pytest
 
-from holdfast.storage.redis.address import read
-from holdfast.storage.redis.connections import Connections
+from tenure.storage.redis.address import read
+from tenure.storage.redis.connections import Connections
 
 
 @pytest.fixture

@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from random import Random
 
-from holdfast.core.events import JobCancelled, JobCompleted, JobEvent, JobFailed, JobReleased, JobRetried, JobStalled
-from holdfast.core.job import Key, Owner, Policy, RecordedError, Ref, StallTerms
-from holdfast.core.lease import Lease
-from holdfast.core.lifecycle import TERMINAL, State
-from holdfast.core.outcome import Interrupted, Outcome, Raised, Rejected, Returned, Snoozed, Stalled
-from holdfast.core.retry import Backoff
-from holdfast.core.settlement import settlement
-from holdfast.storage.protocol import (
+from tenure.core.events import JobCancelled, JobCompleted, JobEvent, JobFailed, JobReleased, JobRetried, JobStalled
+from tenure.core.job import Key, Owner, Policy, RecordedError, Ref, StallTerms
+from tenure.core.lease import Lease
+from tenure.core.lifecycle import TERMINAL, State
+from tenure.core.outcome import Interrupted, Outcome, Raised, Rejected, Returned, Snoozed, Stalled
+from tenure.core.retry import Backoff
+from tenure.core.settlement import settlement
+from tenure.storage.protocol import (
     Beat,
     Bid,
     Cancel,

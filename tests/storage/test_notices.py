@@ -2,7 +2,7 @@
 
 import asyncio
 
-from holdfast.storage.notices import Hub, Listener
+from tenure.storage.notices import Hub, Listener
 
 
 async def woken(listener: Listener) -> bool:

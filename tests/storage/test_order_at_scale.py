@@ -7,15 +7,15 @@ from random import Random
 
 import pytest
 
-from holdfast.clock import SECOND
-from holdfast.core.job import NewJob, Owner, RateKey
-from holdfast.core.lease import Lease
-from holdfast.core.outcome import Returned
-from holdfast.core.settlement import settlement
-from holdfast.storage.memory import MemoryStorage
-from holdfast.storage.protocol import Order, Storage
-from holdfast.storage.sqlite.storage import SQLiteStorage
-from holdfast.testing import ManualClock
+from tenure.clock import SECOND
+from tenure.core.job import NewJob, Owner, RateKey
+from tenure.core.lease import Lease
+from tenure.core.outcome import Returned
+from tenure.core.settlement import settlement
+from tenure.storage.memory import MemoryStorage
+from tenure.storage.protocol import Order, Storage
+from tenure.storage.sqlite.storage import SQLiteStorage
+from tenure.testing import ManualClock
 from tests.storage.worlds import job, owner
 
 pytestmark = pytest.mark.thorough

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import redis
 
-from holdfast.core.events import StorageReplaced, StorageRewound, WorkerStopping
-from holdfast.core.partition import IDENTITY_LOST, LOG_LOST, PartitionState, compare
-from holdfast.storage.protocol import Beat, Storage, WorkerInfo
-from holdfast.storage.redis.address import read
-from holdfast.storage.redis.storage import RedisStorage
-from holdfast.storage.sqlite import SQLiteStorage
+from tenure.core.events import StorageReplaced, StorageRewound, WorkerStopping
+from tenure.core.partition import IDENTITY_LOST, LOG_LOST, PartitionState, compare
+from tenure.storage.protocol import Beat, Storage, WorkerInfo
+from tenure.storage.redis.address import read
+from tenure.storage.redis.storage import RedisStorage
+from tenure.storage.sqlite import SQLiteStorage
 from tests.servers import client_of, command
 from tests.storage.worlds import job, owner
 

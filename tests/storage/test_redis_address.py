@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast import Holdfast
-from holdfast.errors import UsageError
-from holdfast.storage.locate import locate
-from holdfast.storage.redis.address import SCHEMES, Kind, Login, Place, RedisAddress, Tls, instead, read
+from tenure import Tenure
+from tenure.errors import UsageError
+from tenure.storage.locate import locate
+from tenure.storage.redis.address import SCHEMES, Kind, Login, Place, RedisAddress, Tls, instead, read
 
 PLAIN = read("redis://localhost")
 
@@ -65,8 +65,8 @@ def test_an_address_says_where_the_servers_are_and_how_to_get_in(url: str, said:
 
 def test_a_cluster_has_cells_and_anything_else_has_one() -> None:
     assert read("redis://localhost?namespace=shop").bases == ("{shop}",)
-    assert read("redis+sentinel://localhost/main").bases == ("{holdfast}",)
-    assert read("redis+cluster://localhost?cells=3").bases == ("{holdfast:0}", "{holdfast:1}", "{holdfast:2}")
+    assert read("redis+sentinel://localhost/main").bases == ("{tenure}",)
+    assert read("redis+cluster://localhost?cells=3").bases == ("{tenure:0}", "{tenure:1}", "{tenure:2}")
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_an_address_of_another_kind_keeps_user_tls_and_options(url: str, kind: K
 )
 def test_a_refusal_shows_no_password_either(url: str) -> None:
     with pytest.raises(UsageError) as caught:
-        Holdfast(url)
+        Tenure(url)
 
     assert "hidden" not in str(caught.value)
 
@@ -178,5 +178,5 @@ def test_without_its_driver_the_refusal_says_how_to_get_it(monkeypatch: pytest.M
 
     for scheme in sorted(SCHEMES):
         rest = "/run/redis.sock" if scheme == "unix" else "localhost/main" if "sentinel" in scheme else "localhost"
-        with pytest.raises(UsageError, match=r"pip install 'holdfast\[redis\]'"):
+        with pytest.raises(UsageError, match=r"pip install 'tenure\[redis\]'"):
             locate(f"{scheme}://{rest}")

@@ -5,13 +5,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from holdfast.core.events import AnyEvent, EventsTrimmed, JobDeleted
-from holdfast.core.job import JobRecord, Ref
-from holdfast.core.lifecycle import State
-from holdfast.storage.protocol import EVENTS_END, Delete, Query, Reader
-from holdfast.storage.redis.address import read
-from holdfast.storage.redis.storage import RedisStorage
-from holdfast.testing import ManualClock
+from tenure.core.events import AnyEvent, EventsTrimmed, JobDeleted
+from tenure.core.job import JobRecord, Ref
+from tenure.core.lifecycle import State
+from tenure.storage.protocol import EVENTS_END, Delete, Query, Reader
+from tenure.storage.redis.address import read
+from tenure.storage.redis.storage import RedisStorage
+from tenure.testing import ManualClock
 from tests.storage.worlds import job
 
 pytestmark = pytest.mark.cluster

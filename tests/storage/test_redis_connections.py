@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import NotDurableError, StorageError, StorageFullError, StorageUnavailableError
-from holdfast.storage.redis import connections as module
-from holdfast.storage.redis import resp
-from holdfast.storage.redis.address import read
-from holdfast.storage.redis.connections import Call, Connections
-from holdfast.storage.redis.library import Script
-from holdfast.storage.redis.routes import slot
-from holdfast.testing.proxy import Proxy, free_port
+from tenure.errors import NotDurableError, StorageError, StorageFullError, StorageUnavailableError
+from tenure.storage.redis import connections as module
+from tenure.storage.redis import resp
+from tenure.storage.redis.address import read
+from tenure.storage.redis.connections import Call, Connections
+from tenure.storage.redis.library import Script
+from tenure.storage.redis.routes import slot
+from tenure.testing.proxy import Proxy, free_port
 from tests import servers
 from tests.servers import RedisServer
 from tests.storage.forks import forked

@@ -2,8 +2,8 @@
 
 import pytest
 
-from holdfast.storage.redis.address import read
-from holdfast.storage.redis.storage import RedisStorage
+from tenure.storage.redis.address import read
+from tenure.storage.redis.storage import RedisStorage
 from tests.servers import RedisServer
 from tests.storage.crowd import work
 

@@ -9,15 +9,15 @@ from random import Random
 
 import pytest
 
-from holdfast.core.patience import Patience
-from holdfast.errors import StorageUnavailableError
-from holdfast.storage.notices import Listener
-from holdfast.storage.redis import connections as calls
-from holdfast.storage.redis import ear as module
-from holdfast.storage.redis.address import read
-from holdfast.storage.redis.connections import Connections
-from holdfast.storage.redis.ear import Ear, channel
-from holdfast.testing.proxy import Proxy
+from tenure.core.patience import Patience
+from tenure.errors import StorageUnavailableError
+from tenure.storage.notices import Listener
+from tenure.storage.redis import connections as calls
+from tenure.storage.redis import ear as module
+from tenure.storage.redis.address import read
+from tenure.storage.redis.connections import Connections
+from tenure.storage.redis.ear import Ear, channel
+from tenure.testing.proxy import Proxy
 from tests import servers
 from tests.servers import RedisServer
 from tests.storage.forks import forked
@@ -25,7 +25,7 @@ from tests.storage.forks import forked
 LONG = 20
 """Seconds; only what is broken takes so long."""
 
-BASE = "{holdfast}"
+BASE = "{tenure}"
 
 Hear = Callable[[str], Ear]
 
@@ -185,7 +185,7 @@ async def test_a_line_that_breaks_is_laid_anew_and_its_listeners_are_told_once(
     await woken(listener)
     assert await asleep(listener)
 
-    with caplog.at_level(logging.INFO, "holdfast"):
+    with caplog.at_level(logging.INFO, "tenure"):
         redis_server.command("CLIENT", "KILL", "TYPE", "pubsub")
 
         await woken(listener)
@@ -399,4 +399,4 @@ async def test_a_forked_child_hears_for_itself_and_leaves_its_parents_line_alone
 
 
 def ear_tasks() -> "list[asyncio.Task[object]]":
-    return [task for task in asyncio.all_tasks() if task.get_name().startswith("holdfast-ear")]
+    return [task for task in asyncio.all_tasks() if task.get_name().startswith("tenure-ear")]

@@ -4,12 +4,12 @@ import hashlib
 
 import pytest
 
-from holdfast.storage import model, timetable
-from holdfast.storage.protocol import CHORE_LIMITS
-from holdfast.storage.redis import cell
-from holdfast.storage.redis.address import read
-from holdfast.storage.redis.library import Script, verb
-from holdfast.storage.redis.storage import RedisStorage
+from tenure.storage import model, timetable
+from tenure.storage.protocol import CHORE_LIMITS
+from tenure.storage.redis import cell
+from tenure.storage.redis.address import read
+from tenure.storage.redis.library import Script, verb
+from tenure.storage.redis.storage import RedisStorage
 from tests.storage.twins import LIMITS, STEPS, Twins, too_old_and_too_much
 
 pytestmark = pytest.mark.redis

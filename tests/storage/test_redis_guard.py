@@ -6,17 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.core.lifecycle import State
-from holdfast.errors import StorageError, StorageUnavailableError
-from holdfast.storage.locate import locate
-from holdfast.storage.protocol import Finding
-from holdfast.storage.redis import guard as module
-from holdfast.storage.redis.address import Place, read
-from holdfast.storage.redis.connections import Connections
-from holdfast.storage.redis.guard import Guard, Server, check
-from holdfast.storage.redis.library import verb
-from holdfast.storage.redis.wall import RULES
-from holdfast.testing.conformance.material import (
+from tenure.core.lifecycle import State
+from tenure.errors import StorageError, StorageUnavailableError
+from tenure.storage.locate import locate
+from tenure.storage.protocol import Finding
+from tenure.storage.redis import guard as module
+from tenure.storage.redis.address import Place, read
+from tenure.storage.redis.connections import Connections
+from tenure.storage.redis.guard import Guard, Server, check
+from tenure.storage.redis.library import verb
+from tenure.storage.redis.wall import RULES
+from tenure.testing.conformance.material import (
     ALICE,
     beat,
     bid,
@@ -139,10 +139,10 @@ async def test_a_user_without_channels_is_warned_of_once_with_what_gives_them(
 
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert finding.level == "warning"
-    assert "&{holdfast}*" in finding.remedy
+    assert "&{tenure}*" in finding.remedy
     assert finding.remedy in caplog.text
 
-    server.command("ACL", "SETUSER", "app", "&{holdfast}*")
+    server.command("ACL", "SETUSER", "app", "&{tenure}*")
 
     assert levels(await guard.examine())["notices"] == "ok"
 
@@ -152,12 +152,12 @@ async def test_of_a_cluster_each_node_must_let_its_notices_be_published(
 ) -> None:
     for node in redis_cluster.masters:
         without_channels(node)
-    redis_cluster.masters[0].command("ACL", "SETUSER", "app", "&{holdfast:*")
+    redis_cluster.masters[0].command("ACL", "SETUSER", "app", "&{tenure:*")
     guard = guarded(redis_cluster.url.replace("//", "//app:secret@"))
     found = [finding for finding in await guard.examine() if finding.subject == "notices"]
 
     assert sorted(finding.level for finding in found) == ["ok", "warning", "warning"]
-    assert {finding.remedy for finding in found if finding.level == "warning" and "&{holdfast:*" in finding.remedy}
+    assert {finding.remedy for finding in found if finding.level == "warning" and "&{tenure:*" in finding.remedy}
 
 
 async def test_a_notice_that_may_not_be_published_fails_no_verb(start_redis: StartRedis) -> None:
@@ -174,7 +174,7 @@ async def test_a_notice_that_may_not_be_published_fails_no_verb(start_redis: Sta
         await storage.close()
 
 
-@pytest.mark.parametrize("rules", [RULES, RULES.replace("~* &*", "~{holdfast}* &{holdfast}*")])
+@pytest.mark.parametrize("rules", [RULES, RULES.replace("~* &*", "~{tenure}* &{tenure}*")])
 async def test_a_user_who_is_allowed_what_we_advise_can_do_all_of_it(start_redis: StartRedis, rules: str) -> None:
     server = start_redis(**SOUND)
     server.command("ACL", "SETUSER", "app", "reset", "on", ">secret", *rules.split())
@@ -261,7 +261,7 @@ def as_valkey(**info: str) -> Server:
     [
         (told(), None),
         (told(redis_version="255.255.255"), None),
-        (told(redis_version="6.2.14"), "is Redis 6.2.14; Holdfast needs Redis 7.0"),
+        (told(redis_version="6.2.14"), "is Redis 6.2.14; Tenure needs Redis 7.0"),
         (as_valkey(), None),
         (told(server_name="valkey", valkey_version="7.2.4", redis_version="7.2.4"), None),
         (as_valkey(valkey_version="7.0.1", redis_version="7.0.1"), "is Valkey 7.0.1"),

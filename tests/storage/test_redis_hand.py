@@ -4,9 +4,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from holdfast.core.job import Key, RateKey
-from holdfast.core.schedule import Schedule
-from holdfast.storage.protocol import (
+from tenure.core.job import Key, RateKey
+from tenure.core.schedule import Schedule
+from tenure.storage.protocol import (
     CLAIM_LIMIT,
     PROMOTE_LIMIT,
     Bid,
@@ -22,10 +22,10 @@ from holdfast.storage.protocol import (
     Target,
     Tick,
 )
-from holdfast.storage.redis.address import read
-from holdfast.storage.redis.cell import CHANGED_AT_ONCE, REVISED_AT_ONCE
-from holdfast.storage.redis.storage import RedisStorage
-from holdfast.testing import ManualClock
+from tenure.storage.redis.address import read
+from tenure.storage.redis.cell import CHANGED_AT_ONCE, REVISED_AT_ONCE
+from tenure.storage.redis.storage import RedisStorage
+from tenure.testing import ManualClock
 from tests.servers import RedisServer
 from tests.storage.worlds import job, owner
 

@@ -6,12 +6,12 @@ import pytest
 import redis
 from msgspec import structs
 
-from holdfast.core.job import Owner, Policy, RateKey
-from holdfast.core.lane import Lane
-from holdfast.core.lifecycle import State
-from holdfast.core.outcome import Returned
-from holdfast.core.settlement import settlement
-from holdfast.storage.protocol import (
+from tenure.core.job import Owner, Policy, RateKey
+from tenure.core.lane import Lane
+from tenure.core.lifecycle import State
+from tenure.core.outcome import Returned
+from tenure.core.settlement import settlement
+from tenure.storage.protocol import (
     WORKER_KEPT,
     Beat,
     Bid,
@@ -22,8 +22,8 @@ from holdfast.storage.protocol import (
     Settings,
     Target,
 )
-from holdfast.storage.redis.address import read
-from holdfast.storage.redis.storage import RedisStorage
+from tenure.storage.redis.address import read
+from tenure.storage.redis.storage import RedisStorage
 from tests.servers import client_of, command
 from tests.storage.twins import QUEUES, STEPS, TASKS, Twins
 

@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.storage.redis.library import verb
+from tenure.storage.redis.library import verb
 from tests.servers import client_of, command
 
 pytestmark = pytest.mark.redis
 
 VERBS = sorted(
     file.name.removesuffix(".lua")
-    for file in (files("holdfast.storage.redis") / "lua").iterdir()
+    for file in (files("tenure.storage.redis") / "lua").iterdir()
     if file.name.endswith(".lua")
 )
 
@@ -108,7 +108,7 @@ def test_a_script_names_no_globals_but_those_that_it_is_given(name: str, redis_u
 
 
 def test_a_part_asks_for_nothing_but_what_it_requires() -> None:
-    parts = files("holdfast.storage.redis") / "lua" / "parts"
+    parts = files("tenure.storage.redis") / "lua" / "parts"
     texts = {file.name.removesuffix(".lua"): file.read_text() for file in parts.iterdir()}
     table_of = {name: re.findall(r"^local ([A-Z][a-z]+) = \{\}$", text, re.MULTILINE) for name, text in texts.items()}
     part_of = {tables[0]: name for name, tables in table_of.items() if tables}

@@ -4,14 +4,14 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from holdfast.clock import SECOND
-from holdfast.core.job import NewJob, Ref
-from holdfast.storage.protocol import PLACE_LIMIT, Bid, Cancel, Delete, Order, Settings, Storage, Target
-from holdfast.storage.redis.address import read
-from holdfast.storage.redis.storage import RedisStorage
-from holdfast.testing import ManualClock
-from holdfast.testing.conformance.material import ALICE, QUEUE, new_job
-from holdfast.testing.conformance.unknown import park_under_many
+from tenure.clock import SECOND
+from tenure.core.job import NewJob, Ref
+from tenure.storage.protocol import PLACE_LIMIT, Bid, Cancel, Delete, Order, Settings, Storage, Target
+from tenure.storage.redis.address import read
+from tenure.storage.redis.storage import RedisStorage
+from tenure.testing import ManualClock
+from tenure.testing.conformance.material import ALICE, QUEUE, new_job
+from tenure.testing.conformance.unknown import park_under_many
 from tests.redis_books import troubles
 from tests.servers import client_of, command
 

@@ -4,14 +4,14 @@ from random import Random
 
 import pytest
 
-from holdfast.core.duration import moment
-from holdfast.core.events import AnyEvent, EventsTrimmed, QueueDrained
-from holdfast.core.job import JobRecord, Owner, RateKey
-from holdfast.core.leadership import Term
-from holdfast.core.lifecycle import State
-from holdfast.storage.cursors import LARGEST
-from holdfast.storage.protocol import EVENTS_END, EventPage, Page, QueueSurvey, Settings, Survey, WorkerSurvey
-from holdfast.storage.redis.many import UNREAD, cursor_of, listed, places_of, surveyed, words_of, woven
+from tenure.core.duration import moment
+from tenure.core.events import AnyEvent, EventsTrimmed, QueueDrained
+from tenure.core.job import JobRecord, Owner, RateKey
+from tenure.core.leadership import Term
+from tenure.core.lifecycle import State
+from tenure.storage.cursors import LARGEST
+from tenure.storage.protocol import EVENTS_END, EventPage, Page, QueueSurvey, Settings, Survey, WorkerSurvey
+from tenure.storage.redis.many import UNREAD, cursor_of, listed, places_of, surveyed, words_of, woven
 
 # ── cursors ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 

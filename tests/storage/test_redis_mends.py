@@ -10,18 +10,18 @@ from typing import Any, NamedTuple
 import pytest
 import redis
 
-from holdfast.clock import SECOND
-from holdfast.core.events import JobRepaired
-from holdfast.core.job import CollectKey, Key, Policy, RateKey, Ref, UniqueKey
-from holdfast.core.lifecycle import State
-from holdfast.core.outcome import Raised, Returned
-from holdfast.core.retry import Backoff
-from holdfast.core.schedule import Schedule
-from holdfast.storage.protocol import PutSchedule, Query, Tick
-from holdfast.storage.redis.address import read
-from holdfast.storage.redis.storage import RedisStorage
-from holdfast.testing import ManualClock
-from holdfast.testing.conformance.material import (
+from tenure.clock import SECOND
+from tenure.core.events import JobRepaired
+from tenure.core.job import CollectKey, Key, Policy, RateKey, Ref, UniqueKey
+from tenure.core.lifecycle import State
+from tenure.core.outcome import Raised, Returned
+from tenure.core.retry import Backoff
+from tenure.core.schedule import Schedule
+from tenure.storage.protocol import PutSchedule, Query, Tick
+from tenure.storage.redis.address import read
+from tenure.storage.redis.storage import RedisStorage
+from tenure.testing import ManualClock
+from tenure.testing.conformance.material import (
     ALICE,
     BOB,
     RAISED,

@@ -6,14 +6,14 @@ from random import Random
 
 import pytest
 
-from holdfast.core.patience import Patience
-from holdfast.errors import StorageUnavailableError
-from holdfast.storage.redis import connections as module
-from holdfast.storage.redis import ear as ears
-from holdfast.storage.redis import routes
-from holdfast.storage.redis.connections import Call, Connections
-from holdfast.storage.redis.ear import Ear, channel
-from holdfast.storage.redis.routes import slot
+from tenure.core.patience import Patience
+from tenure.errors import StorageUnavailableError
+from tenure.storage.redis import connections as module
+from tenure.storage.redis import ear as ears
+from tenure.storage.redis import routes
+from tenure.storage.redis.connections import Call, Connections
+from tenure.storage.redis.ear import Ear, channel
+from tenure.storage.redis.routes import slot
 from tests import servers
 from tests.clusters import SLOTS, RedisCluster
 from tests.sentinels import RedisSentinels
@@ -23,7 +23,7 @@ from tests.storage.test_redis_ear import asleep, woken
 
 Connect = Callable[[str], Connections]
 
-FIRST = "{holdfast:0}"
+FIRST = "{tenure:0}"
 
 
 async def off_the_loop(work: Callable[[], object]) -> None:
@@ -294,7 +294,7 @@ async def test_a_service_that_sentinels_do_not_know_is_told_by_name(
     connections = connect(redis_sentinels.url.replace("/jobs/", "/other/"))
 
     with pytest.raises(StorageUnavailableError, match="no Sentinel there knows a master 'other'"):
-        await connections.call(ECHO, "{holdfast}")
+        await connections.call(ECHO, "{tenure}")
 
 
 async def test_hints_are_heard_from_the_master_that_comes_after(

@@ -8,19 +8,19 @@ from random import Random
 
 import pytest
 
-from holdfast.clock import SECOND, SystemClock
-from holdfast.core.events import JobStalled, WorkerStarted
-from holdfast.core.job import NewJob, Owner
-from holdfast.core.lane import Lane
-from holdfast.core.lifecycle import State
-from holdfast.errors import NotDurableError, StorageUnavailableError
-from holdfast.figures import Figures
-from holdfast.storage.protocol import Beat, NewLogLine, Order, Pulse, Renewal, WorkerInfo
-from holdfast.storage.redis import connections
-from holdfast.storage.redis.address import read
-from holdfast.storage.redis.routes import slot
-from holdfast.storage.redis.storage import RedisStorage
-from holdfast.testing.conformance.material import (
+from tenure.clock import SECOND, SystemClock
+from tenure.core.events import JobStalled, WorkerStarted
+from tenure.core.job import NewJob, Owner
+from tenure.core.lane import Lane
+from tenure.core.lifecycle import State
+from tenure.errors import NotDurableError, StorageUnavailableError
+from tenure.figures import Figures
+from tenure.storage.protocol import Beat, NewLogLine, Order, Pulse, Renewal, WorkerInfo
+from tenure.storage.redis import connections
+from tenure.storage.redis.address import read
+from tenure.storage.redis.routes import slot
+from tenure.storage.redis.storage import RedisStorage
+from tenure.testing.conformance.material import (
     ALICE,
     BOB,
     DEPUTY,
@@ -31,9 +31,9 @@ from holdfast.testing.conformance.material import (
     settled,
     stalled,
 )
-from holdfast.testing.proxy import Proxy
-from holdfast.worker.burial import Burial, Deceased
-from holdfast.worker.offspring import Death
+from tenure.testing.proxy import Proxy
+from tenure.worker.burial import Burial, Deceased
+from tenure.worker.offspring import Death
 from tests.clusters import RedisCluster
 from tests.servers import RedisServer
 

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from holdfast.core.duration import moment
-from holdfast.core.events import QueueDrained
-from holdfast.core.job import TRACE_KEPT, Key, Owner, RecordedError
-from holdfast.core.lease import Lease
-from holdfast.core.lifecycle import State
-from holdfast.core.outcome import Interrupted, Raised, Returned
-from holdfast.errors import StorageUnavailableError
-from holdfast.storage.protocol import (
+from tenure.core.duration import moment
+from tenure.core.events import QueueDrained
+from tenure.core.job import TRACE_KEPT, Key, Owner, RecordedError
+from tenure.core.lease import Lease
+from tenure.core.lifecycle import State
+from tenure.core.outcome import Interrupted, Raised, Returned
+from tenure.errors import StorageUnavailableError
+from tenure.storage.protocol import (
     CLAIM_LIMIT,
     RENEW_LIMIT,
     SCAN_LIMIT,
@@ -27,12 +27,12 @@ from holdfast.storage.protocol import (
     Renewal,
     WorkerInfo,
 )
-from holdfast.storage.redis.address import read
-from holdfast.storage.redis.cell import Cell
-from holdfast.storage.redis.connections import Connections
-from holdfast.storage.redis.library import Script
-from holdfast.testing import ManualClock
-from holdfast.testing.conformance.material import ALICE, QUEUE, REAPER, new_job, new_jobs, settled
+from tenure.storage.redis.address import read
+from tenure.storage.redis.cell import Cell
+from tenure.storage.redis.connections import Connections
+from tenure.storage.redis.library import Script
+from tenure.testing import ManualClock
+from tenure.testing.conformance.material import ALICE, QUEUE, REAPER, new_job, new_jobs, settled
 from tests.servers import client_of, command
 
 pytestmark = pytest.mark.redis

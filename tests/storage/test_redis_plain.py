@@ -8,16 +8,16 @@ import msgspec
 import pytest
 import redis
 
-from holdfast.clock import SECOND
-from holdfast.core.job import Key, NewJob, Policy, RateKey, Ref
-from holdfast.core.lease import Lease
-from holdfast.core.outcome import Interrupted, Outcome, Raised, Returned, Snoozed
-from holdfast.core.settlement import Settlement, settlement
-from holdfast.storage.protocol import Beat, Cancel, Order, Redrive, Renewal, Settings, Target
-from holdfast.storage.redis.address import read
-from holdfast.storage.redis.storage import RedisStorage
-from holdfast.testing import ManualClock
-from holdfast.testing.conformance.material import ALICE, BOB, ERROR, REAPER, bid, new_job, stalled
+from tenure.clock import SECOND
+from tenure.core.job import Key, NewJob, Policy, RateKey, Ref
+from tenure.core.lease import Lease
+from tenure.core.outcome import Interrupted, Outcome, Raised, Returned, Snoozed
+from tenure.core.settlement import Settlement, settlement
+from tenure.storage.protocol import Beat, Cancel, Order, Redrive, Renewal, Settings, Target
+from tenure.storage.redis.address import read
+from tenure.storage.redis.storage import RedisStorage
+from tenure.testing import ManualClock
+from tenure.testing.conformance.material import ALICE, BOB, ERROR, REAPER, bid, new_job, stalled
 from tests.redis_books import Books, troubles
 from tests.servers import RedisServer, client_of, command
 

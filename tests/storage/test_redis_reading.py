@@ -7,14 +7,14 @@ from random import Random
 import msgspec
 import pytest
 
-from holdfast.clock import SECOND
-from holdfast.core.events import JobDeleted, QueuePaused, UnreadableEvent
-from holdfast.core.job import Policy, RecordedError, Redriving, Ref
-from holdfast.core.lifecycle import State
-from holdfast.core.outcome import Raised, Returned
-from holdfast.core.settlement import settlement
-from holdfast.storage.model import Model
-from holdfast.storage.protocol import (
+from tenure.clock import SECOND
+from tenure.core.events import JobDeleted, QueuePaused, UnreadableEvent
+from tenure.core.job import Policy, RecordedError, Redriving, Ref
+from tenure.core.lifecycle import State
+from tenure.core.outcome import Raised, Returned
+from tenure.core.settlement import settlement
+from tenure.storage.model import Model
+from tenure.storage.protocol import (
     Beat,
     Delete,
     EventPage,
@@ -25,10 +25,10 @@ from holdfast.storage.protocol import (
     Settings,
     Target,
 )
-from holdfast.storage.redis.address import read
-from holdfast.storage.redis.storage import RedisStorage
-from holdfast.testing import ManualClock
-from holdfast.testing.clock import START
+from tenure.storage.redis.address import read
+from tenure.storage.redis.storage import RedisStorage
+from tenure.testing import ManualClock
+from tenure.testing.clock import START
 from tests.servers import client_of, command
 from tests.storage.worlds import job, owner
 

@@ -6,12 +6,12 @@ from importlib.resources import files
 
 import msgspec
 
-from holdfast import Retry, Timing
-from holdfast.core.job import JobRecord, NewJob
-from holdfast.enqueue import template
-from holdfast.options.tasks import TaskOptions
-from holdfast.storage.redis.flow import ask_enqueue
-from holdfast.storage.redis.records import HEAD, PLACED, RUN, Fixed, Rare, Wish, bare, fixed_of
+from tenure import Retry, Timing
+from tenure.core.job import JobRecord, NewJob
+from tenure.enqueue import template
+from tenure.options.tasks import TaskOptions
+from tenure.storage.redis.flow import ask_enqueue
+from tenure.storage.redis.records import HEAD, PLACED, RUN, Fixed, Rare, Wish, bare, fixed_of
 from tests.redis_records import COUNTED, FENCES, IN_HEAD, IN_RUN, RARE
 
 SPREAD = {"lease", "max_stalls", "start_grace", "renewed", "pinned", "on_expire"}
@@ -83,7 +83,7 @@ def test_jobs_in_a_row_that_differ_in_ids_and_payloads_only_go_as_one_group() ->
 
 
 def test_scripts_know_how_long_the_head_and_the_run_of_a_record_are() -> None:
-    form = (files("holdfast.storage.redis") / "lua" / "parts" / "form.lua").read_text()
+    form = (files("tenure.storage.redis") / "lua" / "parts" / "form.lua").read_text()
     layouts = re.findall(r"^Form\.(?:HEAD|RUN) = '(.+)'$", form, re.MULTILINE)
     [sizes] = re.findall(r"^Form\.HEAD_SIZE, Form\.RUN_SIZE = (\d+), (\d+)$", form, re.MULTILINE)
 

@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from holdfast.core.job import Ref
-from holdfast.core.lifecycle import State
-from holdfast.errors import NotDurableError
-from holdfast.storage.redis import connections
-from holdfast.storage.redis.address import read
-from holdfast.storage.redis.storage import RedisStorage
-from holdfast.testing.conformance.material import (
+from tenure.core.job import Ref
+from tenure.core.lifecycle import State
+from tenure.errors import NotDurableError
+from tenure.storage.redis import connections
+from tenure.storage.redis.address import read
+from tenure.storage.redis.storage import RedisStorage
+from tenure.testing.conformance.material import (
     ALICE,
     claim,
     new_job,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.exceptions import InvalidResponse, RedisError, ResponseError
 
-from holdfast.storage.redis.resp import (
+from tenure.storage.redis.resp import (
     INCOMPLETE,
     PlainReader,
     Reader,

@@ -6,19 +6,19 @@ from random import Random
 import pytest
 from msgspec import Struct
 
-from holdfast.clock import SECOND
-from holdfast.core.events import AnyEvent, JobSuspected, LeadershipAcquired, LeadershipLost
-from holdfast.core.job import Key, Owner, StallSetting, StallTerms
-from holdfast.core.leadership import LATE, longest_rest
-from holdfast.core.lease import Lease
-from holdfast.core.schedule import Schedule
-from holdfast.storage.protocol import Beat, Bid, Order, PutSchedule, Renewal, Settings, Swept, Target
-from holdfast.storage.redis.address import read
-from holdfast.storage.redis.cell import Cell
-from holdfast.storage.redis.connections import Connections
-from holdfast.storage.redis.rounds import AWAKE, EMPTY, LEFTOVERS, RESTING
-from holdfast.testing import ManualClock
-from holdfast.testing.conformance.material import ALICE, DEPUTY, LEASE, QUEUE, REAPER, new_job, settled
+from tenure.clock import SECOND
+from tenure.core.events import AnyEvent, JobSuspected, LeadershipAcquired, LeadershipLost
+from tenure.core.job import Key, Owner, StallSetting, StallTerms
+from tenure.core.leadership import LATE, longest_rest
+from tenure.core.lease import Lease
+from tenure.core.schedule import Schedule
+from tenure.storage.protocol import Beat, Bid, Order, PutSchedule, Renewal, Settings, Swept, Target
+from tenure.storage.redis.address import read
+from tenure.storage.redis.cell import Cell
+from tenure.storage.redis.connections import Connections
+from tenure.storage.redis.rounds import AWAKE, EMPTY, LEFTOVERS, RESTING
+from tenure.testing import ManualClock
+from tenure.testing.conformance.material import ALICE, DEPUTY, LEASE, QUEUE, REAPER, new_job, settled
 
 pytestmark = pytest.mark.redis
 

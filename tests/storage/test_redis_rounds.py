@@ -7,15 +7,15 @@ from itertools import count
 
 import pytest
 
-from holdfast.clock import SECOND
-from holdfast.core.events import LeadershipLost
-from holdfast.core.job import Owner
-from holdfast.errors import StorageUnavailableError
-from holdfast.storage.protocol import Beat, Bid, Delete, Swept
-from holdfast.storage.redis.address import read
-from holdfast.storage.redis.routes import slot
-from holdfast.storage.redis.storage import RedisStorage
-from holdfast.testing.conformance.material import (
+from tenure.clock import SECOND
+from tenure.core.events import LeadershipLost
+from tenure.core.job import Owner
+from tenure.errors import StorageUnavailableError
+from tenure.storage.protocol import Beat, Bid, Delete, Swept
+from tenure.storage.redis.address import read
+from tenure.storage.redis.routes import slot
+from tenure.storage.redis.storage import RedisStorage
+from tenure.testing.conformance.material import (
     ALICE,
     DEPUTY,
     QUEUE,

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from holdfast import Holdfast, Job, State, StorageFullError
+from tenure import Job, State, StorageFullError, Tenure
 from tests.servers import RedisServer
 
 CALLERS = 20
@@ -10,7 +10,7 @@ EACH = 10
 
 
 async def test_callers_in_step_cost_a_call_for_all_and_no_job_is_lost_or_made_twice(redis_server: RedisServer) -> None:
-    app = Holdfast(redis_server.url)
+    app = Tenure(redis_server.url)
 
     @app.task(name="noted")
     async def noted(number: int) -> None: ...
@@ -39,7 +39,7 @@ async def test_callers_in_step_cost_a_call_for_all_and_no_job_is_lost_or_made_tw
 
 
 async def test_a_full_server_is_told_to_each_caller_with_its_own_id_and_none_is_made(redis_server: RedisServer) -> None:
-    app = Holdfast(redis_server.url)
+    app = Tenure(redis_server.url)
 
     @app.task(name="noted")
     async def noted(number: int) -> None: ...

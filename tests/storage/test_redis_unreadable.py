@@ -8,14 +8,14 @@ import msgspec
 import pytest
 import redis
 
-from holdfast.core.lifecycle import TERMINAL, State
-from holdfast.errors import StorageError
-from holdfast.storage.protocol import Beat, Bid, Order, Renewal, Swept, WorkerInfo
-from holdfast.storage.redis.address import read
-from holdfast.storage.redis.keytypes import TYPES
-from holdfast.storage.redis.records import FORM, HEAD, RAN, RUN, Fixed, Rare
-from holdfast.storage.redis.storage import RedisStorage
-from holdfast.testing import ManualClock
+from tenure.core.lifecycle import TERMINAL, State
+from tenure.errors import StorageError
+from tenure.storage.protocol import Beat, Bid, Order, Renewal, Swept, WorkerInfo
+from tenure.storage.redis.address import read
+from tenure.storage.redis.keytypes import TYPES
+from tenure.storage.redis.records import FORM, HEAD, RAN, RUN, Fixed, Rare
+from tenure.storage.redis.storage import RedisStorage
+from tenure.testing import ManualClock
 from tests.servers import client_of
 from tests.storage.twins import STEPS, Twins
 from tests.storage.unreadable import BAD, ME, REAPER, claim_in_a_lane, go_on_beside, job, some_of

@@ -6,15 +6,15 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from holdfast.clock import SECOND
-from holdfast.core.events import JobRepaired
-from holdfast.core.job import Key, Policy, Redriving, Ref
-from holdfast.core.lease import Lease
-from holdfast.core.lifecycle import State
-from holdfast.core.outcome import Returned
-from holdfast.core.retention import Keep, Retention
-from holdfast.core.retry import Backoff
-from holdfast.storage.protocol import (
+from tenure.clock import SECOND
+from tenure.core.events import JobRepaired
+from tenure.core.job import Key, Policy, Redriving, Ref
+from tenure.core.lease import Lease
+from tenure.core.lifecycle import State
+from tenure.core.outcome import Returned
+from tenure.core.retention import Keep, Retention
+from tenure.core.retry import Backoff
+from tenure.storage.protocol import (
     PROMOTE_LIMIT,
     TRIM_LIMIT,
     Beat,
@@ -26,10 +26,10 @@ from holdfast.storage.protocol import (
     Settings,
     Target,
 )
-from holdfast.storage.redis.address import read
-from holdfast.storage.redis.storage import RedisStorage
-from holdfast.testing import ManualClock
-from holdfast.testing.conformance.material import (
+from tenure.storage.redis.address import read
+from tenure.storage.redis.storage import RedisStorage
+from tenure.testing import ManualClock
+from tenure.testing.conformance.material import (
     ALICE,
     BOB,
     QUEUE,

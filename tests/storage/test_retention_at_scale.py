@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from holdfast.clock import SECOND
-from holdfast.core.events import JobCompleted
-from holdfast.core.lifecycle import State
-from holdfast.core.retention import EVENTS_KEPT, Keep, Retention
-from holdfast.storage.protocol import EVENTS_END, Beat, Settings, Storage, Target
-from holdfast.storage.redis.address import read
-from holdfast.storage.redis.storage import RedisStorage
-from holdfast.storage.sqlite.storage import SQLiteStorage
-from holdfast.testing.conformance.material import ALICE, QUEUE, claim, counted, enqueue, new_job, settled
+from tenure.clock import SECOND
+from tenure.core.events import JobCompleted
+from tenure.core.lifecycle import State
+from tenure.core.retention import EVENTS_KEPT, Keep, Retention
+from tenure.storage.protocol import EVENTS_END, Beat, Settings, Storage, Target
+from tenure.storage.redis.address import read
+from tenure.storage.redis.storage import RedisStorage
+from tenure.storage.sqlite.storage import SQLiteStorage
+from tenure.testing.conformance.material import ALICE, QUEUE, claim, counted, enqueue, new_job, settled
 from tests.servers import RedisServer, client_of
 
 pytestmark = pytest.mark.slow

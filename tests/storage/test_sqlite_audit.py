@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.core.job import CollectKey, Key
-from holdfast.storage.protocol import Finding
-from holdfast.storage.sqlite.storage import SQLiteStorage
+from tenure.core.job import CollectKey, Key
+from tenure.storage.protocol import Finding
+from tenure.storage.sqlite.storage import SQLiteStorage
 from tests.storage.worlds import job
 
 WRONG = {

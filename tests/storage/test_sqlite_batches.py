@@ -7,18 +7,18 @@ from random import Random
 
 import pytest
 
-from holdfast.core.events import JobEvent
-from holdfast.core.job import Key, NewJob, Policy, RecordedError, Ref
-from holdfast.core.lease import Lease
-from holdfast.core.outcome import Raised, Returned
-from holdfast.core.retry import Backoff
-from holdfast.core.settlement import Settlement, settlement
-from holdfast.storage.protocol import Order
-from holdfast.storage.sqlite import SQLiteStorage, flow
-from holdfast.storage.sqlite.database import Database
-from holdfast.storage.sqlite.intake import TOGETHER
-from holdfast.storage.sqlite.locks import Locks, lock_file, quiet
-from holdfast.storage.sqlite.step import Step
+from tenure.core.events import JobEvent
+from tenure.core.job import Key, NewJob, Policy, RecordedError, Ref
+from tenure.core.lease import Lease
+from tenure.core.outcome import Raised, Returned
+from tenure.core.retry import Backoff
+from tenure.core.settlement import Settlement, settlement
+from tenure.storage.protocol import Order
+from tenure.storage.sqlite import SQLiteStorage, flow
+from tenure.storage.sqlite.database import Database
+from tenure.storage.sqlite.intake import TOGETHER
+from tenure.storage.sqlite.locks import Locks, lock_file, quiet
+from tenure.storage.sqlite.step import Step
 from tests.storage.worlds import job, owner
 
 ME = owner()

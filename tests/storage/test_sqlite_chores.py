@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import Holdfast, Reaper, ReaperFailed, State
-from holdfast.core.job import Policy, Redriving, Ref
-from holdfast.core.retry import Backoff
-from holdfast.storage.protocol import PROMOTE_LIMIT, Bid, Settings, Target
-from holdfast.storage.sqlite.storage import SQLiteStorage
-from holdfast.testing import ManualClock
-from holdfast.testing.conformance.material import ALICE, BOB, RAISED, claim, enqueue, new_job, record, settle, start
+from tenure import Reaper, ReaperFailed, State, Tenure
+from tenure.core.job import Policy, Redriving, Ref
+from tenure.core.retry import Backoff
+from tenure.storage.protocol import PROMOTE_LIMIT, Bid, Settings, Target
+from tenure.storage.sqlite.storage import SQLiteStorage
+from tenure.testing import ManualClock
+from tenure.testing.conformance.material import ALICE, BOB, RAISED, claim, enqueue, new_job, record, settle, start
 
 SECOND = 1_000_000
 
@@ -102,7 +102,7 @@ async def test_the_reaper_says_so(tmp_path: Path) -> None:
     await enqueue(storage, new_job("later", delay=SECOND))
     poison(tmp_path / "queue.db", "promoted")
     clock.advance(2)
-    reaper = Reaper(Holdfast(storage=storage, clock=clock), election=None)
+    reaper = Reaper(Tenure(storage=storage, clock=clock), election=None)
     heard: list[ReaperFailed] = []
     reaper.on(ReaperFailed)(heard.append)
     await reaper.turn()

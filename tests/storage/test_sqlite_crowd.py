@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.storage.sqlite.storage import SQLiteStorage
+from tenure.storage.sqlite.storage import SQLiteStorage
 from tests.storage.crowd import work
 
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.storage import intake, journal, model, shelf, timetable
-from holdfast.storage.sqlite import chores, claiming, flow, rates, slots, step
-from holdfast.storage.sqlite import timetable as sqlite_timetable
-from holdfast.storage.sqlite.storage import SQLiteStorage
+from tenure.storage import intake, journal, model, shelf, timetable
+from tenure.storage.sqlite import chores, claiming, flow, rates, slots, step
+from tenure.storage.sqlite import timetable as sqlite_timetable
+from tenure.storage.sqlite.storage import SQLiteStorage
 from tests.storage.twins import LIMITS, STEPS, Twins, kept, too_old_and_too_much
 
 pytestmark = pytest.mark.thorough

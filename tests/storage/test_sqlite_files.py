@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.core.job import Ref
-from holdfast.errors import SchemaMismatchError, StorageError, StorageUnavailableError, UsageError
-from holdfast.storage.protocol import Bid, Order
-from holdfast.storage.sqlite import SQLiteStorage, health, place
-from holdfast.storage.sqlite.checkpoint import ANYBODYS_PAGES, Checkpoints
-from holdfast.storage.sqlite.database import SCHEMA, require
-from holdfast.testing import ManualClock
+from tenure.core.job import Ref
+from tenure.errors import SchemaMismatchError, StorageError, StorageUnavailableError, UsageError
+from tenure.storage.protocol import Bid, Order
+from tenure.storage.sqlite import SQLiteStorage, health, place
+from tenure.storage.sqlite.checkpoint import ANYBODYS_PAGES, Checkpoints
+from tenure.storage.sqlite.database import SCHEMA, require
+from tenure.testing import ManualClock
 from tests.storage.worlds import job, owner
 
 
@@ -132,7 +132,7 @@ async def test_without_leave_to_migrate_the_command_is_named(tmp_path: Path, exi
     if exists:
         path.touch()
 
-    assert "holdfast migrate" in await refused(path, auto_migrate=False)
+    assert "tenure migrate" in await refused(path, auto_migrate=False)
 
 
 async def test_a_schema_of_our_version_needs_no_leave_to_migrate(tmp_path: Path) -> None:

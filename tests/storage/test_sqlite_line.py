@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from holdfast.clock import SECOND
-from holdfast.core.job import NewJob, RateKey, Ref
-from holdfast.storage.protocol import Bid, Delete, Order, Settings, Target
-from holdfast.storage.sqlite import SQLiteStorage, chores, flow, line
-from holdfast.storage.sqlite.step import Step
-from holdfast.testing import ManualClock
+from tenure.clock import SECOND
+from tenure.core.job import NewJob, RateKey, Ref
+from tenure.storage.protocol import Bid, Delete, Order, Settings, Target
+from tenure.storage.sqlite import SQLiteStorage, chores, flow, line
+from tenure.storage.sqlite.step import Step
+from tenure.testing import ManualClock
 from tests.storage.worlds import job, owner
 
 pytestmark = pytest.mark.thorough

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import Holdfast, Timing
-from holdfast.core.job import Owner
-from holdfast.errors import StorageError
-from holdfast.storage.protocol import Beat, Bid, Order, StalledLease
-from holdfast.storage.sqlite import SQLiteStorage, session
-from holdfast.storage.sqlite.locks import Locks, lock_file, quiet
+from tenure import Tenure, Timing
+from tenure.core.job import Owner
+from tenure.errors import StorageError
+from tenure.storage.protocol import Beat, Bid, Order, StalledLease
+from tenure.storage.sqlite import SQLiteStorage, session
+from tenure.storage.sqlite.locks import Locks, lock_file, quiet
 from tests.storage.worlds import child, end, job, order, owner, said, script
 
 pytestmark = pytest.mark.thorough
@@ -266,7 +266,7 @@ FORKING = script(
     """
 import os
 import signal
-from holdfast.storage.sqlite.locks import Locks
+from tenure.storage.sqlite.locks import Locks
 
 async def main():
     owner = Owner(sys.argv[2])
@@ -401,7 +401,7 @@ async def test_closing_under_a_living_owner_does_not_declare_it_dead(tmp_path: P
 
 
 async def test_a_worker_works_on_after_its_app_was_closed(tmp_path: Path) -> None:
-    app = Holdfast(f"sqlite:///{tmp_path / 'jobs.db'}", timing=Timing(lease="1s", sweep="200ms", grace="100ms"))
+    app = Tenure(f"sqlite:///{tmp_path / 'jobs.db'}", timing=Timing(lease="1s", sweep="200ms", grace="100ms"))
     started, go = asyncio.Event(), asyncio.Event()
 
     @app.task
@@ -446,7 +446,7 @@ def test_a_storage_that_nobody_knows_any_more_lets_its_owners_go(tmp_path: Path)
 LATE = script(
     """
 import atexit
-from holdfast.sideloop import PORTAL
+from tenure.sideloop import PORTAL
 
 async def main():
     await storage.enqueue([NewJob(queue="q", id="a", task="t", payload=b"")])

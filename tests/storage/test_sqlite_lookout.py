@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.clock import SECOND
-from holdfast.core.job import NewJob
-from holdfast.storage.protocol import Order
-from holdfast.storage.sqlite import SQLiteStorage, flow
-from holdfast.storage.sqlite.step import Step
-from holdfast.testing import ManualClock
-from holdfast.testing.conformance.material import QUEUE
-from holdfast.testing.conformance.unknown import park_under_many
+from tenure.clock import SECOND
+from tenure.core.job import NewJob
+from tenure.storage.protocol import Order
+from tenure.storage.sqlite import SQLiteStorage, flow
+from tenure.storage.sqlite.step import Step
+from tenure.testing import ManualClock
+from tenure.testing.conformance.material import QUEUE
+from tenure.testing.conformance.unknown import park_under_many
 from tests.storage.worlds import job, owner
 
 pytestmark = pytest.mark.thorough

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from hypothesis import Phase, settings
 
-from holdfast.storage.memory import MemoryStorage
-from holdfast.storage.protocol import Storage
-from holdfast.storage.sqlite.storage import SQLiteStorage
-from holdfast.testing import ManualClock
-from holdfast.testing.conformance.machine import equals_the_model
-from holdfast.testing.mutants import MUTANTS
+from tenure.storage.memory import MemoryStorage
+from tenure.storage.protocol import Storage
+from tenure.storage.sqlite.storage import SQLiteStorage
+from tenure.testing import ManualClock
+from tenure.testing.conformance.machine import equals_the_model
+from tenure.testing.mutants import MUTANTS
 from tests.storage.profiles import BRIEF, PROFILES
 
 pytestmark = pytest.mark.thorough
@@ -52,9 +52,9 @@ def test_nothing_but_the_machine_needs_hypothesis() -> None:
     code = (
         "import sys\n"
         "sys.modules['hypothesis'] = None\n"
-        "import holdfast.testing.conformance\n"
+        "import tenure.testing.conformance\n"
         "try:\n"
-        "    import holdfast.testing.conformance.machine\n"
+        "    import tenure.testing.conformance.machine\n"
         "except ModuleNotFoundError as error:\n"
         "    print(error)\n"
     )

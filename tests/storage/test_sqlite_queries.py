@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.storage.scripts import statements
-from holdfast.storage.sqlite import database
-from holdfast.storage.sqlite.step import Step
-from holdfast.storage.sqlite.storage import SQLiteStorage
-from holdfast.storage.sqlite.sweeping import sweep
-from holdfast.testing import ManualClock
-from holdfast.testing.conformance.material import ALICE, bid, new_job, settle, start
+from tenure.storage.scripts import statements
+from tenure.storage.sqlite import database
+from tenure.storage.sqlite.step import Step
+from tenure.storage.sqlite.storage import SQLiteStorage
+from tenure.storage.sqlite.sweeping import sweep
+from tenure.testing import ManualClock
+from tenure.testing.conformance.material import ALICE, bid, new_job, settle, start
 
-PACKAGE = "holdfast.storage.sqlite"
+PACKAGE = "tenure.storage.sqlite"
 
 MAY_SCAN = {
     ("events", "bounds"): "sqlite_sequence has one row",

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.core.lifecycle import TERMINAL, State
-from holdfast.storage.sqlite import SQLiteStorage
-from holdfast.storage.sqlite.database import schema
-from holdfast.testing import ManualClock
+from tenure.core.lifecycle import TERMINAL, State
+from tenure.storage.sqlite import SQLiteStorage
+from tenure.storage.sqlite.database import schema
+from tenure.testing import ManualClock
 from tests.storage.unreadable import claim_in_a_lane, go_on_beside, some_of
 
 pytestmark = pytest.mark.thorough
@@ -44,8 +44,8 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 async def storage(clock: ManualClock, tmp_path: Path, empty_database: Path) -> AsyncIterator[SQLiteStorage]:
-    shutil.copyfile(empty_database, tmp_path / "holdfast.db")
-    storage = SQLiteStorage(tmp_path / "holdfast.db", clock=clock)
+    shutil.copyfile(empty_database, tmp_path / "tenure.db")
+    storage = SQLiteStorage(tmp_path / "tenure.db", clock=clock)
     await storage.open()
     yield storage
     await storage.close()

@@ -4,14 +4,14 @@ import asyncio
 from pathlib import Path
 from random import Random
 
-from holdfast.core.job import Owner, Ref
-from holdfast.core.outcome import Returned
-from holdfast.core.settlement import settlement
-from holdfast.storage.notices import Listener
-from holdfast.storage.protocol import Cancel, Order, owner_topic, queue_topic
-from holdfast.storage.sqlite import SQLiteStorage
-from holdfast.storage.sqlite.writer import UNSEEN
-from holdfast.testing.conformance.notices import ready
+from tenure.core.job import Owner, Ref
+from tenure.core.outcome import Returned
+from tenure.core.settlement import settlement
+from tenure.storage.notices import Listener
+from tenure.storage.protocol import Cancel, Order, owner_topic, queue_topic
+from tenure.storage.sqlite import SQLiteStorage
+from tenure.storage.sqlite.writer import UNSEEN
+from tenure.testing.conformance.notices import ready
 from tests.storage.worlds import job
 
 ANN, BEN = Owner("000000000000000a"), Owner("000000000000000b")

@@ -12,14 +12,14 @@ from typing import Any, TypeVarTuple
 
 import pytest
 
-from holdfast.core.decision import PutBack, RunEnd
-from holdfast.core.job import Ref
-from holdfast.core.outcome import Returned
-from holdfast.core.settlement import Settlement, settlement
-from holdfast.errors import StorageFullError
-from holdfast.storage.protocol import Beat, Bid, Order, Reader
-from holdfast.storage.sqlite import SQLiteStorage
-from holdfast.storage.sqlite.locks import lock_file, quiet
+from tenure.core.decision import PutBack, RunEnd
+from tenure.core.job import Ref
+from tenure.core.outcome import Returned
+from tenure.core.settlement import Settlement, settlement
+from tenure.errors import StorageFullError
+from tenure.storage.protocol import Beat, Bid, Order, Reader
+from tenure.storage.sqlite import SQLiteStorage
+from tenure.storage.sqlite.locks import lock_file, quiet
 from tests.storage.worlds import child, end, job, owner, said, script
 
 pytestmark = pytest.mark.thorough
@@ -339,8 +339,8 @@ async def fill(storage: SQLiteStorage) -> None:
 CHURN = script(
     """
 from random import Random
-from holdfast.core.outcome import Returned
-from holdfast.core.settlement import Settlement, settlement
+from tenure.core.outcome import Returned
+from tenure.core.settlement import Settlement, settlement
 
 async def main():
     owner = Owner(sys.argv[2])

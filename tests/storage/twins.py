@@ -8,9 +8,9 @@ from typing import Any, get_args
 
 from msgspec import structs
 
-from holdfast.clock import SECOND
-from holdfast.core.events import AnyEvent, OnRequest, WorkerStarted
-from holdfast.core.job import (
+from tenure.clock import SECOND
+from tenure.core.events import AnyEvent, OnRequest, WorkerStarted
+from tenure.core.job import (
     TRACE_KEPT,
     CollectKey,
     DebounceKey,
@@ -28,10 +28,10 @@ from holdfast.core.job import (
     ThrottleKey,
     UniqueKey,
 )
-from holdfast.core.leadership import Term
-from holdfast.core.lease import Lease
-from holdfast.core.lifecycle import TERMINAL, State
-from holdfast.core.outcome import (
+from tenure.core.leadership import Term
+from tenure.core.lease import Lease
+from tenure.core.lifecycle import TERMINAL, State
+from tenure.core.outcome import (
     Cancelled,
     Interrupted,
     Outcome,
@@ -43,12 +43,12 @@ from holdfast.core.outcome import (
     TimedOut,
     Unknown,
 )
-from holdfast.core.retention import Keep, Retention
-from holdfast.core.retry import Backoff
-from holdfast.core.schedule import Schedule
-from holdfast.core.settlement import settlement
-from holdfast.storage.model import Model
-from holdfast.storage.protocol import (
+from tenure.core.retention import Keep, Retention
+from tenure.core.retry import Backoff
+from tenure.core.schedule import Schedule
+from tenure.core.settlement import settlement
+from tenure.storage.model import Model
+from tenure.storage.protocol import (
     EVENTS_END,
     Beat,
     Bid,
@@ -73,7 +73,7 @@ from holdfast.storage.protocol import (
     Tick,
     WorkerInfo,
 )
-from holdfast.testing import ManualClock
+from tenure.testing import ManualClock
 from tests.storage.worlds import job, owner
 
 QUEUES = ("a", "b", "ü:/.", "seldom")

@@ -4,16 +4,16 @@ from collections.abc import Awaitable, Callable, Iterable
 from random import Random
 from typing import Any
 
-from holdfast.core.events import JobFailed
-from holdfast.core.job import JobDetail, Key, NewJob, Owner, RateKey, Ref, unreadable_record
-from holdfast.core.lane import Lane
-from holdfast.core.lease import Lease
-from holdfast.core.lifecycle import TERMINAL, State
-from holdfast.core.outcome import Interrupted, Returned, Unreadable
-from holdfast.core.settlement import Settlement, settlement
-from holdfast.settle import settle_stalled
-from holdfast.storage.protocol import Beat, Bid, Cancel, Delete, Order, Query, Redrive, Renewal, Storage, WorkerInfo
-from holdfast.testing import ManualClock
+from tenure.core.events import JobFailed
+from tenure.core.job import JobDetail, Key, NewJob, Owner, RateKey, Ref, unreadable_record
+from tenure.core.lane import Lane
+from tenure.core.lease import Lease
+from tenure.core.lifecycle import TERMINAL, State
+from tenure.core.outcome import Interrupted, Returned, Unreadable
+from tenure.core.settlement import Settlement, settlement
+from tenure.settle import settle_stalled
+from tenure.storage.protocol import Beat, Bid, Cancel, Delete, Order, Query, Redrive, Renewal, Storage, WorkerInfo
+from tenure.testing import ManualClock
 
 BAD, GOOD = Ref("q", "bad"), Ref("q", "good")
 STATES = ("waiting", "again", "delayed", "active", "lost", "completed")

@@ -6,7 +6,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from holdfast.core.job import NewJob, Owner
+from tenure.core.job import NewJob, Owner
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 
@@ -37,9 +37,9 @@ def script(body: str) -> str:
 
 _PROGRAM = """
 import asyncio, sys, time
-from holdfast.core.job import NewJob, Owner, Ref
-from holdfast.storage.protocol import Beat, Bid, Order, Renewal, WorkerInfo
-from holdfast.storage.sqlite import SQLiteStorage
+from tenure.core.job import NewJob, Owner, Ref
+from tenure.storage.protocol import Beat, Bid, Order, Renewal, WorkerInfo
+from tenure.storage.sqlite import SQLiteStorage
 
 def say(word):
     print(word, flush=True)

@@ -24,8 +24,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from holdfast import Holdfast, Timing
-from holdfast.core.events import (
+from tenure import Tenure, Timing
+from tenure.core.events import (
     AnyEvent,
     JobCancelled,
     JobCompleted,
@@ -38,13 +38,13 @@ from holdfast.core.events import (
     JobRetried,
     JobStalled,
 )
-from holdfast.core.frames import unframed
-from holdfast.core.job import JobDetail, Ref
-from holdfast.core.lifecycle import TERMINAL, State
-from holdfast.core.merge import merge_name
-from holdfast.storage.memory import MemoryStorage
-from holdfast.storage.protocol import Query, Settings, Storage, Target
-from holdfast.testing import ManualClock
+from tenure.core.frames import unframed
+from tenure.core.job import JobDetail, Ref
+from tenure.core.lifecycle import TERMINAL, State
+from tenure.core.merge import merge_name
+from tenure.storage.memory import MemoryStorage
+from tenure.storage.protocol import Query, Settings, Storage, Target
+from tenure.testing import ManualClock
 from tests.system.crash_places import LANES, Ground, Place, RedisGround, SQLiteGround
 from tests.system.crash_script import (
     ACTS,
@@ -220,7 +220,7 @@ async def seen_at(place: Place, at: int) -> tuple[Any, ...]:
 
 async def finish(place: Place, refs: set[Ref]) -> None:
     """Let an honest worker finish, and hold the records against the events."""
-    app = Holdfast(place.url, timing=Timing(lease=1, sweep=0.1, grace=0.1))
+    app = Tenure(place.url, timing=Timing(lease=1, sweep=0.1, grace=0.1))
 
     @app.task(name="t")
     async def task() -> str:

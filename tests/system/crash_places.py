@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from holdfast.clock import Clock
-from holdfast.storage.protocol import Storage
-from holdfast.storage.redis.address import read
-from holdfast.storage.redis.storage import RedisStorage
-from holdfast.storage.sqlite.storage import SQLiteStorage
+from tenure.clock import Clock
+from tenure.storage.protocol import Storage
+from tenure.storage.redis.address import read
+from tenure.storage.redis.storage import RedisStorage
+from tenure.storage.sqlite.storage import SQLiteStorage
 from tests.redis_books import troubles
 from tests.servers import RedisServer, client_of, until
 

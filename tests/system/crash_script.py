@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from holdfast.clock import SECOND
-from holdfast.core.events import WorkerStarted
-from holdfast.core.job import (
+from tenure.clock import SECOND
+from tenure.core.events import WorkerStarted
+from tenure.core.job import (
     CollectKey,
     DebounceKey,
     Key,
@@ -26,9 +26,9 @@ from holdfast.core.job import (
     ThrottleKey,
     UniqueKey,
 )
-from holdfast.core.leadership import Term
-from holdfast.core.lease import Lease
-from holdfast.core.outcome import (
+from tenure.core.leadership import Term
+from tenure.core.lease import Lease
+from tenure.core.outcome import (
     Cancelled,
     Interrupted,
     Outcome,
@@ -41,11 +41,11 @@ from holdfast.core.outcome import (
     Unknown,
     Unreadable,
 )
-from holdfast.core.retention import Keep, Retention
-from holdfast.core.retry import Backoff
-from holdfast.core.schedule import Schedule
-from holdfast.core.settlement import settlement
-from holdfast.storage.protocol import (
+from tenure.core.retention import Keep, Retention
+from tenure.core.retry import Backoff
+from tenure.core.schedule import Schedule
+from tenure.core.settlement import settlement
+from tenure.storage.protocol import (
     Beat,
     Bid,
     Cancel,
@@ -69,7 +69,7 @@ from holdfast.storage.protocol import (
     Tick,
     WorkerInfo,
 )
-from holdfast.testing import ManualClock
+from tenure.testing import ManualClock
 
 QUEUES = ("main", "keyed", "aged", "brief", "merged")
 ALICE = Owner("00000000000a11ce", "alice", "h", 1)

@@ -15,12 +15,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from holdfast import Holdfast, JobCompleted, Proceed, Retry, RunCall, Stall, TaskOptions, Timing, current_job
+from tenure import JobCompleted, Proceed, Retry, RunCall, Stall, TaskOptions, Tenure, Timing, current_job
 
-if "CREW_UNFIT" in os.environ and "holdfast.worker.slot" in " ".join(sys.orig_argv):
+if "CREW_UNFIT" in os.environ and "tenure.worker.slot" in " ".join(sys.orig_argv):
     raise RuntimeError("this app is of no use in a process of its own")
 
-app = Holdfast(
+app = Tenure(
     timing=Timing(
         lease=os.environ.get("CREW_LEASE", "2s"),
         sweep=os.environ.get("CREW_SWEEP", "400ms"),

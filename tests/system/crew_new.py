@@ -2,11 +2,11 @@
 
 from importlib import import_module
 
-from holdfast import Holdfast
+from tenure import Tenure
 
 # As its workers import it, from their own folder.
 crew = import_module("crew")
-app: Holdfast = crew.app
+app: Tenure = crew.app
 
 
 @app.task(name="fresh")

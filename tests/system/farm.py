@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast import Timing
-from holdfast.core.events import AnyEvent
-from holdfast.core.job import JobDetail, JobRecord, Ref
-from holdfast.core.lifecycle import State
-from holdfast.storage.locate import locate
-from holdfast.storage.protocol import Query, Survey
-from holdfast.storage.sqlite.locks import quiet
+from tenure import Timing
+from tenure.core.events import AnyEvent
+from tenure.core.job import JobDetail, JobRecord, Ref
+from tenure.core.lifecycle import State
+from tenure.storage.locate import locate
+from tenure.storage.protocol import Query, Survey
+from tenure.storage.sqlite.locks import quiet
 
 HERE = Path(__file__).parent
 
@@ -47,10 +47,10 @@ class Farm:
         self.diary = folder / "diary"
         self.url = url or f"sqlite:///{self.database}"
         self.env = {
-            # What nearly all have; the other one has tests of its own, or HOLDFAST_WORKER_LOOP=uvloop for all of them.
-            "HOLDFAST_WORKER_LOOP": "asyncio",
+            # What nearly all have; the other one has tests of its own, or TENURE_WORKER_LOOP=uvloop for all of them.
+            "TENURE_WORKER_LOOP": "asyncio",
             **os.environ,
-            "HOLDFAST_URL": through or self.url,
+            "TENURE_URL": through or self.url,
             "CREW_DIARY": str(self.diary),
             **{f"CREW_{name.upper()}": value for name, value in settings.items()},
         }
@@ -58,8 +58,8 @@ class Farm:
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def worker(self, *options: str, target: str = "crew:app", within: Path | None = None) -> "subprocess.Popen[bytes]":
-        """Start `holdfast worker` with these options, in a control group if one is named."""
-        return self.process("-m", "holdfast", "worker", target, "--log-level", "warning", *options, within=within)
+        """Start `tenure worker` with these options, in a control group if one is named."""
+        return self.process("-m", "tenure", "worker", target, "--log-level", "warning", *options, within=within)
 
     def alone(self, *options: str) -> "subprocess.Popen[bytes]":
         """Start a worker that nobody watches over: the very process does the work, and has its pid on record."""
@@ -82,7 +82,7 @@ class Farm:
     def run(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
         """Run another command to its end."""
         return subprocess.run(
-            [sys.executable, "-m", "holdfast", *arguments],
+            [sys.executable, "-m", "tenure", *arguments],
             cwd=HERE,
             env=self.env,
             capture_output=True,

@@ -3,9 +3,9 @@
 import os
 import time
 
-from holdfast import Holdfast
+from tenure import Tenure
 
-app = Holdfast()
+app = Tenure()
 
 with open(os.environ["CREW_DIARY"] + ".imports", "a") as imports:
     imports.write("x")

@@ -20,7 +20,7 @@ _ROOT = Path("/sys/fs/cgroup")
 def small_group() -> Generator[Path | None, None, None]:
     """Make a control group of cgroup v1 or v2 for a while; None where that cannot be."""
     for parent, limit in [(_ROOT / "memory", "memory.limit_in_bytes"), (_ROOT, "memory.max")]:
-        group = parent / f"holdfast-test-{os.getpid()}"
+        group = parent / f"tenure-test-{os.getpid()}"
         if parent == _ROOT and not (_ROOT / "cgroup.controllers").exists():
             continue
         try:

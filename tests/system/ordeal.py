@@ -10,11 +10,11 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from subprocess import Popen
 
-from holdfast import Holdfast
-from holdfast.core.events import AnyEvent, JobCompleted, JobReleased, JobRetried, JobStalled
-from holdfast.core.job import Ref
-from holdfast.core.lifecycle import TERMINAL, State
-from holdfast.errors import StorageError
+from tenure import Tenure
+from tenure.core.events import AnyEvent, JobCompleted, JobReleased, JobRetried, JobStalled
+from tenure.core.job import Ref
+from tenure.core.lifecycle import TERMINAL, State
+from tenure.errors import StorageError
 from tests.system.farm import Farm, Line, timing_of
 
 SECOND = 1_000_000
@@ -38,7 +38,7 @@ class Ordeal:
         """What the producer was told when a try failed."""
         self.workers: list[Popen[bytes]] = []
         # Whoever enqueues a job stamps its lease on it.
-        self._app = Holdfast(through or farm.url, timing=timing_of(farm.env))
+        self._app = Tenure(through or farm.url, timing=timing_of(farm.env))
         self.seconds = seconds
         """How long the next jobs take."""
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast.core.lifecycle import State
-from holdfast.storage.protocol import Cancel
+from tenure.core.lifecycle import State
+from tenure.storage.protocol import Cancel
 from tests.system.farm import Farm
 
 pytestmark = pytest.mark.system

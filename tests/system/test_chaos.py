@@ -4,9 +4,9 @@ import sys
 
 import pytest
 
-from holdfast.clock import SystemClock
-from holdfast.options import Timing
-from holdfast.testing.chaos.run import Act, play
+from tenure.clock import SystemClock
+from tenure.options import Timing
+from tenure.testing.chaos.run import Act, play
 from tests.servers import Brand
 
 pytestmark = [

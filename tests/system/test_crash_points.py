@@ -14,7 +14,7 @@ from tests.system.crash_script import ACTS
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parents[2]
-SEED = os.environ.get("HOLDFAST_SEED", "0")
+SEED = os.environ.get("TENURE_SEED", "0")
 """What chooses the moments within the calls, and at which points the work goes on to its end."""
 
 WITHIN = {"sqlite": (2, 1.0, 2), "redis": (0, 0.15, 1)}
@@ -45,7 +45,7 @@ def test_a_process_may_be_killed_at_every_storage_call(
 
     points = [json.loads(line) for line in run.stdout.splitlines()]
     troubles = [point["trouble"] for point in points if "trouble" in point]
-    assert not troubles, f"HOLDFAST_SEED={SEED}: {len(troubles)} of {len(points)} points failed, such as {troubles[0]}"
+    assert not troubles, f"TENURE_SEED={SEED}: {len(troubles)} of {len(points)} points failed, such as {troubles[0]}"
 
     # Each of the calls was the last to be answered, and the first that was not.
     after = {point["calls"] for point in points if point["inside"] is None}

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.core.events import JobStalled, WorkerDied
-from holdfast.core.job import JobDetail, Ref
-from holdfast.core.lifecycle import State
-from holdfast.settle import FREE_DEATHS
+from tenure.core.events import JobStalled, WorkerDied
+from tenure.core.job import JobDetail, Ref
+from tenure.core.lifecycle import State
+from tenure.settle import FREE_DEATHS
 from tests.system.farm import Farm, by_job
 from tests.system.groups import small_group
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.core.events import JobCompleted, JobFailed, JobStalled, RunFenced, WorkerDied
-from holdfast.core.lifecycle import State
-from holdfast.storage.sqlite.locks import lock_file, quiet
+from tenure.core.events import JobCompleted, JobFailed, JobStalled, RunFenced, WorkerDied
+from tenure.core.lifecycle import State
+from tenure.storage.sqlite.locks import lock_file, quiet
 from tests.system.farm import Farm, by_job
 
 pytestmark = pytest.mark.system

@@ -9,10 +9,10 @@ from random import Random
 
 import pytest
 
-from holdfast.core.job import FOREVER, JobDetail, Ref, RunRecord
-from holdfast.core.lifecycle import State
-from holdfast.core.retention import Keep, Retention
-from holdfast.storage.protocol import Settings, Target
+from tenure.core.job import FOREVER, JobDetail, Ref, RunRecord
+from tenure.core.lifecycle import State
+from tenure.core.retention import Keep, Retention
+from tenure.storage.protocol import Settings, Target
 from tests.system.farm import Farm, Line, by_job
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast.core.events import JobFailed, JobReleased, JobRetried, JobStalled, JobStopIgnored, WorkerDied
-from holdfast.core.job import JobDetail, Ref
-from holdfast.core.lifecycle import State
+from tenure.core.events import JobFailed, JobReleased, JobRetried, JobStalled, JobStopIgnored, WorkerDied
+from tenure.core.job import JobDetail, Ref
+from tenure.core.lifecycle import State
 from tests.system.farm import Farm, Line
 
 pytestmark = pytest.mark.system

@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast.clock import SECOND
-from holdfast.core.events import WorkerDied, WorkerHung
-from holdfast.core.lifecycle import State
-from holdfast.worker.healer import AGAIN, SHORTEST
+from tenure.clock import SECOND
+from tenure.core.events import WorkerDied, WorkerHung
+from tenure.core.lifecycle import State
+from tenure.worker.healer import AGAIN, SHORTEST
 from tests.system.farm import Farm
 
 pytestmark = pytest.mark.system

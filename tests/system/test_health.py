@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.core.lifecycle import State
+from tenure.core.lifecycle import State
 from tests.cli.probe import Response, probe
 from tests.exposition import Family, read
 from tests.system.farm import Farm
@@ -45,7 +45,7 @@ async def ask(port: int, path: str = "/health/queues", **options: Any) -> Respon
 
 def http(farm: Farm, *command: str) -> "subprocess.Popen[bytes]":
     """Start a command that serves health on a port of its own choice."""
-    return farm.process("-m", "holdfast", *command, "--http", "0")
+    return farm.process("-m", "tenure", *command, "--http", "0")
 
 
 async def state(port: int, pid: int) -> str:
@@ -143,7 +143,7 @@ async def test_a_storage_made_unreadable_is_503_in_under_two_seconds_until_it_is
 @pytest.mark.statement(46)
 async def test_without_the_token_a_worker_tells_strangers_only_that_it_lives(farm: MakeFarm) -> None:
     crew = farm()
-    crew.env["HOLDFAST_HTTP_TOKEN"] = TOKEN
+    crew.env["TENURE_HTTP_TOKEN"] = TOKEN
     http(crew, "worker", "crew:app")
     port = await served(crew)
 
@@ -219,7 +219,7 @@ async def test_a_worker_that_stops_is_not_ready_from_that_moment_on(farm: MakeFa
 @pytest.mark.statement(44, 46)
 async def test_the_supervisor_serves_for_all_its_children_at_one_port_whoever_dies(farm: MakeFarm) -> None:
     crew = farm()
-    crew.env["HOLDFAST_HTTP_TOKEN"] = TOKEN
+    crew.env["TENURE_HTTP_TOKEN"] = TOKEN
     parent = http(crew, "worker", "crew:app", "--processes", "2", "-c", "3")
     port = await served(crew)
 
@@ -231,7 +231,7 @@ async def test_the_supervisor_serves_for_all_its_children_at_one_port_whoever_di
 
     async def all_counted() -> bool:
         found = await metrics()
-        return found["holdfast_jobs_total"].total("holdfast_jobs_total", outcome="completed") == 40
+        return found["tenure_jobs_total"].total("tenure_jobs_total", outcome="completed") == 40
 
     await crew.until(two, within=PATIENCE)
     crew.enqueue("quick", 1, times=40)
@@ -243,7 +243,7 @@ async def test_the_supervisor_serves_for_all_its_children_at_one_port_whoever_di
         nonlocal unserved
         unserved += (await ask(port, "/live")).status != 200
         found = await metrics()
-        return found["holdfast_stalled_total"].total("holdfast_stalled_total", reason="process_died") >= 1
+        return found["tenure_stalled_total"].total("tenure_stalled_total", reason="process_died") >= 1
 
     await crew.until(replaced, within=PATIENCE)
     await crew.until(two, within=PATIENCE)
@@ -254,8 +254,8 @@ async def test_the_supervisor_serves_for_all_its_children_at_one_port_whoever_di
     assert unserved == 0
     assert strange.status == 401
     # What the dead have counted is counted still.
-    assert found["holdfast_jobs_total"].total("holdfast_jobs_total", task="crew.quick") == 40
-    assert found["holdfast_job_duration_seconds"].total("holdfast_job_duration_seconds_count", task="crew.quick") == 40
+    assert found["tenure_jobs_total"].total("tenure_jobs_total", task="crew.quick") == 40
+    assert found["tenure_job_duration_seconds"].total("tenure_job_duration_seconds_count", task="crew.quick") == 40
     assert await asyncio.to_thread(parent.wait, PATIENCE) == 0
 
 

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import Holdfast
-from holdfast.clock import SECOND
-from holdfast.core.events import JobCompleted, JobFailed, JobReleased, JobRetried, JobStalled, WorkerDied
-from holdfast.core.job import Ref
-from holdfast.core.lifecycle import State
+from tenure import Tenure
+from tenure.clock import SECOND
+from tenure.core.events import JobCompleted, JobFailed, JobReleased, JobRetried, JobStalled, WorkerDied
+from tenure.core.job import Ref
+from tenure.core.lifecycle import State
 from tests.system.farm import Farm, by_job, timing_of
 
 pytestmark = pytest.mark.system
@@ -179,7 +179,7 @@ ROLLERS, ROUNDS = 2, 25
 
 async def roll(here: Farm) -> None:
     """Restart one worker after the other, fifty times in all, over a stream of jobs."""
-    app = Holdfast(here.url, timing=timing_of(here.env))
+    app = Tenure(here.url, timing=timing_of(here.env))
 
     @app.task(name="crew.nap")
     async def nap(seconds: float) -> str:
@@ -302,8 +302,8 @@ async def test_without_supervisor_a_worker_that_is_worn_out_ends_well(farm: Call
 
 
 SHOP = """
-from holdfast import Holdfast
-app = Holdfast()
+from tenure import Tenure
+app = Tenure()
 
 @app.task(name="version")
 def version() -> int:
@@ -315,16 +315,16 @@ def reloading(folder: Path, url: str, log: Path) -> "subprocess.Popen[bytes]":
     """Start a worker that reloads the code of a folder."""
     # Caches are what it must not take for code, so there shall be some.
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    command = [sys.executable, "-m", "holdfast", "worker", "shop:app", "--reload", "--drain", "1s"]
+    command = [sys.executable, "-m", "tenure", "worker", "shop:app", "--reload", "--drain", "1s"]
     with log.open("wb") as said:
-        return subprocess.Popen(command, cwd=folder, env=env | {"HOLDFAST_URL": url}, stderr=said)
+        return subprocess.Popen(command, cwd=folder, env=env | {"TENURE_URL": url}, stderr=said)
 
 
 async def test_new_code_replaces_the_processes_once_and_code_that_is_broken_waits_for_better(tmp_path: Path) -> None:
     url, module, log = f"sqlite:///{tmp_path / 'jobs.db'}", tmp_path / "shop.py", tmp_path / "log"
     module.write_text(SHOP.format(version=1))
     worker = reloading(tmp_path, url, log)
-    app = Holdfast(url)
+    app = Tenure(url)
 
     @app.task(name="version")
     def version() -> int:
@@ -365,12 +365,12 @@ async def test_new_code_replaces_the_processes_once_and_code_that_is_broken_wait
 
 EMBEDDED = """
 import asyncio, signal, sys, threading
-from holdfast import Holdfast, QueuePaused, Reaper
+from tenure import Tenure, QueuePaused, Reaper
 
 async def main():
     over = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, over.set)
-    app = Holdfast("memory://")
+    app = Tenure("memory://")
     its = app.worker(drain="1s") if sys.argv[1] == "worker" else Reaper(app)
 
     @(app if sys.argv[1] == "worker" else its).on(QueuePaused)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from holdfast.core.job import Ref
-from holdfast.core.lifecycle import State
+from tenure.core.job import Ref
+from tenure.core.lifecycle import State
 from tests.system.farm import Farm, by_job
 
 pytestmark = pytest.mark.system
@@ -19,7 +19,7 @@ def here(request: pytest.FixtureRequest, farm: Callable[..., Farm]) -> Farm:
     """Return a farm on each storage, without the tests' own idea of a loop."""
     url = "" if request.param == "sqlite" else str(request.getfixturevalue("redis_url"))
     made = farm(url=url, lease="4s", sweep="400ms", grace="600ms")
-    del made.env["HOLDFAST_WORKER_LOOP"]
+    del made.env["TENURE_WORKER_LOOP"]
     return made
 
 

@@ -19,20 +19,20 @@ from typing import Any
 import click
 import pytest
 
-import holdfast
-from holdfast.clock import SECOND
-from holdfast.core.events import AnyEvent, JobCancelled, JobCompleted, JobExpired, JobFailed, LeadershipAcquired
-from holdfast.core.job import JobDetail, Ref
-from holdfast.core.lifecycle import TERMINAL, State
-from holdfast.options import Timing
-from holdfast.storage.locate import locate
-from holdfast.storage.protocol import Query
+import tenure
+from tenure.clock import SECOND
+from tenure.core.events import AnyEvent, JobCancelled, JobCompleted, JobExpired, JobFailed, LeadershipAcquired
+from tenure.core.job import JobDetail, Ref
+from tenure.core.lifecycle import TERMINAL, State
+from tenure.options import Timing
+from tenure.storage.locate import locate
+from tenure.storage.protocol import Query
 from tests.cli.probe import probe
 from tests.system.plain_yaml import NotPlainError, documents
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = ROOT / "examples" / "production"
-SOURCE = Path(holdfast.__file__).parents[1]
+SOURCE = Path(tenure.__file__).parents[1]
 
 STOP = 30.0
 """Seconds after which whoever stops a process kills it: the drain and 5 s."""
@@ -51,9 +51,9 @@ class Shop:
         self.folder = folder
         self.storage = locate(url)
         self._env = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")},
+            **{name: value for name, value in os.environ.items() if not name.startswith("TENURE_")},
             "PYTHONPATH": str(SOURCE),
-            "HOLDFAST_URL": url,
+            "TENURE_URL": url,
             "SHOP_DATA": str(folder / "data"),
             # So that what a dead worker on another host would leave is found within the time of a test.
             "SHOP_LEASE": "8s",
@@ -70,11 +70,11 @@ class Shop:
 
     def worker(self, *options: str) -> "subprocess.Popen[bytes]":
         """Start a worker that leaves the sweeping to the reapers, unless told otherwise."""
-        return self.start("-m", "holdfast", "worker", "shop:app", "--http", "0", *(options or ("--no-reaper",)))
+        return self.start("-m", "tenure", "worker", "shop:app", "--http", "0", *(options or ("--no-reaper",)))
 
     def reaper(self) -> "subprocess.Popen[bytes]":
         """Start a reaper."""
-        return self.start("-m", "holdfast", "reaper", "shop:app", "--http", "0")
+        return self.start("-m", "tenure", "reaper", "shop:app", "--http", "0")
 
     def said(self, process: "subprocess.Popen[bytes]") -> str:
         """Return what a process has logged so far."""
@@ -302,9 +302,9 @@ async def audited(shop: Shop, acknowledged: list[Ref]) -> None:
 
 def parsed(arguments: list[str]) -> dict[str, Any]:
     """Return what the command line makes of arguments, or fail where it knows one of them not."""
-    from holdfast.cli.main import root
+    from tenure.cli.main import root
 
-    with root.make_context("holdfast", [arguments[0]], resilient_parsing=True) as context:
+    with root.make_context("tenure", [arguments[0]], resilient_parsing=True) as context:
         command = root.get_command(context, arguments[0])
         assert command is not None
         made: click.Context = command.make_context(arguments[0], arguments[1:], parent=context)
@@ -338,7 +338,7 @@ def test_the_compose_file_says_what_the_commands_understand() -> None:
     for name in ("worker", "reaper"):
         service = services[name]
         held_to(service["command"], stop=seconds(service["stop_grace_period"]))
-        assert service["environment"]["HOLDFAST_URL"].startswith("redis://redis:")
+        assert service["environment"]["TENURE_URL"].startswith("redis://redis:")
         assert "http://127.0.0.1:8080/ready" in service["healthcheck"]["test"][-1]
         # It is Python, and it is one line.
         compile(service["healthcheck"]["test"][-1], name, "exec")
@@ -354,14 +354,14 @@ def test_the_kubernetes_manifest_says_what_the_commands_understand() -> None:
         (container,) = template["spec"]["containers"]
         assert template["metadata"]["labels"] == deployment["spec"]["selector"]["matchLabels"]
         assert "0.0.0.0:8080" in container["args"]
-        assert {one["name"] for one in container["env"]} == {"HOLDFAST_URL", "HOLDFAST_HTTP_TOKEN"}
+        assert {one["name"] for one in container["env"]} == {"TENURE_URL", "TENURE_HTTP_TOKEN"}
         assert {container[probed]["httpGet"]["path"] for probed in ("livenessProbe", "readinessProbe")} == {
             "/live",
             "/ready",
         }
         assert {container[probed]["httpGet"]["port"] for probed in ("livenessProbe", "readinessProbe")} == {8080}
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("HOLDFAST_HTTP_TOKEN", "from-the-secret")
+            patch.setenv("TENURE_HTTP_TOKEN", "from-the-secret")
             held_to(container["args"], stop=template["spec"]["terminationGracePeriodSeconds"])
 
 
@@ -377,7 +377,7 @@ def test_a_unit_says_what_the_commands_understand(unit: Path, tmp_path: Path) ->
     program, *arguments = shlex.split(service["ExecStart"].replace("%i", "1").replace("%H", "host"))
 
     assert set(read.sections()) == {"Unit", "Service", "Install"}
-    assert program.endswith("/bin/holdfast")
+    assert program.endswith("/bin/tenure")
     # Only a supervisor speaks to systemd; it does so itself, so nobody else needs access.
     assert service["Type"] == ("notify" if arguments[0] == "worker" else "exec")
     assert ("WatchdogSec" in service) == (service["Type"] == "notify")

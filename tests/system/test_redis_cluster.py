@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast import Holdfast, Job
-from holdfast.core.events import JobStalled
-from holdfast.core.lifecycle import State
-from holdfast.errors import StorageUnavailableError
-from holdfast.storage.redis.address import read
-from holdfast.storage.redis.routes import slot
-from holdfast.task import Bound
+from tenure import Job, Tenure
+from tenure.core.events import JobStalled
+from tenure.core.lifecycle import State
+from tenure.errors import StorageUnavailableError
+from tenure.storage.redis.address import read
+from tenure.storage.redis.routes import slot
+from tenure.task import Bound
 from tests.clusters import RedisCluster
 
 pytestmark = [pytest.mark.system, pytest.mark.cluster]
@@ -31,7 +31,7 @@ async def test_slots_move_and_masters_change_under_work_and_each_job_is_done_onc
     start_cluster: Callable[..., RedisCluster],
 ) -> None:
     cluster = start_cluster(replicas=1)
-    app = Holdfast(cluster.url, name="moving")
+    app = Tenure(cluster.url, name="moving")
     ran: Counter[str] = Counter()
 
     @app.task

@@ -9,10 +9,10 @@ from time import monotonic
 
 import pytest
 
-from holdfast.core.job import NewJob
-from holdfast.core.lifecycle import State
-from holdfast.storage.locate import locate
-from holdfast.storage.redis.ear import PING_EVERY
+from tenure.core.job import NewJob
+from tenure.core.lifecycle import State
+from tenure.storage.locate import locate
+from tenure.storage.redis.ear import PING_EVERY
 from tests.clusters import RedisCluster
 from tests.servers import RedisServer, subscribed
 from tests.system.farm import Farm

@@ -1,7 +1,7 @@
 """A Redis is killed at many moments of a stream of calls: nothing answered is lost, and no script is half done.
 
 It writes to its disk before it answers (`appendfsync always`): what else it can lose, docs/guarantee.md says.
-`HOLDFAST_SEED=7` chooses other moments.
+`TENURE_SEED=7` chooses other moments.
 """
 
 import asyncio
@@ -13,9 +13,9 @@ from random import Random
 
 import pytest
 
-from holdfast.core.job import Ref
-from holdfast.errors import StorageUnavailableError
-from holdfast.testing import ManualClock
+from tenure.core.job import Ref
+from tenure.errors import StorageUnavailableError
+from tenure.testing import ManualClock
 from tests.servers import RedisServer
 from tests.system.crash_farm import finish, matching, snapshots
 from tests.system.crash_places import RedisPlace
@@ -23,7 +23,7 @@ from tests.system.crash_script import ACTS, Play
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
-SEED = int(os.environ.get("HOLDFAST_SEED", "0"))
+SEED = int(os.environ.get("TENURE_SEED", "0"))
 
 TORN = 60
 """How many moments are looked at in which the server was about to write."""
@@ -45,7 +45,7 @@ def place_of(server: RedisServer, name: str) -> RedisPlace:
 
 @pytest.mark.timeout(300)
 async def test_of_what_a_server_has_half_written_nothing_is_there(start_redis: Callable[..., RedisServer]) -> None:
-    print(f"HOLDFAST_SEED={SEED}")
+    print(f"TENURE_SEED={SEED}")
     server, dice, start = start_redis(appendonly=True, appendfsync="always"), Random(SEED), begun()
     states = await snapshots(start)
     place, clock = place_of(server, "torn"), ManualClock(start)
@@ -80,7 +80,7 @@ async def test_a_server_may_be_killed_at_any_moment(
         last = dice.randrange(len(ACTS))
         between = dice.sample(range(last), min(last, 2))
         place = place_of(server, f"killed-{number}")
-        told = f"HOLDFAST_SEED={SEED}, round {number}, at {ACTS[last].name!r}"
+        told = f"TENURE_SEED={SEED}, round {number}, at {ACTS[last].name!r}"
         print(told)
         answered = await killed_at(server, place, ManualClock(start), last, between, dice.random() * JUST)
         server.start()
@@ -93,7 +93,7 @@ async def test_a_server_may_be_killed_at_any_moment(
         found["answered" if answered else "done" if state > last else "undone"] += 1
 
     with capsys.disabled():
-        print(f"\n{ROUNDS} streams that a server's death cut short (HOLDFAST_SEED={SEED}): {dict(found)}")
+        print(f"\n{ROUNDS} streams that a server's death cut short (TENURE_SEED={SEED}): {dict(found)}")
     assert len(found) >= 2, found  # else it is always killed too early or too late, and proves little
 
 

@@ -8,18 +8,18 @@ from random import Random
 
 import pytest
 
-from holdfast import Holdfast, Job, JobStalled, Stall, TaskOptions
-from holdfast.clock import SystemClock
-from holdfast.core.job import JobDetail, Owner
-from holdfast.core.lifecycle import State
-from holdfast.figures import Figures
-from holdfast.storage.locate import locate
-from holdfast.storage.protocol import Order, Query
-from holdfast.storage.redis.library import verb
-from holdfast.testing.conformance.material import new_job
-from holdfast.testing.proxy import Proxy
-from holdfast.worker.burial import Burial, Deceased
-from holdfast.worker.offspring import Death
+from tenure import Job, JobStalled, Stall, TaskOptions, Tenure
+from tenure.clock import SystemClock
+from tenure.core.job import JobDetail, Owner
+from tenure.core.lifecycle import State
+from tenure.figures import Figures
+from tenure.storage.locate import locate
+from tenure.storage.protocol import Order, Query
+from tenure.storage.redis.library import verb
+from tenure.testing.conformance.material import new_job
+from tenure.testing.proxy import Proxy
+from tenure.worker.burial import Burial, Deceased
+from tenure.worker.offspring import Death
 from tests.servers import RedisServer
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
@@ -32,7 +32,7 @@ SHARE = 0.3
 async def test_where_scripts_arrive_twice_no_job_stalls_that_has_not_run(redis_server: RedisServer, which: str) -> None:
     second = {verb("exchange").sha.encode()} if which == "either" else set[bytes]()
     with Proxy(redis_server.port, seed=15, doubled=SHARE, second=second) as proxy:
-        app = Holdfast(f"redis://{proxy.address}/0", defaults=TaskOptions(stall=Stall(max_count=0)))
+        app = Tenure(f"redis://{proxy.address}/0", defaults=TaskOptions(stall=Stall(max_count=0)))
         stalled: list[JobStalled] = []
 
         @app.task

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast import Holdfast, Timing, current_job
-from holdfast.core.events import JobCompleted, JobReleased, JobRetried, JobStalled, RunFenced, WorkerStarted
-from holdfast.core.job import Owner
-from holdfast.schedules import AT_ONCE
-from holdfast.storage.redis.address import read
-from holdfast.storage.redis.routes import slot
-from holdfast.storage.redis.storage import RedisStorage
+from tenure import Tenure, Timing, current_job
+from tenure.core.events import JobCompleted, JobReleased, JobRetried, JobStalled, RunFenced, WorkerStarted
+from tenure.core.job import Owner
+from tenure.schedules import AT_ONCE
+from tenure.storage.redis.address import read
+from tenure.storage.redis.routes import slot
+from tenure.storage.redis.storage import RedisStorage
 from tests.clusters import RedisCluster
 from tests.servers import RedisServer
 
@@ -57,7 +57,7 @@ async def test_a_run_on_a_healthy_master_keeps_its_lease(cluster: RedisCluster, 
     places = Places(cluster)
     healthy, frozen = cluster.masters[:2]
     here, there = places.queue(on=healthy), places.queue(on=frozen)
-    app = Holdfast(cluster.url, name="frozen", timing=Timing.fast())
+    app = Tenure(cluster.url, name="frozen", timing=Timing.fast())
     begun, released = asyncio.Event(), asyncio.Event()
     ran: list[str] = []
 
@@ -111,7 +111,7 @@ async def test_a_worker_with_schedules_and_event_handlers_starts_and_hears_of_th
     here, there = places.queue(on=healthy), places.queue(on=frozen)
     thawed = asyncio.Event()
 
-    app = Holdfast(cluster.url, name="outage", timing=Timing.fast())
+    app = Tenure(cluster.url, name="outage", timing=Timing.fast())
 
     @app.cron("* * * * * *", queue=here, name="here")
     async def healthy_tick() -> None:
@@ -135,7 +135,7 @@ async def test_a_worker_with_schedules_and_event_handlers_starts_and_hears_of_th
 
     frozen.freeze()
     try:
-        plain = Holdfast(cluster.url, name="plain", timing=Timing.fast())
+        plain = Tenure(cluster.url, name="plain", timing=Timing.fast())
         asked_at = time.monotonic()
         async with plain, plain.worker(queues=[here]):
             took_plain = time.monotonic() - asked_at

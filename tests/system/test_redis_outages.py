@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import Holdfast
-from holdfast.core.events import JobReleased
-from holdfast.core.lifecycle import State
-from holdfast.errors import StorageFullError, StorageUnavailableError
-from holdfast.testing.proxy import Proxy
+from tenure import Tenure
+from tenure.core.events import JobReleased
+from tenure.core.lifecycle import State
+from tenure.errors import StorageFullError, StorageUnavailableError
+from tenure.testing.proxy import Proxy
 from tests.sentinels import RedisSentinels
 from tests.servers import RedisServer
 from tests.system.farm import Farm
@@ -58,7 +58,7 @@ async def test_a_restart_of_a_server_that_writes_what_it_acknowledges_loses_noth
 @pytest.mark.parametrize("bounded", [True, False])
 async def test_who_waits_for_a_result_goes_on_waiting_over_a_restart(start_redis: StartRedis, bounded: bool) -> None:
     server = start_redis(**SAFE)
-    app = Holdfast(server.url, name="waiting")
+    app = Tenure(server.url, name="waiting")
 
     @app.task
     async def work() -> str:
@@ -78,7 +78,7 @@ async def test_who_waits_for_a_result_goes_on_waiting_over_a_restart(start_redis
 
 async def test_who_waits_for_a_result_is_told_when_the_server_stays_away(start_redis: StartRedis) -> None:
     server = start_redis(**SAFE)
-    app = Holdfast(server.url, name="waiting")
+    app = Tenure(server.url, name="waiting")
 
     @app.task
     async def work() -> None:

@@ -6,13 +6,13 @@ from collections.abc import AsyncGenerator, Callable
 
 import pytest
 
-from holdfast import Holdfast, JobCompleted, handle
-from holdfast.core.job import Ref
-from holdfast.core.lifecycle import State
-from holdfast.handle import Job
-from holdfast.storage import follow
-from holdfast.storage.protocol import EVENTS_END, Cancel
-from holdfast.testing.proxy import Line, Proxy
+from tenure import JobCompleted, Tenure, handle
+from tenure.core.job import Ref
+from tenure.core.lifecycle import State
+from tenure.handle import Job
+from tenure.storage import follow
+from tenure.storage.protocol import EVENTS_END, Cancel
+from tenure.testing.proxy import Line, Proxy
 from tests.servers import RedisServer, subscribed
 from tests.system.farm import Farm, timing_of
 
@@ -47,7 +47,7 @@ class Waiter:
 
     def __init__(self, farm: Farm, url: str = "") -> None:
         self._farm = farm
-        self.app = Holdfast(url or farm.url, timing=timing_of(farm.env))
+        self.app = Tenure(url or farm.url, timing=timing_of(farm.env))
 
         @self.app.task(name="crew.nap")
         async def nap(seconds: float) -> str:

@@ -5,13 +5,13 @@ from datetime import timedelta
 
 import pytest
 
-from holdfast import Holdfast, Timing
-from holdfast.clock import SECOND
-from holdfast.core.events import JobStalled, JobSuspected, LeadershipAcquired, LeadershipLost, ScheduleFired
-from holdfast.core.job import Ref
-from holdfast.core.lifecycle import State
-from holdfast.storage.redis.address import read
-from holdfast.storage.redis.storage import RedisStorage
+from tenure import Tenure, Timing
+from tenure.clock import SECOND
+from tenure.core.events import JobStalled, JobSuspected, LeadershipAcquired, LeadershipLost, ScheduleFired
+from tenure.core.job import Ref
+from tenure.core.lifecycle import State
+from tenure.storage.redis.address import read
+from tenure.storage.redis.storage import RedisStorage
 from tests.system.farm import Farm
 
 pytestmark = [pytest.mark.system, pytest.mark.cluster]
@@ -41,7 +41,7 @@ async def test_a_worker_that_is_killed_with_a_job_in_a_resting_cell_is_announced
 ) -> None:
     here = farm(url=cluster_url, **SETTINGS)
 
-    async with Holdfast(cluster_url) as app:
+    async with Tenure(cluster_url) as app:
         await app.queue("default").record(JobSuspected)
     queues = ["default", "elsewhere"] if leads == "the killed one" else ["elsewhere", "default"]
     first = here.alone("-q", queues[0])
@@ -113,7 +113,7 @@ async def test_what_falls_due_in_a_resting_cell_starts_in_time_and_nobody_else_c
 ) -> None:
     here = farm(url=cluster_url, **SETTINGS)
     workers = [here.worker("-q", "default"), here.worker("-q", "default")]
-    app = Holdfast(cluster_url, timing=TIMING)
+    app = Tenure(cluster_url, timing=TIMING)
 
     @app.task(name="crew.quick")
     async def quick(number: int) -> int:

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast import ScheduleMissed, ScheduleSkipped
-from holdfast.core.lifecycle import State
+from tenure import ScheduleMissed, ScheduleSkipped
+from tenure.core.lifecycle import State
 from tests.system.farm import Farm
 
 pytestmark = pytest.mark.system

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.core.events import JobReleased, WorkerStopping
-from holdfast.core.job import JobDetail, Ref
-from holdfast.core.lifecycle import State
+from tenure.core.events import JobReleased, WorkerStopping
+from tenure.core.job import JobDetail, Ref
+from tenure.core.lifecycle import State
 from tests.system.farm import Farm, by_job
 
 pytestmark = pytest.mark.system

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import Holdfast, Timing
-from holdfast.core.events import JobStalled, JobSuspected, RunFenced, WorkerDied, WorkerStopping
-from holdfast.core.job import JobDetail, Ref
-from holdfast.core.lifecycle import State
+from tenure import Tenure, Timing
+from tenure.core.events import JobStalled, JobSuspected, RunFenced, WorkerDied, WorkerStopping
+from tenure.core.job import JobDetail, Ref
+from tenure.core.lifecycle import State
 from tests.system.farm import Farm, Line, by_job, timing_of
 
 pytestmark = pytest.mark.system
@@ -72,7 +72,7 @@ def delays(details: list[JobDetail], lines: list[Line]) -> list[float]:
 
 
 async def test_sleepers_start_at_once_beside_blocking_calls_and_computations_in_one_worker(here: Farm) -> None:
-    app = Holdfast(here.url, timing=Timing(lease="8s", grace="2s", sweep="1s"))
+    app = Tenure(here.url, timing=Timing(lease="8s", grace="2s", sweep="1s"))
 
     @app.declare(name="crew.nap")
     async def nap(seconds: float) -> None: ...
@@ -221,7 +221,7 @@ async def test_a_run_whose_slot_somebody_stops_passes_to_another_and_what_it_sti
     farm: MakeFarm, place: str
 ) -> None:
     here = farm(url=place, lease="1.2s", grace="300ms", sweep="300ms")
-    app = Holdfast(here.url, timing=timing_of(here.env))
+    app = Tenure(here.url, timing=timing_of(here.env))
 
     @app.declare(name="crew.secluded")
     async def rest(seconds: float) -> None: ...

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from holdfast import Holdfast, StorageReplaced, StorageRewound, Timing
-from holdfast.core.events import Event, JobCompleted
-from holdfast.health.diagnosis import Evidence, diagnose
+from tenure import StorageReplaced, StorageRewound, Tenure, Timing
+from tenure.core.events import Event, JobCompleted
+from tenure.health.diagnosis import Evidence, diagnose
 from tests.sentinels import RedisSentinels
 from tests.servers import RedisServer, until
 
@@ -29,7 +29,7 @@ class Fleet:
     """One app with one worker, and what its handlers were told."""
 
     def __init__(self, url: str, log: pytest.LogCaptureFixture) -> None:
-        self.app = Holdfast(url, name="losses", timing=TIMING)
+        self.app = Tenure(url, name="losses", timing=TIMING)
         self.told: list[Event] = []
         self.completed: list[str] = []
         self._log = log
@@ -57,7 +57,7 @@ class Fleet:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
         """Run the worker; it has done a job and beaten twice when this begins."""
-        with self._log.at_level(logging.INFO, "holdfast"):
+        with self._log.at_level(logging.INFO, "tenure"):
             async with self.app, self.app.worker():
                 await self.do_a_job()
                 await self.beaten(times=2)

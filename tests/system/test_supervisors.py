@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.core.events import JobReleased, JobStalled, WorkerDied
-from holdfast.core.job import Ref
-from holdfast.core.lifecycle import State
+from tenure.core.events import JobReleased, JobStalled, WorkerDied
+from tenure.core.job import Ref
+from tenure.core.lifecycle import State
 from tests.system.farm import Farm, by_job, pending
 
 pytestmark = pytest.mark.system
@@ -23,7 +23,7 @@ MakeFarm = Callable[..., Farm]
 
 SUPERVISE = """
 import sys
-from holdfast.worker.supervisor import supervise
+from tenure.worker.supervisor import supervise
 
 sys.exit(supervise(sys.argv[1:], processes=2, drain="1s", trial=0))
 """
@@ -42,7 +42,7 @@ with open(sys.argv[1], "a") as born:
     born.write(f"{os.getpid()}\\n")
     born.flush()
     first = born.tell() < 10
-line = socket.socket(fileno=int(os.environ["HOLDFAST_CHILD"].partition(":")[0]))
+line = socket.socket(fileno=int(os.environ["TENURE_CHILD"].partition(":")[0]))
 if first:
     line.sendall(sys.argv[2].encode() + b"\\n")
 time.sleep(600)
@@ -145,7 +145,7 @@ async def test_a_death_is_seen_though_whoever_started_us_ignores_the_deaths_of_c
     (poison,) = here.enqueue("vanish")
     (good,) = here.enqueue("quick", 1)
     # What is ignored stays so in whatever is started.
-    supervisor = here.process("-c", UNMINDED, "-m", "holdfast", "worker", "crew:app", "-c", "1")
+    supervisor = here.process("-c", UNMINDED, "-m", "tenure", "worker", "crew:app", "-c", "1")
 
     async def done() -> bool:
         return await here.count(State.COMPLETED, State.FAILED) == 2

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.core.events import AnyEvent, JobStalled, RunFenced, WorkerDied, WorkerHung
-from holdfast.core.lifecycle import State
+from tenure.core.events import AnyEvent, JobStalled, RunFenced, WorkerDied, WorkerHung
+from tenure.core.lifecycle import State
 from tests.system.farm import Farm, by_job
 
 pytestmark = pytest.mark.system

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.core.lifecycle import State
-from holdfast.storage.protocol import Survey, WorkerSurvey
+from tenure.core.lifecycle import State
+from tenure.storage.protocol import Survey, WorkerSurvey
 from tests.system.farm import Farm
 
 pytestmark = pytest.mark.system
@@ -24,7 +24,7 @@ def there(request: pytest.FixtureRequest, farm: Callable[..., Farm]) -> Farm:
 
 
 def told(there: Farm, *words: str) -> Any:
-    """Return what `holdfast workers` says in JSON."""
+    """Return what `tenure workers` says in JSON."""
     done = there.run("workers", *words, "-o", "json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -67,7 +67,7 @@ async def test_stacks_show_the_line_of_a_sleeping_handler_wherever_it_runs(there
     assert apart["trace"].endswith("in secluded\n    time.sleep(seconds)\n")
     # Nothing of ours is in it.
     for one in found.values():
-        assert one["trace"].count("holdfast/worker/") == 0
+        assert one["trace"].count("tenure/worker/") == 0
         assert one["trace"].splitlines()[1].endswith((" in nap", " in blocking", " in secluded"))
         assert one["seen_ago"] < 10
 

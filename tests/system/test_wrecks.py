@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast.core.events import JobFailed, JobStalled
-from holdfast.core.job import Ref
-from holdfast.core.lifecycle import State
+from tenure.core.events import JobFailed, JobStalled
+from tenure.core.job import Ref
+from tenure.core.lifecycle import State
 from tests.system.farm import Farm, by_job
 
 pytestmark = pytest.mark.system

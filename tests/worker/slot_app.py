@@ -12,8 +12,7 @@ from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from holdfast import (
-    Holdfast,
+from tenure import (
     Inject,
     Reject,
     Retry,
@@ -21,14 +20,15 @@ from holdfast import (
     Snooze,
     Stall,
     TaskOptions,
+    Tenure,
     Timing,
     current_job,
 )
-from holdfast.middleware import Proceed, RunCall
+from tenure.middleware import Proceed, RunCall
 
 
 @asynccontextmanager
-async def lifespan(app: Holdfast) -> AsyncGenerator[dict[str, int]]:
+async def lifespan(app: Tenure) -> AsyncGenerator[dict[str, int]]:
     if os.environ.get("SLOT_APP_FIT_ONLY_IN", str(os.getpid())) != str(os.getpid()):
         raise ConnectionError("no database")
     if os.environ.get("SLOT_APP_QUICK_ONLY_IN", str(os.getpid())) != str(os.getpid()):
@@ -36,7 +36,7 @@ async def lifespan(app: Holdfast) -> AsyncGenerator[dict[str, int]]:
     yield {"entered_by": os.getpid()}
 
 
-app = Holdfast(
+app = Tenure(
     "memory://",
     timing=Timing.fast(),
     defaults=TaskOptions(run="process", retry=Retry(max_attempts=1), stall=Stall(max_count=0)),

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.worker.ahead import MOMENT, MOST, PATIENCE, SHORT, Ahead
+from tenure.worker.ahead import MOMENT, MOST, PATIENCE, SHORT, Ahead
 
 
 def after(*times: float, concurrency: int = 10) -> Ahead:

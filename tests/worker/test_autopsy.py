@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.worker.autopsy import OomKills, told
-from holdfast.worker.offspring import Death
+from tenure.worker.autopsy import OomKills, told
+from tenure.worker.offspring import Death
 
 KILLED = Death(-signal.SIGKILL)
 

@@ -7,21 +7,21 @@ from random import Random
 
 import pytest
 
-from holdfast.clock import SECOND
-from holdfast.core.events import JobStalled, RunFenced, WorkerDied
-from holdfast.core.job import Owner, Policy, Ref
-from holdfast.core.lifecycle import State
-from holdfast.core.settlement import Settlement
-from holdfast.errors import StorageUnavailableError
-from holdfast.figures import Figures
-from holdfast.storage.memory import MemoryStorage
-from holdfast.storage.protocol import SWEEP_LIMIT, Exchanged, Order, Query, Reclaimed
-from holdfast.testing.clock import ManualClock
-from holdfast.testing.conformance.material import new_job
-from holdfast.worker.burial import Burial, Deceased
-from holdfast.worker.offspring import Death
-from holdfast.worker.slate import KnownRuns
-from holdfast.worker.supervisor import Life
+from tenure.clock import SECOND
+from tenure.core.events import JobStalled, RunFenced, WorkerDied
+from tenure.core.job import Owner, Policy, Ref
+from tenure.core.lifecycle import State
+from tenure.core.settlement import Settlement
+from tenure.errors import StorageUnavailableError
+from tenure.figures import Figures
+from tenure.storage.memory import MemoryStorage
+from tenure.storage.protocol import SWEEP_LIMIT, Exchanged, Order, Query, Reclaimed
+from tenure.testing.clock import ManualClock
+from tenure.testing.conformance.material import new_job
+from tenure.worker.burial import Burial, Deceased
+from tenure.worker.offspring import Death
+from tenure.worker.slate import KnownRuns
+from tenure.worker.supervisor import Life
 
 WORKER = Owner("feedfacefeedface", "host:7", "host", 7)
 SUPERVISOR = Owner("beefbeefbeefbeef", "supervisor host:2", "host", 2)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.failures import REDACTED, redacted_repr
+from tenure.failures import REDACTED, redacted_repr
 
 
 def circular() -> dict[str, Any]:

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from holdfast.figures import (
+from tenure.figures import (
     DURATION,
     FENCED,
     JOBS,
@@ -17,11 +17,11 @@ from holdfast.figures import (
     Key,
     added_up,
 )
-from holdfast.health.judge import unreachable
-from holdfast.health.metrics import rendered
-from holdfast.health.vitals import Vitals
-from holdfast.options import Timing
-from holdfast.worker.words import LONGEST, Counted, Ear, Hello, counted, fitting, spoken
+from tenure.health.judge import unreachable
+from tenure.health.metrics import rendered
+from tenure.health.vitals import Vitals
+from tenure.options import Timing
+from tenure.worker.words import LONGEST, Counted, Ear, Hello, counted, fitting, spoken
 from tests.exposition import Family, read
 
 
@@ -37,7 +37,7 @@ def test_a_time_falls_into_the_first_bucket_that_it_is_not_above() -> None:
 
     assert numbers[1:] == (2, 1, *(0,) * 8, 1, 1)
     assert numbers[0] == pytest.approx(14_401.0101)
-    family = shown(figures.totals())["holdfast_job_duration_seconds"]
+    family = shown(figures.totals())["tenure_job_duration_seconds"]
     assert family[{"le": "0.005"}] == 2
     assert family[{"le": "7200"}] == 4
     assert family[{"le": "+Inf"}] == 5
@@ -48,7 +48,7 @@ def test_names_of_any_kind_come_through() -> None:
     name = 'a "b"\\n\n{c},d="e" ü'
     figures.count(JOBS, name, "task", "completed", by=3)
 
-    assert shown(figures.totals())["holdfast_jobs_total"][{"queue": name}] == 3
+    assert shown(figures.totals())["tenure_jobs_total"][{"queue": name}] == 3
 
 
 def test_there_are_no_more_series_than_a_scraper_bears() -> None:
@@ -76,7 +76,7 @@ def test_nothing_is_lost_when_threads_count_the_same() -> None:
     for thread in threads:
         thread.join()
 
-    assert figures.totals() == {("holdfast_fenced_total", "settle"): (20_000,)}
+    assert figures.totals() == {("tenure_fenced_total", "settle"): (20_000,)}
 
 
 def test_what_is_added_up_never_goes_down_and_another_form_is_left_out() -> None:
@@ -89,13 +89,13 @@ def test_what_is_added_up_never_goes_down_and_another_form_is_left_out() -> None
 def test_what_is_none_of_ours_spoils_nothing() -> None:
     strange: dict[Key, tuple[float, ...]] = {
         (): (1.0,),
-        ("holdfast_jobs_total",): (1.0,),
-        ("holdfast_jobs_total", "q", "t", "completed"): (1.0, 2.0),
-        ("holdfast_job_duration_seconds", "q", "t"): (1.0,),
+        ("tenure_jobs_total",): (1.0,),
+        ("tenure_jobs_total", "q", "t", "completed"): (1.0, 2.0),
+        ("tenure_job_duration_seconds", "q", "t"): (1.0,),
         ("evil\nmetric 1",): (1.0,),
     }
 
-    assert all(not family.samples for name, family in shown(strange).items() if name != "holdfast_storage_up")
+    assert all(not family.samples for name, family in shown(strange).items() if name != "tenure_storage_up")
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -131,9 +131,9 @@ def test_whatever_a_child_says_of_its_timing_there_is_one(beat: float) -> None:
 
 def test_no_number_that_a_child_may_write_is_no_number_to_a_scraper() -> None:
     shown_lag = [
-        read(rendered(None, unreachable("gone"), Vitals(owners=(), lag=lag)))["holdfast_loop_lag_seconds"][{}]
+        read(rendered(None, unreachable("gone"), Vitals(owners=(), lag=lag)))["tenure_loop_lag_seconds"][{}]
         for lag in (float("inf"), 1e300, 0.1, -0.0)
     ]
 
     assert shown_lag == [float("inf"), 1e300, 0.1, 0.0]
-    assert b"holdfast_loop_lag_seconds NaN" in rendered(None, unreachable("gone"), Vitals(owners=(), lag=float("nan")))
+    assert b"tenure_loop_lag_seconds NaN" in rendered(None, unreachable("gone"), Vitals(owners=(), lag=float("nan")))

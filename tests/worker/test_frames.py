@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.core.job import JobRecord, Key, RecordedError, UniqueKey
-from holdfast.core.lifecycle import State
-from holdfast.core.outcome import (
+from tenure.core.job import JobRecord, Key, RecordedError, UniqueKey
+from tenure.core.lifecycle import State
+from tenure.core.outcome import (
     Cancelled,
     Interrupted,
     Outcome,
@@ -19,7 +19,7 @@ from holdfast.core.outcome import (
     Unknown,
     Unreadable,
 )
-from holdfast.worker.frames import LONGEST, Ended, GarbledError, Run, Said, ear_of_slot, ear_of_worker, framed
+from tenure.worker.frames import LONGEST, Ended, GarbledError, Run, Said, ear_of_slot, ear_of_worker, framed
 
 JOB = JobRecord(
     queue="default",

@@ -6,9 +6,9 @@ import weakref
 import pytest
 from msgspec import structs
 
-from holdfast.core.lease import Lease
-from holdfast.worker.held import Held, Holdings
-from holdfast.worker.slate import Slate
+from tenure.core.lease import Lease
+from tenure.worker.held import Held, Holdings
+from tenure.worker.slate import Slate
 from tests.core.cases import active
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import JobReleased, JobStalled
+from tenure import JobReleased, JobStalled
 from tests import hostile
 
 pytestmark = pytest.mark.system

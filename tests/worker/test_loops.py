@@ -6,8 +6,8 @@ import sys
 import pytest
 import uvloop
 
-from holdfast.errors import UsageError
-from holdfast.worker import loops
+from tenure.errors import UsageError
+from tenure.worker import loops
 
 
 async def here() -> asyncio.AbstractEventLoop:
@@ -25,7 +25,7 @@ def test_without_uvloop_only_who_insists_on_it_is_refused(monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "uvloop", None)
     with loops.runner("auto") as runner:
         assert not isinstance(runner.run(here()), uvloop.Loop)
-    with pytest.raises(UsageError, match=r"--loop uvloop .* pip install 'holdfast\[uvloop\]'"):
+    with pytest.raises(UsageError, match=r"--loop uvloop .* pip install 'tenure\[uvloop\]'"):
         loops.runner("uvloop")
 
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.worker.offspring import OFFERED, Death, Offspring, stands_still
+from tenure.worker.offspring import OFFERED, Death, Offspring, stands_still
 
 pytestmark = pytest.mark.system
 
-VARIABLE = "HOLDFAST_TEST_LINE"
+VARIABLE = "TENURE_TEST_LINE"
 
 OPENED = f"import os, socket, sys, time\nline = socket.socket(fileno=int(os.environ['{VARIABLE}'].partition(':')[0]))\n"
 
@@ -40,7 +40,7 @@ async def ended(one: Offspring) -> Death:
 
 STRANGERS = """
 import ctypes, os, subprocess, time
-from holdfast.worker.offspring import bury_strangers
+from tenure.worker.offspring import bury_strangers
 
 # As the first process of a container: orphans become our children.
 ctypes.CDLL(None).prctl(36, 1)
@@ -146,7 +146,7 @@ async def test_one_that_no_thread_can_wait_for_is_an_os_error_and_does_not_live(
     started, before = list[int](), len(os.listdir("/proc/self/fd"))
     monkeypatch.setattr(threading.Thread, "start", refuse)
     # Whoever wants to know which process it was.
-    monkeypatch.setattr("holdfast.worker.offspring._offer", started.append)
+    monkeypatch.setattr("tenure.worker.offspring._offer", started.append)
     with pytest.raises(OSError, match="no thread can wait for its end"):
         start("time.sleep(600)")
 

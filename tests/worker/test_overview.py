@@ -4,13 +4,13 @@ import socket
 
 import pytest
 
-from holdfast.errors import StorageUnavailableError
-from holdfast.figures import FENCED, Figures
-from holdfast.health.server import Address
-from holdfast.health.watch import NotToldError
-from holdfast.storage.memory import MemoryStorage
-from holdfast.testing.clock import ManualClock
-from holdfast.worker.overview import EVERY, OLD, Overview
+from tenure.errors import StorageUnavailableError
+from tenure.figures import FENCED, Figures
+from tenure.health.server import Address
+from tenure.health.watch import NotToldError
+from tenure.storage.memory import MemoryStorage
+from tenure.testing.clock import ManualClock
+from tenure.worker.overview import EVERY, OLD, Overview
 
 
 def test_a_supervisor_that_stands_still_had_better_be_ended_and_its_counts_stay() -> None:
@@ -27,7 +27,7 @@ def test_a_supervisor_that_stands_still_had_better_be_ended_and_its_counts_stay(
     stuck = overview.vitals()
 
     assert stuck.dead == "the supervisor has not turned for 10.5 s"
-    assert stuck.figures == {("holdfast_fenced_total", "settle"): (1.0,)}
+    assert stuck.figures == {("tenure_fenced_total", "settle"): (1.0,)}
 
 
 async def test_there_is_no_storage_to_look_at_until_a_child_has_said_where_and_memory_is_none_of_ours() -> None:

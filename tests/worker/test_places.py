@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import middleware, threads
-from holdfast.worker import run
-from holdfast.worker.stacks.places import Dump, Place, on_loop
+from tenure import middleware, threads
+from tenure.worker import run
+from tenure.worker.stacks.places import Dump, Place, on_loop
 
 RUN, THREADS, MIDDLEWARE = str(run.__file__), str(threads.__file__), str(middleware.__file__)
 STEP = str(Path(asyncio.__file__).parent / "events.py")

@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
-from holdfast.testing.clock import ManualClock
-from holdfast.worker.shortage import LEAST_FREE, LOOK, NO_THREAD, Descriptors, is_shortage
+from tenure.testing.clock import ManualClock
+from tenure.worker.shortage import LEAST_FREE, LOOK, NO_THREAD, Descriptors, is_shortage
 
 COUNTED = """
 import os, resource
-from holdfast.worker.shortage import free_descriptors
+from tenure.worker.shortage import free_descriptors
 resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
 before = free_descriptors()
 many = [os.open("/dev/null", os.O_RDONLY) for _ in range(50)]

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from holdfast.core.job import Ref
-from holdfast.core.lease import Lease
-from holdfast.worker.slate import KnownRuns, Slate
+from tenure.core.job import Ref
+from tenure.core.lease import Lease
+from tenure.worker.slate import KnownRuns, Slate
 from tests.core.cases import active
 
 WRITES = 8_704 + 16
@@ -209,7 +209,7 @@ def test_another_process_sees_it_while_it_is_written_and_never_a_mixture(slate: 
     reader = textwrap.dedent(
         """
         import sys
-        from holdfast.worker.slate import Slate
+        from tenure.worker.slate import Slate
 
         slate, seen = Slate(int(sys.argv[1])), set()
         print("ready", flush=True)

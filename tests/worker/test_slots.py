@@ -22,19 +22,19 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from holdfast import Holdfast, JobCancelledError, JobStalled, State, TaskOptions, UsageError
-from holdfast.clock import SystemClock
-from holdfast.core.job import JobDetail, Owner, StallTerms
-from holdfast.core.lease import Lease
-from holdfast.core.outcome import Interrupted, Stalled
-from holdfast.core.settlement import settlement
-from holdfast.storage.memory import MemoryStorage
-from holdfast.storage.protocol import Order
-from holdfast.testing.conformance.material import new_job
-from holdfast.worker.autopsy import OomKills
-from holdfast.worker.errand import Errand, Terms
-from holdfast.worker.held import Held, Holdings
-from holdfast.worker.roster import Roster, Waiting
+from tenure import JobCancelledError, JobStalled, State, TaskOptions, Tenure, UsageError
+from tenure.clock import SystemClock
+from tenure.core.job import JobDetail, Owner, StallTerms
+from tenure.core.lease import Lease
+from tenure.core.outcome import Interrupted, Stalled
+from tenure.core.settlement import settlement
+from tenure.storage.memory import MemoryStorage
+from tenure.storage.protocol import Order
+from tenure.testing.conformance.material import new_job
+from tenure.worker.autopsy import OomKills
+from tenure.worker.errand import Errand, Terms
+from tenure.worker.held import Held, Holdings
+from tenure.worker.roster import Roster, Waiting
 
 pytestmark = pytest.mark.system
 
@@ -51,14 +51,14 @@ def mod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     del sys.modules[name]
 
 
-async def detail_of(app: Holdfast, job_id: str) -> JobDetail:
+async def detail_of(app: Tenure, job_id: str) -> JobDetail:
     """Return all that is remembered of a job."""
     detail = await app.job(job_id).info()
     assert detail is not None
     return detail
 
 
-async def over(app: Holdfast, job_id: str, *, within: float = 30) -> JobDetail:
+async def over(app: Tenure, job_id: str, *, within: float = 30) -> JobDetail:
     """Wait until a job runs no more and waits for nothing but its time, and return all that is remembered of it."""
     async with asyncio.timeout(within):
         # The storage is what changes.
@@ -67,7 +67,7 @@ async def over(app: Holdfast, job_id: str, *, within: float = 30) -> JobDetail:
     return await detail_of(app, job_id)
 
 
-async def began(app: Holdfast, job_id: str, *, within: float = 30) -> None:
+async def began(app: Tenure, job_id: str, *, within: float = 30) -> None:
     """Wait until a handler has told how far it is."""
     async with asyncio.timeout(within):
         while (await detail_of(app, job_id)).job.progress is None:  # noqa: ASYNC110
@@ -293,8 +293,8 @@ async def test_a_kill_for_memory_long_before_a_run_was_killed_is_not_said_to_be_
     counts = tmp_path / "memory.events"
     counts.write_text("oom_kill 0\n")
     (tmp_path / "own").write_text("0::/\n")
-    monkeypatch.setattr("holdfast.worker.roster.OomKills", lambda: OomKills(tmp_path, tmp_path / "own"))
-    monkeypatch.setattr("holdfast.worker.autopsy.GRACE", 0.5)
+    monkeypatch.setattr("tenure.worker.roster.OomKills", lambda: OomKills(tmp_path, tmp_path / "own"))
+    monkeypatch.setattr("tenure.worker.autopsy.GRACE", 0.5)
     async with mod.app, mod.app.worker():
         job = await mod.endless.enqueue()
         await began(mod.app, job.id)
@@ -393,7 +393,7 @@ async def test_a_job_that_no_process_can_be_had_for_is_put_back_uncharged(
     assert there == os.getpid()
 
 
-@pytest.mark.parametrize("name", ["holdfast-slots", "holdfast-waits-for"])
+@pytest.mark.parametrize("name", ["tenure-slots", "tenure-waits-for"])
 async def test_a_job_for_whose_process_there_is_no_thread_is_put_back_uncharged_and_runs_once_there_is_one(
     mod: Any, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -424,7 +424,7 @@ async def test_a_job_for_which_the_machine_refuses_a_process_fails_by_that_from_
     start = threading.Thread.start
 
     def refuse(thread: threading.Thread) -> None:
-        if thread.name.startswith("holdfast-waits-for"):
+        if thread.name.startswith("tenure-waits-for"):
             raise RuntimeError("can't start new thread")
         start(thread)
 
@@ -447,7 +447,7 @@ async def test_a_job_for_which_the_machine_refuses_a_process_fails_by_that_from_
 async def test_a_process_that_reads_nothing_any_more_is_given_up_however_much_it_was_to_be_told(
     mod: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.worker.errand.BEGINNING", 0.5)
+    monkeypatch.setattr("tenure.worker.errand.BEGINNING", 0.5)
     roster = Roster(worker="w", slate=None, fit=lambda: None)
     roster.app = mod.app.equipment().whereabouts()
     slot = await roster.taken(Waiting(isolated=False))
@@ -552,7 +552,7 @@ async def test_a_worker_that_stops_hands_back_what_runs_there_and_leaves_nothing
 
 
 async def test_a_task_whose_app_no_other_process_finds_is_refused_when_the_worker_starts() -> None:
-    app = Holdfast("memory://")
+    app = Tenure("memory://")
 
     @app.task(name="lonely", run="process")
     def lonely() -> None: ...
@@ -578,9 +578,9 @@ async def test_a_script_is_found_as_multiprocessing_finds_it(tmp_path: Path) -> 
 
 SCRIPT = """
 import asyncio
-from holdfast import Holdfast
+from tenure import Tenure
 
-app = Holdfast("memory://")
+app = Tenure("memory://")
 
 @app.task(run="process")
 def answer() -> int:
@@ -637,7 +637,7 @@ async def test_many_deaths_in_a_row_leave_no_zombie_and_no_descriptor(mod: Any) 
 
 
 def test_where_a_handler_runs_is_set_like_any_option_and_checked() -> None:
-    app = Holdfast("memory://", defaults=TaskOptions(run="process"))
+    app = Tenure("memory://", defaults=TaskOptions(run="process"))
     apart, here = app.task(name="apart")(lambda: None), app.task(name="here", run="auto")(lambda: None)
 
     assert (apart.settings.run, here.settings.run) == ("process", "auto")

@@ -8,17 +8,17 @@ import time
 
 import pytest
 
-from holdfast.worker.offspring import Offspring
-from holdfast.worker.stacks.asked import PATIENCE, StackFile
-from holdfast.worker.stacks.places import Dump
+from tenure.worker.offspring import Offspring
+from tenure.worker.stacks.asked import PATIENCE, StackFile
+from tenure.worker.stacks.places import Dump
 
 pytestmark = pytest.mark.system
 
-VARIABLE = "HOLDFAST_TEST_LINE"
+VARIABLE = "TENURE_TEST_LINE"
 
 ANSWERING = f"""
 import ctypes, os, signal, socket, sys, time
-from holdfast.worker.stacks.asked import StackFile
+from tenure.worker.stacks.asked import StackFile
 
 fd, _, told = os.environ["{VARIABLE}"].partition(":")
 line = socket.socket(fileno=int(fd))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.worker.systemd import Systemd
+from tenure.worker.systemd import Systemd
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_each_word_is_a_datagram(systemd: socket.socket) -> None:
 
 
 def test_a_socket_without_a_place_in_the_file_system_is_reached_too() -> None:
-    name = f"holdfast-test-{os.getpid()}"
+    name = f"tenure-test-{os.getpid()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
         line.bind(f"\0{name}")
         line.settimeout(5)

@@ -4,12 +4,12 @@ from random import Random
 
 import pytest
 
-from holdfast.core.lease import Lease
-from holdfast.core.outcome import Returned
-from holdfast.core.settlement import settlement
-from holdfast.figures import DURATION, FENCED, JOBS, Figures
-from holdfast.storage.protocol import SettleVerdict
-from holdfast.worker.tally import Tally
+from tenure.core.lease import Lease
+from tenure.core.outcome import Returned
+from tenure.core.settlement import settlement
+from tenure.figures import DURATION, FENCED, JOBS, Figures
+from tenure.storage.protocol import SettleVerdict
+from tenure.worker.tally import Tally
 from tests.core.cases import active
 
 

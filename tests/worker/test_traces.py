@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from holdfast.core.job import TRACE_KEPT
-from holdfast.core.lease import Lease
-from holdfast.threads import Threads
-from holdfast.worker.held import Held
-from holdfast.worker.stacks.traces import Traces, where
+from tenure.core.job import TRACE_KEPT
+from tenure.core.lease import Lease
+from tenure.threads import Threads
+from tenure.worker.held import Held
+from tenure.worker.stacks.traces import Traces, where
 from tests.core.cases import active
 
 LEASE = 20_000_000

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.clock import SystemClock
-from holdfast.worker.sentence import Sentence
-from holdfast.worker.ward import Ward
+from tenure.clock import SystemClock
+from tenure.worker.sentence import Sentence
+from tenure.worker.ward import Ward
 
 pytestmark = pytest.mark.system
 
@@ -20,7 +20,7 @@ SENTENCE = Sentence("loop_blocked", 3.0, 2.0)
 
 SCRIBBLE = """
 import json, mmap, os, struct, time
-told = json.loads(os.environ["HOLDFAST_CHILD"].partition(":")[2])
+told = json.loads(os.environ["TENURE_CHILD"].partition(":")[2])
 memory = mmap.mmap(told["slate"], 0)
 memory[:] = struct.pack("q" if {number!r} == "1" else "d", {number}) * (len(memory) // 8)
 time.sleep(600)
@@ -29,8 +29,8 @@ time.sleep(600)
 
 CLEARS_AWAY = """
 import asyncio, sys, time
-from holdfast.clock import SystemClock
-from holdfast.worker.ward import Ward
+from tenure.clock import SystemClock
+from tenure.worker.ward import Ward
 
 async def main():
     ward = Ward.started([sys.executable, "-c", sys.argv[1]], "feed", siblings=False, clock=SystemClock())

@@ -6,14 +6,14 @@ import time
 
 import pytest
 
-from holdfast import Holdfast, JobStalled, Timing, UsageError, WorkerHung
-from holdfast.clock import SystemClock
-from holdfast.core.events import Event
-from holdfast.testing.clock import ManualClock
-from holdfast.worker.held import Holdings
-from holdfast.worker.slate import Slate
-from holdfast.worker.turns import TICK, Turns
-from holdfast.worker.watchdog import Watchdog
+from tenure import JobStalled, Tenure, Timing, UsageError, WorkerHung
+from tenure.clock import SystemClock
+from tenure.core.events import Event
+from tenure.testing.clock import ManualClock
+from tenure.worker.held import Holdings
+from tenure.worker.slate import Slate
+from tenure.worker.turns import TICK, Turns
+from tenure.worker.watchdog import Watchdog
 
 pytestmark = pytest.mark.system
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.system
 async def test_who_blocks_the_loop_is_named_once_with_the_line_and_the_lag_is_told(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    app = Holdfast("memory://", timing=Timing(lease="2s"))
+    app = Tenure("memory://", timing=Timing(lease="2s"))
 
     @app.task
     async def hog() -> float:
@@ -41,7 +41,7 @@ async def test_who_blocks_the_loop_is_named_once_with_the_line_and_the_lag_is_to
 
 
 async def test_a_task_that_a_handler_has_started_is_found_by_its_line(caplog: pytest.LogCaptureFixture) -> None:
-    app = Holdfast("memory://", timing=Timing(lease="2s"))
+    app = Tenure("memory://", timing=Timing(lease="2s"))
 
     async def part() -> None:
         time.sleep(2.2)  # noqa: ASYNC251 - that is the point
@@ -67,7 +67,7 @@ def test_who_stood_still_together_with_the_loop_does_not_blame_it_for_that_time(
         supervised=False,
         max_block=5.0,
         clock=clock,
-        logger=logging.getLogger("holdfast.tests.watchdog"),
+        logger=logging.getLogger("tenure.tests.watchdog"),
         announce=told.append,
         claimed_at=lambda: 0.0,
     )
@@ -92,7 +92,7 @@ def test_who_stood_still_together_with_the_loop_does_not_blame_it_for_that_time(
 
 
 async def test_a_loop_that_is_blocked_beyond_its_limit_loses_its_leases_and_says_so() -> None:
-    app = Holdfast("memory://", timing=Timing(lease="1s", sweep="200ms", grace="200ms", max_block="1s"))
+    app = Tenure("memory://", timing=Timing(lease="1s", sweep="200ms", grace="200ms", max_block="1s"))
     runs = 0
 
     @app.task
@@ -153,6 +153,6 @@ def test_one_of_two_warns_whoever_comes_first() -> None:
 
 def test_a_keepers_process_is_refused_where_it_cannot_reach_the_jobs() -> None:
     with pytest.raises(UsageError, match=r'memory://.*keeper="thread"'):
-        Holdfast("memory://").worker(keeper="process")
+        Tenure("memory://").worker(keeper="process")
     with pytest.raises(UsageError, match="keeper"):
-        Holdfast("sqlite:///nowhere.db").worker(keeper="cron")  # type: ignore[arg-type]
+        Tenure("sqlite:///nowhere.db").worker(keeper="cron")  # type: ignore[arg-type]

@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from holdfast.clock import SECOND
-from holdfast.core.events import RunFenced, WorkerHung
-from holdfast.core.job import NewJob, Owner, Ref, StallTerms
-from holdfast.errors import StorageUnavailableError
-from holdfast.figures import RENEWALS, Figures
-from holdfast.storage.memory import MemoryStorage
-from holdfast.storage.protocol import Beat, Order, Pulse
-from holdfast.testing.clock import ManualClock
-from holdfast.worker import run
-from holdfast.worker.sentence import Sentence
-from holdfast.worker.slate import Slate, Way
-from holdfast.worker.tally import Tally
-from holdfast.worker.watcher import OVERDUE, Watcher
+from tenure.clock import SECOND
+from tenure.core.events import RunFenced, WorkerHung
+from tenure.core.job import NewJob, Owner, Ref, StallTerms
+from tenure.errors import StorageUnavailableError
+from tenure.figures import RENEWALS, Figures
+from tenure.storage.memory import MemoryStorage
+from tenure.storage.protocol import Beat, Order, Pulse
+from tenure.testing.clock import ManualClock
+from tenure.worker import run
+from tenure.worker.sentence import Sentence
+from tenure.worker.slate import Slate, Way
+from tenure.worker.tally import Tally
+from tenure.worker.watcher import OVERDUE, Watcher
 
 OWNER = Owner("feedfacefeedface", "host:7", "host", 7)
 LEASE = 4.0
@@ -79,7 +79,7 @@ class World:
             max_block=max_block,
             clock=self.clock,
             rng=Random(7),
-            logger=logging.getLogger("holdfast.tests.watcher"),
+            logger=logging.getLogger("tenure.tests.watcher"),
             ask=self._stack,
             condemn=self.sentences.append,
             tally=Tally(self.figures),

@@ -2,7 +2,7 @@
 
 from random import Random
 
-from holdfast.worker.wear import Wear, staggered
+from tenure.worker.wear import Wear, staggered
 
 
 def test_so_many_jobs_begin_and_no_more() -> None:

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from holdfast import Holdfast
-from holdfast.whereabouts import known_as, whereabouts
+from tenure import Tenure
+from tenure.whereabouts import known_as, whereabouts
 
-MAKES = "from holdfast import Holdfast\n\napp = Holdfast('memory://')\n"
+MAKES = "from tenure import Tenure\n\napp = Tenure('memory://')\n"
 ADDS = """import asyncio
 
 from PACKAGE.app import app
@@ -61,7 +61,7 @@ def test_an_app_is_found_with_all_the_modules_that_have_a_hold_of_it(package: st
 
 
 def test_an_app_in_a_local_variable_is_found_nowhere() -> None:
-    app = Holdfast("memory://")
+    app = Tenure("memory://")
 
     assert app.equipment().whereabouts() is None
     assert whereabouts(app, []) is None

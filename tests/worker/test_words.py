@@ -4,7 +4,7 @@ import tracemalloc
 
 import pytest
 
-from holdfast.worker.words import LONGEST, Ear, Goodbye, Hello, Word, spoken
+from tenure.worker.words import LONGEST, Ear, Goodbye, Hello, Word, spoken
 
 SAID: list[Word] = [Hello("sqlite:////a/b.db", 0.5, 60.0), Goodbye(dismissed=True), Goodbye()]
 

@@ -1,1 +1,0 @@
-"""What Holdfast decides, without a clock, a die or a wait: records in, decisions out."""

@@ -1,5 +1,0 @@
-"""Jobs in one SQLite file, shared by all processes of one machine."""
-
-from holdfast.storage.sqlite.storage import SQLiteStorage
-
-__all__ = ["SQLiteStorage"]

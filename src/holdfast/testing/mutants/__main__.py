@@ -1,8 +1,0 @@
-"""The trial of the mutants on the command line."""
-
-import sys
-
-from holdfast.testing.trials import main
-
-if __name__ == "__main__":
-    sys.exit(main())

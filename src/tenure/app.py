@@ -1,0 +1,596 @@
+"""Tenure: what the user holds. Tasks, storage, enqueueing, workers and reapers under one name."""
+
+import asyncio
+import copy
+import functools
+import inspect
+import logging
+import os
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
+from datetime import timedelta
+from random import Random
+from typing import Any, ParamSpec, Self, TypeVar, get_args, overload
+
+from tenure.bus import Hearers
+from tenure.clock import Clock, SystemClock, entropy
+from tenure.codec import Codec, JsonCodec
+from tenure.compatibility import snapshot
+from tenure.core.check import flag, named, of_kind, one_of, remark, several, shown, whole
+from tenure.core.duration import Duration
+from tenure.core.events import Event
+from tenure.core.job import NewJob, Owner, Ref
+from tenure.core.schedule import Schedule
+from tenure.core.size import Size, size
+from tenure.dead import DeadLetters
+from tenure.defining import Definer, Member, Plan
+from tenure.equipment import Equipment
+from tenure.errors import ResultTimeoutError, StorageError, UnknownTaskError, UsageError
+from tenure.figures import Figures
+from tenure.fitting import refusal
+from tenure.functions import is_async, yields
+from tenure.handle import Access, Job
+from tenure.health.asgi import DegradedIs, HealthApp
+from tenure.health.make import PATIENCE, Threshold, health_app
+from tenure.health.vitals import Vitals
+from tenure.hearing import registering
+from tenure.ids import JobIds
+from tenure.injection import Provider, needs, not_injected, provider_of
+from tenure.maintenance.reaper import Reaping
+from tenure.middleware import Middleware, layer
+from tenure.options import LeaderElection, Rate, TaskOptions, Timing
+from tenure.options.rate import rate_key
+from tenure.options.schedules import grace_of
+from tenure.queue import Queue
+from tenure.router import Arrival, Place, Planned, Router, routing, standings, timetable
+from tenure.schedules import Schedules
+from tenure.sideloop import PORTAL, Side, SideLoop
+from tenure.signature import Signature
+from tenure.storage.locate import locate, read
+from tenure.storage.protocol import TASK_RATE, Receipt, Settings, Storage, Target
+from tenure.task import Call, DeclaredTask, Task
+from tenure.trips import Trips
+from tenure.whereabouts import Whereabouts, whereabouts
+from tenure.worker.outpost import KeeperKind, Outpost
+from tenure.worker.slate import Slate
+from tenure.worker.wear import Wear
+from tenure.worker.worker import DRAIN, Worker
+
+P = ParamSpec("P")
+R = TypeVar("R")
+E = TypeVar("E", bound=Event)
+M = TypeVar("M", bound=Middleware)
+
+DEFAULT_URL = "sqlite:///tenure.db"
+
+Lives = Callable[["Tenure"], AbstractAsyncContextManager[Any]]
+"""Makes of an app what lives as long as one of its workers."""
+
+PAYLOAD_WARNED = 32 * 1024
+"""From this many bytes on, arguments are warned about once a task."""
+
+
+class Tenure(Definer):
+    """An app: its tasks, and where their jobs are remembered.
+
+    `url`: the storage; `$TENURE_URL` if not given, else `sqlite:///tenure.db` in the working directory. `name`:
+    names the app's event handlers in the storage; two apps on one storage need two names. `defaults`: options for all
+    tasks. `codec`: how arguments and results become bytes, JSON by default. `lifespan`: an async context manager
+    function of the app, such as contextlib makes, that each worker enters before its first claim and leaves after its
+    last run; what it yields is `current_job().state`.
+
+    Raises:
+        UsageError: the URL names no storage, or an option has no valid value. Nothing is opened yet.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        name: str = "tenure",
+        timing: Timing | None = None,
+        defaults: TaskOptions | None = None,
+        codec: Codec | None = None,
+        logger: logging.Logger | None = None,
+        storage: Storage | None = None,
+        clock: Clock | None = None,
+        rng: Random | None = None,
+        side: Callable[[str], Side] = SideLoop,
+        lifespan: "Lives | None" = None,
+    ) -> None:
+        if url is not None and storage is not None:
+            raise UsageError("url and storage contradict each other; give one of them")
+        self.name = named(name, field="name")
+        self.timing = Timing() if timing is None else timing
+        self.defaults = TaskOptions() if defaults is None else defaults
+        self.codec = JsonCodec() if codec is None else _codec(codec)
+        of_kind(self.timing, Timing, field="timing", remedy="write timing=Timing.fast()")
+        of_kind(self.defaults, TaskOptions, field="defaults", remedy='write defaults=TaskOptions(timeout="5m")')
+        self.logger = logger or logging.getLogger("tenure")
+        self.tasks: dict[str, Task[..., Any]] = {}
+        self.declared: dict[str, DeclaredTask[..., Any]] = {}
+        """The tasks whose handlers may be elsewhere; those that are implemented here are among `tasks`, too."""
+        self._url = storage.url if storage is not None else _url(url)
+        self._storage = storage
+        self._clock = clock or SystemClock()
+        self._rng = rng or entropy()
+        self._side = side
+        self._figures = Figures()
+        self._make_id = JobIds(self._clock, self._rng).make
+        self._trips = Trips()
+        self._accesses: dict[Signature | None, Access] = {}
+        self._hearers = Hearers()
+        self._schedules: dict[str, Schedule] = {}
+        self._warned: set[str] = set()
+        self._lifespan = None if lifespan is None else _lifespan(lifespan)
+        self._middleware: list[Middleware] = []
+        self._replaced: dict[Provider, Provider] = {}
+
+    @property
+    def storage(self) -> Storage:
+        """Where the jobs are remembered; located by the first use, opened by whoever uses it."""
+        if self._storage is None:
+            self._storage = locate(self._url)
+        return self._storage
+
+    @property
+    def url(self) -> str:
+        """The address of the storage, secrets included."""
+        return self._url
+
+    @property
+    def _place(self) -> Place:
+        return Place(self, self.defaults)
+
+    # ── tasks ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def include(self, router: Router) -> None:
+        """Take in a router: its tasks and event handlers, those it gets later, and all routers that it includes.
+
+        Raises:
+            UsageError: it is none, or is included somewhere already; or one of its tasks has a name that is taken, or
+                options that do not fit it, or one of its schedules cannot be made. Then nothing of it is taken in.
+        """
+        routing(router).join(self._place)
+
+    def admit(self, arrivals: Sequence[Arrival], plans: Sequence[Planned] = ()) -> None:
+        """Make these tasks and schedules this app's, all of them or none; what all that declares them comes down to."""
+        admitted = standings(arrivals, tasks=self.tasks, declared=self.declared)
+        schedules = timetable(plans, admitted, known=self._schedules)
+        for task, standing in admitted.items():
+            task.stand(standing)
+            if isinstance(task, DeclaredTask):
+                self.declared[task.name] = task
+            else:
+                self.tasks[task.name] = task
+        self._schedules.update(schedules)
+
+    def _taken(self, one: Member | None, plan: Plan | None = None) -> None:
+        place = self._place
+        self.admit([] if one is None else [(one, place)], [] if plan is None else [(plan, place)])
+
+    def on(self, kind: type[E], *, scope: str = "once") -> Callable[[Callable[[E], object]], Callable[[E], object]]:
+        """Register a handler for an event, whichever process causes it: once per app, in one of its workers.
+
+        With `scope="every"` it is called in each worker process. Handlers may be coroutine functions or plain ones;
+        what they raise is logged and touches no job. Events that are recorded on request (`JobStarted` is one) are
+        heard of the queues that record them: `await app.queue(name).record(JobStarted)`.
+
+        Raises:
+            UsageError: that is no event class, or no such scope; or what is registered cannot be called.
+        """
+        return registering(kind, scope=scope, of=Event, take=lambda handler: self.hear(kind, handler, scope=scope))
+
+    def hear(self, kind: type[E], handler: Callable[[E], object], *, scope: str, task: str | None = None) -> None:
+        """Register a handler; what `on` of the app, of its routers and of its tasks come down to."""
+        self._hearers.add(kind, handler, scope=scope, task=task)
+
+    # ── around and beside a run ───────────────────────────────────────────────────────────────────────────────────
+
+    def middleware(self, middleware: M) -> M:
+        """Wrap a coroutine function around every run of this app's workers, the first registered outermost.
+
+        `async def layer(call, proceed)` looks at or changes `call.args` and `call.kwargs`, awaits `proceed()` once at
+        most, and returns the result. What it raises is judged as if the handler had raised it: `RetryLater`, `Reject`
+        and the like work, and exceptions and cancellation come by. It runs on the worker's loop, around plain handlers,
+        too, and within the run's timeout. Workers made before this do not have it.
+
+        Raises:
+            UsageError: it is no coroutine function of two arguments.
+        """
+        layer(middleware)
+        self._middleware.append(middleware)
+        return middleware
+
+    @contextmanager
+    def override(self, provider: Provider, replacement: Provider) -> Generator[None]:
+        """Let one provider stand in for another, wherever this app injects it, in runs that begin within; for tests.
+
+        The replacement may be of another sort and have providers of its own, but cannot ask for what it replaces.
+
+        Raises:
+            UsageError: one of them is no provider.
+        """
+        given, instead = (provider_of(one, field="override") for one in (provider, replacement))
+        needs(instead, {**self._replaced, given: instead})
+        before = self._replaced.get(given)
+        self._replaced[given] = instead
+        try:
+            yield
+        finally:
+            if before is None:
+                del self._replaced[given]
+            else:
+                self._replaced[given] = before
+
+    # ── jobs ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def enqueue_many(self, calls: Iterable[Call[R]]) -> list[Job[R]]:
+        """Enqueue many calls in one trip: `app.enqueue_many(add.call(i, i) for i in range(1000))`.
+
+        All calls for one queue are remembered, or none of them.
+
+        Raises:
+            UsageError: something in there is no call.
+            StorageError: they may have been remembered or not. The error's `job_ids` has the ids: enqueueing the same
+                calls again makes no second jobs.
+        """
+        return await self.submit_many(_calls(calls))
+
+    def enqueue_many_sync(self, calls: Iterable[Call[R]]) -> list[Job[R]]:
+        """Do as `enqueue_many`, for callers without a running loop."""
+        return PORTAL.call(self.enqueue_many(calls), verb="enqueue_many")
+
+    @overload
+    def job(self, job_id: str, *, queue: str | None = None) -> Job[Any]: ...
+    @overload
+    def job(self, job_id: str, task: Task[P, R], *, queue: str | None = None) -> Job[R]: ...
+    def job(self, job_id: str, task: Task[Any, Any] | None = None, *, queue: str | None = None) -> Job[Any]:
+        """Return the handle of a job by its id, with the type of its task; nothing is asked of the storage.
+
+        Raises:
+            UsageError: the id or the queue is none that a job can have, or the task is none.
+        """
+        if task is not None:
+            of_kind(task, Task, field="task", remedy="give the task itself, or only the queue: app.job(id, queue=...)")
+        default = "default" if task is None else task.queue
+        where = default if queue is None else named(queue, field="queue")
+        return Job(Ref(where, named(job_id, field="id")), self.access(None if task is None else task.signature))
+
+    async def submit(self, call: Call[R]) -> Job[R]:
+        """Enqueue a call, in a trip that it may share with other callers; what every `enqueue` comes down to."""
+        # As `opened` does, without a coroutine more for each call.
+        storage = self.storage
+        await storage.open()
+        try:
+            receipt = await self._trips.enqueue(storage, call.job)
+        except StorageError as error:
+            raise _with_ids(error, [call]) from error.__cause__
+        return self._handle(call, receipt)
+
+    async def submit_many(self, calls: list[Call[R]]) -> list[Job[R]]:
+        """Enqueue calls in one trip. One alone may share it with other callers."""
+        if len(calls) < 2:
+            return [await self.submit(call) for call in calls]
+        storage = await self.opened()
+        try:
+            receipts = await storage.enqueue([call.job for call in calls])
+        except StorageError as error:
+            raise _with_ids(error, calls) from error.__cause__
+        return [self._handle(call, receipt) for call, receipt in zip(calls, receipts, strict=True)]
+
+    def _handle(self, call: Call[R], receipt: Receipt) -> Job[R]:
+        signature = call.task.signature
+        access = self._accesses.get(signature) or self.access(signature)
+        made = receipt.made
+        refused = refusal(receipt, call.job, skipped=call.skips) if made == "throttled" else None
+        return Job(receipt.ref, access, made, refused)
+
+    async def submit_and_wait(self, call: Call[R], wait: timedelta) -> R:
+        """Enqueue a call and wait for its result; what every `enqueue_and_wait` comes down to."""
+        limit = wait.total_seconds()
+        job_id = call.job.id
+        try:
+            async with asyncio.timeout(limit):
+                job = await self.submit(call)
+                job_id = call.heeded(job).id
+                try:
+                    value: R = await job.result()
+                except StorageError as error:
+                    raise _with_ids(error, [call]) from error.__cause__
+                return value
+        except TimeoutError:
+            told = f"job {job_id} was not over within {limit:g} s; it goes on, if the storage had taken it in by then"
+            raise ResultTimeoutError(job_id, told) from None
+
+    async def pause_task(self, name: str, *, paused: bool, by: str | None) -> None:
+        """Pause or resume a task in every queue; what `Task.pause` and `Task.resume` come down to."""
+        storage = await self.opened()
+        await storage.tune(Target("task", name), Settings(paused=paused), by=remark(by, field="by"))
+
+    async def rate_task(self, name: str, rate: Rate | str | None, *, by: str | None) -> None:
+        """Set how often jobs of a task start, in each queue; what `Task.set_rate` comes down to."""
+        storage = await self.opened()
+        told = rate_key(rate, TASK_RATE + name)
+        await storage.tune(Target("task", name), Settings(rate=told), by=remark(by, field="by"))
+
+    @property
+    def dead(self) -> DeadLetters:
+        """The failed jobs: to look through, to group by fault, to redrive and to purge."""
+        return DeadLetters(self.opened)
+
+    @property
+    def schedules(self) -> Schedules:
+        """The schedules in the storage: to list, put, pause, trigger and remove."""
+        return Schedules(self.opened, new_id=self.new_id, handle=self._triggered, grace=grace_of(self.timing))
+
+    def new_id(self) -> str:
+        """Return a fresh job id, a UUID of version 7."""
+        return self._make_id()
+
+    def encode(self, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+        """Return a call's arguments as bytes, checked against the signature."""
+        payload = signature.encode(self.codec, args, kwargs)
+        if len(payload) >= PAYLOAD_WARNED and signature.task not in self._warned:
+            self._warned.add(signature.task)
+            self.logger.warning(
+                "task %r: arguments of %d bytes; large ones slow the queue down, a reference would not",
+                signature.task,
+                len(payload),
+            )
+        return payload
+
+    def digest(self, signature: Signature, payload: bytes) -> str:
+        """Return what says of a call's encoded arguments which they are: the same for equal ones."""
+        return signature.digest(self.codec, payload)
+
+    def access(self, signature: Signature | None) -> Access:
+        """Return a job's way back to this app."""
+        access = self._accesses.get(signature)
+        if access is None:
+            codec = self.codec
+            convert = codec.decode if signature is None else functools.partial(signature.result, codec)
+            access = self._accesses[signature] = Access(self.opened, convert, rng=self._rng, logger=self.logger)
+        return access
+
+    def _triggered(self, receipt: Receipt, job: NewJob) -> Job[Any]:
+        known = {**self.declared, **self.tasks}.get(job.task)
+        access = self.access(None if known is None else known.signature)
+        return Job(receipt.ref, access, made=receipt.made, refusal=refusal(receipt, job, skipped=True))
+
+    # ── queues, workers, reapers ──────────────────────────────────────────────────────────────────────────────────
+
+    def queue(self, name: str) -> Queue:
+        """Return a queue, to set what all its jobs share."""
+        return Queue(self.opened, name)
+
+    def worker(
+        self,
+        *,
+        queues: Sequence[str] | None = None,
+        concurrency: int = 10,
+        name: str | None = None,
+        reaper: bool = True,
+        election: LeaderElection | None = LeaderElection(),  # noqa: B008 - frozen
+        drain: Duration = DRAIN,
+        burst: bool = False,
+        keeper: KeeperKind = "thread",
+        max_jobs: int | None = None,
+        max_memory: Size | None = None,
+        prefetch: int | None = None,
+        incarnation: str | None = None,
+        slate: Slate | None = None,
+    ) -> Worker:
+        """Return a worker of this process; start it with `async with`, `start()` or `run()`.
+
+        `queues`: all that the app's tasks go to unless given. `concurrency`: how many jobs run at once. `reaper`:
+        whether it also recovers what others left behind. `drain`: how long a stop lets runs go on. `burst`: end when
+        nothing is left to do now; it waits for no delay, retry or rate. `max_jobs`, `max_memory` ("500MB"): claim no
+        more once so many jobs have begun or this process occupies so much, and end when the runs have; whoever runs it
+        starts another. `prefetch`: how many jobs it may claim at most beyond those that it runs: none unless this says
+        so, 100 in all for one with a supervisor. It does so only while runs take less than 50 ms, 10 ms of work at a
+        time; what has not begun after 0.2 s is handed back. `keeper`: what renews its leases. A thread of
+        this process goes on while a handler blocks the event loop; it cannot while one holds the interpreter itself (a
+        C call that keeps the GIL), and if that takes as long as a lease, the job is taken from this worker and runs
+        again elsewhere. "process" starts a small process beside this one that renews them even then, for about 30 MB of
+        memory; `tenure worker --processes` needs none, for its supervisor does that. `incarnation` and `slate`: the
+        owner id, and where to write down what runs, both from a supervisor, where there is one.
+
+        Raises:
+            UsageError: an option has no valid value, a task lacks a migration from an older version, or another process
+                cannot reach the storage and is to renew leases there.
+        """
+        if queues is None:
+            served = sorted({task.queue for task in self.tasks.values()} or {"default"})
+        else:
+            served = [named(queue, field="queue") for queue in several(queues, field="queues")]
+        if election is not None:
+            of_kind(
+                election, LeaderElection, field="election", remedy='write election=LeaderElection(ttl="4s"), or None'
+            )
+        equipment = self.equipment()
+        equipment.complete()
+        # The reaper within a worker acts in its name: one incarnation of one process, one life.
+        owner = equipment.owner(None if name is None else named(name, field="name"), incarnation=incarnation)
+        return Worker(
+            equipment,
+            queues=served,
+            concurrency=whole(concurrency, field="concurrency", least=1),
+            owner=owner,
+            reaper=Reaping(equipment, owner, election).run if flag(reaper, field="reaper") else None,
+            drain=drain,
+            burst=bool(flag(burst, field="burst")),
+            supervised=incarnation is not None,
+            slate=slate,
+            outpost=self._outpost(equipment, owner)
+            if one_of(keeper, get_args(KeeperKind), field="keeper") == "process"
+            else None,
+            wear=Wear(
+                max_jobs=None if max_jobs is None else whole(max_jobs, field="max_jobs", least=1),
+                max_memory=None if max_memory is None else size(max_memory, field="max_memory"),
+            ),
+            prefetch=None if prefetch is None else whole(prefetch, field="prefetch", least=0, meaning="0 claims none"),
+        )
+
+    def _outpost(self, equipment: Equipment, owner: Owner) -> Outpost:
+        if not self.storage.shared:
+            raise UsageError(
+                f'keeper="process" cannot reach {self.storage.url}, which lives in one process; use sqlite:///... or '
+                'redis://..., or keeper="thread"'
+            )
+        timing = equipment.timing
+        return Outpost(
+            self.url,
+            owner,
+            beat=timing.beat.total_seconds(),
+            max_block=timing.max_block.total_seconds(),
+            clock=equipment.clock,
+            rng=equipment.rng,
+            logger=equipment.logger,
+        )
+
+    def health(
+        self,
+        *,
+        token: str | None = None,
+        unprotected: bool = False,
+        backlog: Threshold = None,
+        for_: Duration = PATIENCE,
+        degraded_is: DegradedIs = 200,
+    ) -> HealthApp:
+        """Return health as a plain ASGI app, to be mounted or served: `/live`, `/ready`, `/health/queues`, `/metrics`.
+
+        `token`: what the latter two ask for; `$TENURE_HTTP_TOKEN` if not given, none if `unprotected`. `backlog`:
+        how many jobs may wait, in each queue or by the names of queues; more of them for longer than `for_` are
+        unhealthy. `degraded_is`: the HTTP status where jobs wait and no live worker serves them.
+
+        Raises:
+            UsageError: an option has no valid value, or there is no token.
+        """
+        return health_app(
+            self.opened,
+            timing=lambda: self.timing,
+            clock=self._clock,
+            queues=lambda: {task.queue for task in self.tasks.values()},
+            token=token,
+            unprotected=unprotected,
+            backlog=backlog,
+            for_=for_,
+            degraded_is=degraded_is,
+            vitals=lambda: Vitals(figures=self._figures.totals()),
+        )
+
+    def equipment(self) -> Equipment:
+        """Return what this app hands to its workers and reapers."""
+        return Equipment(
+            app=self.name,
+            storage=self.storage,
+            tasks=self.tasks,
+            codec=self.codec,
+            hearers=self._hearers,
+            timing=self.timing,
+            logger=self.logger,
+            clock=self._clock,
+            figures=self._figures,
+            rng=self._rng,
+            side=self._side,
+            schedules=self._schedules,
+            middleware=tuple(self._middleware),
+            replaced=self._replaced,
+            lifespan=None if self._lifespan is None else functools.partial(self._lifespan, self),
+            whereabouts=self._whereabouts,
+        )
+
+    def _whereabouts(self) -> Whereabouts | None:
+        tasks = self.tasks.values()
+        around = [one for task in tasks for one in task.middleware]
+        return whereabouts(self, [*(task.function for task in tasks), *self._middleware, *around])
+
+    # ── the storage ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def opened(self) -> Storage:
+        """Return the storage, opened.
+
+        Raises:
+            StorageError: it cannot be opened, or is none of ours, or of another version.
+        """
+        storage = self.storage
+        await storage.open()
+        return storage
+
+    async def close(self) -> None:
+        """Let go of the storage. Idempotent; the next use opens it again."""
+        if self._storage is not None:
+            await self._storage.close()
+
+    async def __aenter__(self) -> Self:
+        await self.opened()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def signatures(self) -> dict[str, Any]:
+        """Return what all tasks take, with their versions, as data for a JSON file: see `incompatible`."""
+        return snapshot({**self.declared, **self.tasks})
+
+    def find_task(self, name: str) -> Task[..., Any]:
+        """Return a task by its name, be it that it is only declared here.
+
+        Raises:
+            UnknownTaskError: the app has none of that name.
+        """
+        known: dict[str, Task[..., Any]] = {**self.declared, **self.tasks}
+        if name not in known:
+            raise UnknownTaskError(f"task {name!r} is unknown; known are: {', '.join(sorted(known)) or 'none'}")
+        return known[name]
+
+
+def _url(given: object) -> str:
+    """Return the address that an app was given, or the one that it has without; a bad one is told of here."""
+    url = (os.environ.get("TENURE_URL") or DEFAULT_URL) if given is None else given
+    return read(url).url
+
+
+def _codec(given: Codec) -> Codec:
+    if not all(callable(getattr(given, verb, None)) for verb in ("encode", "decode")):
+        raise UsageError(f"codec = {shown(given)} must have encode(value) and decode(data); give a tenure.Codec")
+    return given
+
+
+def _lifespan(given: Lives) -> Lives:
+    if not callable(given):
+        raise UsageError(f"lifespan = {shown(given)} must be a function of the app, made with asynccontextmanager")
+    if yields(given) or is_async(given):
+        raise UsageError(
+            f"lifespan = {shown(given)} is no async context manager; decorate it with contextlib.asynccontextmanager"
+        )
+    try:
+        inspect.signature(given).bind(None)
+    except TypeError as error:
+        raise UsageError(f"lifespan = {shown(given)} cannot be called with the app: {error}; let it take it") from None
+    not_injected(given, whose=f"lifespan {shown(given)}")
+    return given
+
+
+def _calls(given: Iterable[Call[Any]]) -> list[Call[Any]]:
+    try:
+        through = iter(given)
+    except TypeError:
+        raise UsageError(f"calls = {shown(given)} must be several; write [task.call(1), task.call(2)]") from None
+    calls = list(through)
+    for call in calls:
+        of_kind(call, Call, field="a call", remedy="write task.call(...) for each")
+    return calls
+
+
+def _with_ids(error: StorageError, calls: Sequence[Call[Any]]) -> StorageError:
+    """Return the error of an enqueue with the ids of its jobs; a copy, for the storage may tell it to others, too."""
+    told = copy.copy(error).with_traceback(error.__traceback__)
+    told.job_ids = tuple(call.job.id for call in calls)
+    more = f" and {len(calls) - 3} more (all in job_ids)" if len(calls) > 3 else ""
+    told.add_note(
+        f"It was to be enqueued as {', '.join(map(repr, told.job_ids[:3]))}{more}; "
+        "enqueueing again with the same id makes no second job."
+    )
+    return told

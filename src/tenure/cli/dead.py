@@ -1,0 +1,324 @@
+"""`tenure dead`: failed jobs, listed, grouped by fault, redriven and purged."""
+
+import asyncio
+import functools
+import math
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
+
+import click
+from msgspec import Struct
+
+from tenure.cli.access import Access, accessed
+from tenure.cli.consent import consent, consenting
+from tenure.cli.exits import OK
+from tenure.cli.lookup import who
+from tenure.cli.render import as_json, moment_text, printable, span_text, table
+from tenure.cli.session import Session, length, naming, no_cursor, storage
+from tenure.cli.views import (
+    DeadGroupsView,
+    DeadReportView,
+    DeadView,
+    dead_groups_view,
+    dead_report_view,
+    dead_view,
+    value_text,
+)
+from tenure.core.duration import instant, moment
+from tenure.dead import CAP, REASONS, DeadFilter, DeadLetters, DeadReport, fault_named, gap_of, in_order
+from tenure.errors import UsageError
+from tenure.storage.protocol import Storage
+
+T = TypeVar("T")
+
+SHOWN = 60
+"""How much of an error's message fits into a line of a table."""
+
+
+@click.group(invoke_without_command=True)
+@storage
+@click.pass_context
+def dead(ctx: click.Context) -> None:
+    """List failed jobs, group them by fault, redrive and purge them."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+def chosen(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options that choose among dead letters; it gets them as `where`."""
+
+    @functools.wraps(command)
+    def with_filter(*args: Any, **options: Any) -> Any:
+        fields = {name: options.pop(name) for name in _FIELDS}
+        in_order(fields["since"], fields["until"], fields=("--since", "--until"))
+        # Only these two are what click makes of an option that nobody gave; an empty text is one that somebody did.
+        where = DeadFilter(**{name: value for name, value in fields.items() if value is not None and value != ()})
+        return command(*args, where=where, **options)
+
+    made: Callable[..., Any] = with_filter
+    for option in reversed(_FILTER):
+        made = option(made)
+    return made
+
+
+def _when(flag: str) -> Callable[[Any], datetime | timedelta]:
+    """Return what reads when something was, or how long ago."""
+    ago = length(flag)
+
+    def read(value: Any) -> datetime | timedelta:
+        try:
+            at = datetime.fromisoformat(str(value))
+        except ValueError:
+            pass
+        else:
+            return moment(instant(at if at.tzinfo is not None else at.replace(tzinfo=UTC), field=flag))
+        try:
+            return ago(value)
+        except UsageError as error:
+            raise UsageError(f"{error}; or give an instant, such as 2026-01-31T10:00Z") from None
+
+    return read
+
+
+def _fault(value: Any) -> str:
+    return fault_named(value, field="--fault")
+
+
+def _rate(value: Any) -> float:
+    try:
+        rate = float(value)
+    except ValueError:
+        rate = math.nan
+    gap_of(rate if math.isfinite(rate) else value, field="--rate")
+    return rate
+
+
+_FILTER: list[Callable[[Any], Any]] = [
+    click.option(
+        "--queue", "queues", multiple=True, metavar="QUEUE", type=naming("--queue"), help="In one of these queues."
+    ),
+    click.option(
+        "--task", "tasks", multiple=True, metavar="TASK", type=naming("--task"), help="Of one of these tasks."
+    ),
+    click.option("--reason", "reasons", multiple=True, type=click.Choice(REASONS), help="Failed for one of these."),
+    click.option("--error", type=naming("--error"), metavar="NAME", help="Failed with an exception of this class."),
+    click.option(
+        "--fault",
+        "fingerprint",
+        type=_fault,
+        metavar="FINGERPRINT",
+        help="Of this fault, as tenure dead groups says.",
+    ),
+    click.option("--tag", "tags", multiple=True, type=naming("--tag"), metavar="TAG", help="With all of these tags."),
+    click.option("--since", type=_when("--since"), metavar="WHEN", help="Failed from then on: 2h ago, or an instant."),
+    click.option("--until", type=_when("--until"), metavar="WHEN", help="Failed before then: 2h ago, or an instant."),
+]
+_FIELDS = ("queues", "tasks", "reasons", "error", "fingerprint", "tags", "since", "until")
+
+
+class DeadPageView(Struct, frozen=True):
+    """One page of dead letters, and the cursor of the next (None: this was the last)."""
+
+    letters: list[DeadView]
+    next: str | None
+
+
+@dead.command("list")
+@storage
+@chosen
+@click.option("--arguments", is_flag=True, help="Show what the jobs were called with, too.")
+@click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True)
+@click.option("--after", metavar="CURSOR", help="Go on behind the page that named this cursor.")
+@click.pass_obj
+def list_dead(session: Session, where: DeadFilter, arguments: bool, limit: int, after: str | None) -> None:
+    """List failed jobs, the newest first, each with the fault it died of; in JSON also with all its runs.
+
+    An option given several times widens the list, but for --tag.
+    """
+    page = asyncio.run(_page(session, where, limit, after, arguments=arguments))
+    if as_json(session, page.letters if session.form == "jsonl" else page):
+        return
+    if session.quiet:
+        for one in page.letters:
+            click.echo(printable(one.id))
+    else:
+        columns = (*_COLUMNS, "arguments") if arguments else _COLUMNS
+        table(
+            session, columns, [_row(one, arguments=arguments) for one in page.letters], whole=("id", "queue", "fault")
+        )
+    if page.next is not None:
+        click.echo(f"more: --after {page.next}", err=True)
+
+
+async def _page(session: Session, where: DeadFilter, limit: int, after: str | None, *, arguments: bool) -> DeadPageView:
+    async with _opened(session) as (letters, access):
+        try:
+            page = await letters.page(where, limit=limit, after=after)
+        except UsageError as error:
+            # The rest was looked at before.
+            raise no_cursor("--after", after) from error
+    decode = access.decode if arguments else None
+    return DeadPageView([dead_view(one, decode) for one in page.letters], page.next)
+
+
+_COLUMNS = ("id", "queue", "task", "reason", "error", "runs", "failed", "fault")
+
+
+def _row(one: DeadView, *, arguments: bool) -> list[str]:
+    told = "-" if one.error is None else _short(f"{one.error.type}: {one.error.message}")
+    row = [one.id, one.queue, one.task, one.reason or "-", told, str(one.starts), moment_text(one.failed), one.fault]
+    return [*row, value_text(one.arguments)] if arguments else row
+
+
+@dead.command()
+@storage
+@chosen
+@click.pass_obj
+def groups(session: Session, where: DeadFilter) -> None:
+    """Show the faults behind the failed jobs, the biggest first.
+
+    Jobs are of one fault if their task, reason and error are the same, their message is but for numbers, ids, paths
+    and quoted values, and they failed in the same function.
+    """
+    seen = asyncio.run(_groups(session, where))
+    if as_json(session, seen.groups if session.form == "jsonl" else seen):
+        return
+    if session.quiet:
+        for one in seen.groups:
+            click.echo(one.fault)
+        return
+    rows = [
+        [
+            *(one.fault, str(one.count), one.task, one.reason, _short(f"{one.error or '-'}: {one.message}")),
+            *(moment_text(one.first), moment_text(one.last)),
+        ]
+        for one in seen.groups
+    ]
+    table(session, ("fault", "jobs", "task", "reason", "error", "first", "last"), rows, whole=("fault", "jobs"))
+    if seen.others:
+        click.echo(f"and {seen.others:,} more of faults too small to be listed", err=True)
+
+
+async def _groups(session: Session, where: DeadFilter) -> DeadGroupsView:
+    async with _opened(session) as (letters, _):
+        return dead_groups_view(await letters.groups(where))
+
+
+@dead.command()
+@storage
+@chosen
+@click.option("--limit", type=click.IntRange(1), default=CAP, show_default=True, help="At most so many.")
+@click.option("--rate", type=_rate, metavar="PER_SECOND", help="So many a second; all at once unless given.")
+@click.option("--dry-run", is_flag=True, help="Only say how many it would be.")
+@consenting
+@click.pass_obj
+def redrive(session: Session, where: DeadFilter, limit: int, rate: float | None, dry_run: bool, yes: bool) -> int:
+    """Put failed jobs back in line with new budgets, those that failed first going first.
+
+    Safe to repeat: what is back in line is not redriven again. With --rate each job gets its own due time at once, so
+    the command does not stay for them.
+    """
+    by = who()
+    return _done(
+        session,
+        where,
+        limit,
+        words=("Redrive", "put back in line"),
+        do=lambda letters: letters.redrive(where, limit=limit, rate=rate, by=by),
+        dry_run=dry_run,
+        yes=yes,
+    )
+
+
+@dead.command()
+@storage
+@chosen
+@click.option("--all", "everything", is_flag=True, help="Needed where nothing else narrows the choice.")
+@click.option("--limit", type=click.IntRange(1), default=CAP, show_default=True, help="At most so many.")
+@click.option("--dry-run", is_flag=True, help="Only say how many it would be.")
+@consenting
+@click.pass_obj
+def purge(session: Session, where: DeadFilter, everything: bool, limit: int, dry_run: bool, yes: bool) -> int:
+    """Delete failed jobs for good, with their runs and logs; those that failed first go first."""
+    if where.everything and not everything:
+        raise UsageError(
+            "purge without a filter deletes every failed job; narrow it, with --task for example, or say --all"
+        )
+    by = who()
+    return _done(
+        session,
+        where,
+        limit,
+        words=("Delete", "deleted"),
+        do=lambda letters: letters.purge(where, limit=limit, everything=everything, by=by),
+        dry_run=dry_run,
+        yes=yes,
+    )
+
+
+def _done(
+    session: Session,
+    where: DeadFilter,
+    limit: int,
+    *,
+    words: tuple[str, str],
+    do: Callable[[DeadLetters], Awaitable[DeadReport]],
+    dry_run: bool,
+    yes: bool,
+) -> int:
+    """Count, ask, do and tell."""
+    verb, done = words
+    report = DeadReportView(done=[], refused=[], gone=[], held=[], left=0, takes=0.0)
+    if dry_run or not yes:
+        found = asyncio.run(_asked(session, lambda letters: letters.count(where)))
+        if dry_run:
+            report = DeadReportView(done=[], refused=[], gone=[], held=[], left=found, takes=0.0)
+        elif found:
+            of_all = f" of {found:,}" if found > limit else ""
+            consent(f"{verb} {_letters(min(found, limit), of_all)}?", yes=yes)
+            yes = True
+    if yes and not dry_run:
+        report = dead_report_view(asyncio.run(_asked(session, do)))
+    if as_json(session, report) or session.quiet:
+        return OK
+    if dry_run:
+        click.echo(f"{_letters(min(report.left, limit))} would be {done}; {report.left:,} match")
+        return OK
+    over = f", the last of them in {span_text(report.takes)}" if report.takes else ""
+    more = f"; {report.left:,} more match" if report.left else ""
+    were = "was" if len(report.done) == 1 else "were"
+    click.echo(f"{_letters(len(report.done))} {were} {done}{over}{more}")
+    held = {(one.queue, one.id): one.holder for one in report.held}
+    for ref in report.refused:
+        holder = held.get((ref.queue, ref.id))
+        said = "was back in line already" if holder is None else f"stays: job {holder} holds its unique key"
+        click.echo(printable(f"job {ref.id} of queue {ref.queue} {said}"), err=True)
+    for ref in report.gone:
+        click.echo(printable(f"job {ref.id} of queue {ref.queue} is gone"), err=True)
+    return OK
+
+
+async def _asked(session: Session, ask: Callable[[DeadLetters], Awaitable[T]]) -> T:
+    async with _opened(session) as (letters, _):
+        return await ask(letters)
+
+
+@asynccontextmanager
+async def _opened(session: Session) -> AsyncGenerator[tuple[DeadLetters, Access]]:
+    async with accessed(session) as access:
+
+        async def ready() -> Storage:
+            return access.storage
+
+        yield DeadLetters(ready), access
+
+
+def _letters(count: int, of_all: str = "") -> str:
+    return f"{count:,}{of_all} dead letter{'' if count == 1 and not of_all else 's'}"
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= SHOWN else f"{line[: SHOWN - 1]}…"

@@ -1,0 +1,243 @@
+"""`tenure doctor`: looks for whatever endangers the promise, and names the remedy."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeVar
+
+import click
+
+from tenure.cli.access import Access, must_exist, reach
+from tenure.cli.exits import FAILURE, OK, UNHEALTHY, leave
+from tenure.cli.http import closed
+from tenure.cli.load import load
+from tenure.cli.logs import set_up
+from tenure.cli.render import as_json, printable
+from tenure.cli.session import Session
+from tenure.cli.session import storage as storage_options
+from tenure.cli.views import DoctorView
+from tenure.clock import SystemClock
+from tenure.core.events import EventsTrimmed, JobRepaired, at_micros
+from tenure.core.job import JobRecord
+from tenure.core.lifecycle import State
+from tenure.errors import SchemaMismatchError, StorageUnavailableError, TenureError, UsageError
+from tenure.health.diagnosis import PENDING, Evidence, TaskFacts, diagnose, repairs
+from tenure.storage.protocol import Finding, Query, Storage
+
+LIMIT = 10.0
+"""Seconds that the storage gets for each part of the examination but a deep one."""
+
+SEEN = 2_000
+"""So many jobs are looked at, of those that run and of those that are to run yet: the newest."""
+
+ASKED = 50
+"""So many of those that were handed back are asked why."""
+
+SECOND_LOOK = 1.0
+"""Seconds after which an error is looked at again: what was only in motion has come to rest by then."""
+
+_PAGE = 500
+
+T = TypeVar("T")
+
+
+@click.command()
+@storage_options
+@click.argument("target", required=False, metavar="[MODULE:APP]")
+@click.option("--deep", is_flag=True, help="Look longer: at the event log for repairs, on SQLite at all that is kept.")
+@click.option("--strict", is_flag=True, help="Exit with 3 for warnings, too.")
+@click.pass_obj
+def doctor(session: Session, target: str | None, deep: bool, strict: bool) -> int:
+    """Look for what endangers the promise, and name the remedy of each finding.
+
+    Looks at the storage (is it reachable, of which version, how is it set up, does its clock agree with this host's),
+    at what lies in it (jobs that nobody serves, recovers or lets in, and who sweeps), and, given an app, at its tasks
+    (which have no timeout, which are unknown). Changes no job, and needs no worker to be running.
+
+    Exits with 0 if there is no error, 3 if there is one, 1 if the storage is out of reach or refuses. With --quiet it
+    leaves out what is well.
+    """
+    # What is wrong is said on stdout, once.
+    set_up("critical", "text", quiet=True)
+    if target is not None:
+        if session.url is not None:
+            raise UsageError(f"{target} has a storage of its own; leave --url out, or the app")
+        session.app = target
+    view, code, hangs = asyncio.run(_Visit(session).made(deep=deep))
+    if not as_json(session, view):
+        _shown(session, view)
+    if code == OK and strict and view.status == "warning":
+        code = UNHEALTHY
+    if hangs:
+        # A storage that does not answer holds a thread, for which the end of the interpreter would wait.
+        leave(code)
+    return code
+
+
+class _Visit:
+    """One examination: each part that fails is a finding of its own, and the others are made all the same."""
+
+    def __init__(self, session: Session) -> None:
+        self._access: Access = reach(session)
+        self._tasks = _facts(session)
+        self._clock = SystemClock()
+        self._findings: list[Finding] = []
+        self._failed = False
+        self._hangs = False
+
+    async def made(self, *, deep: bool) -> tuple[DoctorView, int, bool]:
+        """Return what was found, how to exit, and whether the storage hangs."""
+        at = self._clock.uptime()
+        if await self._part(self._opened) is not None:
+            took = (self._clock.uptime() - at) * 1000
+            self._findings.append(Finding("ok", "reachability", f"opened within {took:.0f} ms"))
+        refused = self._failed
+        # A storage that refuses to be used may still be able to say what is wrong with it.
+        own = await self._part(lambda: self._storage.examine(deep=deep), limit=None if deep else LIMIT) or []
+        if refused and any(finding.level == "error" for finding in own):
+            # It says so better than the refusal does.
+            self._findings.clear()
+        self._findings += own
+        if not refused:
+            self._findings += await self._part(self._diagnosed) or []
+            if deep:
+                self._findings += await self._part(self._repairs, limit=None) or []
+        if not self._hangs:
+            await closed(self._storage)
+        levels = {finding.level for finding in self._findings}
+        status = "error" if "error" in levels else "warning" if "warning" in levels else "ok"
+        view = DoctorView(url=self._storage.url, status=status, findings=self._findings)
+        return view, FAILURE if self._failed else UNHEALTHY if status == "error" else OK, self._hangs
+
+    @property
+    def _storage(self) -> Storage:
+        return self._access.storage
+
+    async def _part(self, part: Callable[[], Awaitable[T]], *, limit: float | None = LIMIT) -> T | None:
+        """Return what a part comes to, None if it failed: then that is the finding, unless there is one already."""
+        if self._hangs:
+            return None
+        try:
+            async with asyncio.timeout(limit):
+                return await part()
+        except TimeoutError:
+            self._hangs = True
+            trouble = Finding(
+                "error",
+                "reachability",
+                f"the storage has not answered within {limit:g} s",
+                "look whether it is overloaded or stopped, and whether a firewall swallows what is sent to it",
+            )
+        except (TenureError, OSError) as error:
+            trouble = _trouble(error)
+        if not self._failed:
+            self._findings.append(trouble)
+        self._failed = True
+        return None
+
+    async def _opened(self) -> bool:
+        must_exist(self._storage)
+        await self._storage.open()
+        return True
+
+    async def _diagnosed(self) -> list[Finding]:
+        found = diagnose(await self._gathered(), self._access.timing)
+        if any(finding.level == "error" for finding in found):
+            await asyncio.sleep(SECOND_LOOK)
+            found = diagnose(await self._gathered(), self._access.timing)
+        return found
+
+    async def _repairs(self) -> list[Finding]:
+        """Read the event log, as far as it goes by now: the sweeps of some storages audit it and record repairs."""
+        now = (await self._storage.survey()).now
+        found: list[JobRepaired] = []
+        looked = 0
+        place: str | None = None
+        while True:
+            page = await self._storage.events(place, limit=_PAGE)
+            told = [event for event in page.events if not isinstance(event, EventsTrimmed) and at_micros(event) <= now]
+            found += (event for event in told if isinstance(event, JobRepaired))
+            looked += len(told)
+            # A page may be empty before the end; and where events come faster than they are read, there is no end.
+            if page.next == place or (page.events and not told):
+                return [repairs(found, looked)]
+            place = page.next
+
+    async def _gathered(self) -> Evidence:
+        storage = self._storage
+        asked = self._clock.now()
+        survey = await storage.survey()
+        answered = self._clock.now()
+        pending, all_pending = await _listed(storage, *PENDING)
+        # After those that wait for them: who was let in meanwhile is seen with its slot.
+        active, all_active = await _listed(storage, State.ACTIVE)
+        return Evidence(
+            survey=survey,
+            asked=asked,
+            answered=answered,
+            active=active,
+            pending=pending,
+            complete=all_pending and all_active,
+            tasks=self._tasks,
+        )
+
+
+def _facts(session: Session) -> Mapping[str, TaskFacts] | None:
+    if session.url is not None or session.app is None:
+        return None
+    return {
+        name: TaskFacts(
+            queue=task.queue,
+            bounded=task.settings.timeout is not None or task.settings.heartbeat_timeout is not None,
+        )
+        for name, task in load(session.app).tasks.items()
+    }
+
+
+async def _listed(storage: Storage, *states: State) -> tuple[tuple[JobRecord, ...], bool]:
+    """Return the newest jobs in these states, and whether those are all."""
+    jobs: list[JobRecord] = []
+    after: str | None = None
+    while len(jobs) < SEEN:
+        page = await storage.find(Query(states=states, limit=_PAGE, after=after))
+        jobs += page.jobs
+        after = page.next
+        if after is None:
+            return tuple(jobs), True
+    return tuple(jobs), False
+
+
+def _trouble(error: TenureError | OSError) -> Finding:
+    message, _, remedy = str(error).partition("; ")
+    match error:
+        case SchemaMismatchError():
+            return Finding("error", "schema", message, remedy or "name another storage, or run tenure migrate")
+        case UsageError():
+            return Finding("error", "storage", message, remedy or "name another storage with --url or TENURE_URL")
+        case StorageUnavailableError() | OSError():
+            known = "start the storage, and check its address (--url, TENURE_URL) and the network between"
+            return Finding("error", "reachability", f"the storage is out of reach: {message}", remedy or known)
+        case _:
+            return Finding("error", "storage", message, remedy or "mend what it says, and ask again")
+
+
+_COLORS = {"ok": "green", "warning": "yellow", "error": "red"}
+
+
+def _shown(session: Session, view: DoctorView) -> None:
+    color = None if session.color else False
+    width = max((len(finding.subject) for finding in view.findings), default=0)
+    for finding in view.findings:
+        if finding.level == "ok" and session.quiet:
+            continue
+        level = click.style(f"{finding.level:<7}", fg=_COLORS[finding.level])
+        click.echo(f"{level}  {printable(finding.subject):<{width}}  {printable(finding.message)}", color=color)
+        if finding.remedy:
+            click.echo(f"{'':7}  {'':{width}}  remedy: {printable(finding.remedy)}", color=color)
+    if not session.quiet:
+        errors, warnings = (_counted(view, level) for level in ("error", "warning"))
+        click.echo(f"\n{printable(view.url)}: {errors}, {warnings}")
+
+
+def _counted(view: DoctorView, level: str) -> str:
+    count = sum(finding.level == level for finding in view.findings)
+    return f"{count} {level}{'' if count == 1 else 's'}"

@@ -1,0 +1,226 @@
+"""`tenure events`: what has happened, and what happens, line by line."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any, get_args
+
+import click
+import msgspec
+from msgspec import Struct, structs
+
+from tenure.cli.access import Access, accessed
+from tenure.cli.exits import OK
+from tenure.cli.lookup import find_job
+from tenure.cli.render import as_json, moment_text, printable
+from tenure.cli.session import Session, naming, no_cursor, storage
+from tenure.cli.views import Decode, readable
+from tenure.core.events import AnyEvent, EventsTrimmed, JobCompleted, JobEvent, event_name, name_of
+from tenure.core.job import RecordedError, Ref
+from tenure.core.postmortem import first_line
+from tenure.storage.follow import follow
+from tenure.storage.protocol import EVENTS_END
+
+PAGE = 500
+
+KINDS = sorted(event_name(kind.__name__) for kind in get_args(AnyEvent))
+"""The names of all events in the log."""
+
+
+class EventsView(Struct, frozen=True):
+    """Events, oldest first, and the cursor that follows them."""
+
+    events: list[AnyEvent]
+    next: str
+
+
+@click.command()
+@storage
+@click.option("-f", "--follow", "live", is_flag=True, help="Go on with what happens, until interrupted.")
+@click.option(
+    "--since-cursor", "cursor", metavar="CURSOR", help="Begin behind the event of this cursor; 0 is the oldest."
+)
+@click.option("--kind", "kinds", multiple=True, type=click.Choice(KINDS), metavar="KIND", help="Only of these kinds.")
+@click.option("--queue", "queues", multiple=True, type=naming("--queue"), metavar="QUEUE", help="Only of these queues.")
+@click.option("--job", type=naming("--job"), metavar="ID", help="Only of this job.")
+@click.option("--limit", type=click.IntRange(1), help="At most so many.  [default: 100; with -f none]")
+@click.option("--results", is_flag=True, help="Show what jobs returned, too, where the log has it.")
+@click.pass_obj
+def events(
+    session: Session,
+    live: bool,
+    cursor: str | None,
+    kinds: tuple[str, ...],
+    queues: tuple[str, ...],
+    job: str | None,
+    limit: int | None,
+    results: bool,
+) -> int:
+    """Show what has happened, and what happens.
+
+    These are the latest events, oldest first; with --since-cursor those that follow it, with -f those to come.
+
+    The log remembers a week, or 100,000 events. Options given several times widen the choice.
+    """
+    wanted = _wanted(frozenset(kinds), frozenset(queues))
+    if live:
+        logging.basicConfig(format="%(message)s", level=logging.WARNING)
+        asyncio.run(_live(session, cursor, wanted, queues, job, limit, results=results))
+        return OK
+    seen = asyncio.run(_past(session, cursor, wanted, queues, job, limit or 100, results=results))
+    if not as_json(session, seen.events if session.form == "jsonl" else seen):
+        for event in seen.events:
+            click.echo(_line(event))
+        if cursor is not None and seen.events and not session.quiet:
+            click.echo(f"more: --since-cursor {seen.next}", err=True)
+    return OK
+
+
+def _wanted(kinds: frozenset[str], queues: frozenset[str]) -> Callable[[AnyEvent], bool]:
+    def wanted(event: AnyEvent) -> bool:
+        if isinstance(event, EventsTrimmed):
+            # Whoever reads on must learn that something is missing.
+            return True
+        return (not kinds or name_of(event) in kinds) and (not queues or getattr(event, "queue", None) in queues)
+
+    return wanted
+
+
+async def _ref(access: Access, queues: tuple[str, ...], job: str | None) -> Ref | None:
+    if job is None:
+        return None
+    if len(queues) == 1:
+        # So also what is deleted by now can be asked for.
+        return Ref(queues[0], job)
+    return (await find_job(access.storage, job, None)).ref
+
+
+async def _past(
+    session: Session,
+    cursor: str | None,
+    wanted: Callable[[AnyEvent], bool],
+    queues: tuple[str, ...],
+    job: str | None,
+    limit: int,
+    *,
+    results: bool,
+) -> EventsView:
+    async with accessed(session) as access:
+        ref = await _ref(access, queues, job)
+        decode = access.decode if results else None
+        found: deque[AnyEvent] = deque(maxlen=limit if cursor is None else None)
+        place = _place(cursor)
+        while True:
+            try:
+                page = await access.storage.events(place, limit=PAGE, ref=ref)
+            except ValueError as error:
+                raise no_cursor(_CURSOR, cursor, _TAKE) from error
+            for event in page.events:
+                if wanted(event):
+                    found.append(event)
+                    if cursor is not None and len(found) >= limit:
+                        return EventsView(_shown(found, decode), event.cursor or page.next)
+            place = page.next
+            if not page.events:
+                return EventsView(_shown(found, decode), page.next)
+
+
+async def _live(
+    session: Session,
+    cursor: str | None,
+    wanted: Callable[[AnyEvent], bool],
+    queues: tuple[str, ...],
+    job: str | None,
+    limit: int | None,
+    *,
+    results: bool,
+) -> None:
+    loop = asyncio.get_running_loop()
+    lines = replace(session, form="jsonl" if session.form == "json" else session.form)
+    async with accessed(session) as access:
+        ref = await _ref(access, queues, job)
+        decode = access.decode if results else None
+
+        async def tell() -> None:
+            left = limit
+            start = EVENTS_END if cursor is None else _place(cursor)
+            async with contextlib.aclosing(follow(access.storage, start, ref=ref)) as happening:
+                async for event in happening:
+                    if not wanted(event):
+                        continue
+                    (shown,) = _shown([event], decode)
+                    if not as_json(lines, shown):
+                        click.echo(_line(shown))
+                    if left is not None and (left := left - 1) == 0:
+                        return
+
+        telling = asyncio.ensure_future(tell())
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, telling.cancel)
+        try:
+            await telling
+        except asyncio.CancelledError:
+            # Interrupted: that is how it ends.
+            return
+        except ValueError as error:
+            raise no_cursor(_CURSOR, cursor, _TAKE) from error
+
+
+def _place(cursor: str | None) -> str | None:
+    """Return the cursor as a storage takes it, for which None is the oldest event.
+
+    Raises:
+        UsageError: it is empty, which must not mean the oldest one, too.
+    """
+    if cursor == "":
+        raise no_cursor(_CURSOR, cursor, _TAKE)
+    return None if cursor == "0" else cursor
+
+
+_CURSOR = "--since-cursor"
+_TAKE = "take one from an event, or 0 for the oldest"
+
+
+def _shown(found: Iterable[AnyEvent], decode: Decode | None) -> list[AnyEvent]:
+    """Return events as they are shown: with what jobs returned only where that was asked for."""
+    return [
+        structs.replace(event, result=None if decode is None else readable(event.result, decode))
+        if isinstance(event, JobCompleted)
+        else event
+        for event in found
+    ]
+
+
+_SAID = frozenset({"event", "cursor", "at", "queue", "id", "task", "run"})
+
+
+def _line(event: AnyEvent) -> str:
+    """Return an event as one line: when, where in the log, what, whose, and the rest by name."""
+    told = [moment_text(event.at), event.cursor or "-", name_of(event)]
+    if isinstance(event, JobEvent):
+        told += [f"{event.queue}/{event.id}", f"task={event.task}", f"run={event.run}"]
+    elif (queue := getattr(event, "queue", None)) is not None:
+        told.append(f"queue={queue}")
+    told += [f"{name}={_value(name, value)}" for name, value in structs.asdict(event).items() if _tells(name, value)]
+    return printable("  ".join(told))
+
+
+def _tells(name: str, value: Any) -> bool:
+    return name not in _SAID and value is not None and value != "" and value != ()
+
+
+def _value(name: str, value: Any) -> str:
+    if name in ("post_mortem", "stack"):
+        # For people; the JSON has all of it.
+        value = first_line(value)
+    if isinstance(value, RecordedError):
+        return _value(name, f"{value.type}: {value.message}")
+    if isinstance(value, float):
+        value = round(value, 3)
+    if isinstance(value, str) and value.isprintable() and not set(value) & set(" \"'="):
+        return value
+    return msgspec.json.encode(value, enc_hook=repr).decode()

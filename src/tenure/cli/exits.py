@@ -1,0 +1,86 @@
+"""How a command ends: its exit code, and the one line it says about what went wrong."""
+
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from typing import NoReturn, cast
+
+import click
+
+from tenure.errors import JobNotFoundError, TenureError, UnknownScheduleError, UsageError
+
+OK = 0
+FAILURE = 1
+USAGE = 2
+UNHEALTHY = 3
+NOT_FOUND = 4
+INTERRUPTED = 130
+"""What a shell makes of a death by Ctrl-C."""
+
+
+class Unknown(click.ClickException):
+    """What was asked for by its name is not there."""
+
+    exit_code = NOT_FOUND
+
+
+def told(error: BaseException) -> int:
+    """Say what went wrong, in one line where it is an error that Tenure knows; return the exit code."""
+    leaves = list(_leaves(error))
+    known = [leaf for leaf in leaves if isinstance(leaf, TenureError)]
+    match error:
+        case click.UsageError():
+            return _said(_usage(error), USAGE)
+        case click.ClickException():
+            return _said(error.format_message(), error.exit_code)
+        case KeyboardInterrupt() | click.Abort():
+            return INTERRUPTED
+        case _ if known and len(known) == len(leaves):
+            return _said(str(known[0]), _code(known[0]))
+        case _:
+            traceback.print_exception(error)
+            return FAILURE
+
+
+def leave(code: int) -> NoReturn:
+    """End the process now, whatever threads still hang in it."""
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            # Whoever read it is gone.
+            continue
+    os._exit(code)
+
+
+def _said(message: str, code: int) -> int:
+    click.echo(f"error: {' '.join(message.split())}", err=True)
+    return code
+
+
+def _code(error: TenureError) -> int:
+    match error:
+        case UnknownScheduleError():
+            return NOT_FOUND
+        case UsageError():
+            return USAGE
+        case JobNotFoundError():
+            return NOT_FOUND
+        case _:
+            return FAILURE
+
+
+def _usage(error: click.UsageError) -> str:
+    message = error.format_message().rstrip(".")
+    return message if error.ctx is None else f"{message}; see {error.ctx.command_path} --help"
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for part in cast("BaseExceptionGroup[BaseException]", error).exceptions:
+            yield from _leaves(part)
+    else:
+        yield error

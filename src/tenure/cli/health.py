@@ -1,0 +1,116 @@
+"""`tenure health`: whether jobs are being run, in words and as an exit code."""
+
+import asyncio
+from datetime import timedelta
+
+import click
+
+from tenure.cli.access import reach
+from tenure.cli.exits import FAILURE, NOT_FOUND, OK, UNHEALTHY, leave
+from tenure.cli.http import backlog_of, backlogged, closed, opener
+from tenure.cli.load import load
+from tenure.cli.logs import set_up
+from tenure.cli.render import as_json, printable, span_text, table
+from tenure.cli.session import Session, storage
+from tenure.clock import SystemClock
+from tenure.core.check import named
+from tenure.errors import UsageError
+from tenure.health.asgi import HealthApp
+from tenure.health.gate import Gate
+from tenure.health.judge import Health
+from tenure.health.make import thresholds
+from tenure.health.watch import Watch
+
+PACE = 0.5
+"""Seconds between two looks while a backlog is above its threshold."""
+
+
+@click.command()
+@storage
+@click.argument("target", required=False, metavar="[MODULE:APP]")
+@click.option("-q", "--queue", "queues", multiple=True, metavar="QUEUE,...", help="Judge these; all unless given.")
+@backlogged
+@click.pass_obj
+def health(
+    session: Session,
+    target: str | None,
+    queues: tuple[str, ...],
+    backlog: tuple[str, ...],
+    backlog_for: timedelta,
+) -> int:
+    """Say whether jobs are being run; needs no worker to be running.
+
+    Exits with 0 if all is well, 3 if jobs wait and no live worker serves them or a backlog has lasted too long, 4 if
+    nothing is wrong but that nobody knows a queue of -q, 1 if the storage is out of reach. It cannot know how long a
+    backlog has lasted: with --backlog it looks until that has gone below its threshold, or has lasted for
+    --backlog-for.
+    """
+    # What is wrong is said on stdout, once.
+    set_up("critical", "text", quiet=True)
+    if target is not None:
+        if session.url is not None:
+            raise UsageError(f"{target} has a storage of its own; leave --url out, or the app")
+        session.app = target
+    only = [named(name.strip(), field="-q") for one in queues for name in one.split(",")]
+    found, hangs = asyncio.run(_found(session, only, backlog_of(backlog, backlog_for)))
+    if not as_json(session, found):
+        _shown(session, found)
+    code = _code(found)
+    if hangs:
+        # A storage that does not answer holds a thread, for which the end of the interpreter would wait.
+        leave(code)
+    return code
+
+
+def _code(found: Health) -> int:
+    match found.status:
+        case "ok":
+            return OK
+        case "unreachable":
+            return FAILURE
+        case _:
+            ill = [queue for queue in found.queues.values() if queue.status != "ok"]
+            return UNHEALTHY if any(queue.known for queue in ill) else NOT_FOUND
+
+
+async def _found(session: Session, only: list[str], backlog: tuple[dict[str, int], timedelta]) -> tuple[Health, bool]:
+    access = reach(session)
+    tasks = load(session.app).tasks if session.url is None and session.app is not None else {}
+    watch = Watch(opener(access.storage), clock=SystemClock(), thresholds=thresholds(*backlog))
+    judge = HealthApp(
+        watch, Gate(None), timing=lambda: access.timing, queues=lambda: {task.queue for task in tasks.values()}
+    )
+    look = await watch.look()
+    found = await judge.health(only, look=look)
+    while found.status not in ("unhealthy", "unreachable") and any(
+        queue.above_for is not None for queue in found.queues.values()
+    ):
+        await asyncio.sleep(min(PACE, backlog[1].total_seconds()))
+        look = await watch.look()
+        found = await judge.health(only, look=look)
+    if not look.hung:
+        await closed(access.storage)
+    return found, look.hung
+
+
+def _shown(session: Session, found: Health) -> None:
+    click.echo(found.status)
+    for complaint in found.complaints:
+        click.echo(printable(complaint))
+    if found.status != "unreachable" and not session.quiet:
+        click.echo()
+        table(session, _COLUMNS, [_row(name, found) for name in found.queues])
+        alive = sum(worker.state == "alive" for worker in found.workers)
+        swept = "never swept" if found.reaper.age is None else f"last swept {span_text(found.reaper.age)} ago"
+        hushed = sum(worker.state == "quiet" for worker in found.workers)
+        quiet = f", {hushed} quiet" if hushed else ""
+        click.echo(f"\n{alive} of {len(found.workers)} workers alive{quiet}, {swept}")
+
+
+_COUNTS = ("waiting", "delayed", "active", "completed", "failed")
+_COLUMNS = ("queue", "status", *_COUNTS)
+
+
+def _row(name: str, found: Health) -> list[str]:
+    queue = found.queues[name]
+    return [name, queue.status, *(str(getattr(queue, state)) for state in _COUNTS)]

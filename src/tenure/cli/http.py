@@ -1,0 +1,229 @@
+"""The options by which `serve`, `worker` and `reaper` serve health over HTTP, and what they come to."""
+
+import asyncio
+import contextlib
+import functools
+import os
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal, TypeVar, cast
+
+import click
+from click.core import ParameterSource
+
+from tenure.cli.session import length
+from tenure.clock import Clock
+from tenure.errors import UsageError
+from tenure.health.gate import Gate
+from tenure.health.make import OTHERS, PATIENCE, TOKEN_VARIABLE, health_app, thresholds
+from tenure.health.server import Address, Server, permitted
+from tenure.health.vitals import Vitals
+from tenure.options import Timing
+from tenure.storage.protocol import Storage
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+DEFAULT_ADDRESS = "127.0.0.1:8080"
+CLOSING = 2.0
+"""Seconds that a storage which was only looked at gets to close."""
+
+
+@dataclass(frozen=True)
+class Http:
+    """What a command was told of serving health; it may be served as it is said here."""
+
+    address: Address
+    token: str | None
+    backlog: dict[str, int]
+    patience: timedelta
+    degraded_is: Literal[200, 503]
+
+    def server(
+        self,
+        storage: Callable[[], Awaitable[Storage]],
+        *,
+        timing: Callable[[], Timing],
+        clock: Clock,
+        queues: Callable[[], Iterable[str]] = tuple,
+        vitals: Callable[[], Vitals],
+    ) -> Server:
+        """Return the server, not yet started."""
+        app = health_app(
+            storage,
+            timing=timing,
+            clock=clock,
+            queues=queues,
+            token=self.token,
+            unprotected=self.token is None,
+            backlog=self.backlog,
+            for_=self.patience,
+            degraded_is=self.degraded_is,
+            vitals=vitals,
+        )
+        return Server(app, self.address)
+
+
+def backlogged(command: F) -> F:
+    """Give a command the options of the backlog's thresholds."""
+    return _with(_BACKLOG, command)
+
+
+def served(command: F) -> F:
+    """Give a command the options of serving health; they come to it as one, `http`, None if none is served."""
+    return served_at(None)(command)
+
+
+def served_at(default: str | None) -> Callable[[F], F]:
+    """Return what gives a command these options; it serves at the default address if nobody says where."""
+
+    def give(command: F) -> F:
+        @functools.wraps(command)
+        def folded(
+            *args: Any,
+            http: str | None,
+            http_token: str | None,
+            http_token_file: Path | None,
+            backlog: tuple[str, ...],
+            backlog_for: timedelta,
+            degraded_is: str,
+            **others: Any,
+        ) -> Any:
+            told = None
+            if http is None:
+                _refuse_idle_options()
+            else:
+                told = _told(http, _token(http_token, http_token_file), backlog_of(backlog, backlog_for), degraded_is)
+            return command(*args, http=told, **others)
+
+        where = click.option(
+            "--http",
+            metavar="[HOST:]PORT",
+            default=default,
+            show_default=default is not None,
+            help="Serve health there: /live, /ready, /health/queues, /metrics.",
+        )
+        return cast(F, _with([where, *_TOKEN, *_BACKLOG, *_DEGRADED], folded))
+
+    return give
+
+
+def opener(storage: Storage) -> Callable[[], Awaitable[Storage]]:
+    """Return what returns the storage, opened: one that is out of reach at first may be there later."""
+
+    async def opened() -> Storage:
+        await storage.open()
+        return storage
+
+    return opened
+
+
+async def closed(storage: Storage) -> None:
+    """Let go of a storage, unless it takes too long."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(CLOSING):
+            await storage.close()
+
+
+def backlog_of(given: tuple[str, ...], patience: timedelta) -> tuple[dict[str, int], timedelta]:
+    """Return what --backlog and --backlog-for say.
+
+    Raises:
+        UsageError: they say nothing that could be meant.
+    """
+    backlog: dict[str, int] = {}
+    for one in given:
+        queue, named, jobs = one.strip().rpartition("=")
+        if not jobs.isdecimal() or (named and not queue):
+            raise UsageError(f"--backlog {one} is no threshold; write --backlog 1000, or --backlog mail=50")
+        backlog[queue or OTHERS] = int(jobs)
+    thresholds(backlog, patience, fields=("--backlog", "--backlog-for"))
+    return backlog, patience
+
+
+def _refuse_idle_options() -> None:
+    """Refuse what says how to serve where nothing is served. The environment may say it for other commands, too."""
+    ctx = click.get_current_context()
+    idle = ("http_token", "http_token_file", "backlog", "backlog_for", "degraded_is")
+    for param in ctx.command.params:
+        if param.name in idle and ctx.get_parameter_source(param.name) is ParameterSource.COMMANDLINE:
+            raise UsageError(f"{param.opts[0]} says how to serve health, and nothing is served; give --http, too")
+
+
+def _told(http: str, token: str | None, backlog: tuple[dict[str, int], timedelta], degraded_is: str) -> Http:
+    address = Address.read(http, field="--http")
+    # What no header can carry is refused here, before any process is started with it.
+    Gate(token)
+    permitted(
+        address,
+        protected=token is not None,
+        remedy=f"set {TOKEN_VARIABLE} or give --http-token-file, or listen on 127.0.0.1 only",
+    )
+    return Http(address, token, *backlog, 503 if degraded_is == "503" else 200)
+
+
+def _token(given: str | None, file: Path | None) -> str | None:
+    if file is None:
+        # An empty variable is one that somebody meant to fill: it must not open the door.
+        own = f"{click.get_current_context().auto_envvar_prefix}_HTTP_TOKEN"
+        empty = [variable for variable in (own, TOKEN_VARIABLE) if os.environ.get(variable) == ""]
+        if given == "" or (given is None and empty):
+            raise UsageError(f"the token is empty; fill {empty[0] if empty else TOKEN_VARIABLE}, or unset it")
+        return given
+    try:
+        token = file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--http-token-file {file} cannot be read: {error}") from error
+    if not token:
+        raise UsageError(f"--http-token-file {file} is empty; write the token into it")
+    return token
+
+
+def _with(options: list[Callable[[Any], Any]], command: F) -> F:
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+_TOKEN: list[Callable[[Any], Any]] = [
+    click.option(
+        "--http-token",
+        metavar="TOKEN",
+        envvar=TOKEN_VARIABLE,
+        help=f"What /health/queues and /metrics ask for; better in ${TOKEN_VARIABLE}, where nobody sees it in a list.",
+    ),
+    click.option(
+        "--http-token-file",
+        type=click.Path(path_type=Path, dir_okay=False),
+        metavar="FILE",
+        help="A file that holds the token.",
+    ),
+]
+
+_BACKLOG: list[Callable[[Any], Any]] = [
+    click.option(
+        "--backlog",
+        multiple=True,
+        metavar="[QUEUE=]JOBS",
+        help="How many jobs may wait in each queue, or in this one; more for too long are unhealthy.",
+    ),
+    click.option(
+        "--backlog-for",
+        type=length("--backlog-for"),
+        metavar="DURATION",
+        default=PATIENCE,
+        show_default=True,
+        help="How long more may wait.",
+    ),
+]
+
+_DEGRADED: list[Callable[[Any], Any]] = [
+    click.option(
+        "--degraded-is",
+        type=click.Choice(["200", "503"]),
+        default="200",
+        show_default=True,
+        help="The HTTP status where jobs wait and no live worker serves them.",
+    ),
+]

@@ -1,0 +1,160 @@
+"""`tenure jobs`: list them, redrive, cancel and delete them."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+import click
+from msgspec import Struct
+
+from tenure.cli.access import accessed
+from tenure.cli.consent import consent, consenting
+from tenure.cli.exits import FAILURE, OK
+from tenure.cli.lookup import find_jobs, who
+from tenure.cli.render import as_json, moment_text, printable, table
+from tenure.cli.session import Session, naming, no_cursor, storage
+from tenure.cli.show import show
+from tenure.cli.views import JobView, RevisedView, job_view
+from tenure.core.check import remark
+from tenure.core.job import Ref
+from tenure.core.lifecycle import State
+from tenure.storage.protocol import Cancel, Delete, Query, Redrive, Revision
+
+
+@click.group(invoke_without_command=True)
+@storage
+@click.pass_context
+def jobs(ctx: click.Context) -> None:
+    """List, show, redrive, cancel and delete jobs."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+jobs.add_command(show)
+
+
+class PageView(Struct, frozen=True):
+    """One page of jobs, and the cursor of the next (None: this was the last)."""
+
+    jobs: list[JobView]
+    next: str | None
+
+
+@jobs.command("list")
+@storage
+@click.option("--state", "states", multiple=True, type=click.Choice([state.value for state in State]))
+@click.option("--queue", "queues", multiple=True, type=naming("--queue"), metavar="QUEUE")
+@click.option("--task", "tasks", multiple=True, type=naming("--task"), metavar="TASK")
+@click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True)
+@click.option("--after", metavar="CURSOR", help="Go on behind the page that named this cursor.")
+@click.pass_obj
+def list_jobs(
+    session: Session,
+    states: tuple[str, ...],
+    queues: tuple[str, ...],
+    tasks: tuple[str, ...],
+    limit: int,
+    after: str | None,
+) -> None:
+    """List jobs, newest first. An option given several times widens the list."""
+    asked = Query(queues=queues, states=tuple(map(State, states)), tasks=tasks, limit=limit, after=after)
+    page = asyncio.run(_page(session, asked))
+    if as_json(session, page.jobs if session.form == "jsonl" else page):
+        return
+    if session.quiet:
+        for job in page.jobs:
+            click.echo(printable(job.id))
+    else:
+        table(session, _COLUMNS, [_row(job) for job in page.jobs], whole=("id", "queue"))
+    if page.next is not None:
+        click.echo(f"more: --after {page.next}", err=True)
+
+
+async def _page(session: Session, asked: Query) -> PageView:
+    async with accessed(session) as access:
+        try:
+            page = await access.storage.find(asked)
+        except ValueError as error:
+            raise no_cursor("--after", asked.after) from error
+        return PageView([job_view(job, access.decode) for job in page.jobs], page.next)
+
+
+_COLUMNS = ("id", "queue", "task", "state", "reason", "starts", "created", "finished")
+
+
+def _row(job: JobView) -> list[str]:
+    created, finished = moment_text(job.created), moment_text(job.finished)
+    return [job.id, job.queue, job.task, job.state, job.reason or "-", str(job.starts), created, finished]
+
+
+@jobs.command()
+@storage
+@click.argument("ids", nargs=-1, required=True, type=naming("ID"), metavar="ID...")
+@click.option("--queue", type=naming("--queue"), metavar="QUEUE", help="The queue they are in.")
+@click.pass_obj
+def redrive(session: Session, ids: tuple[str, ...], queue: str | None) -> int:
+    """Put failed, cancelled or expired jobs back in line, with new budgets."""
+    by = who()
+    return asyncio.run(_revise(session, ids, queue, lambda ref: Redrive(ref, by), _REDRIVEN))
+
+
+@jobs.command()
+@storage
+@click.argument("ids", nargs=-1, required=True, type=naming("ID"), metavar="ID...")
+@click.option("--queue", type=naming("--queue"), metavar="QUEUE", help="The queue they are in.")
+@click.option("--reason", metavar="TEXT", help="Kept with the job.")
+@click.pass_obj
+def cancel(session: Session, ids: tuple[str, ...], queue: str | None, reason: str | None) -> int:
+    """Cancel jobs: at once where they do not run, else their run is asked to stop."""
+    by = who()
+    why = remark(reason, field="--reason")
+    return asyncio.run(_revise(session, ids, queue, lambda ref: Cancel(ref, why, by), _CANCELLED))
+
+
+@jobs.command()
+@storage
+@click.argument("ids", nargs=-1, required=True, type=naming("ID"), metavar="ID...")
+@click.option("--queue", type=naming("--queue"), metavar="QUEUE", help="The queue they are in.")
+@consenting
+@click.pass_obj
+def delete(session: Session, ids: tuple[str, ...], queue: str | None, yes: bool) -> int:
+    """Forget jobs that do not run, with their runs and logs, for good."""
+    what = f"job {printable(ids[0])}" if len(ids) == 1 else f"{len(ids):,} jobs"
+    consent(f"Delete {what} for good?", yes=yes)
+    by = who()
+    return asyncio.run(_revise(session, ids, queue, lambda ref: Delete(ref, by), _DELETED))
+
+
+_REDRIVEN = {"done": "is back in line", "refused": "is {}; only failed, cancelled or expired jobs are redriven"}
+_DELETED = {"done": "is deleted", "refused": "is {}; cancel it first"}
+_CANCELLED = {"done": "is cancelled", "asked": "is running and was asked to stop", "refused": "is {} already"}
+
+
+async def _revise(
+    session: Session,
+    ids: tuple[str, ...],
+    queue: str | None,
+    revision: Callable[[Ref], Revision],
+    words: Mapping[str, str],
+) -> int:
+    async with accessed(session) as access:
+        refs = [job.ref for job in await find_jobs(access.storage, ids, queue)]
+        answers = await access.storage.revise([revision(ref) for ref in refs])
+    seen = [
+        RevisedView(
+            queue=one.ref.queue,
+            id=one.ref.id,
+            verdict=one.verdict,
+            was=one.state and one.state.value,
+            holder=None if one.holder is None else one.holder.id,
+        )
+        for one in answers
+    ]
+    if not as_json(session, seen):
+        for one in seen:
+            done = one.verdict in ("done", "asked")
+            if not (done and session.quiet):
+                said = words.get(one.verdict, "is gone").format(one.was)
+                if one.holder is not None:
+                    said = f"is not redriven: job {one.holder} holds its unique key"
+                click.echo(printable(f"job {one.id} of queue {one.queue} {said}"), err=not done)
+    return OK if all(one.verdict in ("done", "asked") for one in seen) else FAILURE

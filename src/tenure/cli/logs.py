@@ -1,0 +1,93 @@
+"""Logging as the long-running commands set it up, to stderr, as lines or as JSON; and as the others do without it."""
+
+import logging
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+import click
+import msgspec
+
+from tenure.core.check import shown
+from tenure.core.text import storable
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+LEVELS = ["debug", "info", "warning", "error", "critical"]
+
+_OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line, with whatever was given as `extra`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record as JSON."""
+        told: dict[str, Any] = {
+            "at": datetime.fromtimestamp(record.created, UTC),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        told |= {name: value for name, value in vars(record).items() if name not in _OWN}
+        if record.exc_info:
+            told["exception"] = self.formatException(record.exc_info)
+        try:
+            line = msgspec.json.encode(told, enc_hook=repr)
+        except Exception:
+            # The name of a file may be no text, and what somebody gave as `extra` may be anything.
+            line = msgspec.json.encode({name: _writable(value) for name, value in told.items()})
+        return line.decode()
+
+
+def _writable(value: object) -> object:
+    match value:
+        case datetime():
+            return value
+        case str():
+            return storable(value)
+        case _:
+            return storable(shown(value))
+
+
+def logged(command: F) -> F:
+    """Give a command the options of logging."""
+    level = click.option(
+        "--log-level",
+        type=click.Choice(LEVELS, case_sensitive=False),
+        default="info",
+        show_default=True,
+        help="Log from this level up.",
+    )
+    form = click.option(
+        "--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="To stderr."
+    )
+    return level(form(command))
+
+
+def set_up(level: str, form: str, *, quiet: bool) -> None:
+    """Log to stderr from here on. An app that sets up logging itself, when it is loaded, has the last word."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonLines() if form == "json" else _lines())
+    least = logging.WARNING if quiet else logging.NOTSET
+    logging.basicConfig(handlers=[handler], level=max(least, getattr(logging, level.upper())))
+
+
+class Plain(logging.Handler):
+    """One line on stderr that begins as that of an error does."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Say it."""
+        click.echo(f"{record.levelname.lower()}: {' '.join(record.getMessage().split())}", err=True)
+
+
+def warn(*, quiet: bool) -> None:
+    """Say warnings plainly where nobody has set up logging, and with `quiet` none."""
+    logging.lastResort = Plain(logging.ERROR if quiet else logging.WARNING)
+
+
+def _lines() -> logging.Formatter:
+    formatter = logging.Formatter("%(asctime)s.%(msecs)03dZ %(levelname)-7s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S")
+    formatter.converter = time.gmtime
+    return formatter

@@ -1,0 +1,126 @@
+"""The command `tenure`: what all commands share, and where each of them is found."""
+
+import errno
+import importlib
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any, NoReturn, cast
+
+import click
+
+from tenure._version import __version__
+from tenure.cli.exits import FAILURE, OK, told
+from tenure.cli.session import storage
+
+COMMANDS = {
+    "worker": ("tenure.cli.worker:worker", "Claim jobs and run them."),
+    "reaper": ("tenure.cli.reaper:reaper", "Recover what dead and silent workers left behind, and run no jobs."),
+    "serve": ("tenure.cli.serve:serve", "Serve health over HTTP, beside the workers."),
+    "info": ("tenure.cli.info:info", "Show queues, workers and who leads."),
+    "health": ("tenure.cli.health:health", "Say whether jobs are being run, also by the exit code."),
+    "doctor": ("tenure.cli.doctor:doctor", "Look for what endangers the promise, each finding with its remedy."),
+    "jobs": ("tenure.cli.jobs:jobs", "List, show, redrive, cancel and delete jobs."),
+    "dead": ("tenure.cli.dead:dead", "List failed jobs, group them by fault, redrive and purge them."),
+    "queues": ("tenure.cli.queues:queues", "List, pause and resume queues, and show how they do."),
+    "workers": ("tenure.cli.workers:workers", "List workers, quiet and stop them, and show where their runs are."),
+    "schedules": ("tenure.cli.schedules:schedules", "List, pause, trigger and remove schedules."),
+    "events": ("tenure.cli.events:events", "Show what has happened, and what happens."),
+    "migrate": ("tenure.cli.migrate:migrate", "Bring a storage to this version's schema."),
+    "demo": ("tenure.cli.demo:demo", "Run real work, kill its workers, and audit that nothing was lost."),
+    "version": ("tenure.cli.version:version", "Show the version."),
+}
+"""Where each command lives and what it does. The help stands here, so that showing it imports no command."""
+
+
+_UNTAKEN = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
+class Lazy(click.Group):
+    """A group whose commands are imported when they are called."""
+
+    def __init__(self, *args: Any, rooms: Mapping[str, tuple[str, str]], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._rooms = rooms
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of the commands, in the order of their importance."""
+        return list(self._rooms)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return a command."""
+        if cmd_name not in self._rooms:
+            return None
+        room, _, name = self._rooms[cmd_name][0].partition(":")
+        command: click.Command = getattr(importlib.import_module(room), name)
+        _name_variables(command, f"{ctx.auto_envvar_prefix}_{_shouted(cmd_name)}")
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, short) for name, (_, short) in self._rooms.items()])
+
+    def main(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Run a command and end with its exit code; an error is one line on stderr."""
+        _see_to_output()
+        try:
+            code = cast("object", super().main(*args, **{**kwargs, "standalone_mode": False}))
+        except OSError as error:
+            if error.errno not in _UNTAKEN:
+                raise
+            # Of a storage all of these are told by errors of ours, so it is our output that nobody takes; of which the
+            # interpreter must not complain at its end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            # Whoever reads no further has seen enough.
+            code = FAILURE if error.errno == errno.EPIPE else told(click.ClickException(f"stdout: {error.strerror}"))
+        except (Exception, KeyboardInterrupt) as error:
+            code = told(error)
+        sys.exit(code if isinstance(code, int) else OK)
+
+
+def _see_to_output() -> None:
+    """Make sure that there is an output, and that no letter of what jobs are called and say is too much for it."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            # It was closed before we began.
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+    if (reconfigure := getattr(sys.stdout, "reconfigure", None)) is not None:
+        reconfigure(errors="backslashreplace")
+
+
+def _name_variables(command: click.Command, prefix: str) -> None:
+    """Let the environment say `TENURE_<COMMAND>_<FLAG>` for each option, whatever we call that in the code."""
+    for param in command.params:
+        if isinstance(param, click.Option):
+            own = [f"{prefix}_{_shouted(flag[2:])}" for flag in param.opts if flag.startswith("--")]
+            more = [param.envvar] if isinstance(param.envvar, str) else param.envvar or ()
+            # The nearer name goes before one that holds for several commands.
+            param.envvar = list(dict.fromkeys([*own, *more]))
+            param.allow_from_autoenv = False
+    if isinstance(command, click.Group):
+        for name, part in command.commands.items():
+            _name_variables(part, f"{prefix}_{_shouted(name)}")
+
+
+def _shouted(name: str) -> str:
+    return name.replace("-", "_").upper()
+
+
+@click.group(
+    cls=Lazy,
+    rooms=COMMANDS,
+    invoke_without_command=True,
+    context_settings={"auto_envvar_prefix": "TENURE", "help_option_names": ["-h", "--help"]},
+)
+@storage
+@click.version_option(__version__, prog_name="tenure", message="%(prog)s %(version)s")
+@click.pass_context
+def root(ctx: click.Context) -> None:
+    """Run and watch a job queue that does not lose, strand or silently repeat work.
+
+    Every option can also be set in the environment: TENURE_URL, TENURE_APP, TENURE_WORKER_CONCURRENCY.
+    Exit codes: 0 done, 1 failed, 2 called wrongly, 3 unhealthy, 4 no such job, queue, schedule.
+    """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())

@@ -1,0 +1,65 @@
+"""`tenure migrate`: brings a storage to the schema of this version."""
+
+import asyncio
+import re
+
+import click
+from msgspec import Struct
+
+from tenure.cli.access import reach
+from tenure.cli.render import as_json, printable
+from tenure.cli.session import Session, storage
+from tenure.errors import SchemaMismatchError
+
+
+class MigratedView(Struct, frozen=True, kw_only=True):
+    """What was done; `before` is 0 where there was nothing, equal to `after` where nothing was to be done."""
+
+    url: str
+    before: int | None
+    after: int | None
+
+
+@click.command()
+@storage
+@click.pass_obj
+def migrate(session: Session) -> None:
+    """Bring a storage to this version's schema; make it if it is not there. Does nothing the second time."""
+    done = asyncio.run(_migrated(session))
+    if as_json(session, done) or session.quiet:
+        return
+    if done.before == done.after:
+        said = f"is at schema {done.after}, nothing to do"
+    else:
+        said = f"was brought from {f'schema {done.before}' if done.before else 'nothing'} to schema {done.after}"
+    click.echo(printable(f"{done.url} {said}"))
+
+
+async def _migrated(session: Session) -> MigratedView:
+    url, before = await _looked(session)
+    access = reach(session, auto_migrate=True)
+    await access.storage.open()
+    try:
+        findings = await access.storage.examine(deep=False)
+    finally:
+        await access.storage.close()
+    after = next((_schema(finding.message) for finding in findings if finding.subject == "schema"), None)
+    return MigratedView(url=url, before=after if before is None else before, after=after)
+
+
+async def _looked(session: Session) -> tuple[str, int | None]:
+    """Return the storage's address and the schema it has; None if that is ours already."""
+    looked_at = reach(session).storage
+    try:
+        await looked_at.open()
+    except SchemaMismatchError as error:
+        # A foreign or newer one is refused again, by the opening that may migrate.
+        return looked_at.url, _schema(str(error)) or 0
+    finally:
+        await looked_at.close()
+    return looked_at.url, None
+
+
+def _schema(text: str) -> int | None:
+    found = re.search(r"\bschema (\d+)", text)
+    return None if found is None else int(found[1])

@@ -1,0 +1,345 @@
+"""`tenure queues`: what waits in them, what is set for them, pausing them, and how often their jobs start."""
+
+import asyncio
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import click
+from msgspec import structs
+
+from tenure.cli.access import Access, accessed
+from tenure.cli.exits import OK, Unknown
+from tenure.cli.lookup import who
+from tenure.cli.render import as_json, printable, span_text, table
+from tenure.cli.session import Session, length, naming, storage
+from tenure.cli.views import (
+    KeepView,
+    PausedView,
+    QueueSettingsView,
+    QueueStatsView,
+    QueueView,
+    RatedView,
+    RateView,
+    SpreadView,
+    StallView,
+    queue_settings_view,
+    queue_stats_view,
+    rate_view,
+    task_rates_view,
+)
+from tenure.clock import SECOND
+from tenure.core.duration import duration, micros, spoken
+from tenure.core.job import FOREVER, JobRecord
+from tenure.core.lifecycle import TERMINAL
+from tenure.errors import UsageError
+from tenure.options import Rate
+from tenure.options.rate import rate_key, rating
+from tenure.storage.protocol import QUEUE_RATE, TASK_RATE, Query, QueueSurvey, Settings, Survey, Target
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+PAGE = 200
+"""How many records one look at what has ended holds at a time."""
+
+
+@click.group(invoke_without_command=True)
+@storage
+@click.pass_context
+def queues(ctx: click.Context) -> None:
+    """List, pause and resume queues, set their rates, and show how they do."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+@queues.command("list")
+@storage
+@click.pass_obj
+def list_queues(session: Session) -> None:
+    """List the queues: how many jobs stand where, what is set for all their jobs, and what for those of a task.
+
+    `oldest` is how long the first in line has waited, `parked` how many of the waiting have no slot to go to,
+    `discarded` how many ever expired without a record.
+    """
+    seen, tasks = asyncio.run(_listed(session))
+    if as_json(session, seen):
+        return
+    if session.quiet:
+        for queue in seen:
+            click.echo(printable(queue.queue))
+        return
+    table(session, QUEUE_COLUMNS, list(map(queue_row, seen)), whole=QUEUE_COLUMNS)
+    click.echo()
+    table(
+        session,
+        _SETTING_COLUMNS,
+        [_setting_row(queue) for queue in seen],
+        title="set for all jobs of a queue",
+        whole=("queue",),
+    )
+    if tasks:
+        click.echo()
+        table(session, ("task", "rate", "state"), tasks, title="set for a task, in whatever queue", whole=("task",))
+
+
+async def _listed(session: Session) -> tuple[list[QueueSettingsView], list[list[str]]]:
+    async with accessed(session) as access:
+        survey = await access.storage.survey()
+        return [queue_settings_view(queue) for queue in survey.queues], _task_rows(survey)
+
+
+def _task_rows(survey: Survey) -> list[list[str]]:
+    rates = task_rates_view(survey)
+    said = {name: "no limit" if rate is None else _rate(rate) for name, rate in rates.items()}
+    paused = survey.paused_tasks
+    return [[name, said.get(name, "-"), "paused" if name in paused else "open"] for name in sorted({*said, *paused})]
+
+
+_STATES = ("waiting", "delayed", "active", "completed", "failed", "cancelled", "expired")
+QUEUE_COLUMNS = (
+    *("queue", "wait", "delay", "active", "done", "fail", "cancel", "expire"),
+    *("oldest", "park", "drop", "state"),
+)
+"""Short, so that a line has room on a terminal of 80 columns; the JSON has the states' full names."""
+
+_SETTING_COLUMNS = ("queue", "kept", "stall", "rate", "recorded")
+
+
+def queue_row(queue: QueueView) -> list[str]:
+    """Return what stands in these columns."""
+    return [
+        queue.queue,
+        *(str(queue.counts[state]) for state in _STATES),
+        *(span_text(queue.oldest_waiting), str(queue.parked), str(queue.discarded)),
+        "paused" if queue.paused else "open",
+    ]
+
+
+def _setting_row(queue: QueueSettingsView) -> list[str]:
+    return [
+        queue.queue,
+        " ".join(f"{state}:{_keep(keep)}" for state, keep in queue.retention.items()),
+        "-" if queue.stall is None else _stall(queue.stall),
+        "-" if queue.rate is None else _rate(queue.rate),
+        " ".join(queue.record) or "-",
+    ]
+
+
+def _keep(keep: KeepView) -> str:
+    age = _length(keep.age)
+    return age if keep.count is None else f"{age}/{keep.count}"
+
+
+def _stall(stall: StallView) -> str:
+    told = {
+        "interval": None if stall.lease is None else _length(stall.lease),
+        "max_count": stall.max_stalls,
+        "start_grace": None if stall.start_grace is None else _length(stall.start_grace),
+        "heartbeat": stall.renewed,
+    }
+    if stall.lease is not None and round(stall.lease * SECOND) >= FOREVER:
+        told |= {"interval": None, "enabled": False}
+    return " ".join(f"{name}={value}" for name, value in told.items() if value is not None) or "-"
+
+
+def _rate(rate: RateView) -> str:
+    burst = f" burst={rate.burst}" if rate.burst > 1 else ""
+    return f"{_pace(round(rate.every * SECOND))}{burst}"
+
+
+def _pace(interval: int) -> str:
+    """Return so many microseconds between two starts as people write it: so many in a second, a minute, and so on."""
+    for unit, span in _UNITS.items():
+        # An interval that leaves a fraction was rounded up.
+        count = -(-span // interval)
+        if -(-span // count) == interval:
+            return f"{count}/{unit}"
+    return f"1/{spoken(interval)}"
+
+
+_UNITS = {unit: micros(duration(f"1{unit}", field="unit")) for unit in ("s", "m", "h", "d")}
+
+
+def _length(seconds: float) -> str:
+    return spoken(round(seconds * SECOND))
+
+
+def targeted(command: F) -> F:
+    """Give a command the queues and the tasks that it is for; it gets them as `names` and `tasks`."""
+    queues_meant = click.argument("names", nargs=-1, type=naming("QUEUE"), metavar="[QUEUE...]")
+    tasks_meant = click.option(
+        "--task",
+        "tasks",
+        multiple=True,
+        type=naming("--task"),
+        metavar="TASK",
+        help="A task, in whatever queue its jobs are.",
+    )
+    return queues_meant(tasks_meant(command))
+
+
+@queues.command()
+@storage
+@targeted
+@click.pass_obj
+def pause(session: Session, names: tuple[str, ...], tasks: tuple[str, ...]) -> int:
+    """Give out no more jobs of these queues or tasks; those that run go on."""
+    return _set(session, names, tasks, paused=True)
+
+
+@queues.command()
+@storage
+@targeted
+@click.pass_obj
+def resume(session: Session, names: tuple[str, ...], tasks: tuple[str, ...]) -> int:
+    """Give out jobs of these queues or tasks again."""
+    return _set(session, names, tasks, paused=False)
+
+
+@queues.command("rate")
+@storage
+@click.argument("limit", metavar="RATE")
+@targeted
+@click.pass_obj
+def set_rate(session: Session, limit: str, names: tuple[str, ...], tasks: tuple[str, ...]) -> int:
+    """Let jobs of these queues or tasks start no more often than that: 100/s, 5/30s, or none for no limit.
+
+    Of a task this is in the place of its own rate, and of what an earlier call has set.
+    """
+    told = None if limit == "none" else rating(limit, field="RATE", remedy="write 10/s, 100/m or 5/30s, or none")
+    seen = asyncio.run(_rated(session, _targets(names, tasks, "limit"), told))
+    if not as_json(session, seen) and not session.quiet:
+        for one in seen:
+            said = "has no limit" if one.rate is None else f"starts {_rate(one.rate)}"
+            click.echo(printable(f"{one.kind} {one.name} {said}"))
+    return OK
+
+
+async def _rated(session: Session, targets: list[Target], rate: Rate | None) -> list[RatedView]:
+    by = who()
+    async with accessed(session) as access:
+        seen: list[RatedView] = []
+        for target in targets:
+            told = rate_key(rate, QUEUE_RATE if target.kind == "queue" else TASK_RATE + target.name)
+            settings = await access.storage.tune(target, Settings(rate=told), by=by)
+            seen.append(RatedView(kind=target.kind, name=target.name, rate=rate_view(settings.rate)))
+        return seen
+
+
+def _targets(names: tuple[str, ...], tasks: tuple[str, ...], verb: str) -> list[Target]:
+    targets = [Target("queue", name) for name in dict.fromkeys(names)]
+    targets += [Target("task", name) for name in dict.fromkeys(tasks)]
+    if not targets:
+        raise UsageError(f"name what to {verb}: one or more queues, or --task TASK")
+    return targets
+
+
+def _set(session: Session, names: tuple[str, ...], tasks: tuple[str, ...], *, paused: bool) -> int:
+    targets = _targets(names, tasks, "pause" if paused else "resume")
+    seen = asyncio.run(_tuned(session, targets, paused=paused))
+    if not as_json(session, seen) and not session.quiet:
+        for one in seen:
+            click.echo(printable(f"{one.kind} {one.name} is {'paused' if one.paused else 'open'}"))
+    return OK
+
+
+async def _tuned(session: Session, targets: list[Target], *, paused: bool) -> list[PausedView]:
+    by = who()
+    async with accessed(session) as access:
+        return [
+            PausedView(
+                kind=target.kind,
+                name=target.name,
+                paused=bool((await access.storage.tune(target, Settings(paused=paused), by=by)).paused),
+            )
+            for target in targets
+        ]
+
+
+@queues.command()
+@storage
+@click.argument("names", nargs=-1, type=naming("QUEUE"), metavar="[QUEUE...]")
+@click.option(
+    "--window",
+    type=length("--window"),
+    metavar="DURATION",
+    default="1h",
+    show_default=True,
+    help="How far to look back.",
+)
+@click.option(
+    "--most", type=click.IntRange(1), default=2000, show_default=True, help="Look at so many ended jobs of a queue."
+)
+@click.pass_obj
+def stats(session: Session, names: tuple[str, ...], window: timedelta, most: int) -> None:
+    """Show how queues did of late: what ended how, how long jobs waited and ran, why they failed.
+
+    A queue that neither the storage nor a worker knows is an error, with the exit code 4.
+
+    Waiting and running are those of each job's last run: half of them took no longer than the first figure, nineteen
+    in twenty no longer than the second, and the third is the longest.
+    """
+    seen = asyncio.run(_stats(session, names, window, most))
+    if as_json(session, seen):
+        return
+    table(session, _STAT_COLUMNS, [_stat_row(queue) for queue in seen], whole=_STAT_NUMBERS)
+    for queue in seen:
+        if queue.capped:
+            said = f"queue {queue.queue}: only the newest {most:,} of its jobs were looked at; see --most, --window"
+            click.echo(printable(said), err=True)
+
+
+_STAT_NUMBERS = ("queue", "state", "wait", "done", "fail", "cancel", "expire", "/min")
+_STAT_COLUMNS = (*_STAT_NUMBERS, "waited", "ran", "why")
+
+
+def _stat_row(queue: QueueStatsView) -> list[str]:
+    return [
+        *(queue.queue, "paused" if queue.paused else "open", str(queue.counts["waiting"])),
+        *(str(count) for count in queue.ended.values()),
+        f"{queue.per_minute:g}",
+        _spread(queue.waited),
+        _spread(queue.ran),
+        " ".join(f"{reason}:{count}" for reason, count in queue.reasons.items()) or "-",
+    ]
+
+
+def _spread(spread: SpreadView | None) -> str:
+    if spread is None:
+        return "-"
+    return " / ".join(span_text(part) for part in (spread.half, spread.most, spread.longest))
+
+
+async def _stats(session: Session, names: tuple[str, ...], window: timedelta, most: int) -> list[QueueStatsView]:
+    async with accessed(session) as access:
+        survey = await access.storage.survey()
+        queues = {queue.queue: queue for queue in survey.queues}
+        served = {queue for worker in survey.workers for queue in worker.queues}
+        if unknown := sorted(set(names) - {*queues, *served}):
+            raise Unknown(f"there is no queue {', '.join(map(repr, unknown))}; see tenure queues list")
+        seen: list[QueueStatsView] = []
+        for name in sorted(set(names) or queues):
+            queue = queues.get(name, QueueSurvey(queue=name))
+            ended, capped = await _ended(access, queue.queue, survey.now - micros(window), most)
+            seen.append(queue_stats_view(queue, ended, window=window.total_seconds(), capped=capped))
+        return seen
+
+
+async def _ended(access: Access, queue: str, since: int, most: int) -> tuple[list[JobRecord], bool]:
+    """Return the newest jobs that ended since then, without what they carry, and whether there are more."""
+    ended: list[JobRecord] = []
+    after: str | None = None
+    while True:
+        page = await access.storage.find(
+            Query(
+                queues=(queue,),
+                states=tuple(sorted(TERMINAL)),
+                ended_after=since,
+                limit=min(PAGE, most - len(ended)),
+                after=after,
+            )
+        )
+        ended += [structs.replace(job, payload=b"", result=None, error=None) for job in page.jobs]
+        after = page.next
+        if after is None or len(ended) >= most:
+            return ended, after is not None

@@ -1,0 +1,144 @@
+"""`tenure reaper`: recovers what was left behind, and runs no jobs."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import Callable
+from datetime import timedelta
+
+import click
+
+from tenure.app import DEFAULT_URL
+from tenure.cli.access import shared
+from tenure.cli.exits import OK, leave
+from tenure.cli.http import Http, opener, served
+from tenure.cli.load import load
+from tenure.cli.logs import logged, set_up
+from tenure.cli.session import Session, length
+from tenure.cli.session import storage as storage_options
+from tenure.core.events import JobStalled, LeadershipAcquired, LeadershipLost
+from tenure.equipment import Equipment, bare
+from tenure.errors import UsageError
+from tenure.health.server import Server
+from tenure.health.vitals import Vitals
+from tenure.maintenance.reaper import Reaper
+from tenure.options import LeaderElection, Timing
+
+logger = logging.getLogger("tenure.reaper")
+
+
+@click.command()
+@storage_options
+@click.argument("target", required=False, metavar="[MODULE:APP]")
+@click.option("--no-election", is_flag=True, help="Sweep whoever else does; nothing is recovered twice all the same.")
+@click.option("--sweep", type=length("--sweep"), metavar="DURATION", help="How often it sweeps.  [default: 2s]")
+@click.option(
+    "--grace",
+    type=length("--grace"),
+    metavar="DURATION",
+    help="How long a lease that ran out stays a mere suspect.  [default: 3s]",
+)
+@click.option(
+    "--leader-ttl",
+    type=length("--leader-ttl"),
+    metavar="DURATION",
+    help="How long it leads without renewing.  [default: two sweeps]",
+)
+@logged
+@served
+@click.pass_obj
+def reaper(
+    session: Session,
+    target: str | None,
+    no_election: bool,
+    sweep: timedelta | None,
+    grace: timedelta | None,
+    leader_ttl: timedelta | None,
+    http: Http | None,
+    log_level: str,
+    log_format: str,
+) -> int:
+    """Recover what dead and silent workers left behind, until SIGTERM or SIGINT.
+
+    Every worker does so, too; this is one alone, which runs no jobs. Needs an app or the address of a storage. How
+    long a lease is stands on each job; an app brings its own timing.
+    """
+    set_up(log_level, log_format, quiet=session.quiet)
+    given = {"sweep": sweep, "grace": grace, "leader_ttl": leader_ttl}
+    equipment = _equipment(session, target, {name: value for name, value in given.items() if value is not None})
+    shared(equipment.storage)
+    # Never closed: closing waits for threads and tasks of event handlers, and one of them may never end.
+    asyncio.Runner().run(_reap(equipment, None if no_election else LeaderElection(), http))
+    leave(OK)
+
+
+def _equipment(session: Session, target: str | None, timing: dict[str, timedelta]) -> Equipment:
+    if target is not None and session.url is not None:
+        raise UsageError(f"{target} has a storage of its own; leave --url out, or the app")
+    app = target or (session.app if session.url is None else None)
+    if app is None:
+        return bare(session.url or session.fallback or DEFAULT_URL, timing=Timing(**timing))
+    if timing:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in timing)
+        raise UsageError(f"{app} has a timing of its own; leave {flags} out, or give --url instead of the app")
+    return load(app).equipment()
+
+
+async def _reap(equipment: Equipment, election: LeaderElection | None, http: Http | None) -> None:
+    over = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, over.set)
+    storage = equipment.storage
+    reaper = Reaper(equipment, election=election)
+    reaper.on(LeadershipAcquired)(_acquired)
+    reaper.on(LeadershipLost)(_lost)
+
+    @reaper.on(JobStalled, scope="every")
+    def stalled(event: JobStalled) -> None:
+        # The followers leave it to the leader to report.
+        if election is None or reaper.leads:
+            _recovered(event)
+
+    server = None if http is None else _server(equipment, http, over.is_set)
+    try:
+        async with server or contextlib.nullcontext():
+            await reaper.start()
+            logger.info("reaper %s sweeps %s", reaper.id, storage.url)
+            await over.wait()
+            await reaper.stop()
+    finally:
+        await storage.close()
+    logger.info("reaper %s has stopped", reaper.id)
+
+
+def _server(equipment: Equipment, http: Http, stopping: Callable[[], bool]) -> Server:
+    return http.server(
+        opener(equipment.storage),
+        timing=lambda: equipment.timing,
+        clock=equipment.clock,
+        queues=lambda: {task.queue for task in equipment.tasks.values()},
+        vitals=lambda: Vitals(stopping=stopping(), figures=equipment.figures.totals()),
+    )
+
+
+def _recovered(event: JobStalled) -> None:
+    logger.warning(
+        "%s job %s of task %s in queue %s: run %d stalled (%s), %.1f s after its last sign of life",
+        event.action,
+        event.id,
+        event.task,
+        event.queue,
+        event.run,
+        event.reason,
+        event.silent_for,
+    )
+
+
+def _acquired(event: LeadershipAcquired) -> None:
+    logger.info("leads from now on (scope %s, epoch %d)", event.scope, event.epoch)
+
+
+def _lost(event: LeadershipLost) -> None:
+    logger.info("leads no longer: %s (scope %s, epoch %d)", event.reason, event.scope, event.epoch)

@@ -1,0 +1,66 @@
+"""`tenure serve`: health over HTTP, beside the workers."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+
+import click
+
+from tenure.cli.access import reach
+from tenure.cli.exits import OK
+from tenure.cli.http import DEFAULT_ADDRESS, Http, closed, opener, served_at
+from tenure.cli.load import load
+from tenure.cli.logs import logged, set_up
+from tenure.cli.session import Session, storage
+from tenure.clock import SystemClock
+from tenure.errors import StorageError, UsageError
+from tenure.health.vitals import Vitals
+from tenure.health.watch import LIMIT
+
+logger = logging.getLogger("tenure.serve")
+
+
+@click.command()
+@storage
+@click.argument("target", required=False, metavar="[MODULE:APP]")
+@logged
+@served_at(DEFAULT_ADDRESS)
+@click.pass_obj
+def serve(session: Session, target: str | None, http: Http, log_level: str, log_format: str) -> int:
+    """Serve health over HTTP, until SIGTERM or SIGINT: /live, /ready, /health/queues, /metrics.
+
+    Runs no jobs and needs no workers. Needs an app or the address of a storage; an app also tells which queues there
+    are, and its timing.
+    """
+    set_up(log_level, log_format, quiet=session.quiet)
+    if target is not None:
+        if session.url is not None:
+            raise UsageError(f"{target} has a storage of its own; leave --url out, or the app")
+        session.app = target
+    asyncio.run(_serve(session, http))
+    return OK
+
+
+async def _serve(session: Session, http: Http) -> None:
+    over = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, over.set)
+    access = reach(session)
+    tasks = load(session.app).tasks if session.url is None and session.app is not None else {}
+    # One that is out of reach may be there later; one that can never be there is refused now.
+    with contextlib.suppress(StorageError, TimeoutError):
+        async with asyncio.timeout(LIMIT):
+            await access.storage.open()
+    server = http.server(
+        opener(access.storage),
+        timing=lambda: access.timing,
+        clock=SystemClock(),
+        queues=lambda: {task.queue for task in tasks.values()},
+        vitals=lambda: Vitals(stopping=over.is_set()),
+    )
+    async with server:
+        await over.wait()
+    await closed(access.storage)
+    logger.info("serve has stopped")

@@ -1,0 +1,134 @@
+"""What a call of the command line was told for all its commands, before or after the command's name."""
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Literal, TypeVar
+
+import click
+from click.core import ParameterSource
+
+from tenure.core.check import named
+from tenure.core.duration import duration
+from tenure.core.size import size
+from tenure.errors import UsageError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+Form = Literal["table", "json", "jsonl"]
+
+
+@dataclass
+class Session:
+    """The app, the storage and the manner of output that were asked for.
+
+    `url` was given to this call; `fallback` is `$TENURE_URL`, which an app with a URL of its own overrides.
+    """
+
+    app: str | None = None
+    url: str | None = None
+    fallback: str | None = None
+    form: Form = "table"
+    quiet: bool = False
+    color: bool = field(default_factory=lambda: not os.environ.get("NO_COLOR"))
+
+
+def length(flag: str, *, zero: bool = False) -> Callable[[Any], timedelta]:
+    """Return what reads the duration of a flag: "30s", "1.5h", or a bare number of seconds.
+
+    What it returns raises UsageError if it is none, or out of range.
+    """
+
+    def read(value: Any) -> timedelta:
+        bare = isinstance(value, str) and re.fullmatch(r"[+-]?\d+(\.\d+)?", value.strip())
+        return duration(float(value) if bare else value, field=flag, zero=zero)
+
+    return read
+
+
+def bytes_of(flag: str) -> Callable[[Any], int]:
+    """Return what reads the size of a flag: "500MB", "2GiB", or a bare number of bytes.
+
+    What it returns raises UsageError if it is none.
+    """
+
+    def read(value: Any) -> int:
+        return size(value, field=flag)
+
+    return read
+
+
+def naming(flag: str) -> Callable[[Any], str]:
+    """Return what reads the name of something given by a flag; an empty one is a mistake, not one that is left out.
+
+    What it returns raises UsageError if it is none.
+    """
+
+    def read(value: Any) -> str:
+        return named(value, field=flag)
+
+    return read
+
+
+def no_cursor(flag: str, given: str | None, remedy: str = "take the one that the page before named") -> UsageError:
+    """Return what to say of a cursor that the storage has never given out."""
+    shown = repr(given) if len(given or "") <= 40 else f"{(given or '')[:40]!r}..."
+    return UsageError(f"{flag} {shown} is no cursor; {remedy}")
+
+
+def output(command: F) -> F:
+    """Give a command the options of output, which every command has."""
+    return _with(_OUTPUT, command)
+
+
+def storage(command: F) -> F:
+    """Give a command the options of output, and those that name a storage."""
+    return _with([*_STORAGE, *_OUTPUT], command)
+
+
+def _with(options: list[Callable[[Any], Any]], command: F) -> F:
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def _keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+    session = ctx.ensure_object(Session)
+    # An option after the command's name is read later, and so wins over the same one before it.
+    match param.name:
+        case "app" if value is not None:
+            session.app = value
+        case "url" if value is not None:
+            plain = ctx.parent is None and ctx.get_parameter_source("url") is ParameterSource.ENVIRONMENT
+            setattr(session, "fallback" if plain else "url", value)
+        case "output" if value is not None:
+            session.form = value
+        case "quiet" if value:
+            session.quiet = True
+        case "no_color" if value:
+            session.color = False
+        case _:
+            pass
+
+
+_STORAGE: list[Callable[[Any], Any]] = [
+    click.option("--app", metavar="MODULE:APP", expose_value=False, callback=_keep, help="The app."),
+    click.option("--url", metavar="URL", expose_value=False, callback=_keep, help="The storage, instead of the app's."),
+]
+
+_OUTPUT: list[Callable[[Any], Any]] = [
+    click.option(
+        "-o",
+        "--output",
+        type=click.Choice(["table", "json", "jsonl"]),
+        expose_value=False,
+        callback=_keep,
+        help="How results are printed; a table unless told otherwise.",
+    ),
+    click.option(
+        "--quiet", is_flag=True, expose_value=False, callback=_keep, help="Say no more than what was asked for."
+    ),
+    click.option("--no-color", is_flag=True, expose_value=False, callback=_keep, help="Use no colours."),
+]

@@ -1,0 +1,132 @@
+"""`tenure jobs show`: all that is known of one job, and why it ran more than once."""
+
+import asyncio
+
+import click
+
+from tenure.cli.access import accessed
+from tenure.cli.history import why_again
+from tenure.cli.lookup import find_job
+from tenure.cli.render import as_json, block, moment_text, pairs, printable, span_text, table
+from tenure.cli.session import Session, naming, storage
+from tenure.cli.views import DetailView, ErrorView, RunView, detail_view, value_text
+from tenure.core.decision import STALL_ERROR
+from tenure.core.postmortem import first_line
+from tenure.errors import JobNotFoundError
+
+
+@click.command()
+@storage
+@click.argument("job_id", type=naming("ID"), metavar="ID")
+@click.option("--queue", type=naming("--queue"), metavar="QUEUE", help="The queue it is in.")
+@click.pass_obj
+def show(session: Session, job_id: str, queue: str | None) -> None:
+    """Show a job: its record, every run of it, its log, and why it ran more than once."""
+    seen = asyncio.run(_detail(session, job_id, queue))
+    if not as_json(session, seen):
+        _shown(session, seen)
+
+
+async def _detail(session: Session, job_id: str, queue: str | None) -> DetailView:
+    async with accessed(session) as access:
+        job = await find_job(access.storage, job_id, queue)
+        detail = (await access.storage.get([job.ref]))[0]
+        if detail is None:
+            raise JobNotFoundError(job_id, f"job {job_id!r} was deleted just now")
+        why = why_again(detail.job, detail.runs)
+        return detail_view(detail, access.decode, why=why)
+
+
+def _shown(session: Session, job: DetailView) -> None:
+    pairs(session, [(name, value) for name, value in _told(job) if value])
+    if job.error is not None:
+        block(session, "error", _error(job.error))
+    if job.runs:
+        click.echo()
+        table(session, _RUN_COLUMNS, [_run(run) for run in job.runs], title="runs")
+        for run in job.runs:
+            if (text := _post_mortem(run)) and not (job.error is not None and text == job.error.traceback):
+                block(session, f"post-mortem of run {run.number}", text)
+            if run.ended is None and run.trace is not None:
+                block(session, f"where run {run.number} is, as of a beat of its worker", run.trace)
+    if job.log:
+        said = [
+            f"{moment_text(line.at)} run {line.run} {line.level}: {_line(line.message, line.fields)}"
+            for line in job.log
+        ]
+        if job.log_dropped:
+            said.insert(0, f"({job.log_dropped:,} other lines were dropped)")
+        block(session, "log", "\n".join(said))
+    if job.why is not None:
+        click.echo(f"\n{printable(job.why)}")
+
+
+def _post_mortem(run: RunView) -> str:
+    """Return what is told of a run that was cut off, beyond its cause; empty where nothing is."""
+    cause, _, more = (run.detail or "").partition("\n")
+    match run.ended:
+        case "stalled" if more:
+            return f"{cause}\n{more}"
+        case "timed_out":
+            return more
+        case _:
+            return ""
+
+
+def _error(error: ErrorView) -> str:
+    said = f"{error.type}: {error.message}"
+    # What a job failed by that stalled is told in full with the run.
+    return said if error.type == STALL_ERROR else error.traceback or said
+
+
+def _told(job: DetailView) -> list[tuple[str, str]]:
+    stop = f"{moment_text(job.cancel_asked)} {job.cancel_reason or ''}" if job.cancel_asked else ""
+    progress = "" if job.progress is None else f"{job.progress:g} {job.progress_note or ''}"
+    tick = "triggered" if job.scheduled_for is None else moment_text(job.scheduled_for)
+    return [
+        ("id", job.id),
+        ("queue", job.queue),
+        ("task", job.task),
+        ("state", f"{job.state} ({job.reason})" if job.reason else job.state),
+        ("arguments", value_text(job.arguments)),
+        ("result", value_text(job.result) if job.state == "completed" else ""),
+        ("tags", ", ".join(job.tags)),
+        ("priority", str(job.priority) if job.priority else ""),
+        ("schedule", "" if job.schedule is None else f"{job.schedule}, {tick}"),
+        ("created", moment_text(job.created)),
+        ("due", moment_text(job.run_at) if job.state in ("delayed", "waiting") else ""),
+        ("started", moment_text(job.started) if job.started else ""),
+        ("finished", moment_text(job.finished) if job.finished else ""),
+        ("lease until", moment_text(job.lease_until) if job.state == "active" else ""),
+        ("asked to stop", stop),
+        ("progress", progress),
+        ("budgets", _budgets(job)),
+    ]
+
+
+def _budgets(job: DetailView) -> str:
+    return (
+        f"{job.starts} starts; {job.failures} of {job.max_attempts} attempts failed, "
+        f"{job.stalls} stalls of {job.max_stalls} allowed, {job.releases} releases"
+    )
+
+
+_RUN_COLUMNS = ("run", "fence", "worker", "host", "pid", "start", "took", "ended", "why")
+
+
+def _run(run: RunView) -> list[str]:
+    return [
+        str(run.number),
+        str(run.fence),
+        run.worker,
+        run.host,
+        str(run.pid),
+        moment_text(run.start),
+        span_text(run.took),
+        run.ended or "active",
+        ": ".join(part for part in (run.reason, first_line(run.detail or "")) if part) or "-",
+    ]
+
+
+def _line(message: str, fields: dict[str, str]) -> str:
+    return " ".join([message, *(f"{name}={value}" for name, value in fields.items())])

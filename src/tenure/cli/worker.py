@@ -1,0 +1,353 @@
+"""`tenure worker`: claims jobs and runs them, in processes under a supervisor, or in this one."""
+
+import asyncio
+import contextlib
+import functools
+import logging
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import NoReturn
+
+import click
+
+from tenure.app import Tenure
+from tenure.cli.access import shared
+from tenure.cli.exits import OK, leave, told
+from tenure.cli.http import Http, served
+from tenure.cli.load import load
+from tenure.cli.logs import logged, set_up
+from tenure.cli.session import Session, bytes_of, length, output
+from tenure.clock import SystemClock, entropy
+from tenure.errors import UsageError
+from tenure.health.server import Server
+from tenure.maintenance.reaper import Reaper
+from tenure.schedules import put_all
+from tenure.worker import loops
+from tenure.worker.child import Child
+from tenure.worker.orders import SIGNALS, draining, outlive
+from tenure.worker.overview import Overview
+from tenure.worker.sources import Sources
+from tenure.worker.systemd import Systemd
+from tenure.worker.wear import staggered
+from tenure.worker.worker import DRAIN, Worker
+
+logger = logging.getLogger("tenure.worker")
+
+SUPERVISES = os.name == "posix"
+"""Whether this system has sessions, sockets between processes and descriptors that are passed on."""
+
+CLOSING = 0.3
+"""Seconds that health and the storage get to close before the process ends all the same: what counts is written."""
+
+
+@dataclass(frozen=True)
+class Crew:
+    """What a worker process was told of its work; None for the queues: all that the app's tasks go to."""
+
+    queues: tuple[str, ...] | None
+    concurrency: int
+    burst: bool
+    reaper: bool
+    name: str | None
+    drain: timedelta
+    max_jobs: int | None = None
+    max_memory: int | None = None
+    prefetch: int | None = None
+
+    def worker(self, app: Tenure, *, child: Child | None = None) -> Worker:
+        """Return the worker, not yet started.
+
+        Raises:
+            UsageError: an option has no valid value.
+        """
+        max_jobs = self.max_jobs
+        if max_jobs is not None and child is not None and child.siblings:
+            max_jobs = staggered(max_jobs, entropy())
+        return app.worker(
+            queues=self.queues,
+            concurrency=self.concurrency,
+            name=self.name,
+            reaper=self.reaper,
+            drain=self.drain,
+            burst=self.burst,
+            max_jobs=max_jobs,
+            max_memory=self.max_memory,
+            prefetch=self.prefetch,
+            incarnation=None if child is None else child.incarnation,
+            slate=None if child is None else child.slate,
+        )
+
+    def options(self) -> list[str]:
+        """Return the command line that says the same."""
+        return [
+            *(part for queue in self.queues or () for part in ("-q", queue)),
+            *("-c", str(self.concurrency), "--drain", f"{self.drain.total_seconds()}s"),
+            *(["--burst"] if self.burst else []),
+            *([] if self.reaper else ["--no-reaper"]),
+            *([] if self.name is None else ["--name", self.name]),
+            *([] if self.max_jobs is None else ["--max-jobs", str(self.max_jobs)]),
+            *([] if self.max_memory is None else ["--max-memory", str(self.max_memory)]),
+            *([] if self.prefetch is None else ["--prefetch", str(self.prefetch)]),
+        ]
+
+
+@click.command()
+@output
+@click.argument("target", required=False, metavar="MODULE:APP")
+@click.option("-q", "--queue", "queues", multiple=True, metavar="QUEUE,...", help="Serve these; all unless given.")
+@click.option(
+    "-c", "--concurrency", type=click.IntRange(1), default=10, show_default=True, help="Runs at once, in each process."
+)
+@click.option("--processes", type=click.IntRange(1), default=1, show_default=True, help="Worker processes.")
+@click.option(
+    "--no-supervisor", is_flag=True, help="Work in this very process, as debuggers want it; nobody watches over it."
+)
+@click.option("--burst", is_flag=True, help="End when nothing is left to do now.")
+@click.option("--no-reaper", is_flag=True, help="Do not recover what others left behind.")
+@click.option("--name", metavar="NAME", help="What it is called in the run history.  [default: host:pid]")
+@click.option(
+    "--drain",
+    type=length("--drain", zero=True),
+    metavar="DURATION",
+    default=DRAIN,
+    show_default="25s",
+    help="How long a stop lets runs go on.",
+)
+@click.option(
+    "--max-jobs", type=click.IntRange(1), metavar="N", help="Replace a process after so many jobs, between two of them."
+)
+@click.option(
+    "--max-memory",
+    type=bytes_of("--max-memory"),
+    metavar="SIZE",
+    help="Replace a process that occupies more, 500MB say, between two of its jobs.",
+)
+@click.option(
+    "--prefetch",
+    type=click.IntRange(0),
+    metavar="N",
+    help="Claim at most N jobs beyond those that run, where these are short; 0 for none.",
+)
+@click.option(
+    "--loop",
+    type=click.Choice(loops.LOOPS),
+    default="auto",
+    help="Run handlers on this event loop.  [default: uvloop where it is installed]",
+)
+@click.option("--reload", is_flag=True, help="Replace the processes when their code changes; for development.")
+@click.option(
+    "--reload-dir",
+    "reload_dirs",
+    multiple=True,
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    metavar="DIR",
+    help="Look for changes there; in the working directory unless given.",
+)
+@logged
+@served
+@click.pass_obj
+def worker(
+    session: Session,
+    target: str | None,
+    queues: tuple[str, ...],
+    concurrency: int,
+    processes: int,
+    no_supervisor: bool,
+    burst: bool,
+    no_reaper: bool,
+    name: str | None,
+    drain: timedelta,
+    max_jobs: int | None,
+    max_memory: int | None,
+    prefetch: int | None,
+    loop: loops.Loop,
+    reload: bool,
+    reload_dirs: tuple[Path, ...],
+    http: Http | None,
+    log_level: str,
+    log_format: str,
+) -> int:
+    """Claim jobs and run them, until SIGTERM or SIGINT.
+
+    This process runs no jobs: it supervises those that do, renews their leases while they cannot, takes back what they
+    hold when they die, and replaces them. --no-supervisor does without.
+
+    The first signal lets the runs end, for as long as --drain; the second hands them back and leaves at once. SIGHUP
+    and SIGQUIT are a first signal, too; SIGUSR1, SIGUSR2 and SIGALRM do nothing. Whatever
+    the storage does, it is gone within 5 s of the drain. Only the supervisor counts signals, so they may go to all
+    processes. With --http the supervisor serves the health of all.
+    """
+    set_up(log_level, log_format, quiet=session.quiet)
+    # Before any user code, which may have a use for them.
+    outlive()
+    target = _target(session, target)
+    crew = Crew(_queues(queues), concurrency, burst, not no_reaper, name, drain, max_jobs, max_memory, prefetch)
+    # Before any user code: what that starts must not come by the line to our supervisor.
+    child = Child.from_environment()
+    # Refused here, and not by each process. All of them run handlers, or start some that do.
+    loops.runner(loop)
+    os.environ[loops.VARIABLE] = loop
+    if child is None and _supervises(processes, without=no_supervisor):
+        said = ["--log-level", log_level, "--log-format", log_format, *(["--quiet"] if session.quiet else [])]
+        sources = Sources(reload_dirs or [Path.cwd()]) if reload or reload_dirs else None
+        _supervised(target, crew, processes, http, said, sources=sources)
+    if child is None and (reload or reload_dirs):
+        raise UsageError("--reload needs a supervisor; leave --no-supervisor out")
+    app = load(target)
+    if child is not None and child.siblings:
+        shared(app.storage)
+    run_worker(app, crew, child=child, http=http)
+
+
+def run_worker(app: Tenure, crew: Crew, *, child: Child | None = None, http: Http | None = None) -> NoReturn:
+    """Work in this process until it is asked to stop; then end it, whatever threads still hang in it.
+
+    Raises:
+        UsageError: an option has no valid value.
+    """
+    made = crew.worker(app, child=child)
+    # That of a child is its supervisor's.
+    server = None if http is None else _server(app, made, http)
+    if child is not None:
+        # Before the first claim: a child that holds jobs is one whose supervisor knows where they are. And after all
+        # that may be refused: who has said this is started again.
+        queues = {task.queue for task in app.tasks.values()}
+        child.hello(app.url, app.timing, queues=queues, serves=crew.queues or ())
+    _mind_early_and_late_signals(made, child)
+    # Never closed: closing waits for threads, and one of them may never end.
+    runner = loops.runner(loops.told())
+    try:
+        runner.run(_work(app, made, crew, server, child))
+        if child is not None:
+            child.goodbye(dismissed=made.dismissed, recycled=made.recycled)
+        code = OK
+    except BaseException as error:
+        code = told(error)
+    leave(code)
+
+
+def _mind_early_and_late_signals(made: Worker, child: Child | None) -> None:
+    """Let a signal that finds the worker ended already, or a child's not begun, not turn a clean end into a death."""
+
+    def minded(number: int, _: object) -> None:
+        if child is not None:
+            # It holds nothing yet; once it works it hears signals in its own way, to its end.
+            child.goodbye()
+        os._exit(OK if made.ended or child is not None else 128 + number)
+
+    for number in (*SIGNALS, *draining()):
+        signal.signal(number, minded)
+
+
+def _server(app: Tenure, made: Worker, http: Http) -> Server:
+    equipment = app.equipment()
+    return http.server(
+        app.opened,
+        timing=lambda: equipment.timing,
+        clock=equipment.clock,
+        queues=lambda: {task.queue for task in app.tasks.values()},
+        vitals=made.vitals,
+    )
+
+
+async def _work(app: Tenure, made: Worker, crew: Crew, server: Server | None, child: Child | None) -> None:
+    logger.info("worker %s (%s) starts on %s", made.owner.name, made.owner.id, app.storage.url)
+    try:
+        if server is not None:
+            # Served also while the worker starts, which an absent storage may hold up, and while it drains.
+            await server.start()
+        if not crew.reaper:
+            await _sweep_once(app)
+        await (made.run() if child is None else child.work(made, app.equipment().figures))
+    finally:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSING):
+                await asyncio.gather(app.close(), *([] if server is None else [server.stop()]))
+    logger.info("worker %s (%s) has stopped", made.owner.name, made.owner.id)
+
+
+async def _sweep_once(app: Tenure) -> None:
+    """Recover what died before this worker came: a restart after a crash takes its own jobs up again at once."""
+    # A schedule has the ticks that the code gives it now, not those that it had before.
+    await put_all(await app.opened(), app.equipment().schedules.values())
+    reaper = Reaper(app, election=None)
+    while await reaper.turn() == 0:
+        # As long as it says that there is more.
+        continue
+
+
+def _supervises(processes: int, *, without: bool) -> bool:
+    """Say whether this process shall be a supervisor.
+
+    Raises:
+        UsageError: several processes are to work without one.
+    """
+    if processes > 1 and (without or not SUPERVISES):
+        why = "leave --no-supervisor out" if without else "this system has no processes of the kind that it needs"
+        raise UsageError(f"--processes {processes} needs a supervisor; {why}, or start so many workers by yourself")
+    if without or not SUPERVISES:
+        if not without:
+            logger.warning("this system has no processes of the kind that a supervisor needs; nobody watches over us")
+        return False
+    return True
+
+
+def _supervised(
+    target: str,
+    crew: Crew,
+    processes: int,
+    http: Http | None,
+    logging_options: list[str],
+    *,
+    sources: Sources | None,
+) -> NoReturn:
+    """Supervise so many worker processes until told to stop, then end this one.
+
+    It runs no user code, so it does not even load the app: the first child finds out what is wrong with that.
+    """
+    from tenure.worker.supervisor import supervise
+
+    own = [sys.executable, "-m", "tenure", "worker", target, *crew.options(), *logging_options]
+    command = [*own, "--processes", "1"]
+    code = supervise(
+        command,
+        processes=processes,
+        drain=crew.drain,
+        burst=crew.burst,
+        sources=sources,
+        systemd=Systemd.from_environment(),
+        serve=None if http is None else functools.partial(_overseer, http),
+        logger=logger,
+    )
+    leave(code)
+
+
+def _overseer(http: Http, overview: Overview) -> Server:
+    """Return what serves the health of all children."""
+    return http.server(
+        overview.opened,
+        timing=lambda: overview.timing,
+        clock=SystemClock(),
+        queues=lambda: overview.queues,
+        vitals=overview.vitals,
+    )
+
+
+def _target(session: Session, target: str | None) -> str:
+    named = target or session.app
+    if named is None:
+        raise UsageError("worker needs an app; name one as module:attribute, such as tasks:app, or set TENURE_APP")
+    if session.url is not None:
+        raise UsageError(f"{named} has a storage of its own; leave --url out, or set TENURE_URL for Tenure()")
+    return named
+
+
+def _queues(given: tuple[str, ...]) -> tuple[str, ...] | None:
+    names = [name.strip() for one in given for name in one.split(",")]
+    if not all(names):
+        raise UsageError(f"-q {','.join(given)!r} names an empty queue; write -q mail,default")
+    return tuple(dict.fromkeys(names)) or None

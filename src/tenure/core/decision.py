@@ -1,0 +1,230 @@
+"""What shall become of a job after one run: decided here, once, for workers, reapers and supervisors alike."""
+
+from random import Random
+from typing import Literal, assert_never
+
+from msgspec import Struct
+
+from tenure.core.job import Charge, JobRecord, RecordedError
+from tenure.core.lifecycle import State
+from tenure.core.outcome import (
+    Cancelled,
+    Interrupted,
+    Outcome,
+    Raised,
+    Rejected,
+    Returned,
+    Snoozed,
+    Stalled,
+    TimedOut,
+    Unknown,
+    Unreadable,
+)
+from tenure.core.postmortem import first_line, stall_cause
+
+STALL_ERROR = "JobStalledError"
+"""The type of the error that a job has which failed by its stalls."""
+
+AGAIN = "its worker failed while it ran, for the second time in a row"
+"""The cause of a stall that a put-back is charged as."""
+
+SHORTAGE_REST = 1_000_000
+"""Microseconds until a job runs again whose worker ran out of descriptors, threads or memory."""
+
+EndState = Literal[State.COMPLETED, State.FAILED, State.CANCELLED]
+
+
+class Finish(Struct, frozen=True, kw_only=True, gc=False):
+    """The job is over.
+
+    `keep`: for how many microseconds the storage keeps it with its result, None: as its queue says. `redrive_after`:
+    after how many a rule puts it back in line, None: never.
+    """
+
+    state: EndState
+    result: bytes | None = None
+    error: RecordedError | None = None
+    reason: str | None = None
+    charge: Charge | None = None
+    keep: int | None = None
+    redrive_after: int | None = None
+
+
+class PutBack(Struct, frozen=True, kw_only=True):
+    """The job runs again: after `after` microseconds, or at once with its place in the line kept.
+
+    `quarantine`: alone in a process, for the last one that it ran in may have ended by its fault. `put_back_used`: what
+    the record says of that from now on (`JobRecord.put_back_used`). `until_known`: only by a worker that knows its task
+    and the version of its payload, and no earlier than one asks.
+    """
+
+    charge: Charge
+    after: int = 0
+    reason: str | None = None
+    error: RecordedError | None = None
+    quarantine: bool = False
+    put_back_used: bool = False
+    until_known: bool = False
+
+
+Decision = Finish | PutBack
+
+
+def counts(outcome: Outcome) -> bool:
+    """Return True for an uncharged put-back that could repeat without a limit.
+
+    The run had begun, and its worker failed, or handed it back as if it stopped although it was not stopping, or ran
+    out of descriptors, threads or memory. Any other put-back is asked for, bounded elsewhere, or costs the job no run.
+    """
+    match outcome:
+        case (
+            Interrupted(reason="worker_failed", begun=True) | Interrupted(reason="shutdown", begun=True, stopping=False)
+        ):
+            return True
+        case Raised(final=False, shortage=True):
+            return True
+        case _:
+            return False
+
+
+def limited(job: JobRecord, outcome: Outcome) -> Outcome:
+    """Return the outcome to judge a run by: a counted put-back after the free one is a stall.
+
+    The first counted put-back since the job's last charge or end is free. A second one in a row could be the job's own
+    doing. An exception needs no stall for that: it is charged as a failure.
+    """
+    if job.put_back_used and isinstance(outcome, Interrupted) and counts(outcome):
+        return Stalled("process_died", owner=job.owner or "", detail=AGAIN, delay=outcome.delay)
+    return outcome
+
+
+def decide(job: JobRecord, outcome: Outcome, rng: Random) -> Decision:
+    """Say what becomes of a job after one run. Pure: the same arguments give the same answer."""
+    outcome = limited(job, outcome)
+    used = job.put_back_used or counts(outcome)
+    match outcome:
+        case Returned():
+            return Finish(state=State.COMPLETED, result=outcome.result, keep=job.policy.result_ttl)
+        case Cancelled(reason):
+            return Finish(state=State.CANCELLED, reason=reason)
+        case Snoozed(delay):
+            return PutBack(charge="releases", after=delay, reason="snoozed", put_back_used=used)
+        case Interrupted(reason, delay):
+            return PutBack(
+                charge="releases", after=delay, reason=reason, quarantine=job.quarantined, put_back_used=used
+            )
+        case Unknown(reason):
+            return PutBack(
+                charge="releases", reason=reason, quarantine=job.quarantined, put_back_used=used, until_known=True
+            )
+        case Stalled() if job.cancel_at is not None:
+            return Finish(state=State.CANCELLED, reason=job.cancel_reason)
+        case Stalled(reason, blameless=True, begun=begun) if not begun or job.policy.on_worker_lost != "fail":
+            return PutBack(charge="releases", reason=reason, quarantine=job.quarantined, put_back_used=used)
+        case Stalled(reason):
+            if job.stalls + 1 > job.stall.max_stalls or job.policy.on_worker_lost == "fail":
+                return Finish(
+                    state=State.FAILED,
+                    error=_stall_error(job, outcome),
+                    reason="crashed" if reason == "process_died" else "stalled",
+                    charge="stalls",
+                    redrive_after=None if job.policy.on_worker_lost == "fail" else _redrive_after(job),
+                )
+            # A handler that kept silent was the only one to blame; else nobody knows who took the process along.
+            return PutBack(charge="stalls", after=outcome.delay, reason=reason, quarantine=reason != "no_progress")
+        case Rejected(error):
+            return Finish(state=State.FAILED, error=error, reason="rejected", charge="failures")
+        case Unreadable(error):
+            return Finish(state=State.FAILED, error=error, reason="undecodable", charge="failures")
+        case Raised(error, final=False, shortage=True) if not job.put_back_used:
+            return PutBack(
+                charge="releases", after=SHORTAGE_REST, reason="worker_failed", error=error, put_back_used=used
+            )
+        case Raised(error, final, after, alone=alone):
+            reason = "rejected" if final else "exhausted"
+            return _retry(job, error, final=final, after=after, reason=reason, rng=rng, alone=alone)
+        case TimedOut(error, final):
+            return _retry(job, error, final=final, after=None, reason="timeout", rng=rng)
+        case _:
+            assert_never(outcome)
+
+
+def _retry(
+    job: JobRecord,
+    error: RecordedError,
+    *,
+    final: bool,
+    after: int | None,
+    reason: str,
+    rng: Random,
+    alone: bool = False,
+) -> Decision:
+    failures = job.failures + 1
+    if final or failures >= job.policy.retry.max_attempts:
+        # What its policy calls final is not a matter of trying again later.
+        after = None if final else _redrive_after(job)
+        return Finish(state=State.FAILED, error=error, reason=reason, charge="failures", redrive_after=after)
+    rest = job.policy.retry.delay(failures, rng) if after is None else after
+    told = "timeout" if reason == "timeout" else None
+    return PutBack(charge="failures", after=rest, reason=told, error=error, quarantine=alone)
+
+
+def _redrive_after(job: JobRecord) -> int | None:
+    rule = job.policy.redrive
+    return None if rule is None or job.redrives >= rule.times else rule.after << job.redrives
+
+
+def _stall_error(job: JobRecord, stalled: Stalled) -> RecordedError:
+    """Return what the job failed by: why it may not run again, how its last run ended, and all that is known of it."""
+    cause = (
+        first_line(stalled.detail)
+        if stalled.detail
+        else stall_cause(job, stalled.reason, silent_for=stalled.silent_for)
+    )
+    if job.policy.on_worker_lost == "fail":
+        message = f"the worker was lost, and this job must not run twice (on_worker_lost='fail'); {cause}"
+    else:
+        stalls = f"the job stalled {job.stalls + 1} times, more than its max_count of {job.stall.max_stalls}"
+        message = f"{stalls}; the last time {cause}"
+    # As a traceback ends: with the error.
+    trace = f"{stalled.detail}\n{STALL_ERROR}: {message}" if stalled.detail else ""
+    return RecordedError(STALL_ERROR, message, trace)
+
+
+class RunEnd(Struct, frozen=True):
+    """How a run ended, for the run history."""
+
+    ended: Literal["completed", "raised", "timed_out", "rejected", "undecodable", "stalled", "released", "cancelled"]
+    reason: str | None = None
+    detail: str | None = None
+
+
+_COMPLETED = RunEnd("completed")
+
+
+def run_end(outcome: Outcome, decision: Decision) -> RunEnd:
+    """Say how a run ended, in the words of the run history."""
+    match outcome:
+        case Returned():
+            return _COMPLETED
+        case Raised(error) if decision.charge == "releases":
+            return RunEnd("released", decision.reason, f"{error.type}: {error.message}")
+        case Raised(error):
+            return RunEnd("raised", error.type, error.message)
+        case TimedOut(error):
+            # Where it was then is all that tells a later reader why; of an exception the job itself has the traceback.
+            return RunEnd("timed_out", error.type, "\n".join(part for part in (error.message, error.traceback) if part))
+        case Rejected(error):
+            return RunEnd("rejected", error.type, error.message)
+        case Unreadable(error):
+            return RunEnd("undecodable", error.type, error.message)
+        case Stalled(reason=reason, detail=detail):
+            return RunEnd("released" if decision.charge == "releases" else "stalled", reason, detail)
+        case Cancelled(reason):
+            return RunEnd("cancelled", reason)
+        case Snoozed():
+            return RunEnd("released", "snoozed")
+        case Interrupted(reason) | Unknown(reason=reason):
+            return RunEnd("released", reason)
+        case _:
+            assert_never(outcome)

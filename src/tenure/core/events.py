@@ -1,0 +1,493 @@
+"""What may be announced: one class for each thing that has happened, named in the past tense.
+
+In the log an event is named in snake case without "Job" (`JobStalled` is `stalled`). `cursor` and `at` are the
+storage's: set when the event is recorded, empty on an event that never was.
+"""
+
+import re
+from datetime import datetime, timedelta
+from typing import Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Struct, structs
+
+from tenure.core.duration import micros, moment
+from tenure.core.job import DeadReason, OnExpire, RecordedError, StallReason
+from tenure.core.outcome import ReleaseReason, StopCode
+
+RESULT_SHOWN = 4096
+"""Results up to this many bytes travel in `JobCompleted`; larger ones are read from the record."""
+
+
+def event_name(name: str) -> str:
+    """Return the name that a class of this name has in the log."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name.removeprefix("Job")).lower()
+
+
+class Event(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="event", tag=event_name):
+    """Something that has happened."""
+
+    cursor: str = ""
+    at: datetime | None = None
+
+
+class JobEvent(Event, frozen=True, kw_only=True):
+    """Something that has happened to a job, in its run of that number (0: before the first)."""
+
+    queue: str
+    id: str
+    task: str
+    run: int = 0
+
+
+class JobEnqueued(JobEvent, frozen=True, kw_only=True):
+    """A job was remembered. Recorded on request."""
+
+    due_at: datetime
+    priority: int = 0
+
+
+class JobDeduplicated(JobEvent, frozen=True, kw_only=True):
+    """A call made no job: one that holds its key is there. Recorded on request."""
+
+    key: str
+    existing_id: str
+
+
+class JobDebounced(JobEvent, frozen=True, kw_only=True):
+    """A later call took the place of this job's own. Recorded on request. `replaced_by`: the id of that call."""
+
+    key: str
+    replaced_by: str
+
+
+class JobThrottled(JobEvent, frozen=True, kw_only=True):
+    """A call made no job: its key has had all that its window allows. Recorded on request. `retry_in` in seconds."""
+
+    key: str
+    retry_in: float
+
+
+class JobCollected(JobEvent, frozen=True, kw_only=True):
+    """A job took in another call, its `count`-th. Recorded on request."""
+
+    key: str
+    count: int
+
+
+class JobRescheduled(JobEvent, frozen=True, kw_only=True):
+    """A job that had not started got another time or priority. Recorded on request."""
+
+    due_at: datetime
+    priority: int = 0
+    by: str | None = None
+
+
+class JobStarted(JobEvent, frozen=True, kw_only=True):
+    """A run began. Recorded on request; the run history has it in any case."""
+
+    attempt: int
+    owner: str
+    host: str = ""
+    pid: int = 0
+    fence: int
+    redelivered: bool = False
+
+
+class JobProgressed(JobEvent, frozen=True, kw_only=True):
+    """A handler told how far it is. Recorded on request."""
+
+    value: float
+    note: str | None = None
+
+
+class JobSuspected(JobEvent, frozen=True, kw_only=True):
+    """A lease ran out; its grace has begun. Recorded on request. `silent_for` in seconds."""
+
+    owner: str
+    silent_for: float
+
+
+class JobRetried(JobEvent, frozen=True, kw_only=True):
+    """A run failed and the job will be tried again after `delay` seconds."""
+
+    attempt: int
+    next_attempt: int
+    delay: float
+    error: RecordedError | None = None
+
+    @property
+    def due_at(self) -> datetime | None:
+        """When the next attempt may start."""
+        return None if self.at is None else self.at + timedelta(seconds=self.delay)
+
+
+class JobReleased(JobEvent, frozen=True, kw_only=True):
+    """A run was handed back, charged to no budget; the job may run again after `delay` seconds."""
+
+    reason: ReleaseReason | str
+    delay: float = 0.0
+
+
+class JobStalled(JobEvent, frozen=True, kw_only=True):
+    """A run lost its worker; the job was put back (`recovered`) or had no stall left (`failed`).
+
+    `count` is how often the job has stalled, `silent_for` the seconds since its holder was last heard of.
+    """
+
+    count: int
+    action: Literal["recovered", "failed"]
+    reason: StallReason
+    owner: str = ""
+    silent_for: float = 0.0
+    post_mortem: str | None = None
+
+
+class JobStopIgnored(JobEvent, frozen=True, kw_only=True):
+    """A run with an exclusive right was told to stop, and its handler goes on; it keeps the right until that ends.
+
+    `reason`: why it was told to stop.
+    """
+
+    owner: str
+    reason: StopCode | None = None
+
+
+class JobCompleted(JobEvent, frozen=True, kw_only=True):
+    """A job came to its result. `duration` in seconds; `result` is None above 4 KiB: read the record.
+
+    `cancel_too_late`: a cancel had been asked for, but the work was done first.
+    """
+
+    attempt: int
+    duration: float = 0.0
+    result: Any = None
+    cancel_too_late: bool = False
+
+
+class JobFailed(JobEvent, frozen=True, kw_only=True):
+    """A job failed for good and is a dead letter now."""
+
+    attempt: int
+    reason: DeadReason | str
+    error: RecordedError | None = None
+
+
+class JobCancelled(JobEvent, frozen=True, kw_only=True):
+    """A job was cancelled; `was` is the state it left."""
+
+    reason: str | None = None
+    by: str | None = None
+    was: str
+
+
+class JobExpired(JobEvent, frozen=True, kw_only=True):
+    """A job's time to live ran out before it started. `ttl` and `age` in seconds."""
+
+    ttl: float
+    age: float
+    on_expire: OnExpire
+
+
+class JobRedriven(JobEvent, frozen=True, kw_only=True):
+    """Somebody put a job that was over back in line, with new budgets."""
+
+    by: str | None = None
+    was: str
+
+
+class JobDeleted(JobEvent, frozen=True, kw_only=True):
+    """Somebody deleted a job."""
+
+    by: str | None = None
+    was: str
+
+
+class JobRepaired(JobEvent, frozen=True, kw_only=True):
+    """An audit found a record that its indexes contradicted. In a sound storage this never happens."""
+
+    found: str
+    mended: str
+
+
+class RunFenced(JobEvent, frozen=True, kw_only=True):
+    """A write under an old fence was refused."""
+
+    fence: int
+    current_fence: int
+    owner: str
+    write: Literal["settle", "renew"]
+
+
+class LeaseLost(JobEvent, frozen=True, kw_only=True):
+    """This process stopped a run whose lease it no longer holds. Local, not recorded."""
+
+    fence: int
+    owner: str
+    reason: Literal["lost", "unreachable"]
+
+
+class QueuePaused(Event, frozen=True, kw_only=True):
+    """A queue gives out no more jobs."""
+
+    queue: str
+    by: str | None = None
+
+
+class QueueResumed(Event, frozen=True, kw_only=True):
+    """A queue gives out jobs again."""
+
+    queue: str
+    by: str | None = None
+
+
+class QueueDrained(Event, frozen=True, kw_only=True):
+    """The last unfinished job of a queue is over. Recorded on request."""
+
+    queue: str
+
+
+class ScheduleFired(Event, frozen=True, kw_only=True):
+    """A schedule's tick made a job, or one that waits took its call in: that job. `late_by` in seconds."""
+
+    name: str
+    tick: datetime
+    late_by: float
+    queue: str
+    id: str
+
+
+class ScheduleSkipped(Event, frozen=True, kw_only=True):
+    """A schedule's tick made no job.
+
+    `overlap`: one of an earlier tick is unfinished. `duplicate`: one of this id, or of the unique key, is there.
+    `throttled`: the window of its key is full.
+    """
+
+    name: str
+    tick: datetime
+    reason: Literal["overlap", "duplicate", "throttled"]
+
+
+class ScheduleMissed(Event, frozen=True, kw_only=True):
+    """So many ticks of a schedule went by and are not made up for, as its policy says; `tick` is the latest of them."""
+
+    name: str
+    tick: datetime
+    ticks: int
+    policy: str
+
+
+class LeadershipAcquired(Event, frozen=True, kw_only=True):
+    """A reaper leads from now on. `scope` is a queue on Redis and `*` elsewhere."""
+
+    scope: str
+    owner: str
+    epoch: int
+
+
+class LeadershipLost(Event, frozen=True, kw_only=True):
+    """A reaper leads no longer: it `resigned`, was `superseded`, or could not reach the storage (`unreachable`)."""
+
+    scope: str
+    owner: str
+    epoch: int
+    reason: Literal["resigned", "superseded", "unreachable", "expired"]
+
+
+class WorkerStarted(Event, frozen=True, kw_only=True):
+    """A worker began to claim."""
+
+    owner: str
+    host: str
+    pid: int
+    queues: tuple[str, ...]
+    concurrency: int
+
+
+class WorkerStopping(Event, frozen=True, kw_only=True):
+    """A worker claims no more and drains."""
+
+    owner: str
+    reason: str
+
+
+class WorkerStopped(Event, frozen=True, kw_only=True):
+    """A worker is gone, having handed back `released` runs."""
+
+    owner: str
+    released: int
+
+
+class WorkerDied(Event, frozen=True, kw_only=True):
+    """A worker process died under its supervisor; `jobs` of its runs were taken back. `how`: what happened to it."""
+
+    owner: str
+    host: str
+    pid: int
+    signal: int | None = None
+    status: int | None = None
+    peak_memory: int | None = None
+    jobs: int = 0
+    how: str = ""
+
+
+class WorkerHung(Event, frozen=True, kw_only=True):
+    """A worker is given up: its event loop, or the loop that claims, has not turned for `blocked_for` seconds.
+
+    `stack` is where it hangs.
+    """
+
+    owner: str
+    blocked_for: float
+    stack: str = ""
+
+
+class StorageReplaced(Event, frozen=True, kw_only=True):
+    """A worker found another partition in the place of the one it saw before: what the old one held is lost.
+
+    `old`, `new`: the identities of both.
+    """
+
+    partition: str
+    old: str
+    new: str
+
+
+class StorageRewound(Event, frozen=True, kw_only=True):
+    """A worker found that a partition of the storage went back in time: acknowledged writes are lost.
+
+    `by`: how many of the last events that the worker had seen are not in its log any more, at the least; 0 if the log
+    has grown past them since.
+    """
+
+    partition: str
+    by: int
+
+
+class WorkerFailed(Event, frozen=True, kw_only=True):
+    """A worker could not reach the storage and tries again after `retry_in` seconds. Local, not recorded."""
+
+    error: str
+    retry_in: float
+
+
+class ReaperFailed(Event, frozen=True, kw_only=True):
+    """A sweep failed; the next one comes. Local, not recorded."""
+
+    scope: str
+    error: str
+
+
+class EventsTrimmed(Event, frozen=True, kw_only=True):
+    """A reader came too late: what lies between its cursor and `oldest` is gone."""
+
+    oldest: str
+
+
+class UnreadableEvent(Event, frozen=True, kw_only=True):
+    """An event that this version cannot read, perhaps because a newer one recorded it; `body` is what the log holds."""
+
+    body: str
+
+
+AnyEvent = (
+    JobEnqueued
+    | JobDeduplicated
+    | JobDebounced
+    | JobThrottled
+    | JobCollected
+    | JobRescheduled
+    | JobStarted
+    | JobProgressed
+    | JobSuspected
+    | JobRetried
+    | JobReleased
+    | JobStalled
+    | JobStopIgnored
+    | JobCompleted
+    | JobFailed
+    | JobCancelled
+    | JobExpired
+    | JobRedriven
+    | JobDeleted
+    | JobRepaired
+    | RunFenced
+    | LeaseLost
+    | QueuePaused
+    | QueueResumed
+    | QueueDrained
+    | ScheduleFired
+    | ScheduleSkipped
+    | ScheduleMissed
+    | LeadershipAcquired
+    | LeadershipLost
+    | WorkerStarted
+    | WorkerStopping
+    | WorkerStopped
+    | WorkerDied
+    | WorkerHung
+    | StorageReplaced
+    | StorageRewound
+    | WorkerFailed
+    | ReaperFailed
+    | EventsTrimmed
+    | UnreadableEvent
+)
+
+E = TypeVar("E", bound=Event)
+
+OnRequest = Literal[
+    "enqueued",
+    "deduplicated",
+    "debounced",
+    "throttled",
+    "collected",
+    "rescheduled",
+    "started",
+    "progressed",
+    "suspected",
+    "queue_drained",
+]
+"""The log's names of the events that are recorded only where a queue is told to: they double its writes."""
+
+_encode = msgspec.json.Encoder().encode
+_decoder: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
+
+
+def name_of(event: Event) -> str:
+    """Return the event's name in the log."""
+    return event_name(type(event).__name__)
+
+
+def stamped(event: E, cursor: int | str, at: int) -> E:
+    """Return the event as recorded under this cursor, at this instant (microseconds) of the storage's clock."""
+    return structs.replace(event, cursor=str(cursor), at=moment(at))
+
+
+def to_log(event: Event) -> bytes:
+    """Encode an event for the log."""
+    return _encode(event)
+
+
+def from_log(body: bytes | str) -> AnyEvent:
+    """Decode an event of the log; what cannot be decoded must not stop the reader of what follows it."""
+    try:
+        event = _decoder.decode(body)
+    except msgspec.MsgspecError:
+        return UnreadableEvent(body=body if isinstance(body, str) else body.decode(errors="replace"))
+    if isinstance(event, JobCompleted) and isinstance(event.result, str):
+        # The log holds text; a result is bytes as its codec made them, and only the field's type cannot say so.
+        return structs.replace(event, result=msgspec.convert(event.result, bytes))
+    return event
+
+
+def at_micros(event: Event) -> int:
+    """Return when the event was recorded, in microseconds since 1970.
+
+    Raises:
+        ValueError: it never was.
+    """
+    if event.at is None:
+        raise ValueError(f"{type(event).__name__} was never recorded")
+    return micros(event.at - moment(0))

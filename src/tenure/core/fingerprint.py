@@ -1,0 +1,98 @@
+"""Which failures are one fault: a short name for what they have in common, without the values of the single case.
+
+Two failures have the same fingerprint when their task, reason and error type are the same, their message is the same
+but for numbers, ids, addresses, paths and quoted values, and the innermost frame of their traceback is the same
+function of the same file, on whatever line and wherever it is installed. A task's stalls are one fault,
+whatever their post-mortems say, and so are its timeouts, wherever they found it.
+"""
+
+import hashlib
+import re
+from re import Match
+
+from tenure.core.job import RecordedError
+
+LENGTH = 12
+"""How many hexadecimal digits a fingerprint has."""
+
+_BY_STALLS = ("stalled", "crashed")
+
+_LOOKED_AT = 2000
+_COMPARED = 400
+
+_QUOTED = re.compile(
+    r"""(?<!\w)(?:[bB][rR]?|[rRuU])?(?:'(?:\\.|[^'\\\n])*'|"(?:\\.|[^"\\\n])*")(?!\w)"""
+    r"""|[“„][^“”\n]*[“”]|‘[^’\n]*’(?!\w)|«[^»\n]*»""",
+)
+_CUT = re.compile(r"""(?<!\w)['"“„‘«][^\n]*\Z""")
+_URL = re.compile(r"\b[a-zA-Z][\w+.-]*://[^\s'\"<>]+")
+_MAIL = re.compile(r"(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)*")
+_PATH = re.compile(
+    r"(?<![\w<])(?:[A-Za-z]:\\|\\\\|(?:~|\.{1,2})?/(?=[\w.~-]))[^\s'\"<>,;:()\[\]{}|]*"
+    r"|(?<![\w./-])[\w.-]+/(?:[\w.-]+/)+[\w.-]*"
+    r"|(?<![\w./-])[\w.-]+/[\w-]+\.[A-Za-z]\w*"
+)
+_ID = re.compile(
+    r"\b[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\b"
+    r"|\b\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:[.,]\d+)?)?(?:Z|[+-]\d\d:?\d\d)?)?"
+    r"|(?<![\w:])(?=[0-9a-fA-F:]*\d)(?:[0-9a-fA-F]{0,4}:){2,7}[0-9a-fA-F]{0,4}(?![\w:])"
+    r"|(?<!\w)[-+]?\d+(?:[.,:/-]\d+)*(?:[eE][-+]?\d+)?[^\W\d_]{0,3}(?![^\W_])"
+)
+_WORD = re.compile(r"(?<![^\W_])(?:(?=[^\W\d_]*\d)[^\W_]+(?:\.\d+[^\W_]*)*|[0-9a-fA-F]{8,}(?![^\W_]))")
+_NAMED = re.compile(r"(?=[^\W\d_]*[^\Wa-fA-F\d_])([^\W\d_]+)\d+")
+_REPEATED = re.compile(r"(#|<\w+>)(?:(?:\s*[,;]\s*|\s+)(?:and\s+|or\s+)?\1)+")
+_SPACE = re.compile(r"\s+")
+
+_SLASH = re.compile(r"[/\\]")
+_FRAME = re.compile(r"""[\s|+-]*File "([^"\n]+)", line \d+, in ([^\n]+)""")
+
+
+def fingerprint(task: str, reason: str | None, error: RecordedError | None) -> str:
+    """Return what all failures of one fault have in common and no others have: twelve hexadecimal digits."""
+    told = RecordedError("", "") if error is None else error
+    if reason in _BY_STALLS:
+        # How its last run happened to end, and where it was just then, is told behind the semicolon and as traceback.
+        told = RecordedError(told.type, told.message.partition("; ")[0])
+    elif reason == "timeout":
+        # Where it was when its time was over is not where the fault is, and each time elsewhere.
+        told = RecordedError(told.type, told.message)
+    parts = (task, reason or "", told.type, normalized(told.message), innermost(told))
+    # None of them holds a NUL, for no storage could keep it.
+    return hashlib.blake2s("\0".join(parts).encode(errors="replace"), digest_size=LENGTH // 2).hexdigest()
+
+
+def normalized(message: str) -> str:
+    """Return a message without the values of the single case."""
+    text = _QUOTED.sub("<text>", message[:_LOOKED_AT])
+    if len(message) > _LOOKED_AT:
+        text = _CUT.sub("<text>", text)
+    if "/" in text or "\\" in text:
+        text = _PATH.sub("<path>", _URL.sub("<url>", text))
+    if "@" in text:
+        text = _MAIL.sub("<mail>", text)
+    text = _ID.sub("#", text)
+    text = _WORD.sub(_named, text)
+    text = _REPEATED.sub(r"\1", text)
+    return _SPACE.sub(" ", text).strip()[:_COMPARED]
+
+
+def innermost(error: RecordedError) -> str:
+    """Return where an error was raised, as `folder/file.py:function`; empty if its traceback does not say."""
+    text, said = error.traceback.rstrip(), error.message.rstrip()
+    if said and text.endswith(said):
+        # A message may quote a traceback of elsewhere.
+        text = text[: -len(said)]
+    # From the end, for the rest of a long traceback does not matter.
+    place = len(text)
+    while (place := text.rfind('File "', 0, place)) >= 0:
+        frame = _FRAME.match(text, text.rfind("\n", 0, place) + 1)
+        if frame is not None and frame.start(1) == place + 6:
+            # Where it is installed does not matter either: of its folders the last one is kept.
+            return f"{'/'.join(_SLASH.split(frame[1])[-2:])}:{frame[2].rstrip()}"
+    return ""
+
+
+def _named(found: Match[str]) -> str:
+    """Keep the word that a number is part of, so that `user42` and `order42` stay two things."""
+    named = _NAMED.fullmatch(found[0])
+    return "#" if named is None else f"{named[1]}#"

@@ -1,0 +1,386 @@
+"""The records: a job as it is wished for, as it is remembered, and what one run of it left behind.
+
+Every instant is a whole number of microseconds since 1970 on the storage's clock, every duration a whole number of
+microseconds: exact, the same on every storage, and small enough (below 2^53) for Lua and JSON.
+"""
+
+from typing import Literal
+
+from msgspec import Struct, field
+
+from tenure.core.lifecycle import State
+from tenure.core.retry import Backoff
+
+FOREVER = 100 * 365 * 86_400 * 1_000_000
+"""A hundred years: the lease of a job whose stall detection is switched off."""
+
+TRACE_KEPT = 16_384
+"""How many characters of where a handler was are kept."""
+
+Charge = Literal["failures", "stalls", "releases"]
+OnExpire = Literal["fail", "discard"]
+OnWorkerLost = Literal["retry", "fail"]
+StallReason = Literal["lease_expired", "process_died", "no_progress", "loop_blocked"]
+DeadReason = Literal["exhausted", "stalled", "crashed", "rejected", "undecodable", "timeout"]
+UniqueScope = Literal["unfinished", "queued"]
+
+
+class Ref(Struct, frozen=True, order=True, gc=False):
+    """A job's name: its id means something within its queue only."""
+
+    queue: str
+    id: str
+
+
+class Owner(Struct, frozen=True):
+    """Who holds leases: one incarnation of one process. Only `id` (64 random bits) counts, the rest is for display."""
+
+    id: str
+    name: str = ""
+    host: str = ""
+    pid: int = 0
+
+
+class Key(Struct, frozen=True):
+    """A right that at most `limit` active jobs of a queue share."""
+
+    name: str
+    limit: int = 1
+
+
+class UniqueKey(Struct, frozen=True, tag="unique"):
+    """At most one job of a queue holds this key: while unfinished, while queued, or for `window` microseconds.
+
+    A later call of the same key makes no job: it is answered with the one that holds it.
+    """
+
+    key: str
+    scope: UniqueScope = "unfinished"
+    window: int | None = None
+
+
+class DebounceKey(Struct, frozen=True, tag="debounce"):
+    """A job runs `delay` microseconds after the last call of this key: later calls take the place of its own.
+
+    No later than `max_wait` microseconds after the first call.
+    """
+
+    key: str
+    delay: int
+    max_wait: int | None = None
+
+
+class CollectKey(Struct, frozen=True, tag="collect"):
+    """A job gathers the calls of this key until none has come for `delay` microseconds, or `max_size` have.
+
+    No later than `max_wait` microseconds after the first call.
+    """
+
+    key: str
+    delay: int
+    max_size: int
+    max_wait: int | None = None
+
+
+MergeKey = UniqueKey | DebounceKey | CollectKey
+"""What makes a later call come to a job that is there, instead of making its own."""
+
+
+class ThrottleKey(Struct, frozen=True):
+    """At most `most` jobs of this key are made in each `window` microseconds; a window begins with its first job."""
+
+    key: str
+    most: int
+    window: int
+
+
+class RateKey(Struct, frozen=True):
+    """Jobs that share this name start `interval` microseconds apart, all workers of the queue together.
+
+    `burst`: for how many intervals without a start they may make up at once. An interval of 0 is no limit.
+    """
+
+    name: str
+    interval: int
+    burst: int = 1
+
+
+class StallTerms(Struct, frozen=True):
+    """What a job's lease is made of. `pinned` names the fields its own call set, which no queue setting overrides."""
+
+    lease: int = 20_000_000
+    max_stalls: int = 1
+    start_grace: int = 0
+    renewed: bool = True
+    pinned: tuple[str, ...] = ()
+
+    def under(self, setting: "StallSetting") -> "StallTerms":
+        """Return these terms with a queue's setting laid over all that the call did not pin."""
+        told = {
+            name: value
+            for name in ("lease", "max_stalls", "start_grace", "renewed")
+            if name not in self.pinned and (value := getattr(setting, name)) is not None
+        }
+        return StallTerms(
+            told.get("lease", self.lease),
+            told.get("max_stalls", self.max_stalls),
+            told.get("start_grace", self.start_grace),
+            told.get("renewed", self.renewed),
+            self.pinned,
+        )
+
+
+class StallSetting(Struct, frozen=True, omit_defaults=True):
+    """What a queue says of stalls for all its jobs; None leaves a field to the task."""
+
+    lease: int | None = None
+    max_stalls: int | None = None
+    start_grace: int | None = None
+    renewed: bool | None = None
+
+    def under(self, told: "StallSetting") -> "StallSetting":
+        """Return this setting with all that is told laid over it."""
+        return StallSetting(
+            self.lease if told.lease is None else told.lease,
+            self.max_stalls if told.max_stalls is None else told.max_stalls,
+            self.start_grace if told.start_grace is None else told.start_grace,
+            self.renewed if told.renewed is None else told.renewed,
+        )
+
+
+class Redriving(Struct, frozen=True):
+    """A rule that puts a failed job back in line by itself: `after` microseconds, each time twice as late."""
+
+    after: int = 3_600_000_000
+    times: int = 3
+
+
+class Policy(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the core judges a job by, carried as data so that a reaper without the task's code judges alike.
+
+    `result_ttl`: for how many microseconds a completed job is kept with its result; None leaves that to its queue.
+    """
+
+    retry: Backoff = Backoff()
+    on_worker_lost: OnWorkerLost = "retry"
+    on_expire: OnExpire = "fail"
+    result_ttl: int | None = None
+    redrive: Redriving | None = None
+    version: int = 1
+
+
+class RecordedError(Struct, frozen=True):
+    """An exception as it is kept: text only."""
+
+    type: str
+    message: str
+    traceback: str = ""
+
+
+_UNREADABLE = "UnreadableRecordError", "the record of this job cannot be read: "
+
+
+def unreadable_record(what: str) -> RecordedError:
+    """Return the error of a job whose record could not be read; `what`: which fields, and why."""
+    kind, begins = _UNREADABLE
+    return RecordedError(kind, begins + what)
+
+
+def unreadable_in(error: RecordedError) -> str | None:
+    """Return which fields of a record could not be read, and why, if its error says so."""
+    kind, begins = _UNREADABLE
+    # A handler's own error may have the same name.
+    return error.message.removeprefix(begins) if error.type == kind and error.message.startswith(begins) else None
+
+
+class NewJob(Struct, frozen=True, kw_only=True, gc=False):
+    """A wish, encoded: what the storage is asked to remember. `delay` and `ttl` count from the storage's now.
+
+    `weight`: how much its `fair_key` gets for every share of another's. `tick`: the instant of its schedule it is for.
+    """
+
+    queue: str
+    id: str
+    task: str
+    payload: bytes
+    headers: dict[str, str] = field(default_factory=dict[str, str])
+    tags: tuple[str, ...] = ()
+    delay: int = 0
+    run_at: int | None = None
+    priority: int = 0
+    boost: int = 0
+    lifo: bool = False
+    fair_key: str | None = None
+    weight: int = 1
+    ttl: int | None = None
+    timeout: int | None = None
+    deadline: int | None = None
+    heartbeat_timeout: int | None = None
+    keys: tuple[Key, ...] = ()
+    rates: tuple[RateKey, ...] = ()
+    merge: MergeKey | None = None
+    throttle: ThrottleKey | None = None
+    stall: StallTerms = StallTerms()
+    policy: Policy = Policy()
+    schedule: str | None = None
+    tick: int | None = None
+    parent: str | None = None
+
+    @property
+    def ref(self) -> Ref:
+        """The job's name."""
+        return Ref(self.queue, self.id)
+
+
+class JobRecord(Struct, frozen=True, kw_only=True, gc=False):
+    """A job as the storage remembers it.
+
+    `score` orders the waiting (lowest first), `boost` is how far ahead of its time its priority puts it. `gathered`:
+    how many calls it has taken in, of one that collects; their arguments are framed in its payload (core/frames.py),
+    and take `gathered_bytes`.
+    `heard_at` is when the holder of its lease last gave a sign of life: its claim or its latest beat.
+    `starts` is the number of its latest run; `failures`, `stalls` and `releases` are what its runs were charged to.
+    `quarantined`: its last run was cut off together with its process, so the next one gets a process to itself.
+    `put_back_used`: since its last charge or end it was put back uncharged because its worker failed; the next time is
+    charged as a stall.
+    `ttl` is how long it may wait before it starts, counted anew by a redrive. `kept_until`: when a completed job's own
+    `result_ttl` is over. `redrive_at`: when a rule puts a failed one back in line, as it has done `redrives` times.
+    """
+
+    queue: str
+    id: str
+    task: str
+    state: State
+    payload: bytes
+    headers: dict[str, str] = field(default_factory=dict[str, str])
+    tags: tuple[str, ...] = ()
+    score: int
+    priority: int = 0
+    boost: int = 0
+    lifo: bool = False
+    fair_key: str | None = None
+    weight: int = 1
+    run_at: int
+    ttl: int | None = None
+    expires_at: int | None = None
+    timeout: int | None = None
+    deadline: int | None = None
+    heartbeat_timeout: int | None = None
+    keys: tuple[Key, ...] = ()
+    rates: tuple[RateKey, ...] = ()
+    merge: MergeKey | None = None
+    gathered: int = 0
+    gathered_bytes: int = 0
+    parked_under: str | None = None
+    stall: StallTerms = StallTerms()
+    policy: Policy = Policy()
+    fence: int = 0
+    settled_fence: int = 0
+    owner: str | None = None
+    heard_at: int | None = None
+    lease_until: int | None = None
+    suspect_until: int | None = None
+    run_until: int | None = None
+    progress_until: int | None = None
+    starts: int = 0
+    failures: int = 0
+    stalls: int = 0
+    releases: int = 0
+    quarantined: bool = False
+    put_back_used: bool = False
+    cancel_at: int | None = None
+    cancel_reason: str | None = None
+    cancel_by: str | None = None
+    created: int
+    started: int | None = None
+    finished: int | None = None
+    kept_until: int | None = None
+    redrive_at: int | None = None
+    redrives: int = 0
+    result: bytes | None = None
+    error: RecordedError | None = None
+    reason: str | None = None
+    progress: float | None = None
+    progress_note: str | None = None
+    schedule: str | None = None
+    tick: int | None = None
+    parent: str | None = None
+
+    @property
+    def ref(self) -> Ref:
+        """The job's name."""
+        return Ref(self.queue, self.id)
+
+    @property
+    def attempt(self) -> int:
+        """The attempt that the current or next run is: what `max_attempts` bounds."""
+        return self.failures + 1
+
+    @property
+    def unreadable(self) -> str | None:
+        """Which fields of the record could not be read, and why; None if all could.
+
+        Those fields have neutral values. So the job never runs: its next run fails as undecodable.
+        """
+        return None if self.error is None else unreadable_in(self.error)
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether nothing may run beside it: it holds a key that others wait for, or must not be run twice."""
+        return bool(self.keys) or self.policy.on_worker_lost == "fail"
+
+
+class RunRecord(Struct, frozen=True, kw_only=True):
+    """One start of a job: who ran it under which fence, and how it ended.
+
+    `trace` is where its handler was at its latest beat that found it elsewhere than before: what is left of a run whose
+    process is gone. It is forgotten when the run ends.
+    """
+
+    number: int
+    fence: int
+    owner: str
+    worker: str = ""
+    host: str = ""
+    pid: int = 0
+    start: int
+    end: int | None = None
+    ended: str | None = None
+    reason: str | None = None
+    detail: str | None = None
+    trace: str | None = None
+
+
+class LogLine(Struct, frozen=True, kw_only=True):
+    """A line that a handler logged, with the run it came from."""
+
+    at: int
+    run: int
+    level: str
+    message: str
+    fields: dict[str, str] = field(default_factory=dict[str, str])
+
+
+class Logged(Struct, frozen=True):
+    """How far a job's log has got: the run of the last line, its number in the run, and how many lines there were."""
+
+    run: int = 0
+    number: int = 0
+    lines: int = 0
+
+    def then(self, run: int, number: int) -> "Logged":
+        """Return how far it has got with one more line. Numbers that a run has skipped are lines that were not sent."""
+        unsent = number - 1 - (self.number if run == self.run else 0) if number else 0
+        return Logged(run, number, self.lines + 1 + max(0, unsent))
+
+
+class JobDetail(Struct, frozen=True):
+    """A job with its runs (the newest hundred) and its log (the newest thousand lines).
+
+    `log_dropped`: how many lines the log has lost: older ones, and those that a worker could not send.
+    """
+
+    job: JobRecord
+    runs: tuple[RunRecord, ...] = ()
+    log: tuple[LogLine, ...] = ()
+    log_dropped: int = 0

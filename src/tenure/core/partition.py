@@ -1,0 +1,43 @@
+"""The identity of a storage's partition, and the comparison of what a worker saw of it with what is there now."""
+
+from msgspec import Struct
+
+from tenure.core.events import StorageReplaced, StorageRewound
+
+IDENTITY_LOST = "the partition had lost its identity, though its jobs are there; the identity is written again"
+"""What a storage says that had to write an identity again."""
+
+LOG_LOST = (
+    "the write-ahead log of the file (-wal) was deleted or replaced while it was in use, and what it held may be lost; "
+    "stop all processes that use the file, then start them again"
+)
+"""What a SQLite storage says that finds another write-ahead log than before."""
+
+
+class PartitionState(Struct, frozen=True):
+    """A partition of the storage as a beat found it.
+
+    `partition`: its name, "*" where there is only one; `place`: its position among all. `identity`: a random text,
+    written once when the partition was created, at the instant `created`. `last_event`: the number of the last event in
+    its log, recorded at `last_event_at` (0: that event has been trimmed). `continues`: the log still holds the event
+    that the beat named as the last one, or has trimmed it. `trouble`: what the storage had to repair, in words.
+    """
+
+    partition: str
+    identity: str
+    created: int
+    last_event: int = 0
+    last_event_at: int = 0
+    continues: bool = True
+    trouble: str = ""
+    place: int = 0
+
+
+def compare(seen: PartitionState, now: PartitionState, read: int = 0) -> StorageReplaced | StorageRewound | None:
+    """Return what happened to a partition since a worker saw it. `read`: the last event that the worker has read."""
+    if seen.identity != now.identity:
+        return StorageReplaced(partition=now.partition, old=seen.identity, new=now.identity)
+    last_seen = max(seen.last_event, read)
+    if now.last_event < last_seen or not now.continues:
+        return StorageRewound(partition=now.partition, by=max(0, last_seen - now.last_event))
+    return None

@@ -1,0 +1,257 @@
+"""What is known of a run that was cut off, as one text for a person: why it ended, where it was, what it last said.
+
+    its process was killed by signal 9 (SIGKILL), cause unknown     the cause, in one clause that can be quoted
+    job … worker … ran … process … beside it ran … progress …       what was known of it, as far as anything is
+    its last log lines: …
+    where its handler was at its last beat, 3.2 s before it died: …
+
+Who writes it may have been able to read only a part; what is not known is not mentioned, but for the place, which
+everybody looks for.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from tenure.core.duration import moment, spoken
+from tenure.core.job import JobRecord, LogLine, RunRecord, StallReason
+from tenure.core.text import storable
+
+LONGEST = 16_384
+"""Bytes that a post-mortem has at most."""
+
+LINES = 20
+"""How many of the last log lines are quoted."""
+
+_LAG = 100_000
+_LINE = 400
+_LOG = 5_120
+_PLACE = 8_192
+_TASKS = 8
+
+_UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+
+
+class Workplace(Struct, frozen=True):
+    """What a worker process last told of itself. `lag` and `told_ago` in microseconds, `memory` in bytes; 0: unknown.
+
+    `told_ago`: how old that was at the end of the run, where that is known better than from its lease.
+    """
+
+    lag: int = 0
+    memory: int = 0
+    told_ago: int | None = None
+
+
+class Ending(Struct, frozen=True):
+    """How a worker process ended. `how`: what "its process" did or what was done to it, as a clause without subject.
+
+    `peak_memory`: in bytes. `stack`: where its threads were when it was killed, where somebody has asked it.
+    """
+
+    how: str
+    peak_memory: int | None = None
+    stack: str = ""
+
+
+def stall_cause(
+    job: JobRecord,
+    reason: StallReason,
+    *,
+    silent_for: int,
+    run: RunRecord | None = None,
+    ending: Ending | None = None,
+    max_block: int | None = None,
+) -> str:
+    """Say in one clause why a run stalled, naming what ran out. `job` is the record as its taker has it."""
+    match reason:
+        case "process_died":
+            return "its process died, and nobody saw how" if ending is None else f"its process {ending.how}"
+        case "no_progress":
+            limit = "its heartbeat_timeout" if job.heartbeat_timeout is None else _limit(job)
+            return f"its handler gave no sign of progress for longer than {limit}"
+        case "loop_blocked":
+            limit = "" if max_block is None else f" of {spoken(max_block)}"
+            return f"the event loop of its worker was blocked for longer than max_block{limit}"
+        case "lease_expired":
+            return _out_of_lease(job, silent_for, run)
+
+
+def post_mortem(
+    job: JobRecord,
+    cause: str,
+    *,
+    silent_for: int,
+    died: bool,
+    run: RunRecord | None = None,
+    log: Sequence[LogLine] = (),
+    workplace: Workplace | None = None,
+    ending: Ending | None = None,
+    beside: Sequence[str] = (),
+    alone: bool = False,
+) -> str:
+    """Return all that is known of a run that was cut off; its first line is the cause.
+
+    `job` is the record as its taker has it, `silent_for` how long nothing had been heard of its holder, in
+    microseconds. `died`: whether its process had died, or only its lease was over. `beside`: the tasks of the other
+    runs in its process. `alone`: it had that process to itself, as a child of its worker.
+    """
+    place = Workplace() if workplace is None else workplace
+    end = "before it died" if died else "before it was given up"
+    told_ago = silent_for if place.told_ago is None else place.told_ago
+    parts = [
+        cause.replace("\n", " "),
+        *_who(job, run),
+        "; ".join([*_ran(job, run), f"last heard of {seconds(silent_for)} {end}", *_limits(job)]),
+        *_process(place, ending),
+        *(["it had a process to itself, beside its worker's"] if alone else _beside(beside)),
+        *_progress(job),
+        *_said([line for line in log if line.run == job.starts]),
+        *_where(run, ending, f"{seconds(told_ago)} {end}"),
+    ]
+    return _cut(storable("\n".join(parts)), LONGEST)
+
+
+def first_line(text: str) -> str:
+    """Return the cause that a post-mortem begins with."""
+    return text.partition("\n")[0]
+
+
+def seconds(length: int) -> str:
+    """Return microseconds as seconds, always in this unit, so that two of them can be compared at a glance."""
+    return f"{length / 1_000_000:.1f} s"
+
+
+def size(count: int) -> str:
+    """Return a number of bytes for people."""
+    for unit, name in _UNITS:
+        if count >= unit:
+            return f"{count / unit:.1f} {name}"
+    return f"{count} B"
+
+
+def ran_for(job: JobRecord, run: RunRecord | None) -> int | None:
+    """Return how long a run had gone on when it was taken, in microseconds; None where nobody knows."""
+    # The record's last sign of life is that of its taker now.
+    return None if run is None or job.heard_at is None else max(0, job.heard_at - run.start)
+
+
+def _limit(job: JobRecord) -> str:
+    return f"its heartbeat_timeout of {spoken(job.heartbeat_timeout or 0)}"
+
+
+def _out_of_lease(job: JobRecord, silent_for: int, run: RunRecord | None) -> str:
+    length, ran = job.stall.lease, ran_for(job, run)
+    if silent_for < length:
+        # Its holder was there all the time, and let the lease end, or had to.
+        if ran is not None and job.timeout is not None and ran > job.timeout:
+            return f"it went on for {seconds(ran)}, past its timeout of {spoken(job.timeout)}, and could not be stopped"
+        if job.deadline is not None and job.heard_at is not None and job.heard_at > job.deadline:
+            return "it went on past the deadline of its job, and could not be stopped"
+    if not job.stall.renewed:
+        return (
+            f"its handler gave no sign for {seconds(silent_for)}, longer than its lease of {spoken(length)}, "
+            "which nothing else renews (heartbeat=False)"
+        )
+    # It may have been heard of since, by a beat that was not for this lease.
+    said = f" for {seconds(silent_for)}," if silent_for >= length else " for"
+    return f"its worker was silent{said} longer than the lease of {spoken(length)}"
+
+
+def _who(job: JobRecord, run: RunRecord | None) -> list[str]:
+    told = [f"job: {job.id} of queue {job.queue}, task {job.task}, run {job.starts}"]
+    if run is not None:
+        told[0] += f", fence {run.fence}"
+        told.append(f"worker: {run.worker or run.owner}, host {run.host or 'unknown'}, pid {run.pid}")
+    return told
+
+
+def _ran(job: JobRecord, run: RunRecord | None) -> list[str]:
+    ran = ran_for(job, run)
+    return [] if ran is None else [f"ran for {seconds(ran)}"]
+
+
+def _limits(job: JobRecord) -> list[str]:
+    limits = [("lease", job.stall.lease), ("timeout", job.timeout), ("heartbeat_timeout", job.heartbeat_timeout)]
+    return [f"{name} {spoken(length)}" for name, length in limits if length is not None]
+
+
+def _process(place: Workplace, ending: Ending | None) -> list[str]:
+    peak = None if ending is None else ending.peak_memory
+    told = [
+        *([f"{size(place.memory)} of memory at its last beat"] if place.memory else []),
+        *([f"{size(peak)} at most"] if peak is not None else []),
+        *([f"its event loop had kept others waiting for {seconds(place.lag)}"] if place.lag >= _LAG else []),
+    ]
+    return [f"process: {'; '.join(told)}"] if told else []
+
+
+def _beside(tasks: Sequence[str]) -> list[str]:
+    if not tasks:
+        return []
+    counts = Counter(tasks).most_common()
+    named = [task if count == 1 else f"{task} ({count})" for task, count in counts[:_TASKS]]
+    more = [f"and {len(counts) - _TASKS} more tasks"] if len(counts) > _TASKS else []
+    others = "1 other" if len(tasks) == 1 else f"{len(tasks)} others"
+    return [f"beside it ran: {others}, of {', '.join([*named, *more])}"]
+
+
+def _progress(job: JobRecord) -> list[str]:
+    if job.progress is None:
+        return []
+    note = f" ({_cut(job.progress_note, _LINE)})" if job.progress_note else ""
+    return [f"progress: {job.progress:g}{note}"]
+
+
+def _said(log: Sequence[LogLine]) -> list[str]:
+    kept: list[str] = []
+    room = _LOG
+    for line in reversed(log[-LINES:]):
+        fields = "".join(f" {name}={value}" for name, value in line.fields.items())
+        text = f"  {moment(line.at):%Y-%m-%d %H:%M:%S}Z {line.level}: {_cut(_flat(line.message + fields), _LINE)}"
+        room -= len(text.encode(errors="replace"))
+        if room < 0:
+            break
+        kept.insert(0, text)
+    return ["its last log lines:", *kept] if kept else []
+
+
+def _where(run: RunRecord | None, ending: Ending | None, ago: str) -> list[str]:
+    if ending is not None and ending.stack.strip():
+        return ["where the threads of its process were when it was killed:", *_indented(_last_threads(ending.stack))]
+    if run is None or not (run.trace or "").strip():
+        return ["where its handler was is not known: no beat has told of it"]
+    return [f"where its handler was at its last beat, {ago}:", *_indented(_last_frames(run.trace or ""))]
+
+
+def _last_frames(trace: str) -> str:
+    """Return the end of a stack as Python tells it: its innermost frame, which one looks for, is the last one."""
+    held = trace.encode(errors="replace")
+    if len(held) <= _PLACE:
+        return trace
+    return "…\n" + held[-_PLACE:].decode(errors="ignore").partition("\n")[2]
+
+
+def _last_threads(stack: str) -> str:
+    """Return the last threads of a dump by faulthandler: the main one is the last, its frames are innermost first."""
+    kept: list[str] = []
+    for thread in reversed(stack.strip().split("\n\n")):
+        kept.insert(0, thread)
+        if sum(len(one.encode(errors="replace")) for one in kept) > _PLACE:
+            kept = kept[1:] or [_cut(thread, _PLACE)]
+            break
+    return "\n\n".join(kept)
+
+
+def _indented(text: str) -> list[str]:
+    return [f"  {_cut(line, _LINE)}".rstrip() for line in text.rstrip().splitlines()]
+
+
+def _flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _cut(text: str, most: int) -> str:
+    held = text.encode(errors="replace")
+    return text if len(held) <= most else f"{held[: most - 4].decode(errors='ignore')} …"

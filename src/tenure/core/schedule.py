@@ -1,0 +1,143 @@
+"""A schedule as it is remembered: what to enqueue at which ticks, how far it has got, and what becomes of a tick."""
+
+from collections.abc import Iterable
+from typing import Literal, assert_never
+
+from msgspec import Struct, structs
+
+from tenure.core.duration import moment
+from tenure.core.events import Event, ScheduleFired, ScheduleMissed, ScheduleSkipped
+from tenure.core.job import NewJob, Ref
+from tenure.core.lifecycle import State
+from tenure.core.merge import Made
+
+Missed = Literal["skip", "latest", "all"]
+Overlap = Literal["skip", "queue_one", "allow"]
+
+Fate = Ref | Literal["overlap", "throttled", "duplicate"]
+"""What became of a tick that was to get a job: the job that it made or that took its call in, or why there is none."""
+
+GRACE = 10_000_000
+"""By how much a tick may be late before it counts as missed, in microseconds: what a leader's death may take."""
+
+AHEAD = 10_000_000
+"""By how much a schedule may have got further than the clock before that counts as set back, in microseconds."""
+
+
+class Schedule(Struct, frozen=True, kw_only=True):
+    """A schedule. It says when by `cron` in the zone `tz`, or by `every` so many microseconds counted from 1970.
+
+    `job`: what each tick enqueues; its id is left empty. `missed`: what becomes of ticks late by more than `grace`;
+    `most`: how many of them `all` makes up for. `overlap`: what becomes of a tick while a job of an earlier one is
+    unfinished. `last_tick`: the latest that was dealt with, or when the schedule was made; `next_tick`: the next that
+    is due, None if there is none. `last_id`: the job of the latest tick that made one.
+    """
+
+    name: str
+    job: NewJob
+    cron: str | None = None
+    tz: str = "UTC"
+    every: int | None = None
+    missed: Missed = "latest"
+    most: int | None = None
+    overlap: Overlap = "skip"
+    grace: int = GRACE
+    paused: bool = False
+    made: int = 0
+    last_tick: int = 0
+    next_tick: int | None = None
+    last_id: str | None = None
+
+    def ticks_as(self, other: "Schedule") -> bool:
+        """Say whether both have the same ticks."""
+        return (self.cron, self.tz, self.every) == (other.cron, other.tz, other.every)
+
+    def goes_on_from(self, expected: int) -> bool:
+        """Say whether it may be moved on by who believes that this was its last tick."""
+        return not self.paused and self.last_tick == expected
+
+    def is_ahead(self, now: int) -> bool:
+        """Say whether it has got further than the clock, which was set back since: its next tick would be far off."""
+        return self.last_tick > now + AHEAD
+
+
+def put_over(known: Schedule | None, told: Schedule, now: int) -> Schedule:
+    """Return a schedule that is put, be it again: then what it does is as told, how far it has got is as known.
+
+    With other ticks than before it goes on from the instant it is put at: those that it would have had are not missed.
+    So it does where the clock was set back.
+    """
+    if known is None:
+        return told
+    set_back = known.is_ahead(now)
+    same = known.ticks_as(told) and not set_back
+    last_tick = told.last_tick if set_back else max(told.last_tick, known.last_tick)
+    return Schedule(
+        name=told.name,
+        job=told.job,
+        cron=told.cron,
+        tz=told.tz,
+        every=told.every,
+        missed=told.missed,
+        most=told.most,
+        overlap=told.overlap,
+        grace=told.grace,
+        paused=known.paused,
+        made=known.made,
+        last_tick=known.last_tick if same else last_tick,
+        next_tick=known.next_tick if same else told.next_tick,
+        last_id=known.last_id,
+    )
+
+
+def paused_at(known: Schedule, now: int, *, paused: bool, next_tick: int | None) -> Schedule:
+    """Return a schedule as it is paused, or goes on: what went by meanwhile is neither fired nor missed."""
+    if paused or not known.paused:
+        return structs.replace(known, paused=paused)
+    last_tick = now if known.is_ahead(now) else max(known.last_tick, now)
+    return structs.replace(known, paused=False, last_tick=last_tick, next_tick=next_tick)
+
+
+def may_fire(overlap: Overlap, unfinished: Iterable[State]) -> bool:
+    """Say whether a tick may make a job beside those of earlier ticks that are unfinished, in these states."""
+    match overlap:
+        case "skip":
+            return not any(True for _ in unfinished)
+        case "queue_one":
+            return all(state is State.ACTIVE for state in unfinished)
+        case "allow":
+            return True
+        case _:
+            assert_never(overlap)
+
+
+def fate_of(made: Made, ref: Ref) -> Fate:
+    """Return what became of a tick whose job was enqueued, by what that call was told."""
+    match made:
+        case "created" | "replaced" | "gathered":
+            return ref
+        case "throttled" | "duplicate":
+            return made
+        case _:
+            assert_never(made)
+
+
+def moved_on(
+    known: Schedule, tick: int, next_tick: int | None, *, missed: int, fate: Fate | None, now: int
+) -> tuple[Schedule, list[Event]]:
+    """Return a schedule that has dealt with a tick, and what is told: of those given up with it, then of itself.
+
+    `missed`: how many are given up. `fate`: None where the tick was to get no job.
+    """
+    at = moment(tick)
+    after = structs.replace(known, last_tick=tick, next_tick=next_tick)
+    events: list[Event] = []
+    if missed:
+        events.append(ScheduleMissed(name=known.name, tick=at, ticks=missed, policy=known.missed))
+    if isinstance(fate, Ref):
+        late_by = max(0, now - tick) / 1_000_000
+        events.append(ScheduleFired(name=known.name, tick=at, late_by=late_by, queue=fate.queue, id=fate.id))
+        after = structs.replace(after, last_id=fate.id)
+    elif fate is not None:
+        events.append(ScheduleSkipped(name=known.name, tick=at, reason=fate))
+    return after, events

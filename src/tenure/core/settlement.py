@@ -1,0 +1,161 @@
+"""A settlement: what a holder asks the storage to make of a run, with the events that tell of it."""
+
+from random import Random
+from typing import assert_never
+
+from msgspec import Struct, structs
+
+from tenure.core.decision import Decision, Finish, PutBack, RunEnd, decide, limited, run_end
+from tenure.core.events import (
+    RESULT_SHOWN,
+    JobCancelled,
+    JobCompleted,
+    JobEvent,
+    JobFailed,
+    JobReleased,
+    JobRetried,
+    JobStalled,
+)
+from tenure.core.job import JobRecord, Ref
+from tenure.core.lease import Lease
+from tenure.core.lifecycle import State
+from tenure.core.outcome import Cancelled, Interrupted, Outcome, Stalled
+
+
+class Settlement(Struct, frozen=True, gc=False):
+    """Applied if and only if the run (queue, id, fence, and the owner who sends it) still is the current one."""
+
+    ref: Ref
+    fence: int
+    decision: Decision
+    ended: RunEnd
+    events: tuple[JobEvent, ...] = ()
+
+
+def settlement(lease: Lease, outcome: Outcome, rng: Random, *, took: float = 0.0) -> Settlement:
+    """Decide on an outcome and put it in the form that the storage applies. `took`: the run's seconds."""
+    job = lease.job
+    outcome = limited(job, outcome)
+    decision = decide(job, outcome, rng)
+    return Settlement(
+        job.ref, job.fence, decision, run_end(outcome, decision), _events(job, outcome, decision, took=took)
+    )
+
+
+def is_kept_by_its_queue(asked: Settlement) -> bool:
+    """Say whether a settlement completes a job whose result has no lifetime of its own."""
+    decision = asked.decision
+    return isinstance(decision, Finish) and decision.state is State.COMPLETED and decision.keep is None
+
+
+def when_cancelling(asked: Settlement, job: JobRecord) -> Settlement:
+    """Return what a settlement becomes where somebody has asked the job to stop.
+
+    A job to be put back is over instead; one that succeeded or failed stands, and its success says that the cancel came
+    too late; a cancellation says whose wish it was. No rule puts it back in line: somebody wanted it to stop. The run
+    may not have known: only the record does.
+    """
+    decision = asked.decision
+    if isinstance(decision, PutBack):
+        decision = Finish(state=State.CANCELLED, reason=job.cancel_reason)
+        return Settlement(
+            asked.ref, asked.fence, decision, asked.ended, (_cancelled(job, job.cancel_reason, job.cancel_by),)
+        )
+    events: list[JobEvent] = []
+    for event in asked.events:
+        match event:
+            case JobCompleted():
+                events.append(structs.replace(event, cancel_too_late=True))
+            case JobCancelled(by=None):
+                events.append(structs.replace(event, by=job.cancel_by))
+            case _:
+                events.append(event)
+    return Settlement(asked.ref, asked.fence, structs.replace(decision, redrive_after=None), asked.ended, tuple(events))
+
+
+def handed_back(job: JobRecord) -> Settlement:
+    """Return the settlement of a run that never began, because the answer which gave it out was lost."""
+    # No chance is involved in a release.
+    return settlement(Lease(job), Interrupted("prefetch"), Random(0))
+
+
+def _events(job: JobRecord, outcome: Outcome, decision: Decision, *, took: float) -> tuple[JobEvent, ...]:
+    if isinstance(decision, Finish) and decision.state is State.COMPLETED:
+        result = decision.result
+        return (
+            JobCompleted(
+                queue=job.queue,
+                id=job.id,
+                task=job.task,
+                run=job.starts,
+                attempt=job.attempt,
+                duration=took,
+                result=result if result is not None and len(result) <= RESULT_SHOWN else None,
+            ),
+        )
+    told: list[JobEvent] = []
+    if isinstance(outcome, Stalled) and decision.charge == "stalls":
+        told.append(
+            JobStalled(
+                queue=job.queue,
+                id=job.id,
+                task=job.task,
+                run=job.starts,
+                count=job.stalls + 1,
+                action="failed" if isinstance(decision, Finish) else "recovered",
+                reason=outcome.reason,
+                owner=outcome.owner,
+                silent_for=outcome.silent_for / 1_000_000,
+                post_mortem=outcome.detail,
+            )
+        )
+    match decision:
+        case Finish(state=State.CANCELLED, reason=reason):
+            told.append(_cancelled(job, reason, outcome.by if isinstance(outcome, Cancelled) else None))
+        case Finish(reason=reason, error=error):
+            told.append(
+                JobFailed(
+                    queue=job.queue,
+                    id=job.id,
+                    task=job.task,
+                    run=job.starts,
+                    attempt=job.attempt,
+                    reason=reason or "exhausted",
+                    error=error,
+                )
+            )
+        case PutBack(charge="failures", after=after, error=error):
+            told.append(
+                JobRetried(
+                    queue=job.queue,
+                    id=job.id,
+                    task=job.task,
+                    run=job.starts,
+                    attempt=job.attempt,
+                    next_attempt=job.attempt + 1,
+                    delay=after / 1_000_000,
+                    error=error,
+                )
+            )
+        case PutBack(charge="releases", after=after, reason=reason):
+            told.append(
+                JobReleased(
+                    queue=job.queue,
+                    id=job.id,
+                    task=job.task,
+                    run=job.starts,
+                    reason=reason or "shutdown",
+                    delay=after / 1_000_000,
+                )
+            )
+        case PutBack():
+            pass  # charged to the stalls, and told above
+        case _:
+            assert_never(decision)
+    return tuple(told)
+
+
+def _cancelled(job: JobRecord, reason: str | None, by: str | None) -> JobCancelled:
+    return JobCancelled(
+        queue=job.queue, id=job.id, task=job.task, run=job.starts, reason=reason, by=by, was=State.ACTIVE
+    )

@@ -1,0 +1,79 @@
+"""Which ticks of a schedule get their jobs now, and which are given up.
+
+            given up          made up for          on time
+    ──┼─────┼─────┼─────┼─────╫─────┼─────┼────────╫──┼──► now
+    after                     `most`      late by more than the grace, or not
+
+What is on time always gets its job: a leader's death must not cost a tick. What is missed is for the policy.
+"""
+
+from typing import assert_never
+
+from msgspec import Struct, structs
+
+from tenure.core.cron import Cron, Every, Rhythm
+from tenure.core.schedule import Missed, Schedule
+
+STEP = 100
+"""How many ticks of one schedule get their jobs in one step; the next step comes at once."""
+
+
+class Turn(Struct, frozen=True):
+    """What one step makes of a schedule: first some ticks are given up, then others get their jobs.
+
+    `given_up`: how many, `given_up_to`: the latest of them (None: none). `more`: there are ticks left for another step.
+    """
+
+    ticks: tuple[int, ...] = ()
+    given_up: int = 0
+    given_up_to: int | None = None
+    more: bool = False
+
+
+def turn(
+    rhythm: Rhythm, *, after: int, now: int, grace: int, missed: Missed = "latest", most: int | None = None
+) -> Turn:
+    """Return what becomes of the ticks after an instant, up to and with now.
+
+    A tick is missed if it is late by more than `grace` microseconds. Of those that are, `skip` keeps none, `latest` the
+    latest if no tick on time follows, and `all` the newest `most` of them, or all.
+    """
+    late_until = now - grace - 1
+    on_time = rhythm.between(max(after, late_until), now, STEP + 1)
+    match missed:
+        case "skip":
+            made_up = tuple[int, ...]()
+        case "latest":
+            made_up = () if on_time else rhythm.newest(after, late_until, 1)
+        case "all":
+            made_up = (
+                rhythm.between(after, late_until, STEP + 1) if most is None else rhythm.newest(after, late_until, most)
+            )
+        case _:
+            assert_never(missed)
+    kept_from = made_up[0] - 1 if made_up else late_until
+    ticks = made_up + on_time
+    return Turn(
+        ticks=ticks[:STEP],
+        given_up=rhythm.count(after, kept_from),
+        given_up_to=next(iter(rhythm.newest(after, kept_from, 1)), None),
+        more=len(ticks) > STEP,
+    )
+
+
+def rhythm_of(schedule: Schedule) -> Rhythm:
+    """Return what gives a schedule its ticks.
+
+    Raises:
+        UsageError: its text or its zone is not known here.
+    """
+    return Cron.parse(schedule.cron, schedule.tz) if schedule.every is None else Every(schedule.every)
+
+
+def begun(schedule: Schedule, now: int) -> Schedule:
+    """Return a schedule that begins now.
+
+    Raises:
+        UsageError: its text or its zone is not known here.
+    """
+    return structs.replace(schedule, made=now, last_tick=now, next_tick=rhythm_of(schedule).next_after(now))

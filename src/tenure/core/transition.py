@@ -1,0 +1,287 @@
+"""What a record becomes when it is claimed, reclaimed, expired or redriven, and what is told of it.
+
+Every storage that works on whole records uses these; one that moves them in a script of its own says the same there,
+and the conformance suite holds it to that.
+"""
+
+from typing import Literal
+
+from msgspec import structs
+
+from tenure.core.duration import moment, spoken
+from tenure.core.events import (
+    JobCollected,
+    JobDebounced,
+    JobDeduplicated,
+    JobEnqueued,
+    JobExpired,
+    JobProgressed,
+    JobRescheduled,
+    JobStarted,
+    JobSuspected,
+    RunFenced,
+)
+from tenure.core.job import (
+    CollectKey,
+    DebounceKey,
+    JobRecord,
+    NewJob,
+    Owner,
+    RecordedError,
+    Ref,
+    StallReason,
+    StallSetting,
+)
+from tenure.core.lease import REAPER_LEASE, lease_end, next_fence, run_limit
+from tenure.core.lifecycle import State
+from tenure.core.merge import due_at
+from tenure.core.order import came_at, place
+
+
+def claimed(job: JobRecord, owner: str, now: int, setting: StallSetting | None) -> JobRecord:
+    """Return a job as its next run begins under that owner. `setting`: what its queue says of stalls."""
+    stall = job.stall if setting is None else job.stall.under(setting)
+    run_until = run_limit(now, lease=stall.lease, timeout=job.timeout, deadline=job.deadline)
+    progress_until = now + job.heartbeat_timeout if job.heartbeat_timeout is not None else None
+    return structs.replace(
+        job,
+        state=State.ACTIVE,
+        stall=stall,
+        fence=next_fence(job.fence, now),
+        owner=owner,
+        heard_at=now,
+        lease_until=lease_end(
+            now,
+            stall.lease,
+            run_until=run_until,
+            progress_until=progress_until,
+            not_before=now + stall.start_grace,
+        ),
+        run_until=run_until,
+        progress_until=progress_until,
+        starts=job.starts + 1,
+        started=now,
+    )
+
+
+def reclaimed(job: JobRecord, owner: str, now: int) -> JobRecord:
+    """Return an active job as a reaper holds it: the same run, under a new fence, for as long as a decision takes."""
+    return structs.replace(
+        job,
+        fence=next_fence(job.fence, now),
+        owner=owner,
+        heard_at=now,
+        lease_until=now + REAPER_LEASE,
+        suspect_until=None,
+        run_until=None,
+        progress_until=None,
+    )
+
+
+def lapsed(job: JobRecord, now: int) -> bool:
+    """Say whether a job that has not started is too old to start; at the very instant it is."""
+    return job.expires_at is not None and job.expires_at <= now
+
+
+def expired(job: JobRecord, now: int) -> JobRecord:
+    """Return a job that waited too long as it is kept, where it is kept."""
+    return structs.replace(
+        job,
+        state=State.EXPIRED,
+        parked_under=None,
+        quarantined=False,
+        put_back_used=False,
+        finished=now,
+        error=too_late(job.ttl),
+        reason=None,
+        redrive_at=None,
+    )
+
+
+def too_late(ttl: int | None) -> RecordedError:
+    """Return the error of a job that waited too long, which its time to live alone makes."""
+    return RecordedError("JobExpiredError", f"the job did not start within its time to live of {spoken(ttl or 0)}")
+
+
+def expiry(job: JobRecord, now: int) -> JobExpired:
+    """Return what is told of a job that waited too long."""
+    ttl = job.ttl or 0
+    return JobExpired(
+        queue=job.queue,
+        id=job.id,
+        task=job.task,
+        run=job.starts,
+        ttl=ttl / 1_000_000,
+        # Counted from where its time to live began: at its enqueue, or when its last redrive was due.
+        age=(now - (job.expires_at or now) + ttl) / 1_000_000,
+        on_expire=job.policy.on_expire,
+    )
+
+
+def redriven(job: JobRecord, now: int, *, delay: int = 0, by_rule: bool = False) -> JobRecord:
+    """Return a job that was over as it begins anew: new budgets and time to live; fence and starts go on rising.
+
+    A person's redrive also starts the rule's count over, or a job redriven by hand would have no rule left. The error
+    of an unreadable record stays: with neutral values, for example without its keys, the job must not run.
+    """
+    run_at = now + delay
+    return structs.replace(
+        job,
+        state=State.DELAYED if delay else State.WAITING,
+        run_at=run_at,
+        score=place(run_at, boost=job.boost, lifo=job.lifo),
+        expires_at=None if job.ttl is None else run_at + job.ttl,
+        failures=0,
+        stalls=0,
+        releases=0,
+        redrives=job.redrives + 1 if by_rule else 0,
+        redrive_at=None,
+        cancel_at=None,
+        cancel_reason=None,
+        cancel_by=None,
+        finished=None,
+        kept_until=None,
+        error=None if job.unreadable is None else job.error,
+        reason=None,
+        progress=None,
+        progress_note=None,
+    )
+
+
+def retimed(job: JobRecord, now: int, *, delay: int | None, priority: int | None, boost: int | None) -> JobRecord:
+    """Return a job that has not started with a new time or priority; None: as it was.
+
+    With a delay that is over it comes into line anew, and its score is as if nobody stood there.
+    """
+    run_at = job.run_at if delay is None else now + delay
+    # Without a delay it stays where it is: were the clock set back, its old time might lie ahead again.
+    later = job.state is State.DELAYED if delay is None else run_at > now
+    weighs = job.boost if boost is None else boost
+    came = came_at(job.score, boost=job.boost, lifo=job.lifo) if delay is None else max(run_at, now)
+    return structs.replace(
+        job,
+        state=State.DELAYED if later else State.WAITING,
+        parked_under=None if later else job.parked_under,
+        run_at=run_at,
+        priority=job.priority if priority is None else priority,
+        boost=weighs,
+        score=place(came, boost=weighs, lifo=job.lifo),
+    )
+
+
+def collecting(job: JobRecord, key: CollectKey, now: int, *, ttl: int | None, offset: int, size: int) -> JobRecord:
+    """Return a job that has taken in one more call, the `offset`-th of several, but for its arguments, `size` bytes.
+
+    One that waited until it was due and is so now comes into line; its score is as if nobody stood there.
+    """
+    calls, size = job.gathered + 1, job.gathered_bytes + size
+    run_at = due_at(key, first=job.created, calls=calls, now=now, size=size)
+    after = structs.replace(
+        job,
+        gathered=calls,
+        gathered_bytes=size,
+        merge=key,
+        ttl=ttl,
+        expires_at=None if ttl is None else now + ttl,
+        created=min(job.created, now),
+    )
+    if job.state is State.WAITING and run_at <= now:
+        return after
+    return structs.replace(
+        after,
+        state=State.DELAYED if run_at > now else State.WAITING,
+        parked_under=None,
+        run_at=run_at,
+        score=place(run_at + offset, boost=job.boost, lifo=job.lifo),
+    )
+
+
+def stall_reason(job: JobRecord, now: int) -> StallReason:
+    """Say which of its two clocks an active job that nobody renewed has outrun.
+
+    The progress clock has ended the lease only where it bounded it: the lease of an exclusive run goes beyond.
+    """
+    bounded = job.progress_until is not None and (job.lease_until is None or job.lease_until <= job.progress_until)
+    return "no_progress" if bounded and (job.progress_until or 0) <= now else "lease_expired"
+
+
+def silence(job: JobRecord, now: int) -> int:
+    """Return for how long nothing has been heard of a job's holder, in microseconds."""
+    return max(0, now - (job.heard_at or now))
+
+
+def refused(job: JobRecord, owner: str, fence: int, write: Literal["settle", "renew"]) -> RunFenced:
+    """Return what is told of a write by this owner under this fence, when the job has gone on without it."""
+    return RunFenced(
+        queue=job.queue,
+        id=job.id,
+        task=job.task,
+        run=job.starts,
+        fence=fence,
+        current_fence=job.fence,
+        owner=owner,
+        write=write,
+    )
+
+
+def enqueued(job: JobRecord) -> JobEnqueued:
+    """Return what is told of a new job, where it is asked for."""
+    return JobEnqueued(queue=job.queue, id=job.id, task=job.task, due_at=moment(job.run_at), priority=job.priority)
+
+
+def merged(new: NewJob, into: Ref, gathered: int) -> JobDeduplicated | JobDebounced | JobCollected:
+    """Return what is told of a call that came to a job that is there, where it is asked for."""
+    key = "" if new.merge is None else new.merge.key
+    match new.merge:
+        case DebounceKey():
+            return JobDebounced(queue=into.queue, id=into.id, task=new.task, key=key, replaced_by=new.id)
+        case CollectKey():
+            return JobCollected(queue=into.queue, id=into.id, task=new.task, key=key, count=gathered)
+        case _:
+            return JobDeduplicated(queue=new.queue, id=new.id, task=new.task, key=key, existing_id=into.id)
+
+
+def rescheduled(job: JobRecord, by: str | None) -> JobRescheduled:
+    """Return what is told of a job with a new time or priority, where it is asked for."""
+    return JobRescheduled(
+        queue=job.queue,
+        id=job.id,
+        task=job.task,
+        run=job.starts,
+        due_at=moment(job.run_at),
+        priority=job.priority,
+        by=by,
+    )
+
+
+def begun(job: JobRecord, owner: Owner) -> JobStarted:
+    """Return what is told of a run that has just begun, where it is asked for."""
+    return JobStarted(
+        queue=job.queue,
+        id=job.id,
+        task=job.task,
+        run=job.starts,
+        attempt=job.attempt,
+        owner=owner.id,
+        host=owner.host,
+        pid=owner.pid,
+        fence=job.fence,
+        redelivered=job.starts > 1,
+    )
+
+
+def progressed(job: JobRecord, value: float, note: str | None) -> JobProgressed:
+    """Return what is told of a handler's progress, where it is asked for."""
+    return JobProgressed(queue=job.queue, id=job.id, task=job.task, run=job.starts, value=value, note=note)
+
+
+def suspected(job: JobRecord, now: int) -> JobSuspected:
+    """Return what is told of a lease that has run out, where it is asked for."""
+    return JobSuspected(
+        queue=job.queue,
+        id=job.id,
+        task=job.task,
+        run=job.starts,
+        owner=job.owner or "",
+        silent_for=silence(job, now) / 1_000_000,
+    )

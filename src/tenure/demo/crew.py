@@ -1,0 +1,101 @@
+"""The demo's workers: one supervisor, started as anybody would start it, and its children."""
+
+import asyncio
+import os
+import sys
+from asyncio.subprocess import Process
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO
+
+from tenure.demo.processes import alive
+from tenure.demo.tasks import DIARY_VARIABLE, QUEUE_VARIABLE
+
+WORKERS = 3
+CONCURRENCY = 2
+
+LEAVE = 15.0
+"""Seconds that the supervisor gets to leave in order."""
+
+VANISH = 5.0
+"""Seconds after which the children of a killed supervisor must be gone, too."""
+
+_LOOK = 0.05
+
+
+class Crew:
+    """The supervisor's process, and the children that were seen at work."""
+
+    def __init__(self, url: str, *, queue: str, diary: Path, log: Path) -> None:
+        self._url = url
+        self._queue = queue
+        self._diary = diary
+        self._log = log
+        self._process: Process | None = None
+        self._children: set[int] = set()
+
+    async def start(self) -> None:
+        """Start the supervisor, in a session of its own: Ctrl-C is ours to answer."""
+        with self._log.open("wb") as log:
+            self._process = await self._started(log)
+
+    async def _started(self, log: IO[bytes]) -> Process:
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tenure", "worker", "tenure.demo.tasks:app"),
+            *("--processes", str(WORKERS), "-c", str(CONCURRENCY), "--log-level", "warning"),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env={
+                # What the user has set for workers of their own is not for these.
+                **{name: value for name, value in os.environ.items() if not name.startswith("TENURE_")},
+                "TENURE_URL": self._url,
+                QUEUE_VARIABLE: self._queue,
+                DIARY_VARIABLE: str(self._diary),
+            },
+            start_new_session=True,
+        )
+
+    def saw(self, pids: Iterable[int]) -> None:
+        """Note the children that were seen."""
+        self._children.update(pids)
+
+    def lost(self, pid: int) -> None:
+        """Forget a child that is dead; its number may be somebody else's soon."""
+        self._children.discard(pid)
+
+    @property
+    def status(self) -> int | None:
+        """The supervisor's exit status, None while it lives."""
+        return self._process.returncode if self._process is not None else None
+
+    async def leave(self) -> int:
+        """Ask all to leave, and return the supervisor's exit status."""
+        process = self._process
+        if process is None:
+            return 0
+        if process.returncode is None:
+            process.terminate()
+            try:
+                async with asyncio.timeout(LEAVE):
+                    await process.wait()
+            except TimeoutError:
+                await self.abort()
+        return process.returncode or 0
+
+    async def abort(self) -> None:
+        """Kill the supervisor, and wait until its children have followed it. Idempotent."""
+        process = self._process
+        if process is None:
+            return
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        for _ in range(round(VANISH / _LOOK)):
+            if not any(alive(pid) for pid in self._children):
+                return
+            await asyncio.sleep(_LOOK)
+
+    def last_words(self, lines: int = 40) -> list[str]:
+        """Return the end of what the supervisor and the workers wrote to stderr."""
+        return self._log.read_text(errors="replace").splitlines()[-lines:] if self._log.exists() else []

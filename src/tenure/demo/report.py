@@ -1,0 +1,64 @@
+"""What the demo has to tell: while it runs, and at its end."""
+
+from msgspec import Struct
+
+from tenure.core.events import JobStalled, at_micros
+from tenure.demo.audit import Check
+from tenure.demo.evidence import Fault
+
+
+class Progress(Struct, frozen=True, kw_only=True):
+    """How far the jobs are. `per_second`: jobs completed in each of the last two seconds."""
+
+    seconds: float
+    jobs: int
+    counts: dict[str, int]
+    per_second: float
+    workers: int
+
+
+class Recovery(Struct, frozen=True, kw_only=True):
+    """One job taken back from a lost worker; `delay` in seconds since the fault, None if it was none of ours."""
+
+    job: str
+    run: int
+    reason: str
+    worker: str
+    pid: int | None
+    delay: float | None
+
+
+class Report(Struct, frozen=True, kw_only=True):
+    """Everything: what was done, what came of it, and what the audit says."""
+
+    ok: bool
+    seed: int
+    url: str
+    kept: str | None
+    jobs: int
+    files: int
+    seconds: float
+    working_seconds: float
+    core_seconds: float
+    per_second: float
+    counts: dict[str, int]
+    runs: int
+    faults: list[Fault]
+    recoveries: list[Recovery]
+    post_mortem: str | None
+    checks: list[Check]
+    trouble: str | None = None
+    stderr: list[str] = []
+
+
+def recovery(event: JobStalled, faults: list[Fault]) -> Recovery:
+    """Return what a stall tells, with the fault that caused it."""
+    cause = next((fault for fault in faults if fault.owner.id == event.owner), None)
+    return Recovery(
+        job=event.id,
+        run=event.run,
+        reason=event.reason,
+        worker=event.owner,
+        pid=cause.owner.pid if cause else None,
+        delay=(at_micros(event) - cause.at) / 1_000_000 if cause else None,
+    )

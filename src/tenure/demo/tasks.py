@@ -1,0 +1,95 @@
+"""The demo's app and its handlers; the workers load it as `tenure.demo.tasks:app`."""
+
+import os
+from pathlib import Path
+
+from msgspec import Struct, structs
+
+from tenure.app import Tenure
+from tenure.clock import SECOND
+from tenure.context import current_job
+from tenure.demo.diary import Line, note
+from tenure.demo.misdeeds import hold_interpreter, wait_for_nobody
+from tenure.demo.processes import writers_lock
+from tenure.demo.work import Facts, examine, is_python
+from tenure.options import Retry, Stall, TaskOptions, Timing
+from tenure.storage.sqlite.locks import written
+from tenure.task import Task
+
+QUEUE_VARIABLE = "TENURE_DEMO_RUN_QUEUE"
+DIARY_VARIABLE = "TENURE_DEMO_RUN_DIARY"
+
+# The grace is half the lease, as much as the pause guard gives, so that a leader that comes a little late (the paused
+# worker may have been the one before) costs nothing more; and it is shorter than a sweep that comes a tenth early.
+TIMING = Timing(lease="2s", beat="0.5s", sweep="1.2s", grace="1s")
+
+
+GRIP_LEASE = 1
+GRIP = 6
+"""Seconds: the lease of the run that holds the interpreter, and for how long it does."""
+
+NEXT = 100
+"""The priority of what shall be run before all that waits."""
+
+
+class Tasks(Struct, frozen=True):
+    """What the demo enqueues."""
+
+    examine: Task[[str], Facts]
+    hang: Task[[str], Facts]
+    grip: Task[[str], Facts]
+
+
+def make(url: str | None = None, *, queue: str, diary: str) -> tuple[Tenure, Tasks]:
+    """Return the app and its tasks: for the workers, and for the conductor that enqueues."""
+    # One attempt: an answer may come late here, but no handler fails. Any number of stalls: we cause them.
+    stall = Stall(max_count=1000)
+    app = Tenure(
+        url,
+        name="tenure-demo",
+        timing=TIMING,
+        defaults=TaskOptions(queue=queue, retry=Retry(max_attempts=1), stall=stall),
+    )
+
+    @app.task(name="tenure.demo.examine")
+    def examine_file(path: str) -> Facts:
+        return _examined(path, _begun(diary), diary)
+
+    @app.task(name="tenure.demo.hang", priority=NEXT)
+    def hang(path: str) -> Facts:
+        # Once: by then its worker has been killed for it.
+        if current_job().run == 1:
+            wait_for_nobody(lambda place: _begun(diary, place))
+        return _examined(path, _begun(diary), diary)
+
+    @app.task(name="tenure.demo.grip", priority=NEXT, stall=Stall(interval=GRIP_LEASE))
+    def grip(path: str) -> Facts:
+        begun = _begun(diary)
+        # SQLite's writers take turns; in a turn of this process the interpreter must not be held.
+        lock = writers_lock(app.storage)
+        held = round(hold_interpreter(GRIP, lambda: lock is not None and written(lock)) * SECOND)
+        return _examined(path, structs.replace(begun, held=held), diary)
+
+    return app, Tasks(examine_file, hang, grip)
+
+
+def _begun(diary: str, place: str | None = None) -> Line:
+    job = current_job()
+    begun = Line(
+        job=job.id, run=job.run, fence=job.fence, pid=os.getpid(), parent=os.getppid(), mark="start", place=place
+    )
+    note(diary, begun)
+    return begun
+
+
+def _examined(path: str, begun: Line, diary: str) -> Facts:
+    try:
+        answer = examine(Path(path).read_bytes(), python=is_python(path), between=current_job().raise_if_cancelled)
+    except BaseException:
+        note(diary, structs.replace(begun, mark="end"))
+        raise
+    note(diary, structs.replace(begun, mark="end", answer=answer))
+    return answer
+
+
+app, tasks = make(queue=os.environ.get(QUEUE_VARIABLE, "demo"), diary=os.environ.get(DIARY_VARIABLE, os.devnull))

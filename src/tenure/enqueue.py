@@ -1,0 +1,195 @@
+"""What a storage is asked to remember: a task's policy and a call's options, as its jobs will carry them."""
+
+from msgspec import structs
+
+from tenure.core.check import named, no_others, several, shown
+from tenure.core.duration import duration, instant, micros, spoken
+from tenure.core.job import Key, NewJob, Policy
+from tenure.core.text import storable
+from tenure.errors import UsageError
+from tenure.options import (
+    SINGLETON,
+    TTL,
+    CallOptions,
+    Collect,
+    Retry,
+    Stall,
+    TaskOptions,
+    Timing,
+    overlay,
+    ranked,
+    stalling,
+)
+from tenure.options.keys import CONCURRENCY, outright
+from tenure.options.lifetime import living
+from tenure.options.merges import uniquely
+from tenure.options.tasks import agreeing, limited, weighed
+
+STEP = 60_000_000
+"""One step of priority is worth this many microseconds of waiting."""
+
+TAGS = 100
+"""How many tags a job may have."""
+
+FITTED = frozenset(
+    ("concurrency_key", "concurrency_limit", "fair_key", "fair_weight", "unique", "lifo", "throw_on_duplicate")
+)
+"""The options of a call that are laid over its task's, for its arguments have a say in what they give."""
+
+STRICT_STEP = 10_000_000_000_000
+"""One step of a strict task's priority: some four months, so that no waiting makes up for it."""
+
+
+def template(name: str, settings: TaskOptions, timing: Timing, *, version: int = 1) -> NewJob:
+    """Return what all jobs of a task have in common; id and payload are left empty."""
+    priority = settings.priority or 0
+    ttl = settings.ttl or TTL()
+    return NewJob(
+        queue=settings.queue or "default",
+        id="",
+        task=name,
+        payload=b"",
+        priority=priority,
+        boost=boost(priority, strict=bool(settings.strict)),
+        lifo=bool(settings.lifo),
+        timeout=None if settings.timeout is None else micros(settings.timeout),
+        heartbeat_timeout=None if settings.heartbeat_timeout is None else micros(settings.heartbeat_timeout),
+        ttl=None if ttl.max is None else micros(ttl.max),
+        keys=(Key(SINGLETON + name),) if settings.singleton else (),
+        stall=(settings.stall or Stall()).terms(timing.lease),
+        policy=Policy(
+            retry=(settings.retry or Retry()).rule(),
+            on_worker_lost=settings.on_worker_lost or "retry",
+            on_expire=ttl.on_expire or "fail",
+            result_ttl=None if settings.result_ttl is None else micros(settings.result_ttl),
+            redrive=None if settings.auto_redrive is None else settings.auto_redrive.rule(),
+            version=version,
+        ),
+    )
+
+
+def laid_over(options: CallOptions, settings: TaskOptions) -> TaskOptions:
+    """Return a task's options with those of a call laid over them, of all that its arguments have a say in.
+
+    Raises:
+        UsageError: an option has no valid value, or two contradict each other.
+    """
+    if FITTED.isdisjoint(options):
+        return settings
+    said = dict[str, object]()
+    for field in (CONCURRENCY, "fair_key"):
+        if field in options:
+            said[field] = outright(options[field], field=field)  # type: ignore[literal-required]  # of its fields
+    if "concurrency_limit" in options:
+        said["concurrency_limit"] = limited(options["concurrency_limit"])
+    if "fair_weight" in options:
+        said["fair_weight"] = weighed(options["fair_weight"])
+    if "unique" in options:
+        said["unique"] = uniquely(options["unique"], literal=True)
+    if "lifo" in options:
+        said["lifo"] = options["lifo"]
+    if "throw_on_duplicate" in options:
+        said["throw_on_duplicate"] = options["throw_on_duplicate"]
+    return TaskOptions(**said).over(settings)  # type: ignore[arg-type]  # it refuses bad ones
+
+
+def at_peace(settings: TaskOptions, options: CallOptions, collect: Collect | None) -> None:
+    """Make sure that a task's options, with those of a call laid over them, do not contradict each other.
+
+    Raises:
+        UsageError: two of them do.
+    """
+    agreeing(settings, collects=collect is not None)
+    in_time(settings, options, collect)
+
+
+def in_time(settings: TaskOptions, options: CallOptions, collect: Collect | None) -> None:
+    """Make sure that no call says when its job starts where that is for its delay to say, or lets it expire before.
+
+    Raises:
+        UsageError: it does.
+    """
+    merging = collect or settings.debounce
+    if not merging:
+        return
+    word = "debounce" if collect is None else "collect"
+    for other in ("delay", "run_at"):
+        if other in options:
+            raise UsageError(f"{other} and {word} contradict each other: that says when a job starts; give one of them")
+    ttl = living(options["ttl"]).max if "ttl" in options else None
+    if ttl is None and settings.ttl is not None:
+        ttl = settings.ttl.max
+    _in_time(micros(merging.delay), None if ttl is None else micros(ttl))
+
+
+def tailored(common: NewJob, options: CallOptions, settings: TaskOptions, timing: Timing) -> NewJob:
+    """Return a task's template with the options of a call in it; the id stays empty unless they name one.
+
+    Raises:
+        UsageError: an option is unknown or has no valid value, or two contradict each other.
+    """
+    no_others(options, CallOptions.__annotations__)
+    said = dict[str, object]()
+    if "delay" in options and "run_at" in options:
+        raise UsageError("delay and run_at contradict each other; give one of them")
+    if "id" in options:
+        said["id"] = named(options["id"], field="id")
+    if "queue" in options:
+        if settings.singleton:
+            raise UsageError(
+                f"queue = {shown(options['queue'])}: task {common.task!r} is a singleton, and a key means something "
+                "within one queue only; let all its jobs go to the task's own queue"
+            )
+        said["queue"] = named(options["queue"], field="queue")
+    if "delay" in options:
+        said["delay"] = micros(duration(options["delay"], field="delay", zero=True))
+    if "run_at" in options:
+        said["run_at"] = instant(options["run_at"], field="run_at")
+    if "priority" in options:
+        said["priority"] = priority = ranked(options["priority"])
+        said["boost"] = boost(priority, strict=bool(settings.strict))
+    if "stall" in options:
+        own = stalling(options["stall"])
+        said["stall"] = (own if settings.stall is None else overlay(own, settings.stall)).terms(
+            timing.lease, pinned=own
+        )
+    if "tags" in options:
+        said["tags"] = _tags(options["tags"])
+    policy = common.policy
+    if "ttl" in options:
+        own_ttl = living(options["ttl"])
+        said["ttl"] = common.ttl if own_ttl.max is None else micros(own_ttl.max)
+        policy = structs.replace(policy, on_expire=own_ttl.on_expire or policy.on_expire)
+    if "result_ttl" in options:
+        policy = structs.replace(policy, result_ttl=micros(duration(options["result_ttl"], field="result_ttl")))
+    if "lifo" in options:
+        said["lifo"] = settings.lifo
+    made = structs.replace(common, policy=policy, **said)
+    _in_time(made.delay, made.ttl)
+    return made
+
+
+def _in_time(delay: int, ttl: int | None) -> None:
+    if ttl is not None and delay >= ttl:
+        raise UsageError(
+            f"delay = {spoken(delay)} is not under the ttl of {spoken(ttl)}: the job would expire before it may start; "
+            "give a longer ttl"
+        )
+
+
+def boost(priority: int, *, strict: bool) -> int:
+    """Return how many microseconds a priority puts a job ahead of its time."""
+    return priority * (STRICT_STEP if strict else STEP)
+
+
+def _tags(given: object) -> tuple[str, ...]:
+    words = several(given, field="tags")
+    if len(words) > TAGS:
+        raise UsageError(f"tags has {len(words):,} words, and a job may have {TAGS}; put the rest into its arguments")
+    return tuple(_tag(word) for word in words)
+
+
+def _tag(word: object) -> str:
+    if not isinstance(word, str):
+        raise UsageError(f"tags has {shown(word)}, which is no text; write it as one")
+    return named(storable(word), field="a tag")

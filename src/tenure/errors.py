@@ -1,0 +1,193 @@
+"""Every error Tenure raises, one class for each way of reacting to it.
+
+TenureError
+├── UsageError                    fix your code
+│   ├── PayloadTooLargeError
+│   ├── UnknownTaskError
+│   ├── UnknownScheduleError
+│   ├── DuplicateJobError
+│   └── ThrottledError
+├── StorageError
+│   ├── StorageUnavailableError   wait: it may come back
+│   ├── StorageFullError          wait: somebody must make room
+│   ├── NotDurableError           the write may be lost; repeat it with the same id
+│   └── SchemaMismatchError       stop: this storage is not ours, or not of our version
+├── JobError                      for whoever awaits a result
+│   ├── JobFailedError
+│   │   └── JobStalledError
+│   ├── JobCancelledError
+│   ├── JobExpiredError
+│   └── JobNotFoundError
+├── ResultTimeoutError            also a TimeoutError
+└── LeaseLostError                only inside a job's own transaction
+
+What a handler raises to steer its job (`RetryLater`, `Snooze`, `Reject`, `Cancel`) is no error and lives in `control`.
+"""
+
+import functools
+from collections.abc import Callable
+
+
+class TenureError(Exception):
+    """The root of everything Tenure raises on purpose."""
+
+
+class UsageError(TenureError):
+    """Something was asked for in a way that cannot work; the message names it and the remedy."""
+
+
+class PayloadTooLargeError(UsageError):
+    """The encoded arguments are larger than the limit."""
+
+    def __init__(self, task: str, size: int, limit: int) -> None:
+        super().__init__(
+            f"the arguments of {task!r} take {size:,} bytes, the limit is {limit:,}; "
+            "store the data elsewhere and pass a reference to it"
+        )
+        self.task = task
+        self.size = size
+        self.limit = limit
+
+    def __reduce__(self) -> tuple[type["PayloadTooLargeError"], tuple[str, int, int]]:
+        return type(self), (self.task, self.size, self.limit)
+
+
+class UnknownTaskError(UsageError):
+    """No task of this name is registered with the app."""
+
+
+class UnknownScheduleError(UsageError):
+    """No schedule of this name is in the storage."""
+
+
+class DuplicateJobError(UsageError):
+    """A job has the id or holds the unique key already, and the caller asked to be told by an error.
+
+    `queue` and `job_id` name the one that is there.
+    """
+
+    def __init__(self, task: str, queue: str, job_id: str) -> None:
+        super().__init__(
+            f"task {task!r}: job {job_id!r} of queue {queue!r} is there already, with the same id or unique key; "
+            "take that one, app.job(error.job_id, queue=error.queue), or call without throw_on_duplicate"
+        )
+        self.task = task
+        self.queue = queue
+        self.job_id = job_id
+
+    def __reduce__(self) -> tuple[type["DuplicateJobError"], tuple[str, str, str]]:
+        return type(self), (self.task, self.queue, self.job_id)
+
+
+class ThrottledError(UsageError):
+    """A call made no job, for its key has had all that its window allows; after `retry_in` seconds there is room.
+
+    `key` is what the template or the function made of the arguments, None where all calls of the task share a window.
+    """
+
+    def __init__(self, task: str, key: str | None, retry_in: float, *, skipped: bool = False) -> None:
+        of = "" if key is None else f" of {key!r}"
+        remedy = "" if skipped else ', or let it skip such calls with Throttle(on_limit="skip")'
+        super().__init__(
+            f"task {task!r}: the throttle{of} is full, so this call made no job; call again in {retry_in:g} s{remedy}"
+        )
+        self.task = task
+        self.key = key
+        self.retry_in = retry_in
+        self.skipped = skipped
+
+    def __reduce__(self) -> tuple[Callable[..., "ThrottledError"], tuple[str, str | None, float]]:
+        return functools.partial(type(self), skipped=self.skipped), (self.task, self.key, self.retry_in)
+
+
+class StorageError(TenureError):
+    """The storage could not do what was asked of it.
+
+    `job_ids`: of an enqueue that failed on its way, the ids of its jobs. They may be remembered all the same;
+    enqueueing again with the same ids makes no second ones.
+    """
+
+    job_ids: tuple[str, ...] = ()
+
+
+class StorageUnavailableError(StorageError):
+    """The storage is out of reach or busy; nothing is known to have been written."""
+
+
+class StorageFullError(StorageError):
+    """The storage has no room left; nothing was written."""
+
+
+class NotDurableError(StorageError):
+    """The write was made but not confirmed as durable; repeating it with the same id is safe."""
+
+
+class SchemaMismatchError(StorageError):
+    """What lies at this address is not a Tenure storage of a version that this library can use."""
+
+
+class JobError(TenureError):
+    """A job did not come to the result that somebody waits for."""
+
+    def __init__(self, job_id: str, message: str) -> None:
+        super().__init__(message)
+        self.job_id = job_id
+
+
+class JobFailedError(JobError):
+    """The job failed and will not be tried again by itself.
+
+    `error_type` and `traceback` are those of the last run, as text; `reason` is the dead-letter reason.
+    """
+
+    def __init__(
+        self,
+        job_id: str,
+        message: str,
+        *,
+        reason: str | None = None,
+        error_type: str | None = None,
+        traceback: str | None = None,
+    ) -> None:
+        super().__init__(job_id, message)
+        self.reason = reason
+        self.error_type = error_type
+        self.traceback = traceback
+
+
+class JobStalledError(JobFailedError):
+    """The job lost its worker more often than its stall budget allows; `count` says how often."""
+
+    def __init__(
+        self, job_id: str, message: str, *, count: int, reason: str | None = None, traceback: str | None = None
+    ) -> None:
+        super().__init__(job_id, message, reason=reason, error_type="JobStalledError", traceback=traceback)
+        self.count = count
+
+
+class JobCancelledError(JobError):
+    """The job was cancelled; `reason` is what the canceller gave."""
+
+    def __init__(self, job_id: str, message: str, *, reason: str | None = None) -> None:
+        super().__init__(job_id, message)
+        self.reason = reason
+
+
+class JobExpiredError(JobError):
+    """The job's time to live ran out before it started."""
+
+
+class JobNotFoundError(JobError):
+    """The storage knows no such job: never enqueued there, deleted, or past its retention."""
+
+
+class ResultTimeoutError(TenureError, TimeoutError):
+    """The job did not end within the caller's own time limit; the job itself goes on, and `job_id` names it."""
+
+    def __init__(self, job_id: str, message: str) -> None:
+        super().__init__(message)
+        self.job_id = job_id
+
+
+class LeaseLostError(TenureError):
+    """The run no longer holds its lease, so its transaction must not commit."""

@@ -1,0 +1,94 @@
+"""What a process counts of its own work: totals that only go up, in few series, as plain numbers.
+
+A series is a metric with one value for each of its labels, and never tells of a single job. Its numbers:
+
+    a counter                      how often
+    times                          their sum in seconds, then how many fell into each bucket, the last without an end
+"""
+
+import threading
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+
+from msgspec import Struct
+
+Key = tuple[str, ...]
+"""The name of a metric, then the values of its labels in their order."""
+
+Totals = Mapping[Key, tuple[float, ...]]
+
+MOST = 2_000
+"""So many series a process has at most; what further labels bring is counted under `OTHER`."""
+
+OTHER = "(other)"
+
+
+class Metric(Struct, frozen=True):
+    """What is counted. `buckets`: the upper ends, in seconds, of those that times fall into; none for a counter."""
+
+    name: str
+    meaning: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+
+QUICK = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+LONG = (0.005, 0.025, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 1_800.0, 7_200.0)
+
+JOBS = Metric("tenure_jobs_total", "Runs that were settled, by what they came to.", ("queue", "task", "outcome"))
+DURATION = Metric("tenure_job_duration_seconds", "How long runs took.", ("queue", "task"), LONG)
+WAIT = Metric("tenure_job_wait_seconds", "How long jobs had been due when they were claimed.", ("queue",), LONG)
+RENEWALS = Metric("tenure_lease_renewals_total", "Renewals of leases that were asked for.", ("result",))
+STALLED = Metric("tenure_stalled_total", "Runs that were taken back from the dead and silent.", ("task", "reason"))
+FENCED = Metric("tenure_fenced_total", "Writes that were refused, as their run was no longer the one.", ("write",))
+STORAGE_OP = Metric("tenure_storage_op_seconds", "How long calls of the storage took.", ("op",), QUICK)
+
+METRICS = (JOBS, DURATION, WAIT, RENEWALS, STALLED, FENCED, STORAGE_OP)
+"""Those that processes count."""
+
+
+class Figures:
+    """The counts of one process, or of one part of it. Any thread may count, and any may read."""
+
+    def __init__(self) -> None:
+        self._series: dict[Key, list[float]] = {}
+        self._lock = threading.Lock()
+
+    def count(self, metric: Metric, *labels: str, by: int = 1) -> None:
+        """Add to a counter."""
+        key = (metric.name, *labels)
+        with self._lock:
+            numbers = self._series.get(key) or self._new(key, 1)
+            numbers[0] += by
+
+    def observe(self, metric: Metric, times: Iterable[float], *labels: str) -> None:
+        """Add times, in seconds."""
+        key, buckets = (metric.name, *labels), metric.buckets
+        with self._lock:
+            numbers = self._series.get(key) or self._new(key, len(buckets) + 2)
+            for seconds in times:
+                numbers[0] += seconds
+                numbers[1 + bisect_left(buckets, seconds)] += 1
+
+    def totals(self) -> dict[Key, tuple[float, ...]]:
+        """Return what it has come to so far."""
+        with self._lock:
+            return {key: tuple(numbers) for key, numbers in self._series.items()}
+
+    def _new(self, key: Key, many: int) -> list[float]:
+        if len(self._series) >= MOST:
+            key = (key[0], *(OTHER for _ in key[1:]))
+        return self._series.setdefault(key, [0.0] * many)
+
+
+def added_up(some: Iterable[Totals]) -> dict[Key, tuple[float, ...]]:
+    """Return the sum of what several processes have counted; series of the same name and another form are left out."""
+    sums: dict[Key, tuple[float, ...]] = {}
+    for totals in some:
+        for key, numbers in totals.items():
+            before = sums.get(key)
+            if before is None:
+                sums[key] = tuple(numbers)
+            elif len(before) == len(numbers):
+                sums[key] = tuple(a + b for a, b in zip(before, numbers, strict=True))
+    return sums

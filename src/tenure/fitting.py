@@ -1,0 +1,150 @@
+"""What a call's own arguments decide of its job: the keys it has, and how much its tenant gets."""
+
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from typing import Literal
+
+from msgspec import structs
+
+from tenure.clock import SECOND
+from tenure.core.duration import micros
+from tenure.core.job import CollectKey, DebounceKey, Key, MergeKey, NewJob, RateKey, ThrottleKey, UniqueKey
+from tenure.errors import ThrottledError
+from tenure.options import Collect, KeyTemplate, Rate, TaskOptions, Throttle
+from tenure.options.keys import CONCURRENCY, Arguments, Keying, made_of
+from tenure.options.tasks import weighed
+from tenure.storage.protocol import Receipt
+
+
+class Fitting:
+    """Makes a job fit its call, as the options of a task say, or those of a call over them.
+
+    Raises:
+        UsageError: a key cannot be made of what the task takes.
+    """
+
+    def __init__(
+        self,
+        task: str,
+        options: TaskOptions,
+        parameters: Iterable[str],
+        *,
+        collect: Collect | None = None,
+        version: int = 1,
+    ) -> None:
+        known = tuple(parameters)
+
+        def keying(given: KeyTemplate | Literal[False] | None, field: str) -> Keying | None:
+            if not given:
+                return None
+            return Keying(given, known, field=field, task=task, collects=collect is not None)
+
+        self._task = task
+        self._limit = options.concurrency_limit or 1
+        self._concurrency = keying(options.concurrency_key, CONCURRENCY)
+        self._fair = keying(options.fair_key, "fair_key")
+        self._weight = options.fair_weight or 1
+        self._unique = options.unique or None
+        self._debounce = options.debounce or None
+        self._collect = collect
+        self._version = version
+        self._throttle = options.throttle or None
+        merge = self._unique or self._debounce or collect
+        self._merge = keying(merge.key if merge else None, _field(options, collect))
+        self._throttled = keying(options.throttle.key if options.throttle else None, "throttle")
+        self._rates = [(rate, name, keying(rate.key, "rate")) for rate, name in _named(options.rate or (), task)]
+        self.plain = not (self._concurrency or self._fair or self._rates or merge or self._throttle)
+        """Whether there is nothing in which one call's job differs from another's."""
+        self.throws = bool(options.throw_on_duplicate)
+        """Whether a call that makes no job because one is there is to be told so by an error."""
+        self.skips = self._throttle is not None and self._throttle.on_limit == "skip"
+        """Whether one that is throttled is not."""
+
+    def fit(self, job: NewJob, call: Arguments, digest: Callable[[], str]) -> NewJob:
+        """Return a job with the keys and the weight of its call; `digest` says of its arguments which they are.
+
+        Raises:
+            UsageError: a template or a function fails on these arguments, or makes what is no key or no weight.
+        """
+        said = dict[str, object]()
+        if self._concurrency is not None and (name := self._concurrency.key(call)) is not None:
+            said["keys"] = (*job.keys, Key(name, self._limit))
+        if self._fair is not None and (tenant := self._fair.key(call)) is not None:
+            weight = self._weight
+            said["fair_key"] = tenant
+            said["weight"] = weight if isinstance(weight, int) else weighed(made_of(weight, call, field="fair_weight"))
+        if self._rates:
+            said["rates"] = tuple(rate for one in self._rates if (rate := self._rate(*one, call)) is not None)
+        if self._unique or self._debounce or self._collect:
+            said["merge"] = self._merge_key(call, digest)
+        if self._throttle is not None:
+            said["throttle"] = self._throttle_key(self._throttle, call)
+        return structs.replace(job, **said) if said else job
+
+    def _rate(self, rate: Rate, name: str, keying: Keying | None, call: Arguments) -> RateKey | None:
+        if keying is None:
+            return rate.named(name)
+        key = keying.key(call)
+        return None if key is None else rate.named(name + key)
+
+    def _merge_key(self, call: Arguments, digest: Callable[[], str]) -> MergeKey | None:
+        key = None if self._merge is None else self._merge.key(call)
+        if self._merge is not None and key is None:
+            return None
+        if self._unique is not None:
+            scope, name = self._unique.scope or "unfinished", f"{self._task}:{digest()}" if key is None else key
+            if isinstance(scope, timedelta):
+                return UniqueKey(name, window=micros(scope))
+            return UniqueKey(name, scope)
+        if self._debounce is not None:
+            return DebounceKey(of_task(self._task, key), micros(self._debounce.delay), _micros(self._debounce.max_wait))
+        return None if self._collect is None else collect_key(self._task, self._collect, key, self._version)
+
+    def _throttle_key(self, throttle: Throttle, call: Arguments) -> ThrottleKey | None:
+        key = None if self._throttled is None else self._throttled.key(call)
+        if self._throttled is not None and key is None:
+            return None
+        return ThrottleKey(of_task(self._task, key), throttle.max, micros(throttle.window))
+
+
+def collect_key(task: str, collect: Collect, key: str | None, version: int) -> CollectKey:
+    """Return what calls of a task gather under: with a payload of one version only, for a job carries one."""
+    own = f"{_escaped(task)}%v{version}:{key or ''}" if version > 1 else of_task(task, key)
+    return CollectKey(own, micros(collect.delay), collect.max_size, _micros(collect.max_wait))
+
+
+def of_task(task: str, key: str | None) -> str:
+    """Return a key that is a task's own; no other task's can be the same, whatever both are called."""
+    return f"{_escaped(task)}:{key or ''}"
+
+
+def refusal(receipt: Receipt, job: NewJob, *, skipped: bool) -> ThrottledError | None:
+    """Return the error that tells whose call was throttled so; `skipped`: where it is not raised."""
+    if receipt.made != "throttled" or job.throttle is None:
+        return None
+    key = job.throttle.key.removeprefix(of_task(job.task, None))
+    return ThrottledError(job.task, key or None, (receipt.retry_in or 0) / SECOND, skipped=skipped)
+
+
+def _escaped(task: str) -> str:
+    return task.replace("%", "%25").replace(":", "%3A")
+
+
+def _named(rates: Iterable[Rate], task: str) -> Iterable[tuple[Rate, str]]:
+    """Yield rates, the fastest first, with the names they go by in their queue, or what these begin with."""
+    seen = set[KeyTemplate | None]()
+    for rate in rates:
+        # Of several under one key, each takes time of its own.
+        kind = f"/{rate.interval}" if rate.key in seen else ""
+        seen.add(rate.key)
+        yield rate, f"task{kind}:{task}" if rate.key is None else f"key{kind}:"
+
+
+def _field(options: TaskOptions, collect: Collect | None) -> str:
+    if options.unique:
+        return "unique"
+    return "collect" if collect is not None else "debounce"
+
+
+def _micros(length: timedelta | None) -> int | None:
+    return None if length is None else micros(length)

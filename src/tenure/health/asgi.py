@@ -1,0 +1,190 @@
+"""Health as a plain ASGI app: `/live`, `/ready`, `/health/queues` and `/metrics`."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any, Literal
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from tenure.core.check import named
+from tenure.errors import UsageError
+from tenure.health.gate import Gate
+from tenure.health.judge import Health, alarms_of, consuming, judged, unreachable
+from tenure.health.metrics import CONTENT_TYPE, rendered
+from tenure.health.vitals import Vitals
+from tenure.health.watch import Look, Watch
+from tenure.options import Timing
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+DegradedIs = Literal[200, 503]
+
+UNREADY_AFTER = 10.0
+"""Seconds that the storage may fail before this process says that it is not ready."""
+
+RECENT = 1.0
+"""Seconds for which a look will do for `/ready`, which anybody may ask: no flood of questions reaches the storage."""
+
+MOST_FIELDS = 100
+"""So many fields a query string may have."""
+
+_TEXT = b"text/plain; charset=utf-8"
+_JSON = b"application/json"
+
+Headers = list[tuple[bytes, bytes]]
+Answer = tuple[int, bytes, bytes, Headers]
+
+
+class HealthApp:
+    """A plain ASGI app. Served, it looks at the storage every few seconds; mounted, when it is asked."""
+
+    def __init__(
+        self,
+        watch: Watch,
+        gate: Gate,
+        *,
+        timing: Callable[[], Timing],
+        queues: Callable[[], Iterable[str]] = tuple,
+        degraded_is: DegradedIs = 200,
+        vitals: Callable[[], Vitals] = Vitals,
+    ) -> None:
+        """Take the parts: `queues` exist whatever the storage knows, `vitals` tells of this process, on any thread."""
+        self._watch = watch
+        self._gate = gate
+        self._timing = timing
+        self._queues = queues
+        self._degraded_is = degraded_is
+        self._vitals = vitals
+
+    @property
+    def protected(self) -> bool:
+        """Whether it shows figures only to those who have a token."""
+        return self._gate.closed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or live through one lifespan."""
+        match scope["type"]:
+            case "http":
+                status, kind, body, more = await self._answer(scope)
+                headers = [
+                    (b"content-type", kind),
+                    (b"content-length", str(len(body)).encode()),
+                    (b"cache-control", b"no-store"),
+                    (b"x-content-type-options", b"nosniff"),
+                    *more,
+                ]
+                await send({"type": "http.response.start", "status": status, "headers": headers})
+                await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+            case "lifespan":
+                await self._lifespan(receive, send)
+            case "websocket":
+                # Before it is accepted: a server says 403 to that.
+                await receive()
+                await send({"type": "websocket.close", "code": 1000})
+            case other:
+                raise ValueError(f"health speaks HTTP only, not {other}")
+
+    async def health(self, only: Iterable[str] = (), *, look: Look | None = None) -> Health:
+        """Return the judgement over all queues, or over these, from a new look or a given one."""
+        look = await self._watch.look() if look is None else look
+        if look.survey is None:
+            return unreachable(look.error)
+        return judged(
+            look.survey,
+            timing=self._timing(),
+            defined=self._queues(),
+            only=only,
+            thresholds=self._watch.thresholds,
+            backlog=self._watch.backlog,
+            now=look.at,
+        )
+
+    async def ready(self) -> bool:
+        """Say whether this process can do its work: the storage answers, it does not stop, a claim loop of it turns."""
+        vitals = self._vitals()
+        if vitals.stopping:
+            return False
+        await self._watch.look(max_age=RECENT)
+        failing, good = self._watch.failing_since, self._watch.good
+        if good is None or good.survey is None or (failing is not None and self._watch.now - failing >= UNREADY_AFTER):
+            return False
+        if vitals.owners is None:
+            return True
+        timing = self._timing()
+        return any(consuming(good.survey, owner, timing) for owner in vitals.owners)
+
+    async def _answer(self, scope: Scope) -> Answer:
+        answers = {
+            "/live": self._live,
+            "/ready": self._ready,
+            "/health/queues": self._health_queues,
+            "/metrics": self._metrics,
+        }
+        answer = answers.get(_path(scope))
+        if answer is None:
+            return 404, _JSON, b'{"error":"not found"}', []
+        if answer in (self._health_queues, self._metrics) and not self._admitted(scope):
+            return 401, _JSON, b'{"error":"unauthorized"}', _CHALLENGES
+        if scope["method"] not in ("GET", "HEAD"):
+            return 405, _JSON, b'{"error":"method not allowed"}', [(b"allow", b"GET, HEAD")]
+        return await answer(scope)
+
+    async def _live(self, scope: Scope) -> Answer:
+        why = self._vitals().dead
+        return (503, _TEXT, f"no: {why}".encode(), []) if why else (200, _TEXT, b"yes", [])
+
+    async def _ready(self, scope: Scope) -> Answer:
+        ready, alarms = await self.ready(), b""
+        if (good := self._watch.good) is not None and good.survey is not None:
+            alarms = "".join(f"; {alarm}" for alarm in alarms_of(good.survey)).encode()
+        return (200, _TEXT, b"yes" + alarms, []) if ready else (503, _TEXT, b"no" + alarms, [])
+
+    async def _health_queues(self, scope: Scope) -> Answer:
+        try:
+            only = _asked(scope)
+        except (UsageError, ValueError) as error:
+            return 400, _JSON, msgspec.json.encode({"error": str(error)}), []
+        health = await self.health(only)
+        statuses = {"ok": 200, "degraded": self._degraded_is, "unhealthy": 500, "unreachable": 503}
+        return statuses[health.status], _JSON, msgspec.json.encode(health), []
+
+    async def _metrics(self, scope: Scope) -> Answer:
+        look = await self._watch.look(max_age=RECENT)
+        return 200, CONTENT_TYPE, rendered(look.survey, await self.health(look=look), self._vitals()), []
+
+    def _admitted(self, scope: Scope) -> bool:
+        return self._gate.admits([value for name, value in scope["headers"] if name.lower() == b"authorization"])
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        await receive()
+        async with asyncio.TaskGroup() as crew:
+            sampler = crew.create_task(self._watch.sample())
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+            sampler.cancel()
+        await send({"type": "lifespan.shutdown.complete"})
+
+
+_CHALLENGES: Headers = [
+    (b"www-authenticate", b'Bearer realm="tenure"'),
+    (b"www-authenticate", b'Basic realm="tenure", charset="UTF-8"'),
+]
+
+
+def _path(scope: Scope) -> str:
+    """Return the path below the place where this is mounted."""
+    path, root = str(scope["path"]), str(scope.get("root_path", "")).rstrip("/")
+    # Some mount by cutting the path, others leave it whole.
+    return path.removeprefix(root) if root and path.startswith(f"{root}/") else path
+
+
+def _asked(scope: Scope) -> list[str]:
+    """Return the queues that a query string names: `?queue=mail&queue=default`, or `?queue=mail,default`."""
+    query = bytes(scope.get("query_string", b"")).decode("latin-1")
+    fields = parse_qsl(query, keep_blank_values=True, max_num_fields=MOST_FIELDS)
+    given = [value for name, value in fields if name == "queue"]
+    return [named(one.strip(), field="queue") for value in given for one in value.split(",")]

@@ -1,0 +1,315 @@
+"""The judgement: what a look at the storage comes to, as the records that HTTP and the command line show.
+
+    unreachable   the storage gave no answer
+    unhealthy     a backlog stayed above its threshold for longer than its time
+    degraded      jobs wait in a queue that no live worker serves, or for a worker that knows their task (`no_handler`);
+                  or a queue was asked for that does not exist; or a worker found the storage replaced or rewound
+    ok            none of these
+
+Instants are aware datetimes in UTC, durations are seconds. Nothing here waits or reads a clock.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Literal
+
+from msgspec import Struct
+
+from tenure.clock import SECOND
+from tenure.core.backlog import Backlog, Thresholds
+from tenure.core.duration import moment
+from tenure.core.lifecycle import State
+from tenure.options import Timing
+from tenure.storage.protocol import QueueSurvey, Survey, WorkerSurvey, knows
+
+Status = Literal["ok", "degraded", "unhealthy", "unreachable"]
+WorkerState = Literal["alive", "quiet", "stopping", "stale"]
+
+LONGEST_REST = 5.0
+"""Seconds after which a healthy claim loop turns, even if there is nothing to do (`worker.exchange.POLL`)."""
+
+
+NO_HANDLER = 600 * SECOND
+"""For how long no live worker must have known a task before that is worth a word, in microseconds."""
+
+
+class NoHandler(Struct, frozen=True, kw_only=True):
+    """A task and a version of its payload that jobs of a queue wait for, and that no live worker knows.
+
+    `waited`: the seconds that one of these jobs has waited.
+    """
+
+    task: str
+    version: int
+    waited: float
+
+
+class QueueHealth(Struct, frozen=True, kw_only=True):
+    """A queue. `served`: a live worker claims from it. `above_for`: the seconds that too many jobs have waited.
+
+    `known`: the storage has heard of it, the app has a task that goes there, or a worker serves it. `no_handler`: tasks
+    of its jobs that no live worker which serves it has known for 10 min.
+    """
+
+    status: Status
+    known: bool
+    waiting: int
+    active: int
+    delayed: int
+    failed: int
+    completed: int
+    oldest_waiting: float | None
+    paused: bool
+    served: bool
+    threshold: int | None
+    above_for: float | None
+    no_handler: tuple[NoHandler, ...] = ()
+
+    @property
+    def stranded(self) -> bool:
+        """Whether jobs wait in it though no live worker serves it and nobody has paused it."""
+        return self.waiting > 0 and not self.served and not self.paused
+
+
+class WorkerHealth(Struct, frozen=True, kw_only=True):
+    """A worker. `seen_ago`: since its last beat; `turned_ago`: since its claim loop turned; `age`: the longer one.
+
+    `died`: it is stale because its process is known to be dead.
+    """
+
+    id: str
+    name: str
+    host: str
+    pid: int
+    queues: tuple[str, ...]
+    concurrency: int
+    active: int
+    started: datetime
+    state: WorkerState
+    age: float
+    seen_ago: float
+    turned_ago: float
+    died: bool = False
+
+
+class ReaperHealth(Struct, frozen=True, kw_only=True):
+    """The sweeping. `age`: since a reaper last swept, None for never; `late`: work under way could not be recovered."""
+
+    age: float | None
+    late: bool
+
+
+class Health(Struct, frozen=True, kw_only=True):
+    """Everything at a glance; `complaints` are for people, the rest is for machines."""
+
+    status: Status
+    now: datetime | None
+    queues: dict[str, QueueHealth]
+    workers: list[WorkerHealth]
+    reaper: ReaperHealth
+    complaints: list[str]
+
+
+def judged(
+    survey: Survey,
+    *,
+    timing: Timing,
+    defined: Iterable[str] = (),
+    only: Iterable[str] = (),
+    thresholds: Thresholds,
+    backlog: Backlog,
+    now: float,
+) -> Health:
+    """Return what a survey comes to, `now` being the uptime that the backlog is measured in.
+
+    `defined`: queues that exist though the storage may not have heard of them. `only`: the critical ones, if not all.
+    """
+    workers = [_worker(worker, timing) for worker in survey.workers]
+    serving = [worker for worker in workers if worker.state == "alive"]
+    known = {queue.queue: queue for queue in survey.queues}
+    listed = {*known, *defined, *(queue for worker in serving for queue in worker.queues)}
+    heard_of = {*listed, *(queue for worker in workers for queue in worker.queues)}
+    names = set(only) or listed
+    queues = {
+        name: _queue(
+            known.get(name, QueueSurvey(queue=name)),
+            known=name in heard_of,
+            served=any(name in worker.queues for worker in serving),
+            threshold=thresholds.of(name),
+            above_for=backlog.lasted(name, now=now),
+            overdue=backlog.overdue(name, thresholds, now=now),
+            workers=survey.workers,
+        )
+        for name in sorted(names)
+    }
+    active = sum(queue.counts.get(State.ACTIVE, 0) for queue in survey.queues)
+    reaper = _reaper(survey.swept_ago, active, timing)
+    alarms = alarms_of(survey)
+    statuses: list[Status] = [queue.status for queue in queues.values()]
+    return Health(
+        status=_worst([*statuses, "degraded"] if alarms else statuses),
+        now=moment(survey.now),
+        queues=queues,
+        workers=workers,
+        reaper=reaper,
+        complaints=[*alarms, *_complaints(queues, workers, reaper, active)],
+    )
+
+
+def alarms_of(survey: Survey) -> tuple[str, ...]:
+    """Return what workers found wrong with the storage as a whole, each alarm once."""
+    return tuple(dict.fromkeys(worker.alarm for worker in survey.workers if worker.alarm))
+
+
+def no_handlers(queue: QueueSurvey, workers: Iterable[WorkerSurvey]) -> tuple[NoHandler, ...]:
+    """Return the tasks that jobs of a queue have waited for, and that no live worker has known for 10 min.
+
+    A worker that fell silent is shown for as long, so each worker that is shown was alive within this time.
+    """
+    serving = [worker for worker in workers if queue.queue in worker.queues]
+    return tuple(
+        NoHandler(task=one.task, version=one.version, waited=one.waited / SECOND)
+        for one in queue.unknown
+        if one.waited >= NO_HANDLER and not any(knows(worker.tasks, one.task, one.version) for worker in serving)
+    )
+
+
+def unreachable(error: str) -> Health:
+    """Return what it comes to that the storage gave no answer."""
+    return Health(
+        status="unreachable",
+        now=None,
+        queues={},
+        workers=[],
+        reaper=ReaperHealth(age=None, late=False),
+        complaints=[f"the storage is out of reach: {error}"],
+    )
+
+
+def consuming(survey: Survey, owner: str, timing: Timing) -> bool:
+    """Say whether this worker claims jobs: known to the storage, told to do so, its loop turning."""
+    return any(worker.owner.id == owner and state_of(worker, timing) == "alive" for worker in survey.workers)
+
+
+def waiting(survey: Survey) -> Mapping[str, int]:
+    """Return how many jobs wait in each queue."""
+    return {queue.queue: queue.counts.get(State.WAITING, 0) for queue in survey.queues}
+
+
+def state_of(worker: WorkerSurvey, timing: Timing) -> WorkerState:
+    """Return how a worker is; one that has died is stale, for it claims and renews nothing."""
+    three = 3 * timing.beat
+    # Beside a quick beat the loop of an idle worker is slow; its turns must not be asked for more often than they come.
+    turn = max(three, timedelta(seconds=LONGEST_REST) + 2 * timing.beat)
+    silent = worker.seen_ago > three.total_seconds() * SECOND or worker.turned_ago > turn.total_seconds() * SECOND
+    if worker.died or silent:
+        return "stale"
+    if worker.stopping:
+        return "stopping"
+    return "quiet" if worker.quiet else "alive"
+
+
+def _worker(worker: WorkerSurvey, timing: Timing) -> WorkerHealth:
+    return WorkerHealth(
+        id=worker.owner.id,
+        name=worker.owner.name,
+        host=worker.owner.host,
+        pid=worker.owner.pid,
+        queues=worker.queues,
+        concurrency=worker.concurrency,
+        active=worker.active,
+        started=moment(worker.started),
+        state=state_of(worker, timing),
+        age=max(worker.seen_ago, worker.turned_ago) / SECOND,
+        seen_ago=worker.seen_ago / SECOND,
+        turned_ago=worker.turned_ago / SECOND,
+        died=worker.died,
+    )
+
+
+def _queue(
+    queue: QueueSurvey,
+    *,
+    known: bool,
+    served: bool,
+    threshold: int | None,
+    above_for: float | None,
+    overdue: bool,
+    workers: Sequence[WorkerSurvey],
+) -> QueueHealth:
+    waits = queue.counts.get(State.WAITING, 0)
+    unhandled = no_handlers(queue, workers)
+    # Who paused a queue wants its jobs to wait; only their number may still be too much.
+    degraded = not known or (bool(waits) and not served and not queue.paused) or bool(unhandled)
+    return QueueHealth(
+        status="unhealthy" if overdue else "degraded" if degraded else "ok",
+        known=known,
+        waiting=waits,
+        active=queue.counts.get(State.ACTIVE, 0),
+        delayed=queue.counts.get(State.DELAYED, 0),
+        failed=queue.counts.get(State.FAILED, 0),
+        completed=queue.counts.get(State.COMPLETED, 0),
+        oldest_waiting=None if queue.oldest_waiting is None else queue.oldest_waiting / SECOND,
+        paused=queue.paused,
+        served=served,
+        threshold=threshold,
+        above_for=above_for,
+        no_handler=unhandled,
+    )
+
+
+def _reaper(swept_ago: int | None, active: int, timing: Timing) -> ReaperHealth:
+    age = None if swept_ago is None else swept_ago / SECOND
+    return ReaperHealth(age=age, late=active > 0 and (age is None or age > timing.recovery_bound.total_seconds()))
+
+
+_RANKS: dict[Status, int] = {"ok": 0, "degraded": 1, "unhealthy": 2, "unreachable": 3}
+
+
+def _worst(statuses: Iterable[Status]) -> Status:
+    worst: Status = "ok"
+    for status in statuses:
+        if _RANKS[status] > _RANKS[worst]:
+            worst = status
+    return worst
+
+
+def _complaints(
+    queues: Mapping[str, QueueHealth], workers: Sequence[WorkerHealth], reaper: ReaperHealth, active: int
+) -> Iterator[str]:
+    for name, queue in queues.items():
+        if queue.status == "unhealthy":
+            yield (
+                f"queue {name!r}: {jobs_wait(queue.waiting)}, more than {queue.threshold} "
+                f"for {queue.above_for or 0:.0f} s; add workers, or find out what holds them up"
+            )
+        elif not queue.known:
+            yield f"queue {name!r}: nobody knows it: no job was ever in it, no task goes there; is it spelled right?"
+        elif queue.stranded:
+            hushed = sum(worker.state == "quiet" and name in worker.queues for worker in workers)
+            told = f"; {hushed} told to be quiet could: tenure workers quiet --undo" if hushed else ""
+            yield f"queue {name!r}: {jobs_wait(queue.waiting)} and no live worker serves it{told}"
+        for one in queue.no_handler:
+            yield (
+                f"queue {name!r}: no_handler: no live worker knows task {one.task!r} with payload version "
+                f"{one.version}, and a job has waited {one.waited:.0f} s for one"
+            )
+    for worker in workers:
+        if worker.state == "stale":
+            yield (
+                f"worker {worker.name!r}: stale, last seen {worker.seen_ago:.1f} s ago, "
+                f"its loop turned {worker.turned_ago:.1f} s ago"
+            )
+    if reaper.late:
+        age = "ever" if reaper.age is None else f"for {reaper.age:.0f} s"
+        yield f"{jobs_are(active)} active and nobody has swept {age}; start a worker or tenure reaper"
+
+
+def jobs_wait(count: int) -> str:
+    """Return the words for so many jobs that wait."""
+    return "1 job waits" if count == 1 else f"{count} jobs wait"
+
+
+def jobs_are(count: int) -> str:
+    """Return the words that go before what so many jobs are."""
+    return "1 job is" if count == 1 else f"{count} jobs are"

@@ -1,0 +1,171 @@
+"""Serves an ASGI app over HTTP from a thread of its own, so that it answers while the main loop is blocked."""
+
+import asyncio
+import contextlib
+import importlib.util
+import ipaddress
+import logging
+import os
+import re
+import socket
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from tenure.core.check import shown
+from tenure.errors import UsageError
+from tenure.health.asgi import HealthApp
+from tenure.sideloop import SideLoop
+
+if TYPE_CHECKING:
+    from uvicorn import Server as Uvicorn
+
+logger = logging.getLogger("tenure.health")
+
+LONGEST_HEAD = 16 * 1024
+"""Bytes that the head of a request may have."""
+
+GOODBYE = 1
+"""Seconds that requests under way get when the server stops."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where to listen."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def read(cls, text: str, *, field: str) -> Self:
+        """Read "8080", "127.0.0.1:8080" or "[::1]:8080"; a port alone listens on this machine only.
+
+        Raises:
+            UsageError: it is none of these.
+        """
+        found = re.fullmatch(r"(?:(?:\[([^\]]+)\]|([^:\s]+)):)?(\d{1,5})", text.strip())
+        if found is None or int(found[3]) > 65_535:
+            raise UsageError(f"{field} = {shown(text)} is no address; write 8080, 127.0.0.1:8080 or [::1]:8080")
+        return cls(found[1] or found[2] or "127.0.0.1", int(found[3]))
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this machine can reach it."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+    def bound(self) -> socket.socket:
+        """Return a socket that listens there.
+
+        Raises:
+            UsageError: it cannot be had.
+        """
+        try:
+            listening = socket.create_server(
+                (self.host, self.port), family=socket.AF_INET6 if ":" in self.host else socket.AF_INET
+            )
+        except OSError as error:
+            # Its own text says where, too. An address that cannot be looked up has numbers of another kind.
+            why = str(error) if error.errno is None or isinstance(error, socket.gaierror) else os.strerror(error.errno)
+            raise UsageError(f"cannot listen on {self}: {why}; choose another address") from error
+        # Connections have it from here. Without it the body waits for the head to be acknowledged, which takes 40 ms.
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listening
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def permitted(address: Address, *, protected: bool, remedy: str) -> None:
+    """Make sure that what is to be served there may be: beyond this machine only with authentication.
+
+    Raises:
+        UsageError: anybody could read it, or there is no server to serve it.
+    """
+    if not address.loopback and not protected:
+        raise UsageError(f"{address} can be reached from other machines and no token is asked for; {remedy}")
+    if importlib.util.find_spec("uvicorn") is None:
+        raise UsageError('serving over HTTP needs uvicorn; pip install "tenure[web]"')
+
+
+class Server:
+    """Serves health until it is stopped."""
+
+    def __init__(self, app: HealthApp, address: Address) -> None:
+        """Take what to serve and where.
+
+        Raises:
+            UsageError: it may not be served there, or there is no uvicorn.
+        """
+        permitted(address, protected=app.protected, remedy="give it a token, or listen on 127.0.0.1")
+        self._app = app
+        self._address = address
+        self._side = SideLoop("tenure-http")
+        self._uvicorn: Uvicorn | None = None
+        self._listening: socket.socket | None = None
+        self._serving: Future[None] | None = None
+
+    async def start(self) -> None:
+        """Begin to listen.
+
+        Raises:
+            UsageError: the address cannot be had.
+        """
+        self._listening = self._address.bound()
+        self._serving = self._side.submit(self._serve(self._listening))
+        self._serving.add_done_callback(_ended)
+
+    async def stop(self) -> None:
+        """Listen no more; requests under way get a moment. Idempotent."""
+        serving, self._serving = self._serving, None
+        if serving is not None and self._uvicorn is not None:
+            self._uvicorn.should_exit = True
+            with contextlib.suppress(Exception):
+                async with asyncio.timeout(2 * GOODBYE):
+                    await asyncio.wrap_future(serving)
+        await self._side.stop()
+        if self._listening is not None:
+            self._listening.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def _serve(self, listening: socket.socket) -> None:
+        import uvicorn
+
+        from tenure.health.connection import MOST, Connection
+
+        config = uvicorn.Config(
+            self._app,
+            interface="asgi3",
+            # Subclasses of its protocols are what uvicorn takes beside their names.
+            http=Connection,
+            ws="none",
+            lifespan="on",
+            # Logging is the application's business.
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            # Idle ones have made room before that, so as many requests are under way.
+            limit_concurrency=MOST + 1,
+            h11_max_incomplete_event_size=LONGEST_HEAD,
+            timeout_graceful_shutdown=GOODBYE,
+        )
+        self._uvicorn = uvicorn.Server(config)
+        host, port = listening.getsockname()[:2]
+        logger.info("health is served on http://%s", Address(host, port))
+        # In a thread it leaves the signals alone; they are heard by whoever has the main one.
+        await self._uvicorn.serve(sockets=[listening])
+
+
+def _ended(serving: "Future[None]") -> None:
+    if not serving.cancelled() and (failure := serving.exception()) is not None:
+        logger.critical("health is served no more", exc_info=failure)

@@ -1,0 +1,327 @@
+"""The reaper: a worker whose runs are already over. It sweeps, decides on what stalled, and settles it.
+
+    sweep ──► leases taken from the dead and the silent, under a new fence ──► Stalled ──► decide ──► settle
+          ──► schedules that are due ──► their ticks ──► plan
+
+It goes through the same door as everybody: `exchange`. If it dies between taking and settling, what it took is reaped
+from it in turn.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol, TypeVar, cast
+
+from msgspec import structs
+
+from tenure.bus import Bus, Hearers
+from tenure.codec import Codec
+from tenure.core.check import shown
+from tenure.core.duration import micros
+from tenure.core.events import Event, LeadershipAcquired, LeadershipLost, ReaperFailed
+from tenure.core.job import Owner
+from tenure.core.leadership import Standing, answered, ask_again_in, longest_rest, resigned, unanswered
+from tenure.equipment import Equipment, bare
+from tenure.errors import StorageError, UsageError
+from tenure.failures import log_failure
+from tenure.functions import is_async
+from tenure.hearing import registering
+from tenure.maintenance.ticking import tick_all
+from tenure.options import LeaderElection, Timing
+from tenure.schedules import put_all, put_later
+from tenure.settle import settle_stalled
+from tenure.storage.protocol import Beat, Bid
+
+E = TypeVar("E", bound=Event)
+
+SPREAD = 0.1
+"""A sweep comes up to this share earlier, so that many reapers do not march in step; never later, for the bound."""
+
+RESIGN_WAIT = 1.0
+"""Seconds that a reaper's farewell gets to reach the storage."""
+
+HANDLERS_WAIT = 2.0
+"""Seconds that event handlers at work get to end when their reaper stops."""
+
+ITS_OWN = (LeadershipAcquired, LeadershipLost, ReaperFailed)
+"""What a reaper tells its own handlers of itself at once; they do not hear it of other reapers."""
+
+
+class Reaping:
+    """One reaper's turns; `Reaper` and the worker drive it."""
+
+    def __init__(self, equipment: Equipment, owner: Owner, election: LeaderElection | None) -> None:
+        self.owner = owner
+        self.standing = Standing()
+        self.hearers = Hearers()
+        self.at_work = set[asyncio.Task[None]]()
+        """Coroutine handlers that were called and have not ended."""
+        timing = equipment.timing
+        self._storage = equipment.storage
+        self._figures = equipment.figures
+        self._clock = equipment.clock
+        self._rng = equipment.rng
+        self._logger = equipment.logger
+        self._every = timing.sweep.total_seconds()
+        self._max_block = micros(timing.max_block)
+        term = election.length(timing) if election is not None else timing.leader_ttl
+        self._patience = term.total_seconds()
+        self._broken = dict[str, str]()
+        """Schedules that could not be dealt with when they were last due, as told; a sweep finds each of them again."""
+        self._bid = Bid(
+            self.owner,
+            term=micros(term) if election is not None else None,
+            every=micros(timing.sweep),
+            grace=micros(timing.grace),
+        )
+        rest = longest_rest(timing.lease.total_seconds(), self._every, self._patience)
+        self._bid_of_many = structs.replace(self._bid, rest=round(1_000_000 * rest))
+        """For turns that come again and again: what has nothing to do may be left alone by some of them."""
+
+    async def run(self) -> None:
+        """Sweep until cancelled, then resign."""
+        try:
+            wait = 0.0
+            while True:
+                await asyncio.sleep(wait)
+                wait = await self._turn(self._bid_of_many)
+        finally:
+            await self.resign()
+
+    async def turn(self) -> float:
+        """Sweep all there is once and settle what stalled; return the seconds until the next turn."""
+        return await self._turn(self._bid)
+
+    async def _turn(self, bid: Bid) -> float:
+        asked_at = self._clock.uptime()
+        try:
+            # A storage that hangs answers nobody; whoever leads must not believe it for longer than its term.
+            async with asyncio.timeout(self._patience):
+                swept = await self._storage.sweep(bid)
+            self.standing, told = answered(self.standing, swept.terms, asked_at=asked_at)
+            self._tell(told)
+            self._report(swept.troubles)
+            if swept.stalled:
+                await settle_stalled(
+                    self._storage,
+                    self.owner,
+                    swept.stalled,
+                    self._rng,
+                    max_block=self._max_block,
+                    figures=self._figures,
+                )
+            async with asyncio.timeout(self._patience):
+                ticked = await tick_all(self._storage, swept.due, swept.now)
+            self._report([line for name, line in ticked.troubles.items() if self._broken.get(name) != line])
+            for schedule in swept.due:
+                self._broken.pop(schedule.name, None)
+            self._broken.update(ticked.troubles)
+        except Exception as error:
+            # Whatever it is, the next sweep must come: a reaper that dies recovers nobody.
+            expected = isinstance(error, StorageError | TimeoutError)
+            self.standing, told = unanswered(self.standing, at=self._clock.uptime())
+            self._logger.warning("a sweep failed, the next one comes: %r", error, exc_info=None if expected else error)
+            self._tell([*told, ReaperFailed(scope="*", error=str(error) or "no answer")])
+            return self._spread(self._every)
+        if swept.more or ticked.more:
+            return 0.0
+        retry_in = swept.retry_in / 1_000_000 if swept.retry_in is not None else None
+        wait = ask_again_in(self._spread(self._every), retry_in, self._rng)
+        # No timer is set for a tick beyond the next sweep, however far ahead it is.
+        sooner = (swept.next_tick, ticked.next_tick, swept.again_in)
+        return min([wait, *(at / 1_000_000 for at in sooner if at is not None)])
+
+    async def resign(self) -> None:
+        """Give up whatever it leads. It acts no more from here on, so it tells so first."""
+        terms = self.standing.terms
+        self.standing, told = resigned(self.standing)
+        self._tell(told)
+        for term in terms:
+            try:
+                # A storage that hangs must not hold up the end of a worker.
+                async with asyncio.timeout(RESIGN_WAIT):
+                    await self._storage.resign(term)
+            except (StorageError, TimeoutError) as error:
+                self._logger.warning("cannot resign; the term will run out by itself: %r", error)
+
+    def _report(self, troubles: Sequence[str]) -> None:
+        for trouble in troubles:
+            self._logger.error("a chore of the sweep failed, the others were done: %s", trouble)
+        self._tell([ReaperFailed(scope="*", error=trouble) for trouble in troubles])
+
+    def _spread(self, wait: float) -> float:
+        return wait * (1 - SPREAD * self._rng.random())
+
+    def _tell(self, events: Sequence[Event]) -> None:
+        for event in events:
+            for hearing in self.hearers.everyone():
+                if hearing.hears(event):
+                    try:
+                        if is_async(hearing.handler):
+                            self._tell_later(hearing.handler, event)
+                        else:
+                            hearing.handler(event)
+                    except BaseException as error:
+                        # A plain handler does not await, so not even a CancelledError is a request to this reaper.
+                        self._failed(hearing.handler, error)
+
+    def _tell_later(self, handler: Callable[[Any], object], event: Event) -> None:
+        async def call() -> None:
+            try:
+                await cast("Callable[[Any], Awaitable[object]]", handler)(event)
+            except asyncio.CancelledError:
+                raise
+            except BaseException as error:
+                # Out of a task, SystemExit would end the loop.
+                self._failed(handler, error)
+
+        task = asyncio.create_task(call())
+        self.at_work.add(task)
+        task.add_done_callback(self.at_work.discard)
+
+    def _failed(self, handler: Callable[[Any], object], error: BaseException) -> None:
+        log_failure(self._logger, logging.ERROR, "the handler %s failed", shown(handler), error=error)
+
+
+class Equipped(Protocol):
+    """An app, as far as a reaper needs it."""
+
+    def equipment(self) -> Equipment:
+        """Return what it hands to its workers and reapers."""
+        ...
+
+
+class Reaper:
+    """Recovers what was left behind by workers that died or fell silent.
+
+    Every worker has one; this is one alone, for a process that runs no jobs. Any number of them may run: with an
+    election one sweeps for all, without it all do, and nothing is recovered twice. While it runs, the handlers of its
+    app (`app.on`, `task.on`) hear events in this process as they do in a worker.
+    """
+
+    def __init__(
+        self,
+        app_or_url: Equipped | Equipment | str,
+        *,
+        election: LeaderElection | None = LeaderElection(),  # noqa: B008 - frozen
+        timing: Timing | None = None,
+        logger: logging.Logger | None = None,
+        codec: Codec | None = None,
+    ) -> None:
+        """Take an app, or the URL of a storage with a timing, a logger and the codec of the jobs' results.
+
+        Raises:
+            UsageError: the URL names no storage, or one of the other three came with an app, which has its own.
+        """
+        own = {"timing": timing, "logger": logger, "codec": codec}
+        given = [name for name, value in own.items() if value is not None]
+        if given and not isinstance(app_or_url, str):
+            raise UsageError(f"{given[0]} is the app's own; leave it out, or give the URL instead of the app")
+        if isinstance(app_or_url, str):
+            equipment = bare(app_or_url, timing=timing, logger=logger, codec=codec)
+        else:
+            equipment = app_or_url if isinstance(app_or_url, Equipment) else app_or_url.equipment()
+        self._equipment = equipment
+        self._reaping = Reaping(equipment, equipment.owner(), election)
+        self._storage = equipment.storage
+        # What was located by its URL here is nobody else's to close.
+        self._owns_storage = isinstance(app_or_url, str)
+        self._buses: tuple[Bus, ...] = ()
+        self._task: asyncio.Task[None] | None = None
+        self._putting: asyncio.Task[None] | None = None
+        self._hearing: tuple[asyncio.Task[None], ...] = ()
+
+    @property
+    def id(self) -> str:
+        """This reaper's owner id."""
+        return self._reaping.owner.id
+
+    @property
+    def leads(self) -> bool:
+        """Whether it leads, as far as it knows."""
+        return self._reaping.standing.leads
+
+    def on(self, kind: type[E], *, scope: str = "once") -> Callable[[Callable[[E], object]], Callable[[E], object]]:
+        """Register a handler for an event, whichever process causes it, heard while this reaper runs.
+
+        Each event is heard once per app, in one of its reapers; with `scope="every"` in each reaper. Of
+        `LeadershipAcquired`, `LeadershipLost` and `ReaperFailed` it hears this reaper's own, at once. Handlers may be
+        coroutine functions or plain ones. What they raise is logged.
+
+        Raises:
+            UsageError: that is no event class, or no such scope; or what is registered cannot be called.
+        """
+        hearers = self._reaping.hearers
+        return registering(
+            kind, scope=scope, of=Event, take=lambda handler: hearers.add(kind, handler, scope=scope, task=None)
+        )
+
+    async def start(self) -> None:
+        """Begin to sweep. Idempotent.
+
+        Raises:
+            StorageError: the storage cannot be opened, or not told of the schedules that code declares.
+        """
+        if self._task is None:
+            await self._storage.open()
+            equipment = self._equipment
+            left = await put_all(self._storage, equipment.schedules.values())
+            # Before the first sweep: what that recovers is heard, too.
+            buses = (self._bus(self._equipment.hearers, "app"), self._bus(self._reaping.hearers, "reaper", ITS_OWN))
+            for bus in buses:
+                await bus.subscribe()
+            # They outlive the call that starts them; `stop` awaits them.
+            self._buses = buses
+            self._hearing = tuple(asyncio.create_task(bus.run(), name=f"events of reaper {self.id}") for bus in buses)
+            self._putting = asyncio.create_task(
+                put_later(self._storage, left, rng=equipment.rng, logger=equipment.logger),
+                name=f"schedules of reaper {self.id}",
+            )
+            self._task = asyncio.create_task(self._reaping.run(), name=f"reaper {self.id}")
+
+    async def stop(self) -> None:
+        """Sweep no more and resign. Idempotent; leaves no task and no thread behind."""
+        task, self._task = self._task, None
+        if task is not None:
+            tasks = [task, *([] if self._putting is None else [self._putting])]
+            for one in tasks:
+                one.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._hear_no_more()
+            with contextlib.suppress(StorageError, TimeoutError):
+                # Else a storage that outlives it would keep the life of this owner.
+                async with asyncio.timeout(RESIGN_WAIT):
+                    await self._storage.renew(Beat(self._reaping.owner, last=True))
+        if self._owns_storage:
+            await self._storage.close()
+
+    async def turn(self) -> float:
+        """Sweep once, by hand; return the seconds until a running reaper would sweep again."""
+        await self._storage.open()
+        return await self._reaping.turn()
+
+    def _bus(self, hearers: Hearers, whose: str, local: tuple[type[Event], ...] = ()) -> Bus:
+        equipment = self._equipment
+        return Bus(
+            equipment.storage,
+            hearers,
+            reader=f"{whose}:{equipment.app}",
+            caller=self.id,
+            rng=equipment.rng,
+            decode=equipment.codec.decode,
+            logger=equipment.logger,
+            local=local,
+        )
+
+    async def _hear_no_more(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(HANDLERS_WAIT):
+                await asyncio.gather(*(bus.stop() for bus in self._buses), *self._reaping.at_work)
+        left = (*self._hearing, *self._reaping.at_work)
+        self._buses, self._hearing = (), ()
+        for task in left:
+            task.cancel()
+        if left:
+            # A handler that ignores its cancellation must not hold up the end of its reaper.
+            await asyncio.wait(left, timeout=HANDLERS_WAIT)

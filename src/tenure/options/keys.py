@@ -1,0 +1,131 @@
+"""Which keys a call has: each named by a template over its arguments, by a function of them, or outright."""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from string import Formatter
+from typing import Any, cast
+
+from tenure.core.check import named, shown
+from tenure.errors import UsageError
+
+KeyTemplate = str | Callable[..., str | None]
+"""A template such as "account:{account_id}", or a function of the call's arguments; None from it means no key."""
+
+CONCURRENCY = "concurrency_key"
+
+SINGLETON = "singleton:"
+"""What the key of a singleton task begins with."""
+
+_RESERVED = (SINGLETON, "paused:", "rate:", "unknown:")
+
+
+def own_key(name: object, *, field: str = CONCURRENCY) -> str:
+    """Return the name of a key that a user chose.
+
+    Raises:
+        UsageError: it is no name, or one of those that the queue gives itself.
+    """
+    key = named(name, field=field)
+    # Jobs are parked under concurrency keys, and under these; no other keys ever meet them.
+    if field == CONCURRENCY and key.startswith(_RESERVED):
+        raise UsageError(
+            f"{field} = {shown(key)} begins with a word that is taken ({', '.join(_RESERVED)}); choose another"
+        )
+    return key
+
+
+def templated(given: object, *, field: str) -> KeyTemplate:
+    """Return what a key may be made with, as far as can be told without the task.
+
+    Raises:
+        UsageError: it is neither template nor function.
+    """
+    if isinstance(given, str):
+        return own_key(given, field=field)
+    if inspect.iscoroutinefunction(given):
+        raise UsageError(f"{field} = {shown(given)} is a coroutine function; make it a plain one")
+    if callable(given):
+        return cast(KeyTemplate, given)
+    raise UsageError(f'{field} = {shown(given)} must be a template such as "account:{{account_id}}" or a function')
+
+
+def outright(given: object, *, field: str) -> KeyTemplate:
+    """Return what gives this very key to every call, braces and all.
+
+    Raises:
+        UsageError: it is no name that a key can have.
+    """
+    key = own_key(given, field=field)
+    return lambda *_, **__: key
+
+
+class Arguments:
+    """What a call was given; by their names, defaults among them, only where somebody asks."""
+
+    def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], named: Callable[[], dict[str, Any]]) -> None:
+        self.args = args
+        self.kwargs = kwargs
+        self.named = named
+
+
+class Keying:
+    """How an option of a task makes a key of a call's arguments. The option's name is in what is refused.
+
+    Raises:
+        UsageError: the template names what the task does not take, or is none.
+    """
+
+    def __init__(
+        self, given: KeyTemplate, parameters: Iterable[str], *, field: str, task: str, collects: bool = False
+    ) -> None:
+        self._given = given
+        self._field = field
+        if isinstance(given, str):
+            _fillable(given, tuple(parameters), field=field, task=task, collects=collects)
+
+    def key(self, call: Arguments) -> str | None:
+        """Return the key of a call, None for none.
+
+        Raises:
+            UsageError: the template or the function fails on these arguments, or what comes of it is no name.
+        """
+        made = made_of(self._given, call, field=self._field)
+        return None if made is None else own_key(made, field=self._field)
+
+
+def made_of(given: str | Callable[..., Any], call: Arguments, *, field: str) -> Any:
+    """Return what a template or a function makes of a call's arguments.
+
+    Raises:
+        UsageError: it fails on them.
+    """
+    try:
+        return given.format(**call.named()) if isinstance(given, str) else given(*call.args, **call.kwargs)
+    except Exception as error:
+        told = given if isinstance(given, str) else getattr(given, "__name__", repr(given))
+        raise UsageError(f"{field} {told!r} fails on these arguments: {shown(error)}; mend it") from error
+
+
+def _fillable(given: str, known: tuple[str, ...], *, field: str, task: str, collects: bool) -> None:
+    try:
+        asked = [name for _, name, _, _ in Formatter().parse(given) if name is not None]
+        sizes = [spec for _, _, spec, _ in Formatter().parse(given) if spec and "{" in spec]
+    except ValueError as error:
+        raise UsageError(f"{field} = {shown(given)} of task {task!r} is no template: {error}") from None
+    if sizes:
+        raise UsageError(
+            f"{field} = {shown(given)} of task {task!r} lets an argument say how to format; write that out"
+        )
+    for name in asked:
+        first = name.split(".")[0].split("[")[0]
+        if first not in known and collects:
+            # The handler's own parameter is what one thinks of first.
+            raise UsageError(
+                f"{field} = {shown(given)} names {first!r}, and keys of task {task!r}, which collects, are made of the "
+                f"item that a call brings; write {{{known[0]}}}, or {{{known[0]}.tenant}}"
+            )
+        if first not in known:
+            raise UsageError(
+                f"{field} = {shown(given)} names {first!r}, which task {task!r} does not take; "
+                f"it takes {', '.join(known) or 'nothing'}"
+            )

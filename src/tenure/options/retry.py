@@ -1,0 +1,103 @@
+"""How often and when a failed job is tried again."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import get_args
+
+from tenure.core.check import one_of, several, shown, whole
+from tenure.core.duration import Duration, duration, micros
+from tenure.core.retry import Backoff, BackoffKind
+from tenure.errors import UsageError
+from tenure.options.merging import Policy, fill
+
+
+@dataclass(frozen=True, init=False)
+class Retry(Policy):
+    """How often and when a failed job is tried again. Built in: 3 attempts, exponential from 1 s to 10 min, ±25 %.
+
+    `max_attempts` counts all charged runs, the first included; 1 is never again. `on`: only these exceptions are
+    retried. `never`: these are not, even where `on` names them. Both take one class or several. `jitter`: a share of
+    the delay, or True for a quarter.
+    """
+
+    max_attempts: int | None
+    backoff: BackoffKind | None
+    base: timedelta | None
+    cap: timedelta | None
+    jitter: float | None
+    on: tuple[type[BaseException], ...] | None
+    never: tuple[type[BaseException], ...] | None
+
+    def __init__(
+        self,
+        max_attempts: int | None = None,
+        backoff: BackoffKind | None = None,
+        base: Duration | None = None,
+        cap: Duration | None = None,
+        jitter: float | bool | None = None,
+        on: type[BaseException] | Sequence[type[BaseException]] | None = None,
+        never: type[BaseException] | Sequence[type[BaseException]] | None = None,
+    ) -> None:
+        """Take what differs from the defaults.
+
+        Raises:
+            UsageError: max_attempts is no whole number from 1, jitter lies outside 0 to 1, a duration is below 0, the
+                backoff is unknown, or what is given as exceptions are none.
+        """
+        if max_attempts is not None:
+            whole(max_attempts, field="Retry.max_attempts", least=1, meaning="1 means never again")
+        fill(
+            self,
+            max_attempts=max_attempts,
+            backoff=one_of(backoff, get_args(BackoffKind), field="Retry.backoff"),
+            base=None if base is None else duration(base, field="Retry.base", zero=True),
+            cap=None if cap is None else duration(cap, field="Retry.cap", zero=True),
+            jitter=_share(jitter),
+            on=_exceptions(on, field="Retry.on"),
+            never=_exceptions(never, field="Retry.never"),
+        )
+
+    def rule(self) -> Backoff:
+        """Return the part of the policy that a job carries as data."""
+        given = {
+            "max_attempts": self.max_attempts,
+            "kind": self.backoff,
+            "base": None if self.base is None else micros(self.base),
+            "cap": None if self.cap is None else micros(self.cap),
+            "jitter": self.jitter,
+        }
+        return Backoff(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+
+    def final(self, error: BaseException) -> bool:
+        """Say whether this exception shall never be retried."""
+        return (self.on is not None and not isinstance(error, self.on)) or isinstance(error, self.never or ())
+
+
+def _share(jitter: object) -> float | None:
+    match jitter:
+        case None:
+            return None
+        case bool():
+            return 0.25 if jitter else 0.0
+        # Said this way round it refuses NaN too.
+        case int() | float() if 0 <= jitter <= 1:
+            return jitter
+        case _:
+            raise UsageError(
+                f"Retry.jitter = {shown(jitter)} must be a number from 0 to 1, a share of the delay, or True for 0.25"
+            )
+
+
+def _exceptions(given: object, *, field: str) -> tuple[type[BaseException], ...] | None:
+    if given is None:
+        return None
+    classes: list[type[BaseException]] = []
+    for one in (given,) if isinstance(given, type | str) else several(given, field=field):
+        told = shown(one)
+        if not (isinstance(one, type) and issubclass(one, BaseException)):
+            raise UsageError(
+                f"{field} has {told}, which is no exception class; give classes, such as (ValueError, OSError)"
+            )
+        classes.append(one)
+    return tuple(classes)

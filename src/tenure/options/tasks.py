@@ -1,0 +1,309 @@
+"""What a task, an app for all its tasks, and one call may set."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Literal, TypedDict, TypeVar, cast, get_args
+
+from tenure.core.check import flag, named, of_kind, one_of, shown, whole
+from tenure.core.duration import Duration, duration
+from tenure.core.job import OnWorkerLost
+from tenure.core.order import FAIR_WEIGHT
+from tenure.errors import UsageError
+from tenure.middleware import Middleware, layers
+from tenure.options.keys import KeyTemplate, templated
+from tenure.options.lifetime import TTL, AutoRedrive, living
+from tenure.options.merges import Debounce, Throttle, Unique, debounced, throttled, uniquely
+from tenure.options.merging import Layer, fill, overlay
+from tenure.options.rate import Rate, Rates, ratings
+from tenure.options.retry import Retry
+from tenure.options.stall import Stall, stalling
+
+Given = TypeVar("Given")
+Made = TypeVar("Made")
+
+OnUnreachable = Literal["auto", "stop", "continue"]
+
+RunIn = Literal["auto", "process"]
+
+FairWeight = int | Callable[..., int]
+"""A whole number from 1 to 1000, or a function of the call's arguments that gives one."""
+
+PRIORITY_RANGE = 500
+"""Priorities lie between minus this and this, which keeps the score of a strict one below 2^53."""
+
+
+@dataclass(frozen=True, init=False)
+class TaskOptions(Layer):
+    """What a task, or an app for all its tasks, may set.
+
+    `timeout` bounds one run, `heartbeat_timeout` the time between two signs of the handler's own. `on_worker_lost`:
+    "fail" for work that must not run twice. `on_unreachable`: what a run does when its lease may have passed on while
+    the storage cannot be reached: "stop", "continue", or "auto" (stop those that hold an exclusive right).
+
+    `ttl`: how long a job may wait before it starts, a `TTL` or a bare duration. `singleton`: at most one job of the
+    task is active, across all workers. `concurrency_key`: jobs of a queue with the same key share `concurrency_limit`
+    slots (1 unless set; the latest limit that a key was given holds); a template over the arguments or a function of
+    them. `result_ttl`: how long a completed job is kept with its result, instead of as its queue says; within it an
+    enqueue with the same id returns the job that is there. `auto_redrive`: a rule that puts dead letters back in line.
+    `middleware`: what is wrapped around each run, the first outermost, and all of it within the app's own.
+
+    `strict`: a step of `priority` counts for more than any waiting; at priority 0 there is none to count.
+    `fair_key`: the tenant that a job is for, by a template or a function; tenants of a queue take turns, one of
+    `fair_weight` 3 with three jobs for every one of a tenant of weight 1. `lifo`: the newest first, and before all that
+    are not. `rate`: how often jobs may start, "10/s", a `Rate`, or several. `unique`: True, a key, or a `Unique`.
+    `throw_on_duplicate`: a call that makes no job because one is there raises `DuplicateJobError`. `debounce`,
+    `throttle`: see these classes. Keys, rates and what merges or refuses calls are undone by False where an app or a
+    router sets them.
+
+    `run`: where the handler runs: "auto" is the event loop for a coroutine function and a thread for a plain one,
+    "process" a process of its own for either, which nothing that it does can take the worker along with.
+    """
+
+    queue: str | None
+    retry: Retry | None
+    stall: Stall | None
+    timeout: timedelta | None
+    heartbeat_timeout: timedelta | None
+    on_worker_lost: OnWorkerLost | None
+    on_unreachable: OnUnreachable | None
+    priority: int | None
+    strict: bool | None
+    ttl: TTL | None
+    singleton: bool | None
+    concurrency_key: KeyTemplate | Literal[False] | None
+    concurrency_limit: int | None
+    result_ttl: timedelta | None
+    auto_redrive: AutoRedrive | None
+    middleware: tuple[Middleware, ...] | None
+    lifo: bool | None
+    fair_key: KeyTemplate | Literal[False] | None
+    fair_weight: FairWeight | None
+    rate: tuple[Rate, ...] | Literal[False] | None
+    unique: Unique | Literal[False] | None
+    throw_on_duplicate: bool | None
+    debounce: Debounce | Literal[False] | None
+    throttle: Throttle | Literal[False] | None
+    run: RunIn | None
+
+    def __init__(
+        self,
+        *,
+        queue: str | None = None,
+        retry: Retry | None = None,
+        stall: Stall | None = None,
+        timeout: Duration | None = None,
+        heartbeat_timeout: Duration | None = None,
+        on_worker_lost: OnWorkerLost | None = None,
+        on_unreachable: OnUnreachable | None = None,
+        priority: int | None = None,
+        strict: bool | None = None,
+        ttl: TTL | Duration | None = None,
+        singleton: bool | None = None,
+        concurrency_key: KeyTemplate | Literal[False] | None = None,
+        concurrency_limit: int | None = None,
+        result_ttl: Duration | None = None,
+        auto_redrive: AutoRedrive | None = None,
+        middleware: Sequence[Middleware] | None = None,
+        lifo: bool | None = None,
+        fair_key: KeyTemplate | Literal[False] | None = None,
+        fair_weight: FairWeight | None = None,
+        rate: Rates | Literal[False] | None = None,
+        unique: Unique | KeyTemplate | bool | None = None,
+        throw_on_duplicate: bool | None = None,
+        debounce: Debounce | Literal[False] | None = None,
+        throttle: Throttle | Literal[False] | None = None,
+        run: RunIn | None = None,
+    ) -> None:
+        """Take what differs from the defaults.
+
+        Raises:
+            UsageError: an option has no valid value, or two contradict each other.
+        """
+        fill(
+            self,
+            queue=None if queue is None else named(queue, field="queue"),
+            retry=None
+            if retry is None
+            else of_kind(retry, Retry, field="retry", remedy="write retry=Retry(max_attempts=5)"),
+            stall=None if stall is None else stalling(stall),
+            timeout=None if timeout is None else duration(timeout, field="timeout"),
+            heartbeat_timeout=(
+                None if heartbeat_timeout is None else duration(heartbeat_timeout, field="heartbeat_timeout")
+            ),
+            on_worker_lost=one_of(on_worker_lost, get_args(OnWorkerLost), field="on_worker_lost"),
+            on_unreachable=one_of(on_unreachable, get_args(OnUnreachable), field="on_unreachable"),
+            priority=None if priority is None else ranked(priority),
+            strict=flag(strict, field="strict"),
+            ttl=None if ttl is None else living(ttl),
+            singleton=flag(singleton, field="singleton"),
+            concurrency_key=_or_undone(concurrency_key, lambda given: templated(given, field="concurrency_key")),
+            concurrency_limit=None if concurrency_limit is None else limited(concurrency_limit),
+            result_ttl=None if result_ttl is None else duration(result_ttl, field="result_ttl"),
+            auto_redrive=None
+            if auto_redrive is None
+            else of_kind(auto_redrive, AutoRedrive, field="auto_redrive", remedy='write AutoRedrive("1h", times=3)'),
+            middleware=None if middleware is None else layers(middleware),
+            lifo=flag(lifo, field="lifo"),
+            fair_key=_or_undone(fair_key, lambda given: templated(given, field="fair_key")),
+            fair_weight=None if fair_weight is None else _weighing(fair_weight),
+            rate=_or_undone(rate, ratings),
+            unique=None if unique is None else uniquely(unique),
+            throw_on_duplicate=flag(throw_on_duplicate, field="throw_on_duplicate"),
+            debounce=_or_undone(debounce, debounced),
+            throttle=_or_undone(throttle, throttled),
+            run=one_of(run, get_args(RunIn), field="run"),
+        )
+        agreeing(self)
+
+    def over(self, below: "TaskOptions") -> "TaskOptions":
+        """Return these options laid over others, field by field."""
+        return overlay(self, below)
+
+
+class TaskSettings(TypedDict, total=False):
+    """The options of `@app.task(...)`, one by one."""
+
+    queue: str
+    retry: Retry
+    stall: Stall
+    timeout: Duration
+    heartbeat_timeout: Duration
+    on_worker_lost: OnWorkerLost
+    on_unreachable: OnUnreachable
+    priority: int
+    strict: bool
+    ttl: TTL | Duration
+    singleton: bool
+    concurrency_key: KeyTemplate | Literal[False]
+    concurrency_limit: int
+    result_ttl: Duration
+    auto_redrive: AutoRedrive
+    middleware: Sequence[Middleware]
+    lifo: bool
+    fair_key: KeyTemplate | Literal[False]
+    fair_weight: FairWeight
+    rate: Rates | Literal[False]
+    unique: Unique | KeyTemplate | bool
+    throw_on_duplicate: bool
+    debounce: Debounce | Literal[False]
+    throttle: Throttle | Literal[False]
+    run: RunIn
+
+
+class CallOptions(TypedDict, total=False):
+    """What one call may set: `task.options(delay="5m").enqueue(...)`.
+
+    `id`: the job's own id, unique within its queue; a second enqueue with it makes no second job. `delay` or `run_at`
+    (an aware datetime): not before then. `tags`: words to find it by. `concurrency_key`, `fair_key`, `unique`: the key
+    itself, no template; `unique=False` for a call that has none. `wait`: for how long `enqueue_and_wait` waits, 30 s
+    unless set.
+    """
+
+    id: str
+    queue: str
+    delay: Duration
+    run_at: datetime
+    priority: int
+    stall: Stall
+    tags: Sequence[str]
+    ttl: TTL | Duration
+    concurrency_key: str
+    concurrency_limit: int
+    result_ttl: Duration
+    wait: Duration
+    lifo: bool
+    fair_key: str
+    fair_weight: int
+    unique: Unique | str | bool
+    throw_on_duplicate: bool
+
+
+def ranked(priority: object) -> int:
+    """Return a priority.
+
+    Raises:
+        UsageError: it is no whole number from -500 to 500.
+    """
+    return whole(priority, field="priority", least=-PRIORITY_RANGE, most=PRIORITY_RANGE)
+
+
+def limited(limit: object) -> int:
+    """Return how many active jobs may share a key.
+
+    Raises:
+        UsageError: it is no whole number from 1.
+    """
+    return whole(
+        limit, field="concurrency_limit", least=1, meaning="to let none run, pause the task or its queue instead"
+    )
+
+
+def weighed(weight: object) -> int:
+    """Return how much a tenant gets for every share of another's.
+
+    Raises:
+        UsageError: it is no whole number from 1 to 1000.
+    """
+    return whole(weight, field="fair_weight", least=1, most=FAIR_WEIGHT)
+
+
+def agreeing(options: TaskOptions, *, collects: bool = False) -> None:
+    """Make sure that no two options contradict each other, be they set in one place or laid over each other.
+
+    Raises:
+        UsageError: two of them do.
+    """
+    merges = {"unique": bool(options.unique), "debounce": bool(options.debounce), "collect": collects}
+    given = [name for name, there in merges.items() if there]
+    if len(given) > 1:
+        raise UsageError(
+            f"{given[0]} and {given[1]} contradict each other: each says otherwise what becomes of a call whose key is "
+            f"held; give one of them, or undo what is set below by {given[0]}=False"
+        )
+    if given and given != ["unique"]:
+        if options.throttle:
+            raise UsageError(
+                f"throttle and {given[0]} contradict each other: the calls of a key make one job; give one, "
+                "or undo what is set below by throttle=False"
+            )
+        if options.throw_on_duplicate:
+            raise UsageError(
+                f"throw_on_duplicate and {given[0]} contradict each other: a call whose key is held is taken in, and "
+                "no duplicate; leave it out, or undo what is set below by throw_on_duplicate=False"
+            )
+    if options.lifo and options.fair_key:
+        raise UsageError(
+            "lifo and fair_key contradict each other: tenants that take turns have an order of their own; give one, "
+            "or undo what is set below by lifo=False or fair_key=False"
+        )
+    if options.lifo and options.strict:
+        raise UsageError(
+            "lifo and strict contradict each other: what is lifo goes before all that is not, whatever its priority; "
+            "give one, or undo what is set below by lifo=False or strict=False"
+        )
+
+
+def tenanted(settings: TaskOptions, *, given: bool) -> None:
+    """Make sure that where a weight is given there is a tenant who has it.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if given and not settings.fair_key:
+        raise UsageError('fair_weight is that of a fair_key, and there is none; give one, fair_key="tenant:{tenant}"')
+
+
+def _or_undone(given: Given, read: Callable[[Given], Made]) -> Made | Literal[False] | None:
+    """Return an option as it is read; None says nothing of it, and False undoes what is set below."""
+    if given is None:
+        return None
+    return False if given is False else read(given)
+
+
+def _weighing(weight: object) -> FairWeight:
+    if isinstance(weight, int):
+        return weighed(weight)
+    if not callable(weight):
+        raise UsageError(f"fair_weight = {shown(weight)} must be a whole number from 1 to 1000, or a function")
+    return cast(FairWeight, weight)

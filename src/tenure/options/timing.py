@@ -1,0 +1,106 @@
+"""How fast a lost worker is noticed, and who sweeps."""
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Self
+
+from tenure.core.duration import Duration, duration
+from tenure.errors import UsageError
+from tenure.options.merging import fill
+
+
+@dataclass(frozen=True, init=False)
+class Timing:
+    """How fast a lost worker is noticed.
+
+    A host or network that is lost is noticed within `lease + grace + 2 * sweep` (27 s by default). `beat`: between
+    two renewals of all leases, a quarter of the lease by default. `sweep`: between two turns of the reaper. `grace`:
+    how long a lease that has run out stays a mere suspect. `leader_ttl`: how long one reaper leads without renewing,
+    two sweeps by default. `max_block`: how long a handler may block its worker's event loop until that worker is given
+    up, 10 minutes by default.
+    """
+
+    lease: timedelta
+    beat: timedelta
+    sweep: timedelta
+    grace: timedelta
+    leader_ttl: timedelta
+    max_block: timedelta
+
+    def __init__(
+        self,
+        lease: Duration = "20s",
+        beat: Duration | None = None,
+        sweep: Duration = "2s",
+        grace: Duration = "3s",
+        leader_ttl: Duration | None = None,
+        max_block: Duration = "10m",
+    ) -> None:
+        """Take durations in seconds, as timedelta, or as text ("30s").
+
+        Raises:
+            UsageError: a duration is not positive, beat is half the lease or more, or leader_ttl is under a sweep.
+        """
+        lease_ = duration(lease, field="Timing.lease")
+        sweep_ = duration(sweep, field="Timing.sweep")
+        beat_ = lease_ / 4 if beat is None else duration(beat, field="Timing.beat")
+        if beat_ >= lease_ / 2:
+            raise UsageError(
+                f"Timing.beat = {_seconds(beat_)} must be under half of Timing.lease = {_seconds(lease_)}: "
+                "one late beat would cost the lease; leave it unset for a quarter"
+            )
+        term = sweep_ * 2 if leader_ttl is None else duration(leader_ttl, field="Timing.leader_ttl")
+        if term < sweep_:
+            raise UsageError(
+                f"Timing.leader_ttl = {_seconds(term)} must not be under Timing.sweep = {_seconds(sweep_)}: "
+                "every leader would lose its term between two sweeps; leave it unset for two sweeps"
+            )
+        fill(
+            self,
+            lease=lease_,
+            beat=beat_,
+            sweep=sweep_,
+            grace=duration(grace, field="Timing.grace"),
+            leader_ttl=term,
+            max_block=duration(max_block, field="Timing.max_block"),
+        )
+
+    @classmethod
+    def fast(cls) -> Self:
+        """Return lease 8 s, sweep 1 s, grace 1 s: a lost host is noticed within 11 s."""
+        return cls(lease="8s", beat="2s", sweep="1s", grace="1s", leader_ttl="2s")
+
+    @classmethod
+    def classic(cls) -> Self:
+        """Return lease 30 s, sweep 5 s, grace 5 s, the pace of the older queues."""
+        return cls(lease="30s", beat="7.5s", sweep="5s", grace="5s", leader_ttl="10s")
+
+    @property
+    def recovery_bound(self) -> timedelta:
+        """Within this a job whose worker is lost with its host can be claimed again."""
+        if self.leader_ttl <= 2 * self.sweep:
+            return self.lease + self.grace + 2 * self.sweep
+        return max(self.lease + self.grace + 2 * self.sweep, self.leader_ttl + self.lease + 2 * self.sweep)
+
+
+@dataclass(frozen=True, init=False)
+class LeaderElection:
+    """That one reaper sweeps for all; `ttl` is its term, two sweeps by default."""
+
+    ttl: timedelta | None
+
+    def __init__(self, ttl: Duration | None = None) -> None:
+        """Take the term, if it shall be another.
+
+        Raises:
+            UsageError: it is no positive duration.
+        """
+        fill(self, ttl=None if ttl is None else duration(ttl, field="LeaderElection.ttl"))
+
+    def length(self, timing: Timing) -> timedelta:
+        """Return how long a term lasts."""
+        return timing.leader_ttl if self.ttl is None else self.ttl
+
+
+def _seconds(length: timedelta) -> str:
+    return f"{length.total_seconds():g}s"

@@ -1,0 +1,111 @@
+"""The model's event log: what happened, in order, and the places that named readers keep in it."""
+
+from dataclasses import dataclass
+
+from tenure.core.events import AnyEvent, Event, EventsTrimmed, JobEvent, at_micros, stamped
+from tenure.core.job import Ref
+from tenure.core.retention import EVENTS_KEPT
+from tenure.storage.cursors import age_of, place_of
+from tenure.storage.protocol import EVENT_LOAN, EVENTS_END, TRIM_LIMIT, EventPage, Reader
+
+
+@dataclass
+class _Kept:
+    """A named reader's place in the log, and to whom its next batch is lent."""
+
+    cursor: int
+    lent_to: str | None = None
+    until: int = 0
+
+
+class Journal:
+    """Events under cursors that only rise; what is forgotten leaves its cursors behind."""
+
+    def __init__(self) -> None:
+        self.events: list[AnyEvent] = []
+        self.readers: dict[str, _Kept] = {}
+        self._trimmed = 0
+        self._begins = 0
+        """The cursor before the first of `events`: of those forgotten, many are deleted at a time."""
+
+    @property
+    def last(self) -> int:
+        """The cursor of the newest event ever recorded."""
+        return self._begins + len(self.events)
+
+    def record(self, event: Event, now: int) -> None:
+        """Append an event; where there are too many, forget the oldest."""
+        self.events.append(stamped(event, self.last + 1, now))  # type: ignore[arg-type]
+        self._forget_up_to(self._trimmed + EVENTS_KEPT.forgotten_at_once(self.last - self._trimmed, 1))
+
+    def recorded_at(self, cursor: int) -> int:
+        """Return when an event was recorded, 0 if it is not in the log any more."""
+        return at_micros(self._after(cursor - 1)) if self._trimmed < cursor <= self.last else 0
+
+    def page(self, cursor: str | None, limit: int, of: Ref | None = None, *, now: int) -> EventPage:
+        """Return what happened after the cursor, to one job alone where that is asked for."""
+        if cursor == EVENTS_END:
+            return EventPage((), str(self.last))
+        if (age := age_of(cursor)) is not None:
+            return self._read(self._before(now - age), limit, of)
+        return self._read(place_of(cursor) if cursor else 0, limit, of)
+
+    def lend(self, cursor: str | None, limit: int, reader: Reader, now: int) -> EventPage:
+        """Lend a named reader's next batch to this caller alone; the cursor says how far the last one was handled."""
+        handled = place_of(cursor) if cursor else 0
+        if handled > self.last or reader.name not in self.readers:
+            # It is of an earlier log, and says nothing of this one.
+            handled = 0
+        begin = self.last if reader.begin is None else min(place_of(reader.begin), self.last)
+        kept = self.readers.setdefault(reader.name, _Kept(self._trimmed if cursor else begin))
+        # What was handled was handled, even if the loan has passed on since.
+        kept.cursor = max(kept.cursor, handled)
+        # A loan that ends further ahead than it is long was made before the clock was set back.
+        if kept.lent_to not in (None, reader.caller) and kept.until - EVENT_LOAN <= now < kept.until:
+            return EventPage((), str(kept.cursor))
+        page = self._read(kept.cursor, limit)
+        kept.lent_to = reader.caller if page.events else None
+        kept.until = now + EVENT_LOAN
+        return page
+
+    def forget(self, now: int) -> int:
+        """Forget the oldest events, those too old or beyond the count, a bounded number; return how many."""
+        kept = self.last - self._trimmed
+        surplus = max(0, kept - (EVENTS_KEPT.count or 0))
+        aged = 0
+        while aged < min(kept, TRIM_LIMIT) and at_micros(self._after(self._trimmed + aged)) <= now - EVENTS_KEPT.age:
+            aged += 1
+        gone = min(max(surplus, aged), TRIM_LIMIT)
+        self._forget_up_to(self._trimmed + gone)
+        return gone
+
+    def _forget_up_to(self, cursor: int) -> None:
+        self._trimmed = max(self._trimmed, cursor)
+        if (gone := self._trimmed - self._begins) > len(self.events) // 10:
+            del self.events[:gone]
+            self._begins = self._trimmed
+
+    def _after(self, cursor: int) -> AnyEvent:
+        return self.events[cursor - self._begins]
+
+    def _before(self, instant: int) -> int:
+        """Return the cursor of the last event that was recorded before an instant."""
+        cursor = self.last
+        while cursor > self._trimmed and at_micros(self._after(cursor - 1)) >= instant:
+            cursor -= 1
+        return cursor
+
+    def _read(self, cursor: int, limit: int, of: Ref | None = None) -> EventPage:
+        told: list[AnyEvent] = []
+        # A place behind the end was given before the storage was put back to an earlier state.
+        if not self._trimmed <= cursor <= self.last:
+            cursor = self._trimmed
+            told.append(EventsTrimmed(oldest=str(cursor)))
+        wanted = 0
+        while wanted < limit and cursor < self.last:
+            event = self._after(cursor)
+            cursor += 1
+            if of is None or (isinstance(event, JobEvent) and (event.queue, event.id) == (of.queue, of.id)):
+                told.append(event)
+                wanted += 1
+        return EventPage(tuple(told), str(cursor))

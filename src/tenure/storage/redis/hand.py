@@ -1,0 +1,218 @@
+"""The operator's hand on its way to and from a cell: revise, tune and plan."""
+
+from collections.abc import Sequence
+from typing import Any, Literal, assert_never
+
+import msgspec
+from msgspec import Struct, structs
+
+from tenure.core.job import Ref
+from tenure.core.lifecycle import State
+from tenure.core.schedule import Missed, Overlap, Schedule
+from tenure.storage.protocol import (
+    Cancel,
+    Change,
+    Delete,
+    PauseSchedule,
+    Planned,
+    PutSchedule,
+    Redrive,
+    RemoveSchedule,
+    Reschedule,
+    Retain,
+    Revised,
+    Revision,
+    Settings,
+    Target,
+    Tick,
+)
+from tenure.storage.redis.records import Parcel, Wish, ref_text, wish
+
+_whole = msgspec.json.Encoder().encode
+_read_whole = msgspec.json.Decoder(Schedule).decode
+_read = msgspec.msgpack.Decoder(dict[str, Any]).decode
+
+
+class Revising(Struct, omit_defaults=True, kw_only=True):
+    """A revision as a script reads it."""
+
+    kind: Literal["cancel", "redrive", "delete", "reschedule", "retain"]
+    ref: str
+    reason: str | None = None
+    by: str | None = None
+    delay: int | None = None
+    ended: int | None = None
+    priority: int | None = None
+    boost: int | None = None
+    ttl: int | None = None
+
+
+class _Tuning(Struct, omit_defaults=True):
+    kind: str
+    name: str
+    settings: Settings
+    by: str | None = None
+
+
+class Timed(Struct, omit_defaults=True, kw_only=True):
+    """A schedule as a script keeps it; see `Schedule`. `rest`: the whole of it as it was put."""
+
+    cron: str | None = None
+    tz: str
+    every: int | None = None
+    missed: Missed
+    overlap: Overlap
+    paused: bool
+    made: int
+    last_tick: int
+    next_tick: int | None = None
+    last_id: str | None = None
+    rest: str
+
+
+class Changing(Struct, omit_defaults=True, kw_only=True):
+    """A change to a schedule as a script reads it. `place`: the tick's in its call, from 0."""
+
+    kind: Literal["put", "pause", "remove", "tick"]
+    name: str
+    schedule: Timed | None = None
+    paused: bool | None = None
+    expected: int | None = None
+    tick: int | None = None
+    next_tick: int | None = None
+    missed: int | None = None
+    job: Wish | None = None
+    place: int | None = None
+
+
+_timed = msgspec.msgpack.Decoder(Timed).decode
+
+
+def ask_revise(revisions: Sequence[Revision]) -> list[bytes]:
+    """Return the request to revise jobs."""
+    return Parcel().sealed([_revising(asked) for asked in revisions])
+
+
+def answer_revise(reply: Any, revisions: Sequence[Revision]) -> list[Revised]:
+    """Return what became of each revision."""
+    return [_revised(asked.ref, *answer) for answer, asked in zip(reply, revisions, strict=True)]
+
+
+def ask_tune(target: Target, settings: Settings, by: str | None) -> list[bytes]:
+    """Return the request to lay settings over those in force."""
+    return Parcel().sealed(_Tuning(target.kind, target.name, settings, by))
+
+
+def answer_tune(reply: Any) -> Settings:
+    """Return the settings in force."""
+    return settings_of(reply)
+
+
+def ask_plan(changes: Sequence[Change], first: int = 0) -> list[bytes]:
+    """Return the request to change schedules. `first`: the place of the first of them in the whole call."""
+    parcel = Parcel()
+    return parcel.sealed([_changing(asked, parcel, place) for place, asked in enumerate(changes, first)])
+
+
+def answer_plan(reply: Any, changes: Sequence[Change]) -> list[Planned]:
+    """Return what became of each change."""
+    return [_planned(asked, *answer) for answer, asked in zip(reply, changes, strict=True)]
+
+
+def settings_of(body: bytes) -> Settings:
+    """Return settings as a cell keeps them."""
+    told = {} if body == _NOTHING else _read(body)
+    # To a script a map without fields is a list without entries.
+    return msgspec.convert(
+        {name: value or {} if name in ("stall", "retention") else value for name, value in told.items()}, Settings
+    )
+
+
+def schedule_of(body: bytes) -> Schedule:
+    """Return a schedule as a cell keeps it."""
+    kept = _timed(body)
+    return structs.replace(
+        _read_whole(kept.rest),
+        paused=kept.paused,
+        made=kept.made,
+        last_tick=kept.last_tick,
+        next_tick=kept.next_tick,
+        last_id=kept.last_id,
+    )
+
+
+_NOTHING = b"\x90"
+
+
+def _revising(asked: Revision) -> Revising:
+    ref = ref_text(asked.ref)
+    match asked:
+        case Cancel(reason=reason, by=by):
+            return Revising(kind="cancel", ref=ref, reason=reason, by=by)
+        case Redrive(by=by, delay=delay, ended=ended):
+            return Revising(kind="redrive", ref=ref, by=by, delay=delay, ended=ended)
+        case Delete(by=by, ended=ended):
+            return Revising(kind="delete", ref=ref, by=by, ended=ended)
+        case Reschedule(delay=delay, priority=priority, boost=boost, by=by):
+            return Revising(kind="reschedule", ref=ref, delay=delay, priority=priority, boost=boost, by=by)
+        case Retain(ttl=ttl):
+            return Revising(kind="retain", ref=ref, ttl=ttl)
+        case _:
+            assert_never(asked)
+
+
+def _revised(ref: Ref, verdict: bytes, state: bytes | None = None, holder: bytes | None = None) -> Revised:
+    word: Any = verdict.decode()
+    return Revised(
+        ref,
+        word,
+        None if state is None else State(state.decode()),
+        None if holder is None else Ref(ref.queue, holder.decode()),
+    )
+
+
+def _changing(asked: Change, parcel: Parcel, place: int) -> Changing:
+    match asked:
+        case PutSchedule(schedule):
+            return Changing(kind="put", name=schedule.name, schedule=_put(schedule))
+        case PauseSchedule(name=name, paused=paused, next_tick=next_tick):
+            return Changing(kind="pause", name=name, paused=paused, next_tick=next_tick)
+        case RemoveSchedule(name=name):
+            return Changing(kind="remove", name=name)
+        case Tick():
+            return Changing(
+                kind="tick",
+                name=asked.name,
+                expected=asked.expected,
+                tick=asked.tick,
+                next_tick=asked.next_tick,
+                missed=asked.missed,
+                job=None if asked.job is None else wish(asked.job, parcel),
+                place=place,
+            )
+        case _:
+            assert_never(asked)
+
+
+def _put(schedule: Schedule) -> Timed:
+    return Timed(
+        cron=schedule.cron,
+        tz=schedule.tz,
+        every=schedule.every,
+        missed=schedule.missed,
+        overlap=schedule.overlap,
+        paused=schedule.paused,
+        made=schedule.made,
+        last_tick=schedule.last_tick,
+        next_tick=schedule.next_tick,
+        last_id=schedule.last_id,
+        rest=_whole(schedule).decode(),
+    )
+
+
+def _planned(asked: Change, verdict: bytes, id_: bytes | None = None) -> Planned:
+    word: Any = verdict.decode()
+    ref = None
+    if isinstance(asked, Tick) and asked.job is not None and id_ is not None:
+        ref = Ref(asked.job.queue, id_.decode())
+    return Planned(asked.name, word, ref)

@@ -1,0 +1,87 @@
+"""Which calls of an owner's lanes one partition has answered: each partition keeps a sequence of its own.
+
+The owner numbers its calls, and one call may take several scripts. So a script has the number of its call times
+`SCRIPTS`, plus its place among the scripts of the call. The owner knows which calls it has answers to; only this module
+knows which partitions took part in an answer.
+"""
+
+from msgspec import Struct, structs
+
+from tenure.core.job import Owner
+from tenure.core.lane import Lane
+
+SCRIPTS = 4096
+"""How many scripts a call may take at most; what is left then is left to the next call."""
+
+
+class Numbers(Struct, frozen=True, omit_defaults=True):
+    """A lane as a script reads it: see lua/parts/claims.lua."""
+
+    id: int
+    since: int
+    answered: int
+    number: int | None = None
+
+
+class _Lane(Struct, frozen=True):
+    """`sent`: the number of the last script sent. `answered`: the last one whose answer the owner has.
+
+    `reached`: the last one that was answered in call `call`, which counts once the owner acknowledges that call.
+    """
+
+    sent: int
+    answered: int
+    call: int = 0
+    reached: int = 0
+
+    def answered_by(self, lane: Lane) -> int:
+        """Return the last script whose answer the owner has, by what it acknowledges."""
+        return self.reached if self.call and self.call <= lane.answered else self.answered
+
+
+class Lanes:
+    """The lanes of one partition. A lane is replaced as a whole, because beats look at it from another thread."""
+
+    def __init__(self) -> None:
+        self._lanes: dict[tuple[str, int], _Lane] = {}
+
+    def begin(self, owner: Owner, lane: Lane) -> None:
+        """Note that a call begins, here or in another partition: what the last one brought is acknowledged, or is not.
+
+        Idempotent.
+        """
+        known = self._known(owner, lane)
+        # The same call once more acknowledges nothing of itself.
+        if known.call < lane.number:
+            self._lanes[owner.id, lane.id] = _Lane(known.sent, known.answered_by(lane))
+
+    def send(self, owner: Owner, lane: Lane, script: int) -> Numbers:
+        """Return what goes with a script of a call that has begun, and note that it is sent."""
+        known = self._known(owner, lane)
+        number = lane.number * SCRIPTS + script
+        self._lanes[owner.id, lane.id] = structs.replace(known, sent=max(known.sent, number))
+        return Numbers(lane.id, lane.number * SCRIPTS, known.answered, number)
+
+    def receive(self, owner: Owner, lane: Lane, script: int) -> None:
+        """Note that a call has been answered, up to a script."""
+        known = self._known(owner, lane)
+        reached = lane.number * SCRIPTS + script
+        self._lanes[owner.id, lane.id] = structs.replace(known, call=lane.number, reached=reached)
+
+    def lost(self, owner: Owner, lane: Lane) -> Numbers | None:
+        """Return what a beat is to say of a lane in which an answer may have been lost; None where all have arrived."""
+        known = self._lanes.get((owner.id, lane.id))
+        if known is None:
+            return None
+        since, answered = lane.number * SCRIPTS, known.answered_by(lane)
+        return Numbers(lane.id, since, answered) if answered < known.sent < since else None
+
+    def forget(self, owner: Owner) -> None:
+        """Forget the lanes of an owner that has left."""
+        for place in [place for place in self._lanes if place[0] == owner.id]:
+            del self._lanes[place]
+
+    def _known(self, owner: Owner, lane: Lane) -> _Lane:
+        known = self._lanes.get((owner.id, lane.id))
+        # Of calls before those that were made here nothing is known but what the owner says.
+        return known or _Lane(0, (lane.answered + 1) * SCRIPTS - 1)

@@ -1,0 +1,180 @@
+"""What several cells have answered, put together as if one had: pure functions over their answers.
+
+Each cell numbers its jobs and its events for itself, so a cursor names a place in each of them: one number for each
+cell, joined by dots. Whoever reads on from it misses nothing in any cell, whatever the clocks of their servers say. A
+single number is that place in every cell.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import heapify, heappop, heapreplace
+from typing import TypeVar
+
+from msgspec import structs
+
+from tenure.core.events import AnyEvent, EventsTrimmed, at_micros
+from tenure.core.job import JobRecord
+from tenure.storage.cursors import age_of, place_of
+from tenure.storage.protocol import EVENTS_END, EventPage, Page, Reader, Survey, Swept
+
+T = TypeVar("T")
+
+UNREAD = "-"
+"""Stands in a cursor for a cell that was out of reach when it was to be read from the kept cursor, or from the oldest
+event; `EVENTS_END` stands for one that was to be read from its end. The next call with that cursor reads from there."""
+
+
+def places_of(cursor: str, cells: int) -> list[int]:
+    """Return the place in each cell that a cursor names.
+
+    Raises:
+        ValueError: it names none.
+    """
+    words = cursor.split(".")
+    if len(words) not in (1, cells):
+        raise ValueError(f"{cursor[:60]!r} is no cursor of this storage; take one that it has given out")
+    places = [place_of(word) for word in words]
+    return places if len(places) == cells else places * cells
+
+
+def cursor_of(places: Iterable[int | str]) -> str:
+    """Return the cursor that names a place in each cell."""
+    return ".".join(map(str, places))
+
+
+def words_of(cursor: str | None, cells: int) -> list[str]:
+    """Return the place in each cell from which events are read: a number, or a word if that cell was out of reach.
+
+    Raises:
+        ValueError: it names none.
+    """
+    if not cursor or cursor == EVENTS_END or age_of(cursor) is not None:
+        return [cursor or UNREAD] * cells
+    words = cursor.split(".")
+    numbers = places_of(".".join("0" if word in (UNREAD, EVENTS_END) else word for word in words), cells)
+    return words if len(words) == cells else [str(number) for number in numbers]
+
+
+def begins_of(reader: Reader | None, cells: int) -> list[str | None]:
+    """Return the place in each cell where a named reader begins that is new there; None: at its end."""
+    if reader is None or reader.begin is None:
+        return [None] * cells
+    return [None if word in (UNREAD, EVENTS_END) else word for word in words_of(reader.begin, cells)]
+
+
+def woven(pages: Sequence[EventPage], limit: int) -> EventPage:
+    """Return what happened in all cells, by the instants of their clocks, and the cursor that follows it.
+
+    `pages`: one of each cell, up to that limit; of a cell that was not asked an empty one with its place. The events
+    of one cell stay in the order that it has them in.
+    """
+    places = [_beginning(page) for page in pages]
+    rows = [[event for event in page.events if not isinstance(event, EventsTrimmed)] for page in pages]
+    told: list[AnyEvent] = []
+    if any(len(row) < len(page.events) for row, page in zip(rows, pages, strict=True)):
+        told.append(EventsTrimmed(oldest=cursor_of(places)))
+    left = [len(row) for row in rows]
+    for cell, event in _merged([[(at_micros(event), event) for event in row] for row in rows], limit):
+        left[cell] -= 1
+        # Behind the last of them lies what was looked at and not asked for.
+        places[cell] = event.cursor
+        told.append(structs.replace(event, cursor=cursor_of(places)))
+    return EventPage(
+        tuple(told),
+        cursor_of(place if unread else page.next for place, unread, page in zip(places, left, pages, strict=True)),
+        unanswered=any(page.unanswered for page in pages),
+    )
+
+
+def listed(found: Sequence[Sequence[tuple[int, JobRecord]]], before: Sequence[int], limit: int) -> Page:
+    """Return one page of the jobs of all cells, newest first.
+
+    `found`: of each cell the newest, up to one more than the limit, under the numbers they were made under there.
+    `before`: the numbers before which they were asked for.
+    """
+    bounds = list(before)
+    jobs: list[JobRecord] = []
+    rows = [[(-job.created, (made, job)) for made, job in row] for row in found]
+    for cell, (made, job) in _merged(rows, limit):
+        bounds[cell] = made
+        jobs.append(job)
+    return Page(tuple(jobs), cursor_of(bounds) if sum(map(len, found)) > len(jobs) else None)
+
+
+def surveyed(parts: Sequence[Survey]) -> Survey:
+    """Return one survey of all cells. The chores were last done when the cell was swept that has waited for longest.
+
+    Cells without jobs and schedules wait for nobody; one that has just got its first will be swept as the others are.
+    """
+    used = [part for part in parts if part.schedules or any(queue.counts for queue in part.queues)]
+    swept = [part.swept_ago for part in used or parts if part.swept_ago is not None]
+    rates = {task: rate for part in parts for task, rate in part.task_rates.items()}
+    return Survey(
+        queues=tuple(sorted((queue for part in parts for queue in part.queues), key=lambda queue: queue.queue)),
+        paused_tasks=tuple(sorted({task for part in parts for task in part.paused_tasks})),
+        task_rates=dict(sorted(rates.items())),
+        workers=tuple(
+            sorted(
+                (worker for part in parts for worker in part.workers),
+                key=lambda worker: (worker.started, worker.owner.id),
+            )
+        ),
+        leaders=tuple(term for part in parts for term in part.leaders),
+        schedules=tuple(sorted((schedule for part in parts for schedule in part.schedules), key=lambda one: one.name)),
+        swept_ago=max(swept, default=None),
+        now=max(part.now for part in parts),
+    )
+
+
+def swept_all(swept: Sequence[Swept], troubles: Sequence[str]) -> Swept:
+    """Return what sweeps of several cells did, and why there is no more of them. Each cell has a leader of its own."""
+    led = [one for one in swept if one.retry_in is None]
+    did: defaultdict[str, int] = defaultdict(int)
+    for one in led:
+        for chore, done in one.did.items():
+            did[chore] += done
+    return Swept(
+        tuple(term for one in led for term in one.terms),
+        None if led else least(one.retry_in for one in swept),
+        tuple(lease for one in led for lease in one.stalled),
+        dict(did),
+        more=any(one.more for one in led),
+        troubles=(*(trouble for one in led for trouble in one.troubles), *troubles),
+        due=tuple(schedule for one in led for schedule in one.due),
+        next_tick=least(one.next_tick for one in led),
+        # The servers' clocks differ a little; by the slowest no tick has come that has not.
+        now=min((one.now for one in led), default=0),
+    )
+
+
+def least(numbers: Iterable[int | None]) -> int | None:
+    """Return the least of the numbers that there are."""
+    return min((number for number in numbers if number is not None), default=None)
+
+
+def _beginning(page: EventPage) -> str:
+    """Return the place in its cell before which a page begins."""
+    match page.events:
+        case (EventsTrimmed(oldest=oldest), *_):
+            return oldest
+        case (event, *_):
+            # A cell's events are numbered without a gap.
+            return str(place_of(event.cursor) - 1)
+        case _:
+            return page.next
+
+
+def _merged(rows: Sequence[Sequence[tuple[int, T]]], limit: int) -> Iterator[tuple[int, T]]:
+    """Yield what stands in rows, the lowest number of those that stand first in theirs, with the row it is from."""
+    ahead = [(row[0][0], number, 0) for number, row in enumerate(rows) if row]
+    heapify(ahead)
+    for _ in range(limit):
+        if not ahead:
+            return
+        _, number, at = ahead[0]
+        row = rows[number]
+        yield number, row[at][1]
+        if at + 1 < len(row):
+            heapreplace(ahead, (row[at + 1][0], number, at + 1))
+        else:
+            heappop(ahead)

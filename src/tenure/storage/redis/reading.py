@@ -1,0 +1,441 @@
+"""What can be asked for without changing anything, on its way to and from a cell: get, find, survey, events.
+
+A step on a server is short, so an answer may come in several: an `ask_*` says from where, an
+`answer_*` how far it went.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct, structs
+
+from tenure.core.duration import moment
+from tenure.core.events import AnyEvent, EventsTrimmed, UnreadableEvent, stamped
+from tenure.core.job import JobDetail, JobRecord, LogLine, Owner, Ref
+from tenure.core.leadership import Term
+from tenure.core.lifecycle import State
+from tenure.storage.cursors import place_of
+from tenure.storage.protocol import (
+    Query,
+    QueueSurvey,
+    Reader,
+    Settings,
+    Survey,
+    UnknownTask,
+    WorkerSurvey,
+    task_of_place,
+)
+from tenure.storage.redis.hand import schedule_of, settings_of
+from tenure.storage.redis.records import Parcel, detailed, record, ref_of, ref_text
+
+_INDEXES_AT_ONCE = 224
+"""How many indexes one step of a listing looks at."""
+
+_LOOKED_UP_AT_ONCE = 128
+"""In how many queues one step looks for a job of an id."""
+
+GOT_AT_ONCE = 100
+"""How many jobs one step is asked for."""
+
+SURVEYED_AT_ONCE = 50
+"""How many queues one step of a survey looks at."""
+
+_STATES = (
+    State.DELAYED,
+    State.WAITING,
+    State.WAITING,
+    State.ACTIVE,
+    State.COMPLETED,
+    State.FAILED,
+    State.CANCELLED,
+    State.EXPIRED,
+)
+"""Which state each index of a queue is one of, in the order in which a survey counts them."""
+
+_NONE = Settings()
+
+
+class _Find(Struct, omit_defaults=True, kw_only=True):
+    """A query as a script reads it."""
+
+    queues: Sequence[str] | None = None
+    after: int | None = None
+    span: int = 0
+    states: Sequence[str] | None = None
+    tasks: Sequence[str] | None = None
+    reasons: Sequence[str] | None = None
+    tags: Sequence[str] | None = None
+    ended_after: int | None = None
+    ended_before: int | None = None
+    id: str | None = None
+    merge: str | None = None
+    before: int | None = None
+    above: int = 0
+    limit: int
+
+
+class _Survey(Struct, omit_defaults=True, kw_only=True):
+    queues: Sequence[str] | None = None
+    after: int | None = None
+    span: int = 0
+    whole: bool = False
+
+
+class _Reader(Struct, omit_defaults=True, kw_only=True):
+    name: str
+    caller: str
+    begin: int | None = None
+
+
+class _Events(Struct, omit_defaults=True, kw_only=True):
+    after: int | None = None
+    limit: int
+    ref: str | None = None
+    reader: _Reader | None = None
+    age: int | None = None
+
+
+class _Worker(Struct, kw_only=True):
+    """A worker as a script keeps it. `number`: later ones have higher ones."""
+
+    number: int
+    name: str = ""
+    host: str = ""
+    pid: int = 0
+    queues: tuple[str, ...] = ()
+    concurrency: int = 0
+    active: int = 0
+    turned_ago: int = 0
+    stopping: bool = False
+    started: int = 0
+    died: bool = False
+    lag: int = 0
+    memory: int = 0
+    quiet: bool = False
+    tasks: dict[str, int] | None = None
+    unstopped: tuple[Ref, ...] = ()
+    why: str = ""
+    alarm: str = ""
+
+
+class _Line(Struct, kw_only=True):
+    """A log line as a script keeps it; `fields` as text."""
+
+    at: int
+    run: int
+    level: str
+    message: str
+    line: int
+    fields: str | None = None
+
+
+class Part(Struct):
+    """What one step of a listing found: jobs under the numbers they were made under, the newest first.
+
+    `looked_to`: there may be more among those made before that one. `after`: the number after
+    which there are more queues.
+    """
+
+    found: list[tuple[int, JobRecord]]
+    looked_to: int | None = None
+    after: int | None = None
+
+
+class Told(Struct):
+    """What one step read of the log: events, and the number of the last one it looked at, of so many.
+
+    `trimmed`: what to tell first of events that are gone, if any.
+    """
+
+    trimmed: list[AnyEvent]
+    events: list[AnyEvent]
+    next: int
+    last: int
+
+
+class Glance(Struct):
+    """What one step of a survey counted. `whole`: all that is not of a queue, as it lies in the cell."""
+
+    rows: list[list[Any]]
+    after: int | None
+    now: int
+    whole: list[Any]
+
+
+_line = msgspec.msgpack.Decoder(_Line).decode
+_worker = msgspec.msgpack.Decoder(_Worker).decode
+_fields = msgspec.json.Decoder(dict[str, str]).decode
+_event: msgspec.msgpack.Decoder[AnyEvent] = msgspec.msgpack.Decoder(AnyEvent)
+_any = msgspec.msgpack.Decoder().decode
+_encode = msgspec.msgpack.Encoder().encode
+_json = msgspec.json.Encoder().encode
+
+
+# ── get ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def ask_get(refs: Sequence[Ref]) -> list[bytes]:
+    """Return the request for jobs."""
+    return Parcel().sealed({"refs": [ref_text(ref) for ref in refs]})
+
+
+def answer_get(reply: Any) -> list[JobDetail | None]:
+    """Return the jobs; perhaps fewer than were asked for, and then they are the first."""
+    return [_detail(*found) if found else None for found in reply]
+
+
+def _detail(
+    ref: bytes,
+    body: bytes,
+    payload: bytes,
+    result: bytes | None,
+    runs: Sequence[bytes],
+    log: Sequence[bytes],
+    trace: bytes | None,
+) -> JobDetail:
+    job, known = detailed(ref_of(ref), body, payload, result, runs, None if trace is None else trace.decode())
+    lines = [_line_of(body, number) for number, body in enumerate(log, 1)]
+    dropped = lines[-1].line - len(lines) if lines else 0
+    return JobDetail(job, known, tuple(_log_line(line) for line in lines), dropped)
+
+
+def _line_of(body: bytes, number: int) -> _Line:
+    try:
+        return _line(body)
+    except (msgspec.MsgspecError, ValueError):
+        return _Line(at=0, run=0, level="error", message=f"unreadable: {body[:200]!r}", line=number)
+
+
+def _log_line(line: _Line) -> LogLine:
+    return LogLine(
+        at=line.at,
+        run=line.run,
+        level=line.level,
+        message=line.message,
+        fields=_fields(line.fields) if line.fields else {},
+    )
+
+
+# ── find ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def ask_find(
+    query: Query,
+    *,
+    limit: int,
+    queues: Sequence[str] | None,
+    after: int | None = None,
+    before: int | None = None,
+    above: int = 0,
+) -> list[bytes]:
+    """Return the request for a page: of some queues, or of those of the cell that come after a number.
+
+    Only for jobs made under numbers between `above` and `before`.
+    """
+    return Parcel().sealed(
+        _Find(
+            queues=queues,
+            after=after,
+            span=queues_at_once(query),
+            states=[state.value for state in dict.fromkeys(query.states)] or None,
+            tasks=query.tasks or None,
+            reasons=query.reasons or None,
+            tags=query.tags or None,
+            ended_after=query.ended_after,
+            ended_before=query.ended_before,
+            id=query.id,
+            merge=query.merge,
+            before=before,
+            above=above,
+            limit=limit,
+        )
+    )
+
+
+def queues_at_once(query: Query) -> int:
+    """Return in how many queues one step looks for what is asked for."""
+    if query.id is not None:
+        return _LOOKED_UP_AT_ONCE
+    states = len(set(query.states)) + (State.WAITING in query.states)
+    return _INDEXES_AT_ONCE // (2 if query.merge is not None else states or len(_STATES))
+
+
+def answer_find(reply: Any) -> Part:
+    """Return what was found."""
+    found, looked_to, after = reply
+    return Part(
+        [(made, record(ref_of(ref), body, payload, result)) for made, ref, body, payload, result in found],
+        looked_to,
+        after,
+    )
+
+
+# ── survey ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def ask_survey(queues: Sequence[str] | None, *, after: int | None = None, whole: bool = False) -> list[bytes]:
+    """Return the request for a glance at some queues; `whole`: at all else, too."""
+    return Parcel().sealed(_Survey(queues=queues, after=after, span=SURVEYED_AT_ONCE, whole=whole))
+
+
+def answer_survey(reply: Any) -> Glance:
+    """Return what was counted."""
+    rows, after, now, *whole = reply
+    return Glance(rows, after, now, whole)
+
+
+def survey_of(
+    asked: Sequence[str] | None, rows: Iterable[list[Any]], whole: Sequence[Any], now: int, *, scope: str
+) -> Survey:
+    """Return a survey of the queues asked for, or of all. `scope`: what the cell's leader leads."""
+    settings, discarded, workers, seen, schedules, leader = whole
+    told = {_names(target): settings_of(body) for target, body in _pairs(settings)}
+    lost = {queue.decode(): int(count) for queue, count in _pairs(discarded)}
+    tuned = {name: setting for (kind, name), setting in told.items() if kind == "queue"}
+    tasks = {name: setting for (kind, name), setting in sorted(told.items()) if kind == "task"}
+    counted = {queue.decode(): row for queue, *row in rows}
+    if asked is None:
+        counted = {queue: row for queue, row in counted.items() if any(row[2:])}
+    terms, swept_at = _leader({field.decode(): value for field, value in _pairs(leader)}, now, scope)
+    return Survey(
+        queues=tuple(
+            _queue(name, counted.get(name, _EMPTY), now, lost.get(name, 0), tuned.get(name, _NONE))
+            for name in sorted({*counted, *tuned, *lost} if asked is None else set(asked))
+        ),
+        paused_tasks=tuple(name for name, task in tasks.items() if task.paused),
+        task_rates={name: rate for name, task in tasks.items() if (rate := task.rate) is not None},
+        workers=_workers(dict(_pairs(workers)), dict(_pairs(seen)), now),
+        schedules=tuple(sorted((schedule_of(body) for body in schedules), key=lambda schedule: schedule.name)),
+        leaders=terms,
+        swept_ago=None if swept_at is None else now - swept_at,
+        now=now,
+    )
+
+
+_EMPTY: list[Any] = [0, None, [], *(0 for _ in _STATES)]
+
+
+def _queue(name: str, row: list[Any], now: int, discarded: int, settings: Settings) -> QueueSurvey:
+    ready, oldest, unknown, *counted = row
+    counts: dict[State, int] = {}
+    for state, jobs in zip(_STATES, counted, strict=True):
+        counts[state] = counts.get(state, 0) + jobs
+    return QueueSurvey(
+        queue=name,
+        counts={state: counts[state] for state in sorted(counts) if counts[state]},
+        oldest_waiting=None if oldest is None else max(0, now - oldest),
+        parked=counts[State.WAITING] - ready,
+        discarded=discarded,
+        unknown=tuple(
+            UnknownTask(*task_of_place(name.decode()), max(0, now - since))
+            for name, since in zip(unknown[::2], unknown[1::2], strict=True)
+        ),
+        settings=settings,
+    )
+
+
+def _workers(workers: Mapping[bytes, bytes], seen: Mapping[bytes, bytes], now: int) -> tuple[WorkerSurvey, ...]:
+    known = [(owner.decode(), _worker(body), int(float(seen.get(owner, b"0")))) for owner, body in workers.items()]
+    known.sort(key=lambda one: (one[1].number, one[0]))
+    return tuple(
+        WorkerSurvey(
+            owner=Owner(owner, worker.name, worker.host, worker.pid),
+            queues=worker.queues,
+            concurrency=worker.concurrency,
+            active=worker.active,
+            started=worker.started,
+            seen_ago=max(0, now - at),
+            turned_ago=max(0, now - at) + worker.turned_ago,
+            stopping=worker.stopping,
+            died=worker.died,
+            lag=worker.lag,
+            memory=worker.memory,
+            quiet=worker.quiet,
+            tasks=worker.tasks,
+            unstopped=worker.unstopped,
+            why=worker.why,
+            alarm=worker.alarm,
+        )
+        for owner, worker, at in known
+    )
+
+
+def _leader(leader: Mapping[str, bytes], now: int, scope: str) -> tuple[tuple[Term, ...], int | None]:
+    swept_at = int(leader["swept_at"]) if "swept_at" in leader else None
+    if "owner" not in leader or int(leader["until"]) <= now:
+        return (), swept_at
+    return (Term(scope, leader["owner"].decode(), int(leader["epoch"]), int(leader["length"])),), swept_at
+
+
+def _pairs(flat: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    """Return the pairs of a map, as a script lays it out."""
+    return zip(flat[::2], flat[1::2], strict=True)
+
+
+def _names(joined: bytes) -> tuple[str, str]:
+    kind, _, name = joined.decode().partition("\0")
+    return kind, name
+
+
+# ── events ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def ask_events(
+    after: int | None,
+    limit: int,
+    *,
+    reader: Reader | None = None,
+    ref: Ref | None = None,
+    age: int | None = None,
+) -> list[bytes]:
+    """Return the request for what happened after a number; None: behind the newest, or at a reader's place.
+
+    `age`: instead of a number, for what was recorded in the last so many microseconds.
+    """
+    kept = None
+    if reader is not None:
+        begin = None if reader.begin is None else place_of(reader.begin)
+        kept = _Reader(name=reader.name, caller=reader.caller, begin=begin)
+    job = None if ref is None else ref_text(ref)
+    return Parcel().sealed(_Events(after=after, limit=limit, ref=job, reader=kept, age=age))
+
+
+def answer_events(reply: Any) -> Told:
+    """Return what was read."""
+    entries, last_looked_at, oldest, last = reply
+    return Told(
+        [] if oldest is None else [EventsTrimmed(oldest=str(oldest))],
+        [_entry(number, dict(_pairs(fields))) for number, fields in entries],
+        last_looked_at,
+        last,
+    )
+
+
+def _entry(number: bytes, fields: Mapping[bytes, bytes]) -> AnyEvent:
+    event = _decoded(fields[b"e"])
+    if b"o" in fields:
+        event = structs.replace(event, **_any(fields[b"o"]))
+    return stamped(event, number.decode().partition("-")[2], int(fields[b"t"]))
+
+
+def _decoded(body: bytes) -> AnyEvent:
+    """Decode an event of the log; what cannot be decoded must not stop the reader of what follows it."""
+    try:
+        return _event.decode(body)
+    except (msgspec.MsgspecError, ValueError):
+        return _decoded_otherwise(body)
+
+
+def _decoded_otherwise(body: bytes) -> AnyEvent:
+    """Decode an event that a script made, whose instants are microseconds; or else show what the log holds."""
+    try:
+        fields = _any(body)
+        shown = _json(fields).decode()
+    except (msgspec.MsgspecError, TypeError, ValueError):
+        return UnreadableEvent(body=body.decode(errors="replace"))
+    try:
+        instants = {name: moment(fields[name]) for name in ("due_at", "tick") if isinstance(fields.get(name), int)}
+        return _event.decode(_encode({**fields, **instants}))
+    except (msgspec.MsgspecError, AttributeError, TypeError, ValueError, OverflowError):
+        return UnreadableEvent(body=shown)

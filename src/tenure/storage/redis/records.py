@@ -1,0 +1,597 @@
+"""Records on their way to and from a cell: numbers at fixed places, the rest msgpack; lua/parts/form.lua has the form.
+
+What no script looks at travels as text. What is long of payload and result travels beside the record.
+"""
+
+import struct
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+from msgspec import Struct, structs
+
+from tenure.core.frames import framed
+from tenure.core.job import (
+    CollectKey,
+    JobRecord,
+    Key,
+    MergeKey,
+    NewJob,
+    OnExpire,
+    Policy,
+    RateKey,
+    RecordedError,
+    Ref,
+    RunRecord,
+    StallTerms,
+    ThrottleKey,
+    unreadable_record,
+)
+from tenure.core.lifecycle import State
+from tenure.core.retry import Backoff
+from tenure.core.transition import too_late
+
+_LEASE = StallTerms().lease
+_DEFAULT_POLICY = Policy()
+_STRICTEST = Policy(retry=Backoff(max_attempts=1), on_worker_lost="fail")
+
+_encode = msgspec.msgpack.Encoder().encode
+_json = msgspec.json.Encoder().encode
+_headers = msgspec.json.Decoder(dict[str, str]).decode
+_error = msgspec.json.Decoder(RecordedError).decode
+_read_policy = msgspec.json.Decoder(Policy).decode
+
+
+class Parcel(Struct):
+    """A request on its way: what a script reads by name, and bytes that stand beside it for they are no text.
+
+    The servers' msgpack knows texts only, so a request names bytes by their place among the script's arguments.
+    """
+
+    blobs: list[bytes] = []
+
+    def put(self, *blobs: bytes) -> int:
+        """Put bytes beside the request; return the place of the first."""
+        first = _FIRST + len(self.blobs)
+        self.blobs.extend(blobs)
+        return first
+
+    def sealed(self, request: object) -> list[bytes]:
+        """Return the arguments of the script."""
+        return [_encode(request), *self.blobs]
+
+
+_FIRST = 3
+"""The place of what is put first."""
+
+
+class Wish(Struct, omit_defaults=True, kw_only=True):
+    """A new job as a script reads it; see `NewJob`. `payload`: its place in the parcel."""
+
+    queue: str
+    id: str
+    task: str
+    payload: int
+    headers: str | None = None
+    tags: tuple[str, ...] = ()
+    delay: int = 0
+    run_at: int | None = None
+    priority: int = 0
+    boost: int = 0
+    lifo: bool = False
+    fair_key: str | None = None
+    weight: int = 1
+    ttl: int | None = None
+    timeout: int | None = None
+    deadline: int | None = None
+    heartbeat_timeout: int | None = None
+    keys: tuple[tuple[str, int], ...] = ()
+    rates: tuple[tuple[str, int, int], ...] = ()
+    merge: MergeKey | None = None
+    throttle: ThrottleKey | None = None
+    lease: int = _LEASE
+    max_stalls: int = 1
+    start_grace: int = 0
+    renewed: bool = True
+    pinned: tuple[str, ...] = ()
+    on_expire: OnExpire = "fail"
+    policy: str | None = None
+    schedule: str | None = None
+    tick: int | None = None
+    parent: str | None = None
+
+
+class Fixed(Struct, omit_defaults=True, kw_only=True):
+    """What is fixed of a record, as a rule: the same bytes for all jobs of one call, encoded and decoded once."""
+
+    task: str
+    headers: str | None = None
+    tags: tuple[str, ...] = ()
+    priority: int = 0
+    boost: int = 0
+    lifo: bool = False
+    fair_key: str | None = None
+    weight: int = 1
+    ttl: int | None = None
+    deadline: int | None = None
+    heartbeat_timeout: int | None = None
+    keys: tuple[tuple[str, int], ...] = ()
+    rates: tuple[tuple[str, int, int], ...] = ()
+    merge: MergeKey | None = None
+    max_stalls: int = 1
+    start_grace: int = 0
+    renewed: bool = True
+    pinned: tuple[str, ...] = ()
+    on_expire: str = "fail"
+    policy: str | None = None
+    schedule: str | None = None
+    tick: int | None = None
+    parent: str | None = None
+
+
+class Rare(Struct, omit_defaults=True, kw_only=True):
+    """What few records have."""
+
+    expires_at: int | None = None
+    gathered: int = 0
+    gathered_bytes: int = 0
+    parked_under: str | None = None
+    owner: str | None = None
+    suspect_until: int | None = None
+    progress_until: int | None = None
+    quarantined: bool = False
+    put_back_used: bool = False
+    cancel_at: int | None = None
+    cancel_reason: str | None = None
+    cancel_by: str | None = None
+    redrive_at: int | None = None
+    redrives: int = 0
+    error: str | None = None
+    reason: str | None = None
+    progress: float | None = None
+    progress_note: str | None = None
+    logged: bool = False
+    """It has a log; of interest to scripts only."""
+
+
+class _RunEnd(Struct):
+    """How a run ended, in whatever words: a newer version may know one more."""
+
+    ended: str | None = None
+    reason: str | None = None
+    detail: str | None = None
+
+
+_GOING_ON = _RunEnd()
+
+PLACED = (
+    *("state", "made", "score", "run_at", "created", "lease", "timeout"),
+    *("starts", "failures", "stalls", "releases", "fence", "settled_fence"),
+    *("heard_at", "lease_until", "run_until", "started", "finished", "kept_until"),
+)
+"""What lies at fixed places of a record."""
+
+HEAD = struct.Struct("<BBBIIIdddddd")
+RUN = struct.Struct("<IIIIIIdddddddddd")
+PAST_RUN = struct.Struct("<IdddI")
+"""A record's head, its run, and a run in the list of those before the last; after these, what has no fixed length."""
+
+FORM = 2
+RAN, RESULT, APART, RESULT_APART = 2, 32, 64, 128
+_NEVER = -1.0
+_STATES: tuple[State, ...] = (
+    *(State.EXPIRED, State.DELAYED, State.WAITING, State.ACTIVE),
+    *(State.COMPLETED, State.FAILED, State.CANCELLED, State.EXPIRED),
+)
+
+_TOO_LARGE = 1 << 62
+"""What instants, durations, counts and scores are below."""
+
+_UNREADABLE = (msgspec.MsgspecError, struct.error, ValueError, OverflowError, LookupError, TypeError, AttributeError)
+"""What it may raise to read a record that is not sound."""
+
+_NO_RUN = (0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, -1.0, -1.0, -1.0, -1.0, -1.0, -1.0, -1.0)
+_NOTHING_RARE = Rare()
+
+_read_fixed = msgspec.msgpack.Decoder(Fixed).decode
+_read_rare = msgspec.msgpack.Decoder(Rare).decode
+_read_ended = msgspec.msgpack.Decoder(_RunEnd).decode
+_read_any: Callable[[bytes], Any] = msgspec.msgpack.Decoder().decode
+_read_holder = msgspec.msgpack.Decoder(tuple[str, str, str, int]).decode
+
+
+class Placed(Struct, frozen=True, gc=False):
+    """Where the parts of a record lie in it; `run`: its numbers of a run, perhaps those of none."""
+
+    head: tuple[Any, ...]
+    run: tuple[Any, ...]
+    fixed: bytes
+    payload: bytes | None
+    rare: Rare
+    holder: bytes
+    ended: bytes
+    result: bytes | None
+
+
+def placed(body: bytes) -> Placed:
+    """Return the parts of a record."""
+    head = HEAD.unpack_from(body)
+    marks, fixed, load, rare = head[2:6]
+    at = HEAD.size
+    run = _NO_RUN
+    if marks & RAN:
+        run = RUN.unpack_from(body, at)
+        at += RUN.size
+    kept, at = body[at : at + fixed], at + fixed
+    payload = None
+    if not marks & APART:
+        payload, at = body[at : at + load], at + load
+    told = _NOTHING_RARE
+    if rare:
+        told, at = _read_rare(body[at : at + rare]), at + rare
+    holder, at = body[at : at + run[4]], at + run[4]
+    ended, at = body[at : at + run[5]], at + run[5]
+    return Placed(head, run, kept, payload, told, holder, ended, body[at:] if marks & RESULT else None)
+
+
+def ref_text(ref: Ref) -> str:
+    """Return a job's name as scripts have it: names hold no NUL."""
+    return f"{ref.queue}\0{ref.id}"
+
+
+def ref_of(joined: bytes) -> Ref:
+    """Return the job of a name as scripts have it."""
+    queue, _, job = joined.decode().partition("\0")
+    return Ref(queue, job)
+
+
+def wish(job: NewJob, parcel: Parcel) -> Wish:
+    """Return a new job as a script reads it."""
+    stall = job.stall
+    return Wish(
+        queue=job.queue,
+        id=job.id,
+        task=job.task,
+        payload=parcel.put(framed(job.payload) if isinstance(job.merge, CollectKey) else job.payload),
+        headers=_json(job.headers).decode() if job.headers else None,
+        tags=job.tags,
+        delay=job.delay,
+        run_at=job.run_at,
+        priority=job.priority,
+        boost=job.boost,
+        lifo=job.lifo,
+        fair_key=job.fair_key,
+        weight=job.weight,
+        ttl=job.ttl,
+        timeout=job.timeout,
+        deadline=job.deadline,
+        heartbeat_timeout=job.heartbeat_timeout,
+        keys=tuple((key.name, key.limit) for key in job.keys),
+        rates=tuple((rate.name, rate.interval, rate.burst) for rate in job.rates),
+        merge=job.merge,
+        throttle=job.throttle,
+        lease=stall.lease,
+        max_stalls=stall.max_stalls,
+        start_grace=stall.start_grace,
+        renewed=stall.renewed,
+        pinned=stall.pinned,
+        on_expire=job.policy.on_expire,
+        policy=_policy_text(job.policy),
+        schedule=job.schedule,
+        tick=job.tick,
+        parent=job.parent,
+    )
+
+
+def bare(job: NewJob) -> NewJob:
+    """Return a new job without what each has of its own: its id and its payload."""
+    return structs.replace(job, id="", payload=b"")
+
+
+def fixed_of(like: NewJob) -> bytes | None:
+    """Return what is fixed of all jobs that are like this one, as a script reads it.
+
+    There is nothing fixed of one that is out of the ordinary, as parts/form.lua has it, or not to be run at once.
+    """
+    # The next call is mostly one of the same task, from the same template.
+    if like.headers:
+        # They are the caller's, who may have changed them since.
+        return _fixed_anew(like)
+    known = _latest.get(like.task)
+    if known is None or known[0] != like:
+        if len(_latest) >= _TASKS:
+            _latest.clear()
+        known = _latest[like.task] = like, _fixed_anew(like)
+    return known[1]
+
+
+_TASKS = 1024
+
+_latest: dict[str, tuple[NewJob, bytes | None]] = {}
+"""The latest job of each task, bare, and what was fixed of it."""
+
+
+def _fixed_anew(job: NewJob) -> bytes | None:
+    if (
+        job.keys
+        or job.rates
+        or job.merge is not None
+        or job.throttle is not None
+        or job.fair_key is not None
+        or job.lifo
+        or job.schedule is not None
+        or job.deadline is not None
+        or job.heartbeat_timeout is not None
+        or job.ttl is not None
+        or job.delay
+        or job.run_at is not None
+        or job.stall.start_grace
+    ):
+        return None
+    return _encode(
+        Fixed(
+            task=job.task,
+            headers=_json(job.headers).decode() if job.headers else None,
+            tags=job.tags,
+            priority=job.priority,
+            boost=job.boost,
+            weight=job.weight,
+            max_stalls=job.stall.max_stalls,
+            renewed=job.stall.renewed,
+            pinned=job.stall.pinned,
+            on_expire=job.policy.on_expire,
+            policy=_policy_text(job.policy),
+            tick=job.tick,
+            parent=job.parent,
+        )
+    )
+
+
+def made_of(body: bytes) -> int:
+    """Return the number that a kept record was made under."""
+    return int(HEAD.unpack_from(body)[6])
+
+
+def record(ref: Ref, body: bytes, payload: bytes, result: bytes | None = None) -> JobRecord:
+    """Return the record that a cell keeps of a job. `payload`, `result`: what it does not hold itself of these.
+
+    What cannot be read of it has a neutral value, and its error says so.
+    """
+    try:
+        return _record(ref, placed(body), payload, result)
+    except _UNREADABLE as error:
+        return _salvaged(ref, body, payload, error)
+
+
+def detailed(
+    ref: Ref, body: bytes, payload: bytes, result: bytes | None, before: Sequence[bytes], trace: str | None
+) -> tuple[JobRecord, tuple[RunRecord, ...]]:
+    """Return a job's record and its runs: those before the last, and the last, which the record has."""
+    job = record(ref, body, payload, result)
+    if job.starts == 0:
+        return job, ()
+    try:
+        parts = placed(body)
+        run = parts.run
+        last = _run(job.starts, int(run[8]), run[12], run[14], parts.holder, parts.ended, trace)
+        return job, (*map(_past_run, before), last)
+    except _UNREADABLE:
+        # The job is there all the same.
+        return job, ()
+
+
+def _past_run(body: bytes) -> RunRecord:
+    number, fence, start, end, holder = PAST_RUN.unpack_from(body)
+    at = PAST_RUN.size
+    return _run(number, int(fence), start, end, body[at : at + holder], body[at + holder :], None)
+
+
+def _run(
+    number: int, fence: int, start: float, end: float, holder: bytes, ended: bytes, trace: str | None
+) -> RunRecord:
+    owner, worker, host, pid = _holder(holder)
+    how = _read_ended(ended) if ended else _GOING_ON
+    return RunRecord(
+        number=number,
+        fence=fence,
+        owner=owner,
+        worker=worker,
+        host=host,
+        pid=pid,
+        start=int(start),
+        end=_or_none(end),
+        ended=how.ended,
+        reason=how.reason,
+        detail=how.detail,
+        trace=trace,
+    )
+
+
+def _record(ref: Ref, parts: Placed, payload: bytes, result: bytes | None) -> JobRecord:
+    _, number, _, _, _, _, _, score, run_at, created, lease, timeout = parts.head
+    starts, failures, stalls, releases, _, _, fence, settled, _, heard, ends, limit, started, finished, _, kept = (
+        parts.run
+    )
+    if not (
+        abs(score) < _TOO_LARGE
+        and abs(run_at) < _TOO_LARGE
+        and abs(created) < _TOO_LARGE
+        and 0 <= lease < _TOO_LARGE
+        and abs(timeout) < _TOO_LARGE
+    ):
+        raise ValueError("a number is out of range")
+    like = _like(ref.queue, number, lease, timeout, starts, failures, stalls, releases, parts.fixed, parts.holder)
+    job = structs.replace(
+        like,
+        id=ref.id,
+        payload=payload if parts.payload is None else parts.payload,
+        # Whoever is handed the job may write in them.
+        headers=like.headers.copy(),
+        score=int(score),
+        run_at=int(run_at),
+        created=int(created),
+        fence=int(fence),
+        heard_at=None if heard == _NEVER else int(heard),
+        lease_until=None if ends == _NEVER else int(ends),
+        run_until=None if limit == _NEVER else int(limit),
+        started=None if started == _NEVER else int(started),
+    )
+    if settled or finished != _NEVER or kept != _NEVER or result is not None or parts.result is not None:
+        job = structs.replace(
+            job,
+            settled_fence=int(settled),
+            finished=_or_none(finished),
+            kept_until=_or_none(kept),
+            result=result if parts.result is None else parts.result,
+        )
+    return job if parts.rare is _NOTHING_RARE else _with(job, parts.rare)
+
+
+@lru_cache(1024)
+def _like(
+    queue: str,
+    number: int,
+    lease: float,
+    timeout: float,
+    starts: int,
+    failures: int,
+    stalls: int,
+    releases: int,
+    fixed: bytes,
+    holder: bytes,
+) -> JobRecord:
+    """Return what many records have in common: those of one call, when they have been claimed by one worker."""
+    told, state = _read_fixed(fixed), _STATES[number]
+    return JobRecord(
+        queue=queue,
+        id="",
+        task=told.task,
+        state=state,
+        payload=b"",
+        headers=_headers(told.headers) if told.headers else {},
+        tags=told.tags,
+        score=0,
+        priority=told.priority,
+        boost=told.boost,
+        lifo=told.lifo,
+        fair_key=told.fair_key,
+        weight=told.weight,
+        run_at=0,
+        ttl=told.ttl,
+        timeout=_or_none(timeout),
+        deadline=told.deadline,
+        heartbeat_timeout=told.heartbeat_timeout,
+        keys=tuple(Key(*key) for key in told.keys),
+        rates=tuple(RateKey(*rate) for rate in told.rates),
+        merge=told.merge,
+        stall=StallTerms(int(lease), told.max_stalls, told.start_grace, told.renewed, told.pinned),
+        policy=_DEFAULT_POLICY if told.policy is None else _policy(told.policy),
+        owner=_holder(holder)[0] if holder and state is State.ACTIVE else None,
+        starts=starts,
+        failures=failures,
+        stalls=stalls,
+        releases=releases,
+        created=0,
+        error=too_late(told.ttl) if state is State.EXPIRED else None,
+        schedule=told.schedule,
+        tick=told.tick,
+        parent=told.parent,
+    )
+
+
+def _with(job: JobRecord, rare: Rare) -> JobRecord:
+    """Return a record with what few have."""
+    return structs.replace(
+        job,
+        expires_at=rare.expires_at,
+        gathered=rare.gathered,
+        gathered_bytes=rare.gathered_bytes,
+        parked_under=rare.parked_under,
+        owner=job.owner if rare.owner is None else rare.owner,
+        suspect_until=rare.suspect_until,
+        progress_until=rare.progress_until,
+        quarantined=rare.quarantined,
+        put_back_used=rare.put_back_used,
+        cancel_at=rare.cancel_at,
+        cancel_reason=rare.cancel_reason,
+        cancel_by=rare.cancel_by,
+        redrive_at=rare.redrive_at,
+        redrives=rare.redrives,
+        error=job.error if job.state is State.EXPIRED or rare.error is None else _error(rare.error),
+        reason=rare.reason,
+        progress=rare.progress,
+        progress_note=rare.progress_note,
+    )
+
+
+def _salvaged(ref: Ref, body: bytes, payload: bytes, why: Exception) -> JobRecord:
+    """Return what can be read of a record that is not sound: enough to settle its run."""
+    head: tuple[Any, ...] = (0,) * HEAD.size
+    run, rare, task = _NO_RUN, _NOTHING_RARE, ""
+    state: State = State.FAILED
+    told = repr(why)
+    with suppress(*_UNREADABLE):
+        head = HEAD.unpack_from(body)
+        number = int(head[1])
+        state = _STATES[number] if 0 < number < len(_STATES) else State.FAILED
+        at = HEAD.size
+        if head[2] & RAN:
+            run = RUN.unpack_from(body, at)
+            at += RUN.size
+        fixed = _read_any(body[at : at + head[3]])
+        named = fixed.get("task")
+        task = named if isinstance(named, str) else ""
+        at += head[3]
+        if not head[2] & APART:
+            payload, at = body[at : at + head[4]], at + head[4]
+        rare = _read_rare(body[at : at + head[5]]) if head[5] else _NOTHING_RARE
+    numbers = [int(number) if abs(number) < _TOO_LARGE else 0 for number in (*head[8:10], *run[:4], *run[6:8])]
+    run_at, created, starts, failures, stalls, releases, fence, settled = numbers
+    job = JobRecord(
+        queue=ref.queue,
+        id=ref.id,
+        task=task,
+        state=state,
+        payload=payload,
+        score=0,
+        run_at=run_at,
+        created=created,
+        starts=starts,
+        failures=failures,
+        stalls=stalls,
+        releases=releases,
+        fence=fence,
+        settled_fence=settled,
+        finished=_or_none(run[13]) if abs(run[13]) < _TOO_LARGE else None,
+    )
+    with suppress(*_UNREADABLE):
+        job = _with(job, rare)
+    return structs.replace(job, error=unreadable_record(told))
+
+
+def _or_none(number: float) -> int | None:
+    return None if number == _NEVER else int(number)
+
+
+_holder = lru_cache(256)(_read_holder)
+
+
+def error_text(error: RecordedError | None) -> str | None:
+    """Return an error as it is kept."""
+    return None if error is None else _json(error).decode()
+
+
+@lru_cache(1024)
+def _policy(body: str) -> Policy:
+    try:
+        return _read_policy(body)
+    except msgspec.ValidationError:
+        # A newer version may have written a word that this one does not know. The job must not hold up those behind it,
+        # nor its reaper, so it is judged by the strictest policy there is: whatever goes wrong, it is not run again.
+        return _STRICTEST
+
+
+def _policy_text(policy: Policy) -> str | None:
+    return None if policy == _DEFAULT_POLICY else _json(policy).decode()

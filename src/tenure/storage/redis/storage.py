@@ -1,0 +1,201 @@
+"""The verbs on Redis. What each does stands in the scripts; here it is sent to the cell, or to all of them."""
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+from msgspec.structs import replace
+
+from tenure.clock import Clock
+from tenure.core.job import JobDetail, NewJob, Owner, Ref
+from tenure.core.leadership import Term
+from tenure.core.settlement import Settlement
+from tenure.errors import StorageUnavailableError
+from tenure.storage.notices import Listener
+from tenure.storage.protocol import (
+    Beat,
+    Bid,
+    Change,
+    EventPage,
+    Exchanged,
+    Finding,
+    Order,
+    Page,
+    Planned,
+    Pulse,
+    Query,
+    Reader,
+    Receipt,
+    Reclaimed,
+    Revised,
+    Revision,
+    Settings,
+    Survey,
+    Swept,
+    Target,
+)
+from tenure.storage.redis.address import RedisAddress
+from tenure.storage.redis.cell import Cell
+from tenure.storage.redis.cells import Cells
+from tenure.storage.redis.connections import Connections
+from tenure.storage.redis.ear import Ear
+from tenure.storage.redis.guard import Guard
+from tenure.storage.redis.keytypes import examine_types, named
+from tenure.storage.redis.rounds import STIRRED, Round
+from tenure.storage.redis.schema import examine_layout, layout_of, settle_on
+
+
+class RedisStorage:
+    """Keeps jobs in a Redis or Valkey, for all processes of all machines. Opens itself at the first verb."""
+
+    shared = True
+    apart = True
+
+    def __init__(self, address: RedisAddress, *, clock: Clock | None = None) -> None:
+        self.url = address.shown
+        self._address = address
+        self._connections = Connections(address)
+        durable = address.durability == "replicated"
+        alone = len(address.bases) == 1
+        self._cells = [
+            Cell(
+                self._connections,
+                base,
+                scope="*" if alone else f"cell {number}",
+                layout=layout_of(len(address.bases)),
+                clock=clock,
+                durable=durable,
+                explain=partial(named, self._connections),
+            )
+            for number, base in enumerate(address.bases)
+        ]
+        self._verbs = self._cells[0] if alone else Cells(self._cells, self._round)
+        self._guard = Guard(self._connections)
+        self._ear = Ear(self._connections, self.bases_of)
+        self._open = False
+        self._closed = False
+
+    async def open(self) -> None:
+        """See `Storage.open`."""
+        if self._open and not self._closed:
+            return
+        self._closed = False
+        await self._ready()
+        self._ear.resume()
+
+    async def close(self) -> None:
+        """See `Storage.close`.
+
+        The verbs of an owner open a closed storage again, until it takes its leave (`Beat.last`). So whoever closes an
+        app under a running worker costs it a moment and no job.
+        """
+        self._closed, self._open = True, False
+        await self._ear.close()
+        await self._connections.close()
+
+    async def examine(self, *, deep: bool = True) -> list[Finding]:
+        """See `Storage.examine`."""
+        findings = await self._guard.examine()
+        # A server that is out of reach is not waited for once more.
+        if not any(finding.level == "error" and finding.subject == "server" for finding in findings):
+            findings += await examine_layout(self._connections, self._cells[0].base, cells=len(self._cells))
+            if deep:
+                findings += [await examine_types(self._connections, cell.base) for cell in self._cells]
+        return findings
+
+    async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
+        """See `Storage.enqueue`."""
+        verbs = self._verbs if self._open and not self._closed else await self._opened()
+        return await verbs.enqueue(jobs)
+
+    async def exchange(
+        self, owner: Owner, settlements: Sequence[Settlement] = (), order: Order | None = None
+    ) -> Exchanged:
+        """See `Storage.exchange`."""
+        verbs = self._verbs if self._open else await self._ready()
+        return await verbs.exchange(owner, settlements, order)
+
+    async def renew(self, beat: Beat) -> Pulse:
+        """See `Storage.renew`."""
+        pulse = await (await self._ready()).renew(beat)
+        if beat.last and self._closed:
+            await self.close()
+        return pulse
+
+    async def sweep(self, bid: Bid) -> Swept:
+        """See `Storage.sweep`. Who leads also sees to it that the servers are still what they must be."""
+        verbs = await self._ready()
+        # One cell alone is swept each time: there are no others that this would be too much for.
+        swept = await verbs.sweep(bid if isinstance(verbs, Cells) else replace(bid, rest=0))
+        if swept.retry_in is None and (troubles := await self._guard.look_again()):
+            return replace(swept, troubles=(*swept.troubles, *troubles))
+        return swept
+
+    async def reclaim(self, dead: str, owner: Owner) -> Reclaimed:
+        """See `Storage.reclaim`."""
+        return await (await self._ready()).reclaim(dead, owner)
+
+    async def revise(self, revisions: Sequence[Revision]) -> list[Revised]:
+        """See `Storage.revise`."""
+        return await (await self._opened()).revise(revisions)
+
+    async def plan(self, changes: Sequence[Change]) -> list[Planned]:
+        """See `Storage.plan`."""
+        return await (await self._opened()).plan(changes)
+
+    async def tune(self, target: Target, settings: Settings, *, by: str | None = None) -> Settings:
+        """See `Storage.tune`."""
+        return await (await self._opened()).tune(target, settings, by=by)
+
+    async def resign(self, term: Term) -> None:
+        """See `Storage.resign`."""
+        await (await self._ready()).resign(term)
+
+    async def get(self, refs: Sequence[Ref]) -> list[JobDetail | None]:
+        """See `Storage.get`."""
+        return await (await self._opened()).get(refs)
+
+    async def find(self, query: Query) -> Page:
+        """See `Storage.find`."""
+        return await (await self._opened()).find(query)
+
+    async def survey(self, queues: Sequence[str] = ()) -> Survey:
+        """See `Storage.survey`."""
+        return await (await self._opened()).survey(queues)
+
+    async def events(
+        self,
+        cursor: str | None = None,
+        *,
+        limit: int = 100,
+        reader: Reader | None = None,
+        ref: Ref | None = None,
+    ) -> EventPage:
+        """See `Storage.events`."""
+        return await (await self._opened()).events(cursor, limit=limit, reader=reader, ref=ref)
+
+    def notices(self, topics: Iterable[str]) -> Listener:
+        """See `Storage.notices`."""
+        return self._ear.listen(topics)
+
+    def bases_of(self, topic: str) -> Sequence[str]:
+        """Return the cells that may hint at a topic: what is of a queue happens in one, all else in any of them."""
+        if isinstance(self._verbs, Cells):
+            kind, _, name = topic.partition(":")
+            if kind in ("queue", "job"):
+                return (self._verbs.of(name.partition("\0")[0]).base,)
+        return self._address.bases
+
+    def _round(self, cells: Sequence[Cell]) -> Round:
+        return Round(cells, self._connections.place, lambda: self._ear.listen((STIRRED,)))
+
+    async def _opened(self) -> Cell | Cells:
+        if self._closed:
+            raise StorageUnavailableError(f"{self.url} is closed; open() it again")
+        return await self._ready()
+
+    async def _ready(self) -> Cell | Cells:
+        if not self._open:
+            await self._guard.admit()
+            await settle_on(self._connections, self._address.bases)
+            self._open = True
+        return self._verbs

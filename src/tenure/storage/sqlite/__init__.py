@@ -1,0 +1,5 @@
+"""Jobs in one SQLite file, shared by all processes of one machine."""
+
+from tenure.storage.sqlite.storage import SQLiteStorage
+
+__all__ = ["SQLiteStorage"]

@@ -1,0 +1,192 @@
+"""The database file: checked before it is touched, then opened, with the schema created in a new one."""
+
+import os
+import sqlite3
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from tenure.clock import Clock, SystemClock
+from tenure.errors import SchemaMismatchError, StorageError, TenureError
+from tenure.storage.scripts import script
+from tenure.storage.sqlite import place, wall
+from tenure.storage.sqlite.locks import Locks
+from tenure.storage.sqlite.queries import query
+
+Durability = Literal["full", "fast"]
+
+APPLICATION = 1215261796
+"""The number that marks a file as ours, in its header ("Hold")."""
+
+SCHEMA = 7
+"""The number of the schema in `schema.sql`. Until the first release it rises with each change; nothing is migrated."""
+
+_PACKAGE = "tenure.storage.sqlite"
+_OLDEST = (3, 38, 0)
+# Prepared statements are kept for the life of the connection; there are fewer than this.
+_STATEMENTS = 256
+
+
+class Database:
+    """A database file, and how connections to it are made."""
+
+    def __init__(
+        self, path: str, locks: Locks, *, durability: Durability, auto_migrate: bool, clock: Clock | None = None
+    ) -> None:
+        self.path = path
+        self._locks = locks
+        self._clock = clock or SystemClock()
+        self.durability: Durability = durability
+        self._auto_migrate = auto_migrate
+
+    @property
+    def lock_path(self) -> str:
+        """Where the processes that use it meet."""
+        return self._locks.path
+
+    def writer(self) -> sqlite3.Connection:
+        """Return a connection that may write, to a database of our version.
+
+        Raises:
+            UsageError: the place cannot hold a database.
+            SchemaMismatchError: it is not ours or not of our version, and was left untouched.
+        """
+        require(sqlite3.sqlite_version_info)
+        place.check(self.path)
+        try:
+            self._look()
+            with self._locks.writing():
+                self._look()
+                return self._ready()
+        except (sqlite3.Error, OSError) as error:
+            raise wall.unopenable(error, self.path) from error
+
+    def reader(self) -> sqlite3.Connection:
+        """Return a connection that only reads."""
+        connection = self._connect("rw")
+        _tell(connection, "patience", "memory", "cache", "no_checkpoint", "read_only")
+        return connection
+
+    def _look(self) -> None:
+        """Refuse a file that is not for us, without leaving a trace in it or beside it."""
+        if not os.path.exists(self.path) or os.path.getsize(self.path) == 0:
+            self._admit(0)
+            return
+        # Without a log all there is stands in the file, and SQLite may be told that nobody changes it: so it makes
+        # no file of its own. (Reading the file without SQLite would free the locks of our other connections to it.)
+        log = f"{self.path}-wal"
+        settled = not os.path.exists(log) or os.path.getsize(log) == 0
+        connection = self._connect("ro&immutable=1" if settled else "ro")
+        try:
+            if _number(connection, "application") != APPLICATION:
+                if _number(connection, "application") == 0 and _number(connection, "tables") == 0:
+                    return
+                raise SchemaMismatchError(
+                    f"{self.path} belongs to another program; it was left untouched. Give Tenure a file of its own, "
+                    "such as sqlite:///tenure.db"
+                )
+            self._admit(_version(connection))
+        finally:
+            connection.close()
+
+    def _admit(self, version: int) -> None:
+        if version > SCHEMA:
+            raise SchemaMismatchError(
+                f"{self.path} has schema {version}, this Tenure knows up to {SCHEMA}; it was left untouched. "
+                "Upgrade Tenure, or name another file"
+            )
+        if 0 < version < SCHEMA:
+            raise SchemaMismatchError(
+                f"{self.path} has schema {version} of a development version, this Tenure needs {SCHEMA}; it was left "
+                "untouched. Finish its jobs with the version that made it, then name another file"
+            )
+        if not version and not self._auto_migrate:
+            raise SchemaMismatchError(
+                f"{self.path} has no schema yet, this Tenure needs {SCHEMA}; run `tenure migrate`"
+            )
+
+    def _ready(self) -> sqlite3.Connection:
+        connection = self._connect("rwc")
+        try:
+            _tell(connection, "patience", "memory", "cache", "no_checkpoint", "wal_limit", self.durability)
+            if sys.platform == "darwin":
+                _tell(connection, "fullfsync")
+            if _number(connection, "application") != APPLICATION:
+                # Signed before anything else, so that a death in between leaves a file that is known as ours.
+                _tell(connection, "vacuum", "sign")
+            _tell(connection, "wal")
+            _create(connection, self._clock.now())
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _connect(self, mode: str) -> sqlite3.Connection:
+        return sqlite3.connect(
+            f"{Path(self.path).as_uri()}?mode={mode}",
+            uri=True,
+            isolation_level=None,
+            cached_statements=_STATEMENTS,
+            # Each is used by one thread at a time, but closed before a fork by the one that forks.
+            check_same_thread=False,
+        )
+
+
+def require(version: tuple[int, ...]) -> None:
+    """Refuse a SQLite library that lacks what the statements use.
+
+    Raises:
+        StorageError: it is too old.
+    """
+    if version < _OLDEST:
+        raise StorageError(
+            f"this Python is linked with SQLite {'.'.join(map(str, version))}, Tenure needs "
+            f"{'.'.join(map(str, _OLDEST))} or newer; use a newer Python build or system library"
+        )
+
+
+def schema() -> str:
+    """Return the statements that create the schema."""
+    return script(_PACKAGE, "", "schema.sql")
+
+
+def _create(connection: sqlite3.Connection, now: int) -> None:
+    if _version(connection) == SCHEMA:
+        return
+    _tell(connection, "write")
+    try:
+        for statement in _split(schema()):
+            connection.execute(statement)
+        connection.execute(query("session", "created"), (SCHEMA, now))
+        _tell(connection, "commit")
+    except BaseException:
+        if connection.in_transaction:
+            _tell(connection, "rollback")
+        raise
+
+
+def _split(text: str) -> Iterator[str]:
+    """Yield the statements of a script; executing it whole would commit each on its own."""
+    pending = ""
+    for line in text.splitlines(keepends=True):
+        pending += line
+        if line.rstrip().endswith(";") and sqlite3.complete_statement(pending):
+            yield pending
+            pending = ""
+    if pending.strip() and not all(line.startswith("--") for line in pending.strip().splitlines()):
+        raise TenureError(f"the schema ends in the middle of a statement: {pending.strip()[:60]}")
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    return _number(connection, "version") if _number(connection, "has_meta") else 0
+
+
+def _number(connection: sqlite3.Connection, name: str) -> int:
+    row = connection.execute(query("session", name)).fetchone()
+    return 0 if row is None else int(row[0])
+
+
+def _tell(connection: sqlite3.Connection, *names: str) -> None:
+    for name in names:
+        connection.execute(query("session", name)).fetchall()

@@ -1,0 +1,92 @@
+"""The flow in SQL: jobs are remembered, and claimed in the same step that settles others."""
+
+from collections.abc import Sequence
+
+from tenure.core.job import NewJob, Owner
+from tenure.core.lease import Lease
+from tenure.core.settlement import Settlement
+from tenure.storage.protocol import (
+    CLAIM_LIMIT,
+    PROMOTE_LIMIT,
+    Exchanged,
+    Order,
+    Receipt,
+    Verdict,
+)
+from tenure.storage.sqlite import intake, lanes, rates, slots
+from tenure.storage.sqlite.claiming import Claim, promote
+from tenure.storage.sqlite.lookout import Lookout
+from tenure.storage.sqlite.settling import settle
+from tenure.storage.sqlite.step import Step
+
+
+def enqueue(step: Step, calls: Sequence[Sequence[NewJob]]) -> list[list[Receipt]]:
+    """Remember each new job of several calls once."""
+    receipts = intake.remember_all(step, calls)
+    slots.let_in(step)
+    return receipts
+
+
+def exchange(step: Step, owner: Owner, settlements: Sequence[Settlement], order: Order | None) -> Exchanged:
+    """Apply each settlement whose run is the current one, then claim what is ordered."""
+    verdicts = settle(step, owner, settlements)
+    if order is None:
+        return Exchanged(verdicts)
+    lane = order.lane
+    seen = lane is not None and lanes.has_seen(step, owner, lane)
+    lookout = Lookout(step, order.queues, order.tasks)
+    claim = Claim(step, owner, 0 if seen else min(order.room, CLAIM_LIMIT), order.tasks)
+    visited: list[str] = []
+    # Whether anybody stands in the first line is told by going there.
+    lined = 0
+    for number, queue in enumerate(order.queues):
+        if lined < number and claim.has_room:
+            lined = lookout.first_in_line(number)
+        due, opens, known = lookout.is_due(queue), lookout.opens(queue), lookout.known(queue)
+        if not (due or opens or known or lined == number) or lookout.paused(queue):
+            continue
+        visited.append(queue)
+        if due:
+            promote(step, queue, PROMOTE_LIMIT)
+        if opens and rates.opens_at(step, queue) <= step.now:
+            slots.open_up(step, queue)
+        claim.take_from(queue, known)
+    if lane is not None and not seen:
+        runs = [(lease.ref, lease.fence) for lease in claim.leases]
+        step.lanes[owner.id, lane.id] = step.lane(owner.id, lane.id).claimed(lane, runs, step.now)
+    waiting = [queue for queue in visited if lookout.look_again(queue)]
+    left = any(not lookout.shut(queue) for queue in waiting) or lookout.left(max(1, lined))
+    return _answer(verdicts, tuple(claim.leases), left, lookout.next_due(), step.now, seen=seen)
+
+
+def nothing_to_exchange(step: Step, owner: Owner, order: Order | None) -> Exchanged | None:
+    """Return the answer to an order that changes nothing, or None where it may change something.
+
+    It only reads, so it needs no lock: eight idle processes that ask do not stand in each other's way.
+    """
+    if order is None:
+        return Exchanged()
+    lane = order.lane
+    claims = None if lane is None else step.lane(owner.id, lane.id)
+    if lane is not None and claims is not None and (claims.has_seen(lane) or claims.lost(lane)):
+        return None
+    lookout = Lookout(step, order.queues, order.tasks)
+    left, due = lookout.left(0), lookout.next_due()
+    # Who may not start, as a job of a paused task, is moved out of the way, and due ones are made ready or expired.
+    if (left and order.room > 0) or (due is not None and due <= step.now):
+        return None
+    if lane is not None and claims is not None:
+        step.lanes[owner.id, lane.id] = claims.claimed(lane, (), step.now)
+    return _answer((), (), left, due, step.now)
+
+
+def _answer(
+    verdicts: tuple[Verdict, ...],
+    leases: tuple[Lease, ...],
+    left: bool,
+    due: int | None,
+    now: int,
+    *,
+    seen: bool = False,
+) -> Exchanged:
+    return Exchanged(verdicts, leases, left=left, next_due=None if due is None else max(0, due - now), seen=seen)

@@ -1,0 +1,152 @@
+"""What endangers the promise, and its remedy: the part of `tenure doctor` that knows SQLite."""
+
+import os
+import shutil
+import sqlite3
+
+from tenure.storage.protocol import Finding
+from tenure.storage.sqlite import place
+from tenure.storage.sqlite.database import Database
+from tenure.storage.sqlite.queries import query
+from tenure.storage.sqlite.step import Step
+
+_SOUND = (3, 51, 3)
+_SCARCE = 100 << 20
+_LONG_LOG = 256 << 20
+"""Four times what a log is cut back to once all of it was carried over (`wal_limit` in session.sql)."""
+
+
+def examine(step: Step, database: Database, *, deep: bool) -> list[Finding]:
+    """Look at the library, the file, and the place where it lies; with `deep` read all of it."""
+    quick = [
+        library(sqlite3.sqlite_version_info),
+        _durability(database),
+        _schema(step),
+        _place(database.path),
+        _room(database.path),
+        _journal(step),
+        log(database.path),
+        _lock_file(database.lock_path),
+    ]
+    return [*quick, _integrity(step), _counters(step)] if deep else quick
+
+
+def library(version: tuple[int, ...]) -> Finding:
+    """Say whether a version of SQLite has the bug that loses what a log is reset over."""
+    name = ".".join(map(str, version))
+    if version >= _SOUND:
+        return Finding("ok", "sqlite", f"SQLite {name}, without the WAL-reset bug of 3.7.0 to 3.51.2")
+    # No warning: those who work through Tenure alone are safe, and most Pythons in the field have such a version.
+    return Finding(
+        "ok",
+        "sqlite",
+        f"SQLite {name} is, by its number, one of those (3.7.0 to 3.51.2) that can in rare cases corrupt a database "
+        "when one connection checkpoints while another commits. Tenure avoids it: it checkpoints only under a lock "
+        "that all its own commits take, too; other programs that write to this file do not",
+        "if there are such programs, turn their automatic checkpoints off (PRAGMA wal_autocheckpoint = 0), or use a "
+        "Python with SQLite 3.51.3 or newer",
+    )
+
+
+def _durability(database: Database) -> Finding:
+    if database.durability == "full":
+        return Finding("ok", "durability", "every commit reaches the disk before it is acknowledged")
+    return Finding(
+        "warning",
+        "durability",
+        "the last commits may be lost if the machine loses power (durability='fast')",
+        "use durability='full'",
+    )
+
+
+def _schema(step: Step) -> Finding:
+    row = step.one(query("session", "version"))
+    return Finding("ok", "schema", f"schema {row[0] if row else 0}")
+
+
+def _place(path: str) -> Finding:
+    kind = place.file_system(path)
+    if not place.doubtful(kind):
+        return Finding("ok", "file system", f"{path} lies on {kind or 'a file system of unknown type'}")
+    return Finding(
+        "warning",
+        "file system",
+        f"{path} lies on {kind}, which may be shared with another machine",
+        "make sure that only this machine uses it, or move the file to a local disk",
+    )
+
+
+def _room(path: str) -> Finding:
+    free = shutil.disk_usage(os.path.dirname(path)).free
+    if free >= _SCARCE:
+        return Finding("ok", "disk", f"{free >> 20:,} MiB free")
+    return Finding("warning", "disk", f"only {free >> 20:,} MiB free", "free some space before enqueueing is refused")
+
+
+def _journal(step: Step) -> Finding:
+    row = step.one(query("session", "journal"))
+    return journal(str(row[0]) if row else "unknown")
+
+
+def journal(mode: str) -> Finding:
+    """Say whether the journal is the one that was asked for when the file was opened."""
+    if mode == "wal":
+        return Finding("ok", "journal", "a write-ahead log: readers and writers do not wait for each other")
+    return Finding(
+        "error",
+        "journal",
+        f"the journal mode is {mode} and cannot be set to wal: readers hold up writers, and a claim takes long",
+        "stop other programs that hold the file, and see that it lies on a local disk; then restart the workers",
+    )
+
+
+def log(path: str) -> Finding:
+    """Say whether the log of a database is carried over into it, by the log's length."""
+    try:
+        size = os.path.getsize(f"{path}-wal")
+    except FileNotFoundError:
+        size = 0
+    if size < _LONG_LOG:
+        return Finding("ok", "log", f"the write-ahead log takes {size / (1 << 20):,.1f} MiB")
+    return Finding(
+        "warning",
+        "log",
+        f"the write-ahead log takes {size >> 20:,} MiB: nobody has carried it over into the file for long",
+        "start a worker or tenure reaper if there is none; else look for a program that holds a read transaction "
+        "open on this file, such as a backup or a forgotten shell",
+    )
+
+
+def _lock_file(path: str) -> Finding:
+    if os.path.exists(path):
+        return Finding("ok", "lock file", path)
+    return Finding(
+        "error",
+        "lock file",
+        f"{path} is gone, so processes cannot see each other",
+        "never delete it; it comes back with the next write",
+    )
+
+
+def _integrity(step: Step) -> Finding:
+    row = step.one(query("session", "integrity"))
+    if row is not None and row[0] == "ok":
+        return Finding("ok", "integrity", "the file is sound")
+    return Finding(
+        "error",
+        "integrity",
+        f"the file is damaged: {row[0] if row else 'no answer'}",
+        "stop all workers, keep a copy, restore a backup or save what can be read with `sqlite3 <file> .recover`",
+    )
+
+
+def _counters(step: Step) -> Finding:
+    wrong = [row for audit in ("recount", "recount_calls", "recount_keys") for row in step.all(query("tally", audit))]
+    if not wrong:
+        return Finding("ok", "counters", "the counts agree with the jobs")
+    return Finding(
+        "error",
+        "counters",
+        f"{len(wrong)} counts of jobs, of slots under a key, or of gathered calls are wrong",
+        "report a bug",
+    )

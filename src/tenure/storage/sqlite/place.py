@@ -1,0 +1,67 @@
+"""Where a database may lie: in a directory that exists, on a file system of this machine."""
+
+import os
+import re
+from pathlib import Path
+
+from tenure.errors import UsageError
+
+MOUNTINFO = Path("/proc/self/mountinfo")
+
+_NETWORK = {
+    "9pnet", "afpfs", "afs", "beegfs", "ceph", "cifs", "coda", "davfs", "gfs2", "glusterfs", "gpfs", "lustre",
+    "ncpfs", "nfs", "nfs4", "ocfs2", "orangefs", "smb2", "smb3", "smbfs",
+    "fuse.ceph", "fuse.curlftpfs", "fuse.davfs2", "fuse.gcsfuse", "fuse.glusterfs", "fuse.goofys", "fuse.rclone",
+    "fuse.s3fs", "fuse.seaweedfs", "fuse.smbnetfs", "fuse.sshfs",
+}  # fmt: skip
+_DOUBTFUL = re.compile(r"9p|drvfs|fuse(\..*)?|prl_fs|vboxsf|virtiofs|vmhgfs")
+_ESCAPED = re.compile(r"\\([0-7]{3})")
+
+
+def check(path: str, mountinfo: str | None = None) -> None:
+    """Refuse a database where it cannot be kept safely.
+
+    Raises:
+        UsageError: there is no such directory, or it lies on another machine.
+    """
+    folder = os.path.dirname(path)
+    if not os.path.isdir(folder):
+        raise UsageError(f"there is no directory {folder} for the database {path}; create it first")
+    if os.path.isdir(path):
+        raise UsageError(f"{path} is a directory; name a file in it, such as {os.path.join(path, 'tenure.db')}")
+    kind = file_system(path, mountinfo)
+    if kind in _NETWORK:
+        raise UsageError(
+            f"{path} lies on a network file system ({kind}), where SQLite loses data: its log needs memory that all "
+            "processes share; put it on a local disk, or use a server such as PostgreSQL or Redis"
+        )
+
+
+def file_system(path: str, mountinfo: str | None = None) -> str | None:
+    """Return the type of the file system that a path lies on, None where the system does not tell."""
+    table = _mounts() if mountinfo is None else mountinfo
+    place = os.path.realpath(path)
+    found: tuple[int, str] | None = None
+    for line in table.splitlines():
+        head, _, tail = line.partition(" - ")
+        fields = head.split(" ")
+        if len(fields) < 5 or not tail:
+            continue
+        point = _ESCAPED.sub(lambda code: chr(int(code[1], 8)), fields[4])
+        inside = place == point or place.startswith(point.rstrip("/") + "/")
+        # Of two mounts on one point the later one covers the earlier.
+        if inside and (found is None or len(point) >= found[0]):
+            found = (len(point), tail.split(" ")[0])
+    return found[1] if found else None
+
+
+def doubtful(kind: str | None) -> bool:
+    """Say whether a file system may or may not lie on this machine."""
+    return kind is not None and _DOUBTFUL.fullmatch(kind) is not None
+
+
+def _mounts() -> str:
+    try:
+        return MOUNTINFO.read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        return ""

@@ -1,0 +1,64 @@
+"""Reads on a connection and a thread of their own, which no writer holds up."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from tenure.clock import Clock
+from tenure.storage.sqlite import wall
+from tenure.storage.sqlite.queries import query
+from tenure.storage.sqlite.session import Session
+from tenure.storage.sqlite.step import Step
+
+T = TypeVar("T")
+
+_READ = query("session", "read")
+_COMMIT = query("session", "commit")
+
+
+class Reading:
+    """Answers from one consistent state of the database each."""
+
+    def __init__(self, path: str, session: Session, clock: Clock) -> None:
+        self._path = path
+        self._session = session
+        self._clock = clock
+        self._thread: ThreadPoolExecutor | None = None
+
+    async def read(self, ask: Callable[[Step], T]) -> T:
+        """Return the answer to a question."""
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "tenure-sqlite-reader")
+        try:
+            answer = asyncio.get_running_loop().run_in_executor(self._thread, self._ask, ask)
+        except RuntimeError as error:
+            raise wall.threadless(error, self._path) from error
+        return await answer
+
+    def stop(self) -> None:
+        """Answer what was asked, then end the thread and close the connection."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=True)
+        self.forget()
+        with self._session.gate:
+            self._session.close()
+
+    def forget(self) -> None:
+        """Begin anew, as after a fork."""
+        self._thread = None
+
+    def _ask(self, ask: Callable[[Step], T]) -> T:
+        with self._session.gate:
+            try:
+                connection = self._session.use()
+                connection.execute(_READ)
+                try:
+                    step = Step(connection)
+                    step.now = self._clock.now()
+                    return ask(step)
+                finally:
+                    if connection.in_transaction:
+                        connection.execute(_COMMIT)
+            except Exception as error:
+                raise wall.ours(error, self._path) from error

@@ -1,0 +1,558 @@
+"""Rows and records: how a job, a run and a log line lie in the tables, and how they are read back."""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from operator import itemgetter
+from typing import Any
+
+import msgspec
+from msgspec import structs
+
+from tenure.core.events import AnyEvent, from_log, stamped
+from tenure.core.frames import framed
+from tenure.core.job import (
+    CollectKey,
+    JobRecord,
+    Key,
+    LogLine,
+    MergeKey,
+    NewJob,
+    Policy,
+    RateKey,
+    RecordedError,
+    RunRecord,
+    StallTerms,
+    unreadable_record,
+)
+from tenure.core.lifecycle import State
+from tenure.core.merge import merge_name
+from tenure.core.retry import Backoff
+
+Row = tuple[Any, ...]
+
+
+class GarbledRow(tuple[Any, ...]):
+    """A row with some text that is not UTF-8."""
+
+    __slots__ = ()
+
+
+class Garbled(str):
+    """Text of a row that is not UTF-8, with U+FFFD in the place of what cannot be decoded."""
+
+    __slots__ = ()
+
+
+def garbled(text: bytes) -> str:
+    """Return what a text of a row says, as `Garbled` where it is not UTF-8."""
+    try:
+        return text.decode()
+    except UnicodeDecodeError:
+        return Garbled(text.decode(errors="replace"))
+
+
+class Ready(msgspec.Struct, array_like=True, gc=False, frozen=True):
+    """A job that is first in line; of a `plain` one this and its payload, of `size` bytes, is all there is."""
+
+    seq: int
+    plain: int
+    size: int
+    id: str
+    task: str
+    headers: str | None
+    tags: str | None
+    score: int
+    priority: int
+    boost: int
+    run_at: int
+    timeout: int | None
+    lease: int
+    max_stalls: int
+    start_grace: int
+    renewed: int
+    pinned: str | None
+    policy: str
+    created: int
+
+
+_STATES = {state.value: state for state in State}
+_encode = msgspec.json.Encoder().encode
+_headers = msgspec.json.Decoder(dict[str, str]).decode
+_names = msgspec.json.Decoder(tuple[str, ...]).decode
+keys = msgspec.json.Decoder(tuple[Key, ...]).decode
+rates = msgspec.json.Decoder(tuple[RateKey, ...]).decode
+_merge: msgspec.json.Decoder[MergeKey] = msgspec.json.Decoder(MergeKey)
+_error = msgspec.json.Decoder(RecordedError).decode
+_read_policy = msgspec.json.Decoder(Policy).decode
+_ready = msgspec.json.Decoder(list[Ready]).decode
+_COLUMNS = (
+    *("seq", "queue", "id", "task", "state", "headers", "tags", "score", "priority", "boost", "lifo", "fair_key"),
+    *("weight", "run_at", "ttl", "expires_at", "timeout", "deadline", "heartbeat_timeout", "keys", "rates"),
+    *("merge_key", "merge", "gathered", "gathered_bytes", "parked_under", "lease", "max_stalls", "start_grace"),
+    *("renewed", "pinned", "policy", "fence", "settled_fence", "owner", "heard_at", "lease_until", "suspect_until"),
+    *("run_until", "progress_until", "starts", "failures", "stalls", "releases", "cancel_at", "cancel_reason"),
+    *("cancel_by", "created", "started", "finished", "kept_until", "redrive_at", "redrives", "error", "reason"),
+    *("progress", "progress_note", "schedule", "tick", "parent", "payload", "result", "quarantined"),
+)
+"""The columns of `job` as far as a record is read from them, in their order."""
+
+_LARGE = ("score", "priority", "boost")
+_COUNTS = (
+    *("weight", "gathered", "gathered_bytes", "lease", "max_stalls", "start_grace", "fence", "settled_fence"),
+    *("starts", "failures", "stalls", "releases", "redrives"),
+)
+_NUMBERS = (
+    *("run_at", "ttl", "expires_at", "timeout", "deadline", "heartbeat_timeout", "heard_at", "lease_until"),
+    *("suspect_until", "run_until", "progress_until", "cancel_at", "created", "started", "finished", "kept_until"),
+    *("redrive_at", "tick"),
+)
+_NEUTRAL: dict[str, Any] = {
+    "weight": 1,
+    "lease": StallTerms().lease,
+    "max_stalls": 1,
+    "state": "failed",
+} | dict.fromkeys(
+    ("score", "priority", "boost", "run_at", "created", *(name for name in _COUNTS if name not in ("weight", "lease"))),
+    0,
+)
+"""What stands for an unreadable value of a column that cannot be empty."""
+
+_TOO_LARGE = 1 << 58
+"""What instants, durations, counts and scores are below: the year 9999 is, and two of them can be added."""
+_counts = itemgetter(*map(_COLUMNS.index, _COUNTS))
+_all_numbers = itemgetter(*map(_COLUMNS.index, (*_LARGE, *_COUNTS, *_NUMBERS)))
+_STRICTEST = Policy(retry=Backoff(max_attempts=1), on_worker_lost="fail")
+_DEFAULT_POLICY = Policy()
+_DEFAULT_POLICY_TEXT = _encode(_DEFAULT_POLICY).decode()
+
+
+class Slices:
+    """Bytes that go with the rows of a list, which JSON cannot hold: each row says where its own are."""
+
+    def __init__(self) -> None:
+        # Of no bytes at all SQLite cuts a NULL.
+        self._parts = [b"."]
+        self._length = 1
+
+    def add(self, part: bytes | None) -> tuple[int | None, int | None]:
+        """Return where these bytes begin, as SQL counts, and how many they are."""
+        if part is None:
+            return None, None
+        begins = self._length + 1
+        self._parts.append(part)
+        self._length += len(part)
+        return begins, len(part)
+
+    def joined(self) -> bytes:
+        """Return them all, one after another."""
+        return b"".join(self._parts)
+
+
+def listed(values: Sequence[object]) -> str | None:
+    """Return values as a list that a statement goes through by itself: one step of the library, whatever their number.
+
+    None where there are none, or where one could not be read back there: SQLite ends a text in JSON at its first NUL.
+    """
+    body = _encode(values) if values else b""
+    return body.decode() if body and b"\\u0000" not in body else None
+
+
+def names(names: Sequence[str]) -> str:
+    """Return names as such a list; none of them holds a NUL, so all can be read back."""
+    return _encode(names).decode()
+
+
+def text(value: object) -> str | None:
+    """Return a structured field as it is kept: JSON, or NULL where it is empty."""
+    return _encode(value).decode() if value else None
+
+
+def error_text(error: RecordedError | None) -> str | None:
+    """Return an error as it is kept."""
+    return None if error is None else _encode(error).decode()
+
+
+def wished(job: NewJob, run_at: int, now: int, score: int) -> Row:
+    """Return the row of a new job that comes into line with a score, or is due later."""
+    stall = job.stall
+    collects = isinstance(job.merge, CollectKey)
+    return (
+        job.queue,
+        job.id,
+        job.task,
+        "delayed" if run_at > now else "waiting",
+        text(job.headers),
+        text(job.tags),
+        score,
+        job.priority,
+        job.boost,
+        job.lifo,
+        job.fair_key,
+        job.weight,
+        run_at,
+        job.ttl,
+        now + job.ttl if job.ttl is not None else None,
+        job.timeout,
+        job.deadline,
+        job.heartbeat_timeout,
+        text(job.keys),
+        text(job.rates),
+        None if job.merge is None else merge_name(job.merge),
+        text(job.merge),
+        collects,
+        len(framed(job.payload)) if collects else 0,
+        stall.lease,
+        stall.max_stalls,
+        stall.start_grace,
+        stall.renewed,
+        text(stall.pinned),
+        _policy_text(job.policy),
+        now,
+        job.schedule,
+        job.tick,
+        job.parent,
+        # What a job gathers stands beside it, call by call.
+        b"" if collects else job.payload,
+    )
+
+
+def common(job: NewJob, run_at: int, now: int) -> dict[str, Any]:
+    """Return by name what `wished` returns of a job that has no key, without what no two such jobs have in common."""
+    stall = job.stall
+    return {
+        "queue": job.queue,
+        "task": job.task,
+        "state": "delayed" if run_at > now else "waiting",
+        "tags": text(job.tags),
+        "priority": job.priority,
+        "boost": job.boost,
+        "lifo": int(job.lifo),
+        "weight": job.weight,
+        "run_at": run_at,
+        "ttl": job.ttl,
+        "expires_at": now + job.ttl if job.ttl is not None else None,
+        "timeout": job.timeout,
+        "deadline": job.deadline,
+        "heartbeat_timeout": job.heartbeat_timeout,
+        "rates": text(job.rates),
+        "lease": stall.lease,
+        "max_stalls": stall.max_stalls,
+        "start_grace": stall.start_grace,
+        "renewed": int(stall.renewed),
+        "pinned": text(stall.pinned),
+        "policy": _policy_text(job.policy),
+        "now": now,
+        "schedule": job.schedule,
+        "tick": job.tick,
+        "parent": job.parent,
+    }
+
+
+def ready(line: str) -> list[Ready]:
+    """Return the jobs of a list that `exchange.ready` returns."""
+    return _ready(str(line))
+
+
+def fresh(queue: str, job: Ready, payload: bytes) -> JobRecord:
+    """Return the record of a plain job that has never started."""
+    return JobRecord(
+        queue=queue,
+        id=job.id,
+        task=job.task,
+        state=State.WAITING,
+        payload=payload,
+        headers=_headers(job.headers) if job.headers else {},
+        tags=_names(job.tags) if job.tags else (),
+        score=job.score,
+        priority=job.priority,
+        boost=job.boost,
+        run_at=job.run_at,
+        timeout=job.timeout,
+        stall=_terms(job.lease, job.max_stalls, job.start_grace, job.renewed, job.pinned),
+        policy=_policy(job.policy),
+        created=job.created,
+    )
+
+
+def record(row: Row) -> JobRecord:
+    """Return the record that a row of `job` holds: of one that collects without what it has gathered.
+
+    What cannot be read of it has a neutral value, and its error says so.
+    """
+    return checked(row)[0]
+
+
+def checked(row: Row) -> tuple[JobRecord, str | None]:
+    """Return the record of a row, and which of its columns cannot be read, and why; None if all can."""
+    try:
+        if _is_sane(row):
+            return _record(row), None
+    except (msgspec.MsgspecError, KeyError):
+        pass
+    cleaned, bad = _cleaned(row)
+    if not bad:
+        # It is in columns that are not of the record.
+        return _record(cleaned), None
+    flaws = "; ".join(bad)
+    return structs.replace(_record(cleaned), error=unreadable_record(flaws)), flaws
+
+
+def as_kept(row: Row, job: JobRecord) -> dict[str, Any]:
+    """Return by name what takes the place of a row that cannot be read: its neutral values, and an error saying so."""
+    cleaned, _ = _cleaned(row)
+    values = dict(zip(_COLUMNS, cleaned, strict=False))
+    values["merge_key"] = None if job.merge is None else merge_name(job.merge)
+    if job.state is not State.COMPLETED:
+        values["error"] = error_text(job.error)
+    return values
+
+
+def is_sane(numbers: Iterable[int | None]) -> bool:
+    """Say whether numbers of a row are such that others can be added to them."""
+    there: list[int] = list(filter(None, numbers))
+    return not there or (max(there) < _TOO_LARGE and min(there) > -_TOO_LARGE)
+
+
+def _record(row: Row) -> JobRecord:
+    (
+        _,
+        queue,
+        id_,
+        task,
+        state,
+        headers,
+        tags,
+        score,
+        priority,
+        boost,
+        lifo,
+        fair_key,
+        weight,
+        run_at,
+        ttl,
+        expires_at,
+        timeout,
+        deadline,
+        heartbeat_timeout,
+        named,
+        paced,
+        _,
+        merge,
+        gathered,
+        gathered_bytes,
+        parked_under,
+        lease,
+        max_stalls,
+        start_grace,
+        renewed,
+        pinned,
+        policy,
+        fence,
+        settled_fence,
+        owner,
+        heard_at,
+        lease_until,
+        suspect_until,
+        run_until,
+        progress_until,
+        starts,
+        failures,
+        stalls,
+        releases,
+        cancel_at,
+        cancel_reason,
+        cancel_by,
+        created,
+        started,
+        finished,
+        kept_until,
+        redrive_at,
+        redrives,
+        error,
+        reason,
+        progress,
+        progress_note,
+        schedule,
+        tick,
+        parent,
+        payload,
+        result,
+        quarantined,
+        put_back_used,
+        *_,
+    ) = row
+    return JobRecord(
+        queue=queue,
+        id=id_,
+        task=task,
+        state=_STATES[state],
+        payload=payload,
+        headers=_headers(headers) if headers else {},
+        tags=_names(tags) if tags else (),
+        score=score,
+        priority=priority,
+        boost=boost,
+        lifo=bool(lifo),
+        fair_key=fair_key,
+        weight=weight,
+        run_at=run_at,
+        ttl=ttl,
+        expires_at=expires_at,
+        timeout=timeout,
+        deadline=deadline,
+        heartbeat_timeout=heartbeat_timeout,
+        keys=keys(named) if named else (),
+        rates=rates(paced) if paced else (),
+        merge=_merge.decode(merge) if merge else None,
+        gathered=gathered,
+        gathered_bytes=gathered_bytes,
+        parked_under=parked_under,
+        stall=_terms(lease, max_stalls, start_grace, renewed, pinned),
+        policy=_policy(policy),
+        fence=fence,
+        settled_fence=settled_fence,
+        owner=owner,
+        heard_at=heard_at,
+        lease_until=lease_until,
+        suspect_until=suspect_until,
+        run_until=run_until,
+        progress_until=progress_until,
+        starts=starts,
+        failures=failures,
+        stalls=stalls,
+        releases=releases,
+        quarantined=bool(quarantined),
+        put_back_used=bool(put_back_used),
+        cancel_at=cancel_at,
+        cancel_reason=cancel_reason,
+        cancel_by=cancel_by,
+        created=created,
+        started=started,
+        finished=finished,
+        kept_until=kept_until,
+        redrive_at=redrive_at,
+        redrives=redrives,
+        result=result,
+        error=_error(error) if error else None,
+        reason=reason,
+        progress=progress,
+        progress_note=progress_note,
+        schedule=schedule,
+        tick=tick,
+        parent=parent,
+    )
+
+
+def run(row: Row) -> RunRecord:
+    """Return the run that a row holds."""
+    number, fence, owner, worker, host, pid, start, end, ended, reason, detail, trace = row
+    return RunRecord(
+        number=number,
+        fence=fence,
+        owner=owner,
+        worker=worker,
+        host=host,
+        pid=pid,
+        start=start,
+        end=end,
+        ended=ended,
+        reason=reason,
+        detail=detail,
+        trace=trace,
+    )
+
+
+def log_line(row: Row) -> LogLine:
+    """Return the log line that a row holds."""
+    at, number, level, message, fields, _ = row
+    try:
+        told = _headers(str(fields)) if fields else {}
+    except msgspec.MsgspecError:
+        told = {"unreadable": fields}
+    return LogLine(at=at, run=number, level=level, message=message, fields=told)
+
+
+def event(row: Row) -> AnyEvent:
+    """Return the event that a row holds, under its cursor."""
+    cursor, at, body = row
+    return stamped(from_log(body), cursor, at)
+
+
+# A queue's jobs share a handful of policies and terms, which are decoded once each.
+@lru_cache(1024)
+def _policy(body: str) -> Policy:
+    try:
+        return _read_policy(body)
+    except msgspec.ValidationError:
+        # A newer version may have written a word that this one does not know. The job must not hold up those behind it,
+        # nor its reaper, so it is judged by the strictest policy there is: whatever goes wrong, it is not run again.
+        return _STRICTEST
+
+
+@lru_cache(1024)
+def _terms(lease: int, max_stalls: int, start_grace: int, renewed: int, pinned: str | None) -> StallTerms:
+    return StallTerms(lease, max_stalls, start_grace, bool(renewed), _names(pinned) if pinned else ())
+
+
+def _policy_text(policy: Policy) -> str:
+    return _DEFAULT_POLICY_TEXT if policy == _DEFAULT_POLICY else _encode(policy).decode()
+
+
+_DECODERS: dict[str, Callable[[str], object]] = {
+    "headers": _headers,
+    "tags": _names,
+    "keys": keys,
+    "rates": rates,
+    "merge": _merge.decode,
+    "pinned": _names,
+    "policy": _policy,
+    "error": _error,
+}
+
+
+def _is_sane(row: Row) -> bool:
+    if type(row) is GarbledRow:
+        return False
+    counts: tuple[int, ...] = _counts(row)
+    numbers: list[int] = list(filter(None, _all_numbers(row)))
+    return min(counts) >= 0 and counts[0] > 0 and max(numbers) < _TOO_LARGE and min(numbers) > -_TOO_LARGE
+
+
+def _cleaned(row: Row) -> tuple[Row, list[str]]:
+    """Return a row with neutral values for what cannot be read of it, and what that is."""
+    values, bad = list(row), list[str]()
+    for place, (name, value) in enumerate(zip(_COLUMNS, row, strict=False)):
+        why = _flaw(name, value)
+        if why is not None:
+            bad.append(f"{name}: {why}")
+            if name == "policy":
+                values[place] = _STRICTEST_TEXT
+            elif type(value) is not Garbled or name in _DECODERS or name in _NEUTRAL:
+                values[place] = _NEUTRAL.get(name)
+            else:
+                values[place] = str(value)
+    return tuple(values), bad
+
+
+def _flaw(name: str, value: Any) -> str | None:
+    """Return why a value of a column cannot be read, None if it can."""
+    if type(value) is Garbled:
+        return "not UTF-8"
+    if value is None:
+        return None
+    if name == "state":
+        return None if value in _STATES else f"{value!r} is not a state"
+    if name in _DECODERS:
+        try:
+            _DECODERS[name](value)
+        except msgspec.MsgspecError as error:
+            return str(error) if value or name == "policy" else None
+        return None
+    if name in _COUNTS:
+        return None if (name == "weight") <= value < _TOO_LARGE else f"{value} is out of range"
+    if name not in _LARGE and name not in _NUMBERS:
+        return None
+    return None if -_TOO_LARGE < value < _TOO_LARGE else f"{value} is out of range"
+
+
+_STRICTEST_TEXT = _encode(_STRICTEST).decode()

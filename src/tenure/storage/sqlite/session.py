@@ -1,0 +1,85 @@
+"""A connection that one thread uses, and that can be taken from it for a fork."""
+
+import os
+import sqlite3
+import threading
+from collections.abc import Callable
+
+from tenure.errors import StorageError
+
+FORK_PATIENCE = 5.0
+"""How many seconds a fork waits for a transaction to end."""
+
+
+class Session:
+    """Opens its connection at first use, and again after it was closed. `gate` is held by whoever uses it."""
+
+    def __init__(self, path: str, connect: Callable[[], sqlite3.Connection]) -> None:
+        self.gate = threading.Lock()
+        self._path = path
+        self._file: tuple[int, int] | None = None
+        self._log: tuple[int, int] | None = None
+        self.log_lost = False
+        """Whether the write-ahead log was deleted or replaced while this connection used it."""
+        self._connect = connect
+        self._connection: sqlite3.Connection | None = None
+        self._tainted = False
+        self._forking: int | None = None
+
+    def use(self) -> sqlite3.Connection:
+        """Return the connection; the caller holds the gate."""
+        if self._tainted:
+            raise StorageError(
+                "this process was forked in the middle of a transaction, so SQLite cannot be used in it; "
+                "start child processes by 'spawn' or 'forkserver'"
+            )
+        if self._connection is not None and self._file != self._there():
+            # Somebody deleted or replaced the file: what we wrote to the old one nobody would ever read.
+            self.close()
+        if self._connection is None:
+            self._connection = self._connect()
+            self._file, self._log = self._there(), None
+        log = self._there("-wal")
+        if self._log not in (None, log):
+            self.log_lost = True
+        self._log = log
+        return self._connection
+
+    def close(self) -> None:
+        """Close the connection; the caller holds the gate, or is the last to know of it."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def before_fork(self) -> None:
+        """Close the connection: SQLite keeps its locks in memory that a child would take for its own."""
+        if self.gate.acquire(timeout=FORK_PATIENCE):
+            self._forking = threading.get_ident()
+            self.close()
+
+    def after_fork_in_parent(self) -> None:
+        """Go on."""
+        # Without the gate it is another thread that works on behind it, be it that it only just connects.
+        if self._forking == threading.get_ident():
+            self._forking = None
+            self.gate.release()
+
+    def after_fork_in_child(self) -> None:
+        """Begin anew."""
+        self._tainted = self._forking != threading.get_ident()
+        self._forking = None
+        if self._connection is not None:
+            # Not even closing it would be safe here, so it must never be collected.
+            _ABANDONED.append(self._connection)
+            self._connection = None
+        self.gate = threading.Lock()
+
+    def _there(self, suffix: str = "") -> tuple[int, int] | None:
+        try:
+            found = os.stat(self._path + suffix)
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
+
+
+_ABANDONED: list[sqlite3.Connection] = []

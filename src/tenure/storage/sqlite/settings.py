@@ -1,0 +1,38 @@
+"""What is set for a queue, a task or a worker, as one transaction sees it: each setting is looked up once."""
+
+import msgspec
+
+from tenure.core.events import OnRequest
+from tenure.storage.protocol import Settings
+from tenure.storage.sqlite.queries import query
+from tenure.storage.sqlite.step import Step
+
+_SETTING = query("tune", "setting")
+_QUEUE_SETTINGS = query("tune", "queue_settings")
+_NONE = Settings()
+
+decode = msgspec.json.Decoder(Settings).decode
+
+
+def setting(step: Step, kind: str, name: str) -> Settings:
+    """Return the settings in force."""
+    known = step.settings.get((kind, name))
+    if known is None:
+        row = step.one(_SETTING, (kind, name))
+        known = step.settings[kind, name] = _NONE if row is None else decode(row[0])
+    return known
+
+
+def queue_settings(step: Step, listed: str) -> dict[str, Settings]:
+    """Return the settings in force of those of many queues, given as a list of JSON, that have any."""
+    told: dict[str, Settings] = {}
+    for name, body in step.all(_QUEUE_SETTINGS, (listed,)):
+        known = step.settings.get(("queue", name))
+        told[name] = step.settings["queue", name] = decode(body) if known is None else known
+    return told
+
+
+def recorded(step: Step, queue: str, event: OnRequest) -> bool:
+    """Say whether a queue records an event that is recorded on request only."""
+    asked = setting(step, "queue", queue).record
+    return asked is not None and event in asked

@@ -1,0 +1,273 @@
+"""The verbs on SQLite. What each does stands in the modules beside this one; here it is sent to the right thread."""
+
+import asyncio
+import os
+from collections.abc import Iterable, Sequence
+
+from msgspec.structs import replace
+
+from tenure.clock import Clock, SystemClock
+from tenure.core.job import JobDetail, NewJob, Owner, Ref
+from tenure.core.leadership import Term
+from tenure.core.partition import LOG_LOST
+from tenure.core.settlement import Settlement
+from tenure.errors import StorageUnavailableError, UsageError
+from tenure.storage.notices import Hub, Listener
+from tenure.storage.protocol import (
+    EVENTS_END,
+    Beat,
+    Bid,
+    Change,
+    EventPage,
+    Exchanged,
+    Finding,
+    Order,
+    Page,
+    Planned,
+    Pulse,
+    Query,
+    Reader,
+    Receipt,
+    Reclaimed,
+    Revised,
+    Revision,
+    Settings,
+    Survey,
+    Swept,
+    Target,
+)
+from tenure.storage.sqlite import flow, forking, hand, health, reading, renewal, sweeping, timetable, tuning
+from tenure.storage.sqlite.database import Database, Durability
+from tenure.storage.sqlite.locks import Locks, lock_file
+from tenure.storage.sqlite.reader import Reading
+from tenure.storage.sqlite.session import Session
+from tenure.storage.sqlite.step import Step
+from tenure.storage.sqlite.writer import Writer
+
+_CLOSING = 10.0
+"""How many seconds closing waits for what is being written."""
+
+
+class SQLiteStorage:
+    """Keeps jobs in one SQLite file, for all processes of one machine. Opens itself at the first verb."""
+
+    shared = True
+    apart = False
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        clock: Clock | None = None,
+        auto_migrate: bool = True,
+        durability: Durability = "full",
+    ) -> None:
+        name = os.fspath(path)
+        if name in ("", ":memory:") or "\0" in name:
+            raise UsageError(f"{name!r} is no file; name one, as in sqlite:///tenure.db, or use memory://")
+        self.url = f"sqlite:///{name}"
+        # By whatever links it is reached: SQLite puts its log beside the file itself, and there belong the locks.
+        try:
+            self.path = os.path.realpath(name)
+        except FileNotFoundError:
+            raise UsageError(
+                f"{name!r} cannot be found from a working directory that is gone; start in one that is there, or name "
+                "an absolute path, as in sqlite:////var/lib/tenure.db"
+            ) from None
+        self._clock = clock or SystemClock()
+        self._locks = Locks(lock_file(self.path))
+        self._database = Database(
+            self.path, self._locks, durability=durability, auto_migrate=auto_migrate, clock=self._clock
+        )
+        self._hub = Hub()
+        self._sessions = (Session(self.path, self._database.writer), Session(self.path, self._database.reader))
+        self._writer = Writer(self.path, self._sessions[0], self._locks, self._clock, self._hub)
+        self._reading = Reading(self.path, self._sessions[1], self._clock)
+        self._open = False
+        self._closed = False
+        self._reopened = False
+        forking.remember(self)
+
+    async def open(self) -> None:
+        """See `Storage.open`."""
+        self._closed = self._reopened = False
+        await self._ready()
+
+    async def close(self) -> None:
+        """See `Storage.close`.
+
+        No owner is declared dead by it that works through this storage and has not taken its leave (`Beat.last`): the
+        kernel lock that is its life stays until it has, or until the process ends. And the verbs of such an owner open
+        a closed storage again, until the last of them leaves. So whoever closes an app under a running worker costs it
+        a moment and no job.
+        """
+        if self._closed:
+            return
+        self._closed, self._open = True, False
+        try:
+            stopping = asyncio.get_running_loop().run_in_executor(None, self._stop)
+        except RuntimeError:
+            # The interpreter is ending and starts no thread; there is nobody left to be held up either.
+            self._stop()
+        else:
+            await stopping
+
+    async def examine(self, *, deep: bool = True) -> list[Finding]:
+        """See `Storage.examine`."""
+        await self._opened()
+        return await self._reading.read(lambda step: health.examine(step, self._database, deep=deep))
+
+    async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
+        """See `Storage.enqueue`."""
+        await self._opened()
+        return await self._writer.submit_with_others(flow.enqueue, jobs)
+
+    async def exchange(
+        self, owner: Owner, settlements: Sequence[Settlement] = (), order: Order | None = None
+    ) -> Exchanged:
+        """See `Storage.exchange`."""
+        await self._opened(owner)
+        return await self._writer.submit(
+            lambda step: flow.exchange(step, owner, settlements, order),
+            peek=None if settlements else lambda step: flow.nothing_to_exchange(step, owner, order),
+            owner=owner.id,
+        )
+
+    async def renew(self, beat: Beat) -> Pulse:
+        """See `Storage.renew`."""
+        await self._opened(beat.owner)
+        pulse = await self._writer.submit(
+            lambda step: renewal.renew(step, beat),
+            # A watcher renews in the name of another process, whose life must not come to be held here, unless it is
+            # the one that buries it.
+            owner=beat.owner.id if beat.worker is not None or beat.last or beat.guarding else None,
+            parting=beat.last,
+            guarding=beat.guarding,
+            front=True,
+        )
+        if beat.last and self._reopened and not self._locks.lived:
+            await self.close()
+        if pulse.partitions and self._sessions[0].log_lost:
+            self._sessions[0].log_lost = False
+            return replace(pulse, partitions=tuple(replace(one, trouble=LOG_LOST) for one in pulse.partitions))
+        return pulse
+
+    async def sweep(self, bid: Bid) -> Swept:
+        """See `Storage.sweep`."""
+        await self._opened(bid.owner)
+        alive = self._locks.alive
+        return await self._writer.submit(
+            lambda step: sweeping.sweep(step, bid, alive),
+            peek=lambda step: sweeping.led_by_another(step, bid, alive),
+            owner=bid.owner.id,
+        )
+
+    async def reclaim(self, dead: str, owner: Owner) -> Reclaimed:
+        """See `Storage.reclaim`."""
+        await self._opened(owner)
+
+        def buried(taken: Reclaimed) -> None:
+            if not taken.more:
+                self._locks.let_go(dead)
+
+        return await self._writer.submit(lambda step: sweeping.reclaim(step, dead, owner), owner=owner.id, then=buried)
+
+    async def revise(self, revisions: Sequence[Revision]) -> list[Revised]:
+        """See `Storage.revise`."""
+        await self._opened()
+        return await self._writer.submit(lambda step: hand.revise(step, revisions))
+
+    async def plan(self, changes: Sequence[Change]) -> list[Planned]:
+        """See `Storage.plan`."""
+        await self._opened()
+        return await self._writer.submit(lambda step: timetable.plan(step, changes))
+
+    async def tune(self, target: Target, settings: Settings, *, by: str | None = None) -> Settings:
+        """See `Storage.tune`."""
+        await self._opened()
+        return await self._writer.submit(lambda step: tuning.tune(step, target, settings, by))
+
+    async def resign(self, term: Term) -> None:
+        """See `Storage.resign`."""
+        await self._opened()
+        await self._writer.submit(lambda step: sweeping.resign(step, term))
+
+    async def get(self, refs: Sequence[Ref]) -> list[JobDetail | None]:
+        """See `Storage.get`."""
+        await self._opened()
+        return await self._reading.read(lambda step: reading.get(step, refs))
+
+    async def find(self, query: Query) -> Page:
+        """See `Storage.find`."""
+        await self._opened()
+        return await self._reading.read(lambda step: reading.find(step, query))
+
+    async def survey(self, queues: Sequence[str] = ()) -> Survey:
+        """See `Storage.survey`."""
+        await self._opened()
+        return await self._reading.read(lambda step: reading.survey(step, queues))
+
+    async def events(
+        self,
+        cursor: str | None = None,
+        *,
+        limit: int = 100,
+        reader: Reader | None = None,
+        ref: Ref | None = None,
+    ) -> EventPage:
+        """See `Storage.events`."""
+        await self._opened()
+        if reader is None or cursor == EVENTS_END:
+            return await self._reading.read(lambda step: reading.events(step, cursor, limit, ref))
+        return await self._writer.submit(
+            lambda step: reading.lend_events(step, cursor, limit, reader),
+            peek=lambda step: reading.nothing_to_lend(step, cursor, limit, reader),
+        )
+
+    def notices(self, topics: Iterable[str]) -> Listener:
+        """See `Storage.notices`."""
+        listener = self._hub.listen(topics)
+        if not self._closed:
+            self._writer.wake()
+        return listener
+
+    def before_fork(self) -> None:
+        """Let go of what a child must not inherit."""
+        for session in self._sessions:
+            session.before_fork()
+
+    def after_fork_in_parent(self) -> None:
+        """Go on."""
+        for session in self._sessions:
+            session.after_fork_in_parent()
+
+    def after_fork_in_child(self) -> None:
+        """Begin anew: threads do not come along, and locks must not, or they would outlive the parent."""
+        self._locks.close()
+        for session in self._sessions:
+            session.after_fork_in_child()
+        self._hub.clear()
+        self._writer.forget()
+        self._reading.forget()
+        self._open = False
+
+    async def _opened(self, by: Owner | None = None) -> None:
+        if self._closed:
+            if by is None or not self._locks.holds(by.id):
+                raise StorageUnavailableError(f"{self.url} is closed; open() it again")
+            self._closed, self._reopened = False, True
+        await self._ready()
+
+    async def _ready(self) -> None:
+        if not self._open:
+            # The writer's first use of its connection looks at the file, creates and migrates it.
+            await self._writer.submit(_nothing, peek=_nothing)
+            self._open = not self._closed
+
+    def _stop(self) -> None:
+        self._reading.stop()
+        self._writer.stop(_CLOSING)
+
+
+def _nothing(step: Step) -> bool:
+    return True

@@ -1,0 +1,98 @@
+"""The schedules in SQL: put, paused, removed, and moved on tick by tick, each tick once."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from tenure.core.job import NewJob, Ref
+from tenure.core.lifecycle import State
+from tenure.core.schedule import AHEAD, Fate, Schedule, fate_of, may_fire, moved_on, paused_at, put_over
+from tenure.storage.protocol import (
+    DUE_LIMIT,
+    Change,
+    PauseSchedule,
+    Planned,
+    PutSchedule,
+    RemoveSchedule,
+    Tick,
+)
+from tenure.storage.sqlite import intake, slots
+from tenure.storage.sqlite.queries import query
+from tenure.storage.sqlite.step import Step
+
+_KNOWN = query("plan", "known")
+_PUT = query("plan", "put")
+_REMOVE = query("plan", "remove")
+_UNFINISHED = query("plan", "unfinished")
+_DUE = query("plan", "due")
+_AHEAD = query("plan", "ahead")
+_COMING = query("plan", "coming")
+_SCHEDULES = query("survey", "schedules")
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Schedule).decode
+
+
+def plan(step: Step, changes: Sequence[Change]) -> list[Planned]:
+    """Change schedules, in the order given."""
+    planned = [_change(step, change, offset) for offset, change in enumerate(changes)]
+    slots.let_in(step)
+    return planned
+
+
+def due(step: Step) -> tuple[tuple[Schedule, ...], int | None]:
+    """Return the schedules that are due, and how long until another has a tick.
+
+    Those with a tick that has come, the longest due first; then those that have got further than the clock.
+    """
+    come = step.all(_DUE, (step.now, DUE_LIMIT))
+    come += step.all(_AHEAD, {"until": step.now + AHEAD, "now": step.now, "limit": DUE_LIMIT - len(come)})
+    row = step.one(_COMING, (step.now,))
+    coming = None if row is None or row[0] is None else row[0] - step.now
+    return tuple(_decode(body) for (body,) in come), coming
+
+
+def schedules(step: Step) -> tuple[Schedule, ...]:
+    """Return all schedules by name."""
+    return tuple(_decode(body) for (body,) in step.all(_SCHEDULES))
+
+
+def _change(step: Step, change: Change, offset: int) -> Planned:
+    row = step.one(_KNOWN, (change.name,))
+    known = None if row is None else _decode(row[0])
+    match change:
+        case PutSchedule(schedule):
+            _keep(step, put_over(known, schedule, step.now))
+        case _ if known is None:
+            return Planned(change.name, "gone")
+        case PauseSchedule(paused=paused, next_tick=next_tick):
+            _keep(step, paused_at(known, step.now, paused=paused, next_tick=next_tick))
+        case RemoveSchedule():
+            step.run(_REMOVE, (change.name,))
+        case Tick():
+            return _move_on(step, known, change, offset)
+    return Planned(change.name, "done")
+
+
+def _move_on(step: Step, known: Schedule, asked: Tick, offset: int) -> Planned:
+    if not known.goes_on_from(asked.expected):
+        return Planned(asked.name, "superseded")
+    fate = None if asked.job is None else _fire(step, known, asked.job, offset)
+    after, told = moved_on(known, asked.tick, asked.next_tick, missed=asked.missed, fate=fate, now=step.now)
+    _keep(step, after)
+    for event in told:
+        step.record(event)
+    return Planned(asked.name, "done", fate if isinstance(fate, Ref) else None)
+
+
+def _fire(step: Step, known: Schedule, job: NewJob, offset: int) -> Fate:
+    unfinished = (State(state) for (state,) in step.all(_UNFINISHED, {"name": known.name}))
+    if not may_fire(known.overlap, unfinished):
+        return "overlap"
+    receipt = intake.remember(step, job, offset)
+    return fate_of(receipt.made, receipt.ref)
+
+
+def _keep(step: Step, schedule: Schedule) -> None:
+    body = _encode(schedule).decode()
+    step.run(_PUT, (schedule.name, body, schedule.last_tick, schedule.next_tick, schedule.paused))

@@ -1,0 +1,98 @@
+"""The one place where SQLite's errors become ours."""
+
+import errno
+import os
+import sqlite3
+
+from tenure.errors import (
+    SchemaMismatchError,
+    StorageError,
+    StorageFullError,
+    StorageUnavailableError,
+    TenureError,
+)
+
+_ROOM = 1 << 20
+"""With less than this many bytes free, an I/O error is taken for want of room."""
+
+_BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
+_BROKEN = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+
+
+def busy(error: BaseException) -> bool:
+    """Say whether the same thing may go well in a moment."""
+    return isinstance(error, sqlite3.Error) and _code(error) in _BUSY
+
+
+def ours(error: BaseException, path: str) -> BaseException:
+    """Return the error that a caller gets to see; what is no trouble of the storage passes as it is."""
+    match error:
+        case TenureError():
+            return error
+        case sqlite3.Error():
+            return _translated(error, path)
+        case OSError() if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return _full(path)
+        case OSError():
+            return StorageUnavailableError(f"{path} cannot be reached: {error.strerror or error}")
+        case _:
+            return error
+
+
+def threadless(error: RuntimeError, path: str) -> BaseException:
+    """Return the error of a call that came when its thread took no more work, or could not be started."""
+    return StorageUnavailableError(
+        f"{path} can no longer be asked ({error}): it is being closed, or this process is ending. Ask before that, not "
+        "from an atexit handler or from a thread that outlives the main program"
+    )
+
+
+def unopenable(error: BaseException, path: str) -> BaseException:
+    """Return the error of an attempt to open: here a file that is no database is none of ours."""
+    if isinstance(error, sqlite3.Error) and _code(error) in _BROKEN:
+        return SchemaMismatchError(
+            f"{path} is not a SQLite database, or a damaged one; it was left untouched. Name another file, or restore "
+            "it from a backup"
+        )
+    return ours(error, path)
+
+
+def _translated(error: sqlite3.Error, path: str) -> BaseException:
+    match _code(error):
+        case code if code in _BUSY:
+            return StorageUnavailableError(f"{path} was kept busy by others for too long; try again")
+        case sqlite3.SQLITE_FULL:
+            return _full(path)
+        case sqlite3.SQLITE_IOERR:
+            return _full(path) if _crammed(path) else StorageUnavailableError(f"{path} cannot be reached: {error}")
+        case sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_NOMEM | sqlite3.SQLITE_INTERRUPT:
+            return StorageUnavailableError(f"{path} cannot be reached: {error}")
+        case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM | sqlite3.SQLITE_AUTH:
+            return StorageError(f"{path} may not be written ({error}); check its owner and permissions")
+        case code if code in _BROKEN:
+            return StorageError(
+                f"{path} is damaged ({error}). Stop all workers, keep a copy, and restore a backup or save what can be "
+                "read with `sqlite3 <file> .recover`"
+            )
+        case None:
+            # Raised by the Python module itself, such as for a number that does not fit.
+            return error
+        case _:
+            return StorageError(f"{path}: {error}")
+
+
+def _code(error: sqlite3.Error) -> int | None:
+    code: int | None = getattr(error, "sqlite_errorcode", None)
+    return None if code is None else code & 0xFF
+
+
+def _full(path: str) -> StorageFullError:
+    return StorageFullError(f"there is no room left for {path}; nothing was written. Free some space and try again")
+
+
+def _crammed(path: str) -> bool:
+    try:
+        left = os.statvfs(os.path.dirname(path))
+    except OSError:
+        return False
+    return left.f_bavail * left.f_frsize < _ROOM

@@ -1,0 +1,442 @@
+"""The one thread of a process that writes: what waits together is committed together.
+
+    verbs ──submit──► queue ──take ≤ 256──► lock file ► BEGIN ► each operation ► COMMIT ──► futures, once per loop
+
+There is no timer: while one transaction is written, the next batch gathers. A batch in which an operation fails is
+rolled back whole and tried again in halves, so that a bad operation fails alone; that costs nothing while all is well,
+where a savepoint for each operation would.
+"""
+
+import asyncio
+import sqlite3
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import groupby
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
+
+from tenure.clock import Clock, entropy
+from tenure.errors import StorageUnavailableError
+from tenure.storage.notices import Hub
+from tenure.storage.sqlite import lanes, wall
+from tenure.storage.sqlite.checkpoint import Checkpoints
+from tenure.storage.sqlite.locks import Locks
+from tenure.storage.sqlite.pace import Pace
+from tenure.storage.sqlite.queries import query
+from tenure.storage.sqlite.session import Session
+from tenure.storage.sqlite.step import Lanes, Step
+from tenure.storage.sqlite.watch import Watch
+
+T = TypeVar("T")
+Q = TypeVar("Q")
+
+BATCH = 256
+"""How many operations one transaction holds at most."""
+
+UNSEEN = 8
+"""After so many batches it looks at what other processes have written, though it has not rested."""
+
+UNSEEN_FOR = 0.04
+"""Or after so many seconds, where a batch takes long."""
+
+BUDGET = 30.0
+"""After so many seconds a caller gets an error, whatever holds the storage up."""
+
+_WRITE = query("session", "write")
+_COMMIT = query("session", "commit")
+_ROLLBACK = query("session", "rollback")
+
+
+class Operation:
+    """A verb's work, on its way to the thread and back. `peek` answers without writing, if it can.
+
+    `run_all`: does it for all that stand next to each other in a transaction, by what each asks for.
+    """
+
+    __slots__ = (
+        "answer",
+        "asked",
+        "error",
+        "future",
+        "guarding",
+        "loop",
+        "owner",
+        "parting",
+        "peek",
+        "run",
+        "run_all",
+        "since",
+        "then",
+    )
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        since: float,
+        *,
+        run: Callable[[Step], Any] | None = None,
+        peek: Callable[[Step], Any] | None = None,
+        run_all: Callable[[Step, Sequence[Any]], Sequence[Any]] | None = None,
+        asked: Any = None,
+        owner: str | None = None,
+        parting: bool = False,
+        guarding: bool = False,
+        then: Callable[[Any], None] | None = None,
+    ) -> None:
+        self.run = run
+        self.run_all = run_all
+        self.asked = asked
+        self.peek = peek
+        self.owner = owner
+        self.parting = parting
+        self.guarding = guarding
+        self.then = then
+        self.loop = loop
+        self.future: asyncio.Future[Any] = loop.create_future()
+        self.since = since
+        self.answer: Any = None
+        self.error: BaseException | None = None
+
+
+class Writer:
+    """Takes operations from any thread and event loop."""
+
+    def __init__(self, path: str, session: Session, locks: Locks, clock: Clock, hub: Hub) -> None:
+        self._path = path
+        self._session = session
+        self._locks = locks
+        self._clock = clock
+        self._hub = hub
+        self._checkpoints = Checkpoints(path, clock)
+        self._jitter = entropy()
+        self._lanes: Lanes = {}
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew, as after a fork: the thread and all that waited for it stayed in the parent."""
+        self._guard = threading.Lock()
+        self._begin_again()
+
+    def _begin_again(self) -> None:
+        self._queue: deque[Operation] = deque()
+        self._front: deque[Operation] = deque()
+        self._hand: list[Operation] = []
+        self._bell = SimpleQueue[None]()
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+        self._watched: set[asyncio.AbstractEventLoop] = set()
+        self._others = Watch()
+        self._pace = Pace()
+
+    def submit(
+        self,
+        run: Callable[[Step], T],
+        *,
+        peek: Callable[[Step], T | None] | None = None,
+        owner: str | None = None,
+        parting: bool = False,
+        guarding: bool = False,
+        then: Callable[[T], None] | None = None,
+        front: bool = False,
+    ) -> "asyncio.Future[T]":
+        """Have an operation done; the future tells its answer after the commit.
+
+        `owner` lives from then on, as far as other processes can see; `parting`: it takes its leave with this;
+        `guarding`: it is another process's, and its life is held here, too. `then`: what is done after the commit.
+
+        Raises:
+            StorageUnavailableError: there is no thread to do it.
+        """
+        loop = asyncio.get_running_loop()
+        operation = Operation(
+            loop,
+            self._clock.uptime(),
+            run=run,
+            peek=peek,
+            owner=owner,
+            parting=parting,
+            guarding=guarding,
+            then=then,
+        )
+        self._send(operation, front=front)
+        return operation.future
+
+    def submit_with_others(self, run_all: Callable[[Step, Sequence[Q]], Sequence[T]], asked: Q) -> "asyncio.Future[T]":
+        """Have done what is asked for together with what else waits for the same; the future tells its own answer.
+
+        Raises:
+            StorageUnavailableError: there is no thread to do it.
+        """
+        loop = asyncio.get_running_loop()
+        operation = Operation(loop, self._clock.uptime(), run_all=run_all, asked=asked)
+        self._send(operation, front=False)
+        return operation.future
+
+    def _send(self, operation: Operation, *, front: bool) -> None:
+        # All that can fail comes first: once the operation is in the queue, it is done, and its future says so.
+        self._watch_over(operation.loop)
+        if self._thread is None:
+            self._start()
+        with self._guard:
+            (self._front if front else self._queue).append(operation)
+        try:
+            self.wake()
+        except StorageUnavailableError:
+            # `stop` came in between, and there is no thread to start again.
+            with self._guard:
+                for queue in (self._front, self._queue):
+                    if operation in queue:
+                        queue.remove(operation)
+                        raise
+
+    def _watch_over(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Have a loop look once a second for operations of its own that have waited too long."""
+        if loop in self._watched:
+            return
+        loop.call_later(1, self._watch, loop)
+        with self._guard:
+            # Other loops join and leave the set meanwhile, each in its own thread.
+            watched = tuple(self._watched)
+        closed = [other for other in watched if other.is_closed()]
+        with self._guard:
+            self._watched.difference_update(closed)
+            self._watched.add(loop)
+
+    def wake(self) -> None:
+        """Make sure that the thread looks at what is there."""
+        if self._bell.empty():
+            self._bell.put(None)
+        if self._thread is None:
+            self._start()
+
+    def stop(self, timeout: float) -> None:
+        """Do what waits, then end the thread. It blocks, and gives up waiting after that many seconds."""
+        self._stopping = True
+        thread = self._thread
+        if thread is not None:
+            self._bell.put(None)
+            thread.join(timeout)
+        with self._guard:
+            late = [*self._front, *self._queue]
+            self._begin_again()
+            # They came when the thread had ended, or hung; another sees to them.
+            self._queue.extend(late)
+        if late:
+            self.wake()
+
+    def _start(self) -> None:
+        with self._guard:
+            if self._thread is None and not self._stopping:
+                thread = threading.Thread(target=self._work, name="tenure-sqlite-writer", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:
+                    raise wall.threadless(error, self._path) from error
+                self._thread = thread
+
+    # ── on the callers' loops ─────────────────────────────────────────────────────────────────────────────────────
+
+    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Fail what has waited too long: for a lock that a stopped process holds, or for a disk that hangs."""
+        now = self._clock.uptime()
+        with self._guard:
+            waiting = [one for one in (*self._hand, *self._front, *self._queue) if one.loop is loop]
+            if not waiting:
+                self._watched.discard(loop)
+        for operation in waiting:
+            if now - operation.since > BUDGET and not operation.future.done():
+                operation.future.set_exception(_overdue(self._path))
+        if waiting:
+            loop.call_later(1, self._watch, loop)
+
+    # ── on the thread ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _work(self) -> None:
+        bell, rested, unseen, seen_at = self._bell, True, 0, 0.0
+        while bell is self._bell:
+            while not bell.empty():
+                bell.get()
+            worked = self._take()
+            if worked:
+                self._perform()
+                self._pace.hurry()
+                unseen += 1
+            elif self._stopping:
+                break
+            heard = self._hub.heard
+            # Most often the next batch is here before there would be anything to see.
+            overdue = unseen >= UNSEEN or self._clock.uptime() - seen_at >= UNSEEN_FOR
+            if heard and (overdue if worked else rested):
+                self._look_around()
+                unseen, seen_at = 0, self._clock.uptime()
+            if not worked:
+                with suppress(Empty):
+                    bell.get(timeout=self._pace.rest() if heard else None)
+            rested = not worked
+        self._leave()
+
+    def _take(self) -> bool:
+        with self._guard:
+            while self._front and len(self._hand) < BATCH:
+                self._hand.append(self._front.popleft())
+            while self._queue and len(self._hand) < BATCH:
+                self._hand.append(self._queue.popleft())
+        return bool(self._hand)
+
+    def _perform(self) -> None:
+        batch = self._hand
+        # Whoever gave up waiting before the work began wants it no more.
+        wanted = [operation for operation in batch if not operation.future.done()]
+        knocked: list[str] = []
+        try:
+            with self._session.gate:
+                connection = self._session.use()
+                left = self._peek(connection, wanted)
+                if left:
+                    self._write(connection, left, knocked)
+                if knocked and self._hub.heard:
+                    self._others.told(connection, knocked)
+        except Exception as error:
+            # Whatever it is, the callers hear of it and the thread goes on.
+            for operation in wanted:
+                if operation.error is None and operation.answer is None:
+                    operation.error = wall.ours(error, self._path)
+        self._hand = []
+        try:
+            if knocked:
+                self._hub.knock(knocked)
+        finally:
+            # Last of all: whoever is woken wants the interpreter at once, and nothing is left to do but to rest.
+            _deliver(wanted)
+
+    def _peek(self, connection: sqlite3.Connection, wanted: list[Operation]) -> list[Operation]:
+        """Answer what needs no transaction; where there is one anyway, all goes into it."""
+        if any(operation.peek is None for operation in wanted):
+            return wanted
+        if not self._hub.heard:
+            self._others.note(connection)
+        step = Step(connection, self._lanes)
+        left: list[Operation] = []
+        for operation in wanted:
+            self._begin(step, operation)
+            try:
+                operation.answer = operation.peek(step) if operation.peek else None
+            except sqlite3.Error:
+                operation.answer = None
+            if operation.answer is None:
+                left.append(operation)
+        lanes.keep(self._lanes, step)
+        return left
+
+    def _write(self, connection: sqlite3.Connection, batch: list[Operation], knocked: list[str]) -> None:
+        while batch:
+            try:
+                with self._locks.writing():
+                    self._transact(connection, batch, knocked)
+                return
+            except Exception as error:
+                if connection.in_transaction:
+                    connection.execute(_ROLLBACK)
+                if wall.busy(error):
+                    batch = self._still_waiting(batch)
+                    self._rest()
+                elif len(batch) == 1:
+                    batch[0].error = wall.ours(error, self._path)
+                    return
+                else:
+                    half = len(batch) // 2
+                    self._write(connection, batch[:half], knocked)
+                    batch = batch[half:]
+
+    def _transact(self, connection: sqlite3.Connection, batch: list[Operation], knocked: list[str]) -> None:
+        connection.execute(_WRITE)
+        step = Step(connection, self._lanes, mends=True)
+        answers: list[Any] = []
+        for run_all, operations in groupby(batch, key=lambda operation: operation.run_all):
+            if run_all is not None:
+                asked = [operation.asked for operation in operations]
+                step.now = self._clock.now()
+                answers += run_all(step, asked)
+                continue
+            for operation in operations:
+                self._begin(step, operation)
+                answers.append(None if operation.run is None else operation.run(step))
+        step.write_down()
+        step.recount()
+        if not self._hub.heard:
+            # Nobody else can commit before this does, and while its locks are held a look costs next to nothing.
+            self._others.note(connection)
+        connection.execute(_COMMIT)
+        lanes.keep(self._lanes, step)
+        for operation, answer in zip(batch, answers, strict=True):
+            operation.answer = answer
+            if operation.parting and operation.owner is not None:
+                self._locks.leave(operation.owner)
+            if operation.then is not None:
+                operation.then(answer)
+        knocked += step.knocked
+        self._checkpoints.consider(connection, leading=step.leading)
+
+    def _begin(self, step: Step, operation: Operation) -> None:
+        step.now = self._clock.now()
+        if operation.owner is not None:
+            hold = self._locks.guard if operation.guarding else self._locks.live
+            hold(operation.owner)
+
+    def _still_waiting(self, batch: list[Operation]) -> list[Operation]:
+        now = self._clock.uptime()
+        for operation in batch:
+            if now - operation.since > BUDGET:
+                operation.error = _overdue(self._path)
+        return [operation for operation in batch if operation.error is None and not operation.future.done()]
+
+    def _rest(self) -> None:
+        threading.Event().wait(0.005 + 0.045 * self._jitter.random())
+
+    def _look_around(self) -> None:
+        """Hint at what may have changed if another process has committed since the last look."""
+        try:
+            with self._session.gate:
+                hinted = self._others.look(self._session.use(), self._hub.topics)
+        except Exception:
+            # The next call tells its caller what is wrong; a hint may be lost.
+            return
+        if hinted is not None:
+            self._pace.hurry()
+            self._hub.knock(hinted)
+
+    def _leave(self) -> None:
+        with self._session.gate:
+            self._session.close()
+            self._locks.close_unless_lived()
+
+
+def _deliver(batch: list[Operation]) -> None:
+    loops: defaultdict[asyncio.AbstractEventLoop, list[Operation]] = defaultdict(list)
+    for operation in batch:
+        loops[operation.loop].append(operation)
+    for loop, operations in loops.items():
+        try:
+            loop.call_soon_threadsafe(_resolve, operations)
+        except RuntimeError:
+            # That loop is closed: nobody waits there any more.
+            continue
+
+
+def _resolve(operations: list[Operation]) -> None:
+    for operation in operations:
+        if operation.future.done():
+            continue
+        if operation.error is not None:
+            operation.future.set_exception(operation.error)
+        else:
+            operation.future.set_result(operation.answer)
+
+
+def _overdue(path: str) -> StorageUnavailableError:
+    return StorageUnavailableError(
+        f"{path} did not answer within {BUDGET:.0f} s: another process keeps it locked (is one of them stopped?), or "
+        "the disk hangs"
+    )

@@ -1,0 +1,255 @@
+"""What became of each call in a simulated world (I13): made, merged or refused, and whose arguments a job must have."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from tenure.core.frames import framed
+from tenure.core.job import CollectKey, DebounceKey, JobRecord, MergeKey, NewJob, Ref, UniqueKey
+from tenure.core.lifecycle import TERMINAL, State
+from tenure.core.merge import GATHERED_LIMIT
+from tenure.core.transition import lapsed
+from tenure.storage.protocol import Receipt, Revised
+
+Require = Callable[[bool, str, str], None]
+"""Fails with an invariant's number and a message unless something is so."""
+
+QUEUED = (State.DELAYED, State.WAITING)
+
+
+@dataclass
+class Span:
+    """The time that a key is held for, or that a throttle counts in: until when, how many jobs, the latest of them."""
+
+    until: int
+    jobs: int
+    ref: Ref
+
+
+class Calls:
+    """An account of all calls, kept from what was asked and answered alone."""
+
+    def __init__(self, require: Require) -> None:
+        self._require = require
+        self._contents: dict[Ref, list[bytes]] = {}
+        """The arguments that each job was acknowledged with; of one that collects all of them, in order."""
+        self.given: dict[tuple[Ref, int], tuple[bytes, ...]] = {}
+        """What each run of a job that collects was to be given, by its fence."""
+        self._takers: dict[Ref, Ref] = {}
+        """Which job took in a call."""
+        self._due: dict[Ref, int] = {}
+        """Before which instant a job that is put off by calls must not come into line."""
+        self._spans: dict[tuple[str, str], Span] = {}
+        self._holding = False
+        """Whether there ever was a unique key."""
+
+    def told(
+        self, new: NewJob, receipt: Receipt, before: Mapping[Ref, JobRecord], job: JobRecord | None, now: int
+    ) -> str:
+        """Take in what a call was told; return the log's name of what happened. `job`: whom the answer names."""
+        known, taker = before.get(new.ref), self._takers.get(new.ref)
+        if known is not None and _is_forgotten(known, now):
+            known = None
+        if taker is not None and _is_forgotten(before[taker], now):
+            # A call is forgotten with the result of the job that took it in.
+            taker = None
+        # Who is known by its id is answered before anybody looks at how long a key is held, and so cuts it short.
+        held = self._held(new, now) if known is None and taker is None else None
+        holders = [one.ref for one in _holders(new, before, now)] if held is None else [held]
+        self._holding = self._holding or isinstance(new.merge, UniqueKey)
+        match receipt.made:
+            case "created":
+                self._require(receipt.ref == new.ref, "I13", f"{new.ref} was made, and answered as {receipt.ref}")
+                self._require(known is None, "I13", f"{new.ref} was made, and was there: {known}")
+                self._require(taker is None, "I13", f"{new.ref} was made a job, and {taker} had taken it in")
+                self._require(not holders, "I13", f"{new.ref} was made while {holders} held {new.merge}")
+                self._made(new, job, now)
+                return "enqueued"
+            case "duplicate" if known is not None or taker is not None:
+                mine = new.ref if known is not None else taker
+                self._require(receipt.ref == mine, "I13", f"{new.ref} is {mine}, and was answered as {receipt.ref}")
+                return ""
+            case "duplicate":
+                fine = isinstance(new.merge, UniqueKey) and receipt.ref in holders
+                self._require(fine, "I13", f"{new.ref} is called a duplicate of {receipt.ref}; {holders} hold its key")
+                return "deduplicated"
+            case "replaced" | "gathered":
+                fine = known is None and taker is None and receipt.ref in holders
+                self._require(fine, "I13", f"{new.ref} came to {receipt.ref}; {holders} could take it in")
+                self._takers[new.ref] = receipt.ref
+                self._came_to(new, receipt, before[receipt.ref], job, now)
+                return "debounced" if receipt.made == "replaced" else "collected"
+            case "throttled":
+                self._throttled(new, receipt, now)
+                return "throttled"
+
+    def _made(self, new: NewJob, job: JobRecord | None, now: int) -> None:
+        for call in [call for call, taker in self._takers.items() if taker == new.ref]:
+            # What it took in when it was there before is forgotten with it.
+            del self._takers[call]
+        self._contents[new.ref] = [new.payload]
+        match new.merge:
+            case UniqueKey(window=int() as length):
+                self._spans[_span_of(new.queue, new.merge)] = Span(now + length, 1, new.ref)
+            case DebounceKey() | CollectKey():
+                self._put_off(new.merge, job, first=now, now=now)
+            case _:
+                pass
+        if new.throttle is not None:
+            place = new.queue, f"throttle {new.throttle.key}"
+            span = self._open(place, new.throttle.window, now)
+            if span is None:
+                self._spans[place] = Span(now + new.throttle.window, 1, new.ref)
+            else:
+                span.jobs, span.ref = span.jobs + 1, new.ref
+                fits = span.jobs <= new.throttle.most
+                self._require(
+                    fits, "I13", f"{new.ref} is number {span.jobs} in a window that allows {new.throttle.most}"
+                )
+
+    def _came_to(self, new: NewJob, receipt: Receipt, was: JobRecord, job: JobRecord | None, now: int) -> None:
+        living = job is not None and job.state in QUEUED and job.starts == 0
+        self._require(living, "I13", f"{new.ref} came to {receipt.ref}, which waits no more: {job}")
+        contents = self._contents[receipt.ref]
+        if receipt.made == "replaced":
+            contents[:] = [new.payload]
+        else:
+            contents.append(new.payload)
+        if isinstance(new.merge, DebounceKey | CollectKey):
+            self._put_off(new.merge, job, first=was.created, now=now)
+
+    def _put_off(self, key: DebounceKey | CollectKey, job: JobRecord | None, *, first: int, now: int) -> None:
+        """See that a job waits for as long after its latest call as its key says, and not for longer."""
+        if job is None:
+            return
+        due = now + key.delay
+        if key.max_wait is not None:
+            due = max(now, min(due, first + key.max_wait))
+        if isinstance(key, CollectKey) and len(self._contents[job.ref]) == key.max_size:
+            due = now
+        self._due[job.ref] = due
+        waits = job.run_at == due if job.state is State.DELAYED else due <= now
+        self._require(waits, "I13", f"{job.ref} was called for last at {now}, and is due at {job.run_at}, not {due}")
+
+    def _throttled(self, new: NewJob, receipt: Receipt, now: int) -> None:
+        span = None
+        if new.throttle is not None:
+            span = self._open((new.queue, f"throttle {new.throttle.key}"), new.throttle.window, now)
+        full = span is not None and new.throttle is not None and span.jobs >= new.throttle.most
+        self._require(full, "I13", f"{new.ref} was throttled; its window has {span}")
+        fine = span is not None and (receipt.ref, receipt.retry_in) == (span.ref, span.until - now)
+        self._require(fine, "I13", f"{new.ref} was throttled by {receipt}; its window has {span}")
+
+    def _held(self, new: NewJob, now: int) -> Ref | None:
+        """Return who holds a call's key for a time."""
+        if not isinstance(new.merge, UniqueKey) or new.merge.window is None:
+            return None
+        span = self._open(_span_of(new.queue, new.merge), new.merge.window, now)
+        return None if span is None else span.ref
+
+    def _open(self, place: tuple[str, str], length: int, now: int) -> Span | None:
+        span = self._spans.get(place)
+        if span is None or span.until <= now:
+            return None
+        # It began before the clock was set back, if it ends further ahead than it is long.
+        span.until = min(span.until, now + length)
+        return span
+
+    def claimed(self, job: JobRecord) -> None:
+        """Note what a run is to be given."""
+        if isinstance(job.merge, CollectKey):
+            self.given[job.ref, job.fence] = tuple(self._contents[job.ref])
+
+    def redriven(self, ref: Ref) -> None:
+        """Note that somebody put a job back in line, to start when that says."""
+        self._due.pop(ref, None)
+
+    def deleted(self, job: JobRecord) -> None:
+        """Note that somebody deleted a job: the key that it held for a time is given back."""
+        if isinstance(job.merge, UniqueKey) and job.merge.window is not None:
+            place = _span_of(job.queue, job.merge)
+            if place in self._spans and self._spans[place].ref == job.ref:
+                del self._spans[place]
+
+    def refused(self, job: JobRecord, answer: Revised, records: Mapping[Ref, JobRecord]) -> None:
+        """See that a redrive is refused for a reason: another job, which is not over, holds the key."""
+        holder = None if answer.holder is None else records.get(answer.holder)
+        fine = holder is not None and holder.state not in TERMINAL and _names_of(holder) == _names_of(job)
+        self._require(fine, "I13", f"{job.ref}: its redrive was refused for {holder}")
+
+    def swept(self, now: int) -> None:
+        """Forget the windows that are over, as a sweep does."""
+        self._spans = {place: span for place, span in self._spans.items() if span.until > now}
+
+    def hold(self, records: Mapping[Ref, JobRecord], changed: list[Ref], gone: list[Ref], now: int) -> None:
+        """See that each job has the arguments of all its calls, once, and has waited for them; no key is held twice."""
+        for ref in gone:
+            self._contents.pop(ref, None)
+            self._due.pop(ref, None)
+        if gone and self._takers:
+            self._takers = {call: taker for call, taker in self._takers.items() if taker in records}
+        for ref in changed:
+            job, contents = records[ref], self._contents.get(ref, [])
+            if isinstance(job.merge, CollectKey):
+                right = b"".join(map(framed, contents))
+                fits = job.gathered == len(contents) <= job.merge.max_size
+                self._require(fits, "I13", f"{ref} took in {len(contents)} calls, and says {job.gathered}: {job.merge}")
+            else:
+                right = b"".join(contents)
+            if job.state in (State.WAITING, State.ACTIVE):
+                # Who is in line once stays there, be the clock set back or not.
+                due = self._due.pop(ref, now)
+                self._require(
+                    due <= now, "I13", f"{ref} came into line at {now}, and was to wait for calls until {due}"
+                )
+            self._require(job.payload == right, "I13", f"{ref} has {job.payload!r}, and was called with {right!r}")
+        if not self._holding:
+            return
+        holders: dict[tuple[str, str], Ref] = {}
+        for ref, job in records.items():
+            if job.state not in TERMINAL:
+                for place in _names_of(job):
+                    self._require(place not in holders, "I13", f"{ref} and {holders.get(place)} both hold {place}")
+                    holders[place] = ref
+
+
+def _holders(new: NewJob, before: Mapping[Ref, JobRecord], now: int) -> Iterator[JobRecord]:
+    """Yield the jobs that a call may come to."""
+    key = new.merge
+    if key is None or (isinstance(key, UniqueKey) and key.window is not None):
+        return
+    for job in before.values():
+        same = job.merge is not None and (job.queue, job.merge.key) == (new.queue, key.key)
+        if same and type(job.merge) is type(key) and not _may_not(job, key) and not _too_old(job, now):
+            yield job
+
+
+def _may_not(job: JobRecord, key: MergeKey) -> bool:
+    match key:
+        case UniqueKey(scope="queued"):
+            return job.state not in QUEUED
+        case UniqueKey():
+            return job.state in TERMINAL
+        case DebounceKey():
+            return job.starts > 0 or job.state not in QUEUED
+        case CollectKey(max_size=most):
+            full = job.gathered >= most or job.gathered_bytes >= GATHERED_LIMIT
+            return job.starts > 0 or job.state not in QUEUED or full
+
+
+def _is_forgotten(job: JobRecord, now: int) -> bool:
+    return job.kept_until is not None and job.kept_until <= now
+
+
+def _too_old(job: JobRecord, now: int) -> bool:
+    return job.state in QUEUED and lapsed(job, now)
+
+
+def _names_of(job: JobRecord) -> list[tuple[str, str]]:
+    """Return the key that a job holds for as long as it is not over."""
+    if isinstance(job.merge, UniqueKey) and job.merge.window is None and job.merge.scope == "unfinished":
+        return [(job.queue, job.merge.key)]
+    return []
+
+
+def _span_of(queue: str, key: UniqueKey) -> tuple[str, str]:
+    return queue, f"unique {key.key}"

@@ -1,0 +1,91 @@
+"""A producer: enqueues jobs until it is asked to leave, and notes each before and after, in a file of its own."""
+
+import asyncio
+import os
+import signal
+from random import Random
+
+from tenure.clock import Clock, SystemClock
+from tenure.demo.diary import note
+from tenure.errors import StorageError
+from tenure.task import Call
+from tenure.testing.chaos import tasks
+from tenure.testing.chaos.history import Answer, Wish, uptime
+
+NAME_VARIABLE = "TENURE_CHAOS_RUN_PRODUCER"
+SEED_VARIABLE = "TENURE_CHAOS_RUN_SEED"
+WISHES_VARIABLE = "TENURE_CHAOS_RUN_WISHES"
+
+PAUSE = 0.2
+"""Seconds on average between two calls, each of one to three jobs."""
+
+REPEATS = 5
+"""A call that was refused is made again with the same ids, up to so often; or given up, which is as good a client."""
+
+LENGTHS = (0.6, 0.9)
+"""Shares of the jobs that take up to 0.1 s, and up to 2 s; the others take 4 to 10 s."""
+
+
+class Producer:
+    """Draws jobs, enqueues them, and notes what it was told."""
+
+    def __init__(self, name: str, rng: Random, clock: Clock, wishes: str) -> None:
+        self._name = name
+        self._rng = rng
+        self._clock = clock
+        self._wishes = wishes
+        self._made = 0
+
+    async def run(self, leaving: asyncio.Event) -> None:
+        """Enqueue until it is time to leave."""
+        while not leaving.is_set():
+            await self._enqueue(leaving)
+            await asyncio.sleep(self._rng.expovariate(1 / PAUSE))
+        await tasks.app.close()
+
+    async def _enqueue(self, leaving: asyncio.Event) -> None:
+        calls = [self._call() for _ in range(self._rng.choice((1, 1, 1, 2, 3)))]
+        ids = [call.job.id for call in calls]
+        self._note(ids, "asked")
+        for _ in range(self._rng.choice((1, REPEATS))):
+            try:
+                await tasks.app.enqueue_many(calls)
+            except StorageError as error:
+                self._note(ids, "refused", type(error).__name__)
+                if leaving.is_set():
+                    return
+                await asyncio.sleep(self._rng.random())
+            else:
+                self._note(ids, "acked")
+                return
+
+    def _call(self) -> Call[list[int]]:
+        self._made += 1
+        seconds = self._seconds()
+        task = self._rng.choice((tasks.walk, tasks.walk, tasks.plod))
+        falls = self._rng.choice((0, 0, 0, 0, 0, 0, 0, 0, 1, 2))
+        delay = self._rng.choice((0, 0, 0, 0, 0, 1.5))
+        return task.options(id=f"{self._name}-{self._made}", delay=delay).call(seconds, falls)
+
+    def _seconds(self) -> float:
+        short, middling = LENGTHS
+        share = self._rng.random()
+        if share < short:
+            return self._rng.uniform(0, 0.1)
+        return self._rng.uniform(0.2, 2) if share < middling else self._rng.uniform(4, 10)
+
+    def _note(self, ids: list[str], what: Answer, why: str = "") -> None:
+        for job in ids:
+            note(self._wishes, Wish(job, what, uptime(self._clock), why))
+
+
+async def _run() -> None:
+    leaving = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, leaving.set)
+    name = os.environ[NAME_VARIABLE]
+    rng = Random(f"{os.environ[SEED_VARIABLE]} {name}")
+    await Producer(name, rng, SystemClock(), os.environ[WISHES_VARIABLE]).run(leaving)
+
+
+if __name__ == "__main__":
+    asyncio.run(_run())

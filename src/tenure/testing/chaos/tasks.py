@@ -1,0 +1,92 @@
+"""The app that the workers of the chaos load as `tenure.testing.chaos.tasks:app`, and the producers enqueue with."""
+
+import asyncio
+import os
+import threading
+
+from tenure.app import Tenure
+from tenure.clock import SystemClock
+from tenure.context import current_job
+from tenure.demo.diary import note
+from tenure.options import Retry, Stall, Timing
+from tenure.task import Task
+from tenure.testing.chaos import holds
+from tenure.testing.chaos.history import Line, Mark, uptime
+
+QUEUE = "chaos"
+DIARY_VARIABLE = "TENURE_CHAOS_RUN_DIARY"
+TIMING_VARIABLE = "TENURE_CHAOS_RUN_TIMING"
+
+SLICE = 0.05
+"""Seconds after which a thread looks whether it shall stop."""
+
+_clock = SystemClock()
+
+
+class Stumbled(Exception):
+    """What a handler raises on purpose."""
+
+
+def make(
+    url: str | None, *, timing: Timing, diary: str
+) -> tuple[Tenure, Task[[float, int], list[int]], Task[[float, int], list[int]]]:
+    """Return the app and its two tasks: a coroutine and a plain function, which do the same."""
+    app = Tenure(url, name="tenure-chaos", timing=timing)
+    # Any number of stalls, for we cause them; failures only as often as a job is told to fail.
+    retry, stall = Retry(max_attempts=4, base="200ms", cap="1s"), Stall(max_count=1000)
+
+    def said(what: Mark) -> None:
+        job = current_job()
+        note(diary, Line(job.id, job.run, job.fence, os.getpid(), what, uptime(_clock), os.getppid()))
+
+    @app.task(name="tenure.chaos.walk", queue=QUEUE, retry=retry, stall=stall)
+    async def walk(seconds: float, falls: int) -> list[int]:
+        said("start")
+        try:
+            await asyncio.sleep(seconds)
+        except asyncio.CancelledError:
+            said("stopped")
+            raise
+        return ended(falls)
+
+    @app.task(name="tenure.chaos.plod", queue=QUEUE, retry=retry, stall=stall)
+    def plod(seconds: float, falls: int) -> list[int]:
+        said("start")
+        job, rest, waiting = current_job(), seconds, threading.Event()
+        while rest > 0:
+            waiting.wait(min(SLICE, rest))
+            rest -= SLICE
+            try:
+                job.raise_if_cancelled()
+            except BaseException:
+                said("stopped")
+                raise
+        return ended(falls)
+
+    def ended(falls: int) -> list[int]:
+        job = current_job()
+        if job.attempt <= falls:
+            said("failed")
+            raise Stumbled(f"as told, in attempt {job.attempt}")
+        said("done")
+        return [job.run, job.fence]
+
+    return app, walk, plod
+
+
+def spoken(timing: Timing) -> str:
+    """Return a timing as a word for the environment."""
+    return " ".join(str(part.total_seconds()) for part in (timing.lease, timing.sweep, timing.grace))
+
+
+def heard(word: str) -> Timing:
+    """Return the timing that a word in the environment tells."""
+    lease, sweep, grace = (float(part) for part in word.split())
+    return Timing(lease=lease, sweep=sweep, grace=grace)
+
+
+if DIARY_VARIABLE in os.environ and threading.current_thread() is threading.main_thread():
+    # One of the crew.
+    holds.obey()
+_timing = heard(os.environ[TIMING_VARIABLE]) if TIMING_VARIABLE in os.environ else Timing()
+app, walk, plod = make(None, timing=_timing, diary=os.environ.get(DIARY_VARIABLE, os.devnull))

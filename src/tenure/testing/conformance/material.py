@@ -1,0 +1,296 @@
+"""What the tests of a storage are made of: jobs, owners, outcomes, and the few moves that most of them begin with."""
+
+from collections.abc import Iterable, Sequence
+from random import Random
+from typing import TypeVar
+
+import pytest
+
+from tenure.clock import SECOND
+from tenure.core.events import AnyEvent, Event
+from tenure.core.job import (
+    JobDetail,
+    JobRecord,
+    Key,
+    MergeKey,
+    NewJob,
+    Owner,
+    Policy,
+    RateKey,
+    RecordedError,
+    Ref,
+    StallTerms,
+    ThrottleKey,
+)
+from tenure.core.lease import Lease
+from tenure.core.lifecycle import State
+from tenure.core.outcome import Outcome, Raised, Returned, Stalled
+from tenure.core.retry import Backoff
+from tenure.core.settlement import Settlement, settlement
+from tenure.storage.protocol import (
+    Beat,
+    Bid,
+    Exchanged,
+    Order,
+    Pulse,
+    Query,
+    QueueSurvey,
+    Renewal,
+    SettleVerdict,
+    StalledLease,
+    Storage,
+)
+from tenure.testing.clock import ManualClock
+
+E = TypeVar("E", bound=Event)
+
+MS = SECOND // 1000
+LEASE = StallTerms().lease
+QUEUE = "default"
+
+ALICE = Owner("00000000000a11ce", "alice", "host-1", 101)
+BOB = Owner("0000000000000b0b", "bob", "host-2", 102)
+REAPER = Owner("000000000000cafe", "reaper", "host-1", 201)
+DEPUTY = Owner("000000000000beef", "deputy", "host-2", 202)
+
+RETURNED = Returned(b"3")
+ERROR = RecordedError("ValueError", "no good", "Traceback (most recent call last): ...")
+RAISED = Raised(ERROR)
+
+ONCE = Policy(retry=Backoff(max_attempts=1))
+"""One attempt: the first failure is the last."""
+
+PLAIN = Policy(retry=Backoff(max_attempts=3, kind="fixed", base=1 * SECOND, jitter=0.0))
+"""Three attempts, a second between them, no chance involved."""
+
+
+@pytest.mark.asyncio
+class Conformance:
+    """What all parts of the suite share: the clock that the storage under test reads."""
+
+    @pytest.fixture
+    def clock(self) -> ManualClock:
+        """A clock that only the test moves."""
+        return ManualClock()
+
+
+def new_job(
+    id: str = "job",  # noqa: A002 - the field's own name
+    *,
+    queue: str = QUEUE,
+    task: str = "add",
+    payload: bytes = b"[1,2]",
+    tags: tuple[str, ...] = (),
+    delay: int = 0,
+    run_at: int | None = None,
+    priority: int = 0,
+    boost: int = 0,
+    lifo: bool = False,
+    fair_key: str | None = None,
+    weight: int = 1,
+    ttl: int | None = None,
+    timeout: int | None = None,
+    deadline: int | None = None,
+    heartbeat_timeout: int | None = None,
+    keys: tuple[Key, ...] = (),
+    merge: MergeKey | None = None,
+    throttle: ThrottleKey | None = None,
+    rates: tuple[RateKey, ...] = (),
+    stall: StallTerms | None = None,
+    policy: Policy = PLAIN,
+    schedule: str | None = None,
+) -> NewJob:
+    """Return a wish for a job; all durations in microseconds."""
+    return NewJob(
+        queue=queue,
+        id=id,
+        task=task,
+        payload=payload,
+        tags=tags,
+        delay=delay,
+        run_at=run_at,
+        priority=priority,
+        boost=boost,
+        lifo=lifo,
+        fair_key=fair_key,
+        weight=weight,
+        ttl=ttl,
+        timeout=timeout,
+        deadline=deadline,
+        heartbeat_timeout=heartbeat_timeout,
+        keys=keys,
+        merge=merge,
+        throttle=throttle,
+        rates=rates,
+        stall=stall or StallTerms(),
+        policy=policy,
+        schedule=schedule,
+    )
+
+
+def new_jobs(count: int, *, queue: str = QUEUE) -> list[NewJob]:
+    """Return wishes for so many jobs."""
+    return [new_job(f"job-{number:04}", queue=queue) for number in range(count)]
+
+
+def settled(lease: Lease, outcome: Outcome = RETURNED) -> Settlement:
+    """Return the settlement that the core makes of an outcome."""
+    return settlement(lease, outcome, Random(7), took=0.5)
+
+
+def stalled(lease: StalledLease) -> Settlement:
+    """Return the settlement that a reaper makes of a lease that it took."""
+    outcome = Stalled(lease.reason, silent_for=lease.silent_for, owner=lease.owner)
+    return settlement(lease.lease, outcome, Random(7))
+
+
+def bid(owner: Owner = REAPER, *, term: int | None = None) -> Bid:
+    """Return a request to sweep with the usual durations, without election unless a term is given."""
+    return Bid(owner, term=term)
+
+
+async def enqueue(storage: Storage, *jobs: NewJob) -> list[Ref]:
+    """Enqueue jobs that must all be new."""
+    receipts = await storage.enqueue(jobs)
+    assert [receipt.made for receipt in receipts] == ["created"] * len(jobs)
+    return [receipt.ref for receipt in receipts]
+
+
+async def order(storage: Storage, owner: Owner, *queues: str, room: int) -> Exchanged:
+    """Claim and return the whole answer."""
+    return await storage.exchange(owner, order=Order(queues or (QUEUE,), room))
+
+
+async def claim(storage: Storage, owner: Owner = ALICE, *, room: int = 128, queue: str = QUEUE) -> list[Lease]:
+    """Claim up to so many jobs of a queue."""
+    return list((await order(storage, owner, queue, room=room)).leases)
+
+
+async def claim_one(storage: Storage, owner: Owner = ALICE, *, queue: str = QUEUE) -> Lease:
+    """Claim the next job of a queue; there must be one."""
+    leases = await claim(storage, owner, room=1, queue=queue)
+    assert len(leases) == 1
+    return leases[0]
+
+
+async def start(storage: Storage, job: NewJob | None = None, owner: Owner = ALICE) -> Lease:
+    """Enqueue a job and claim it."""
+    job = job or new_job()
+    await enqueue(storage, job)
+    lease = await claim_one(storage, owner, queue=job.queue)
+    assert lease.ref == job.ref
+    return lease
+
+
+async def settle(storage: Storage, owner: Owner, lease: Lease, outcome: Outcome = RETURNED) -> SettleVerdict:
+    """Settle one lease and return what became of it."""
+    return await apply(storage, owner, settled(lease, outcome))
+
+
+async def apply(storage: Storage, owner: Owner, asked: Settlement) -> SettleVerdict:
+    """Send one settlement and return what became of it."""
+    verdicts = (await storage.exchange(owner, [asked])).verdicts
+    assert [(verdict.ref, verdict.fence) for verdict in verdicts] == [(asked.ref, asked.fence)]
+    return verdicts[0].verdict
+
+
+async def beat(
+    storage: Storage, owner: Owner, leases: Iterable[Lease], *, sign: bool = False, exclusive: bool = False
+) -> Pulse:
+    """Renew leases."""
+    renewals = tuple(Renewal(lease.ref, lease.fence, sign=sign, exclusive=exclusive) for lease in leases)
+    return await storage.renew(Beat(owner, renewals))
+
+
+async def watch(
+    storage: Storage,
+    clock: ManualClock,
+    seconds: int,
+    *,
+    reaper: Owner = REAPER,
+    beating: Sequence[Lease] = (),
+    owner: Owner = ALICE,
+    sign: bool = False,
+    exclusive: bool = False,
+    settling: bool = False,
+) -> list[StalledLease]:
+    """Let so many seconds pass as they pass in production, and return the leases that were reclaimed.
+
+    A reaper sweeps now and each two seconds, and settles what it took if `settling`; the leases in `beating` are
+    renewed now and each five seconds.
+    """
+    reclaimed: list[StalledLease] = []
+    for second in range(seconds + 1):
+        if second:
+            clock.advance(1)
+        if second % 5 == 0 and beating:
+            await beat(storage, owner, beating, sign=sign, exclusive=exclusive)
+        if second % 2 == 0:
+            taken = await sweep_all(storage, reaper)
+            if settling:
+                for lease in taken:
+                    assert await apply(storage, reaper, stalled(lease)) == "done"
+            reclaimed += taken
+    return reclaimed
+
+
+async def sweep_all(storage: Storage, reaper: Owner = REAPER) -> list[StalledLease]:
+    """Sweep until there is no more to do, and return the leases that were reclaimed."""
+    reclaimed: list[StalledLease] = []
+    for _ in range(100):
+        swept = await storage.sweep(bid(reaper))
+        reclaimed += swept.stalled
+        if not swept.more:
+            return reclaimed
+    raise AssertionError("a hundred sweeps, and still there is more to do")
+
+
+async def recover(
+    storage: Storage, clock: ManualClock, *, reaper: Owner = REAPER, seconds: int = 26
+) -> list[StalledLease]:
+    """Let the silent run into their end and be settled as stalled; return what was reclaimed."""
+    return await watch(storage, clock, seconds, reaper=reaper, settling=True)
+
+
+async def look(storage: Storage, ref: Ref) -> JobDetail:
+    """Return a job that must be known, with its runs and log."""
+    found = (await storage.get([ref]))[0]
+    assert found is not None
+    return found
+
+
+async def record(storage: Storage, ref: Ref) -> JobRecord:
+    """Return the record of a job that must be known."""
+    return (await look(storage, ref)).job
+
+
+async def states(storage: Storage, *queues: str) -> dict[str, State]:
+    """Return where each job stands, by its id."""
+    return {job.id: job.state for job in (await storage.find(Query(queues=queues or (QUEUE,), limit=10_000))).jobs}
+
+
+async def glance(storage: Storage, queue: str = QUEUE) -> QueueSurvey:
+    """Return what a survey says of one queue."""
+    return (await storage.survey([queue])).queues[0]
+
+
+async def counted(storage: Storage, queue: str = QUEUE) -> dict[State, int]:
+    """Return how many jobs of a queue stand in each state, the states without any left out."""
+    return {state: count for state, count in (await glance(storage, queue)).counts.items() if count}
+
+
+async def told(storage: Storage) -> list[AnyEvent]:
+    """Return every event since the storage was made."""
+    events: list[AnyEvent] = []
+    cursor: str | None = None
+    while True:
+        page = await storage.events(cursor, limit=100)
+        if not page.events:
+            return events
+        events += page.events
+        cursor = page.next
+
+
+async def told_of(storage: Storage, kind: type[E]) -> list[E]:
+    """Return every event of one class since the storage was made."""
+    return [event for event in await told(storage) if isinstance(event, kind)]

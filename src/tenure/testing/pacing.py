@@ -1,0 +1,69 @@
+"""How often jobs start in a simulated world (I6): no more often than their rates allow, and no less because of them."""
+
+from collections.abc import Iterable, Mapping
+
+from tenure.core.job import JobRecord, RateKey, Ref
+from tenure.core.lifecycle import State
+from tenure.core.rate import Taken, opens_at, regained, taken
+from tenure.storage.protocol import RATE
+from tenure.testing.calls import Require
+
+
+class Pacing:
+    """An account of the starts under each rate of each queue, in microseconds of the storage's clock."""
+
+    def __init__(self, require: Require) -> None:
+        self._require = require
+        self._starts: dict[tuple[str, str], list[int]] = {}
+        self._taken: dict[tuple[str, str], Taken] = {}
+        """How far the time of each rate is taken by what started."""
+        self._steps = 0
+
+    def started(self, job: JobRecord, rates: Iterable[RateKey], now: int, steps: int) -> None:
+        """See that a job started no sooner than its rates allow. `steps`: how often the clock was set so far.
+
+        In any stretch of time there start no more than its length has intervals, and the burst and one besides.
+        """
+        if steps != self._steps:
+            # What lies before and after such a step has no distance in time.
+            self._starts.clear()
+            self._steps = steps
+        for rate in rates:
+            place, gap = (job.queue, rate.name), rate.interval
+            starts = self._starts.setdefault(place, [])
+            starts.append(now)
+            for count, first in enumerate(reversed(starts), 1):
+                fits = count <= rate.burst or (count - 1 - rate.burst) * gap < now - first
+                self._require(fits, "I6", f"{job.ref} is number {count} under {rate} in {now - first} microseconds")
+            self._taken[place] = taken(self._taken.get(place, Taken()), rate, now)
+
+    def put_back(self, job: JobRecord, rates: Iterable[RateKey], now: int) -> None:
+        """Take in that a job had started in vain: that start does not count."""
+        started = job.started or now
+        for rate in rates:
+            place = job.queue, rate.name
+            if started in (starts := self._starts.get(place, [])):
+                starts.remove(started)
+            so_far = self._taken.get(place, Taken())
+            if so_far.until > now:
+                self._taken[place] = Taken(so_far.until - regained(rate, started, now), so_far.reach)
+
+    def open(self, queue: str, rate: RateKey, now: int) -> bool:
+        """Say whether a rate lets a job start now, for all that has started."""
+        return opens_at(self._taken.get((queue, rate.name), Taken()), rate, now) <= now
+
+    def swept(self, now: int) -> None:
+        """Forget the time that has gone by, as a sweep does."""
+        self._taken = {place: taken for place, taken in self._taken.items() if taken.until > now}
+
+    def kept_waiting(
+        self, job: JobRecord, rates: Iterable[RateKey], records: Mapping[Ref, JobRecord], now: int
+    ) -> bool:
+        """Say whether a job is parked under a rate that is open, and nobody stands in line who might be in its way."""
+        rate = next((rate for rate in rates if RATE + rate.name == job.parked_under), None)
+        if rate is None or not self.open(job.queue, rate, now):
+            return False
+        return not any(
+            other.queue == job.queue and other.state is State.WAITING and other.parked_under is None
+            for other in records.values()
+        )

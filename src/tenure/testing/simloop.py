@@ -1,0 +1,275 @@
+"""An event loop in virtual time, whose every choice comes from a seed.
+
+Time stands still while anything can run and then jumps to the next timer, so an hour passes in milliseconds. What is
+ready on different nodes runs in an order drawn from the dice, what is ready on one node in the order it was made. A
+node that is killed never runs again, not even its `finally`; one that is paused runs nothing until it is woken.
+
+It rests on private parts of asyncio, the ready queue and `_run_once`; a canary test holds them in place.
+"""
+
+import asyncio
+import contextlib
+import contextvars
+import heapq
+from collections import deque
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor
+from random import Random
+from typing import Any, TypeVar, TypeVarTuple, cast
+
+from tenure.clock import SECOND
+
+T = TypeVar("T")
+Args = TypeVarTuple("Args")
+
+EPOCH = 1_800_000_000 * SECOND
+"""When virtual time begins, in microseconds since 1970."""
+
+
+class Node:
+    """One simulated process: a name, and whether it runs."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.dead = False
+        self.paused = False
+        self.held: list[asyncio.Handle] = []
+
+    def __repr__(self) -> str:
+        return f"<node {self.name}>"
+
+
+_NODE: contextvars.ContextVar[Node | None] = contextvars.ContextVar("tenure_node", default=None)
+
+
+class Quiet(RuntimeError):
+    """Nothing is ready and no timer is set: the world would stand still for ever."""
+
+
+class SimTask(asyncio.Task[Any]):
+    """A task that hashes to its number: asyncio keeps tasks in sets, whose order must not hang on addresses."""
+
+    def __init__(self, coro: Any, *, number: int, **kwargs: Any) -> None:
+        self._number = number
+        super().__init__(coro, **kwargs)
+
+    def __hash__(self) -> int:
+        return self._number
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+class SimLoop(asyncio.BaseEventLoop):
+    """The loop."""
+
+    def __init__(self, rng: Random) -> None:
+        super().__init__()
+        self._rng = rng
+        self._virtual = 0.0
+        self._ready: deque[asyncio.Handle]
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._alive: dict[asyncio.Task[Any], None] = {}
+        self._made = 0
+        self._failure: BaseException | None = None
+
+    def create_task(self, coro: Any, **kwargs: Any) -> "asyncio.Task[Any]":
+        """Make a task and hold on to it: were one of a killed node collected, its `finally` would run."""
+        self._made += 1
+        task = SimTask(coro, loop=self, number=self._made, **kwargs)
+        self._alive[task] = None
+        task.add_done_callback(lambda done: self._alive.pop(done, None))
+        return task
+
+    @property
+    def node(self) -> Node | None:
+        """The node that the caller runs on."""
+        return _NODE.get()
+
+    def time(self) -> float:
+        """Return the virtual seconds since the loop was made."""
+        return self._virtual
+
+    def start(self, node: Node, coroutine: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+        """Start a coroutine as part of a node; whatever it starts belongs to the node as well."""
+        return self.create_task(coroutine, context=self.context(node))
+
+    def context(self, node: Node) -> contextvars.Context:
+        """Return the caller's context as part of a node: what is called in it runs as long as the node does."""
+        context = contextvars.copy_context()
+        context.run(_NODE.set, node)
+        return context
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """Let what a callback raises end the simulation: in a world that is checked nothing fails unheard."""
+        if "handle" in context and self._failure is None:
+            self._failure = context.get("exception")
+
+    def kill(self, node: Node) -> None:
+        """Let a node never run again, as SIGKILL does."""
+        node.dead = True
+        node.held.clear()
+
+    def pause(self, node: Node) -> None:
+        """Let a node run nothing until it is woken, as SIGSTOP does."""
+        node.paused = True
+
+    def wake(self, node: Node) -> None:
+        """Let a paused node go on, as SIGCONT does."""
+        node.paused = False
+        self._ready.extend(node.held)
+        node.held.clear()
+
+    def block(self, seconds: float) -> None:
+        """Let time pass in which nothing else runs, as a handler does that holds the interpreter."""
+        self._virtual += seconds
+
+    def abandon(self) -> None:
+        """Close what will never end, as killed nodes have left it."""
+        for task in self._alive:
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+            if task.done():
+                # Python 3.12.1 falls over when asked for the coroutine of a task that was over as soon as it was made.
+                continue
+            with contextlib.suppress(RuntimeError):
+                coroutine: Any = task.get_coro()
+                coroutine.close()
+
+    def run_in_executor(
+        self, executor: Executor | None, func: Callable[[*Args], T], *args: *Args
+    ) -> "asyncio.Future[T]":
+        """Call the function here and now: a real thread knows nothing of virtual time."""
+        done: asyncio.Future[T] = self.create_future()
+        try:
+            done.set_result(func(*args))
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+    def _write_to_self(self) -> None:
+        """Wake nobody: there is no selector to sleep in."""
+
+    def _process_events(self, event_list: Any) -> None:
+        """Do nothing: there are no descriptors."""
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[[*Args], object],
+        *args: *Args,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.TimerHandle:
+        """Set a timer. Those of one instant go off in the order they were set."""
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        self._made += 1
+        heapq.heappush(self._timers, (when, self._made, timer))
+        return timer
+
+    def _run_once(self) -> None:
+        """Run what is ready, or jump to the next timer."""
+        timers = self._timers
+        while timers and timers[0][2].cancelled():
+            heapq.heappop(timers)
+        if not self._ready:
+            if not timers:
+                raise Quiet("nothing is ready and no timer is set")
+            self._virtual = max(self._virtual, timers[0][0])
+        while timers and timers[0][0] <= self._virtual:
+            self._ready.append(heapq.heappop(timers)[2])
+        ready = self._ready
+        if len(ready) == 1:
+            handle = ready.popleft()
+            order = [(_node_of(handle), handle)]
+        else:
+            order = self._shuffled(list(ready))
+            ready.clear()
+        for node, handle in order:
+            if node is not None and node.dead:
+                continue
+            if node is not None and node.paused:
+                node.held.append(handle)
+            elif not handle.cancelled():
+                handle._run()
+                if self._failure is not None:
+                    failure, self._failure = self._failure, None
+                    raise failure
+
+    def _shuffled(self, batch: list[asyncio.Handle]) -> list[tuple[Node | None, asyncio.Handle]]:
+        """Return the handles in an order drawn from the dice, each node's own in the order they were made."""
+        nodes = [_node_of(handle) for handle in batch]
+        lines: dict[Node | None, deque[asyncio.Handle]] = {}
+        for node, handle in zip(nodes, batch, strict=True):
+            lines.setdefault(node, deque()).append(handle)
+        if len(lines) > 1:
+            self._rng.shuffle(nodes)
+        return [(node, lines[node].popleft()) for node in nodes]
+
+
+def _node_of(handle: asyncio.Handle) -> Node | None:
+    context = cast(contextvars.Context, handle._context)  # type: ignore[attr-defined]
+    return context.get(_NODE)
+
+
+class SimClock:
+    """The clocks of a simulated host: the wall may be stepped, the uptime only goes on."""
+
+    def __init__(self, loop: SimLoop, tick: int = 1) -> None:
+        """Take the loop, and by how many microseconds at a time the wall clock goes on."""
+        self._loop = loop
+        self._tick = tick
+        self._offset = 0
+
+    def now(self) -> int:
+        """Return the virtual wall clock, in microseconds since 1970."""
+        now = EPOCH + round(self._loop.time() * SECOND) + self._offset
+        return now - now % self._tick
+
+    def uptime(self) -> float:
+        """Return the virtual seconds since the loop was made."""
+        return self._loop.time()
+
+    def step(self, seconds: float) -> None:
+        """Set the wall clock forward or back."""
+        self._offset += round(seconds * SECOND)
+
+
+class SameLoop:
+    """Runs agents on the running loop instead of a thread of their own."""
+
+    apart = False
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._agents: list[asyncio.Task[None]] = []
+
+    def run(self, agent: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Start an agent."""
+        self._agents.append(asyncio.get_running_loop().create_task(agent(), name=self._name))
+
+    async def stop(self) -> None:
+        """Cancel the agents and wait until they are gone."""
+        agents, self._agents = self._agents, []
+        for agent in agents:
+            agent.cancel()
+        await asyncio.gather(*agents, return_exceptions=True)
+
+
+def simulate(main: Callable[[SimLoop], Coroutine[Any, Any, T]], *, seed: int = 0, limit: float = 86_400.0) -> T:
+    """Run a coroutine to its end in virtual time. `limit`: the virtual seconds it may take.
+
+    Raises:
+        TimeoutError: it was not over by then.
+    """
+    loop = SimLoop(Random(seed))
+    asyncio.set_event_loop(loop)
+    try:
+
+        async def bounded() -> T:
+            async with asyncio.timeout(limit):
+                return await main(loop)
+
+        return loop.run_until_complete(bounded())
+    finally:
+        asyncio.set_event_loop(None)
+        loop.abandon()
+        loop.close()

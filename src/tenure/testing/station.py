@@ -1,0 +1,197 @@
+"""A place where a simulated worker process runs: started, stopped, killed, buried, started again."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from random import Random
+from typing import Any
+
+from tenure.app import Tenure
+from tenure.core.events import JobStalled
+from tenure.core.job import Owner
+from tenure.errors import StorageError
+from tenure.figures import Figures
+from tenure.options import LeaderElection
+from tenure.testing.invariants import Violation
+from tenure.testing.net import SimNet
+from tenure.testing.simloop import Node
+from tenure.testing.stage import Stage
+from tenure.testing.weather import EVERYWHERE
+from tenure.testing.workload import OTHER
+from tenure.worker.ahead import MOST
+from tenure.worker.burial import Burial, Deceased
+from tenure.worker.offspring import Death
+from tenure.worker.worker import FORCED_LINGER, LINGER, TELLING, Worker
+
+FAREWELL = 3 * FORCED_LINGER + 0.1
+"""Seconds that the steps of a stop take whose time is over: each is tried all the same, and cancelled."""
+
+RESTART = 1.0
+"""Seconds until a process that found no storage is started again."""
+
+BURIAL = 10.0
+"""Seconds that a supervisor gives itself to take back what a dead child held."""
+
+NOTICED = 0.01
+"""Seconds until a supervisor knows that its child has died."""
+
+
+class NodeSide:
+    """Runs a worker's agents on a node of their own: the keeper goes on while the worker's loop is blocked."""
+
+    apart = False
+
+    def __init__(self, stage: Stage, node: Node) -> None:
+        self._stage = stage
+        self._node = node
+        self._agents: list[asyncio.Task[None]] = []
+
+    def run(self, agent: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Start an agent."""
+        self._agents.append(self._stage.spawn(self._node, agent()))
+
+    async def stop(self) -> None:
+        """Cancel the agents and wait until they are gone."""
+        agents, self._agents = self._agents, []
+        for agent in agents:
+            agent.cancel()
+        await asyncio.gather(*agents, return_exceptions=True)
+
+
+class Station:
+    """A place where a worker process runs, one incarnation after another."""
+
+    def __init__(self, stage: Stage, name: str, *, supervised: bool, old: bool = False) -> None:
+        self.name = name
+        self.old = old
+        self.supervised = supervised
+        self.net = SimNet(stage.server)
+        self.worker: Worker | None = None
+        self.nodes: tuple[Node, ...] = ()
+        self.busy = False
+        """Whether something is being done to it: it is started, stopped, or out for a while."""
+
+        self._stage = stage
+        self._lives = 0
+        self._ended = asyncio.Event()
+        self._supervisor = Node(f"{name} supervisor")
+        self._burial = Burial(
+            Owner(f"supervisor of {name}", f"supervisor of {name}"),
+            clock=stage.host_clock,
+            rng=Random(f"{stage.seed} {name} supervisor"),
+            logger=stage.logger,
+            figures=Figures(),
+        )
+
+    @property
+    def owner(self) -> str:
+        """The owner id of the incarnation that runs."""
+        return self.worker.owner.id if self.worker is not None else ""
+
+    async def start(self) -> None:
+        """Start a new incarnation; one that finds no storage ends, and another is started."""
+        while not await self._started():
+            self._stage.note("no storage for", self.name)
+            await asyncio.sleep(RESTART)
+
+    async def _started(self) -> bool:
+        stage, plan = self._stage, self._stage.plan
+        self._lives += 1
+        name = f"{self.name}.{self._lives}"
+        main, side = Node(name), Node(f"{name} keeper")
+        app = Tenure(
+            storage=self.net,
+            clock=stage.host_clock,
+            rng=Random(f"{stage.seed} {name}"),
+            timing=plan.timing,
+            logger=stage.logger,
+            side=lambda _: NodeSide(stage, side),
+        )
+        app.tasks.update(list(stage.app.tasks.items())[:: 2 if self.old else 1])
+        if plan.hearing:
+            app.on(JobStalled)(self._hear)
+        worker = app.worker(
+            name=name,
+            queues=("default", OTHER),
+            concurrency=plan.concurrency,
+            election=LeaderElection() if plan.election else None,
+        )
+        if plan.ahead:
+            ahead = worker.ahead
+            ahead.most, ahead.moment, ahead.short, ahead.patience = MOST, 8.0, 60.0, 2.0
+        stage.homes[main] = worker.owner.id
+        stage.note("starts", name)
+        try:
+            await stage.loop.start(main, worker.start())
+        except StorageError:
+            return False
+        self.worker, self.nodes = worker, (main, side)
+        self._ended = asyncio.Event()
+        stage.spawn(main, self._watched(worker, self._ended))
+        return True
+
+    async def _watched(self, worker: Worker, ended: asyncio.Event) -> None:
+        try:
+            await worker.wait()
+        except BaseExceptionGroup:
+            if worker.owner.id not in self._stage.failed_workers:
+                raise
+        finally:
+            ended.set()
+
+    async def fail(self) -> None:
+        """Let the worker fail by itself; wait until it has handed back what it can, and its process is gone."""
+        stage, worker = self._stage, self.worker
+        if worker is None:
+            return
+        stage.note("fails", worker.owner.name)
+        stage.failed_workers.add(self.owner)
+        stage.weather.begin("fail", self.owner, stage.loop.time())
+        self.net.senseless = True
+        await self._ended.wait()
+        self.net.senseless = False
+        self._gone()
+
+    async def stop(self, *, drain: float, force: bool) -> None:
+        """Stop gracefully, as a deploy does; then the process is gone."""
+        worker, nodes = self.worker, self.nodes
+        if worker is None:
+            return
+        stage = self._stage
+        stage.note("stops", worker.owner.name, drain, force)
+        began = stage.loop.time()
+        stage.weather.begin("farewell" if stage.healed else "stop", self.owner, began)
+        await stage.loop.start(nodes[0], worker.stop(timeout=drain, force=force))
+        took, longest = stage.loop.time() - began, drain + LINGER + TELLING + FAREWELL
+        own = [one for one in stage.weather.between(began, stage.loop.time()) if one.where in (self.owner, EVERYWHERE)]
+        if took > longest and not any(one.kind in ("pause", "block", "lid") for one in own):
+            raise Violation(f"stop: {worker.owner.name} took {took:.1f} s to stop, more than {longest:.1f} s")
+        self._gone()
+
+    def kill(self) -> None:
+        """Kill the process; its supervisor, if it has one, takes back what it held."""
+        stage, dead = self._stage, self.owner
+        stage.note("killed", self.worker.owner.name if self.worker is not None else "nobody")
+        stage.died[dead] = stage.loop.time()
+        stage.weather.begin("kill", dead, stage.loop.time())
+        self._gone()
+        if self.supervised:
+            stage.spawn(self._supervisor, self._bury(Deceased(dead, 1, Death(-9), stage.host_clock.now())))
+
+    async def _hear(self, event: JobStalled) -> None:
+        """Hear of a stall, as a user's handler would."""
+        self._stage.heard[event.cursor] += 1
+
+    async def _bury(self, deceased: Deceased) -> None:
+        """Take back what a dead process held, as its supervisor does."""
+        await asyncio.sleep(NOTICED)
+        await self._burial.bury(deceased, SimNet(self._stage.server), within=BURIAL)
+
+    def _gone(self) -> None:
+        """Let the process be no more."""
+        stage = self._stage
+        for node in self.nodes:
+            stage.loop.kill(node)
+            stage.homes.pop(node, None)
+        stage.journal.died(self.owner)
+        self.net.cut = None
+        self.worker = None

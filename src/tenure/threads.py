@@ -1,0 +1,219 @@
+"""Daemon threads for plain functions, kept for the next one; a handler that hangs keeps its thread, not its worker."""
+
+import asyncio
+import contextvars
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from typing import Any, TypeVar
+
+from tenure.failures import class_name, is_a, text_of
+
+T = TypeVar("T")
+
+Work = Callable[[], None]
+Inbox = queue.SimpleQueue[Work | None]
+
+_UNSET = object()
+
+
+class NoThreadError(Exception):
+    """The machine refuses a thread: nothing of what was to be done in it has begun."""
+
+
+class Threads:
+    """Runs plain functions in threads of its own.
+
+    Not a ThreadPoolExecutor: that waits for its threads when the interpreter ends, and one hung handler would keep the
+    process from ever leaving.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._idle: list[Inbox] = []
+        self._made = 0
+        self._closed = False
+
+    def lane(self) -> "Lane":
+        """Return a thread for several functions of one run; it is taken when the first of them is there."""
+        return Lane(self)
+
+    def take(self) -> Inbox:
+        """Return the inbox of a thread that is idle, a new one if there is none.
+
+        Raises:
+            NoThreadError: there is none, and none can be made.
+        """
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+            inbox = Inbox()
+            self._made += 1
+            thread = threading.Thread(target=_work, args=(inbox,), name=f"{self._name}-{self._made}", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                raise NoThreadError(str(error)) from error
+        return inbox
+
+    def give_back(self, inbox: Inbox) -> None:
+        """Keep a thread that has nothing left to do for the next one who needs it."""
+        with self._lock:
+            if not self._closed:
+                self._idle.append(inbox)
+                return
+        inbox.put(None)
+
+    def close(self) -> None:
+        """Let idle threads end, and others once they are idle."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for inbox in idle:
+            inbox.put(None)
+
+
+class DaemonExecutor(Executor):
+    """An executor for a loop whose threads do not keep the process from ending."""
+
+    def __init__(self, name: str) -> None:
+        self._threads = Threads(name)
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> "Future[T]":
+        """Call the function in a thread that is idle, or in a new one.
+
+        Raises:
+            NoThreadError: there is none, and none can be made.
+        """
+        future: Future[T] = Future()
+        inbox = self._threads.take()
+
+        def work() -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(fn(*args, **kwargs))
+                except BaseException as error:
+                    future.set_exception(error)
+            self._threads.give_back(inbox)
+
+        inbox.put(work)
+        return future
+
+    def shutdown(self, wait: bool = False, *, cancel_futures: bool = False) -> None:
+        """Let idle threads end, and others once they are idle. It never waits: a function may never return."""
+        self._threads.close()
+
+
+class Lane:
+    """One thread for one run: what is plain in it happens there, one after the other, in one context.
+
+    So a connection that must stay in its thread can be opened, used and closed; and what is closed after a handler was
+    left to itself is closed when that has ended, not under its feet.
+    """
+
+    def __init__(self, threads: Threads) -> None:
+        self._threads = threads
+        self._inbox: Inbox | None = None
+        self._context = self._seen = contextvars.Context()
+        """The context that it all happens in, and that of the last caller."""
+        self._at_work = 0
+        self.thread: int | None = None
+        """The ident of the thread while a function is at work in it."""
+        self._idle: asyncio.Event | None = None
+        self._once_idle: list[Callable[[], None]] = []
+
+    @property
+    def busy(self) -> bool:
+        """Whether a function is at work, or waits for one that is: the wait for it may have been cancelled."""
+        return self._at_work > 0
+
+    async def run(self, function: Callable[[], Any]) -> Any:
+        """Call the function. Cancelling the wait leaves the thread to itself.
+
+        Its context is that of the first caller, with what has been set since, by those called here or by the callers.
+        """
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[Any] = loop.create_future()
+        now, news = contextvars.copy_context(), list[tuple[contextvars.ContextVar[Any], Any]]()
+        if self._inbox is None:
+            self._inbox, self._context = self._threads.take(), now.copy()
+        else:
+            news = [(one, told) for one, told in now.items() if self._seen.get(one, _UNSET) is not told]
+        self._seen, context = now, self._context
+
+        def settle(value: Any, error: BaseException | None) -> None:
+            self._at_work -= 1
+            if not self._at_work:
+                self._rest()
+            if done.done():
+                return
+            if error is None:
+                done.set_result(value)
+            else:
+                done.set_exception(error)
+
+        def work() -> None:
+            value, failure = None, None
+            self.thread = threading.get_ident()
+            try:
+                for variable, told in news:
+                    context.run(variable.set, told)
+                value = context.run(function)
+            except BaseException as error:
+                # A future cannot carry StopIteration, and SystemExit must not end the loop.
+                failure = error if is_a(error, Exception) and not is_a(error, StopIteration) else wrapped(error)
+            finally:
+                self.thread = None
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(settle, value, failure)
+
+        self._at_work += 1
+        self._inbox.put(work)
+        return await done
+
+    async def idle(self) -> None:
+        """Wait until nothing is at work."""
+        if self.busy:
+            self._idle = asyncio.Event()
+            await self._idle.wait()
+
+    def once_idle(self, call: Callable[[], None]) -> None:
+        """Have that called, once, when nothing is at work any more."""
+        self._once_idle.append(call)
+        if not self.busy:
+            self._rest()
+
+    def _rest(self) -> None:
+        if self._idle is not None:
+            self._idle.set()
+        calls, self._once_idle = self._once_idle, []
+        for call in calls:
+            call()
+
+    def close(self) -> None:
+        """Give the thread back, at once or as soon as it is idle."""
+        inbox, self._inbox = self._inbox, None
+        if inbox is None:
+            return
+        if self.busy:
+            inbox.put(lambda: self._threads.give_back(inbox))
+        else:
+            self._threads.give_back(inbox)
+
+
+def _work(inbox: Inbox) -> None:
+    while (work := inbox.get()) is not None:
+        work()
+
+
+class HandlerExit(Exception):
+    """A plain handler raised something that is no ordinary exception (SystemExit, StopIteration)."""
+
+
+def wrapped(error: BaseException) -> HandlerExit:
+    """Return as an ordinary exception what is none."""
+    ordinary = HandlerExit(f"{class_name(error)}: {text_of(error)}")
+    ordinary.__cause__ = error
+    return ordinary

@@ -1,0 +1,121 @@
+"""What lives as long as a worker: entered before its first claim, left after its last run."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+from tenure.core.check import shown
+from tenure.errors import UsageError
+
+Lived = Callable[[], AbstractAsyncContextManager[Any]]
+
+MOMENT = 0.1
+"""Seconds that it gets to end once it has been cancelled; then it is left to itself."""
+
+
+class Lifespan:
+    """Goes through a context manager in a task of its own, so that task groups and scopes in it stay in one task.
+
+    `state` is what it yields. Without a context manager there is nothing to wait for.
+    """
+
+    def __init__(self, lived: Lived | None, *, worker: str, logger: logging.Logger) -> None:
+        self.state: Any = None
+        self._lived = lived
+        self._worker = worker
+        self._logger = logger
+        self._entered = asyncio.Event()
+        self._over = asyncio.Event()
+        self._life: asyncio.Task[None] | None = None
+
+    @property
+    def lives(self) -> bool:
+        """Whether it has been entered, and has not ended."""
+        return self._life is not None and not self._life.done()
+
+    async def enter(self, given_up: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        """Enter it, unless it is given up before that.
+
+        Raises:
+            BaseException: what it raised; then it has not been entered.
+        """
+        if self._lived is None:
+            return
+        self._life = life = asyncio.create_task(self._live(self._lived), name=f"lifespan of worker {self._worker}")
+        waits: list[asyncio.Task[Any]] = [
+            asyncio.create_task(self._entered.wait()),
+            asyncio.create_task(given_up()),
+        ]
+        try:
+            await asyncio.wait({life, *waits}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            self._life = None
+            await _cancelled(life)
+            raise
+        finally:
+            for wait in waits:
+                wait.cancel()
+        if life.done():
+            self._life = None
+            self._logger.critical("the worker %s does not start, for its lifespan cannot be entered", self._worker)
+            life.result()
+        elif not self._entered.is_set():
+            await self.cut_off()
+
+    def end(self) -> None:
+        """Let it be left."""
+        self._over.set()
+
+    async def ended(self) -> None:
+        """Wait until it has been left, or has ended by itself."""
+        if self._life is not None:
+            await asyncio.wait({self._life})
+
+    async def fail(self) -> None:
+        """Wait until it ends by itself, which it must not.
+
+        Raises:
+            RuntimeError: it has.
+        """
+        await self.ended()
+        if self._life is not None and not self._over.is_set():
+            failure = None if self._life.cancelled() else self._life.exception()
+            raise RuntimeError("the lifespan ended before its worker did") from failure
+
+    async def cut_off(self) -> None:
+        """Cancel what is left of it, and log what became of it; nobody has to wait for it from now on."""
+        life, self._life = self._life, None
+        if life is None:
+            return
+        if not life.done():
+            await _cancelled(life)
+            what = "end" if self._entered.is_set() else "be entered"
+            self._logger.error("the lifespan of worker %s took too long to %s, and was cut off", self._worker, what)
+        elif not life.cancelled() and (failure := life.exception()) is not None:
+            self._logger.error("the lifespan of worker %s failed while it ended", self._worker, exc_info=failure)
+
+    async def _live(self, lived: Lived) -> None:
+        made = lived()
+        if not hasattr(made, "__aenter__"):
+            raise UsageError(
+                f"lifespan gave {shown(made)}, which is no async context manager; decorate the function with "
+                "contextlib.asynccontextmanager"
+            )
+        async with made as state:
+            self.state = state
+            self._entered.set()
+            await self._over.wait()
+
+
+async def _cancelled(life: "asyncio.Task[None]") -> None:
+    life.cancel()
+    life.add_done_callback(_seen)
+    await asyncio.wait({life}, timeout=MOMENT)
+
+
+def _seen(life: "asyncio.Task[None]") -> None:
+    # Somebody must have looked at what it raises, or asyncio complains.
+    if not life.cancelled():
+        life.exception()

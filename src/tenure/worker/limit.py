@@ -1,0 +1,57 @@
+"""The time limit of one run: its handler is told and cancelled at it, and left to itself if it will not end."""
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from tenure.failures import is_a
+
+
+class TimeIsOver(Exception):
+    """The run passed its own limit."""
+
+
+class Limit:
+    """Like `asyncio.timeout`, but for a word to its owner before it cancels, and one if that is of no use.
+
+    `over` is called at the limit, `overdue` that many seconds after it, unless the body has ended by then.
+
+    Raises:
+        TimeIsOver: on the way out, if the body ended by that cancellation.
+    """
+
+    def __init__(self, seconds: float, linger: float, *, over: Callable[[], None], overdue: Callable[[], None]) -> None:
+        self._seconds = seconds
+        self._linger = linger
+        self._over = over
+        self._overdue = overdue
+        self._expired = False
+        self._task: asyncio.Task[object] | None = None
+        self._cancelling = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def __aenter__(self) -> Self:
+        self._task = task = asyncio.current_task()
+        self._cancelling = 0 if task is None else task.cancelling()
+        self._timer = asyncio.get_running_loop().call_later(self._seconds, self._expire)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if not self._expired or self._task is None:
+            return
+        # Whoever else has cancelled it wants it ended, whatever its limit.
+        cancelled = error is not None and is_a(error, asyncio.CancelledError)
+        if self._task.uncancel() <= self._cancelling and cancelled:
+            raise TimeIsOver from error
+
+    def _expire(self) -> None:
+        self._expired = True
+        self._over()
+        if self._task is not None:
+            self._task.cancel()
+        self._timer = asyncio.get_running_loop().call_later(self._linger, self._overdue)

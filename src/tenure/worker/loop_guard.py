@@ -1,0 +1,100 @@
+"""Finds the handler that stops the event loop of its worker, or cancels every task of it.
+
+What a handler calls, and what it starts, runs in a context that holds its job. So it is known which job makes such a
+call, at the moment when it is made:
+
+    loop.stop()                    refused: it raises in the handler
+    cancel() of the guard's task   the worker fails; that run fails, and the others of the loop are put back
+    the same, of an event handler  the worker fails, and the runs of its loop are put back
+    the same, of neither           the worker fails as in a crash: one stall for each run of the loop
+"""
+
+import asyncio
+import contextlib
+import traceback
+from collections.abc import Callable
+
+from tenure.context import handling_event, running_job
+from tenure.core.job import RecordedError
+from tenure.failures import TRACEBACK_KEPT
+
+STOPPED = "a handler must not stop the event loop of its worker"
+CANCELLED = "the handler cancelled every task of its event loop, those of its worker included"
+
+
+class LoopGuard:
+    """Rests in a task of its own, which only code that cancels every task of the loop can cancel."""
+
+    def __init__(self) -> None:
+        self.cancelled = False
+        """Whether every task of the loop was cancelled, and not by the worker itself."""
+        self.known = False
+        """Whether it is known by which job, or that it was an event handler."""
+        self._task: asyncio.Task[None] | None = None
+        self._released = False
+
+    def start(self, cancelled: Callable[[], None]) -> None:
+        """Begin on the running loop; `cancelled` is called soon after every task was."""
+        loop = asyncio.get_running_loop()
+        refuse_stops(loop)
+        self._task = asyncio.create_task(self._rest(_Watched(loop, self._note)), name="tenure loop guard")
+        self._task.add_done_callback(lambda _: None if self._released else cancelled())
+
+    def release(self) -> None:
+        """End."""
+        self._released = True
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _rest(self, watched: "_Watched") -> None:
+        await watched
+
+    def _note(self) -> None:
+        if self._released:
+            return
+        self.cancelled = True
+        job = running_job()
+        self.known = job is not None or handling_event()
+        if job is not None:
+            job.misuse = _error(CANCELLED)
+
+
+class _Watched(asyncio.Future[None]):
+    """Tells at once that it is being cancelled, in the context of the code that does so."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, asked: Callable[[], None]) -> None:
+        super().__init__(loop=loop)
+        self._asked = asked
+
+    def cancel(self, msg: object = None) -> bool:
+        self._asked()
+        return super().cancel(msg)
+
+
+def refuse_stops(loop: asyncio.AbstractEventLoop) -> None:
+    """Have `loop.stop` raise in a handler. Idempotent."""
+    stop = loop.stop
+    if isinstance(stop, _Stop):
+        return
+    # A loop that takes no attributes cannot be guarded; there a stop is a crash of its worker.
+    with contextlib.suppress(AttributeError):
+        loop.stop = _Stop(stop)  # type: ignore[method-assign]
+
+
+class _Stop:
+    def __init__(self, stop: Callable[[], None]) -> None:
+        self._stop = stop
+
+    def __call__(self) -> None:
+        job = running_job()
+        if job is None and not handling_event():
+            self._stop()
+            return
+        if job is not None:
+            job.misuse = _error(STOPPED)
+        raise RuntimeError(STOPPED)
+
+
+def _error(message: str) -> RecordedError:
+    place = "".join(traceback.format_stack()[:-3])
+    return RecordedError("RuntimeError", message, f"{place}RuntimeError: {message}\n"[-TRACEBACK_KEPT:])

@@ -1,0 +1,40 @@
+"""What a worker logs of runs that went wrong: never their arguments, their results, or messages that may quote them."""
+
+import logging
+
+from tenure.clock import SECOND
+from tenure.core.decision import Finish, PutBack
+from tenure.core.job import JobRecord
+from tenure.core.lifecycle import State
+from tenure.core.postmortem import first_line
+from tenure.core.settlement import Settlement
+
+
+def log_mishap(logger: logging.Logger, job: JobRecord, asked: Settlement) -> None:
+    """Log what went wrong with a run, if anything did."""
+    match asked.decision:
+        case Finish(state=State.FAILED, reason=reason, error=error):
+            logger.error(
+                "job %s (%s) failed in run %d, reason %s: %s; tenure jobs show tells all",
+                job.id,
+                job.task,
+                job.starts,
+                reason,
+                error.type if error else "no error",
+            )
+        case PutBack(charge="failures", after=after, error=error):
+            logger.warning(
+                "job %s (%s) failed in run %d: %s; tried again in %.1f s",
+                job.id,
+                job.task,
+                job.starts,
+                error.type if error else "no error",
+                after / SECOND,
+            )
+        case PutBack(charge="stalls"):
+            why = first_line(asked.ended.detail or "")
+            logger.error("job %s (%s) stalled in run %d: %s", job.id, job.task, job.starts, why)
+        case PutBack(charge="releases", reason="unknown_task"):
+            logger.warning("job %s is of task %r, which this worker does not know", job.id, job.task)
+        case _:
+            return

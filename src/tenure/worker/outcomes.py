@@ -1,0 +1,110 @@
+"""What runs came to, until the storage has answered: each outcome is under way in one call at a time, and in no more.
+
+add ──► waiting ──take──► sent ──heed──► answered: done, duplicate, lost, gone
+           ▲                └─── back: the call failed, or a part of the storage gave no verdict
+"""
+
+import logging
+from collections.abc import Sequence
+from random import Random
+
+from tenure.core.job import JobRecord
+from tenure.core.outcome import Unreadable
+from tenure.core.settlement import Settlement, settlement
+from tenure.failures import recorded
+from tenure.storage.protocol import SettleVerdict, Verdict
+from tenure.worker.held import Holdings, RunKey
+from tenure.worker.tally import Tally
+
+REFUSALS = 3
+"""How often a single outcome may fail to be recorded for a reason that is not the storage's."""
+
+
+class Outcomes:
+    """Those of one worker."""
+
+    def __init__(self, holdings: Holdings, *, rng: Random, logger: logging.Logger, tally: Tally) -> None:
+        self._holdings = holdings
+        self._rng = rng
+        self._logger = logger
+        self._tally = tally
+        self._waiting: dict[RunKey, Settlement] = {}
+        self._sent: dict[RunKey, Settlement] = {}
+        self._refused: dict[RunKey, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._sent)
+
+    @property
+    def waiting(self) -> int:
+        """How many are in no call."""
+        return len(self._waiting)
+
+    @property
+    def refused(self) -> bool:
+        """Whether one of them may be what a call failed by."""
+        return bool(self._refused)
+
+    @property
+    def ids(self) -> list[str]:
+        """The ids of the jobs whose outcomes have not been answered yet."""
+        return [ref.id for ref, _ in (*self._sent, *self._waiting)]
+
+    def add(self, key: RunKey, asked: Settlement) -> None:
+        """Take one in; there is none of that run yet."""
+        self._waiting[key] = asked
+
+    def take(self, most: int) -> list[Settlement]:
+        """Return the first of those that wait, for a call."""
+        if len(self._waiting) <= most:
+            taken, self._waiting = self._waiting, {}
+        else:
+            taken = {key: self._waiting.pop(key) for key in list(self._waiting)[:most]}
+        self._sent.update(taken)
+        return list(taken.values())
+
+    def back(self, batch: Sequence[Settlement]) -> int:
+        """Let those of a call wait again, behind all others, that it brought no verdict on; return how many."""
+        put_back = 0
+        for asked in batch:
+            key = (asked.ref, asked.fence)
+            if self._sent.pop(key, None) is not None:
+                self._waiting[key] = asked
+                put_back += 1
+        return put_back
+
+    def heed(self, verdicts: Sequence[Verdict]) -> None:
+        """Let go of the runs that the storage has given a verdict on."""
+        keys = [(verdict.ref, verdict.fence) for verdict in verdicts]
+        answered: list[tuple[JobRecord, Settlement, SettleVerdict]] = []
+        for key, held, verdict in zip(keys, self._holdings.drop_all(keys), verdicts, strict=True):
+            asked = self._sent.pop(key, None)
+            if self._refused:
+                self._refused.pop(key, None)
+            if held is not None and asked is not None:
+                answered.append((held.lease.job, asked, verdict.verdict))
+            if verdict.verdict == "lost":
+                self._logger.warning(
+                    "job %s: its run under fence %d had been taken over; what it came to was refused",
+                    verdict.ref.id,
+                    verdict.fence,
+                )
+        self._tally.answered(answered)
+
+    def blame(self, batch: Sequence[Settlement], error: Exception) -> None:
+        """Note whom an unexpected failure may be due to; what fails again and again by itself is given up.
+
+        They are in no call any more.
+        """
+        for asked in batch:
+            key = (asked.ref, asked.fence)
+            self._refused[key] = self._refused.get(key, 0) + 1
+            held = self._holdings.get(key)
+            if self._refused[key] == REFUSALS and held is not None:
+                # Its outcome cannot be recorded as it is, so that is what it comes to.
+                self._waiting[key] = settlement(held.lease, Unreadable(recorded(error)), self._rng)
+            elif self._refused[key] >= 2 * REFUSALS:
+                self._logger.error("job %s: no outcome of its run can be recorded; it is left to stall", asked.ref.id)
+                self._waiting.pop(key, None)
+                del self._refused[key]
+                self._holdings.drop(key)

@@ -1,0 +1,92 @@
+"""Compares each beat's answer with what the worker saw of the storage before, and raises the alarm."""
+
+import logging
+from collections.abc import Callable
+
+from tenure.clock import Clock
+from tenure.core.events import StorageReplaced, StorageRewound
+from tenure.core.partition import PartitionState, compare
+from tenure.storage.cursors import numbers_of
+
+ALARM_KEPT = 3600.0
+"""Seconds for which health and doctor show an alarm."""
+
+
+class PartitionWatch:
+    """What one worker saw of each partition of the storage."""
+
+    def __init__(
+        self,
+        *,
+        worker: str,
+        clock: Clock,
+        logger: logging.Logger,
+        read: Callable[[], str],
+        announce: Callable[[StorageReplaced | StorageRewound], None],
+        forget_read: Callable[[], None],
+        replaced: Callable[[int], None],
+    ) -> None:
+        """Take `read`, the cursor up to which the worker has read the event log, and what to call on an alarm."""
+        self._worker = worker
+        self._clock = clock
+        self._logger = logger
+        self._read = read
+        self._announce = announce
+        self._forget_read = forget_read
+        self._replaced = replaced
+        self._seen: dict[str, PartitionState] = {}
+        self._alarm = ""
+        self._raised_at = 0.0
+
+    @property
+    def alarm(self) -> str:
+        """What is wrong with the storage, for health and doctor; empty if nothing was found within the last hour."""
+        if self._alarm and self._clock.uptime() - self._raised_at >= ALARM_KEPT:
+            self._alarm = ""
+        return self._alarm
+
+    @property
+    def seen(self) -> tuple[PartitionState, ...]:
+        """What the last beats found."""
+        return tuple(self._seen.values())
+
+    @property
+    def read(self) -> tuple[int, ...]:
+        """How far the worker has read each partition's event log. Ask before the beat is sent."""
+        return numbers_of(self._read())
+
+    def compare(self, found: tuple[PartitionState, ...], read: tuple[int, ...]) -> None:
+        """Compare what a beat found with what was seen before."""
+        for now in found:
+            seen = self._seen.get(now.partition)
+            self._seen[now.partition] = now
+            if now.trouble:
+                self._logger.warning("worker %s: partition %s: %s", self._worker, now.partition, now.trouble)
+            if seen is None:
+                continue
+            read_to = read[now.place] if now.place < len(read) else 0
+            event = compare(seen, now, read_to)
+            match event:
+                case StorageReplaced():
+                    self._raise(
+                        logging.CRITICAL,
+                        f"partition {now.partition} of the storage was replaced: identity {event.old} is now "
+                        f"{event.new}, and everything that it held is lost",
+                    )
+                    self._replaced(now.place)
+                case StorageRewound():
+                    self._raise(
+                        logging.WARNING,
+                        f"partition {now.partition} of the storage went back in time: event "
+                        f"{max(seen.last_event, read_to)} was seen and is not in its log, which ends at "
+                        f"{now.last_event}; acknowledged writes are lost",
+                    )
+                case None:
+                    continue
+            # What was read is of the log as it was before.
+            self._forget_read()
+            self._announce(event)
+
+    def _raise(self, level: int, alarm: str) -> None:
+        self._logger.log(level, "worker %s: %s", self._worker, alarm)
+        self._alarm, self._raised_at = alarm, self._clock.uptime()

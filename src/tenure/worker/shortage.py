@@ -1,0 +1,80 @@
+"""Tells when this process runs out of descriptors or threads: a worker that does claims no more jobs."""
+
+import errno
+import os
+import resource
+from collections.abc import Callable
+from typing import Any
+
+from tenure.clock import Clock
+from tenure.failures import is_a
+
+LEAST_FREE = 32
+"""With fewer free descriptors than this a worker claims no more: it needs some itself, to settle and to end well."""
+
+LOOK = 1.0
+"""Seconds between two looks at the descriptors: a look takes some microseconds for each that is open."""
+
+NO_THREAD = "can't start new thread"
+"""The message of the RuntimeError that the interpreter raises if the system refuses a thread."""
+
+_SHORT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+_OPEN = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"
+
+
+def free_descriptors() -> int | None:
+    """Return how many more descriptors this process may open; None if there is no limit, or it cannot be told."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return None
+    try:
+        # The list holds the descriptor that it is read by.
+        return limit - len(os.listdir(_OPEN)) + 1
+    except OSError as error:
+        return 0 if error.errno in (errno.EMFILE, errno.ENFILE) else None
+
+
+def is_shortage(error: BaseException) -> bool:
+    """Return True if an exception says that descriptors, threads or memory have run out. Never raises."""
+    said: Any = error
+    try:
+        # A subclass may raise, whatever it is asked.
+        if is_a(error, OSError):
+            return said.errno in _SHORT
+        if is_a(error, BaseExceptionGroup):
+            return any(is_shortage(one) for one in said.exceptions)
+        return type(error) is RuntimeError and error.args[:1] == (NO_THREAD,)
+    except BaseException:
+        return False
+
+
+class Descriptors:
+    """Looks now and then how many descriptors are free, and calls `found` with the reason when they become too few."""
+
+    def __init__(
+        self, clock: Clock, found: Callable[[str], None], *, free: Callable[[], int | None] = free_descriptors
+    ) -> None:
+        self._clock = clock
+        self._found = found
+        self._free = free
+        self._next_look = 0.0
+        self.why: str | None = None
+        """Why nothing more may be claimed, by the latest look; None if it may."""
+
+    def short(self) -> str | None:
+        """Look, if it is time to, and return why nothing more may be claimed; None if it may."""
+        now = self._clock.uptime()
+        if now >= self._next_look:
+            self._next_look = now + LOOK
+            self.look()
+        return self.why
+
+    def look(self) -> None:
+        """Look at once."""
+        free = self._free()
+        # Twice as many to go on, so that it does not change its mind with each descriptor.
+        if free is None or free >= LEAST_FREE * (1 if self.why is None else 2):
+            self.why = None
+        elif self.why is None:
+            self.why = f"it has {max(0, free)} free descriptors, and claims nothing with fewer than {LEAST_FREE}"
+            self._found(self.why)

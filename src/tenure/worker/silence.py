@@ -1,0 +1,32 @@
+"""What is known of a run whose handler gave no sign for too long, told by its own worker, which lives."""
+
+from msgspec import structs
+
+from tenure.clock import SECOND, Clock
+from tenure.core.job import Owner, RunRecord, StallReason
+from tenure.core.outcome import Stalled
+from tenure.core.postmortem import post_mortem, stall_cause
+from tenure.worker.held import Held
+
+
+def told_of_silence(held: Held, reason: StallReason, *, worker: Owner, clock: Clock) -> Stalled:
+    """Return what a run has come to that its worker stopped because its handler was silent, with its post-mortem."""
+    now, wall, job, silent = clock.uptime(), clock.now(), held.lease.job, held.silent_for
+    run = RunRecord(
+        number=job.starts,
+        fence=job.fence,
+        owner=worker.id,
+        worker=worker.name,
+        host=worker.host,
+        pid=held.pid or worker.pid,
+        start=wall - round((now - held.claimed_at) * SECOND),
+        trace=held.at_limit,
+    )
+    text = post_mortem(
+        structs.replace(job, heard_at=wall),
+        stall_cause(job, reason, silent_for=silent, run=run),
+        silent_for=silent,
+        died=False,
+        run=run,
+    )
+    return Stalled(reason, silent, worker.id, text)

@@ -1,0 +1,102 @@
+"""Which line of a handler a thread is at: read off its frames, or off what it has written down at a signal."""
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import FrameType
+
+from msgspec import Struct
+
+from tenure.worker.stacks.ours import ASYNCIO, BUS, HOUSE, MIDDLEWARE, THREADS, WORKER
+
+_STEP = str(Path(ASYNCIO) / "events.py")
+"""Where asyncio calls what is due; no handler is below it."""
+
+_CALLERS = frozenset(str(WORKER / name) for name in ("run.py", "provision.py", "on_cancel.py", "lifespan.py"))
+"""Where code that is not ours is called on the loop."""
+
+_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.+)$')
+
+
+class Place(Struct, frozen=True):
+    """A line of a function."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} in {self.function}"
+
+
+class At(Struct, frozen=True):
+    """A handler at work: the line of its own that it is at, and where the call that it makes there has come to."""
+
+    handler: Place
+    inmost: Place
+
+    def __str__(self) -> str:
+        return str(self.handler) if self.handler == self.inmost else f"{self.handler} (which has come to {self.inmost})"
+
+
+def on_loop(stack: Iterable[Place]) -> At | None:
+    """Return where a handler is in the stack of its loop's thread, the latest call first; None if none is at work."""
+    own: list[Place] = []
+    for place in stack:
+        if place.file in _CALLERS:
+            return _at(own)
+        if place.file == _STEP and place.function == "_run":
+            # A task that a handler has started, or something of our own.
+            return None if not own or own[-1].file.startswith((ASYNCIO, HOUSE)) else _at(own)
+        own.append(place)
+    return None
+
+
+def in_thread(stack: Iterable[Place]) -> At | None:
+    """Return where a job's handler is in the stack of a thread of ours; None if it is another's, or idle."""
+    own: list[Place] = []
+    for place in stack:
+        if place.file == THREADS:
+            return None if own and own[-1].file == BUS else _at(own)
+        own.append(place)
+    return None
+
+
+def frames(frame: FrameType | None) -> Iterator[Place]:
+    """Return the places of a thread's frames, the latest call first."""
+    while frame is not None:
+        yield Place(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name)
+        frame = frame.f_back
+
+
+class Dump:
+    """What faulthandler has written of all threads of a process."""
+
+    def __init__(self, text: str) -> None:
+        self._stacks = [_read(part) for part in re.split(r"^(?:Current thread|Thread) .*$", text, flags=re.MULTILINE)]
+
+    def on_loop(self) -> At | None:
+        """Return where a handler is that runs on the loop of the main thread."""
+        for stack in self._stacks:
+            # Every other thread has begun in the module that starts them.
+            if stack and stack[-1].function != "_bootstrap" and (found := on_loop(stack)) is not None:
+                return found
+        return None
+
+    def in_threads(self) -> list[At]:
+        """Return where the handlers are that run in threads."""
+        return [found for stack in self._stacks if (found := in_thread(stack)) is not None]
+
+
+def _at(stack: Iterable[Place]) -> At | None:
+    own = [place for place in stack if place.file != MIDDLEWARE]
+    return At(own[-1], own[0]) if own else None
+
+
+def _read(part: str) -> list[Place]:
+    found = [_FRAME.match(line) for line in part.splitlines()]
+    return [
+        Place(one["file"], int(one["line"]) if one["line"].isdigit() else 0, one["function"])
+        for one in found
+        if one is not None
+    ]

@@ -1,0 +1,184 @@
+"""Notices that a worker's event loop is blocked, from beside it, and says once by which handler and on which line.
+
+    loop      ──a timer each half a second──► turns noted, on the slate, too
+    keeper's  ──looks as often──► late by more than a second: one warning for each time that it blocks
+    thread                        late by more than max_block: given up, its leases are renewed no more
+
+Where the interpreter itself is held (a C call that keeps the GIL), this thread is as late as the loop is. Then whoever
+watches from another process has warned; where nobody does, it is said afterwards.
+"""
+
+import asyncio
+import contextvars
+import sys
+import threading
+from collections.abc import Callable
+from logging import Logger
+
+from tenure.clock import Clock
+from tenure.context import JobContext, job_of
+from tenure.core.events import Event, WorkerHung
+from tenure.worker.held import Held, Holdings
+from tenure.worker.slate import Slate
+from tenure.worker.stacks import places
+from tenure.worker.stacks.ours import current_frames
+from tenure.worker.stacks.places import At
+from tenure.worker.turns import TICK, Turns
+
+WARN = 1.0
+"""Seconds that a loop may be late before somebody is told."""
+
+ABSENT = 2.0
+"""Seconds by which a look may come late; after more, whoever looks stood still, and maybe the whole machine."""
+
+WATCHED = 5.0
+"""Seconds since its last look after which a watcher does not count as one any more."""
+
+REMEDY = "await there, make the handler a plain function, or run it in a process of its own"
+
+
+class Watchdog:
+    """One loop's: it ticks there, and watches from another thread."""
+
+    def __init__(
+        self,
+        turns: Turns,
+        holdings: Holdings,
+        *,
+        owner: str,
+        slate: Slate | None,
+        supervised: bool,
+        max_block: float,
+        clock: Clock,
+        logger: Logger,
+        announce: Callable[[Event], None],
+        claimed_at: Callable[[], float],
+    ) -> None:
+        self._turns = turns
+        self._holdings = holdings
+        self._owner = owner
+        self._slate = slate
+        self._supervised = supervised
+        self._max_block = max_block
+        self._clock = clock
+        self._logger = logger
+        self._announce = announce
+        self._claimed_at = claimed_at
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0
+        self._looked_at = 0.0
+        self._excused_at = 0.0
+        """Until when nothing could be expected of the loop: nothing went on here either."""
+        self._warned = self._hung = 0.0
+        """The last turns before the blockages that were told of."""
+
+    def start(self) -> None:
+        """Tick on the running loop from now on."""
+        self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
+        self._due = self._clock.uptime()
+        self._tick()
+
+    def stop(self) -> None:
+        """Tick no more; nobody is to wait for this loop."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._turns.ended()
+
+    async def watch(self) -> None:
+        """Look again and again, until cancelled; in another thread."""
+        while True:
+            self.look(self._clock.uptime())
+            await asyncio.sleep(TICK)
+
+    def look(self, now: float) -> None:
+        """Look once whether the loop turns."""
+        late = self._looked_at > 0 and now - self._looked_at > TICK + WARN / 2
+        if self._absent(now):
+            self._excused_at = now
+        self._looked_at = now
+        if self._slate is not None:
+            self._slate.beaten(now, self._turns.memory)
+        last, blocked = self._turns.at, self._turns.blocked(now)
+        if blocked > 0 and (blocking := self._blocking()) is not None and blocking.key != self._turns.blocker:
+            self._turns.blocked_by(blocking.key, blocking.line)
+        if blocked > WARN and self._warned != last:
+            self._warned = last
+            self._warn(last, blocked, late=late)
+        if self._hangs(now) and self._hung != last:
+            self._hung = last
+            self._give_up(blocked)
+
+    def given_up(self) -> bool:
+        """Say whether the loop has been blocked for so long that nobody is to renew what its worker holds."""
+        now = self._clock.uptime()
+        return self._hangs(now) and not self._absent(now)
+
+    def _absent(self, now: float) -> bool:
+        return self._looked_at > 0 and now - self._looked_at > TICK + ABSENT
+
+    def _hangs(self, now: float) -> bool:
+        return min(self._turns.blocked(now), now - self._excused_at) > self._max_block
+
+    def _tick(self) -> None:
+        now = self._clock.uptime()
+        self._turns.turned(now, max(0.0, now - self._due))
+        if self._slate is not None:
+            self._slate.claimed(self._claimed_at())
+        self._due = now + TICK
+        # In no run's context, whoever starts the worker.
+        if self._loop is not None:
+            self._timer = self._loop.call_later(TICK, self._tick, context=contextvars.Context())
+
+    def _warn(self, last: float, blocked: float, *, late: bool) -> None:
+        if late and self._supervised and self._watched():
+            # Nothing went on here, or it was stopped; whoever watched knows which of them.
+            return
+        if self._slate is not None and not self._slate.warns(last):
+            return
+        at = self._on_loop()
+        if late and at is None:
+            found = [str(one) for one in self._in_threads()]
+            self._logger.warning(
+                "nothing in this process went on for %.1f s: it was stopped, or a call held the interpreter%s",
+                blocked,
+                f"; handlers in threads are at {', '.join(found)}" if found else "",
+            )
+            return
+        self._logger.warning(
+            "%s has blocked the event loop of this worker for %.1f s%s: %s; %s",
+            "something" if (held := self._blocking()) is None else f"job {held.lease.job.id} ({held.lease.job.task})",
+            blocked,
+            ", and held the interpreter" if late else "",
+            at or "its line cannot be told",
+            REMEDY,
+        )
+
+    def _give_up(self, blocked: float) -> None:
+        self._logger.error("the event loop has been blocked for %.0f s; its leases are renewed no more", blocked)
+        if not self._watched():
+            self._announce(WorkerHung(owner=self._owner, blocked_for=blocked, stack=str(self._on_loop() or "")))
+
+    def _watched(self) -> bool:
+        return self._slate is not None and self._clock.uptime() - self._slate.watched_at < WATCHED
+
+    def _blocking(self) -> Held | None:
+        """Return the run whose handler the loop is at."""
+        if self._loop is None or (task := asyncio.current_task(self._loop)) is None:
+            return None
+        job: JobContext | None = None
+        if sys.version_info >= (3, 12):
+            # It may be a task that the handler has started.
+            job = job_of(task.get_context())
+        for held in self._holdings.all():
+            if held.task is task or (job is not None and job is held.context):
+                return held
+        return None
+
+    def _on_loop(self) -> At | None:
+        return places.on_loop(places.frames(current_frames().get(self._thread)))
+
+    def _in_threads(self) -> list[At]:
+        found = [places.in_thread(places.frames(frame)) for frame in current_frames().values()]
+        return [at for at in found if at is not None]
