@@ -33,7 +33,7 @@ from tenure.core.lease import Lease
 from tenure.core.outcome import Returned
 from tenure.core.settlement import settlement
 from tenure.storage.locate import locate
-from tenure.storage.protocol import Order
+from tenure.storage.protocol import ClaimRequest
 
 ROOM = 10
 BLOCK = 20
@@ -139,7 +139,7 @@ class Place:
         for start in range(0, self.shape.jobs, TRIP):
             few = Counter(next(turns) for _ in range(start, min(start + TRIP, self.shape.jobs)))
             await self._enqueue(few)
-        self._held = (await self._storage.exchange(self._owner, (), Order(filled, ROOM))).leases
+        self._held = (await self._storage.exchange(self._owner, (), ClaimRequest(filled, ROOM))).leases
         if self._client is not None:
             settle_down(self._client)
 
@@ -163,7 +163,7 @@ class Place:
 
     async def _exchange(self) -> None:
         settlements = [settlement(lease, Returned(b"null"), self._dice) for lease in self._held]
-        answer = await self._storage.exchange(self._owner, settlements, Order(self._queues, ROOM))
+        answer = await self._storage.exchange(self._owner, settlements, ClaimRequest(self._queues, ROOM))
         # As a worker does, so that each queue is the first in its turn.
         self._queues = self._queues[1:] + self._queues[:1]
         self._held = answer.leases

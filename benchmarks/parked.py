@@ -23,7 +23,7 @@ from tenure.core.job import Key, NewJob, Owner
 from tenure.core.lease import Lease
 from tenure.core.outcome import Returned
 from tenure.core.settlement import settlement
-from tenure.storage.protocol import CLAIM_LIMIT, Order
+from tenure.storage.protocol import CLAIM_LIMIT, ClaimRequest
 from tenure.storage.sqlite import SQLiteStorage
 
 QUEUE = "bench"
@@ -80,7 +80,7 @@ class Line:
         ending, self._held = self._held[:settled], self._held[settled:]
         settlements = [settlement(lease, Returned(b"null"), self._dice) for lease in ending]
         began = time.perf_counter()
-        answer = await self._storage.exchange(self._owner, settlements, Order((QUEUE,), room))
+        answer = await self._storage.exchange(self._owner, settlements, ClaimRequest((QUEUE,), room))
         took = 1000 * (time.perf_counter() - began)
         self._held += answer.leases
         return len(answer.leases), took

@@ -18,7 +18,15 @@ from benchmarks.server import a_server
 from tenure.core.job import NewJob, Owner
 from tenure.core.lease import Lease
 from tenure.storage.locate import locate
-from tenure.storage.protocol import CLAIM_LIMIT, RENEW_LIMIT, Beat, Order, Renewal, Storage, WorkerInfo
+from tenure.storage.protocol import (
+    CLAIM_LIMIT,
+    RENEW_LIMIT,
+    ClaimRequest,
+    LeaseRenewal,
+    RenewRequest,
+    Storage,
+    WorkerInfo,
+)
 from tenure.storage.redis.address import read
 
 BEAT = 5.0
@@ -37,14 +45,14 @@ class Holder:
     async def claim(self, jobs: int) -> None:
         """Take so many jobs."""
         while left := jobs - len(self.leases):
-            order = Order(("default",), min(left, CLAIM_LIMIT))
+            order = ClaimRequest(("default",), min(left, CLAIM_LIMIT))
             self.leases += (await self._storage.exchange(self.owner, order=order)).leases
 
     async def beat(self) -> None:
         """Renew all that is held."""
         for start in range(0, len(self.leases), RENEW_LIMIT):
-            due = [Renewal(lease.ref, lease.fence) for lease in self.leases[start : start + RENEW_LIMIT]]
-            pulse = await self._storage.renew(Beat(self.owner, tuple(due), WORKER))
+            due = [LeaseRenewal(lease.ref, lease.fence) for lease in self.leases[start : start + RENEW_LIMIT]]
+            pulse = await self._storage.renew(RenewRequest(self.owner, tuple(due), WORKER))
             assert not pulse.lost
 
 

@@ -60,16 +60,16 @@ from tenure.storage.protocol import (
     SWEEP_LIMIT,
     TRIM_LIMIT,
     WINDOW_LIMIT,
-    Beat,
-    Bid,
-    Cancel,
+    CancelJob,
+    ClaimRequest,
+    LeaseRenewal,
     NewLogLine,
-    Order,
     PutSchedule,
     Query,
-    Renewal,
-    Reschedule,
+    RenewRequest,
+    RescheduleJob,
     Settings,
+    SweepRequest,
     Target,
     Tick,
     WorkerInfo,
@@ -181,13 +181,15 @@ class Probe:
         leases: list[Lease] = []
         while len(leases) < number:
             room = min(CLAIM_LIMIT, number - len(leases))
-            won = (await self.storage.exchange(owner, (), Order((queue,), room))).leases
+            won = (await self.storage.exchange(owner, (), ClaimRequest((queue,), room))).leases
             if not won:
                 raise RuntimeError(f"{number} jobs of {queue} were to be won, but it were {len(leases)}")
             leases += won
         return leases
 
-    async def settle(self, owner: Owner, leases: Sequence[Lease], outcome: Outcome, order: Order | None = None) -> None:
+    async def settle(
+        self, owner: Owner, leases: Sequence[Lease], outcome: Outcome, order: ClaimRequest | None = None
+    ) -> None:
         """Settle leases, all in one call."""
         settlements = [settlement(lease, outcome, self._dice) for lease in leases]
         answer = await self.storage.exchange(owner, settlements, order)
@@ -196,14 +198,14 @@ class Probe:
 
     async def sweep(self, **expected: int) -> None:
         """Sweep once, and see that it did what the case is about."""
-        swept = await self.storage.sweep(Bid(REAPER, term=None))
+        swept = await self.storage.sweep(SweepRequest(REAPER, term=None))
         if swept.troubles or any(swept.did[chore] < did for chore, did in expected.items()):
             raise RuntimeError(f"it was to do {expected}, but did {swept.did}, {swept.troubles}")
 
     async def sweep_all(self) -> None:
         """Sweep until there is no more to do, and give what was reclaimed back."""
         while True:
-            swept = await self.storage.sweep(Bid(REAPER, term=None))
+            swept = await self.storage.sweep(SweepRequest(REAPER, term=None))
             leases = [stalled.lease for stalled in swept.stalled]
             for start in range(0, len(leases), SETTLE_LIMIT):
                 await self.settle(REAPER, leases[start : start + SETTLE_LIMIT], Returned(b"null"))
@@ -282,7 +284,7 @@ async def flow(probe: Probe) -> None:
     async def drop() -> None:
         await probe.settle(alice, leases, Returned(b"null"))
 
-    claims = Order((BASE,), CLAIM_LIMIT)
+    claims = ClaimRequest((BASE,), CLAIM_LIMIT)
     await probe.case(f"exchange, {CLAIM_LIMIT} claims", lambda: storage.exchange(alice, (), claims))
     await probe.case(f"exchange, {SETTLE_LIMIT} settlements", drop, hold)
     await probe.case(
@@ -301,7 +303,7 @@ async def flow(probe: Probe) -> None:
 
     await probe.case(
         "exchange, 10 settlements and 10 claims",
-        lambda: probe.settle(alice, leases, Returned(b"null"), Order((BASE,), 10)),
+        lambda: probe.settle(alice, leases, Returned(b"null"), ClaimRequest((BASE,), 10)),
         ten,
     )
     numbers = count()
@@ -314,7 +316,7 @@ async def flow(probe: Probe) -> None:
 
     await probe.case(
         f"exchange, {SCAN_LIMIT} looks at jobs without a slot",
-        lambda: storage.exchange(alice, (), Order((f"blocked-{next(numbers) - 1}",), 1)),
+        lambda: storage.exchange(alice, (), ClaimRequest((f"blocked-{next(numbers) - 1}",), 1)),
         block,
     )
 
@@ -326,13 +328,13 @@ async def beats(probe: Probe, held: Sequence[tuple[Owner, list[Lease]]]) -> None
 
     async def beat(**fields: Any) -> None:
         owner, leases = next(owners)
-        renewals = tuple(Renewal(lease.ref, lease.fence, ran=SECOND, silent=SECOND, **fields) for lease in leases)
-        pulse = await storage.renew(Beat(owner, renewals, WorkerInfo(queues=("held",), concurrency=500)))
+        renewals = tuple(LeaseRenewal(lease.ref, lease.fence, ran=SECOND, silent=SECOND, **fields) for lease in leases)
+        pulse = await storage.renew(RenewRequest(owner, renewals, WorkerInfo(queues=("held",), concurrency=500)))
         if pulse.lost:
             raise RuntimeError("a renewal was refused")
 
     for owner, leases in held:
-        await storage.renew(Beat(owner, tuple(Renewal(lease.ref, lease.fence) for lease in leases)))
+        await storage.renew(RenewRequest(owner, tuple(LeaseRenewal(lease.ref, lease.fence) for lease in leases)))
     await probe.case(f"renew, {RENEW_LIMIT} leases", beat)
     line = (NewLogLine("info", "a line of a log", {"k": "v"}),)
     await probe.case(f"renew, {RENEW_LIMIT} leases with progress", lambda: beat(sign=True, progress=0.5))
@@ -383,7 +385,7 @@ async def sweeps(probe: Probe) -> None:
         await probe.enqueue(2 * PROMOTE_LIMIT, "halted")
         await storage.tune(Target("task", "noop"), Settings(paused=True))
         while (await storage.survey(["halted"])).queues[0].parked < 2 * PROMOTE_LIMIT:
-            await storage.exchange(alice, (), Order(("halted",), 100))
+            await storage.exchange(alice, (), ClaimRequest(("halted",), 100))
         await storage.tune(Target("task", "noop"), Settings(paused=False))
 
     async def failed() -> None:
@@ -450,9 +452,9 @@ async def hand(probe: Probe) -> None:
     async def some() -> None:
         refs[:] = await probe.enqueue(100, "revised")
 
-    await probe.case("revise, 100 cancelled", lambda: storage.revise([Cancel(ref) for ref in refs]), some)
+    await probe.case("revise, 100 cancelled", lambda: storage.revise([CancelJob(ref) for ref in refs]), some)
     await probe.case(
-        "revise, 100 rescheduled", lambda: storage.revise([Reschedule(ref, delay=SECOND) for ref in refs]), some
+        "revise, 100 rescheduled", lambda: storage.revise([RescheduleJob(ref, delay=SECOND) for ref in refs]), some
     )
     schedules: list[Schedule] = []
 
@@ -518,7 +520,7 @@ async def deploys(probe: Probe) -> None:
     for title, known in (("none", others), ("all", tasks)):
         await probe.case(
             f"exchange, {UNKNOWN_TASKS} tasks parked, {title} known",
-            partial(storage.exchange, new, (), Order(("deployed",), CLAIM_LIMIT, tasks=known)),
+            partial(storage.exchange, new, (), ClaimRequest(("deployed",), CLAIM_LIMIT, tasks=known)),
         )
 
 

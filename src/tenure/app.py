@@ -12,7 +12,7 @@ from datetime import timedelta
 from random import Random
 from typing import Any, ParamSpec, Self, TypeVar, get_args, overload
 
-from tenure.bus import Hearers
+from tenure.bus import Handlers
 from tenure.clock import Clock, SystemClock, entropy
 from tenure.codec import Codec, JsonCodec
 from tenure.compatibility import snapshot
@@ -23,37 +23,37 @@ from tenure.core.job import NewJob, Owner, Ref
 from tenure.core.schedule import Schedule
 from tenure.core.size import Size, size
 from tenure.dead import DeadLetters
-from tenure.defining import Definer, Member, Plan
-from tenure.equipment import Equipment
+from tenure.defining import Decorators, ScheduleDefinition, TaskDefinition
+from tenure.equipment import Runtime
 from tenure.errors import ResultTimeoutError, StorageError, UnknownTaskError, UsageError
-from tenure.figures import Figures
+from tenure.figures import MetricsRegistry
 from tenure.fitting import refusal
 from tenure.functions import is_async, yields
-from tenure.handle import Access, Job
+from tenure.handle import Job, JobAccess
 from tenure.health.asgi import DegradedIs, HealthApp
 from tenure.health.make import PATIENCE, Threshold, health_app
-from tenure.health.vitals import Vitals
+from tenure.health.vitals import ProcessHealth
 from tenure.hearing import registering
 from tenure.ids import JobIds
 from tenure.injection import Provider, needs, not_injected, provider_of
-from tenure.maintenance.reaper import Reaping
+from tenure.maintenance.reaper import Sweeper
 from tenure.middleware import Middleware, layer
 from tenure.options import LeaderElection, Rate, TaskOptions, Timing
 from tenure.options.rate import rate_key
 from tenure.options.schedules import grace_of
 from tenure.queue import Queue
-from tenure.router import Arrival, Place, Planned, Router, routing, standings, timetable
+from tenure.router import Arrival, DefinitionScope, Planned, Router, routing, standings, timetable
 from tenure.schedules import Schedules
-from tenure.sideloop import PORTAL, Side, SideLoop
+from tenure.sideloop import PORTAL, BackgroundLoop, LoopRunner
 from tenure.signature import Signature
 from tenure.storage.locate import locate, read
-from tenure.storage.protocol import TASK_RATE, Receipt, Settings, Storage, Target
-from tenure.task import Call, DeclaredTask, Task
-from tenure.trips import Trips
+from tenure.storage.protocol import TASK_RATE, EnqueueResult, Settings, Storage, Target
+from tenure.task import DeclaredTask, EncodedCall, Task
+from tenure.trips import EnqueueBatcher
 from tenure.whereabouts import Whereabouts, whereabouts
 from tenure.worker.outpost import KeeperKind, Outpost
-from tenure.worker.slate import Slate
-from tenure.worker.wear import Wear
+from tenure.worker.slate import Scoreboard
+from tenure.worker.wear import RecyclePolicy
 from tenure.worker.worker import DRAIN, Worker
 
 P = ParamSpec("P")
@@ -70,7 +70,7 @@ PAYLOAD_WARNED = 32 * 1024
 """From this many bytes on, arguments are warned about once a task."""
 
 
-class Tenure(Definer):
+class Tenure(Decorators):
     """An app: its tasks, and where their jobs are remembered.
 
     `url`: the storage; `$TENURE_URL` if not given, else `sqlite:///tenure.db` in the working directory. `name`:
@@ -95,7 +95,7 @@ class Tenure(Definer):
         storage: Storage | None = None,
         clock: Clock | None = None,
         rng: Random | None = None,
-        side: Callable[[str], Side] = SideLoop,
+        side: Callable[[str], LoopRunner] = BackgroundLoop,
         lifespan: "Lives | None" = None,
     ) -> None:
         if url is not None and storage is not None:
@@ -115,11 +115,11 @@ class Tenure(Definer):
         self._clock = clock or SystemClock()
         self._rng = rng or entropy()
         self._side = side
-        self._figures = Figures()
+        self._figures = MetricsRegistry()
         self._make_id = JobIds(self._clock, self._rng).make
-        self._trips = Trips()
-        self._accesses: dict[Signature | None, Access] = {}
-        self._hearers = Hearers()
+        self._trips = EnqueueBatcher()
+        self._accesses: dict[Signature | None, JobAccess] = {}
+        self._hearers = Handlers()
         self._schedules: dict[str, Schedule] = {}
         self._warned: set[str] = set()
         self._lifespan = None if lifespan is None else _lifespan(lifespan)
@@ -139,8 +139,8 @@ class Tenure(Definer):
         return self._url
 
     @property
-    def _place(self) -> Place:
-        return Place(self, self.defaults)
+    def _place(self) -> DefinitionScope:
+        return DefinitionScope(self, self.defaults)
 
     # ── tasks ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -165,7 +165,7 @@ class Tenure(Definer):
                 self.tasks[task.name] = task
         self._schedules.update(schedules)
 
-    def _taken(self, one: Member | None, plan: Plan | None = None) -> None:
+    def _taken(self, one: TaskDefinition | None, plan: ScheduleDefinition | None = None) -> None:
         place = self._place
         self.admit([] if one is None else [(one, place)], [] if plan is None else [(plan, place)])
 
@@ -225,7 +225,7 @@ class Tenure(Definer):
 
     # ── jobs ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def enqueue_many(self, calls: Iterable[Call[R]]) -> list[Job[R]]:
+    async def enqueue_many(self, calls: Iterable[EncodedCall[R]]) -> list[Job[R]]:
         """Enqueue many calls in one trip: `app.enqueue_many(add.call(i, i) for i in range(1000))`.
 
         All calls for one queue are remembered, or none of them.
@@ -237,7 +237,7 @@ class Tenure(Definer):
         """
         return await self.submit_many(_calls(calls))
 
-    def enqueue_many_sync(self, calls: Iterable[Call[R]]) -> list[Job[R]]:
+    def enqueue_many_sync(self, calls: Iterable[EncodedCall[R]]) -> list[Job[R]]:
         """Do as `enqueue_many`, for callers without a running loop."""
         return PORTAL.call(self.enqueue_many(calls), verb="enqueue_many")
 
@@ -257,7 +257,7 @@ class Tenure(Definer):
         where = default if queue is None else named(queue, field="queue")
         return Job(Ref(where, named(job_id, field="id")), self.access(None if task is None else task.signature))
 
-    async def submit(self, call: Call[R]) -> Job[R]:
+    async def submit(self, call: EncodedCall[R]) -> Job[R]:
         """Enqueue a call, in a trip that it may share with other callers; what every `enqueue` comes down to."""
         # As `opened` does, without a coroutine more for each call.
         storage = self.storage
@@ -268,7 +268,7 @@ class Tenure(Definer):
             raise _with_ids(error, [call]) from error.__cause__
         return self._handle(call, receipt)
 
-    async def submit_many(self, calls: list[Call[R]]) -> list[Job[R]]:
+    async def submit_many(self, calls: list[EncodedCall[R]]) -> list[Job[R]]:
         """Enqueue calls in one trip. One alone may share it with other callers."""
         if len(calls) < 2:
             return [await self.submit(call) for call in calls]
@@ -279,14 +279,14 @@ class Tenure(Definer):
             raise _with_ids(error, calls) from error.__cause__
         return [self._handle(call, receipt) for call, receipt in zip(calls, receipts, strict=True)]
 
-    def _handle(self, call: Call[R], receipt: Receipt) -> Job[R]:
+    def _handle(self, call: EncodedCall[R], receipt: EnqueueResult) -> Job[R]:
         signature = call.task.signature
         access = self._accesses.get(signature) or self.access(signature)
         made = receipt.made
         refused = refusal(receipt, call.job, skipped=call.skips) if made == "throttled" else None
         return Job(receipt.ref, access, made, refused)
 
-    async def submit_and_wait(self, call: Call[R], wait: timedelta) -> R:
+    async def submit_and_wait(self, call: EncodedCall[R], wait: timedelta) -> R:
         """Enqueue a call and wait for its result; what every `enqueue_and_wait` comes down to."""
         limit = wait.total_seconds()
         job_id = call.job.id
@@ -344,16 +344,16 @@ class Tenure(Definer):
         """Return what says of a call's encoded arguments which they are: the same for equal ones."""
         return signature.digest(self.codec, payload)
 
-    def access(self, signature: Signature | None) -> Access:
+    def access(self, signature: Signature | None) -> JobAccess:
         """Return a job's way back to this app."""
         access = self._accesses.get(signature)
         if access is None:
             codec = self.codec
             convert = codec.decode if signature is None else functools.partial(signature.result, codec)
-            access = self._accesses[signature] = Access(self.opened, convert, rng=self._rng, logger=self.logger)
+            access = self._accesses[signature] = JobAccess(self.opened, convert, rng=self._rng, logger=self.logger)
         return access
 
-    def _triggered(self, receipt: Receipt, job: NewJob) -> Job[Any]:
+    def _triggered(self, receipt: EnqueueResult, job: NewJob) -> Job[Any]:
         known = {**self.declared, **self.tasks}.get(job.task)
         access = self.access(None if known is None else known.signature)
         return Job(receipt.ref, access, made=receipt.made, refusal=refusal(receipt, job, skipped=True))
@@ -379,7 +379,7 @@ class Tenure(Definer):
         max_memory: Size | None = None,
         prefetch: int | None = None,
         incarnation: str | None = None,
-        slate: Slate | None = None,
+        slate: Scoreboard | None = None,
     ) -> Worker:
         """Return a worker of this process; start it with `async with`, `start()` or `run()`.
 
@@ -417,7 +417,7 @@ class Tenure(Definer):
             queues=served,
             concurrency=whole(concurrency, field="concurrency", least=1),
             owner=owner,
-            reaper=Reaping(equipment, owner, election).run if flag(reaper, field="reaper") else None,
+            reaper=Sweeper(equipment, owner, election).run if flag(reaper, field="reaper") else None,
             drain=drain,
             burst=bool(flag(burst, field="burst")),
             supervised=incarnation is not None,
@@ -425,14 +425,14 @@ class Tenure(Definer):
             outpost=self._outpost(equipment, owner)
             if one_of(keeper, get_args(KeeperKind), field="keeper") == "process"
             else None,
-            wear=Wear(
+            wear=RecyclePolicy(
                 max_jobs=None if max_jobs is None else whole(max_jobs, field="max_jobs", least=1),
                 max_memory=None if max_memory is None else size(max_memory, field="max_memory"),
             ),
             prefetch=None if prefetch is None else whole(prefetch, field="prefetch", least=0, meaning="0 claims none"),
         )
 
-    def _outpost(self, equipment: Equipment, owner: Owner) -> Outpost:
+    def _outpost(self, equipment: Runtime, owner: Owner) -> Outpost:
         if not self.storage.shared:
             raise UsageError(
                 f'keeper="process" cannot reach {self.storage.url}, which lives in one process; use sqlite:///... or '
@@ -477,12 +477,12 @@ class Tenure(Definer):
             backlog=backlog,
             for_=for_,
             degraded_is=degraded_is,
-            vitals=lambda: Vitals(figures=self._figures.totals()),
+            vitals=lambda: ProcessHealth(figures=self._figures.totals()),
         )
 
-    def equipment(self) -> Equipment:
+    def equipment(self) -> Runtime:
         """Return what this app hands to its workers and reapers."""
-        return Equipment(
+        return Runtime(
             app=self.name,
             storage=self.storage,
             tasks=self.tasks,
@@ -573,18 +573,18 @@ def _lifespan(given: Lives) -> Lives:
     return given
 
 
-def _calls(given: Iterable[Call[Any]]) -> list[Call[Any]]:
+def _calls(given: Iterable[EncodedCall[Any]]) -> list[EncodedCall[Any]]:
     try:
         through = iter(given)
     except TypeError:
         raise UsageError(f"calls = {shown(given)} must be several; write [task.call(1), task.call(2)]") from None
     calls = list(through)
     for call in calls:
-        of_kind(call, Call, field="a call", remedy="write task.call(...) for each")
+        of_kind(call, EncodedCall, field="a call", remedy="write task.call(...) for each")
     return calls
 
 
-def _with_ids(error: StorageError, calls: Sequence[Call[Any]]) -> StorageError:
+def _with_ids(error: StorageError, calls: Sequence[EncodedCall[Any]]) -> StorageError:
     """Return the error of an enqueue with the ids of its jobs; a copy, for the storage may tell it to others, too."""
     told = copy.copy(error).with_traceback(error.__traceback__)
     told.job_ids = tuple(call.job.id for call in calls)

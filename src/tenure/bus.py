@@ -20,7 +20,7 @@ from tenure.failures import is_a, log_failure
 from tenure.functions import is_async
 from tenure.storage.cursors import recorded_within, restarted
 from tenure.storage.follow import pages
-from tenure.storage.protocol import EVENTS_END, EventPage, Reader, Storage
+from tenure.storage.protocol import EVENTS_END, EventPage, EventReader, Storage
 from tenure.threads import DaemonExecutor, NoThreadError
 from tenure.waiting import first
 
@@ -36,7 +36,7 @@ BATCH = 100
 
 
 @dataclass(frozen=True)
-class Hearing:
+class Handler:
     """One registered handler: what it hears, of which task (None: of all), and in which processes."""
 
     kind: type[Event]
@@ -51,11 +51,11 @@ class Hearing:
         )
 
 
-class Hearers:
+class Handlers:
     """The handlers of one app or reaper."""
 
     def __init__(self) -> None:
-        self._all: list[Hearing] = []
+        self._all: list[Handler] = []
         self._watchers: list[Callable[[], None]] = []
 
     def add(self, kind: type[Any], handler: Callable[[Any], object], *, scope: str, task: str | None) -> None:
@@ -68,7 +68,7 @@ class Hearers:
             raise UsageError(f"{kind!r} is no event; use a class such as JobStalled")
         if scope not in ("once", "every"):
             raise UsageError(f'scope = {scope!r} is unknown; use "once" or "every"')
-        self._all.append(Hearing(kind, handler, scope, task))
+        self._all.append(Handler(kind, handler, scope, task))
         for watcher in tuple(self._watchers):
             watcher()
 
@@ -81,16 +81,16 @@ class Hearers:
         finally:
             self._watchers.remove(watcher)
 
-    def scoped(self, scope: str) -> list[Hearing]:
+    def scoped(self, scope: str) -> list[Handler]:
         """Return the handlers of one scope."""
         return [hearing for hearing in self._all if hearing.scope == scope]
 
-    def everyone(self) -> list[Hearing]:
+    def everyone(self) -> list[Handler]:
         """Return all handlers."""
         return list(self._all)
 
 
-class Bus:
+class EventBus:
     """Reads the log for one app or reaper in one process and calls the handlers.
 
     Handlers of scope "once" share a named reader of the log: its batches are lent to one process at a time, so each
@@ -103,7 +103,7 @@ class Bus:
     def __init__(
         self,
         storage: Storage,
-        hearers: Hearers,
+        hearers: Handlers,
         *,
         reader: str,
         caller: str,
@@ -114,7 +114,7 @@ class Bus:
     ) -> None:
         self._storage = storage
         self._hearers = hearers
-        self._reader = Reader(reader, caller)
+        self._reader = EventReader(reader, caller)
         self._skipped = local
         self._rng = rng
         self._decode = decode
@@ -127,7 +127,7 @@ class Bus:
         """The scopes that have a place in the log."""
         self._unrecorded: set[str] = set()
         """Which events a warning has named as not recorded by any queue."""
-        self._handling: tuple[Reader | None, str | None] = None, None
+        self._handling: tuple[EventReader | None, str | None] = None, None
         self._restarts: set[int] = set()
         """The partitions, by their places, whose logs handlers of scope "every" are to hear from their start."""
         self.read_to = ""
@@ -231,7 +231,7 @@ class Bus:
         while True:
             await self._hand(await self._local.get(), self._hearers.everyone())
 
-    async def _follow(self, scope: str, reader: Reader | None, registered: float) -> None:
+    async def _follow(self, scope: str, reader: EventReader | None, registered: float) -> None:
         """Hand what the log holds to the handlers of a scope; `place` is the cursor behind what was handled."""
         place = self._since if reader is None and scope in self._placed else None
 
@@ -302,7 +302,7 @@ class Bus:
                 with contextlib.suppress(StorageError):
                     await self._storage.events(place, limit=1, reader=reader)
 
-    async def _hand(self, event: Event, hearings: list[Hearing]) -> None:
+    async def _hand(self, event: Event, hearings: list[Handler]) -> None:
         for hearing in hearings:
             if not hearing.hears(event):
                 continue

@@ -17,7 +17,7 @@ Described = str | dict[str, Any]
 _BOUNDS = ("gt", "ge", "lt", "le", "multiple_of", "min_length", "max_length", "pattern", "tz")
 
 
-class Taken(Struct, frozen=True, omit_defaults=True):
+class ParameterShape(Struct, frozen=True, omit_defaults=True):
     """One parameter. `gathers`: several arguments in a list, or in a dict."""
 
     type: Described
@@ -25,11 +25,11 @@ class Taken(Struct, frozen=True, omit_defaults=True):
     gathers: Gathers = "one"
 
 
-class Shape(Struct, frozen=True):
+class PayloadShape(Struct, frozen=True):
     """A task's payload: its version, and its parameters by name."""
 
     version: int
-    parameters: dict[str, Taken]
+    parameters: dict[str, ParameterShape]
 
 
 def snapshot(tasks: Mapping[str, Task[..., Any]]) -> dict[str, Any]:
@@ -51,22 +51,22 @@ def incompatible(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     return [f"task {name!r}{told}" for name, shape in before.items() for told in _changes(shape, after.get(name))]
 
 
-def _read(given: object, *, field: str) -> dict[str, Shape]:
+def _read(given: object, *, field: str) -> dict[str, PayloadShape]:
     try:
-        return msgspec.convert(given, dict[str, Shape])
+        return msgspec.convert(given, dict[str, PayloadShape])
     except msgspec.ValidationError as error:
         raise UsageError(f"{field} is no snapshot of tasks: {error}; give what app.signatures() returned") from None
 
 
-def _shape(task: Task[..., Any]) -> Shape:
+def _shape(task: Task[..., Any]) -> PayloadShape:
     taken = {
-        name: Taken(_described(types.type_info(hint), ()), required, gathers)
+        name: ParameterShape(_described(types.type_info(hint), ()), required, gathers)
         for name, hint, required, gathers in task.signature.taken()
     }
-    return Shape(task.migrations.version, taken)
+    return PayloadShape(task.migrations.version, taken)
 
 
-def _changes(old: Shape, new: Shape | None) -> Iterator[str]:
+def _changes(old: PayloadShape, new: PayloadShape | None) -> Iterator[str]:
     if new is None:
         yield " is gone: its jobs would wait for a worker that knows it"
         return

@@ -19,7 +19,7 @@ from tenure.core.lifecycle import State
 from tenure.errors import UsageError
 from tenure.options.merging import fill
 from tenure.sideloop import PORTAL
-from tenure.storage.protocol import Delete, Query, Redrive, Revision, Storage
+from tenure.storage.protocol import DeleteJob, Query, RedriveJob, Revision, Storage
 
 PAGE = 200
 """How many records a walk through all dead letters holds at a time."""
@@ -262,7 +262,7 @@ class DeadLetters:
         return await self._handle(
             _where(where),
             whole(limit, field="limit", least=1),
-            lambda one, place: Redrive(one.ref, who, round(gap * place), one.finished),
+            lambda one, place: RedriveJob(one.ref, who, round(gap * place), one.finished),
             gap=gap,
         )
 
@@ -286,7 +286,7 @@ class DeadLetters:
         if where.everything and everything is not True:
             raise UsageError("a purge without a filter deletes every dead letter; give one, or everything=True")
         return await self._handle(
-            where, whole(limit, field="limit", least=1), lambda one, _: Delete(one.ref, who, one.finished)
+            where, whole(limit, field="limit", least=1), lambda one, _: DeleteJob(one.ref, who, one.finished)
         )
 
     def page_sync(self, where: DeadFilter | None = None, *, limit: int = 50, after: str | None = None) -> DeadPage:

@@ -18,7 +18,7 @@ from tenure.core.schedule import Overlap
 from tenure.errors import UsageError
 from tenure.functions import is_async, name_of, runnable
 from tenure.middleware import Middleware
-from tenure.migration import Versions, versions
+from tenure.migration import PayloadVersions, versions
 from tenure.options import Collect, TaskOptions, TaskSettings
 from tenure.options.merges import collected
 from tenure.options.schedules import MissedTicks
@@ -39,7 +39,7 @@ Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
-class Member:
+class TaskDefinition:
     """A task as it was defined: with a name, or without, and its own options, over those of a declared one perhaps."""
 
     task: Task[..., Any]
@@ -49,7 +49,7 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ScheduleDefinition:
     """A schedule as it was declared: which call it makes, and when; with a name, or without."""
 
     task: Task[..., Any]
@@ -60,16 +60,16 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Definition:
+class TaskDeclaration:
     """What `task` and `declare` were told, before there is a function."""
 
     given: str | None
     settings: TaskOptions
-    known: Versions
+    known: PayloadVersions
     prefix: str = ""
     collect: Collect | None = None
 
-    def member(self, function: object, *, declared: bool = False) -> Member:
+    def member(self, function: object, *, declared: bool = False) -> TaskDefinition:
         """Return a function as a task, in no app so far.
 
         Raises:
@@ -79,12 +79,12 @@ class Definition:
         task = _kind(runs, self.collect, declared=declared)(
             runs, name_under(self.given, runs, self.prefix), self.settings, self.known, self.collect
         )
-        return Member(task, self.given, self.settings)
+        return TaskDefinition(task, self.given, self.settings)
 
 
 def definition(
     name: object, options: dict[str, Any], version: object, since: object, *, prefix: str = "", collect: object = None
-) -> Definition:
+) -> TaskDeclaration:
     """Return what a task is told to be.
 
     Raises:
@@ -92,7 +92,7 @@ def definition(
     """
     no_others(options, ("name", *TaskSettings.__annotations__, "version", "since"))
     settings = TaskOptions(**options)
-    return Definition(
+    return TaskDeclaration(
         None if name is None else named(name, field="name"),
         settings,
         versions(version, since),
@@ -101,19 +101,19 @@ def definition(
     )
 
 
-def implementation(function: object, declared: DeclaredTask[..., Any], own: TaskOptions) -> Member:
+def implementation(function: object, declared: DeclaredTask[..., Any], own: TaskOptions) -> TaskDefinition:
     """Return a function as the task that another declares, with options of its own laid over those declared.
 
     Raises:
         UsageError: it is no such function, or does not take and return what is declared.
     """
     runs = _untaken(function)
-    known = Versions(declared.migrations.version, declared.migrations.since)
+    known = PayloadVersions(declared.migrations.version, declared.migrations.since)
     kind = _kind(runs, declared.collect)
     task = kind(runs, declared.name, own.over(declared.settings), known, declared.collect)
     if (wrong := task.signature.breach(declared.signature)) is not None:
         raise UsageError(f"{name_of(runs)} implements task {declared.name!r}, but {wrong}; let it be as declared")
-    return Member(task, None, own, declared)
+    return TaskDefinition(task, None, own, declared)
 
 
 def contract(declared: object) -> None:
@@ -125,7 +125,7 @@ def contract(declared: object) -> None:
     of_kind(declared, DeclaredTask, field="declared", remedy="give what @app.declare or @router.declare made")
 
 
-class Definer(ABC):
+class Decorators(ABC):
     """The decorators that an app and a router have alike."""
 
     @property
@@ -134,7 +134,7 @@ class Definer(ABC):
         return ""
 
     @abstractmethod
-    def _taken(self, one: Member | None, plan: Plan | None = None) -> None:
+    def _taken(self, one: TaskDefinition | None, plan: ScheduleDefinition | None = None) -> None:
         """Take in a task, a schedule of one that is there, or both: all of it or nothing."""
 
     @overload
@@ -314,7 +314,7 @@ class Definer(ABC):
             options, name, args, kwargs, every=interval, missed=missed, overlap=overlap, grace=grace
         )
 
-    def _made(self, one: Member) -> Task[..., Any]:
+    def _made(self, one: TaskDefinition) -> Task[..., Any]:
         self._taken(one)
         return one.task
 
@@ -333,11 +333,11 @@ class Definer(ABC):
         def declare(function: Any) -> Any:
             one = None
             if not isinstance(function, Task):
-                one = Definition(None, settings, Versions(), self._named_under).member(function)
+                one = TaskDeclaration(None, settings, PayloadVersions(), self._named_under).member(function)
             elif options:
                 raise UsageError(f"{function!r} has its options already; give {next(iter(options))} to @app.task")
             task = cast("Task[..., Any]", function) if one is None else one.task
-            self._taken(one, Plan(task, said, given, kwargs or {}, when))
+            self._taken(one, ScheduleDefinition(task, said, given, kwargs or {}, when))
             return task
 
         return declare

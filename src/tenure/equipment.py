@@ -9,17 +9,17 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from tenure.bus import Hearers
+from tenure.bus import Handlers
 from tenure.clock import Clock, SystemClock, entropy
 from tenure.codec import Codec, JsonCodec
 from tenure.core.job import Owner
 from tenure.core.schedule import Schedule
-from tenure.figures import Figures
+from tenure.figures import MetricsRegistry
 from tenure.ids import owner_id
 from tenure.injection import Provider
 from tenure.middleware import Middleware
 from tenure.options import Timing
-from tenure.sideloop import Side, SideLoop
+from tenure.sideloop import BackgroundLoop, LoopRunner
 from tenure.storage.locate import locate
 from tenure.storage.protocol import Storage
 from tenure.task import Task
@@ -27,21 +27,21 @@ from tenure.whereabouts import Whereabouts
 
 
 @dataclass(frozen=True)
-class Equipment:
+class Runtime:
     """A storage, the tasks, and the handed-in sources of time, chance and threads."""
 
     app: str
     storage: Storage
     tasks: Mapping[str, Task[..., Any]]
     codec: Codec
-    hearers: Hearers
+    hearers: Handlers
     timing: Timing
     logger: logging.Logger
     clock: Clock = field(default_factory=SystemClock)
-    figures: Figures = field(default_factory=Figures)
+    figures: MetricsRegistry = field(default_factory=MetricsRegistry)
     """What is counted of the work that it is handed out for, for all who work in this process."""
     rng: Random = field(default_factory=entropy)
-    side: Callable[[str], Side] = SideLoop
+    side: Callable[[str], LoopRunner] = BackgroundLoop
     schedules: Mapping[str, Schedule] = field(default_factory=dict[str, Schedule])
     """What code declares, for whoever starts to put into the storage."""
     middleware: tuple[Middleware, ...] = ()
@@ -72,18 +72,18 @@ def bare(
     timing: Timing | None = None,
     logger: logging.Logger | None = None,
     codec: Codec | None = None,
-) -> Equipment:
+) -> Runtime:
     """Return equipment without an app's code: enough for a reaper and for whoever looks on.
 
     Raises:
         UsageError: the URL names no storage.
     """
-    return Equipment(
+    return Runtime(
         app="",
         storage=locate(url),
         tasks={},
         codec=codec or JsonCodec(),
-        hearers=Hearers(),
+        hearers=Handlers(),
         timing=timing or Timing(),
         logger=logger or logging.getLogger("tenure"),
     )

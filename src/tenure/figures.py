@@ -47,7 +47,7 @@ METRICS = (JOBS, DURATION, WAIT, RENEWALS, STALLED, FENCED, STORAGE_OP)
 """Those that processes count."""
 
 
-class Figures:
+class MetricsRegistry:
     """The counts of one process, or of one part of it. Any thread may count, and any may read."""
 
     def __init__(self) -> None:

@@ -13,10 +13,10 @@ from tenure.errors import ThrottledError
 from tenure.options import Collect, KeyTemplate, Rate, TaskOptions, Throttle
 from tenure.options.keys import CONCURRENCY, Arguments, Keying, made_of
 from tenure.options.tasks import weighed
-from tenure.storage.protocol import Receipt
+from tenure.storage.protocol import EnqueueResult
 
 
-class Fitting:
+class CallKeys:
     """Makes a job fit its call, as the options of a task say, or those of a call over them.
 
     Raises:
@@ -118,7 +118,7 @@ def of_task(task: str, key: str | None) -> str:
     return f"{_escaped(task)}:{key or ''}"
 
 
-def refusal(receipt: Receipt, job: NewJob, *, skipped: bool) -> ThrottledError | None:
+def refusal(receipt: EnqueueResult, job: NewJob, *, skipped: bool) -> ThrottledError | None:
     """Return the error that tells whose call was throttled so; `skipped`: where it is not raised."""
     if receipt.made != "throttled" or job.throttle is None:
         return None

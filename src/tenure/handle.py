@@ -16,7 +16,7 @@ from tenure.core.events import AnyEvent, JobCompleted, JobExpired
 from tenure.core.job import JobDetail, JobRecord, Ref
 from tenure.core.lifecycle import TERMINAL, State
 from tenure.core.merge import Made
-from tenure.core.patience import Patience
+from tenure.core.patience import ExponentialDelay
 from tenure.errors import (
     JobCancelledError,
     JobExpiredError,
@@ -31,7 +31,16 @@ from tenure.errors import (
 )
 from tenure.sideloop import PORTAL
 from tenure.storage.hints import Hints
-from tenure.storage.protocol import Cancel, Redrive, Reschedule, Retain, Revised, Revision, Storage, job_topic
+from tenure.storage.protocol import (
+    CancelJob,
+    RedriveJob,
+    RescheduleJob,
+    RetainJob,
+    Revision,
+    RevisionResult,
+    Storage,
+    job_topic,
+)
 from tenure.waiting import first
 
 R_co = TypeVar("R_co", covariant=True)
@@ -42,14 +51,14 @@ _TOLD = 100
 POLL = 1.0
 """Seconds between two looks at a job whose change nobody hinted at."""
 
-PATIENCE = Patience(0.05, 1.0)
+PATIENCE = ExponentialDelay(0.05, 1.0)
 """Between two tries at a storage that is out of reach, or busy."""
 
 OUTAGE = 60.0
 """Seconds for which such a storage is tried again where the caller has set no time."""
 
 
-class Access:
+class JobAccess:
     """A job's way back to its app: to the opened storage and its hints, and from stored bytes to a result."""
 
     def __init__(
@@ -86,7 +95,7 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
     """
 
     _ref: Ref
-    _access: Access
+    _access: JobAccess
     made: Made = "created"
     refusal: ThrottledError | None = None
 
@@ -206,7 +215,7 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
             ThrottledError: this call made no job.
             StorageError: the storage cannot be asked.
         """
-        cancel = Cancel(self._ref, remark(reason, field="reason"), remark(by, field="by"))
+        cancel = CancelJob(self._ref, remark(reason, field="reason"), remark(by, field="by"))
         return (await self._revise(cancel)).verdict != "refused"
 
     async def redrive(self, *, by: str | None = None) -> None:
@@ -219,7 +228,7 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
             ThrottledError: this call made no job.
             StorageError: the storage cannot be asked.
         """
-        revised = await self._revise(Redrive(self._ref, remark(by, field="by")))
+        revised = await self._revise(RedriveJob(self._ref, remark(by, field="by")))
         if revised.holder is not None:
             raise UsageError(
                 f"job {self.id} is not redriven: job {revised.holder.id} holds its unique key; "
@@ -240,7 +249,7 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
             StorageError: the storage cannot be asked.
         """
         later = micros(duration(delay, field="delay", zero=True))
-        revised = await self._revise(Reschedule(self._ref, delay=later, by=remark(by, field="by")))
+        revised = await self._revise(RescheduleJob(self._ref, delay=later, by=remark(by, field="by")))
         if revised.verdict == "refused":
             raise UsageError(f"job {self.id} is {revised.state}; only a job that is waiting or delayed is rescheduled")
 
@@ -253,7 +262,7 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
             ThrottledError: this call made no job.
             StorageError: the storage cannot be asked.
         """
-        revised = await self._revise(Retain(self._ref, micros(duration(ttl, field="ttl"))))
+        revised = await self._revise(RetainJob(self._ref, micros(duration(ttl, field="ttl"))))
         if revised.verdict == "refused":
             raise UsageError(f"job {self.id} is {revised.state}; only the result of a completed job is retained")
 
@@ -352,7 +361,7 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
             return JobExpiredError(self.id, f"job {self.id} expired before it started, and was discarded")
         return self._unknown()
 
-    async def _revise(self, revision: Revision) -> Revised:
+    async def _revise(self, revision: Revision) -> RevisionResult:
         storage = await self._opened()
         revised = (await storage.revise([revision]))[0]
         if revised.verdict == "gone":

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Closes(Protocol):
+class SupportsClose(Protocol):
     """What can be closed."""
 
     def close(self) -> object:
@@ -44,7 +44,7 @@ class Closes(Protocol):
         ...
 
 
-class AsyncCloses(Protocol):
+class SupportsAclose(Protocol):
     """What can be closed on a loop."""
 
     def aclose(self) -> object:
@@ -52,7 +52,7 @@ class AsyncCloses(Protocol):
         ...
 
 
-C = TypeVar("C", bound=Closes | AsyncCloses)
+C = TypeVar("C", bound=SupportsClose | SupportsAclose)
 
 Provider = Callable[..., Any]
 
@@ -116,7 +116,7 @@ def Inject(provider: Provider, /) -> Any:
 
 
 @dataclass(frozen=True)
-class Step:
+class ProviderStep:
     """One provider of a run, and which of the values made before it takes, by their places."""
 
     name: str
@@ -130,7 +130,7 @@ class Step:
 class Needs:
     """All that a function is to be given: how it is made, in order, and which of its parameters takes which step's."""
 
-    steps: tuple[Step, ...] = ()
+    steps: tuple[ProviderStep, ...] = ()
     takes: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
@@ -140,7 +140,7 @@ def needs(function: Callable[..., Any], replaced: Mapping[Provider, Provider] | 
     Raises:
         UsageError: a provider takes what nobody can give it, or rests on itself.
     """
-    survey = _Survey(replaced or {})
+    survey = _ProviderWalk(replaced or {})
     takes = survey.places(injections(inspect.signature(function).parameters.values(), whose=_name(function)))
     return Needs(tuple(survey.steps), takes)
 
@@ -202,11 +202,11 @@ def provider_of(given: object, *, field: str) -> Provider:
     return given
 
 
-class _Survey:
+class _ProviderWalk:
     """Goes through a tree of providers from the leaves up, each of them once."""
 
     def __init__(self, replaced: Mapping[Provider, Provider]) -> None:
-        self.steps: list[Step] = []
+        self.steps: list[ProviderStep] = []
         self._replaced = replaced
         self._places: dict[Provider, int] = {}
         self._trail: list[Provider] = []
@@ -228,9 +228,9 @@ class _Survey:
         return self._places[provider]
 
 
-def _step(provider: Provider, takes: Mapping[str, int]) -> Step:
+def _step(provider: Provider, takes: Mapping[str, int]) -> ProviderStep:
     make, kind = _way(provider)
-    return Step(_name(provider), provider, make, kind, takes)
+    return ProviderStep(_name(provider), provider, make, kind, takes)
 
 
 def _way(provider: Provider) -> tuple[Callable[..., Any], Kind]:

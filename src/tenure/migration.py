@@ -16,20 +16,20 @@ Migration = Callable[[dict[str, Any]], dict[str, Any]]
 """Makes of the arguments of one version those of the next."""
 
 
-class Versions(NamedTuple):
+class PayloadVersions(NamedTuple):
     """The version of a task's payload, and the oldest one that it still understands."""
 
     version: int = 1
     since: int = 1
 
 
-def versions(version: object, since: object) -> Versions:
+def versions(version: object, since: object) -> PayloadVersions:
     """Return the versions that a task says it has.
 
     Raises:
         UsageError: they are no whole numbers from 1, or the oldest is after the newest.
     """
-    given = Versions(whole(version, field="version", least=1), whole(since, field="since", least=1))
+    given = PayloadVersions(whole(version, field="version", least=1), whole(since, field="since", least=1))
     if given.since > given.version:
         raise UsageError(
             f"since = {given.since} is after version = {given.version}: the task would refuse its own jobs; "
@@ -41,7 +41,7 @@ def versions(version: object, since: object) -> Versions:
 class Migrations:
     """The steps of one task, from its oldest version to its own."""
 
-    def __init__(self, known: Versions) -> None:
+    def __init__(self, known: PayloadVersions) -> None:
         self.version, self.since = known
         self._steps: dict[int, Migration] = {}
 

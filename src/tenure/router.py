@@ -7,20 +7,20 @@ from typing import Any, Protocol, TypeVar
 from tenure.core.check import named, of_kind
 from tenure.core.events import Event
 from tenure.core.schedule import Schedule
-from tenure.defining import Definer, Member, Plan, name_under
+from tenure.defining import Decorators, ScheduleDefinition, TaskDefinition, name_under
 from tenure.errors import UsageError
 from tenure.hearing import registering
 from tenure.middleware import Middleware, layer
 from tenure.options import TaskOptions, Timing
 from tenure.options.schedules import grace_of
 from tenure.schedules import schedule_of
-from tenure.task import DeclaredTask, Registry, Standing, Task, job_of
+from tenure.task import DeclaredTask, Task, TaskBinding, TaskOwner, job_of
 
 E = TypeVar("E", bound=Event)
 M = TypeVar("M", bound=Middleware)
 
 
-class Home(Registry, Protocol):
+class RouterParent(TaskOwner, Protocol):
     """What a router needs of its app."""
 
     def admit(self, arrivals: "Sequence[Arrival]", plans: "Sequence[Planned]" = ()) -> None:
@@ -29,29 +29,29 @@ class Home(Registry, Protocol):
 
 
 @dataclass(frozen=True)
-class Place:
+class DefinitionScope:
     """Where tasks are defined: in an app, and under the prefix and with the options that its routers give them."""
 
-    app: Home
+    app: RouterParent
     defaults: TaskOptions
     prefix: str = ""
     around: tuple[Sequence[Middleware], ...] = ()
 
 
-Arrival = tuple[Member, Place]
-Planned = tuple[Plan, Place]
+Arrival = tuple[TaskDefinition, DefinitionScope]
+Planned = tuple[ScheduleDefinition, DefinitionScope]
 
 
 def standings(
     arrivals: Sequence[Arrival], *, tasks: Container[str], declared: Container[str]
-) -> dict[Task[..., Any], Standing]:
+) -> dict[Task[..., Any], TaskBinding]:
     """Return what each of these will be in its place, beside the tasks that the app has and those it declares.
 
     Raises:
         UsageError: a name is taken, or none that a task can have; options do not fit a task's arguments; or what is
             implemented is not declared in this app, or implemented already.
     """
-    made: dict[Task[..., Any], Standing] = {}
+    made: dict[Task[..., Any], TaskBinding] = {}
     names, running = set[str](), set[str]()
     for one, place in arrivals:
         if one.implements is not None:
@@ -77,7 +77,7 @@ def standings(
 
 
 def timetable(
-    plans: Sequence[Planned], standings: Mapping[Task[..., Any], Standing], *, known: Container[str]
+    plans: Sequence[Planned], standings: Mapping[Task[..., Any], TaskBinding], *, known: Container[str]
 ) -> dict[str, Schedule]:
     """Return the schedules that these will be, beside those that the app has, and with the tasks that it will have.
 
@@ -100,7 +100,7 @@ def timetable(
     return made
 
 
-class Router(Definer):
+class Router(Decorators):
     """One part of an app, tasks and what goes with them, to be included in it: `app.include(router)`.
 
     `prefix` stands before the name of each task; under one, a task that is given no name is called after its function
@@ -118,14 +118,14 @@ class Router(Definer):
         self.prefix = "" if prefix == "" else named(prefix, field="prefix")
         self.defaults = TaskOptions() if defaults is None else defaults
         of_kind(self.defaults, TaskOptions, field="defaults", remedy='write defaults=TaskOptions(queue="billing")')
-        self._members: list[Member] = []
-        self._plans: list[Plan] = []
+        self._members: list[TaskDefinition] = []
+        self._plans: list[ScheduleDefinition] = []
         self._routers: list[Router] = []
         self._middleware: list[Middleware] = []
-        self._waiting: list[Callable[[Place], None]] = []
+        self._waiting: list[Callable[[DefinitionScope], None]] = []
         """What can be done once there is an app."""
         self._included = False
-        self._inside: Place | None = None
+        self._inside: DefinitionScope | None = None
         """Where its tasks are, once there is an app."""
 
     def __repr__(self) -> str:
@@ -171,7 +171,7 @@ class Router(Definer):
             router.claim()
         self._routers.append(router)
 
-    def join(self, place: Place) -> None:
+    def join(self, place: DefinitionScope) -> None:
         """Become a part of an app; what `include` comes down to.
 
         Raises:
@@ -202,7 +202,7 @@ class Router(Definer):
     def _named_under(self) -> str:
         return self.prefix
 
-    def _taken(self, one: Member | None, plan: Plan | None = None) -> None:
+    def _taken(self, one: TaskDefinition | None, plan: ScheduleDefinition | None = None) -> None:
         if plan is not None:
             self._see_that_it_can_be(plan, one)
         if self._inside is not None:
@@ -213,7 +213,7 @@ class Router(Definer):
         if plan is not None:
             self._plans.append(plan)
 
-    def _see_that_it_can_be(self, plan: Plan, new: Member | None) -> None:
+    def _see_that_it_can_be(self, plan: ScheduleDefinition, new: TaskDefinition | None) -> None:
         """Tell of what is wrong with a schedule, as far as that can be told without an app."""
         task = plan.task
         if new is None and not any(one.task is task for one in self._members):
@@ -232,19 +232,19 @@ class Router(Definer):
                 "for another app, make it in a function that returns a new Router"
             )
 
-    def _arrivals(self, place: Place) -> Iterator[Arrival]:
+    def _arrivals(self, place: DefinitionScope) -> Iterator[Arrival]:
         inside = self._within(place)
         yield from ((one, inside) for one in self._members)
         for router in self._routers:
             yield from router._arrivals(inside)
 
-    def _planned(self, place: Place) -> Iterator[Planned]:
+    def _planned(self, place: DefinitionScope) -> Iterator[Planned]:
         inside = self._within(place)
         yield from ((one, inside) for one in self._plans)
         for router in self._routers:
             yield from router._planned(inside)
 
-    def _settle(self, place: Place) -> None:
+    def _settle(self, place: DefinitionScope) -> None:
         self._inside = self._within(place)
         for do in self._waiting:
             do(self._inside)
@@ -252,11 +252,11 @@ class Router(Definer):
         for router in self._routers:
             router._settle(self._inside)
 
-    def _within(self, place: Place) -> Place:
+    def _within(self, place: DefinitionScope) -> DefinitionScope:
         around = (*place.around, self._middleware)
-        return Place(place.app, self.defaults.over(place.defaults), place.prefix + self.prefix, around)
+        return DefinitionScope(place.app, self.defaults.over(place.defaults), place.prefix + self.prefix, around)
 
-    def _once_inside(self, do: Callable[[Place], None]) -> None:
+    def _once_inside(self, do: Callable[[DefinitionScope], None]) -> None:
         if self._inside is None:
             self._waiting.append(do)
         else:

@@ -14,7 +14,7 @@ from tenure.core.check import named, no_others, of_kind, shown, whole
 from tenure.core.cron import Cron, Every
 from tenure.core.duration import Duration, moment
 from tenure.core.job import NewJob
-from tenure.core.patience import Patience
+from tenure.core.patience import ExponentialDelay
 from tenure.core.schedule import Overlap, Schedule
 from tenure.core.ticks import begun, rhythm_of
 from tenure.errors import StorageError, StorageUnavailableError, UnknownScheduleError, UsageError
@@ -22,8 +22,8 @@ from tenure.handle import Job
 from tenure.options import TaskSettings
 from tenure.options.schedules import MissedTicks, catching_up, graceful, overlapping
 from tenure.sideloop import PORTAL
-from tenure.storage.protocol import DUE_LIMIT, PauseSchedule, PutSchedule, Receipt, RemoveSchedule, Storage
-from tenure.task import AsyncTask, Call, PlainTask, Task
+from tenure.storage.protocol import DUE_LIMIT, EnqueueResult, PauseSchedule, PutSchedule, RemoveSchedule, Storage
+from tenure.task import AsyncTask, EncodedCall, PlainTask, Task
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -32,7 +32,7 @@ TaskT = TypeVar("TaskT", bound=Task[Any, Any])
 AT_ONCE = 5.0
 """Seconds in which a start puts the schedules that it can, when a part of the storage is out of reach."""
 
-PATIENCE = Patience(0.5, 5.0)
+PATIENCE = ExponentialDelay(0.5, 5.0)
 """Between two tries to put what a start has left."""
 
 LONGEST_NAME = 200
@@ -191,7 +191,7 @@ async def remove(storage: Storage, name: object) -> None:
     await _change(storage, RemoveSchedule((await look_up(storage, name))[0].name))
 
 
-async def trigger(storage: Storage, name: object, job_id: str) -> tuple[Receipt, NewJob]:
+async def trigger(storage: Storage, name: object, job_id: str) -> tuple[EnqueueResult, NewJob]:
     """Enqueue what a schedule enqueues, now and beside its ticks; return what became of it, and the call.
 
     Raises:
@@ -246,7 +246,7 @@ class Schedules:
         storage: Callable[[], Awaitable[Storage]],
         *,
         new_id: Callable[[], str],
-        handle: Callable[[Receipt, NewJob], Job[Any]],
+        handle: Callable[[EnqueueResult, NewJob], Job[Any]],
         grace: timedelta,
     ) -> None:
         """Take the way to the storage, what makes ids and handles of what was enqueued, and the built-in grace."""
@@ -258,7 +258,7 @@ class Schedules:
     async def put(
         self,
         name: str,
-        call: Call[Any],
+        call: EncodedCall[Any],
         *,
         cron: str | None = None,
         every: Duration | None = None,
@@ -277,7 +277,7 @@ class Schedules:
             UsageError: a field has no valid value, or there is not exactly one of `cron` and `every`.
             StorageError: it may have been put or not; putting it again does no harm.
         """
-        of_kind(call, Call, field="call", remedy="write task.call(...)")
+        of_kind(call, EncodedCall, field="call", remedy="write task.call(...)")
         made = schedule_of(
             name,
             call.job,
@@ -329,7 +329,7 @@ class Schedules:
     async def update(
         self,
         name: str,
-        call: Call[Any] | None = None,
+        call: EncodedCall[Any] | None = None,
         *,
         cron: str | None = None,
         every: Duration | None = None,
@@ -348,7 +348,7 @@ class Schedules:
             StorageError: it may have been changed or not; doing it again does no harm.
         """
         if call is not None:
-            of_kind(call, Call, field="call", remedy="write task.call(...)")
+            of_kind(call, EncodedCall, field="call", remedy="write task.call(...)")
         known, _ = await look_up(await self._storage(), name)
         if cron is None and every is None:
             cron = known.cron
@@ -402,7 +402,7 @@ class Schedules:
     def put_sync(
         self,
         name: str,
-        call: Call[Any],
+        call: EncodedCall[Any],
         *,
         cron: str | None = None,
         every: Duration | None = None,
@@ -434,7 +434,7 @@ class Schedules:
     def update_sync(
         self,
         name: str,
-        call: Call[Any] | None = None,
+        call: EncodedCall[Any] | None = None,
         *,
         cron: str | None = None,
         every: Duration | None = None,

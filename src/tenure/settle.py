@@ -19,7 +19,7 @@ from tenure.core.job import JobDetail, Owner, RecordedError, Ref, RunRecord, Sta
 from tenure.core.outcome import Cancelled, Interrupted, Outcome, Raised, Stalled, StopCode, TimedOut, Unreadable
 from tenure.core.postmortem import Ending, Workplace, post_mortem, ran_for, seconds, stall_cause
 from tenure.core.settlement import Settlement, settlement
-from tenure.figures import STALLED, Figures
+from tenure.figures import STALLED, MetricsRegistry
 from tenure.storage.protocol import SETTLE_LIMIT, StalledLease, Storage, WorkerSurvey
 
 FREE_DEATHS = 3
@@ -39,7 +39,7 @@ WRITE_LIMIT = 262_144
 """Characters of post-mortems that go into one call; the storage keeps each of them two or three times."""
 
 
-class Witness(Struct, frozen=True):
+class CrashEvidence(Struct, frozen=True):
     """What its supervisor knows of a worker process that died.
 
     `hung`: it was killed because its event loop no longer turned. `overdue`: the jobs whose runs it was killed for, as
@@ -83,10 +83,10 @@ async def settle_stalled(
     stalled: Sequence[StalledLease],
     rng: Random,
     *,
-    witness: Witness | None = None,
+    witness: CrashEvidence | None = None,
     max_block: int | None = None,
     within: float = LOOK,
-    figures: Figures | None = None,
+    figures: MetricsRegistry | None = None,
 ) -> bool:
     """Settle stalled runs in the name of who took them, and count them; for reapers and supervisors.
 
@@ -113,7 +113,7 @@ async def settle_stalled(
     return answered
 
 
-async def _send(storage: Storage, owner: Owner, coming: Sequence[Settlement], figures: Figures | None) -> bool:
+async def _send(storage: Storage, owner: Owner, coming: Sequence[Settlement], figures: MetricsRegistry | None) -> bool:
     answer = await storage.exchange(owner, coming)
     done = {(verdict.ref, verdict.fence) for verdict in answer.verdicts if verdict.verdict == "done"}
     for asked in coming:
@@ -123,7 +123,7 @@ async def _send(storage: Storage, owner: Owner, coming: Sequence[Settlement], fi
     return len(answer.verdicts) == len(coming)
 
 
-class _Seen:
+class _StalledRuns:
     """What could be read about stalled runs and their workers."""
 
     def __init__(self, stalled: Sequence[StalledLease]) -> None:
@@ -145,7 +145,7 @@ class _Seen:
         earlier = [] if detail is None else [run for run in detail.runs if run.number < one.lease.run]
         return len(list(takewhile(lambda run: run.reason == "process_died" and run.ended == "released", earlier[::-1])))
 
-    def beside(self, one: StalledLease, witness: Witness | None) -> list[str]:
+    def beside(self, one: StalledLease, witness: CrashEvidence | None) -> list[str]:
         """Return the tasks of what ran in the same process, but for what is known to have been elsewhere."""
         if witness is not None and witness.clears(one.lease.ref):
             return []
@@ -153,8 +153,8 @@ class _Seen:
         return [task for ref, task in others if witness is None or not witness.clears(ref)]
 
 
-async def _seen(storage: Storage, stalled: Sequence[StalledLease], *, workers: bool, within: float) -> _Seen:
-    seen = _Seen(stalled)
+async def _seen(storage: Storage, stalled: Sequence[StalledLease], *, workers: bool, within: float) -> _StalledRuns:
+    seen = _StalledRuns(stalled)
     refs = [one.lease.ref for one in stalled]
     # Whatever goes wrong here makes for a shorter post-mortem; it must not keep a job from its next run.
     with contextlib.suppress(Exception):
@@ -168,7 +168,7 @@ async def _seen(storage: Storage, stalled: Sequence[StalledLease], *, workers: b
     return seen
 
 
-def _outcome(one: StalledLease, seen: _Seen, witness: Witness | None, max_block: int | None) -> Outcome:
+def _outcome(one: StalledLease, seen: _StalledRuns, witness: CrashEvidence | None, max_block: int | None) -> Outcome:
     if one.lease.job.unreadable is not None:
         return Unreadable(unreadable_record(one.lease.job.unreadable))
     stopped = None if witness is None else witness.stopped.get(one.lease.ref)
@@ -204,7 +204,7 @@ def _outcome(one: StalledLease, seen: _Seen, witness: Witness | None, max_block:
     return Stalled(reason, one.silent_for, one.owner, _text(one, cause, seen, witness), blameless, begun)
 
 
-def _stopped(one: StalledLease, why: StopCode, seen: _Seen, witness: Witness | None) -> Outcome:
+def _stopped(one: StalledLease, why: StopCode, seen: _StalledRuns, witness: CrashEvidence | None) -> Outcome:
     job = one.lease.job
     match why:
         case "timeout":
@@ -222,13 +222,13 @@ def _stopped(one: StalledLease, why: StopCode, seen: _Seen, witness: Witness | N
             assert_never(why)
 
 
-def _timed_out(one: StalledLease, seen: _Seen, witness: Witness | None, end: str) -> TimedOut:
+def _timed_out(one: StalledLease, seen: _StalledRuns, witness: CrashEvidence | None, end: str) -> TimedOut:
     message = f"{_overdue(one, seen)}; {end}"
     text = _text(one, message, seen, witness)
     return TimedOut(RecordedError("TimeoutError", message, f"{text}\nTimeoutError: {message}"))
 
 
-def _reason(one: StalledLease, seen: _Seen, witness: Witness | None, max_block: int | None) -> StallReason:
+def _reason(one: StalledLease, seen: _StalledRuns, witness: CrashEvidence | None, max_block: int | None) -> StallReason:
     if witness is not None:
         return "loop_blocked" if witness.hung else one.reason
     worker = seen.workers.get(one.owner)
@@ -237,14 +237,14 @@ def _reason(one: StalledLease, seen: _Seen, witness: Witness | None, max_block: 
     return "loop_blocked" if blocked and one.reason == "lease_expired" else one.reason
 
 
-def _overdue(one: StalledLease, seen: _Seen) -> str:
+def _overdue(one: StalledLease, seen: _StalledRuns) -> str:
     job = one.lease.job
     ran = ran_for(job, seen.run(one))
     limit = "its timeout" if job.timeout is None else f"its timeout of {spoken(job.timeout)}"
     return f"the run passed {limit} and would not stop{'' if ran is None else f' for {seconds(ran)} in all'}"
 
 
-def _text(one: StalledLease, cause: str, seen: _Seen, witness: Witness | None) -> str:
+def _text(one: StalledLease, cause: str, seen: _StalledRuns, witness: CrashEvidence | None) -> str:
     detail, worker = seen.details.get(one.lease.ref), seen.workers.get(one.owner)
     place = None if witness is None else witness.workplace
     if worker is not None:

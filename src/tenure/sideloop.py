@@ -19,7 +19,7 @@ LONGEST_GOODBYE = 5.0
 """Seconds that the agents of a thread get to end."""
 
 
-class Side(Protocol):
+class LoopRunner(Protocol):
     """Where an agent runs beside the main loop: a thread in production, the same loop in a simulation.
 
     `apart`: whether it is a thread of its own, which goes on while the main loop is blocked.
@@ -40,7 +40,7 @@ class Side(Protocol):
         ...
 
 
-class SideLoop:
+class BackgroundLoop:
     """A daemon thread with an event loop; started by its first use."""
 
     apart = True
@@ -136,7 +136,7 @@ class Portal:
 
     def __init__(self) -> None:
         self._pid = os.getpid()
-        self._side = SideLoop("tenure-portal")
+        self._side = BackgroundLoop("tenure-portal")
 
     def call(self, coroutine: Coroutine[Any, Any, T], *, verb: str) -> T:
         """Run a coroutine to its end and return its result.
@@ -153,7 +153,7 @@ class Portal:
             coroutine.close()
             raise UsageError(f"{verb}_sync() would block the running event loop; use `await {verb}()` here")
         if self._pid != os.getpid():
-            self._pid, self._side = os.getpid(), SideLoop("tenure-portal")
+            self._pid, self._side = os.getpid(), BackgroundLoop("tenure-portal")
         try:
             future = self._side.submit(coroutine)
         except RuntimeError as error:

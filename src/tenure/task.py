@@ -15,13 +15,13 @@ from tenure.core.events import Event, JobEvent
 from tenure.core.job import JobRecord, NewJob, Ref
 from tenure.enqueue import at_peace, in_time, laid_over, tailored, template
 from tenure.errors import DuplicateJobError, UsageError
-from tenure.fitting import Fitting
+from tenure.fitting import CallKeys
 from tenure.functions import is_async, same_call
-from tenure.handle import Access, Job
+from tenure.handle import Job, JobAccess
 from tenure.hearing import registering
 from tenure.injection import Needs, needs
 from tenure.middleware import Middleware
-from tenure.migration import Migration, Migrations, Versions
+from tenure.migration import Migration, Migrations, PayloadVersions
 from tenure.options import CallOptions, Collect, Rate, Retry, TaskOptions, Timing
 from tenure.options.keys import Arguments
 from tenure.options.tasks import tenanted
@@ -40,7 +40,7 @@ E = TypeVar("E", bound=JobEvent)
 Heard = TypeVar("Heard", bound=Event)
 
 
-class Registry(Protocol):
+class TaskOwner(Protocol):
     """What a task needs of its app."""
 
     @property
@@ -61,7 +61,7 @@ class Registry(Protocol):
         """Return a fresh job id."""
         ...
 
-    def access(self, signature: Signature | None) -> Access:
+    def access(self, signature: Signature | None) -> JobAccess:
         """Return a job's way back to the app."""
         ...
 
@@ -73,11 +73,11 @@ class Registry(Protocol):
         """Return what says of a call's encoded arguments which they are."""
         ...
 
-    async def submit(self, call: "Call[R]") -> Job[R]:
+    async def submit(self, call: "EncodedCall[R]") -> Job[R]:
         """Enqueue a call."""
         ...
 
-    async def submit_and_wait(self, call: "Call[R]", wait: timedelta) -> R:
+    async def submit_and_wait(self, call: "EncodedCall[R]", wait: timedelta) -> R:
         """Enqueue a call and wait for its result."""
         ...
 
@@ -97,19 +97,19 @@ class Registry(Protocol):
 
 
 @dataclass(frozen=True)
-class Standing:
+class TaskBinding:
     """What a task has from its app: a name and options, a way into the storage, and what all its jobs share."""
 
-    app: Registry
+    app: TaskOwner
     name: str
     settings: TaskOptions
     template: NewJob
-    fitting: Fitting
+    fitting: CallKeys
     around: tuple[Sequence[Middleware], ...] = ()
     """The middleware of its routers, the outermost first."""
 
 
-class Call(Struct, Generic[R_co], eq=False):
+class EncodedCall(Struct, Generic[R_co], eq=False):
     """One call of a task, encoded and checked, not yet enqueued.
 
     `throws`: whether it is to be told by an error that its job is there already. `skips`: whether it is not to be told
@@ -164,7 +164,7 @@ class Bound(Generic[P, R]):
         """Do as `Task.enqueue_and_wait_sync`, with these options."""
         return PORTAL.call(self.enqueue_and_wait(*args, **kwargs), verb="enqueue_and_wait")
 
-    def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> EncodedCall[R]:
         """Do as `Task.call`, with these options."""
         standing = self._task.standing
         if self._standing is not standing:
@@ -172,11 +172,16 @@ class Bound(Generic[P, R]):
             self._standing, self._template, self._fitting = self._task.tailored(self._options)
         fitting = self._fitting
         job = job_of(standing.app, self._task.signature, self._template, fitting, args, kwargs)
-        return Call(self._task, job, fitting.throws, fitting.skips)
+        return EncodedCall(self._task, job, fitting.throws, fitting.skips)
 
 
 def job_of(
-    app: Registry, signature: Signature, common: NewJob, fitting: Fitting, args: tuple[Any, ...], kwargs: dict[str, Any]
+    app: TaskOwner,
+    signature: Signature,
+    common: NewJob,
+    fitting: CallKeys,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> NewJob:
     """Return the job of a call, made of what it has in common with others.
 
@@ -202,7 +207,7 @@ class Task(Generic[P, R]):
         function: Callable[..., Any],
         name: str,
         settings: TaskOptions,
-        known: Versions,
+        known: PayloadVersions,
         collect: Collect | None = None,
     ) -> None:
         self.name = named(name, field="name")
@@ -221,8 +226,8 @@ class Task(Generic[P, R]):
         self.hook_needs = Needs()
         """What is injected into that."""
         self.retry = settings.retry or Retry()
-        self._standing: Standing | None = None
-        self._unheard: list[Callable[[Registry], None]] = []
+        self._standing: TaskBinding | None = None
+        self._unheard: list[Callable[[TaskOwner], None]] = []
         # What this task cannot have is told of where the task is, not where its router is included.
         self._fitting(settings, name)
         self._plain = Bound(self)
@@ -237,7 +242,7 @@ class Task(Generic[P, R]):
         return self.settings.queue or "default"
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> TaskBinding:
         """What it has from its app.
 
         Raises:
@@ -250,7 +255,7 @@ class Task(Generic[P, R]):
             )
         return self._standing
 
-    def stands_in(self, app: Registry) -> bool:
+    def stands_in(self, app: TaskOwner) -> bool:
         """Say whether it is a task of this app."""
         return self._standing is not None and self._standing.app is app
 
@@ -261,15 +266,15 @@ class Task(Generic[P, R]):
         return (*(one for layers in around for one in layers), *(self.settings.middleware or ()))
 
     def placed(
-        self, app: Registry, name: str, settings: TaskOptions, around: tuple[Sequence[Middleware], ...] = ()
-    ) -> Standing:
+        self, app: TaskOwner, name: str, settings: TaskOptions, around: tuple[Sequence[Middleware], ...] = ()
+    ) -> TaskBinding:
         """Return what it would have from an app, under this name and with these options; changes nothing.
 
         Raises:
             UsageError: the name is none that a task can have, or the options do not fit its arguments.
         """
         tenanted(settings, given=self.settings.fair_weight is not None)
-        return Standing(
+        return TaskBinding(
             app,
             named(name, field="name"),
             settings,
@@ -278,7 +283,7 @@ class Task(Generic[P, R]):
             around,
         )
 
-    def stand(self, standing: Standing) -> None:
+    def stand(self, standing: TaskBinding) -> None:
         """Become a task of an app."""
         self.name = self.signature.task = standing.name
         self.settings = standing.settings
@@ -288,7 +293,7 @@ class Task(Generic[P, R]):
             hear(standing.app)
         self._unheard.clear()
 
-    def tailored(self, options: CallOptions) -> tuple[Standing | None, NewJob, Fitting]:
+    def tailored(self, options: CallOptions) -> tuple[TaskBinding | None, NewJob, CallKeys]:
         """Return what calls with these options have in common, what fits each, and the standing that is for.
 
         Raises:
@@ -346,7 +351,7 @@ class Task(Generic[P, R]):
         """Do as `enqueue_and_wait`, for callers without a running loop."""
         return self._plain.enqueue_and_wait_sync(*args, **kwargs)
 
-    def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> EncodedCall[R]:
         """Return a call for `app.enqueue_many`, which enqueues many in one trip. Its job has an id from here on."""
         return self._plain.call(*args, **kwargs)
 
@@ -468,9 +473,11 @@ class Task(Generic[P, R]):
 
         return register
 
-    def _fitting(self, settings: TaskOptions, name: str, options: CallOptions | None = None) -> Fitting:
+    def _fitting(self, settings: TaskOptions, name: str, options: CallOptions | None = None) -> CallKeys:
         at_peace(settings, options or CallOptions(), self.collect)
-        return Fitting(name, settings, self.signature.parameters, collect=self.collect, version=self.migrations.version)
+        return CallKeys(
+            name, settings, self.signature.parameters, collect=self.collect, version=self.migrations.version
+        )
 
 
 class AsyncTask(Task[P, R]):

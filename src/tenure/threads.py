@@ -22,7 +22,7 @@ class NoThreadError(Exception):
     """The machine refuses a thread: nothing of what was to be done in it has begun."""
 
 
-class Threads:
+class ThreadPool:
     """Runs plain functions in threads of its own.
 
     Not a ThreadPoolExecutor: that waits for its threads when the interpreter ends, and one hung handler would keep the
@@ -36,9 +36,9 @@ class Threads:
         self._made = 0
         self._closed = False
 
-    def lane(self) -> "Lane":
+    def lane(self) -> "WorkerThread":
         """Return a thread for several functions of one run; it is taken when the first of them is there."""
-        return Lane(self)
+        return WorkerThread(self)
 
     def take(self) -> Inbox:
         """Return the inbox of a thread that is idle, a new one if there is none.
@@ -79,7 +79,7 @@ class DaemonExecutor(Executor):
     """An executor for a loop whose threads do not keep the process from ending."""
 
     def __init__(self, name: str) -> None:
-        self._threads = Threads(name)
+        self._threads = ThreadPool(name)
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> "Future[T]":
         """Call the function in a thread that is idle, or in a new one.
@@ -106,14 +106,14 @@ class DaemonExecutor(Executor):
         self._threads.close()
 
 
-class Lane:
+class WorkerThread:
     """One thread for one run: what is plain in it happens there, one after the other, in one context.
 
     So a connection that must stay in its thread can be opened, used and closed; and what is closed after a handler was
     left to itself is closed when that has ended, not under its feet.
     """
 
-    def __init__(self, threads: Threads) -> None:
+    def __init__(self, threads: ThreadPool) -> None:
         self._threads = threads
         self._inbox: Inbox | None = None
         self._context = self._seen = contextvars.Context()

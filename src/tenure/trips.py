@@ -17,7 +17,7 @@ from msgspec import Struct, field
 
 from tenure.core.job import NewJob
 from tenure.errors import NotDurableError, StorageFullError, StorageUnavailableError
-from tenure.storage.protocol import Receipt, Storage
+from tenure.storage.protocol import EnqueueResult, Storage
 
 JOBS = 100
 """How many jobs go along in one call at most: a Redis does nothing else meanwhile (docs/why/short-scripts.md)."""
@@ -35,13 +35,13 @@ _OF_ALL = (StorageUnavailableError, StorageFullError, NotDurableError)
 """What is no one job's fault. After any other error each job is sent once more, alone."""
 
 
-class Trips:
+class EnqueueBatcher:
     """The trips of one app, on every event loop of this process."""
 
     def __init__(self) -> None:
-        self._lanes: dict[asyncio.AbstractEventLoop, dict[str, _Lane]] = {}
+        self._lanes: dict[asyncio.AbstractEventLoop, dict[str, _QueueBatch]] = {}
 
-    async def enqueue(self, storage: Storage, job: NewJob) -> Receipt:
+    async def enqueue(self, storage: Storage, job: NewJob) -> EnqueueResult:
         """Remember one job, along with what others enqueue meanwhile, and return what became of it.
 
         Whoever is cancelled meanwhile takes the job back only if it has not been sent yet.
@@ -56,14 +56,14 @@ class Trips:
         lane = lanes.get(job.queue)
         if lane is not None:
             return await lane.join(job)
-        lane = lanes[job.queue] = _Lane(loop, storage, lanes, job.queue, loop.time())
+        lane = lanes[job.queue] = _QueueBatch(loop, storage, lanes, job.queue, loop.time())
         try:
             [receipt] = await storage.enqueue([job])
             return receipt
         finally:
             lane.back(FIRST)
 
-    def _new(self, loop: asyncio.AbstractEventLoop) -> "dict[str, _Lane]":
+    def _new(self, loop: asyncio.AbstractEventLoop) -> "dict[str, _QueueBatch]":
         # Event loops of other threads may come and go at the same time.
         for over in [one for one in list(self._lanes) if one.is_closed()]:
             self._lanes.pop(over, None)
@@ -71,11 +71,11 @@ class Trips:
         return lanes
 
 
-_Caller = tuple[NewJob, "asyncio.Future[Receipt]"]
+_Caller = tuple[NewJob, "asyncio.Future[EnqueueResult]"]
 """One who waits for a call to go along with, and then for the answer."""
 
 
-class _Lane(Struct, eq=False):
+class _QueueBatch(Struct, eq=False):
     """The calls for one queue, from when one is on the way until none is and nobody waits.
 
     As a rule there is one. Where others are, they are late, and the latest alone sees to those who wait. The first is
@@ -84,7 +84,7 @@ class _Lane(Struct, eq=False):
 
     loop: asyncio.AbstractEventLoop
     storage: Storage
-    lanes: "dict[str, _Lane]"
+    lanes: "dict[str, _QueueBatch]"
     queue: str
     left_at: float
     latest: int = FIRST
@@ -93,9 +93,9 @@ class _Lane(Struct, eq=False):
     tasks: dict[int, asyncio.Task[None]] = {}
     waiting: deque[_Caller] = field(default_factory=deque[_Caller])
 
-    def join(self, job: NewJob) -> "asyncio.Future[Receipt]":
+    def join(self, job: NewJob) -> "asyncio.Future[EnqueueResult]":
         """Wait for the next call, and go along with it."""
-        answer: asyncio.Future[Receipt] = self.loop.create_future()
+        answer: asyncio.Future[EnqueueResult] = self.loop.create_future()
         self.waiting.append((job, answer))
         if not self.latest_is_out or self.loop.time() - self.left_at > LONG:
             self._leave()

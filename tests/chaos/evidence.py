@@ -19,7 +19,7 @@ from tenure.core.events import (
 from tenure.core.job import JobDetail, JobRecord, Owner, RunRecord, StallReason
 from tenure.core.lifecycle import State
 from tenure.options import Timing
-from tenure.testing.chaos.history import Bounds, Deed, Evidence, Line, Wish
+from tenure.testing.chaos.history import ChaosBounds, ChaosEvidence, Deed, EnqueuedCall, HistoryLine
 
 SECOND = 1_000_000
 OFFSET = 1_700_000_000 * SECOND
@@ -30,7 +30,7 @@ KILLED = Owner("killed", pid=11)
 STOPPED = Owner("stopped", pid=12)
 SOUND = Owner("sound", pid=13)
 
-BOUNDS = Bounds.of(Timing())
+BOUNDS = ChaosBounds.of(Timing())
 
 RUNS: dict[str, list[tuple[Owner, str]]] = {
     "plain": [(SOUND, "completed")],
@@ -45,12 +45,12 @@ TAKEN = {"struck": SECOND // 10, "held": 24 * SECOND, "returned": SECOND, "falle
 """When the first run was over, counted from its begin."""
 
 
-def honest() -> Evidence:
-    return Evidence(
+def honest() -> ChaosEvidence:
+    return ChaosEvidence(
         wishes=[
-            *(Wish(job, what, BEGAN - SECOND) for job in RUNS for what in ("asked", "acked")),
-            Wish("refused", "asked", BEGAN),
-            Wish("refused", "refused", BEGAN, "StorageUnavailableError"),
+            *(EnqueuedCall(job, what, BEGAN - SECOND) for job in RUNS for what in ("asked", "acked")),
+            EnqueuedCall("refused", "asked", BEGAN),
+            EnqueuedCall("refused", "refused", BEGAN, "StorageUnavailableError"),
         ],
         jobs={job: detail(job) for job in RUNS},
         lines=[line for job in RUNS for line in noted(job)],
@@ -114,10 +114,10 @@ def detail(job: str) -> JobDetail:
     return JobDetail(record, runs)
 
 
-def noted(job: str) -> list[Line]:
-    lines: list[Line] = []
+def noted(job: str) -> list[HistoryLine]:
+    lines: list[HistoryLine] = []
     for number, (owner, ended) in enumerate(RUNS[job], 1):
-        start = Line(job, number, 100 + number, owner.pid, "start", begin(job, number))
+        start = HistoryLine(job, number, 100 + number, owner.pid, "start", begin(job, number))
         lines.append(start)
         match ended:
             case "completed":
@@ -180,36 +180,36 @@ def told(job: str) -> list[AnyEvent]:
     return events
 
 
-def edit_job(case: Evidence, job: str, **changes: object) -> None:
+def edit_job(case: ChaosEvidence, job: str, **changes: object) -> None:
     found = case.jobs[job]
     case.jobs[job] = structs.replace(found, job=structs.replace(found.job, **changes))
 
 
-def edit_run(case: Evidence, job: str, number: int, **changes: object) -> None:
+def edit_run(case: ChaosEvidence, job: str, number: int, **changes: object) -> None:
     found = case.jobs[job]
     runs = [structs.replace(one, **changes) if one.number == number else one for one in found.runs]
     case.jobs[job] = structs.replace(found, runs=tuple(runs))
 
 
-def edit_line(case: Evidence, job: str, number: int, what: str, **changes: object) -> None:
+def edit_line(case: ChaosEvidence, job: str, number: int, what: str, **changes: object) -> None:
     case.lines = [
         structs.replace(line, **changes) if (line.job, line.run, line.what) == (job, number, what) else line
         for line in case.lines
     ]
 
 
-def drop_lines(case: Evidence, job: str, what: str) -> None:
+def drop_lines(case: ChaosEvidence, job: str, what: str) -> None:
     case.lines = [line for line in case.lines if (line.job, line.what) != (job, what)]
 
 
-def edit_event(case: Evidence, which: type, job: str, **changes: object) -> None:
+def edit_event(case: ChaosEvidence, which: type, job: str, **changes: object) -> None:
     case.events = [
         structs.replace(event, **changes) if isinstance(event, which) and getattr(event, "id", "") == job else event
         for event in case.events
     ]
 
 
-def drop_event(case: Evidence, which: type, job: str) -> AnyEvent:
+def drop_event(case: ChaosEvidence, which: type, job: str) -> AnyEvent:
     (found,) = [event for event in case.events if isinstance(event, which) and getattr(event, "id", "") == job]
     case.events = [event for event in case.events if event is not found]
     return found

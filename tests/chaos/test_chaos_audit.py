@@ -17,7 +17,7 @@ from tenure.core.events import (
 )
 from tenure.core.lifecycle import State
 from tenure.testing.chaos.audit import audit
-from tenure.testing.chaos.history import Deed, Evidence, Exit, Line
+from tenure.testing.chaos.history import ChaosEvidence, Deed, Exit, HistoryLine
 from tests.chaos.evidence import (
     BEGAN,
     BOUNDS,
@@ -55,11 +55,11 @@ STRUCK = "faults were committed"
 WORKED = "there was work to audit"
 
 
-def red(case: Evidence) -> list[str]:
+def red(case: ChaosEvidence) -> list[str]:
     return [check.name for check in audit(case).checks if not check.holds]
 
 
-def outage(case: Evidence, *, at: int, until: int) -> Deed:
+def outage(case: ChaosEvidence, *, at: int, until: int) -> Deed:
     deed = Deed(kind="full disk", effect="outage", where="storage", at=at, until=until)
     case.deeds.append(deed)
     return deed
@@ -85,7 +85,7 @@ def test_the_figures_tell_what_was_taken_and_how_soon_it_was_back() -> None:
     assert (found.jobs, found.runs, found.overlaps) == ({"completed": 5}, 9, 1)
 
 
-def lost(case: Evidence) -> None:
+def lost(case: ChaosEvidence) -> None:
     del case.jobs["plain"]
     # What else would tell of it is gone, too: a loss that leaves no trace.
     drop_lines(case, "plain", "start")
@@ -94,100 +94,100 @@ def lost(case: Evidence) -> None:
     drop_event(case, JobCompleted, "plain")
 
 
-def never_over(case: Evidence) -> None:
+def never_over(case: ChaosEvidence) -> None:
     edit_job(case, "plain", state=State.WAITING)
     edit_run(case, "plain", 1, ended="released")
     drop_event(case, JobCompleted, "plain")
 
 
-def ghost(case: Evidence) -> None:
+def ghost(case: ChaosEvidence) -> None:
     case.wishes = [wish for wish in case.wishes if wish.job != "plain"]
 
 
-def announced_twice(case: Evidence) -> None:
+def announced_twice(case: ChaosEvidence) -> None:
     case.events.append(next(event for event in case.events if isinstance(event, JobCompleted) and event.id == "plain"))
 
 
-def completed_twice(case: Evidence) -> None:
+def completed_twice(case: ChaosEvidence) -> None:
     # The run that was stopped and woke up: its answer was taken beside that of the run that replaced it.
     edit_run(case, "held", 1, ended="completed")
 
 
-def outcome_untold(case: Evidence) -> None:
+def outcome_untold(case: ChaosEvidence) -> None:
     drop_event(case, JobCompleted, "plain")
 
 
-def result_of_the_run_before(case: Evidence) -> None:
+def result_of_the_run_before(case: ChaosEvidence) -> None:
     edit_job(case, "held", result=b"[1,101]")
 
 
-def started_twice(case: Evidence) -> None:
+def started_twice(case: ChaosEvidence) -> None:
     case.lines.append(case.lines[0])
 
 
-def start_without_a_run(case: Evidence) -> None:
-    case.lines.append(Line("plain", 2, 102, SOUND.pid, "start", BEGAN + SECOND))
+def start_without_a_run(case: ChaosEvidence) -> None:
+    case.lines.append(HistoryLine("plain", 2, 102, SOUND.pid, "start", BEGAN + SECOND))
 
 
-def start_in_another_process(case: Evidence) -> None:
+def start_in_another_process(case: ChaosEvidence) -> None:
     edit_line(case, "plain", 1, "start", pid=99)
 
 
-def start_under_another_fence(case: Evidence) -> None:
+def start_under_another_fence(case: ChaosEvidence) -> None:
     edit_line(case, "plain", 1, "start", fence=99)
 
 
-def completed_without_a_handler(case: Evidence) -> None:
+def completed_without_a_handler(case: ChaosEvidence) -> None:
     drop_lines(case, "plain", "done")
 
 
-def fence_used_again(case: Evidence) -> None:
+def fence_used_again(case: ChaosEvidence) -> None:
     edit_run(case, "fallen", 2, fence=101)
     edit_job(case, "fallen", result=b"[2,101]")
     edit_line(case, "fallen", 2, "start", fence=101)
 
 
-def fence_given_out_again(case: Evidence) -> None:
+def fence_given_out_again(case: ChaosEvidence) -> None:
     edit_event(case, JobStarted, "fallen", fence=101)
 
 
-def second_run_untold(case: Evidence) -> None:
+def second_run_untold(case: ChaosEvidence) -> None:
     drop_event(case, JobReleased, "returned")
 
 
-def second_run_told_too_late(case: Evidence) -> None:
+def second_run_told_too_late(case: ChaosEvidence) -> None:
     case.events.append(drop_event(case, JobReleased, "returned"))
 
 
-def second_run_begun_too_early(case: Evidence) -> None:
+def second_run_begun_too_early(case: ChaosEvidence) -> None:
     edit_line(case, "fallen", 2, "start", at=BEGAN + SECOND // 2)
 
 
-def live_job_taken(case: Evidence) -> None:
+def live_job_taken(case: ChaosEvidence) -> None:
     del case.deeds[1]
     case.deeds.append(Deed(kind="stop worker", effect="pause", where="host-1", pids=(99,), at=BEGAN, until=BEGAN))
 
 
-def woken_long_before(case: Evidence) -> None:
+def woken_long_before(case: ChaosEvidence) -> None:
     case.deeds[1].until = BEGAN + 3 * SECOND
 
 
-def still_at_work_after_handing_back(case: Evidence) -> None:
+def still_at_work_after_handing_back(case: ChaosEvidence) -> None:
     edit_line(case, "returned", 1, "stopped", at=BEGAN + 2 * SECOND)
 
 
-def seen_death_late(case: Evidence) -> None:
+def seen_death_late(case: ChaosEvidence) -> None:
     edit_event(case, JobStalled, "struck", at=moment(OFFSET + BEGAN + 10 + SECOND + 1))
     _put_off(case, "struck")
 
 
-def silence_late(case: Evidence) -> None:
+def silence_late(case: ChaosEvidence) -> None:
     case.deeds[1].until = None
     edit_event(case, JobStalled, "held", at=moment(OFFSET + BEGAN + 2 * SECOND + BOUNDS.silence + 1))
     _put_off(case, "held")
 
 
-def silence_later_than_its_outage_excuses(case: Evidence) -> None:
+def silence_later_than_its_outage_excuses(case: ChaosEvidence) -> None:
     case.deeds[1].until = None
     outage(case, at=BEGAN + 4 * SECOND, until=BEGAN + 9 * SECOND)
     allowed = BOUNDS.silence + 5 * SECOND + BOUNDS.outage
@@ -197,42 +197,42 @@ def silence_later_than_its_outage_excuses(case: Evidence) -> None:
     edit_line(case, "plain", 1, "start", at=BEGAN + 9 * SECOND)
 
 
-def nobody_worked_after_the_outage(case: Evidence) -> None:
+def nobody_worked_after_the_outage(case: ChaosEvidence) -> None:
     outage(case, at=BEGAN + 12 * SECOND, until=BEGAN + 13 * SECOND)
 
 
-def died_by_itself(case: Evidence) -> None:
+def died_by_itself(case: ChaosEvidence) -> None:
     case.events.append(WorkerStarted(owner="sound", host="here", pid=SOUND.pid, queues=("chaos",), concurrency=1))
     case.events.append(WorkerDied(owner="sound", host="here", pid=SOUND.pid, status=1, at=moment(OFFSET + BEGAN)))
     outage(case, at=BEGAN - SECOND, until=BEGAN)
 
 
-def left_by_itself(case: Evidence) -> None:
+def left_by_itself(case: ChaosEvidence) -> None:
     case.exits.append(Exit("reaper-0", 1, BEGAN, BEGAN + SECOND))
 
 
-def did_not_leave(case: Evidence) -> None:
+def did_not_leave(case: ChaosEvidence) -> None:
     case.complaints.append("reaper-0 did not leave within 15 s and was killed")
 
 
-def damaged(case: Evidence) -> None:
+def damaged(case: ChaosEvidence) -> None:
     case.flaws.append("row 5 missing from index jobs_due")
 
 
-def repaired(case: Evidence) -> None:
+def repaired(case: ChaosEvidence) -> None:
     case.events.append(JobRepaired(queue="chaos", id="plain", task="t", found="no index", mended="put back"))
 
 
-def clock_set(case: Evidence) -> None:
+def clock_set(case: ChaosEvidence) -> None:
     case.drift = SECOND
 
 
-def nobody_stopped(case: Evidence) -> None:
+def nobody_stopped(case: ChaosEvidence) -> None:
     case.deeds[1].effect = "death"
     edit_event(case, JobStalled, "held", reason="process_died")
 
 
-def _put_off(case: Evidence, job: str) -> None:
+def _put_off(case: ChaosEvidence, job: str) -> None:
     """Let the second run begin after the first was taken, so that only the time is wrong."""
     stall = next(event for event in case.events if isinstance(event, JobStalled) and event.id == job)
     assert stall.at is not None
@@ -277,7 +277,7 @@ def _put_off(case: Evidence, job: str) -> None:
         (nobody_stopped, STRUCK),
     ],
 )
-def test_each_lie_turns_its_own_check_red(lie: Callable[[Evidence], None], check: str) -> None:
+def test_each_lie_turns_its_own_check_red(lie: Callable[[ChaosEvidence], None], check: str) -> None:
     case = honest()
     lie(case)
 
@@ -285,7 +285,7 @@ def test_each_lie_turns_its_own_check_red(lie: Callable[[Evidence], None], check
     assert set(red(case)) <= {check, *ALSO.get(lie, ())}
 
 
-ALSO: dict[Callable[[Evidence], None], tuple[str, ...]] = {
+ALSO: dict[Callable[[ChaosEvidence], None], tuple[str, ...]] = {
     # A run that counts and had been taken is two things at once.
     completed_twice: (RESULT,),
     start_without_a_run: (ANNOUNCED,),

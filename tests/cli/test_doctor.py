@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tenure.core.job import Owner
-from tenure.storage.protocol import Order
+from tenure.storage.protocol import ClaimRequest
 from tests.cli.terminal import Terminal
 from tests.servers import RedisServer, client_of
 
@@ -156,7 +156,7 @@ def test_a_job_that_nobody_would_recover_is_an_error(tasks: Terminal) -> None:
 
     async def claim() -> None:
         async with app:
-            await app.storage.exchange(Owner("one", "one", "host", 7), (), Order(("default",), 1))
+            await app.storage.exchange(Owner("one", "one", "host", 7), (), ClaimRequest(("default",), 1))
 
     asyncio.run(claim())
     seen = tasks.read("doctor", code=3)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tenure.errors import UsageError
-from tenure.health.server import Address
+from tenure.health.server import ListenAddress
 from tests.cli.probe import probe
 from tests.cli.terminal import TASKS, Terminal, one_line
 
@@ -122,17 +122,17 @@ def test_what_is_no_address_is_refused(there: Terminal, address: str) -> None:
 @pytest.mark.parametrize(
     ("text", "address", "loopback"),
     [
-        ("8080", Address("127.0.0.1", 8080), True),
-        ("127.9.9.9:1", Address("127.9.9.9", 1), True),
-        ("localhost:1", Address("localhost", 1), True),
-        ("[::1]:65535", Address("::1", 65535), True),
-        ("0.0.0.0:1", Address("0.0.0.0", 1), False),
-        ("[::]:1", Address("::", 1), False),
-        ("localhost.example.org:1", Address("localhost.example.org", 1), False),
+        ("8080", ListenAddress("127.0.0.1", 8080), True),
+        ("127.9.9.9:1", ListenAddress("127.9.9.9", 1), True),
+        ("localhost:1", ListenAddress("localhost", 1), True),
+        ("[::1]:65535", ListenAddress("::1", 65535), True),
+        ("0.0.0.0:1", ListenAddress("0.0.0.0", 1), False),
+        ("[::]:1", ListenAddress("::", 1), False),
+        ("localhost.example.org:1", ListenAddress("localhost.example.org", 1), False),
     ],
 )
-def test_a_port_alone_means_this_machine_only(text: str, address: Address, loopback: bool) -> None:
-    assert Address.read(text, field="--http") == address
+def test_a_port_alone_means_this_machine_only(text: str, address: ListenAddress, loopback: bool) -> None:
+    assert ListenAddress.read(text, field="--http") == address
     assert address.loopback is loopback
 
 
@@ -210,10 +210,10 @@ def test_without_uvicorn_it_says_what_to_install(there: Terminal, monkeypatch: p
 
 async def test_a_server_of_ones_own_listens_nowhere_without_a_token_either() -> None:
     from tenure import Tenure
-    from tenure.health.server import Server
+    from tenure.health.server import HealthServer
 
     with pytest.raises(UsageError, match="no token"):
-        Server(Tenure("memory://").health(unprotected=True), Address("0.0.0.0", 0))
+        HealthServer(Tenure("memory://").health(unprotected=True), ListenAddress("0.0.0.0", 0))
 
 
 # ── serve ─────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -14,7 +14,7 @@ from tenure.core.job import Owner
 from tenure.core.outcome import Returned
 from tenure.core.settlement import settlement
 from tenure.storage.locate import locate
-from tenure.storage.protocol import Beat, Bid, Order, WorkerInfo
+from tenure.storage.protocol import ClaimRequest, RenewRequest, SweepRequest, WorkerInfo
 from tenure.testing.clock import ManualClock
 from tests.cli.terminal import EVERYWHERE, Terminal
 from tests.clusters import RedisCluster
@@ -69,7 +69,7 @@ def test_on_a_cluster_who_leads_each_cell_is_named_once(there: Terminal, cluster
 
     async def lead() -> None:
         async with app:
-            await app.storage.sweep(Bid(Owner("one", "one", "host", 7), term=60 * SECOND))
+            await app.storage.sweep(SweepRequest(Owner("one", "one", "host", 7), term=60 * SECOND))
 
     asyncio.run(lead())
     cells = len(there.read("info", "--url", cluster_url)["leaders"])
@@ -95,7 +95,7 @@ def test_check_judges_a_worker_as_health_does(there: Terminal, turned_ago: float
     async def beat() -> None:
         async with app:
             told = WorkerInfo(queues=("default",), concurrency=1, turned_ago=round(turned_ago * SECOND))
-            await app.storage.renew(Beat(Owner("one", "idle", "host", 7), worker=told))
+            await app.storage.renew(RenewRequest(Owner("one", "idle", "host", 7), worker=told))
 
     # An idle loop turns every 5 s, which is nearly three beats of 2 s.
     asyncio.run(beat())
@@ -114,7 +114,7 @@ def test_runs_far_beyond_what_is_usual_for_their_task_are_named(there: Terminal)
     async def run(app: Tenure, clock: ManualClock, task: str, times: int, *, ends: bool) -> list[str]:
         for _ in range(times):
             await app.find_task(task).enqueue(*((1, 2) if task == "add" else ()))
-        leases = (await app.storage.exchange(ann, (), Order(("default",), times))).leases
+        leases = (await app.storage.exchange(ann, (), ClaimRequest(("default",), times))).leases
         clock.advance(1)
         if ends:
             over = [settlement(lease, Returned(b"null"), Random(0)) for lease in leases]

@@ -11,15 +11,15 @@ from tenure.core.outcome import Outcome, TimedOut
 from tenure.core.postmortem import Ending
 from tenure.core.settlement import settlement
 from tenure.failures import recorded
-from tenure.settle import Witness, settle_stalled
+from tenure.settle import CrashEvidence, settle_stalled
 from tenure.storage.locate import locate
-from tenure.storage.protocol import Beat, Order, Renewal
+from tenure.storage.protocol import ClaimRequest, LeaseRenewal, RenewRequest
 from tests.cli.terminal import EVERYWHERE, Terminal
 
 WORKER = Owner("a" * 16, "web-1:42", "web-1", 42)
 TAKER = Owner("b" * 16, "supervisor")
 TRACE = 'Traceback (most recent call last):\n  File "/srv/app/mail.py", line 12, in send\n    body = render(order)\n'
-KILLED = Witness(Ending("was killed by signal 9 (SIGKILL), cause unknown"))
+KILLED = CrashEvidence(Ending("was killed by signal 9 (SIGKILL), cause unknown"))
 
 
 def cut_off(there: Terminal, job: str) -> None:
@@ -28,9 +28,9 @@ def cut_off(there: Terminal, job: str) -> None:
     async def go() -> None:
         storage = locate(there.url)
         await storage.open()
-        (lease,) = (await storage.exchange(WORKER, (), Order(("default",), 1))).leases
+        (lease,) = (await storage.exchange(WORKER, (), ClaimRequest(("default",), 1))).leases
         assert lease.ref == Ref("default", job)
-        await storage.renew(Beat(WORKER, (Renewal(lease.ref, lease.fence, trace=TRACE),)))
+        await storage.renew(RenewRequest(WORKER, (LeaseRenewal(lease.ref, lease.fence, trace=TRACE),)))
         taken = await storage.reclaim(WORKER.id, TAKER)
         await settle_stalled(storage, TAKER, taken.stalled, Random(0), witness=KILLED)
         await storage.close()
@@ -44,7 +44,7 @@ def came_to(there: Terminal, outcome: Outcome) -> None:
     async def go() -> None:
         storage = locate(there.url)
         await storage.open()
-        lease: Lease = (await storage.exchange(WORKER, (), Order(("default",), 1))).leases[0]
+        lease: Lease = (await storage.exchange(WORKER, (), ClaimRequest(("default",), 1))).leases[0]
         await storage.exchange(WORKER, [settlement(lease, outcome, Random(0))])
         await storage.close()
 

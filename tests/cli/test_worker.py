@@ -11,7 +11,7 @@ from msgspec import structs
 
 from tenure import Schedule
 from tenure.cli.logs import JsonLines
-from tenure.cli.worker import Crew, worker
+from tenure.cli.worker import WorkerOptions, worker
 from tenure.storage.protocol import PutSchedule
 from tests.cli.terminal import EVERYWHERE, TASKS, Terminal
 
@@ -178,8 +178,8 @@ def test_a_lifespan_that_cannot_be_entered_is_said_and_exit_code_1(tasks: Termin
 @pytest.mark.parametrize(
     "crew",
     [
-        Crew(None, 10, burst=False, reaper=True, name=None, drain=timedelta(seconds=25)),
-        Crew(
+        WorkerOptions(None, 10, burst=False, reaper=True, name=None, drain=timedelta(seconds=25)),
+        WorkerOptions(
             ("mail", "a b"),
             3,
             burst=True,
@@ -192,11 +192,11 @@ def test_a_lifespan_that_cannot_be_entered_is_said_and_exit_code_1(tasks: Termin
         ),
     ],
 )
-def test_a_child_is_told_all_that_its_supervisor_was(crew: Crew) -> None:
+def test_a_child_is_told_all_that_its_supervisor_was(crew: WorkerOptions) -> None:
     told = worker.make_context("worker", ["tasks:app", *crew.options()]).params
 
     assert (
-        Crew(
+        WorkerOptions(
             tuple(told["queues"]) or None,
             told["concurrency"],
             burst=told["burst"],

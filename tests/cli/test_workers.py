@@ -8,7 +8,7 @@ from msgspec import structs
 
 from tenure.clock import SECOND
 from tenure.core.job import Owner
-from tenure.storage.protocol import Beat, Order, Renewal, WorkerInfo
+from tenure.storage.protocol import ClaimRequest, LeaseRenewal, RenewRequest, WorkerInfo
 from tests.cli.terminal import EVERYWHERE, Terminal
 
 ANN = Owner("a1b2c3d4e5f60718", "host:7", "host", 7)
@@ -17,7 +17,7 @@ TRACE = 'Traceback (most recent call last):\n  File "tasks.py", line 3, in add\n
 INFO = WorkerInfo(("default", "mail"), 10, 1, lag=250_000, memory=64 << 20)
 
 
-def beat(there: Terminal, *beats: Beat) -> None:
+def beat(there: Terminal, *beats: RenewRequest) -> None:
     """Let workers beat."""
     app = there.app()
 
@@ -37,11 +37,11 @@ def running(there: Terminal, owner: Owner, *traces: str | None) -> list[str]:
         async with app:
             for _ in traces:
                 await app.find_task("add").enqueue(1, 2)
-            leases = (await app.storage.exchange(owner, (), Order(("default",), len(traces)))).leases
+            leases = (await app.storage.exchange(owner, (), ClaimRequest(("default",), len(traces)))).leases
             renewals = [
-                Renewal(lease.ref, lease.fence, trace=trace) for lease, trace in zip(leases, traces, strict=True)
+                LeaseRenewal(lease.ref, lease.fence, trace=trace) for lease, trace in zip(leases, traces, strict=True)
             ]
-            await app.storage.renew(Beat(owner, tuple(renewals), INFO))
+            await app.storage.renew(RenewRequest(owner, tuple(renewals), INFO))
             return [lease.ref.id for lease in leases]
 
     return asyncio.run(go())
@@ -53,14 +53,18 @@ def orders(there: Terminal, owner: Owner) -> Sequence[str]:
 
     async def go() -> Sequence[str]:
         async with app:
-            return (await app.storage.renew(Beat(owner, worker=INFO))).orders or ()
+            return (await app.storage.renew(RenewRequest(owner, worker=INFO))).orders or ()
 
     return asyncio.run(go())
 
 
 @EVERYWHERE
 def test_a_list_tells_how_each_worker_does(there: Terminal) -> None:
-    beat(there, Beat(ANN, worker=INFO), Beat(BOB, worker=structs.replace(INFO, quiet=True, lag=0, memory=0)))
+    beat(
+        there,
+        RenewRequest(ANN, worker=INFO),
+        RenewRequest(BOB, worker=structs.replace(INFO, quiet=True, lag=0, memory=0)),
+    )
     ann, bob = there.read("workers", "list")
 
     assert ann.keys() == {
@@ -82,7 +86,11 @@ def test_a_list_tells_how_each_worker_does(there: Terminal) -> None:
 
 def test_a_worker_that_stops_or_is_silent_says_so(there: Terminal) -> None:
     stopping = structs.replace(INFO, stopping=True, quiet=True)
-    beat(there, Beat(ANN, worker=stopping), Beat(BOB, worker=structs.replace(INFO, turned_ago=60 * SECOND, quiet=True)))
+    beat(
+        there,
+        RenewRequest(ANN, worker=stopping),
+        RenewRequest(BOB, worker=structs.replace(INFO, turned_ago=60 * SECOND, quiet=True)),
+    )
 
     assert [worker["state"] for worker in there.read("workers", "list")] == ["stopping", "stale"]
 
@@ -93,7 +101,7 @@ def test_a_worker_that_died_is_said_to_have_died_wherever_it_is_shown(there: Ter
     async def bury() -> None:
         async with app:
             for owner in (ANN, BOB):
-                await app.storage.renew(Beat(owner, worker=INFO))
+                await app.storage.renew(RenewRequest(owner, worker=INFO))
             await app.storage.reclaim(BOB.id, ANN)
 
     asyncio.run(bury())
@@ -116,7 +124,7 @@ def test_without_workers_there_is_nothing_to_list(there: Terminal) -> None:
 
 @EVERYWHERE
 def test_a_worker_is_told_to_be_quiet_and_to_go_on(there: Terminal) -> None:
-    beat(there, Beat(ANN, worker=INFO), Beat(BOB, worker=INFO))
+    beat(there, RenewRequest(ANN, worker=INFO), RenewRequest(BOB, worker=INFO))
 
     told = there.run("workers", "quiet", "host:7")
     assert told.stdout == f"worker host:7 ({ANN.id}) is told to claim no more jobs\n"
@@ -129,7 +137,7 @@ def test_a_worker_is_told_to_be_quiet_and_to_go_on(there: Terminal) -> None:
 
 
 def test_several_workers_are_told_to_stop_at_once(there: Terminal) -> None:
-    beat(there, Beat(ANN, worker=INFO), Beat(BOB, worker=INFO))
+    beat(there, RenewRequest(ANN, worker=INFO), RenewRequest(BOB, worker=INFO))
 
     assert [one["stop"] for one in there.read("workers", "stop", "7", "bob", "8")] == [True, True]
     assert (orders(there, ANN), orders(there, BOB)) == (("stop",), ("stop",))
@@ -137,13 +145,13 @@ def test_several_workers_are_told_to_stop_at_once(there: Terminal) -> None:
 
 @pytest.mark.parametrize("name", [ANN.id, ANN.id[:3], "host:7", "7"])
 def test_a_worker_is_named_by_its_id_the_beginning_of_that_its_name_or_its_process(there: Terminal, name: str) -> None:
-    beat(there, Beat(ANN, worker=INFO), Beat(BOB, worker=INFO))
+    beat(there, RenewRequest(ANN, worker=INFO), RenewRequest(BOB, worker=INFO))
 
     assert [one["owner"] for one in there.read("workers", "quiet", name)] == [ANN.id]
 
 
 def test_a_name_that_nobody_or_more_than_one_has_is_refused_and_nobody_is_told(there: Terminal) -> None:
-    beat(there, Beat(ANN, worker=INFO), Beat(BOB, worker=INFO))
+    beat(there, RenewRequest(ANN, worker=INFO), RenewRequest(BOB, worker=INFO))
 
     assert "there is no worker 'carol'; see tenure workers list" in there.refused(
         "workers", "stop", "bob", "carol", code=4
@@ -183,6 +191,6 @@ def test_a_stack_tells_where_each_run_of_a_worker_is_and_how_long_ago(there: Ter
 
 
 def test_a_worker_without_runs_has_no_stack(there: Terminal) -> None:
-    beat(there, Beat(BOB, worker=INFO))
+    beat(there, RenewRequest(BOB, worker=INFO))
 
     assert there.run("workers", "stack", "bob").stdout == "nothing runs there\n"

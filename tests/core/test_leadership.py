@@ -5,46 +5,46 @@ from random import Random
 import pytest
 
 from tenure.core.events import LeadershipAcquired, LeadershipLost
-from tenure.core.leadership import LATE, Standing, Term, answered, ask_again_in, resigned, unanswered
+from tenure.core.leadership import LATE, LeaderStatus, Term, answered, ask_again_in, resigned, unanswered
 
 TERM = Term("*", "00000000000000aa", 7, 4_000_000)
 OTHER = Term("mail", "00000000000000aa", 3, 2_000_000)
 
 
 def test_nobody_leads_before_it_is_told_so() -> None:
-    assert not Standing().leads
-    assert answered(Standing(), (), asked_at=100.0) == (Standing(), [])
+    assert not LeaderStatus().leads
+    assert answered(LeaderStatus(), (), asked_at=100.0) == (LeaderStatus(), [])
 
 
 @pytest.mark.statement(108, 115)
 def test_a_first_term_is_told_and_trusted_from_when_it_was_asked_for() -> None:
-    standing, told = answered(Standing(), (TERM,), asked_at=100.0)
+    standing, told = answered(LeaderStatus(), (TERM,), asked_at=100.0)
 
-    assert standing == Standing((TERM,), 104.0)
+    assert standing == LeaderStatus((TERM,), 104.0)
     assert standing.leads
     assert told == [LeadershipAcquired(scope="*", owner=TERM.owner, epoch=7)]
 
 
 def test_a_term_renewed_is_no_news() -> None:
-    standing, _ = answered(Standing(), (TERM,), asked_at=100.0)
+    standing, _ = answered(LeaderStatus(), (TERM,), asked_at=100.0)
     standing, told = answered(standing, (TERM,), asked_at=102.0)
 
-    assert (standing, told) == (Standing((TERM,), 106.0), [])
+    assert (standing, told) == (LeaderStatus((TERM,), 106.0), [])
 
 
 @pytest.mark.statement(109, 115)
 def test_an_answer_without_the_term_says_that_another_leads() -> None:
-    standing, told = answered(Standing((TERM,), 104.0), (), asked_at=105.0)
+    standing, told = answered(LeaderStatus((TERM,), 104.0), (), asked_at=105.0)
 
-    assert standing == Standing()
+    assert standing == LeaderStatus()
     assert told == [LeadershipLost(scope="*", owner=TERM.owner, epoch=7, reason="superseded")]
 
 
 def test_a_new_epoch_is_a_loss_and_a_gain() -> None:
     later = Term("*", TERM.owner, 9, 4_000_000)
-    standing, told = answered(Standing((TERM,), 104.0), (later,), asked_at=110.0)
+    standing, told = answered(LeaderStatus((TERM,), 104.0), (later,), asked_at=110.0)
 
-    assert standing == Standing((later,), 114.0)
+    assert standing == LeaderStatus((later,), 114.0)
     assert told == [
         LeadershipLost(scope="*", owner=TERM.owner, epoch=7, reason="superseded"),
         LeadershipAcquired(scope="*", owner=TERM.owner, epoch=9),
@@ -52,20 +52,20 @@ def test_a_new_epoch_is_a_loss_and_a_gain() -> None:
 
 
 def test_each_scope_is_led_for_itself_and_trusted_to_the_first_end() -> None:
-    standing, told = answered(Standing((TERM,), 104.0), (TERM, OTHER), asked_at=102.0)
+    standing, told = answered(LeaderStatus((TERM,), 104.0), (TERM, OTHER), asked_at=102.0)
 
-    assert standing == Standing((TERM, OTHER), 104.0)
+    assert standing == LeaderStatus((TERM, OTHER), 104.0)
     assert told == [LeadershipAcquired(scope="mail", owner=OTHER.owner, epoch=3)]
 
 
 @pytest.mark.fault("W-P12")
 @pytest.mark.statement(112)
 def test_a_leader_without_an_answer_leads_until_its_trust_runs_out() -> None:
-    standing = Standing((TERM, OTHER), 104.0)
+    standing = LeaderStatus((TERM, OTHER), 104.0)
 
     assert unanswered(standing, at=103.9) == (standing, [])
     assert unanswered(standing, at=104.0) == (
-        Standing(),
+        LeaderStatus(),
         [
             LeadershipLost(scope="*", owner=TERM.owner, epoch=7, reason="unreachable"),
             LeadershipLost(scope="mail", owner=OTHER.owner, epoch=3, reason="unreachable"),
@@ -74,18 +74,18 @@ def test_a_leader_without_an_answer_leads_until_its_trust_runs_out() -> None:
 
 
 def test_a_follower_without_an_answer_is_a_follower() -> None:
-    assert unanswered(Standing(), at=1e9) == (Standing(), [])
+    assert unanswered(LeaderStatus(), at=1e9) == (LeaderStatus(), [])
 
 
 @pytest.mark.statement(115)
 def test_who_resigns_says_so_once() -> None:
-    standing, told = resigned(Standing((TERM,), 104.0))
+    standing, told = resigned(LeaderStatus((TERM,), 104.0))
 
     assert (standing, told) == (
-        Standing(),
+        LeaderStatus(),
         [LeadershipLost(scope="*", owner=TERM.owner, epoch=7, reason="resigned")],
     )
-    assert resigned(standing) == (Standing(), [])
+    assert resigned(standing) == (LeaderStatus(), [])
 
 
 @pytest.mark.statement(107)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tenure.core.job import RateKey
-from tenure.core.rate import Taken, free, heeded, is_of_task, opens_at, retuned, taken, taken_if_open
+from tenure.core.rate import RateReservation, free, heeded, is_of_task, opens_at, retuned, taken, taken_if_open
 from tests.core.cases import NOW
 
 TENTH = RateKey("mail", 100_000)
@@ -13,10 +13,10 @@ TENTH = RateKey("mail", 100_000)
 
 def starts(rate: RateKey, looks: list[int]) -> list[int]:
     """Start as many as may, whenever somebody looks."""
-    return began_from(Taken(), rate, looks)
+    return began_from(RateReservation(), rate, looks)
 
 
-def began_from(until: Taken, rate: RateKey, looks: list[int]) -> list[int]:
+def began_from(until: RateReservation, rate: RateKey, looks: list[int]) -> list[int]:
     """Do so where time is taken already."""
     began = list[int]()
     for now in looks:
@@ -29,9 +29,9 @@ def began_from(until: Taken, rate: RateKey, looks: list[int]) -> list[int]:
 
 
 def test_an_unused_rate_lets_one_start_and_the_next_at_once_or_an_interval_later() -> None:
-    assert free(Taken(), TENTH, NOW) == 1
-    assert free(taken(Taken(), TENTH, NOW), TENTH, NOW) == 0
-    assert opens_at(taken(Taken(), TENTH, NOW), TENTH, NOW) == NOW + 1
+    assert free(RateReservation(), TENTH, NOW) == 1
+    assert free(taken(RateReservation(), TENTH, NOW), TENTH, NOW) == 0
+    assert opens_at(taken(RateReservation(), TENTH, NOW), TENTH, NOW) == NOW + 1
 
 
 def test_ten_a_second_are_six_hundred_a_minute_though_each_look_is_late() -> None:
@@ -63,14 +63,14 @@ def test_no_stretch_of_time_holds_more_than_its_intervals_and_the_burst_and_one(
 
 @pytest.mark.parametrize("back", [1_000_000, 3_600_000_000])
 def test_a_clock_that_was_set_back_closes_a_rate_for_no_longer_than_its_own_length(back: int) -> None:
-    until = taken(taken(Taken(), TENTH, NOW), TENTH, NOW + 1)
+    until = taken(taken(RateReservation(), TENTH, NOW), TENTH, NOW + 1)
 
     assert opens_at(until, TENTH, NOW - back) <= NOW - back + 2 * TENTH.interval
 
 
 @pytest.mark.parametrize("back", [1_000_000, 3_600_000_000])
 def test_a_clock_that_was_set_back_stops_a_rate_at_none_of_the_looks_that_follow(back: int) -> None:
-    until = taken(taken(Taken(), TENTH, NOW), TENTH, NOW + 1)
+    until = taken(taken(RateReservation(), TENTH, NOW), TENTH, NOW + 1)
     looks = [NOW - back + step * 10_000 for step in range(51)]
 
     assert any(free(until, TENTH, now) for now in looks[:21])
@@ -79,13 +79,13 @@ def test_a_clock_that_was_set_back_stops_a_rate_at_none_of_the_looks_that_follow
 
 def test_a_rate_that_was_made_faster_goes_by_its_new_pace_at_once() -> None:
     slow, fast = RateKey("mail", 60_000_000), RateKey("mail", 1_000_000)
-    until = retuned(taken(taken(Taken(), slow, NOW), slow, NOW + 1), fast, NOW + 1)
+    until = retuned(taken(taken(RateReservation(), slow, NOW), slow, NOW + 1), fast, NOW + 1)
 
     assert len(began_from(until, fast, [NOW + step * 100_000 for step in range(101)])) in (10, 11, 12)
 
 
 def test_a_rate_that_was_made_slower_forgets_nothing() -> None:
-    until = taken(Taken(), TENTH, NOW)
+    until = taken(RateReservation(), TENTH, NOW)
 
     assert retuned(until, RateKey("mail", 60_000_000), NOW) == until
 
@@ -93,7 +93,7 @@ def test_a_rate_that_was_made_slower_forgets_nothing() -> None:
 @pytest.mark.parametrize("fast", [TENTH, RateKey("mail", 100_000, 5), RateKey("mail", 30_000_000)])
 def test_who_brings_a_faster_rate_of_the_same_name_heeds_what_a_slower_one_has_taken(fast: RateKey) -> None:
     slow = RateKey("mail", 60_000_000)
-    until, began = Taken(), list[int]()
+    until, began = RateReservation(), list[int]()
     for now in range(NOW, NOW + 600_000_000, 10_000):
         for rate in (fast, slow):
             if opens_at(until, rate, now) <= now:
@@ -104,7 +104,7 @@ def test_who_brings_a_faster_rate_of_the_same_name_heeds_what_a_slower_one_has_t
 
 
 def test_who_starts_nobody_takes_nothing_and_leaves_what_a_slower_one_has_taken() -> None:
-    until = taken(Taken(), RateKey("mail", 60_000_000), NOW)
+    until = taken(RateReservation(), RateKey("mail", 60_000_000), NOW)
 
     assert taken(until, TENTH, NOW, starts=0) == until
 
@@ -123,9 +123,9 @@ def test_what_a_task_is_told_replaces_every_rate_that_is_its_own() -> None:
 @pytest.mark.parametrize("burst", [1, 3])
 def test_several_starts_take_the_time_of_each(burst: int) -> None:
     rate = RateKey("mail", 100_000, burst)
-    until = Taken()
+    until = RateReservation()
     for _ in range(burst):
         until = taken(until, rate, NOW)
 
-    assert taken(Taken(), rate, NOW, starts=burst) == until
+    assert taken(RateReservation(), rate, NOW, starts=burst) == until
     assert taken_if_open(opens_at(until, rate, NOW), rate) == until

@@ -10,8 +10,8 @@ from tenure.core.duration import moment
 from tenure.core.events import JobCompleted, JobReleased, JobStalled, RunFenced
 from tenure.core.job import JobDetail, JobRecord, Owner, Ref, RunRecord, StallReason
 from tenure.core.lifecycle import State
-from tenure.demo.diary import Line
-from tenure.demo.evidence import Bounds, Evidence, Fault, HeldRun
+from tenure.demo.diary import HandlerLogLine
+from tenure.demo.evidence import DemoBounds, DemoEvidence, Fault, HeldRun
 from tenure.demo.work import Facts, examine
 
 SECOND = 1_000_000
@@ -33,7 +33,7 @@ def facts(path: str) -> Facts:
     return examine(path.encode(), python=False)
 
 
-def honest() -> Evidence:
+def honest() -> DemoEvidence:
     runs = {
         "plain": [run(1, SOUND, "completed")],
         "struck": [run(1, KILLED, "stalled"), run(2, SOUND, "completed")],
@@ -42,7 +42,7 @@ def honest() -> Evidence:
         "hung": [run(1, HUNG, "stalled", detail=POST_MORTEM), run(2, SOUND, "completed")],
         "gripped": [run(1, GRIPPED, "completed", end=START + 6 * SECOND)],
     }
-    return Evidence(
+    return DemoEvidence(
         wished=dict(WISHED),
         expected={path: facts(path) for path in WISHED.values()},
         details={job: detail(job, runs[job]) for job in WISHED},
@@ -66,7 +66,7 @@ def honest() -> Evidence:
         kills=2,
         hung="hung",
         gripped="gripped",
-        bounds=Bounds(death=SECOND, pause=5 * SECOND, grip=5 * SECOND),
+        bounds=DemoBounds(death=SECOND, pause=5 * SECOND, grip=5 * SECOND),
     )
 
 
@@ -100,8 +100,8 @@ def detail(job: str, runs: list[RunRecord]) -> JobDetail:
     return JobDetail(record, tuple(runs))
 
 
-def noted(job: str, one: RunRecord) -> list[Line]:
-    begun = Line(job=job, run=one.number, fence=one.fence, pid=one.pid, parent=10, mark="start")
+def noted(job: str, one: RunRecord) -> list[HandlerLogLine]:
+    begun = HandlerLogLine(job=job, run=one.number, fence=one.fence, pid=one.pid, parent=10, mark="start")
     # The killed workers' handlers never came to their end; the paused one's did, too late.
     if one.owner == KILLED.id:
         return [begun]
@@ -134,29 +134,29 @@ def completed(job: str, number: int) -> JobCompleted:
     return JobCompleted(queue="demo", id=job, task="t", run=number, attempt=1, at=moment(START) + timedelta(seconds=5))
 
 
-def edit_job(case: Evidence, job: str, **changes: object) -> None:
+def edit_job(case: DemoEvidence, job: str, **changes: object) -> None:
     found = case.details[job]
     assert found is not None
     case.details[job] = structs.replace(found, job=structs.replace(found.job, **changes))
 
 
-def edit_run(case: Evidence, job: str, number: int, **changes: object) -> None:
+def edit_run(case: DemoEvidence, job: str, number: int, **changes: object) -> None:
     found = case.details[job]
     assert found is not None
     runs = [structs.replace(one, **changes) if one.number == number else one for one in found.runs]
     case.details[job] = structs.replace(found, runs=tuple(runs))
 
 
-def edit_events(case: Evidence, which: type, job: str, **changes: object) -> None:
+def edit_events(case: DemoEvidence, which: type, job: str, **changes: object) -> None:
     case.events = [
         structs.replace(event, **changes) if isinstance(event, which) and getattr(event, "id", "") == job else event
         for event in case.events
     ]
 
 
-def drop_events(case: Evidence, which: type, job: str) -> None:
+def drop_events(case: DemoEvidence, which: type, job: str) -> None:
     case.events = [event for event in case.events if not (isinstance(event, which) and getattr(event, "id", "") == job)]
 
 
-def edit_lines(case: Evidence, change: Callable[[Line], Line | None]) -> None:
+def edit_lines(case: DemoEvidence, change: Callable[[HandlerLogLine], HandlerLogLine | None]) -> None:
     case.lines = [kept for line in case.lines if (kept := change(line)) is not None]

@@ -10,7 +10,7 @@ from tenure.core.events import JobCompleted, JobReleased, JobStalled, RunFenced
 from tenure.core.job import Ref
 from tenure.core.lifecycle import State
 from tenure.demo.audit import EXAMPLES, audit
-from tenure.demo.evidence import Evidence, HeldRun, Replay
+from tenure.demo.evidence import DemoEvidence, HeldRun, Replay
 from tests.demo.evidence import (
     GRIPPED,
     POST_MORTEM,
@@ -44,7 +44,7 @@ LINE = "the post-mortem of a hung run names its line"
 GRIP = "who held the interpreter beyond its lease kept it"
 
 
-def red(case: Evidence) -> list[str]:
+def red(case: DemoEvidence) -> list[str]:
     return [check.name for check in audit(case) if not check.holds]
 
 
@@ -52,61 +52,61 @@ def test_an_honest_case_is_green() -> None:
     assert red(honest()) == []
 
 
-def lost(case: Evidence) -> None:
+def lost(case: DemoEvidence) -> None:
     case.details["plain"] = None
     case.found.remove(Ref("demo", "plain"))
 
 
-def lost_but_for_the_list(case: Evidence) -> None:
+def lost_but_for_the_list(case: DemoEvidence) -> None:
     case.found.remove(Ref("demo", "plain"))
 
 
-def nobodys_job(case: Evidence) -> None:
+def nobodys_job(case: DemoEvidence) -> None:
     case.found.append(Ref("demo", "stranger"))
 
 
-def not_over(case: Evidence) -> None:
+def not_over(case: DemoEvidence) -> None:
     edit_job(case, "plain", state=State.WAITING)
     drop_events(case, JobCompleted, "plain")
     edit_run(case, "plain", 1, ended="released")
 
 
-def failed(case: Evidence) -> None:
+def failed(case: DemoEvidence) -> None:
     edit_job(case, "plain", state=State.FAILED)
     drop_events(case, JobCompleted, "plain")
     edit_run(case, "plain", 1, ended="raised")
 
 
-def wrong_result(case: Evidence) -> None:
+def wrong_result(case: DemoEvidence) -> None:
     edit_job(case, "plain", result=b"{}")
 
 
-def result_of_another_file(case: Evidence) -> None:
+def result_of_another_file(case: DemoEvidence) -> None:
     found = case.details["struck"]
     assert found is not None
     edit_job(case, "plain", result=found.job.result)
 
 
-def wrong_answer_noted(case: Evidence) -> None:
+def wrong_answer_noted(case: DemoEvidence) -> None:
     edit_lines(
         case,
         lambda line: structs.replace(line, answer=facts("?")) if line.answer and line.job == "plain" else line,
     )
 
 
-def file_gone(case: Evidence) -> None:
+def file_gone(case: DemoEvidence) -> None:
     del case.expected["b.py"]
 
 
-def announced_twice(case: Evidence) -> None:
+def announced_twice(case: DemoEvidence) -> None:
     case.events.append(completed("plain", 1))
 
 
-def never_announced_as_completed(case: Evidence) -> None:
+def never_announced_as_completed(case: DemoEvidence) -> None:
     drop_events(case, JobCompleted, "plain")
 
 
-def completed_by_two_runs(case: Evidence) -> None:
+def completed_by_two_runs(case: DemoEvidence) -> None:
     edit_run(case, "returned", 1, ended="completed")
     edit_lines(
         case,
@@ -118,130 +118,130 @@ def completed_by_two_runs(case: Evidence) -> None:
     )
 
 
-def start_without_a_run(case: Evidence) -> None:
+def start_without_a_run(case: DemoEvidence) -> None:
     case.lines.append(structs.replace(case.lines[0], run=2, fence=102))
 
 
-def start_of_a_stranger(case: Evidence) -> None:
+def start_of_a_stranger(case: DemoEvidence) -> None:
     case.lines.append(structs.replace(case.lines[0], job="stranger"))
 
 
-def start_under_another_fence(case: Evidence) -> None:
+def start_under_another_fence(case: DemoEvidence) -> None:
     edit_lines(case, lambda line: structs.replace(line, fence=7) if line.job == "plain" else line)
 
 
-def start_in_another_process(case: Evidence) -> None:
+def start_in_another_process(case: DemoEvidence) -> None:
     edit_lines(case, lambda line: structs.replace(line, pid=7) if line.job == "plain" else line)
 
 
-def began_twice(case: Evidence) -> None:
+def began_twice(case: DemoEvidence) -> None:
     case.lines.append(case.lines[0])
 
 
-def completed_without_a_handler(case: Evidence) -> None:
+def completed_without_a_handler(case: DemoEvidence) -> None:
     edit_lines(case, lambda line: None if line.job == "plain" else line)
 
 
-def completed_without_an_answer(case: Evidence) -> None:
+def completed_without_an_answer(case: DemoEvidence) -> None:
     edit_lines(case, lambda line: None if line.job == "plain" and line.mark == "end" else line)
 
 
-def unannounced_second_run(case: Evidence) -> None:
+def unannounced_second_run(case: DemoEvidence) -> None:
     drop_events(case, JobReleased, "returned")
 
 
-def kill_that_was_not_possible(case: Evidence) -> None:
+def kill_that_was_not_possible(case: DemoEvidence) -> None:
     case.kills = 3
 
 
-def no_leader_killed(case: Evidence) -> None:
+def no_leader_killed(case: DemoEvidence) -> None:
     case.faults[0].led = False
 
 
-def struck_while_idle(case: Evidence) -> None:
+def struck_while_idle(case: DemoEvidence) -> None:
     case.faults[0].owner = structs.replace(SOUND, id="idle")
 
 
-def never_woken(case: Evidence) -> None:
+def never_woken(case: DemoEvidence) -> None:
     case.faults[1].woken_at = None
 
 
-def death_noticed_late(case: Evidence) -> None:
+def death_noticed_late(case: DemoEvidence) -> None:
     edit_events(case, JobStalled, "struck", at=moment(START + SECOND + 1))
 
 
-def death_taken_for_silence(case: Evidence) -> None:
+def death_taken_for_silence(case: DemoEvidence) -> None:
     edit_events(case, JobStalled, "struck", reason="lease_expired")
 
 
-def silence_noticed_late(case: Evidence) -> None:
+def silence_noticed_late(case: DemoEvidence) -> None:
     edit_events(case, JobStalled, "held", at=moment(START + 5 * SECOND + 1))
 
 
-def late_answer_taken(case: Evidence) -> None:
+def late_answer_taken(case: DemoEvidence) -> None:
     # The run after it is the one that counts, so that no job has two outcomes.
     edit_run(case, "held", 1, ended="raised")
 
 
-def woken_and_never_told(case: Evidence) -> None:
+def woken_and_never_told(case: DemoEvidence) -> None:
     drop_events(case, RunFenced, "held")
     case.replay = Replay(HeldRun("held", 1, 101), "lost")
 
 
-def nothing_refused(case: Evidence) -> None:
+def nothing_refused(case: DemoEvidence) -> None:
     edit_events(case, RunFenced, "held", write="renew")
 
 
-def replay_accepted(case: Evidence) -> None:
+def replay_accepted(case: DemoEvidence) -> None:
     case.replay = Replay(HeldRun("held", 1, 101), "done")
 
 
-def quarantined_below_a_stranger(case: Evidence) -> None:
+def quarantined_below_a_stranger(case: DemoEvidence) -> None:
     edit_lines(case, lambda line: structs.replace(line, parent=7) if line.pid == 99 else line)
 
 
-def first_run_below_its_worker(case: Evidence) -> None:
+def first_run_below_its_worker(case: DemoEvidence) -> None:
     edit_lines(case, lambda line: structs.replace(line, pid=99, parent=line.pid) if line.job == "plain" else line)
 
 
-def never_hung(case: Evidence) -> None:
+def never_hung(case: DemoEvidence) -> None:
     case.hung = None
 
 
-def place_not_noted(case: Evidence) -> None:
+def place_not_noted(case: DemoEvidence) -> None:
     edit_lines(case, lambda line: structs.replace(line, place=None))
 
 
-def post_mortem_of_another_line(case: Evidence) -> None:
+def post_mortem_of_another_line(case: DemoEvidence) -> None:
     edit_events(case, JobStalled, "hung", post_mortem=POST_MORTEM.replace("29", "30"))
     edit_run(case, "hung", 1, detail=POST_MORTEM.replace("29", "30"))
 
 
-def post_mortem_not_announced(case: Evidence) -> None:
+def post_mortem_not_announced(case: DemoEvidence) -> None:
     edit_events(case, JobStalled, "hung", post_mortem=None)
 
 
-def post_mortem_not_in_the_history(case: Evidence) -> None:
+def post_mortem_not_in_the_history(case: DemoEvidence) -> None:
     edit_run(case, "hung", 1, detail="its process was killed")
 
 
-def never_gripped(case: Evidence) -> None:
+def never_gripped(case: DemoEvidence) -> None:
     case.gripped = None
 
 
-def gripped_for_too_short_a_time(case: Evidence) -> None:
+def gripped_for_too_short_a_time(case: DemoEvidence) -> None:
     edit_lines(case, lambda line: structs.replace(line, held=5 * SECOND - 1) if line.held else line)
 
 
-def gripped_in_name_only(case: Evidence) -> None:
+def gripped_in_name_only(case: DemoEvidence) -> None:
     edit_lines(case, lambda line: structs.replace(line, held=None))
 
 
-def reaped_while_it_was_held(case: Evidence) -> None:
+def reaped_while_it_was_held(case: DemoEvidence) -> None:
     case.events.append(stalled("gripped", GRIPPED, "lease_expired", START + 3 * SECOND))
 
 
-def neighbour_reaped_while_it_was_held(case: Evidence) -> None:
+def neighbour_reaped_while_it_was_held(case: DemoEvidence) -> None:
     edit_events(case, JobStalled, "struck", owner=GRIPPED.id)
     case.faults[0].owner = GRIPPED
 
@@ -294,7 +294,7 @@ def neighbour_reaped_while_it_was_held(case: Evidence) -> None:
         (neighbour_reaped_while_it_was_held, GRIP),
     ],
 )
-def test_a_lie_turns_its_own_check_red_and_no_other(lie: Callable[[Evidence], None], check: str) -> None:
+def test_a_lie_turns_its_own_check_red_and_no_other(lie: Callable[[DemoEvidence], None], check: str) -> None:
     case = honest()
     lie(case)
 

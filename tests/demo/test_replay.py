@@ -10,7 +10,7 @@ from tenure.core.settlement import settlement
 from tenure.demo.chronicle import Chronicle
 from tenure.demo.gather import replay
 from tenure.settle import settle_stalled
-from tenure.storage.protocol import Order
+from tenure.storage.protocol import ClaimRequest
 
 
 async def test_a_run_that_was_taken_away_settles_nothing_when_it_is_replayed() -> None:
@@ -25,10 +25,10 @@ async def test_a_run_that_was_taken_away_settles_nothing_when_it_is_replayed() -
         chronicle = Chronicle(storage, "demo")
         await chronicle.begin()
         job = await nothing.enqueue()
-        await storage.exchange(lost, (), Order(("demo",), 1))
+        await storage.exchange(lost, (), ClaimRequest(("demo",), 1))
         taken = await storage.reclaim(lost.id, reaper)
         await settle_stalled(storage, reaper, taken.stalled, Random(1))
-        again = await storage.exchange(heir, (), Order(("demo",), 1))
+        again = await storage.exchange(heir, (), ClaimRequest(("demo",), 1))
         await storage.exchange(heir, [settlement(again.leases[0], Returned(b"null"), Random(1))])
         before = await job.info()
 

@@ -9,7 +9,7 @@ import pytest
 
 from tenure.demo import diary
 from tenure.demo.corpus import LIMITS, Corpus, corpus, rounds
-from tenure.demo.diary import Line
+from tenure.demo.diary import HandlerLogLine
 from tenure.demo.work import Facts, examine, is_python
 from tenure.errors import UsageError
 
@@ -113,15 +113,15 @@ def test_without_files_there_is_no_demo() -> None:
 
 def test_the_diary_gives_back_its_lines_and_counts_the_pieces(tmp_path: Path) -> None:
     path = tmp_path / "diary"
-    begun = Line(job="a", run=1, fence=7, pid=11, mark="start")
-    ended = Line(job="a", run=1, fence=7, pid=11, mark="end", answer=examine(SOURCE, python=True))
+    begun = HandlerLogLine(job="a", run=1, fence=7, pid=11, mark="start")
+    ended = HandlerLogLine(job="a", run=1, fence=7, pid=11, mark="end", answer=examine(SOURCE, python=True))
     diary.note(str(path), begun)
     with path.open("ab") as torn:
         torn.write(b'\n{"job":"b","run"')
     diary.note(str(path), ended)
 
-    assert diary.read(path, Line) == ([begun, ended], 1)
+    assert diary.read(path, HandlerLogLine) == ([begun, ended], 1)
 
 
 def test_a_diary_that_nobody_wrote_is_empty(tmp_path: Path) -> None:
-    assert diary.read(tmp_path / "none", Line) == ([], 0)
+    assert diary.read(tmp_path / "none", HandlerLogLine) == ([], 0)

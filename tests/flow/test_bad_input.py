@@ -35,7 +35,7 @@ from tenure.core.job import NewJob
 from tenure.core.lifecycle import TERMINAL
 from tenure.storage.locate import locate
 from tenure.storage.memory import MemoryStorage
-from tenure.storage.protocol import Receipt
+from tenure.storage.protocol import EnqueueResult
 from tests.flow.conftest import Play, Stage
 
 
@@ -761,7 +761,7 @@ class Forgetful(MemoryStorage):
     lost = False
     error = StorageUnavailableError("the answer was lost")
 
-    async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
+    async def enqueue(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         receipts = await super().enqueue(jobs)
         if not self.lost:
             self.lost = True

@@ -32,7 +32,7 @@ from tenure.handle import Job
 from tenure.options import TaskSettings
 from tenure.storage.memory import MemoryStorage
 from tenure.storage.notices import Listener
-from tenure.storage.protocol import Beat, Exchanged, Order, Pulse, owner_topic
+from tenure.storage.protocol import ClaimRequest, ExchangeResult, RenewRequest, RenewResult, owner_topic
 from tenure.testing.simloop import SimClock, SimLoop, simulate
 from tests.flow.conftest import FAST, Play, Stage
 
@@ -361,13 +361,13 @@ class Odd(MemoryStorage):
         self.mute = False
 
     async def exchange(
-        self, owner: Owner, settlements: Sequence[Settlement] = (), order: Order | None = None
-    ) -> Exchanged:
+        self, owner: Owner, settlements: Sequence[Settlement] = (), order: ClaimRequest | None = None
+    ) -> ExchangeResult:
         answer = await super().exchange(owner, settlements, order)
         await asyncio.sleep(self.reply_after)
         return answer
 
-    async def renew(self, beat: Beat) -> Pulse:
+    async def renew(self, beat: RenewRequest) -> RenewResult:
         self.beats += 1
         return await super().renew(beat)
 

@@ -27,7 +27,7 @@ from tenure import (
 from tenure import dead as room
 from tenure.core.job import Owner, Ref
 from tenure.core.postmortem import Ending, first_line
-from tenure.settle import Witness, settle_stalled
+from tenure.settle import CrashEvidence, settle_stalled
 from tenure.storage.memory import MemoryStorage
 from tenure.storage.protocol import Query, Storage
 from tenure.task import TaskDecorator
@@ -82,7 +82,7 @@ async def perish(stage: Stage, app: Tenure) -> dict[str, Job[Any]]:
     crew = Owner("ab" * 8, "supervisor")
     taken = await stage.storage.reclaim(doomed.owner.id, crew)
     await settle_stalled(
-        stage.storage, crew, taken.stalled, Random(0), witness=Witness(Ending("was ended by signal 9"))
+        stage.storage, crew, taken.stalled, Random(0), witness=CrashEvidence(Ending("was ended by signal 9"))
     )
     await asyncio.sleep(app.timing.recovery_bound.total_seconds() + 2)
     return jobs

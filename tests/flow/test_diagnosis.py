@@ -11,7 +11,7 @@ from tenure.core.job import JobRecord, Key, NewJob, Owner, Ref
 from tenure.core.leadership import Term
 from tenure.core.lifecycle import State
 from tenure.core.schedule import Schedule
-from tenure.health.diagnosis import Evidence, TaskFacts, diagnose
+from tenure.health.diagnosis import DiagnosisInput, TaskFacts, diagnose
 from tenure.storage.protocol import Finding, QueueSurvey, Settings, Survey, UnknownTask, WorkerSurvey
 
 NOW = 1_800_000_000 * SECOND
@@ -36,7 +36,9 @@ def found(survey: Survey = WELL, **evidence: Any) -> list[Finding]:
     """Return what is not well; each of it has a remedy."""
     host: dict[str, Any] = {"asked": NOW, "answered": NOW}
     findings = [
-        finding for finding in diagnose(Evidence(survey=survey, **(host | evidence)), Timing()) if finding.level != "ok"
+        finding
+        for finding in diagnose(DiagnosisInput(survey=survey, **(host | evidence)), Timing())
+        if finding.level != "ok"
     ]
     assert all(finding.remedy for finding in findings)
     return findings
@@ -48,7 +50,7 @@ def one(survey: Survey = WELL, **evidence: Any) -> Finding:
 
 
 def test_where_all_is_well_it_says_what_it_looked_at() -> None:
-    findings = diagnose(Evidence(survey=WELL, asked=NOW, answered=NOW, tasks={}), Timing())
+    findings = diagnose(DiagnosisInput(survey=WELL, asked=NOW, answered=NOW, tasks={}), Timing())
 
     assert {finding.level for finding in findings} == {"ok"}
     assert {finding.subject for finding in findings} == {
@@ -222,7 +224,7 @@ def test_tasks_without_a_timeout_and_jobs_of_unknown_tasks_are_warnings() -> Non
 
 
 def test_without_an_app_nothing_is_said_of_tasks_but_how_to_have_them_looked_at() -> None:
-    findings = diagnose(Evidence(survey=WELL, asked=NOW, answered=NOW, pending=(job(task="gone"),)), Timing())
+    findings = diagnose(DiagnosisInput(survey=WELL, asked=NOW, answered=NOW, pending=(job(task="gone"),)), Timing())
     (tasks,) = [finding for finding in findings if finding.subject == "tasks"]
 
     assert tasks.level == "ok"

@@ -28,7 +28,7 @@ from tenure import (
 from tenure.codec import JsonCodec
 from tenure.core.job import Ref
 from tenure.storage.memory import MemoryStorage
-from tenure.storage.protocol import EventPage, Reader
+from tenure.storage.protocol import EventPage, EventReader
 from tenure.testing.simloop import SimClock, SimLoop, simulate
 from tests.flow.conftest import FAST, Play, Stage
 
@@ -210,7 +210,7 @@ class Slow(MemoryStorage):
     lag = 0.0
 
     async def events(
-        self, cursor: str | None = None, *, limit: int = 100, reader: Reader | None = None, ref: Ref | None = None
+        self, cursor: str | None = None, *, limit: int = 100, reader: EventReader | None = None, ref: Ref | None = None
     ) -> EventPage:
         await asyncio.sleep(self.lag)
         return await super().events(cursor, limit=limit, reader=reader, ref=ref)

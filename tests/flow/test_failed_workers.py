@@ -20,7 +20,7 @@ from tenure import (
 from tenure.core.job import Owner
 from tenure.core.settlement import Settlement
 from tenure.storage.memory import MemoryStorage
-from tenure.storage.protocol import Exchanged, Order
+from tenure.storage.protocol import ClaimRequest, ExchangeResult
 from tenure.testing.simloop import SimClock, SimLoop, simulate
 from tests.flow.conftest import Stage
 from tests.flow.test_abandoned import deafly
@@ -35,8 +35,8 @@ class Senseless(MemoryStorage):
         self.away = False
 
     async def exchange(
-        self, owner: Owner, settlements: Sequence[Settlement] = (), order: Order | None = None
-    ) -> Exchanged:
+        self, owner: Owner, settlements: Sequence[Settlement] = (), order: ClaimRequest | None = None
+    ) -> ExchangeResult:
         if self.away:
             raise StorageUnavailableError("out of reach")
         if self.answers_nonsense(settlements):

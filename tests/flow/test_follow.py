@@ -17,7 +17,7 @@ from tenure.errors import StorageError
 from tenure.storage.follow import follow
 from tenure.storage.memory import MemoryStorage
 from tenure.storage.notices import Listener
-from tenure.storage.protocol import EVENTS_END, Bid, EventPage, Reader
+from tenure.storage.protocol import EVENTS_END, EventPage, EventReader, SweepRequest
 from tenure.storage.sqlite.storage import SQLiteStorage
 from tenure.testing.simloop import SimClock, SimLoop, simulate
 from tests.flow.conftest import Play, Stage
@@ -138,7 +138,7 @@ def test_whoever_comes_too_late_is_told_so_first(play: Play) -> None:
         await many(stage, quick, 10)
         stage.clock.step(8 * 24 * 3600)
         last = (await many(stage, quick, 1))[0]
-        await stage.storage.sweep(Bid(Owner("0123456789abcdef", "sweeper"), term=None))
+        await stage.storage.sweep(SweepRequest(Owner("0123456789abcdef", "sweeper"), term=None))
         async with contextlib.aclosing(follow(stage.storage, "1")) as events:
             told: list[AnyEvent] = []
             while not (told and isinstance(told[-1], JobCompleted)):
@@ -163,7 +163,7 @@ class Moody(MemoryStorage):
         self.listened = 0
 
     async def events(
-        self, cursor: str | None = None, *, limit: int = 100, reader: Reader | None = None, ref: Ref | None = None
+        self, cursor: str | None = None, *, limit: int = 100, reader: EventReader | None = None, ref: Ref | None = None
     ) -> EventPage:
         self.reads += 1
         if self.failure is not None:

@@ -13,12 +13,12 @@ from tenure.core.events import WorkerHung
 from tenure.core.job import Owner
 from tenure.errors import StorageUnavailableError
 from tenure.storage.memory import MemoryStorage
-from tenure.storage.protocol import Beat, Exchanged, Order, Pulse, Settings, Target
+from tenure.storage.protocol import ClaimRequest, ExchangeResult, RenewRequest, RenewResult, Settings, Target
 from tenure.testing.simloop import SimClock, SimLoop, simulate
 from tenure.worker.exchange import POLL
-from tenure.worker.healer import AGAIN, LONGEST, LOOK, SHORTEST, Healer, Reading, limit, stuck
-from tenure.worker.sentence import Sentence
-from tenure.worker.slate import Slate
+from tenure.worker.healer import AGAIN, LONGEST, LOOK, SHORTEST, ClaimWatchdog, ScoreboardReading, limit, stuck
+from tenure.worker.sentence import KillReason
+from tenure.worker.slate import Scoreboard
 from tenure.worker.turns import TICK
 from tests.flow.conftest import Play, Stage
 
@@ -27,8 +27,8 @@ AGENTS: set["asyncio.Task[None]"] = set()
 
 
 @pytest.fixture
-def slate() -> Iterator[Slate]:
-    made = Slate.new(3)
+def slate() -> Iterator[Scoreboard]:
+    made = Scoreboard.new(3)
     yield made
     made.close()
 
@@ -41,12 +41,12 @@ class Closed(MemoryStorage):
         self.shut: Callable[[Owner, str], bool] = lambda owner, verb: False
         """Whether this verb is out of this one's reach."""
 
-    async def exchange(self, owner: Owner, settlements: Any = (), order: Order | None = None) -> Exchanged:
+    async def exchange(self, owner: Owner, settlements: Any = (), order: ClaimRequest | None = None) -> ExchangeResult:
         if self.shut(owner, "exchange"):
             raise StorageUnavailableError("gone fishing")
         return await super().exchange(owner, settlements, order)
 
-    async def renew(self, beat: Beat) -> Pulse:
+    async def renew(self, beat: RenewRequest) -> RenewResult:
         if self.shut(beat.owner, "record" if beat.events else "renew"):
             raise StorageUnavailableError("gone fishing")
         return await super().renew(beat)
@@ -57,12 +57,12 @@ async def stacks() -> str:
 
 
 async def watched(
-    stage: Stage, worker: Worker, slate: Slate, ask: Callable[[], Awaitable[str]] = stacks
-) -> list[tuple[float, Sentence]]:
+    stage: Stage, worker: Worker, slate: Scoreboard, ask: Callable[[], Awaitable[str]] = stacks
+) -> list[tuple[float, KillReason]]:
     """Have a worker looked after from here on; return where it will stand when and why it was condemned."""
-    condemned: list[tuple[float, Sentence]] = []
+    condemned: list[tuple[float, KillReason]] = []
 
-    healer = Healer(
+    healer = ClaimWatchdog(
         stage.storage,
         SUPERVISOR,
         worker.owner,
@@ -133,7 +133,7 @@ Case = Callable[[Stage, Tenure, Worker], Awaitable[None]]
 
 
 @pytest.mark.parametrize("case", [paused, parked, rated, unknown, full, quiet, idle])
-def test_a_worker_that_has_nothing_to_claim_is_left_alone(play: Play, slate: Slate, case: Case) -> None:
+def test_a_worker_that_has_nothing_to_claim_is_left_alone(play: Play, slate: Scoreboard, case: Case) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(timing=Timing())
 
@@ -160,12 +160,12 @@ def test_a_worker_that_has_nothing_to_claim_is_left_alone(play: Play, slate: Sla
     play(scenario)
 
 
-def on_closed(scenario: Callable[[Stage, Closed, Worker, list[tuple[float, Sentence]]], Awaitable[None]]) -> None:
+def on_closed(scenario: Callable[[Stage, Closed, Worker, list[tuple[float, KillReason]]], Awaitable[None]]) -> None:
     """Play a scenario with a worker that is looked after, on a storage that can be closed."""
 
     async def main(loop: SimLoop) -> None:
         clock = SimClock(loop)
-        storage, slate = Closed(clock), Slate.new(3)
+        storage, slate = Closed(clock), Scoreboard.new(3)
         stage = Stage(loop, clock, storage)
         worker = stage.app().worker()
         await stage.start(worker)
@@ -176,7 +176,9 @@ def on_closed(scenario: Callable[[Stage, Closed, Worker, list[tuple[float, Sente
 
 @pytest.mark.parametrize("minutes", [1.2, 5.0])
 def test_nor_is_one_whose_storage_is_out_of_reach_for_all_and_comes_back(minutes: float) -> None:
-    async def scenario(stage: Stage, storage: Closed, worker: Worker, condemned: list[tuple[float, Sentence]]) -> None:
+    async def scenario(
+        stage: Stage, storage: Closed, worker: Worker, condemned: list[tuple[float, KillReason]]
+    ) -> None:
         storage.shut = lambda owner, verb: True
         await asyncio.sleep(60 * minutes)
 
@@ -192,7 +194,9 @@ def test_nor_is_one_whose_storage_is_out_of_reach_for_all_and_comes_back(minutes
 
 
 def test_one_that_alone_gets_no_answer_is_condemned_within_a_minute_and_a_quarter_which_is_on_record() -> None:
-    async def scenario(stage: Stage, storage: Closed, worker: Worker, condemned: list[tuple[float, Sentence]]) -> None:
+    async def scenario(
+        stage: Stage, storage: Closed, worker: Worker, condemned: list[tuple[float, KillReason]]
+    ) -> None:
         # An uptime of 0 would be none.
         await asyncio.sleep(2 * POLL)
         storage.shut = lambda owner, verb: owner == worker.owner and verb == "exchange"
@@ -209,7 +213,9 @@ def test_one_that_alone_gets_no_answer_is_condemned_within_a_minute_and_a_quarte
 
 
 def test_nobody_is_condemned_where_the_storage_gives_answers_and_takes_no_record() -> None:
-    async def scenario(stage: Stage, storage: Closed, worker: Worker, condemned: list[tuple[float, Sentence]]) -> None:
+    async def scenario(
+        stage: Stage, storage: Closed, worker: Worker, condemned: list[tuple[float, KillReason]]
+    ) -> None:
         # An uptime of 0 would be none.
         await asyncio.sleep(2 * POLL)
         storage.shut = lambda owner, verb: (owner == worker.owner and verb == "exchange") or verb == "record"
@@ -222,7 +228,9 @@ def test_nobody_is_condemned_where_the_storage_gives_answers_and_takes_no_record
 
 
 def test_a_worker_is_left_alone_while_the_storage_answers_no_exchange_at_all() -> None:
-    async def scenario(stage: Stage, storage: Closed, worker: Worker, condemned: list[tuple[float, Sentence]]) -> None:
+    async def scenario(
+        stage: Stage, storage: Closed, worker: Worker, condemned: list[tuple[float, KillReason]]
+    ) -> None:
         await asyncio.sleep(2 * POLL)
         # Records of events are taken all the same, so only the missing answer can save the worker.
         storage.shut = lambda owner, verb: verb == "exchange"
@@ -237,7 +245,7 @@ def test_a_worker_is_left_alone_while_the_storage_answers_no_exchange_at_all() -
 def test_an_answer_that_comes_while_the_stack_is_read_saves_the_worker() -> None:
     async def main(loop: SimLoop) -> None:
         clock = SimClock(loop)
-        storage, slate = Closed(clock), Slate.new(3)
+        storage, slate = Closed(clock), Scoreboard.new(3)
         stage = Stage(loop, clock, storage)
         worker = stage.app().worker()
         asked = 0
@@ -277,7 +285,7 @@ def test_an_answer_that_comes_while_the_stack_is_read_saves_the_worker() -> None
 def test_a_claim_loop_is_stuck_only_while_the_event_loop_turns(
     turned_at: float, claimed_at: float, seconds: float
 ) -> None:
-    assert stuck(Reading(turned_at, claimed_at), 100.2) == seconds
+    assert stuck(ScoreboardReading(turned_at, claimed_at), 100.2) == seconds
 
 
 def test_it_is_given_as_long_as_a_blocked_loop_but_never_less_than_its_own_rests() -> None:

@@ -16,13 +16,13 @@ from tenure.clock import SystemClock
 from tenure.core.job import Owner
 from tenure.errors import StorageUnavailableError
 from tenure.health.asgi import MOST_FIELDS, UNREADY_AFTER, DegradedIs, HealthApp
-from tenure.health.gate import Gate
+from tenure.health.gate import TokenAuth
 from tenure.health.judge import LONGEST_REST
 from tenure.health.make import health_app
-from tenure.health.vitals import Vitals, blocked
+from tenure.health.vitals import ProcessHealth, blocked
 from tenure.health.watch import EVERY, LIMIT
 from tenure.storage.memory import MemoryStorage
-from tenure.storage.protocol import Beat, Survey, WorkerInfo
+from tenure.storage.protocol import RenewRequest, Survey, WorkerInfo
 from tenure.worker.exchange import POLL
 from tests.exposition import Family, read
 from tests.flow.conftest import Play, Stage
@@ -103,7 +103,7 @@ def mail_and_more(app: Tenure) -> Tenure:
 async def beat(stage: Stage, owner: str = "one", *, turned_ago: float = 0.0, **info: Any) -> None:
     """Beat as a worker does."""
     told = WorkerInfo(queues=("default", "mail"), concurrency=10, turned_ago=round(turned_ago * 1e6), **info)
-    await stage.storage.renew(Beat(Owner(owner, f"name of {owner}", "host", 7), worker=told))
+    await stage.storage.renew(RenewRequest(Owner(owner, f"name of {owner}", "host", 7), worker=told))
 
 
 # ── what it shows ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -541,7 +541,7 @@ def test_a_worker_is_ready_while_its_claim_loop_turns_and_it_does_not_stop(play:
             timing=Timing,
             clock=stage.clock,
             unprotected=True,
-            vitals=lambda: Vitals(owners=("nobody", "one"), stopping=bool(stopping)),
+            vitals=lambda: ProcessHealth(owners=("nobody", "one"), stopping=bool(stopping)),
         )
         words: list[str] = []
 
@@ -685,9 +685,9 @@ def test_what_cannot_be_meant_is_refused_and_no_token_is_shown(options: dict[str
 
 
 def test_without_a_token_the_gate_is_open() -> None:
-    assert Gate(None).admits([])
-    assert not Gate(None).closed
-    assert Gate(TOKEN).closed
+    assert TokenAuth(None).admits([])
+    assert not TokenAuth(None).closed
+    assert TokenAuth(TOKEN).closed
 
 
 # ── as a part of something else ───────────────────────────────────────────────────────────────────────────────────────
@@ -764,8 +764,8 @@ def test_a_queue_that_somebody_knows_is_well_without_jobs_and_one_that_nobody_kn
         await app.queue("paused").pause()
         served = WorkerInfo(queues=("served",), concurrency=1)
         silent = WorkerInfo(queues=("silent",), concurrency=1, turned_ago=3_600_000_000)
-        await stage.storage.renew(Beat(Owner("one", "one", "host", 7), worker=served))
-        await stage.storage.renew(Beat(Owner("two", "two", "host", 8), worker=silent))
+        await stage.storage.renew(RenewRequest(Owner("one", "one", "host", 7), worker=served))
+        await stage.storage.renew(RenewRequest(Owner("two", "two", "host", 8), worker=silent))
         well = (await ask(health, f"/health/queues?queue={known}", headers=BEARER)).json
         ill = (await ask(health, f"/health/queues?queue={known},deflaut", headers=BEARER)).json
 
@@ -897,7 +897,7 @@ async def test_what_lives_says_no_once_its_loop_is_blocked_for_too_long() -> Non
         raise StorageUnavailableError("gone")
 
     health = health_app(
-        opened, timing=Timing, clock=SystemClock(), unprotected=True, vitals=lambda: Vitals(dead="".join(said))
+        opened, timing=Timing, clock=SystemClock(), unprotected=True, vitals=lambda: ProcessHealth(dead="".join(said))
     )
     before = await ask(health, "/live")
     said.append(blocked(601.25, 600))

@@ -22,7 +22,7 @@ from tenure.context import Signs
 from tenure.core.job import Owner
 from tenure.core.settlement import Settlement
 from tenure.storage.memory import MemoryStorage
-from tenure.storage.protocol import Beat, Exchanged, Order, Pulse
+from tenure.storage.protocol import ClaimRequest, ExchangeResult, RenewRequest, RenewResult
 from tenure.testing.simloop import SimClock, SimLoop, simulate
 from tests.flow.conftest import FAST, Play, Stage
 
@@ -35,7 +35,7 @@ class Listening(MemoryStorage):
         self.clock = clock
         self.beats: list[tuple[int, int]] = []
 
-    async def renew(self, beat: Beat) -> Pulse:
+    async def renew(self, beat: RenewRequest) -> RenewResult:
         self.beats.append((round(self.clock.uptime()), len(beat.renewals)))
         return await super().renew(beat)
 
@@ -47,7 +47,7 @@ class Away(MemoryStorage):
     silent_for = 0.0
     """Seconds after which a beat fails."""
 
-    async def renew(self, beat: Beat) -> Pulse:
+    async def renew(self, beat: RenewRequest) -> RenewResult:
         if self.away:
             await asyncio.sleep(self.silent_for)
             raise StorageUnavailableError("out of reach")
@@ -60,8 +60,8 @@ class Unsettled(MemoryStorage):
     away = False
 
     async def exchange(
-        self, owner: Owner, settlements: Sequence[Settlement] = (), order: Order | None = None
-    ) -> Exchanged:
+        self, owner: Owner, settlements: Sequence[Settlement] = (), order: ClaimRequest | None = None
+    ) -> ExchangeResult:
         if self.away:
             raise StorageUnavailableError("out of reach")
         return await super().exchange(owner, settlements, order)

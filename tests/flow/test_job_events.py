@@ -24,7 +24,7 @@ from tenure import (
     UsageError,
     current_job,
 )
-from tenure.storage.protocol import Delete
+from tenure.storage.protocol import DeleteJob
 from tests.flow.conftest import FAST, Play, Stage
 
 
@@ -91,7 +91,7 @@ def test_a_stall_and_a_deletion_are_told(play: Play) -> None:
         rescuer = app.worker(queues=["another"])
         await stage.start(rescuer)
         await asyncio.sleep(5)
-        await stage.storage.revise([Delete(job.ref, by="ops")])
+        await stage.storage.revise([DeleteJob(job.ref, by="ops")])
 
         assert await story(job) == [JobStalled.__name__, JobDeleted.__name__]
 

@@ -30,7 +30,7 @@ from tenure.core.job import JobDetail, NewJob, Ref
 from tenure.options import TaskSettings
 from tenure.storage.memory import MemoryStorage
 from tenure.storage.notices import Listener
-from tenure.storage.protocol import Receipt
+from tenure.storage.protocol import EnqueueResult
 from tenure.testing.simloop import SimClock, SimLoop, simulate
 from tests.flow.conftest import FAST, Play, Stage
 
@@ -410,7 +410,7 @@ class Moody(MemoryStorage):
 
     trouble = ""
 
-    async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
+    async def enqueue(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         if self.trouble == "hangs":
             await asyncio.sleep(3600)
         return await super().enqueue(jobs)

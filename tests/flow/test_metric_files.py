@@ -12,10 +12,10 @@ from tenure.core.backlog import Backlog, Thresholds
 from tenure.core.job import Owner
 from tenure.core.leadership import Term
 from tenure.core.lifecycle import State
-from tenure.figures import METRICS, Figures
+from tenure.figures import METRICS, MetricsRegistry
 from tenure.health.judge import judged
 from tenure.health.metrics import rendered
-from tenure.health.vitals import Vitals
+from tenure.health.vitals import ProcessHealth
 from tenure.options import Timing
 from tenure.storage.protocol import QueueSurvey, Survey, WorkerSurvey
 from tests.exposition import read
@@ -27,7 +27,7 @@ HERE = ROOT / "examples" / "production" / "prometheus"
 
 def metrics() -> dict[str, tuple[str, set[str]]]:
     """Return the kind and the labels of each metric, as they are shown."""
-    figures = Figures()
+    figures = MetricsRegistry()
     for metric in METRICS:
         labels = [f"some {label}" for label in metric.labels]
         if metric.buckets:
@@ -41,7 +41,7 @@ def metrics() -> dict[str, tuple[str, set[str]]]:
         swept_ago=1,
     )
     health = judged(survey, timing=Timing(), thresholds=Thresholds(), backlog=Backlog(), now=0.0)
-    found = read(rendered(survey, health, Vitals(owners=("w",), lag=0.0, figures=figures.totals())))
+    found = read(rendered(survey, health, ProcessHealth(owners=("w",), lag=0.0, figures=figures.totals())))
     return {
         name: (family.kind, {label for _, labels in family.samples for label, _ in labels} - {"le"})
         for name, family in found.items()

@@ -6,7 +6,7 @@ from tenure import State, Tenure, Timing
 from tenure.core.events import WorkerStopped, WorkerStopping
 from tenure.core.job import Owner
 from tenure.storage.memory import MemoryStorage
-from tenure.storage.protocol import Beat, Pulse, Settings, Target, WorkerSurvey
+from tenure.storage.protocol import RenewRequest, RenewResult, Settings, Target, WorkerSurvey
 from tests.flow.conftest import FAST, Play, Stage
 
 
@@ -124,9 +124,9 @@ class Forgetful(MemoryStorage):
 
     away = False
 
-    async def renew(self, beat: Beat) -> Pulse:
+    async def renew(self, beat: RenewRequest) -> RenewResult:
         pulse = await super().renew(beat)
-        return Pulse(pulse.lost, pulse.cancelling, None) if self.away else pulse
+        return RenewResult(pulse.lost, pulse.cancelling, None) if self.away else pulse
 
 
 def test_a_quiet_worker_stays_quiet_while_nobody_tells_what_its_orders_are(play: Play) -> None:

@@ -10,7 +10,7 @@ from tenure import JobCompleted, Retry, RetryLater, Stall, StorageUnavailableErr
 from tenure.core.job import Owner
 from tenure.core.settlement import Settlement
 from tenure.storage.memory import MemoryStorage
-from tenure.storage.protocol import Exchanged, Order
+from tenure.storage.protocol import ClaimRequest, ExchangeResult
 from tenure.testing.simloop import SimClock, SimLoop, simulate
 from tenure.worker.ahead import MOST
 from tenure.worker.exchange import UNSETTLED_LIMIT
@@ -38,8 +38,8 @@ class Remote(MemoryStorage):
         self.most = 0
 
     async def exchange(
-        self, owner: Owner, settlements: Sequence[Settlement] = (), order: Order | None = None
-    ) -> Exchanged:
+        self, owner: Owner, settlements: Sequence[Settlement] = (), order: ClaimRequest | None = None
+    ) -> ExchangeResult:
         number, keys = len(self.calls), {(asked.ref, asked.fence) for asked in settlements}
         assert not any(keys & others for others, _ in self.under_way.values())
         self.under_way[number] = keys, 0 if order is None else order.room
@@ -243,8 +243,8 @@ class Verdictless(MemoryStorage):
     silent = True
 
     async def exchange(
-        self, owner: Owner, settlements: Sequence[Settlement] = (), order: Order | None = None
-    ) -> Exchanged:
+        self, owner: Owner, settlements: Sequence[Settlement] = (), order: ClaimRequest | None = None
+    ) -> ExchangeResult:
         if not self.silent:
             return await super().exchange(owner, settlements, order)
         return await super().exchange(owner, (), order)

@@ -13,18 +13,18 @@ from tenure.core.job import JobDetail, LogLine, NewJob, Owner, Policy, Ref, Stal
 from tenure.core.lease import Lease
 from tenure.core.postmortem import Ending, Workplace
 from tenure.core.settlement import Settlement
-from tenure.settle import FREE_DEATHS, Witness, settle_stalled
+from tenure.settle import FREE_DEATHS, CrashEvidence, settle_stalled
 from tenure.storage.memory import MemoryStorage
 from tenure.storage.protocol import (
-    Beat,
-    Bid,
-    Exchanged,
+    ClaimRequest,
+    ExchangeResult,
+    LeaseRenewal,
     NewLogLine,
-    Order,
-    Reclaimed,
-    Renewal,
+    ReclaimResult,
+    RenewRequest,
     StalledLease,
     Survey,
+    SweepRequest,
     WorkerInfo,
 )
 from tenure.testing.clock import ManualClock
@@ -32,7 +32,7 @@ from tenure.testing.clock import ManualClock
 SECOND = 1_000_000
 WORKER = Owner("a" * 16, "web-1:42", "web-1", 42)
 TAKER = Owner("b" * 16, "supervisor")
-DEATH = Witness(Ending("was killed by signal 9 (SIGKILL), cause unknown", peak_memory=1 << 30))
+DEATH = CrashEvidence(Ending("was killed by signal 9 (SIGKILL), cause unknown", peak_memory=1 << 30))
 TRACE = 'Traceback (most recent call last):\n  File "/srv/app/mail.py", line 12, in send\n    body = render(order)\n'
 
 
@@ -72,8 +72,8 @@ class Counting(MemoryStorage):
         self.batches: list[int] = []
 
     async def exchange(
-        self, owner: Owner, settlements: Sequence[Settlement] = (), order: Order | None = None
-    ) -> Exchanged:
+        self, owner: Owner, settlements: Sequence[Settlement] = (), order: ClaimRequest | None = None
+    ) -> ExchangeResult:
         self.batches.append(len(settlements))
         return await super().exchange(owner, settlements, order)
 
@@ -94,12 +94,12 @@ async def held(
         for number, task in enumerate(tasks)
     ]  # fmt: skip
     await storage.enqueue(jobs)
-    leases = list((await storage.exchange(WORKER, (), Order(("mail",), len(jobs)))).leases)
+    leases = list((await storage.exchange(WORKER, (), ClaimRequest(("mail",), len(jobs)))).leases)
     return sorted(leases, key=lambda lease: lease.ref)
 
 
 async def taken(storage: MemoryStorage) -> Sequence[StalledLease]:
-    found: Reclaimed = await storage.reclaim(WORKER.id, TAKER)
+    found: ReclaimResult = await storage.reclaim(WORKER.id, TAKER)
     return found.stalled
 
 
@@ -119,8 +119,8 @@ async def test_what_a_run_had_last_said_is_in_its_history_and_in_the_event() -> 
     storage = MemoryStorage(clock=clock)
     lease, other = await held(storage, "send", "resize")
     line = NewLogLine("info", "page 17 of 40", {"size": "3"})
-    renewal = Renewal(lease.ref, lease.fence, progress=0.4, note="page 17", log=(line,), trace=TRACE)
-    await storage.renew(Beat(WORKER, (renewal,), worker=WorkerInfo(("mail",))))
+    renewal = LeaseRenewal(lease.ref, lease.fence, progress=0.4, note="page 17", log=(line,), trace=TRACE)
+    await storage.renew(RenewRequest(WORKER, (renewal,), worker=WorkerInfo(("mail",))))
     clock.advance(3.2)
     await settle_stalled(storage, TAKER, await taken(storage), Random(0), witness=DEATH)
     text = await told(storage, lease)
@@ -166,8 +166,8 @@ async def test_what_a_job_failed_by_says_how_its_last_run_ended_and_is_one_fault
         storage = MemoryStorage()
         (lease,) = await held(storage, "send", max_stalls=0)
         if how.startswith("crashed"):
-            await storage.renew(Beat(WORKER, (Renewal(lease.ref, lease.fence, trace=TRACE),)))
-        await settle_stalled(storage, TAKER, await taken(storage), Random(0), witness=Witness(Ending(how)))
+            await storage.renew(RenewRequest(WORKER, (LeaseRenewal(lease.ref, lease.fence, trace=TRACE),)))
+        await settle_stalled(storage, TAKER, await taken(storage), Random(0), witness=CrashEvidence(Ending(how)))
         job = (await detail_of(storage, lease)).job
         failed = [event for event in (await storage.events(None)).events if isinstance(event, JobFailed)]
 
@@ -189,7 +189,7 @@ async def test_a_hung_process_that_was_killed_has_its_loop_to_blame() -> None:
     storage = MemoryStorage()
     (lease,) = await held(storage, "send")
     ending = Ending("was killed by its supervisor", stack="Current thread 0x1:\n  File x, line 3 in spin")
-    await settle_stalled(storage, TAKER, await taken(storage), Random(0), witness=Witness(ending, hung=True))
+    await settle_stalled(storage, TAKER, await taken(storage), Random(0), witness=CrashEvidence(ending, hung=True))
     detail = await detail_of(storage, lease)
 
     assert detail.runs[0].reason == "loop_blocked"
@@ -205,7 +205,7 @@ async def test_a_run_that_was_killed_for_its_timeout_has_timed_out_and_its_neigh
     lease, other = await held(storage, "send", "resize", timeout=10 * SECOND)
     clock.advance(12.5)
     ending = Ending("was killed by its supervisor", stack="  File x, line 3 in spin")
-    witness = Witness(
+    witness = CrashEvidence(
         ending, Workplace(lag=12 * SECOND), overdue=frozenset({lease.ref}), culprits=frozenset({lease.ref})
     )
     await settle_stalled(storage, TAKER, await taken(storage), Random(0), witness=witness)
@@ -225,7 +225,7 @@ async def test_a_run_that_was_killed_for_its_timeout_has_timed_out_and_its_neigh
 async def test_who_was_elsewhere_or_had_not_even_arrived_is_not_charged_for_the_death_of_a_worker() -> None:
     storage = MemoryStorage()
     alone, beside = await held(storage, "send", "resize")
-    witness = Witness(DEATH.ending, suspects=frozenset({beside.ref}))
+    witness = CrashEvidence(DEATH.ending, suspects=frozenset({beside.ref}))
     await settle_stalled(storage, TAKER, await taken(storage), Random(0), witness=witness)
     innocent, suspect = (await detail_of(storage, alone)).job, (await detail_of(storage, beside)).job
 
@@ -236,12 +236,12 @@ async def test_who_was_elsewhere_or_had_not_even_arrived_is_not_charged_for_the_
 async def test_the_fourth_death_in_a_row_is_charged_to_a_run_that_had_a_process_of_its_own() -> None:
     storage = MemoryStorage()
     apart, waiting = await held(storage, "send", "resize")
-    witness = Witness(
+    witness = CrashEvidence(
         DEATH.ending, suspects=frozenset(), apart=frozenset({apart.ref}), waiting=frozenset({waiting.ref})
     )
     for _ in range(2 * FREE_DEATHS + 2):
         await settle_stalled(storage, TAKER, await taken(storage), Random(0), witness=witness)
-        await storage.exchange(WORKER, (), Order(("mail",), 2))
+        await storage.exchange(WORKER, (), ClaimRequest(("mail",), 2))
     killer, other = await detail_of(storage, apart), await detail_of(storage, waiting)
 
     # It may be what kills them. Before: it was released for ever.
@@ -256,7 +256,7 @@ async def test_the_fourth_death_in_a_row_is_charged_to_a_run_that_had_a_process_
 async def test_where_it_is_known_that_none_had_begun_in_the_worker_none_is_charged_for_its_death() -> None:
     storage = MemoryStorage()
     apart, waiting, unheard = await held(storage, "send", "resize", "resize")
-    witness = Witness(
+    witness = CrashEvidence(
         DEATH.ending, suspects=frozenset(), apart=frozenset({apart.ref}), waiting=frozenset({waiting.ref})
     )
     await settle_stalled(storage, TAKER, await taken(storage), Random(0), witness=witness)
@@ -268,7 +268,7 @@ async def test_where_it_is_known_that_none_had_begun_in_the_worker_none_is_charg
 async def test_where_some_runs_are_unknown_those_are_charged_that_are_not_known_to_be_innocent() -> None:
     storage = MemoryStorage()
     apart, waiting, unknown = await held(storage, "send", "resize", "resize")
-    witness = Witness(DEATH.ending, apart=frozenset({apart.ref}), waiting=frozenset({waiting.ref}))
+    witness = CrashEvidence(DEATH.ending, apart=frozenset({apart.ref}), waiting=frozenset({waiting.ref}))
     await settle_stalled(storage, TAKER, await taken(storage), Random(0), witness=witness)
     jobs = [(await detail_of(storage, lease)).job for lease in (apart, waiting, unknown)]
 
@@ -279,7 +279,7 @@ async def test_a_job_that_must_not_run_twice_runs_after_the_death_of_a_worker_in
     storage = MemoryStorage()
     policy = Policy(on_worker_lost="fail")
     apart, waiting = await held(storage, "send", "resize", policy=policy)
-    witness = Witness(
+    witness = CrashEvidence(
         DEATH.ending, suspects=frozenset(), apart=frozenset({apart.ref}), waiting=frozenset({waiting.ref})
     )
     await settle_stalled(storage, TAKER, await taken(storage), Random(0), witness=witness)
@@ -292,7 +292,7 @@ async def test_a_job_that_must_not_run_twice_runs_after_the_death_of_a_worker_in
 async def test_what_ran_elsewhere_or_had_not_begun_is_not_said_to_have_run_beside_a_run_that_died() -> None:
     storage = MemoryStorage()
     alone, one, other = await held(storage, "send", "resize", "resize")
-    witness = Witness(DEATH.ending, suspects=frozenset({one.ref, other.ref}))
+    witness = CrashEvidence(DEATH.ending, suspects=frozenset({one.ref, other.ref}))
     await settle_stalled(storage, TAKER, await taken(storage), Random(0), witness=witness)
 
     assert "beside it ran" not in await told(storage, alone)
@@ -306,11 +306,11 @@ async def test_a_reaper_tells_a_blocked_loop_from_a_silent_worker(lag: int, reas
     storage = MemoryStorage(clock=clock)
     (lease,) = await held(storage, "send")
     told_of_it = WorkerInfo(("mail",), lag=lag, memory=64 << 20)
-    await storage.renew(Beat(WORKER, worker=told_of_it))
+    await storage.renew(RenewRequest(WORKER, worker=told_of_it))
     stalled: Sequence[StalledLease] = ()
     while not stalled:
         clock.advance(2)
-        stalled = (await storage.sweep(Bid(TAKER))).stalled
+        stalled = (await storage.sweep(SweepRequest(TAKER))).stalled
     await settle_stalled(storage, TAKER, stalled, Random(0), max_block=600 * SECOND)
     detail = await detail_of(storage, lease)
 
@@ -323,7 +323,7 @@ async def test_many_long_post_mortems_are_written_a_few_at_a_time() -> None:
     storage = Counting()
     leases = await held(storage, *["send"] * 100)
     for lease in leases:
-        await storage.renew(Beat(WORKER, (Renewal(lease.ref, lease.fence, trace=TRACE * 100),)))
+        await storage.renew(RenewRequest(WORKER, (LeaseRenewal(lease.ref, lease.fence, trace=TRACE * 100),)))
     storage.batches.clear()
     await settle_stalled(storage, TAKER, await taken(storage), Random(0), witness=DEATH, within=5)
 

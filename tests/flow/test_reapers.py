@@ -21,7 +21,7 @@ from tenure import (
 )
 from tenure.codec import JsonCodec
 from tenure.storage.memory import MemoryStorage
-from tenure.storage.protocol import Bid, Swept
+from tenure.storage.protocol import SweepRequest, SweepResult
 from tenure.testing.simloop import SimClock, SimLoop, simulate
 from tests.flow.conftest import FAST, Play, Stage
 
@@ -150,7 +150,7 @@ class Unreliable(MemoryStorage):
 
     away = False
 
-    async def sweep(self, bid: Bid) -> Swept:
+    async def sweep(self, bid: SweepRequest) -> SweepResult:
         if self.away:
             raise StorageUnavailableError("out of reach")
         return await super().sweep(bid)
@@ -222,7 +222,7 @@ class Hanging(MemoryStorage):
     hangs = False
     asked = 0
 
-    async def sweep(self, bid: Bid) -> Swept:
+    async def sweep(self, bid: SweepRequest) -> SweepResult:
         self.asked += 1
         if self.hangs:
             await asyncio.get_running_loop().create_future()

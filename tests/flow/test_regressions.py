@@ -41,13 +41,13 @@ from tenure.options import TaskSettings
 from tenure.storage.memory import MemoryStorage
 from tenure.storage.notices import Listener
 from tenure.storage.protocol import (
-    Beat,
-    Bid,
-    Delete,
-    Exchanged,
-    Order,
-    Pulse,
-    Swept,
+    ClaimRequest,
+    DeleteJob,
+    ExchangeResult,
+    RenewRequest,
+    RenewResult,
+    SweepRequest,
+    SweepResult,
 )
 from tenure.testing.simloop import SameLoop, SimClock, SimLoop, simulate
 from tests.flow.conftest import FAST, Play, Stage
@@ -82,7 +82,7 @@ def sleeper(app: Tenure, **options: Unpack[TaskSettings]) -> Any:
 async def seized(stage: Stage, owner: str = "nobody", *, queue: str = "default") -> list[Lease]:
     """Claim all there is in the name of somebody who has not been heard of before and will not be again."""
     leases: list[Lease] = []
-    while taken := (await stage.storage.exchange(Owner(owner), (), Order((queue,), 128))).leases:
+    while taken := (await stage.storage.exchange(Owner(owner), (), ClaimRequest((queue,), 128))).leases:
         leases += taken
     return leases
 
@@ -212,7 +212,7 @@ def test_a_job_is_neither_lost_nor_doubled_by_a_reaper_that_dies_halfway(play: P
         app = stage.app(timing=FAST)
         job = await sleeper(app).enqueue()
         await seized(stage)
-        halfway = Bid(Owner("halfway"), None, SECOND // 2, SECOND // 2)
+        halfway = SweepRequest(Owner("halfway"), None, SECOND // 2, SECOND // 2)
         while not (await stage.storage.sweep(halfway)).stalled:  # noqa: ASYNC110 - in virtual time
             await asyncio.sleep(0.5)
         # It has taken the job from its holder, and never says what shall become of it.
@@ -276,16 +276,16 @@ class Outage(MemoryStorage):
             raise StorageUnavailableError("out of reach")
 
     async def exchange(
-        self, owner: Owner, settlements: Sequence[Settlement] = (), order: Order | None = None
-    ) -> Exchanged:
+        self, owner: Owner, settlements: Sequence[Settlement] = (), order: ClaimRequest | None = None
+    ) -> ExchangeResult:
         self._ask("exchange")
         return await super().exchange(owner, settlements, order)
 
-    async def renew(self, beat: Beat) -> Pulse:
+    async def renew(self, beat: RenewRequest) -> RenewResult:
         self._ask("renew")
         return await super().renew(beat)
 
-    async def sweep(self, bid: Bid) -> Swept:
+    async def sweep(self, bid: SweepRequest) -> SweepResult:
         self._ask("sweep")
         return await super().sweep(bid)
 
@@ -471,7 +471,7 @@ def test_what_a_zombie_reports_spoils_no_later_run_and_makes_no_ghost(play: Play
         stage.loop.wake(node)
         await asyncio.sleep(10)
         after = await job.info()
-        await stage.storage.revise([Delete(job.ref)])
+        await stage.storage.revise([DeleteJob(job.ref)])
         reported = len(reports)
         await asyncio.sleep(10)
 
@@ -685,7 +685,7 @@ def test_nobody_waits_for_ever_for_a_job_that_is_no_more(play: Play) -> None:
         waiter = asyncio.create_task(deleted.result())
         await stage.start(app.worker())
         await asyncio.sleep(5)
-        await stage.storage.revise([Delete(deleted.ref)])
+        await stage.storage.revise([DeleteJob(deleted.ref)])
         began = stage.now
         with pytest.raises(JobNotFoundError):
             await waiter
@@ -864,7 +864,7 @@ def test_a_deleted_id_enqueued_again_runs_once_and_with_its_new_arguments(play: 
         app = stage.app()
         task = quick(app).options(id="one")
         first = await task.enqueue(1)
-        await stage.storage.revise([Delete(first.ref)])
+        await stage.storage.revise([DeleteJob(first.ref)])
         again = await task.enqueue(2)
         await stage.start(app.worker())
 

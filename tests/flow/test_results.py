@@ -31,7 +31,7 @@ from tenure import (
 from tenure.core.job import NewJob, Owner
 from tenure.core.settlement import Settlement
 from tenure.storage.memory import MemoryStorage
-from tenure.storage.protocol import Exchanged, Order, Receipt
+from tenure.storage.protocol import ClaimRequest, EnqueueResult, ExchangeResult
 from tenure.testing.simloop import SimClock, SimLoop, simulate
 from tests.flow.conftest import Play, Stage
 
@@ -378,14 +378,14 @@ class Full(MemoryStorage):
 
     full = False
 
-    async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
+    async def enqueue(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         if self.full:
             raise StorageFullError("no room")
         return await super().enqueue(jobs)
 
     async def exchange(
-        self, owner: Owner, settlements: Sequence[Settlement] = (), order: Order | None = None
-    ) -> Exchanged:
+        self, owner: Owner, settlements: Sequence[Settlement] = (), order: ClaimRequest | None = None
+    ) -> ExchangeResult:
         if self.full:
             raise StorageFullError("no room")
         return await super().exchange(owner, settlements, order)

@@ -20,7 +20,16 @@ from tenure import (
 from tenure.clock import SECOND
 from tenure.core.job import NewJob
 from tenure.storage.memory import MemoryStorage
-from tenure.storage.protocol import DUE_LIMIT, Bid, Change, Delete, Planned, PutSchedule, Swept, Tick
+from tenure.storage.protocol import (
+    DUE_LIMIT,
+    Change,
+    DeleteJob,
+    PutSchedule,
+    ScheduleResult,
+    SweepRequest,
+    SweepResult,
+    Tick,
+)
 from tenure.testing.simloop import EPOCH, Node, SameLoop, SimClock, SimLoop, simulate
 from tests.flow.conftest import FAST, Play, Stage
 from tests.flow.schedules import after, jobs_of, scheduled, sweeping, ticks_of
@@ -42,7 +51,7 @@ class Deadly(MemoryStorage):
         self.deaths: list[str] = []
         self.victims = set[Node | None]()
 
-    async def plan(self, changes: Sequence[Change]) -> list[Planned]:
+    async def plan(self, changes: Sequence[Change]) -> list[ScheduleResult]:
         """Do as told, or die."""
         if not self.deaths or not any(isinstance(change, Tick) for change in changes):
             return await super().plan(changes)
@@ -131,7 +140,7 @@ class Recording(MemoryStorage):
         super().__init__(clock=clock)
         self.planned: list[Sequence[Change]] = []
 
-    async def plan(self, changes: Sequence[Change]) -> list[Planned]:
+    async def plan(self, changes: Sequence[Change]) -> list[ScheduleResult]:
         """Plan, and keep it."""
         self.planned.append(changes)
         return await super().plan(changes)
@@ -145,7 +154,7 @@ def test_a_tick_that_comes_again_when_its_job_is_long_forgotten_makes_none() -> 
         app = scheduled(stage, lambda app: app.every("1s", name="often", overlap="allow"))
         async with sweeping(app):
             await asyncio.sleep(5.5)
-        await storage.revise([Delete(job.ref) for job in await jobs_of(storage, "often")])
+        await storage.revise([DeleteJob(job.ref) for job in await jobs_of(storage, "often")])
         again = [changes for changes in storage.planned if isinstance(changes[0], Tick)]
         verdicts = [planned.verdict for changes in again for planned in await storage.plan(changes)]
 
@@ -164,12 +173,12 @@ class Distant(MemoryStorage):
         self._rng = rng
         self._wire = Node("wire")
 
-    async def sweep(self, bid: Bid) -> Swept:
+    async def sweep(self, bid: SweepRequest) -> SweepResult:
         """Sweep, at the other end."""
         sweep = super().sweep
         return await self._sent(lambda: sweep(bid))
 
-    async def plan(self, changes: Sequence[Change]) -> list[Planned]:
+    async def plan(self, changes: Sequence[Change]) -> list[ScheduleResult]:
         """Plan, at the other end."""
         plan = super().plan
         return await self._sent(lambda: plan(changes))
@@ -296,7 +305,7 @@ def test_as_many_unreadable_schedules_as_a_sweep_names_keep_out_no_other(play: P
 class Refusing(MemoryStorage):
     """A storage that fails at the ticks of one schedule, and at all that come with them."""
 
-    async def plan(self, changes: Sequence[Change]) -> list[Planned]:
+    async def plan(self, changes: Sequence[Change]) -> list[ScheduleResult]:
         """Plan, unless that one is among them."""
         if any(isinstance(change, Tick) and change.name == "bad" for change in changes):
             raise ValueError("not this one")

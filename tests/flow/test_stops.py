@@ -23,7 +23,17 @@ from tenure.core.job import Owner, Ref
 from tenure.core.leadership import Term
 from tenure.core.settlement import Settlement
 from tenure.storage.memory import MemoryStorage
-from tenure.storage.protocol import PROMOTE_LIMIT, Beat, Bid, EventPage, Exchanged, Order, Pulse, Reader, Swept
+from tenure.storage.protocol import (
+    PROMOTE_LIMIT,
+    ClaimRequest,
+    EventPage,
+    EventReader,
+    ExchangeResult,
+    RenewRequest,
+    RenewResult,
+    SweepRequest,
+    SweepResult,
+)
 from tenure.testing.simloop import SimClock, SimLoop, simulate
 from tests.flow.conftest import FAST, Play, Stage
 
@@ -114,8 +124,8 @@ class Slow(MemoryStorage):
     """Memory whose claims take a second to come back."""
 
     async def exchange(
-        self, owner: Owner, settlements: Sequence[Settlement] = (), order: Order | None = None
-    ) -> Exchanged:
+        self, owner: Owner, settlements: Sequence[Settlement] = (), order: ClaimRequest | None = None
+    ) -> ExchangeResult:
         answer = await super().exchange(owner, settlements, order)
         await asyncio.sleep(1)
         return answer
@@ -323,16 +333,16 @@ class Closed(MemoryStorage):
             await asyncio.Event().wait()
 
     async def exchange(
-        self, owner: Owner, settlements: Sequence[Settlement] = (), order: Order | None = None
-    ) -> Exchanged:
+        self, owner: Owner, settlements: Sequence[Settlement] = (), order: ClaimRequest | None = None
+    ) -> ExchangeResult:
         await self._door()
         return await super().exchange(owner, settlements, order)
 
-    async def renew(self, beat: Beat) -> Pulse:
+    async def renew(self, beat: RenewRequest) -> RenewResult:
         await self._door()
         return await super().renew(beat)
 
-    async def sweep(self, bid: Bid) -> Swept:
+    async def sweep(self, bid: SweepRequest) -> SweepResult:
         await self._door()
         return await super().sweep(bid)
 
@@ -345,7 +355,7 @@ class Closed(MemoryStorage):
         cursor: str | None = None,
         *,
         limit: int = 100,
-        reader: Reader | None = None,
+        reader: EventReader | None = None,
         ref: Ref | None = None,
     ) -> EventPage:
         await self._door()

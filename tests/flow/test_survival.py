@@ -29,7 +29,7 @@ from tenure import (
 from tenure.core.job import Owner
 from tenure.core.settlement import Settlement
 from tenure.storage.memory import MemoryStorage
-from tenure.storage.protocol import Beat, Bid, Exchanged, Order, Pulse, Swept
+from tenure.storage.protocol import ClaimRequest, ExchangeResult, RenewRequest, RenewResult, SweepRequest, SweepResult
 from tenure.testing.simloop import SimClock, SimLoop, simulate
 from tests.flow.conftest import FAST, Play, Stage
 
@@ -39,24 +39,24 @@ class Wayward(MemoryStorage):
 
     def __init__(self, clock: SimClock) -> None:
         super().__init__(clock=clock)
-        self.on_exchange: Callable[[Sequence[Settlement], Order | None], None] = lambda settlements, order: None
-        self.on_renew: Callable[[Beat], None] = lambda beat: None
+        self.on_exchange: Callable[[Sequence[Settlement], ClaimRequest | None], None] = lambda settlements, order: None
+        self.on_renew: Callable[[RenewRequest], None] = lambda beat: None
         self.on_sweep: Callable[[], None] = lambda: None
         self.reply_after = 0.0
 
     async def exchange(
-        self, owner: Owner, settlements: Sequence[Settlement] = (), order: Order | None = None
-    ) -> Exchanged:
+        self, owner: Owner, settlements: Sequence[Settlement] = (), order: ClaimRequest | None = None
+    ) -> ExchangeResult:
         self.on_exchange(settlements, order)
         answer = await super().exchange(owner, settlements, order)
         await asyncio.sleep(self.reply_after)
         return answer
 
-    async def renew(self, beat: Beat) -> Pulse:
+    async def renew(self, beat: RenewRequest) -> RenewResult:
         self.on_renew(beat)
         return await super().renew(beat)
 
-    async def sweep(self, bid: Bid) -> Swept:
+    async def sweep(self, bid: SweepRequest) -> SweepResult:
         self.on_sweep()
         return await super().sweep(bid)
 
@@ -108,7 +108,7 @@ def test_an_unexpected_failure_of_the_storage_brings_no_worker_down() -> None:
         app = stage.app()
         failures = iter(range(5))
 
-        def fail(settlements: Sequence[Settlement], order: Order | None) -> None:
+        def fail(settlements: Sequence[Settlement], order: ClaimRequest | None) -> None:
             if next(failures, None) is not None:
                 raise RuntimeError("never thought of")
 
@@ -131,7 +131,7 @@ def test_an_outcome_that_cannot_be_recorded_holds_up_no_other_and_fails_visibly(
     async def scenario(stage: Stage, storage: Wayward) -> None:
         app = stage.app()
 
-        def choke(settlements: Sequence[Settlement], order: Order | None) -> None:
+        def choke(settlements: Sequence[Settlement], order: ClaimRequest | None) -> None:
             for asked in settlements:
                 if any(isinstance(event, JobCompleted) and event.result == b"13" for event in asked.events):
                     raise ValueError("thirteen")
@@ -162,7 +162,7 @@ def test_a_run_of_which_nothing_can_be_recorded_stalls_and_is_not_handed_back_as
         app = stage.app(timing=FAST)
         runs: list[int] = []
 
-        def choke(settlements: Sequence[Settlement], order: Order | None) -> None:
+        def choke(settlements: Sequence[Settlement], order: ClaimRequest | None) -> None:
             for asked in settlements:
                 told = any(isinstance(event, JobReleased | JobStalled) for event in asked.events)
                 if len(runs) == 1 and not told:
@@ -188,7 +188,7 @@ def test_a_keeper_outlives_whatever_a_renewal_throws_at_it() -> None:
         app = stage.app()
         failures = iter(range(2))
 
-        def fail(beat: Beat) -> None:
+        def fail(beat: RenewRequest) -> None:
             if beat.renewals and next(failures, None) is not None:
                 raise RuntimeError("never thought of")
 
@@ -232,7 +232,7 @@ def test_a_handlers_sign_survives_a_renewal_that_failed() -> None:
         app = stage.app(timing=FAST)
         failures = iter(range(1))
 
-        def fail(beat: Beat) -> None:
+        def fail(beat: RenewRequest) -> None:
             if any(renewal.sign for renewal in beat.renewals) and next(failures, None) is not None:
                 raise StorageUnavailableError("a moment")
 
@@ -286,8 +286,8 @@ class Lossy(MemoryStorage):
         self.claims = list[int]()
 
     async def exchange(
-        self, owner: Owner, settlements: Sequence[Settlement] = (), order: Order | None = None
-    ) -> Exchanged:
+        self, owner: Owner, settlements: Sequence[Settlement] = (), order: ClaimRequest | None = None
+    ) -> ExchangeResult:
         # What is given up may still be done, as by a server that was frozen while it was asked.
         answer = await super().exchange(owner, settlements, order)
         self.claims.append(len(answer.leases))
@@ -334,8 +334,8 @@ class Doubling(MemoryStorage):
         self.seen = 0
 
     async def exchange(
-        self, owner: Owner, settlements: Sequence[Settlement] = (), order: Order | None = None
-    ) -> Exchanged:
+        self, owner: Owner, settlements: Sequence[Settlement] = (), order: ClaimRequest | None = None
+    ) -> ExchangeResult:
         answer = await super().exchange(owner, settlements, order)
         if self.dice.random() < 0.3:
             again = await super().exchange(owner, settlements, order)
@@ -382,8 +382,8 @@ class Losing(MemoryStorage):
         self.lost: list[int] = []
 
     async def exchange(
-        self, owner: Owner, settlements: Sequence[Settlement] = (), order: Order | None = None
-    ) -> Exchanged:
+        self, owner: Owner, settlements: Sequence[Settlement] = (), order: ClaimRequest | None = None
+    ) -> ExchangeResult:
         if owner.id == self.owner and self.lost:
             raise StorageUnavailableError("the request is lost")
         answer = await super().exchange(owner, settlements, order)
@@ -430,7 +430,7 @@ def test_a_drain_lasts_until_what_came_of_the_runs_is_recorded() -> None:
         app = stage.app()
         away = False
 
-        def fail(settlements: Sequence[Settlement], order: Order | None) -> None:
+        def fail(settlements: Sequence[Settlement], order: ClaimRequest | None) -> None:
             if away:
                 raise StorageUnavailableError("out of reach")
 
@@ -586,7 +586,7 @@ def test_a_run_cut_off_is_trusted_no_longer_than_its_progress_clock() -> None:
                 times.append((run, "end", stage.now))
             return run
 
-        def fail(beat: Beat) -> None:
+        def fail(beat: RenewRequest) -> None:
             if away and beat.owner.name == "first":
                 raise StorageUnavailableError("out of reach")
 
@@ -624,7 +624,7 @@ def test_what_is_cancelled_and_cut_off_tidies_up_no_longer_than_nothing_can_run_
             finally:
                 times.append((number, "end", stage.now))
 
-        def fail(beat: Beat) -> None:
+        def fail(beat: RenewRequest) -> None:
             if away and beat.owner.name == "first":
                 raise StorageUnavailableError("out of reach")
 

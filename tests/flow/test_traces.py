@@ -4,7 +4,7 @@ import asyncio
 
 from tenure import State, StorageUnavailableError
 from tenure.storage.memory import MemoryStorage
-from tenure.storage.protocol import Beat, Pulse
+from tenure.storage.protocol import RenewRequest, RenewResult
 from tests.flow.conftest import FAST, Play, Stage
 
 
@@ -17,7 +17,7 @@ class Counting(MemoryStorage):
         super().__init__(clock=stage.clock)
         self.sent: list[tuple[str, str]] = []
 
-    async def renew(self, beat: Beat) -> Pulse:
+    async def renew(self, beat: RenewRequest) -> RenewResult:
         if self.away:
             raise StorageUnavailableError("out of reach")
         self.sent += [(one.ref.id, one.trace) for one in beat.renewals if one.trace is not None]

@@ -10,9 +10,9 @@ import pytest
 from tenure import Job, StorageError, StorageFullError, StorageUnavailableError, Task, Tenure
 from tenure.core.job import JobRecord, NewJob, Ref
 from tenure.storage.memory import MemoryStorage
-from tenure.storage.protocol import Receipt
+from tenure.storage.protocol import EnqueueResult
 from tenure.testing.simloop import SimClock, SimLoop, simulate
-from tenure.trips import JOBS, LONG, Trips
+from tenure.trips import JOBS, LONG, EnqueueBatcher
 from tests.flow.conftest import Play, Stage
 
 TRIP = 0.01
@@ -28,7 +28,7 @@ class Far(MemoryStorage):
         self.refuse: Callable[[Sequence[NewJob]], Exception | None] = lambda jobs: None
         self.lose_answer: Exception | None = None
 
-    async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
+    async def enqueue(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         self.trips.append(list(jobs))
         await asyncio.sleep(self.trip)
         if (error := self.refuse(jobs)) is not None:
@@ -311,7 +311,7 @@ class Overtaken(asyncio.SelectorEventLoop):
 
 
 def test_event_loops_of_other_threads_may_come_and_go_as_one_begins() -> None:
-    trips, storage = Trips(), MemoryStorage()
+    trips, storage = EnqueueBatcher(), MemoryStorage()
 
     def job(id_: str) -> NewJob:
         return NewJob(queue="q", id=id_, task="noted", payload=b"")

@@ -7,7 +7,7 @@ import pytest
 
 from tenure.testing import ManualClock, evidence
 from tenure.testing.campaign import made, run_worlds, shrunk
-from tenure.testing.figures import Figures
+from tenure.testing.figures import WorldFigures
 from tenure.testing.invariants import Violation
 from tenure.testing.mutants import MUTANTS
 from tenure.testing.replay import keep, main
@@ -19,14 +19,14 @@ NOISE = ("kill", "pause", "storm", "lost_request", "lost_answer", "late", "echo"
 
 
 @pytest.fixture(scope="module")
-def failed() -> Figures:
+def failed() -> WorldFigures:
     """The figures of the first world that finds a guard missing."""
     for seed in range(20):
         world = made(seed, scenario="noise", model=MUTANTS["settle_twice"].model)
         try:
             world.run()
         except Violation as violation:
-            return Figures.of(world, violation)
+            return WorldFigures.of(world, violation)
     raise AssertionError("nobody has found it out")
 
 
@@ -39,7 +39,7 @@ def test_figures_are_the_same_on_one_process_and_on_two() -> None:
 
 def test_figures_add_up() -> None:
     parts = list(run_worlds(range(3), scenario="noise", processes=1))
-    figures = Figures()
+    figures = WorldFigures()
     for part in parts:
         figures.add(part)
     data = figures.as_data()
@@ -57,7 +57,7 @@ def test_a_fault_that_is_left_out_does_not_come() -> None:
     assert not figures.faults
 
 
-def test_a_failed_world_says_how_to_see_it_again(failed: Figures) -> None:
+def test_a_failed_world_says_how_to_see_it_again(failed: WorldFigures) -> None:
     (failure,) = failed.failures
 
     assert failure.command == f"python -m tenure.testing.world --seed {failure.seed} --scenario 'noise'"
@@ -66,7 +66,7 @@ def test_a_failed_world_says_how_to_see_it_again(failed: Figures) -> None:
     assert failed.violations == {"I2": 1}
 
 
-def test_a_failed_world_is_shrunk_to_the_faults_it_needs(failed: Figures) -> None:
+def test_a_failed_world_is_shrunk_to_the_faults_it_needs(failed: WorldFigures) -> None:
     (failure,) = failed.failures
     smallest = shrunk(failure, model=MUTANTS["settle_twice"].model)
 
@@ -76,7 +76,7 @@ def test_a_failed_world_is_shrunk_to_the_faults_it_needs(failed: Figures) -> Non
         smallest.run()
 
 
-def test_a_failed_world_is_kept_once(failed: Figures, tmp_path: Path) -> None:
+def test_a_failed_world_is_kept_once(failed: WorldFigures, tmp_path: Path) -> None:
     corpus = tmp_path / "seeds.txt"
     (failure,) = failed.failures
     for _ in range(2):
@@ -87,7 +87,7 @@ def test_a_failed_world_is_kept_once(failed: Figures, tmp_path: Path) -> None:
     assert "# I2" in line
 
 
-def test_the_evidence_is_generated_from_the_figures(failed: Figures, tmp_path: Path) -> None:
+def test_the_evidence_is_generated_from_the_figures(failed: WorldFigures, tmp_path: Path) -> None:
     trials = [tried("settle_twice", seeds=20)]
     page, data = evidence.write(
         tmp_path / "deep" / "simulation", failed, trials, command="make it", at="abc", clock=ManualClock(), took=1.2

@@ -14,7 +14,7 @@ import pytest
 
 from tenure.core.merge import Made
 from tenure.testing.plan import FEATURES, SCENARIOS, STEPS
-from tenure.testing.recoveries import Recovery
+from tenure.testing.recoveries import SimulatedRecovery
 from tenure.testing.world import World
 
 pytestmark = pytest.mark.thorough
@@ -82,7 +82,7 @@ def test_a_dead_workers_jobs_come_back_in_time_although_the_clock_was_stepped(se
     plan = replace(SCENARIOS["step and death"], steps=(seconds,))
     lease = plan.timing.lease.total_seconds()
     bound = plan.timing.recovery_bound.total_seconds() + (seconds if seconds < lease else lease / 2) + 1
-    recovered: list[Recovery] = []
+    recovered: list[SimulatedRecovery] = []
     for seed in range(OFTEN):
         recovered += World(seed, plan).run().stage.witness.recoveries
 

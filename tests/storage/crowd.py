@@ -15,16 +15,16 @@ from tenure.core.outcome import Interrupted, Outcome, Raised, Rejected, Returned
 from tenure.core.retry import Backoff
 from tenure.core.settlement import settlement
 from tenure.storage.protocol import (
-    Beat,
-    Bid,
-    Cancel,
-    Order,
+    CancelJob,
+    ClaimRequest,
+    LeaseRenewal,
     Query,
-    Renewal,
-    Reschedule,
+    RenewRequest,
+    RescheduleJob,
     Settings,
     StalledLease,
     Storage,
+    SweepRequest,
     Target,
 )
 from tests.storage.worlds import job, owner
@@ -112,24 +112,26 @@ class Hand:
                     self.ledger.made.update(wish.ref for wish in wishes)
             case 5 | 6 | 7 | 8 | 9 | 10 | 11 | 12:
                 chosen = dice.sample(self.held, dice.randrange(len(self.held) + 1))
-                await self.settle(chosen, Order(("q",), dice.choice((0, 1, 4))))
+                await self.settle(chosen, ClaimRequest(("q",), dice.choice((0, 1, 4))))
             case 13 | 14:
-                renewals = tuple(Renewal(one.ref, one.fence, progress=0.5) for one in self.held + self.spent[-3:])
-                pulse = await self.storage.renew(Beat(self.owner, renewals))
+                renewals = tuple(LeaseRenewal(one.ref, one.fence, progress=0.5) for one in self.held + self.spent[-3:])
+                pulse = await self.storage.renew(RenewRequest(self.owner, renewals))
                 assert not {(one.ref, one.fence) for one in self.held} & set(pulse.lost)
             case 15 | 16:
-                await self.recover((await self.storage.sweep(Bid(self.owner, dice.choice((None, 4_000_000))))).stalled)
+                await self.recover(
+                    (await self.storage.sweep(SweepRequest(self.owner, dice.choice((None, 4_000_000))))).stalled
+                )
             case 17:
                 with self.ledger.lock:
                     ref = dice.choice(sorted(self.ledger.made)) if self.ledger.made else Ref("q", "none")
-                await self.storage.revise([dice.choice((Cancel(ref), Reschedule(ref, boost=9)))])
+                await self.storage.revise([dice.choice((CancelJob(ref), RescheduleJob(ref, boost=9)))])
                 await self.storage.tune(Target("task", "t"), Settings(paused=dice.random() < 0.1))
             case 18:
                 await self.die()
             case _:
                 await asyncio.sleep(dice.random() / 50)
 
-    async def settle(self, leases: list[Lease], order: Order | None = None) -> None:
+    async def settle(self, leases: list[Lease], order: ClaimRequest | None = None) -> None:
         """Settle leases, and some of old a second time."""
         again = self.dice.sample(self.spent, min(len(self.spent), 2))
         asked = [settlement(one, self.dice.choice(OUTCOMES), self.dice) for one in (*leases, *again)]
@@ -189,8 +191,8 @@ async def finish(storage: Storage, ledger: Ledger) -> None:
         taken = await storage.reclaim(dead, last)
         await storage.exchange(last, [settlement(one.lease, Returned(b""), Random(1)) for one in taken.stalled])
     for _ in range(1000):
-        answer = await storage.exchange(last, (), Order(("q",), 128))
-        swept = await storage.sweep(Bid(last, None))
+        answer = await storage.exchange(last, (), ClaimRequest(("q",), 128))
+        swept = await storage.sweep(SweepRequest(last, None))
         leases = [*answer.leases, *(one.lease for one in swept.stalled)]
         await storage.exchange(last, [settlement(lease, Returned(b""), Random(1)) for lease in leases])
         if not leases and answer.next_due is None:

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from tenure.storage.notices import Hub, Listener
+from tenure.storage.notices import Listener, NotificationHub
 
 
 async def woken(listener: Listener) -> bool:
@@ -18,7 +18,7 @@ async def woken(listener: Listener) -> bool:
 
 
 async def test_only_those_who_listen_for_it_hear_a_hint() -> None:
-    hub = Hub()
+    hub = NotificationHub()
     one, other, both = hub.listen(["a"]), hub.listen(["b"]), hub.listen(["a", "b"])
     hub.knock(["a", "unheard-of"])
 
@@ -26,7 +26,7 @@ async def test_only_those_who_listen_for_it_hear_a_hint() -> None:
 
 
 async def test_hints_that_come_together_are_one() -> None:
-    hub = Hub()
+    hub = NotificationHub()
     listener = hub.listen(["a", "b"])
     for _ in range(10):
         hub.knock(["a", "b", "a"])
@@ -39,7 +39,7 @@ async def test_hints_that_come_together_are_one() -> None:
 
 
 async def test_a_cancelled_wait_leaves_the_hint() -> None:
-    hub = Hub()
+    hub = NotificationHub()
     listener = hub.listen(["a"])
     wait = asyncio.ensure_future(listener.__anext__())
     hub.knock(["a"])
@@ -50,7 +50,7 @@ async def test_a_cancelled_wait_leaves_the_hint() -> None:
 
 
 async def test_a_knock_at_every_door_wakes_everybody() -> None:
-    hub = Hub()
+    hub = NotificationHub()
     listeners = [hub.listen(["a"]), hub.listen(["b"])]
     hub.knock_all()
 
@@ -58,7 +58,7 @@ async def test_a_knock_at_every_door_wakes_everybody() -> None:
 
 
 async def test_who_listens_no_more_hears_no_more() -> None:
-    hub = Hub()
+    hub = NotificationHub()
     listener, other = hub.listen(["a"]), hub.listen(["a"])
     listener.close()
     listener.close()
@@ -68,7 +68,7 @@ async def test_who_listens_no_more_hears_no_more() -> None:
 
 
 async def test_where_nobody_listens_a_knock_is_heard_by_nobody() -> None:
-    hub = Hub()
+    hub = NotificationHub()
     hub.knock(["a"])
     hub.knock_all()
     listener = hub.listen(["a"])
@@ -77,7 +77,7 @@ async def test_where_nobody_listens_a_knock_is_heard_by_nobody() -> None:
 
 
 async def test_a_hint_from_another_thread_is_heard() -> None:
-    hub = Hub()
+    hub = NotificationHub()
     listener = hub.listen(["a"])
     await asyncio.to_thread(hub.knock, ["a"])
     async with asyncio.timeout(30):
@@ -85,7 +85,7 @@ async def test_a_hint_from_another_thread_is_heard() -> None:
 
 
 async def test_a_hint_from_the_listeners_own_loop_is_heard_in_its_next_turn() -> None:
-    hub = Hub()
+    hub = NotificationHub()
     listener = hub.listen(["a"])
     wait = asyncio.ensure_future(listener.__anext__())
     await asyncio.sleep(0)
@@ -98,7 +98,7 @@ async def test_a_hint_from_the_listeners_own_loop_is_heard_in_its_next_turn() ->
 
 
 async def test_who_wants_to_be_called_is_called_at_each_hint_and_not_woken() -> None:
-    hub, calls = Hub(), [0]
+    hub, calls = NotificationHub(), [0]
     listener = hub.listen(["a"])
 
     def hear() -> None:
@@ -120,7 +120,7 @@ async def test_who_wants_to_be_called_is_called_at_each_hint_and_not_woken() -> 
 
 
 async def test_an_iteration_yields_once_for_each_hint() -> None:
-    hub = Hub()
+    hub = NotificationHub()
     listener = hub.listen(["a"])
     heard = 0
     hub.knock(["a"])
@@ -134,7 +134,7 @@ async def test_an_iteration_yields_once_for_each_hint() -> None:
 
 
 def test_a_listener_whose_loop_has_closed_is_in_nobodys_way() -> None:
-    hub = Hub()
+    hub = NotificationHub()
 
     async def listen() -> None:
         hub.listen(["a"])

@@ -13,7 +13,7 @@ from tenure.core.lease import Lease
 from tenure.core.outcome import Returned
 from tenure.core.settlement import settlement
 from tenure.storage.memory import MemoryStorage
-from tenure.storage.protocol import Order, Storage
+from tenure.storage.protocol import ClaimRequest, Storage
 from tenure.storage.sqlite.storage import SQLiteStorage
 from tenure.testing import ManualClock
 from tests.storage.worlds import job, owner
@@ -53,7 +53,7 @@ class Pool:
     async def turn(self) -> tuple[Lease, ...]:
         """Settle what has run, and start the next."""
         settled = [settlement(lease, Returned(b""), self._dice) for lease in self._held]
-        self._held = (await self._storage.exchange(self._owner, settled, Order(("q",), SLOTS))).leases
+        self._held = (await self._storage.exchange(self._owner, settled, ClaimRequest(("q",), SLOTS))).leases
         return self._held
 
 
@@ -77,7 +77,7 @@ async def test_one_high_job_behind_ten_thousand_low_ones_is_the_next_one_claimed
     await fill(storage, (job(f"low{number}") for number in range(10_000)))
     clock.advance(later)
     await storage.enqueue([job("high", boost=boost)])
-    first = (await storage.exchange(owner(), order=Order(("q",), 1))).leases
+    first = (await storage.exchange(owner(), order=ClaimRequest(("q",), 1))).leases
 
     assert [lease.ref.id for lease in first] == ["high"]
 
@@ -129,7 +129,7 @@ async def test_ten_a_second_over_twenty_workers_are_ten_a_second(storage: Storag
     instants: list[int] = []
     end = clock.now() + 60 * SECOND
     while clock.now() < end:
-        answer = await storage.exchange(dice.choice(workers), order=Order(("q",), dice.choice((1, 5, 10))))
+        answer = await storage.exchange(dice.choice(workers), order=ClaimRequest(("q",), dice.choice((1, 5, 10))))
         instants += [clock.now()] * len(answer.leases)
         clock.advance(dice.choice((0.001, 0.005, 0.02, (answer.next_due or 0) / SECOND)))
 

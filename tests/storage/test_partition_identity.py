@@ -8,7 +8,7 @@ import redis
 
 from tenure.core.events import StorageReplaced, StorageRewound, WorkerStopping
 from tenure.core.partition import IDENTITY_LOST, LOG_LOST, PartitionState, compare
-from tenure.storage.protocol import Beat, Storage, WorkerInfo
+from tenure.storage.protocol import RenewRequest, Storage, WorkerInfo
 from tenure.storage.redis.address import read
 from tenure.storage.redis.storage import RedisStorage
 from tenure.storage.sqlite import SQLiteStorage
@@ -20,12 +20,14 @@ WORKER = WorkerInfo(queues=("q",))
 
 async def look(storage: Storage, *seen: PartitionState) -> PartitionState:
     """Return what a worker's beat finds of the only partition."""
-    [state] = (await storage.renew(Beat(owner(), worker=WORKER, seen=seen))).partitions
+    [state] = (await storage.renew(RenewRequest(owner(), worker=WORKER, seen=seen))).partitions
     return state
 
 
 async def record(storage: Storage, events: int) -> None:
-    await storage.renew(Beat(owner(), events=tuple(WorkerStopping(owner="o", reason="r") for _ in range(events))))
+    await storage.renew(
+        RenewRequest(owner(), events=tuple(WorkerStopping(owner="o", reason="r") for _ in range(events)))
+    )
 
 
 @pytest.mark.redis

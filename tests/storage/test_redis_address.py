@@ -8,7 +8,7 @@ import pytest
 from tenure import Tenure
 from tenure.errors import UsageError
 from tenure.storage.locate import locate
-from tenure.storage.redis.address import SCHEMES, Kind, Login, Place, RedisAddress, Tls, instead, read
+from tenure.storage.redis.address import SCHEMES, Kind, Login, RedisAddress, ServerAddress, Tls, instead, read
 
 PLAIN = read("redis://localhost")
 
@@ -20,9 +20,9 @@ PLAIN = read("redis://localhost")
         ("redis://localhost:6379", PLAIN),
         ("redis://localhost:6379/", PLAIN),
         ("valkey://localhost", PLAIN),
-        ("redis://db.local:6380/3", replace(PLAIN, places=(Place("db.local", 6380),), db=3)),
-        ("redis://db.local?db=3", replace(PLAIN, places=(Place("db.local", 6379),), db=3)),
-        ("redis://[::1]:6380", replace(PLAIN, places=(Place("::1", 6380),))),
+        ("redis://db.local:6380/3", replace(PLAIN, places=(ServerAddress("db.local", 6380),), db=3)),
+        ("redis://db.local?db=3", replace(PLAIN, places=(ServerAddress("db.local", 6379),), db=3)),
+        ("redis://[::1]:6380", replace(PLAIN, places=(ServerAddress("::1", 6380),))),
         ("redis://:p%40ss@localhost", replace(PLAIN, login=Login(None, "p@ss"))),
         ("redis://me:p@ss@localhost", replace(PLAIN, login=Login("me", "p@ss"))),
         ("redis://localhost?username=me&password=p%26", replace(PLAIN, login=Login("me", "p&"))),
@@ -33,8 +33,8 @@ PLAIN = read("redis://localhost")
             replace(PLAIN, tls=Tls("/ca.pem", "/me.pem", "/me.key", True, False)),
         ),
         ("rediss://localhost?ssl_cert_reqs=none", replace(PLAIN, tls=Tls(verify=False))),
-        ("unix:///run/redis.sock", replace(PLAIN, places=(Place("/run/redis.sock", 0),))),
-        ("unix:///run/redis.sock?db=2", replace(PLAIN, places=(Place("/run/redis.sock", 0),), db=2)),
+        ("unix:///run/redis.sock", replace(PLAIN, places=(ServerAddress("/run/redis.sock", 0),))),
+        ("unix:///run/redis.sock?db=2", replace(PLAIN, places=(ServerAddress("/run/redis.sock", 0),), db=2)),
         ("redis://localhost?namespace=shop", replace(PLAIN, namespace="shop")),
         ("redis://localhost?durability=replicated", replace(PLAIN, durability="replicated")),
         ("redis://localhost?allow_unchecked=1", replace(PLAIN, allow_unchecked=True)),
@@ -43,7 +43,7 @@ PLAIN = read("redis://localhost")
             replace(
                 PLAIN,
                 kind="sentinel",
-                places=(Place("one", 26379), Place("two", 26380)),
+                places=(ServerAddress("one", 26379), ServerAddress("two", 26380)),
                 service="mymaster",
                 db=2,
                 login=Login(None, "p"),
@@ -52,9 +52,15 @@ PLAIN = read("redis://localhost")
         ),
         (
             "rediss+cluster://one:7000,[::1]:7001?cells=4",
-            replace(PLAIN, kind="cluster", places=(Place("one", 7000), Place("::1", 7001)), cells=4, tls=Tls()),
+            replace(
+                PLAIN,
+                kind="cluster",
+                places=(ServerAddress("one", 7000), ServerAddress("::1", 7001)),
+                cells=4,
+                tls=Tls(),
+            ),
         ),
-        ("valkey+cluster://one/0", replace(PLAIN, kind="cluster", places=(Place("one", 6379),), cells=16)),
+        ("valkey+cluster://one/0", replace(PLAIN, kind="cluster", places=(ServerAddress("one", 6379),), cells=16)),
     ],
 )
 def test_an_address_says_where_the_servers_are_and_how_to_get_in(url: str, said: RedisAddress) -> None:
@@ -142,7 +148,7 @@ def test_an_unknown_option_is_refused_with_those_that_there_are() -> None:
     ],
 )
 def test_an_address_of_another_kind_keeps_user_tls_and_options(url: str, kind: Kind, right: str) -> None:
-    assert instead(read(url), kind, Place("b", 7000)) == right
+    assert instead(read(url), kind, ServerAddress("b", 7000)) == right
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from tenure.core.events import AnyEvent, EventsTrimmed, JobDeleted
 from tenure.core.job import JobRecord, Ref
 from tenure.core.lifecycle import State
-from tenure.storage.protocol import EVENTS_END, Delete, Query, Reader
+from tenure.storage.protocol import EVENTS_END, DeleteJob, EventReader, Query
 from tenure.storage.redis.address import read
 from tenure.storage.redis.storage import RedisStorage
 from tenure.testing import ManualClock
@@ -67,7 +67,7 @@ async def test_a_survey_counts_the_queues_of_all_cells(storage: RedisStorage) ->
 async def deleted(storage: RedisStorage, clock: ManualClock, number: int) -> None:
     for queue in QUEUES:
         clock.advance(0.001)
-        await storage.revise([Delete(Ref(queue, f"j{number}"))])
+        await storage.revise([DeleteJob(Ref(queue, f"j{number}"))])
 
 
 def names(events: list[AnyEvent]) -> list[tuple[str, str]]:
@@ -97,12 +97,12 @@ async def test_the_log_of_all_cells_is_read_in_the_order_it_was_written_and_resu
 async def test_a_named_reader_hears_of_each_event_once_however_many_ask(
     storage: RedisStorage, clock: ManualClock
 ) -> None:
-    await storage.events(reader=Reader("app", "process-0"))
+    await storage.events(reader=EventReader("app", "process-0"))
     await deleted(storage, clock, 2)
     heard: list[AnyEvent] = []
 
     async def listen(caller: str) -> None:
-        reader, cursor, idle = Reader("app", caller), None, 0
+        reader, cursor, idle = EventReader("app", caller), None, 0
         while idle < 3:
             page = await storage.events(cursor, limit=7, reader=reader)
             heard.extend(page.events)

@@ -14,7 +14,7 @@ from tenure.errors import NotDurableError, StorageError, StorageFullError, Stora
 from tenure.storage.redis import connections as module
 from tenure.storage.redis import resp
 from tenure.storage.redis.address import read
-from tenure.storage.redis.connections import Call, Connections
+from tenure.storage.redis.connections import Connections, ScriptCall
 from tenure.storage.redis.library import Script
 from tenure.storage.redis.routes import slot
 from tenure.testing.proxy import Proxy, free_port
@@ -68,7 +68,9 @@ async def test_several_calls_take_one_connection_and_come_back_in_order(
     connections = connect(redis_server.url)
     base = base_of(connections)
 
-    replies = await connections.call_all([Call(ADD, base, (1,)), Call(ECHO, base, ("x",)), Call(ADD, base, (5,))])
+    replies = await connections.call_all(
+        [ScriptCall(ADD, base, (1,)), ScriptCall(ECHO, base, ("x",)), ScriptCall(ADD, base, (5,))]
+    )
 
     assert replies == [1, [base.encode(), b"x", 1], 6]
     assert clients(redis_server) == 1
@@ -88,7 +90,9 @@ async def test_a_server_that_forgot_its_scripts_is_told_them_again_also_in_the_m
 
     redis_server.command("SCRIPT", "FLUSH")
     await connections.call(ECHO, base)
-    replies = await connections.call_all([*[Call(ADD, base, (1,))] * 3, Call(ECHO, base), *[Call(ADD, base, (1,))] * 3])
+    replies = await connections.call_all(
+        [*[ScriptCall(ADD, base, (1,))] * 3, ScriptCall(ECHO, base), *[ScriptCall(ADD, base, (1,))] * 3]
+    )
 
     # The echo was known at once; each addition was made once.
     assert replies[3] == [base.encode(), None, 0]
@@ -383,7 +387,7 @@ async def test_of_several_calls_one_that_fails_keeps_none_of_the_others_from_bei
 ) -> None:
     connections = connect(redis_url)
     base = base_of(connections)
-    calls = [Call(ADD, base, (1,)), Call(BROKEN, base), Call(ADD, base, (1,))]
+    calls = [ScriptCall(ADD, base, (1,)), ScriptCall(BROKEN, base), ScriptCall(ADD, base, (1,))]
 
     first, second, third = await connections.outcomes(calls)
 

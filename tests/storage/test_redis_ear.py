@@ -9,14 +9,14 @@ from random import Random
 
 import pytest
 
-from tenure.core.patience import Patience
+from tenure.core.patience import ExponentialDelay
 from tenure.errors import StorageUnavailableError
 from tenure.storage.notices import Listener
 from tenure.storage.redis import connections as calls
 from tenure.storage.redis import ear as module
 from tenure.storage.redis.address import read
 from tenure.storage.redis.connections import Connections
-from tenure.storage.redis.ear import Ear, channel
+from tenure.storage.redis.ear import Subscriptions, channel
 from tenure.testing.proxy import Proxy
 from tests import servers
 from tests.servers import RedisServer
@@ -27,16 +27,16 @@ LONG = 20
 
 BASE = "{tenure}"
 
-Hear = Callable[[str], Ear]
+Hear = Callable[[str], Subscriptions]
 
 
 @pytest.fixture
 async def hear() -> AsyncIterator[Hear]:
-    made: list[tuple[Ear, Connections]] = []
+    made: list[tuple[Subscriptions, Connections]] = []
 
-    def hearing(url: str) -> Ear:
+    def hearing(url: str) -> Subscriptions:
         connections = Connections(read(url), rng=Random(1))
-        made.append((Ear(connections, lambda topic: connections.address.bases, rng=Random(2)), connections))
+        made.append((Subscriptions(connections, lambda topic: connections.address.bases, rng=Random(2)), connections))
         return made[-1][0]
 
     yield hearing
@@ -199,7 +199,7 @@ async def test_a_line_that_breaks_is_laid_anew_and_its_listeners_are_told_once(
 async def test_a_server_that_is_away_for_a_while_is_heard_again_and_told_of_once(
     hear: Hear, redis_server: RedisServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "PATIENCE", Patience(0.01, 0.05))
+    monkeypatch.setattr(module, "PATIENCE", ExponentialDelay(0.01, 0.05))
     redis_server.stop()
     listener = hear(redis_server.url).listen(["queue:mail"])
     await until(lambda: bool(caplog.records))
@@ -259,7 +259,7 @@ async def test_when_a_call_goes_unanswered_the_line_is_tried_at_once(
     monkeypatch.setattr(calls, "SILENT", 0.2)
     with Proxy(redis_server.port) as proxy:
         connections = Connections(read(f"redis://{proxy.address}"))
-        ear = Ear(connections, lambda topic: [BASE])
+        ear = Subscriptions(connections, lambda topic: [BASE])
         listener = ear.listen(["queue:mail"])
         await subscribed(redis_server, "queue:mail")
         await woken(listener)

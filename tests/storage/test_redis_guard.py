@@ -11,9 +11,9 @@ from tenure.errors import StorageError, StorageUnavailableError
 from tenure.storage.locate import locate
 from tenure.storage.protocol import Finding
 from tenure.storage.redis import guard as module
-from tenure.storage.redis.address import Place, read
+from tenure.storage.redis.address import ServerAddress, read
 from tenure.storage.redis.connections import Connections
-from tenure.storage.redis.guard import Guard, Server, check
+from tenure.storage.redis.guard import ServerChecks, ServerFacts, check
 from tenure.storage.redis.library import verb
 from tenure.storage.redis.wall import RULES
 from tenure.testing.conformance.material import (
@@ -32,7 +32,7 @@ from tests.clusters import RedisCluster
 from tests.sentinels import RedisSentinels
 from tests.servers import RedisServer
 
-Guarded = Callable[[str], Guard]
+Guarded = Callable[[str], ServerChecks]
 StartRedis = Callable[..., RedisServer]
 
 SOUND = {"appendonly": True, "maxmemory_policy": "noeviction"}
@@ -42,9 +42,9 @@ SOUND = {"appendonly": True, "maxmemory_policy": "noeviction"}
 async def guarded() -> AsyncIterator[Guarded]:
     made: list[Connections] = []
 
-    def guard(url: str) -> Guard:
+    def guard(url: str) -> ServerChecks:
         made.append(Connections(read(url)))
-        return Guard(made[-1])
+        return ServerChecks(made[-1])
 
     yield guard
     for connections in made:
@@ -238,18 +238,18 @@ async def test_a_cluster_or_sentinels_that_want_a_password_say_so(
         await guarded(f"redis+sentinel://{sentinel}/main?sentinel_password=wrong&sentinel_username=nobody").admit()
 
 
-TOLD = Server(
-    Place("db", 6379),
+TOLD = ServerFacts(
+    ServerAddress("db", 6379),
     {"redis_version": "7.0.15", "redis_mode": "standalone", "role": "master", "maxmemory_policy": "noeviction"},
     {},
 )
 
 
-def told(**info: str) -> Server:
+def told(**info: str) -> ServerFacts:
     return replace(TOLD, info={**(TOLD.info or {}), **info})
 
 
-def as_valkey(**info: str) -> Server:
+def as_valkey(**info: str) -> ServerFacts:
     """Return one that tells as Valkey does: there the mode has another name."""
     known = {name: value for name, value in (TOLD.info or {}).items() if name != "redis_mode"}
     is_ = {"server_name": "valkey", "valkey_version": "9.1.2", "redis_version": "7.2.4", "server_mode": "standalone"}
@@ -273,7 +273,7 @@ def as_valkey(**info: str) -> Server:
         (as_valkey(server_mode="cluster"), r"belongs to a Cluster; use redis\+cluster://db:6379"),
     ],
 )
-def test_what_a_server_tells_of_itself_decides(server: Server, refused: str | None) -> None:
+def test_what_a_server_tells_of_itself_decides(server: ServerFacts, refused: str | None) -> None:
     address = read("redis://db")
     if refused is None:
         check([server], address)

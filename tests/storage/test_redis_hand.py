@@ -9,16 +9,16 @@ from tenure.core.schedule import Schedule
 from tenure.storage.protocol import (
     CLAIM_LIMIT,
     PROMOTE_LIMIT,
-    Bid,
-    Cancel,
-    Delete,
-    Order,
+    CancelJob,
+    ClaimRequest,
+    DeleteJob,
     PauseSchedule,
-    Planned,
     PutSchedule,
-    Redrive,
+    RedriveJob,
     RemoveSchedule,
+    ScheduleResult,
     Settings,
+    SweepRequest,
     Target,
     Tick,
 )
@@ -41,7 +41,7 @@ async def storage(redis_url: str) -> AsyncIterator[RedisStorage]:
 
 
 async def park_all(storage: RedisStorage) -> None:
-    while (await storage.exchange(WORKER, (), Order(("q",), 10))).left:
+    while (await storage.exchange(WORKER, (), ClaimRequest(("q",), 10))).left:
         pass
 
 
@@ -64,8 +64,8 @@ async def test_what_a_pause_has_kept_is_not_looked_for_among_thousands(storage: 
 
     assert await parked(storage) == full + kept - PROMOTE_LIMIT
 
-    claimed = (await storage.exchange(WORKER, (), Order(("q",), PROMOTE_LIMIT))).leases
-    while (await storage.sweep(Bid(WORKER, None))).more:
+    claimed = (await storage.exchange(WORKER, (), ClaimRequest(("q",), PROMOTE_LIMIT))).leases
+    while (await storage.sweep(SweepRequest(WORKER, None))).more:
         pass
 
     assert len(claimed) == PROMOTE_LIMIT
@@ -76,8 +76,8 @@ async def test_what_a_pause_has_kept_is_not_looked_for_among_thousands(storage: 
 async def test_more_revisions_than_a_script_makes_are_made_all_the_same(storage: RedisStorage) -> None:
     jobs = [job(f"{n:03}") for n in range(2 * REVISED_AT_ONCE + 20)]
     await storage.enqueue(jobs)
-    cancelled = await storage.revise([Cancel(one.ref) for one in (*jobs, jobs[0])])
-    redriven = await storage.revise([Redrive(one.ref) for one in jobs])
+    cancelled = await storage.revise([CancelJob(one.ref) for one in (*jobs, jobs[0])])
+    redriven = await storage.revise([RedriveJob(one.ref) for one in jobs])
 
     assert [(one.ref, one.verdict) for one in cancelled] == [
         *((one.ref, "done") for one in jobs),
@@ -91,7 +91,7 @@ async def test_ticks_of_one_call_are_in_the_order_they_were_given(storage: Redis
     names = [f"{n:02}" for n in range(3 * CHANGED_AT_ONCE, 0, -1)]
     await storage.plan([PutSchedule(Schedule(name=name, job=job(""), every=9, next_tick=9)) for name in names])
     planned = await storage.plan([Tick(name, 0, 9, 18, job(name, schedule=name, tick=9)) for name in names])
-    claimed = (await storage.exchange(WORKER, (), Order(("q",), CLAIM_LIMIT))).leases
+    claimed = (await storage.exchange(WORKER, (), ClaimRequest(("q",), CLAIM_LIMIT))).leases
 
     assert [(one.verdict, one.ref and one.ref.id) for one in planned] == [("done", name) for name in names]
     assert [lease.ref.id for lease in claimed] == names
@@ -109,9 +109,9 @@ async def test_a_schedule_that_is_removed_leaves_nothing_behind_but_its_jobs(red
     await storage.plan([RemoveSchedule("s")])
 
     assert [key for key in keys() if b"schedule" in key or b":ticks" in key or b"reached" in key] == []
-    assert await storage.plan([PauseSchedule("s", True)]) == [Planned("s", "gone")]
+    assert await storage.plan([PauseSchedule("s", True)]) == [ScheduleResult("s", "gone")]
 
-    await storage.revise([Delete(job("of-a-tick").ref)])
+    await storage.revise([DeleteJob(job("of-a-tick").ref)])
     await storage.close()
 
     assert {key.split(b":")[1] for key in keys() - before} <= {
@@ -128,12 +128,12 @@ async def test_whom_a_new_rate_lets_start_is_let_in_by_the_claims_that_follow(st
     queues, slow = [f"q{n}" for n in range(3)], (RateKey("task:t", 3_600_000_000),)
     for queue in queues:
         await storage.enqueue([job(f"{n}", queue, rates=slow) for n in range(PROMOTE_LIMIT)])
-        while (await storage.exchange(WORKER, (), Order((queue,), 1))).left:
+        while (await storage.exchange(WORKER, (), ClaimRequest((queue,), 1))).left:
             pass
     await storage.tune(Target("task", "t"), Settings(rate=RateKey("task:t", 0)))
     claimed = 0
     for queue in queues:
-        while leases := (await storage.exchange(WORKER, (), Order((queue,), CLAIM_LIMIT))).leases:
+        while leases := (await storage.exchange(WORKER, (), ClaimRequest((queue,), CLAIM_LIMIT))).leases:
             claimed += len(leases)
     left = sum(survey.parked for survey in (await storage.survey(queues)).queues)
 

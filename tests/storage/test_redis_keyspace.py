@@ -13,13 +13,13 @@ from tenure.core.outcome import Returned
 from tenure.core.settlement import settlement
 from tenure.storage.protocol import (
     WORKER_KEPT,
-    Beat,
-    Bid,
-    Delete,
-    Order,
+    ClaimRequest,
+    DeleteJob,
     Query,
     RemoveSchedule,
+    RenewRequest,
     Settings,
+    SweepRequest,
     Target,
 )
 from tenure.storage.redis.address import read
@@ -72,7 +72,7 @@ async def test_a_queue_of_which_nothing_was_said_is_forgotten_with_its_jobs(redi
     for _ in range(20):
         jobs = [structs.replace(twins.new_job(), policy=Policy(), schedule=None) for _ in range(5)]
         await twins.storage.enqueue(jobs)
-        await twins.storage.exchange(twins.owners[0], (), Order(QUEUES, 3))
+        await twins.storage.exchange(twins.owners[0], (), ClaimRequest(QUEUES, 3))
         twins.clock.advance(3)
     await forgotten(twins)
     left = dict(keys_of(redis_url))
@@ -91,7 +91,7 @@ async def come_to_an_end(twins: Twins) -> None:
         await storage.tune(Target("queue", queue), Settings(paused=False, rate=RateKey("queue", 0), record=()))
     await storage.plan([RemoveSchedule(schedule.name) for schedule in (await storage.survey()).schedules])
     for one in twins.owners[1:]:
-        await storage.renew(Beat(one, last=True))
+        await storage.renew(RenewRequest(one, last=True))
     await forgotten(twins)
 
 
@@ -101,7 +101,7 @@ async def forgotten(twins: Twins) -> None:
     while jobs := (await storage.find(Query(limit=1000))).jobs:
         unfinished = [job.ref for job in jobs if job.finished is None and job.state is not State.ACTIVE]
         ended = [job.ref for job in jobs if job.finished is not None]
-        await storage.revise([Delete(ref) for ref in unfinished + ended[::3]])
+        await storage.revise([DeleteJob(ref) for ref in unfinished + ended[::3]])
         twins.clock.advance(DAY)
         await swept(twins)
     # The log is remembered for a week.
@@ -113,7 +113,7 @@ async def swept(twins: Twins) -> None:
     """Sweep until there is nothing left to be swept; what has stalled is settled."""
     storage, owner = twins.storage, twins.owners[0]
     while True:
-        answer = await storage.sweep(Bid(owner, None))
+        answer = await storage.sweep(SweepRequest(owner, None))
         leases = [settlement(one.lease, Returned(b""), twins.dice) for one in answer.stalled]
         await storage.exchange(owner, leases, None)
         assert answer.troubles == ()
@@ -149,7 +149,7 @@ def size_of(client: redis.Redis, key: bytes) -> int:
 
 async def test_what_is_known_of_a_lane_of_claims_is_forgotten_by_itself(redis_url: str) -> None:
     storage = RedisStorage(read(redis_url))
-    await storage.exchange(Owner("a"), (), Order(QUEUES, 1, Lane(0, 1)))
+    await storage.exchange(Owner("a"), (), ClaimRequest(QUEUES, 1, Lane(0, 1)))
     await storage.close()
     server, _, options = redis_url.partition("?")
     namespace = options.rpartition("namespace=")[2]

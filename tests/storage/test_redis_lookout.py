@@ -6,7 +6,16 @@ import pytest
 
 from tenure.clock import SECOND
 from tenure.core.job import NewJob, Ref
-from tenure.storage.protocol import PLACE_LIMIT, Bid, Cancel, Delete, Order, Settings, Storage, Target
+from tenure.storage.protocol import (
+    PLACE_LIMIT,
+    CancelJob,
+    ClaimRequest,
+    DeleteJob,
+    Settings,
+    Storage,
+    SweepRequest,
+    Target,
+)
 from tenure.storage.redis.address import read
 from tenure.storage.redis.storage import RedisStorage
 from tenure.testing import ManualClock
@@ -48,7 +57,7 @@ async def commands(
     """Return how many commands a claim calls."""
     with client_of(url.partition("?")[0]) as client:
         command(client, "CONFIG", "RESETSTAT")
-        await storage.exchange(ALICE, (), Order(tuple(queues), room, tasks=tasks))
+        await storage.exchange(ALICE, (), ClaimRequest(tuple(queues), room, tasks=tasks))
         told: dict[str, dict[str, int]] = command(client, "INFO", "commandstats")
     return sum(stats["calls"] for name, stats in told.items() if name.partition("_")[2] not in ("evalsha", "info"))
 
@@ -90,8 +99,8 @@ async def test_an_instant_that_nobody_waits_for_is_looked_into_once(
 ) -> None:
     await storage.enqueue([new_job("soon", queue=queue, delay=SECOND) for queue in QUEUES])
     await storage.enqueue([new_job("late", queue=QUEUES[7], delay=9 * SECOND)])
-    await storage.revise([Delete(Ref(queue, "soon")) for queue in QUEUES[:100]])
-    await storage.revise([Cancel(Ref(queue, "soon")) for queue in QUEUES[100:]])
+    await storage.revise([DeleteJob(Ref(queue, "soon")) for queue in QUEUES[:100]])
+    await storage.revise([CancelJob(Ref(queue, "soon")) for queue in QUEUES[100:]])
     # Each claim looks into some of them, and takes those for right that are left.
     looks = [await commands(redis_url, storage, QUEUES, room=2) for _ in range(4)]
     then = await commands(redis_url, storage, QUEUES, room=2)
@@ -100,7 +109,7 @@ async def test_an_instant_that_nobody_waits_for_is_looked_into_once(
     assert then <= 3 * A_SEARCH
 
     clock.advance(9)
-    answer = await storage.exchange(ALICE, (), Order(QUEUES, 2))
+    answer = await storage.exchange(ALICE, (), ClaimRequest(QUEUES, 2))
 
     assert [lease.ref.id for lease in answer.leases] == ["late"]
 
@@ -112,7 +121,7 @@ async def test_what_a_claim_has_let_come_into_line_is_due_no_more(
     clock.advance(1)
     at_first = await commands(redis_url, storage, QUEUES, room=1)
     then = await commands(redis_url, storage, QUEUES, room=1)
-    await storage.sweep(Bid(ALICE, None))
+    await storage.sweep(SweepRequest(ALICE, None))
 
     assert at_first > 50
     assert then <= 3 * A_SEARCH
@@ -123,8 +132,8 @@ async def test_an_instant_that_nobody_waits_for_is_told_too_early_and_none_too_l
 ) -> None:
     await storage.enqueue([new_job("soon", queue=queue, delay=n + SECOND) for n, queue in enumerate(QUEUES)])
     await storage.enqueue([new_job("late", queue=QUEUES[170], delay=9 * SECOND)])
-    await storage.revise([Cancel(Ref(queue, "soon")) for queue in QUEUES[:199]])
-    told = [(await storage.exchange(ALICE, (), Order(QUEUES, 2))).next_due for _ in range(6)]
+    await storage.revise([CancelJob(Ref(queue, "soon")) for queue in QUEUES[:199]])
+    told = [(await storage.exchange(ALICE, (), ClaimRequest(QUEUES, 2))).next_due for _ in range(6)]
 
     assert told == [SECOND + 50, SECOND + 100, SECOND + 150, *[SECOND + 199] * 3]
 
@@ -136,7 +145,7 @@ async def test_what_has_come_is_told_for_next_by_no_claim_that_let_it_come(
     await storage.enqueue([new_job("late", queue=QUEUES[7], delay=9 * SECOND)])
     clock.advance(1)
 
-    assert (await storage.exchange(ALICE, (), Order(QUEUES, 1))).next_due == 8 * SECOND
+    assert (await storage.exchange(ALICE, (), ClaimRequest(QUEUES, 1))).next_due == 8 * SECOND
 
 
 @pytest.mark.parametrize(("known", "most"), [("others", 20), ("parked", PLACE_LIMIT + 100)])

@@ -6,13 +6,13 @@ from random import Random
 
 import pytest
 
-from tenure.core.patience import Patience
+from tenure.core.patience import ExponentialDelay
 from tenure.errors import StorageUnavailableError
 from tenure.storage.redis import connections as module
 from tenure.storage.redis import ear as ears
 from tenure.storage.redis import routes
-from tenure.storage.redis.connections import Call, Connections
-from tenure.storage.redis.ear import Ear, channel
+from tenure.storage.redis.connections import Connections, ScriptCall
+from tenure.storage.redis.ear import Subscriptions, channel
 from tenure.storage.redis.routes import slot
 from tests import servers
 from tests.clusters import SLOTS, RedisCluster
@@ -36,8 +36,8 @@ async def test_the_cells_of_a_cluster_are_called_where_they_are_and_all_at_once(
     connections = connect(redis_cluster.url)
     bases = connections.address.bases
 
-    assert await connections.call_all([Call(ADD, base, (n,)) for n, base in enumerate(bases)]) == list(range(16))
-    assert await connections.call_all([Call(READ, base) for base in bases]) == [b"%d" % n for n in range(16)]
+    assert await connections.call_all([ScriptCall(ADD, base, (n,)) for n, base in enumerate(bases)]) == list(range(16))
+    assert await connections.call_all([ScriptCall(READ, base) for base in bases]) == [b"%d" % n for n in range(16)]
 
     holders = [redis_cluster.holder(slot(base)) for base in bases]
     assert len({holder.port for holder in holders}) == 3
@@ -48,10 +48,10 @@ async def test_the_cells_of_a_cluster_are_called_where_they_are_and_all_at_once(
 async def test_a_node_that_forgot_its_scripts_is_told_them_again(connect: Connect, redis_cluster: RedisCluster) -> None:
     connections = connect(redis_cluster.url)
     bases = connections.address.bases
-    await connections.call_all([Call(ADD, base, (1,)) for base in bases])
+    await connections.call_all([ScriptCall(ADD, base, (1,)) for base in bases])
     redis_cluster.masters[1].command("SCRIPT", "FLUSH")
 
-    assert await connections.call_all([Call(ADD, base, (1,)) for base in bases]) == [2] * 16
+    assert await connections.call_all([ScriptCall(ADD, base, (1,)) for base in bases]) == [2] * 16
 
 
 async def test_cells_that_have_moved_are_found_and_not_one_call_is_lost_or_made_twice_meanwhile(
@@ -75,13 +75,15 @@ async def test_cells_that_have_moved_are_found_and_not_one_call_is_lost_or_made_
         done.set()
 
     assert {redis_cluster.holder(slot(base)) for base in bases} == {to}
-    assert await connections.call_all([Call(READ, base) for base in bases]) == [b"%d" % made[base] for base in bases]
+    assert await connections.call_all([ScriptCall(READ, base) for base in bases]) == [
+        b"%d" % made[base] for base in bases
+    ]
 
 
 async def test_a_cell_on_its_way_is_called_at_neither_end_until_it_has_arrived(
     connect: Connect, redis_cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "PATIENCE", Patience(0.01, 0.02))
+    monkeypatch.setattr(module, "PATIENCE", ExponentialDelay(0.01, 0.02))
     connections = connect(redis_cluster.url)
     await connections.call(ADD, FIRST, 1)
     source = redis_cluster.holder(slot(FIRST))
@@ -103,11 +105,11 @@ async def test_a_replica_that_takes_over_is_found(connect: Connect, start_cluste
     cluster = start_cluster(replicas=1)
     connections = connect(cluster.url)
     bases = connections.address.bases
-    await connections.call_all([Call(ADD, base, (1,)) for base in bases], durable=True)
+    await connections.call_all([ScriptCall(ADD, base, (1,)) for base in bases], durable=True)
 
     await off_the_loop(lambda: cluster.fail_over(cluster.masters[0]))
 
-    assert await connections.call_all([Call(ADD, base, (1,)) for base in bases], durable=True) == [2] * 16
+    assert await connections.call_all([ScriptCall(ADD, base, (1,)) for base in bases], durable=True) == [2] * 16
 
     await off_the_loop(lambda: cluster.lose(cluster.masters[1]))
 
@@ -115,7 +117,7 @@ async def test_a_replica_that_takes_over_is_found(connect: Connect, start_cluste
     async with asyncio.timeout(20):
         while True:
             try:
-                assert await connections.call_all([Call(READ, base) for base in bases]) == [b"2"] * 16
+                assert await connections.call_all([ScriptCall(READ, base) for base in bases]) == [b"2"] * 16
                 break
             except StorageUnavailableError:
                 continue
@@ -126,7 +128,7 @@ async def test_a_node_that_was_cut_off_from_its_cluster_is_not_believed_for_ever
 ) -> None:
     connections = connect(redis_cluster.url)
     bases = connections.address.bases
-    await connections.call_all([Call(ECHO, base) for base in bases])
+    await connections.call_all([ScriptCall(ECHO, base) for base in bases])
     lost, heir, third = redis_cluster.masters
     names = {node.port: node.command("CLUSTER", "MYID") for node in (lost, heir, third)}
     for node, other in ((lost, heir), (lost, third), (heir, lost), (third, lost)):
@@ -139,7 +141,7 @@ async def test_a_node_that_was_cut_off_from_its_cluster_is_not_believed_for_ever
 
     await off_the_loop(lambda: servers.until(parted, "the nodes to part"))
 
-    assert len(await connections.call_all([Call(ECHO, base) for base in bases])) == len(bases)
+    assert len(await connections.call_all([ScriptCall(ECHO, base) for base in bases])) == len(bases)
 
 
 async def test_a_node_that_says_nothing_is_not_asked_each_time_where_the_others_are(
@@ -155,7 +157,7 @@ async def test_a_node_that_says_nothing_is_not_asked_each_time_where_the_others_
         next(base for base in connections.address.bases if (redis_cluster.holder(slot(base)) is frozen) is away)
         for away in (False, True)
     )
-    await connections.call_all([Call(ECHO, here), Call(ECHO, there)])
+    await connections.call_all([ScriptCall(ECHO, here), ScriptCall(ECHO, there)])
     loop = asyncio.get_running_loop()
     took: list[float] = []
     frozen.freeze()
@@ -175,10 +177,10 @@ async def test_a_node_that_says_nothing_is_not_asked_each_time_where_the_others_
 async def test_hints_of_all_cells_are_heard_also_of_those_that_have_moved(
     connect: Connect, redis_cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ears, "PATIENCE", Patience(0.01, 0.1))
+    monkeypatch.setattr(ears, "PATIENCE", ExponentialDelay(0.01, 0.1))
     connections = connect(redis_cluster.url)
     bases = connections.address.bases
-    ear = Ear(connections, lambda topic: bases, rng=Random(3))
+    ear = Subscriptions(connections, lambda topic: bases, rng=Random(3))
     listener = ear.listen(["events"])
     try:
         await all_heard(redis_cluster, bases)
@@ -300,10 +302,10 @@ async def test_a_service_that_sentinels_do_not_know_is_told_by_name(
 async def test_hints_are_heard_from_the_master_that_comes_after(
     connect: Connect, redis_sentinels: RedisSentinels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ears, "PATIENCE", Patience(0.01, 0.1))
+    monkeypatch.setattr(ears, "PATIENCE", ExponentialDelay(0.01, 0.1))
     connections = connect(redis_sentinels.url)
     [base] = connections.address.bases
-    ear = Ear(connections, lambda topic: [base], rng=Random(3))
+    ear = Subscriptions(connections, lambda topic: [base], rng=Random(3))
     listener = ear.listen(["events"])
     try:
         await heard(redis_sentinels.master, base)

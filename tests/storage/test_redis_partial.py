@@ -14,8 +14,8 @@ from tenure.core.job import NewJob, Owner
 from tenure.core.lane import Lane
 from tenure.core.lifecycle import State
 from tenure.errors import NotDurableError, StorageUnavailableError
-from tenure.figures import Figures
-from tenure.storage.protocol import Beat, NewLogLine, Order, Pulse, Renewal, WorkerInfo
+from tenure.figures import MetricsRegistry
+from tenure.storage.protocol import ClaimRequest, LeaseRenewal, NewLogLine, RenewRequest, RenewResult, WorkerInfo
 from tenure.storage.redis import connections
 from tenure.storage.redis.address import read
 from tenure.storage.redis.routes import slot
@@ -32,8 +32,8 @@ from tenure.testing.conformance.material import (
     stalled,
 )
 from tenure.testing.proxy import Proxy
-from tenure.worker.burial import Burial, Deceased
-from tenure.worker.offspring import Death
+from tenure.worker.burial import CrashRecovery, DeadWorker
+from tenure.worker.offspring import ProcessExit
 from tests.clusters import RedisCluster
 from tests.servers import RedisServer
 
@@ -51,9 +51,9 @@ async def test_a_claim_that_no_replica_confirms_is_not_run_but_handed_back(repli
         await replicated.enqueue([new_job("job")])
     # A failover might take back the claim, and another worker would run the job beside us.
     with pytest.raises(NotDurableError):
-        await replicated.exchange(ALICE, order=Order(("default",), 1, Lane(0, 1)))
+        await replicated.exchange(ALICE, order=ClaimRequest(("default",), 1, Lane(0, 1)))
     claimed = await record(replicated, new_job("job").ref)
-    await replicated.exchange(ALICE, order=Order(("default",), 0, Lane(0, 2)))
+    await replicated.exchange(ALICE, order=ClaimRequest(("default",), 0, Lane(0, 2)))
     job = await record(replicated, claimed.ref)
 
     assert claimed.state is State.ACTIVE
@@ -75,13 +75,13 @@ async def test_of_a_claim_of_several_scripts_only_what_was_not_answered_is_hande
             await storage.enqueue(jobs)
             # Each reply to a script begins a new piece; the first of them arrives, and the next one is cut.
             proxy.weather(rate=20_000_000)
-            claiming = asyncio.create_task(storage.exchange(ALICE, order=Order(("default",), 6, Lane(0, 1))))
+            claiming = asyncio.create_task(storage.exchange(ALICE, order=ClaimRequest(("default",), 6, Lane(0, 1))))
             while await active(other, jobs) < 3:
                 pass
             proxy.weather(cuts=1)
             first = await claiming
             held = await active(other, jobs)
-            await storage.exchange(ALICE, order=Order(("default",), 0, Lane(0, 2, 1)))
+            await storage.exchange(ALICE, order=ClaimRequest(("default",), 0, Lane(0, 2, 1)))
             after = [await record(other, job.ref) for job in jobs]
         finally:
             await storage.close()
@@ -112,20 +112,20 @@ async def test_a_shard_that_says_nothing_keeps_no_lease_of_another_from_its_hold
         here, there = two_queues(redis_cluster, storage)
         await storage.enqueue([new_job("a", queue=here), new_job("b", queue=there), new_job("c", queue=here)])
         # A server that does not know the script yet would have to be sent it first.
-        await storage.exchange(REAPER, order=Order((there,), 0))
+        await storage.exchange(REAPER, order=ClaimRequest((there,), 0))
         frozen = redis_cluster.holder(slot(storage.bases_of(f"queue:{there}")[0]))
         frozen.freeze()
         try:
-            first = await storage.exchange(ALICE, order=Order((here, there), 3, Lane(0, 1)))
-            await storage.exchange(BOB, [settled(first.leases[0])], Order((there, here), 2, Lane(0, 1)))
+            first = await storage.exchange(ALICE, order=ClaimRequest((here, there), 3, Lane(0, 1)))
+            await storage.exchange(BOB, [settled(first.leases[0])], ClaimRequest((there, here), 2, Lane(0, 1)))
             with pytest.raises(StorageUnavailableError):
-                await storage.exchange(ALICE, order=Order((there,), 1, Lane(0, 2, 1)))
+                await storage.exchange(ALICE, order=ClaimRequest((there,), 1, Lane(0, 2, 1)))
         finally:
             frozen.thaw()
         swept = await storage.sweep(bid())
         # Thawed, it does what it was asked for, and nobody waits for the answer.
         lost = await record(storage, new_job("b", queue=there).ref)
-        await storage.exchange(ALICE, order=Order((here, there), 0, Lane(0, 3, 1)))
+        await storage.exchange(ALICE, order=ClaimRequest((here, there), 0, Lane(0, 3, 1)))
         kept = await record(storage, first.leases[1].ref)
         handed_back = await record(storage, lost.ref)
     finally:
@@ -142,8 +142,10 @@ async def test_a_shard_that_says_nothing_keeps_no_lease_of_another_from_its_hold
 SUPERVISOR = Owner("beefbeefbeefbeef", "supervisor host:2", "host", 2)
 
 
-def burial() -> Burial:
-    return Burial(SUPERVISOR, clock=SystemClock(), rng=Random(7), logger=logging.getLogger("burial"), figures=Figures())
+def burial() -> CrashRecovery:
+    return CrashRecovery(
+        SUPERVISOR, clock=SystemClock(), rng=Random(7), logger=logging.getLogger("burial"), figures=MetricsRegistry()
+    )
 
 
 async def stalls(storage: RedisStorage) -> list[JobStalled]:
@@ -158,12 +160,12 @@ async def test_the_jobs_of_the_dead_are_free_within_a_second_though_the_answer_t
         storage = RedisStorage(read(f"redis://{proxy.address}/0"))
         try:
             await storage.enqueue([new_job(name) for name in "abc"])
-            await storage.exchange(ALICE, order=Order(("default",), 3))
+            await storage.exchange(ALICE, order=ClaimRequest(("default",), 3))
             before = len(redis_server.command("KEYS", "*:held:*"))
             # The next reply is the one to the reclaim, which the server has carried out by then.
             proxy.weather(cuts=cuts)
             died_at = SystemClock().now()
-            taken = await burial().bury(Deceased(ALICE.id, ALICE.pid, Death(-9), died_at), storage, within=10.0)
+            taken = await burial().bury(DeadWorker(ALICE.id, ALICE.pid, ProcessExit(-9), died_at), storage, within=10.0)
             told = await stalls(storage)
             jobs = [await record(storage, new_job(name).ref) for name in "abc"]
         finally:
@@ -188,7 +190,7 @@ async def test_a_shard_that_says_nothing_keeps_no_job_of_the_dead_in_another_fro
         here, there = two_queues(redis_cluster, storage)
         jobs = [new_job("a", queue=here), new_job("b", queue=there)]
         await storage.enqueue(jobs)
-        await storage.exchange(ALICE, order=Order((here, there), 2))
+        await storage.exchange(ALICE, order=ClaimRequest((here, there), 2))
         frozen = redis_cluster.holder(slot(storage.bases_of(f"queue:{there}")[0]))
         frozen.freeze()
         try:
@@ -199,7 +201,9 @@ async def test_a_shard_that_says_nothing_keeps_no_job_of_the_dead_in_another_fro
         finally:
             frozen.thaw()
         # Thawed, it does what it was asked for; nobody waits for the answer, so what came of it is looked for.
-        taken = await burial().bury(Deceased(ALICE.id, ALICE.pid, Death(-9), SystemClock().now()), storage, within=10.0)
+        taken = await burial().bury(
+            DeadWorker(ALICE.id, ALICE.pid, ProcessExit(-9), SystemClock().now()), storage, within=10.0
+        )
         strayed = [
             one.lease.ref for owner in (REAPER, DEPUTY) for one in (await storage.reclaim(owner.id, BOB)).stalled
         ]
@@ -234,10 +238,10 @@ async def test_a_shard_that_says_nothing_is_reported_and_keeps_no_renewal_of_ano
         here, there = two_queues(redis_cluster, storage)
         owner = owner_on(redis_cluster, storage, here if home == "here" else there)
         await storage.enqueue([new_job("a", queue=here), new_job("b", queue=there)])
-        leases = (await storage.exchange(owner, order=Order((here, there), 2))).leases
-        beat = Beat(
+        leases = (await storage.exchange(owner, order=ClaimRequest((here, there), 2))).leases
+        beat = RenewRequest(
             owner,
-            tuple(Renewal(lease.ref, lease.fence, log=(line,)) for lease in leases),
+            tuple(LeaseRenewal(lease.ref, lease.fence, log=(line,)) for lease in leases),
             WorkerInfo((here, there)),
             (started,),
             answer_within=500_000,
@@ -245,7 +249,7 @@ async def test_a_shard_that_says_nothing_is_reported_and_keeps_no_renewal_of_ano
         frozen = redis_cluster.holder(slot(storage.bases_of(f"queue:{there}")[0]))
         frozen.freeze()
         try:
-            pulses: list[Pulse] = []
+            pulses: list[RenewResult] = []
             took: list[float] = []
             for _ in range(2):
                 asked_at = time.monotonic()
@@ -280,8 +284,8 @@ async def test_a_beat_too_short_for_an_answer_keeps_no_claim_from_a_healthy_shar
         await storage.enqueue([new_job("a", queue=here), new_job("b", queue=there)])
         # One whose lease is nearly over leaves a beat next to no time.
         with pytest.raises(StorageUnavailableError):
-            await storage.renew(Beat(ALICE, (Renewal(new_job("x", queue=there).ref, 1),), answer_within=1))
-        claimed = (await storage.exchange(ALICE, order=Order((here, there), 2, Lane(0, 1)))).leases
+            await storage.renew(RenewRequest(ALICE, (LeaseRenewal(new_job("x", queue=there).ref, 1),), answer_within=1))
+        claimed = (await storage.exchange(ALICE, order=ClaimRequest((here, there), 2, Lane(0, 1)))).leases
         after = await storage.exchange(ALICE, [settled(lease) for lease in claimed])
     finally:
         await storage.close()

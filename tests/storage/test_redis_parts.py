@@ -19,16 +19,16 @@ from tenure.storage.protocol import (
     SCAN_LIMIT,
     SETTLE_LIMIT,
     SWEEP_LIMIT,
-    Beat,
-    Bid,
+    ClaimRequest,
+    LeaseRenewal,
     NewLogLine,
-    Order,
-    Pulse,
-    Renewal,
+    RenewRequest,
+    RenewResult,
+    SweepRequest,
     WorkerInfo,
 )
 from tenure.storage.redis.address import read
-from tenure.storage.redis.cell import Cell
+from tenure.storage.redis.cell import Partition
 from tenure.storage.redis.connections import Connections
 from tenure.storage.redis.library import Script
 from tenure.testing import ManualClock
@@ -73,22 +73,22 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def cell(wire: Wire, clock: ManualClock, redis_url: str) -> Cell:
-    return Cell(wire, read(redis_url).bases[0], clock=clock)
+def cell(wire: Wire, clock: ManualClock, redis_url: str) -> Partition:
+    return Partition(wire, read(redis_url).bases[0], clock=clock)
 
 
-async def held(cell: Cell, number: int, owner: Owner = ALICE) -> list[Lease]:
+async def held(cell: Partition, number: int, owner: Owner = ALICE) -> list[Lease]:
     """Enqueue so many jobs and claim them."""
     jobs = new_jobs(number)
     for start in range(0, number, 100):
         await cell.enqueue(jobs[start : start + 100])
     leases: list[Lease] = []
-    while won := (await cell.exchange(owner, (), Order((QUEUE,), CLAIM_LIMIT))).leases:
+    while won := (await cell.exchange(owner, (), ClaimRequest((QUEUE,), CLAIM_LIMIT))).leases:
         leases += won
     return leases
 
 
-async def large_jobs(cell: Cell, number: int) -> dict[str, bytes]:
+async def large_jobs(cell: Partition, number: int) -> dict[str, bytes]:
     """Enqueue so many jobs of almost a megabyte; return what each carries."""
     payloads = {f"large-{at:02}": b"%02d" % at * (LARGE // 2) for at in range(number)}
     for id_, payload in payloads.items():
@@ -96,22 +96,24 @@ async def large_jobs(cell: Cell, number: int) -> dict[str, bytes]:
     return payloads
 
 
-async def test_few_settlements_and_claims_are_one_script(cell: Cell, wire: Wire) -> None:
+async def test_few_settlements_and_claims_are_one_script(cell: Partition, wire: Wire) -> None:
     leases = await held(cell, 20)
     await cell.enqueue([new_job(f"more-{number}") for number in range(20)])
     wire.calls.clear()
-    answer = await cell.exchange(ALICE, [settled(lease, Returned(b"null")) for lease in leases], Order((QUEUE,), 20))
+    answer = await cell.exchange(
+        ALICE, [settled(lease, Returned(b"null")) for lease in leases], ClaimRequest((QUEUE,), 20)
+    )
 
     assert wire.calls == {"exchange": 1}
     assert len(answer.leases) == 20
 
 
-async def test_all_that_a_call_may_settle_and_claim_is_settled_and_claimed(cell: Cell, wire: Wire) -> None:
+async def test_all_that_a_call_may_settle_and_claim_is_settled_and_claimed(cell: Partition, wire: Wire) -> None:
     leases = await held(cell, SETTLE_LIMIT)
     await cell.enqueue([new_job(f"more-{number:03}") for number in range(CLAIM_LIMIT + 1)])
     wire.calls.clear()
     answer = await cell.exchange(
-        ALICE, [settled(lease, Returned(b"null")) for lease in leases], Order((QUEUE,), CLAIM_LIMIT)
+        ALICE, [settled(lease, Returned(b"null")) for lease in leases], ClaimRequest((QUEUE,), CLAIM_LIMIT)
     )
 
     assert [(verdict.ref, verdict.verdict) for verdict in answer.verdicts] == [(one.ref, "done") for one in leases]
@@ -120,27 +122,27 @@ async def test_all_that_a_call_may_settle_and_claim_is_settled_and_claimed(cell:
     assert wire.calls["exchange"] > 1
 
 
-async def test_a_claim_looks_at_no_more_jobs_for_being_several_scripts(cell: Cell, wire: Wire) -> None:
+async def test_a_claim_looks_at_no_more_jobs_for_being_several_scripts(cell: Partition, wire: Wire) -> None:
     one = (Key("one"),)
     await cell.enqueue([new_job("holder", keys=one)])
-    await cell.exchange(ALICE, (), Order((QUEUE,), 1))
+    await cell.exchange(ALICE, (), ClaimRequest((QUEUE,), 1))
     for start in range(0, SCAN_LIMIT + 100, 100):
         await cell.enqueue([new_job(f"job-{start + n:03}", keys=one) for n in range(100)])
     wire.calls.clear()
-    answer = await cell.exchange(ALICE, (), Order((QUEUE,), 1))
+    answer = await cell.exchange(ALICE, (), ClaimRequest((QUEUE,), 1))
 
     assert (answer.leases, answer.left) == ((), True)
     assert (await cell.survey()).queues[0].parked == SCAN_LIMIT
     assert wire.calls["exchange"] > 1
 
 
-async def test_what_was_claimed_before_the_way_was_cut_is_handed_out(cell: Cell, wire: Wire) -> None:
+async def test_what_was_claimed_before_the_way_was_cut_is_handed_out(cell: Partition, wire: Wire) -> None:
     # Whose keys are to be looked at one by one.
     keyed = (Key("k", 1000),)
     await cell.enqueue([new_job(f"job-{number:03}", keys=keyed) for number in range(100)])
     await cell.enqueue([new_job(f"more-{number:03}", keys=keyed) for number in range(100)])
     wire.cut_after = 1
-    answer = await cell.exchange(ALICE, (), Order((QUEUE,), CLAIM_LIMIT))
+    answer = await cell.exchange(ALICE, (), ClaimRequest((QUEUE,), CLAIM_LIMIT))
 
     assert 0 < len(answer.leases) < CLAIM_LIMIT
     assert answer.left
@@ -150,7 +152,7 @@ async def test_what_was_claimed_before_the_way_was_cut_is_handed_out(cell: Cell,
     assert (await cell.survey()).queues[0].counts[State.ACTIVE] == len(answer.leases)
 
 
-async def test_settlements_that_are_cut_off_are_made_again(cell: Cell, wire: Wire) -> None:
+async def test_settlements_that_are_cut_off_are_made_again(cell: Partition, wire: Wire) -> None:
     settlements = [settled(lease, Returned(b"null")) for lease in await held(cell, SETTLE_LIMIT)]
     wire.cut_after = 1
     with pytest.raises(StorageUnavailableError):
@@ -163,28 +165,30 @@ async def test_settlements_that_are_cut_off_are_made_again(cell: Cell, wire: Wir
 
 
 async def test_a_claim_of_large_jobs_comes_in_several_scripts_and_ends_when_it_has_become_long(
-    cell: Cell, wire: Wire
+    cell: Partition, wire: Wire
 ) -> None:
     payloads = await large_jobs(cell, 12)
     wire.calls.clear()
-    answer = await cell.exchange(ALICE, (), Order((QUEUE,), CLAIM_LIMIT))
+    answer = await cell.exchange(ALICE, (), ClaimRequest((QUEUE,), CLAIM_LIMIT))
 
     assert len(answer.leases) == 9
     assert answer.left
     assert wire.calls["exchange"] == 9
 
-    rest = await cell.exchange(ALICE, (), Order((QUEUE,), CLAIM_LIMIT))
+    rest = await cell.exchange(ALICE, (), ClaimRequest((QUEUE,), CLAIM_LIMIT))
 
     assert not rest.left
     assert {lease.ref.id: lease.job.payload for lease in (*answer.leases, *rest.leases)} == payloads
 
 
-async def test_large_results_are_settled_in_several_scripts_and_then_jobs_are_claimed(cell: Cell, wire: Wire) -> None:
+async def test_large_results_are_settled_in_several_scripts_and_then_jobs_are_claimed(
+    cell: Partition, wire: Wire
+) -> None:
     leases = await held(cell, 5)
     await cell.enqueue([new_job("next")])
     wire.calls.clear()
     settlements = [settled(lease, Returned(b"x" * LARGE)) for lease in leases]
-    answer = await cell.exchange(ALICE, settlements, Order((QUEUE,), CLAIM_LIMIT))
+    answer = await cell.exchange(ALICE, settlements, ClaimRequest((QUEUE,), CLAIM_LIMIT))
     details = await cell.get([lease.ref for lease in leases])
 
     assert [(verdict.ref, verdict.verdict) for verdict in answer.verdicts] == [(one.ref, "done") for one in leases]
@@ -193,10 +197,12 @@ async def test_large_results_are_settled_in_several_scripts_and_then_jobs_are_cl
     assert wire.calls["exchange"] > 2
 
 
-async def test_settlements_and_renewals_that_are_long_to_read_get_done_all_the_same(cell: Cell) -> None:
+async def test_settlements_and_renewals_that_are_long_to_read_get_done_all_the_same(cell: Partition) -> None:
     leases = await held(cell, 20)
     line = (NewLogLine("info", "x" * 30_000, {}),)
-    pulse = await cell.renew(Beat(ALICE, tuple(Renewal(lease.ref, lease.fence, log=line) for lease in leases)))
+    pulse = await cell.renew(
+        RenewRequest(ALICE, tuple(LeaseRenewal(lease.ref, lease.fence, log=line) for lease in leases))
+    )
     error = RecordedError("ValueError", "no good", "x" * 30_000)
     answer = await cell.exchange(ALICE, [settled(lease, Raised(error)) for lease in leases])
 
@@ -204,7 +210,7 @@ async def test_settlements_and_renewals_that_are_long_to_read_get_done_all_the_s
     assert [verdict.verdict for verdict in answer.verdicts] == ["done"] * 20
 
 
-async def test_large_jobs_are_reclaimed_a_few_at_a_time(cell: Cell, wire: Wire) -> None:
+async def test_large_jobs_are_reclaimed_a_few_at_a_time(cell: Partition, wire: Wire) -> None:
     payloads = await large_jobs(cell, 5)
     await held(cell, 0)
     wire.calls.clear()
@@ -220,36 +226,36 @@ async def test_large_jobs_are_reclaimed_a_few_at_a_time(cell: Cell, wire: Wire) 
 
 
 async def test_large_jobs_are_swept_up_a_few_at_a_time_and_keep_no_other_chore_from_being_done(
-    cell: Cell, clock: ManualClock
+    cell: Partition, clock: ManualClock
 ) -> None:
     payloads = await large_jobs(cell, 5)
     await held(cell, 0)
     clock.advance(21)
-    await cell.sweep(Bid(REAPER))
+    await cell.sweep(SweepRequest(REAPER))
     await cell.enqueue([new_job("delayed", delay=1_000_000)])
     clock.advance(21)
-    swept = await cell.sweep(Bid(REAPER))
+    swept = await cell.sweep(SweepRequest(REAPER))
 
     assert len(swept.stalled) == swept.did["reclaimed"] == 3
     assert swept.did["promoted"] == 1
     assert swept.more
 
-    rest = await cell.sweep(Bid(REAPER))
+    rest = await cell.sweep(SweepRequest(REAPER))
 
     assert not rest.more
     assert {one.lease.ref.id: one.lease.job.payload for one in (*swept.stalled, *rest.stalled)} == payloads
 
 
 async def test_all_leases_of_a_beat_are_renewed_and_the_rest_is_told_once(
-    cell: Cell, wire: Wire, clock: ManualClock
+    cell: Partition, wire: Wire, clock: ManualClock
 ) -> None:
     leases = await held(cell, RENEW_LIMIT)
     clock.advance(5)
     line = (NewLogLine("info", "a line", {"k": "v"}),)
-    renewals = tuple(Renewal(lease.ref, lease.fence + number % 2, log=line) for number, lease in enumerate(leases))
+    renewals = tuple(LeaseRenewal(lease.ref, lease.fence + number % 2, log=line) for number, lease in enumerate(leases))
     told = (QueueDrained(queue="other", at=moment(0)),)
     wire.calls.clear()
-    pulse = await cell.renew(Beat(ALICE, renewals, WorkerInfo(queues=(QUEUE,)), told))
+    pulse = await cell.renew(RenewRequest(ALICE, renewals, WorkerInfo(queues=(QUEUE,)), told))
     details = await cell.get([lease.ref for lease in leases])
     drained = [event for event in (await cell.events(limit=1000)).events if isinstance(event, QueueDrained)]
 
@@ -261,17 +267,19 @@ async def test_all_leases_of_a_beat_are_renewed_and_the_rest_is_told_once(
 
 
 async def test_a_beat_with_long_traces_is_sent_in_parts_and_the_last_remembers_the_worker(
-    cell: Cell, wire: Wire, clock: ManualClock
+    cell: Partition, wire: Wire, clock: ManualClock
 ) -> None:
     leases = await held(cell, 100)
     texts = [f"{number}" + "x" * (TRACE_KEPT - 9) for number in range(100)]
-    renewals = tuple(Renewal(lease.ref, lease.fence, trace=text) for lease, text in zip(leases, texts, strict=True))
+    renewals = tuple(
+        LeaseRenewal(lease.ref, lease.fence, trace=text) for lease, text in zip(leases, texts, strict=True)
+    )
     told = (QueueDrained(queue="other", at=moment(0)),)
     for _ in range(2):
         clock.advance(5)
         wire.calls.clear()
 
-        assert await cell.renew(Beat(ALICE, renewals, WorkerInfo(queues=(QUEUE,)), told)) == Pulse()
+        assert await cell.renew(RenewRequest(ALICE, renewals, WorkerInfo(queues=(QUEUE,)), told)) == RenewResult()
         assert wire.calls["renew"] >= 4
 
     details = await cell.get([lease.ref for lease in leases])
@@ -284,18 +292,18 @@ async def test_a_beat_with_long_traces_is_sent_in_parts_and_the_last_remembers_t
     # Without any it is one call again.
     clock.advance(5)
     wire.calls.clear()
-    untold = tuple(Renewal(lease.ref, lease.fence) for lease in leases)
+    untold = tuple(LeaseRenewal(lease.ref, lease.fence) for lease in leases)
 
-    assert await cell.renew(Beat(ALICE, untold, WorkerInfo(queues=(QUEUE,)))) == Pulse()
+    assert await cell.renew(RenewRequest(ALICE, untold, WorkerInfo(queues=(QUEUE,)))) == RenewResult()
     assert wire.calls["renew"] == 1
 
 
 async def test_a_trace_that_nobody_took_away_is_not_said_of_the_next_run(
-    cell: Cell, clock: ManualClock, redis_url: str
+    cell: Partition, clock: ManualClock, redis_url: str
 ) -> None:
     [first] = await held(cell, 1)
-    told = Renewal(first.ref, first.fence, trace="here")
-    await cell.renew(Beat(ALICE, (told,)))
+    told = LeaseRenewal(first.ref, first.fence, trace="here")
+    await cell.renew(RenewRequest(ALICE, (told,)))
     with client_of(redis_url.partition("?")[0]) as client:
         there = command(client, "HGETALL", f"{cell.base}:traces")
         # Settled by the scripts of the version before, which know of none.
@@ -303,7 +311,7 @@ async def test_a_trace_that_nobody_took_away_is_not_said_of_the_next_run(
         gone = command(client, "HGETALL", f"{cell.base}:traces")
         command(client, "HSET", f"{cell.base}:traces", *next(iter(there.items())))
     clock.advance(1)
-    await cell.exchange(ALICE, (), Order((QUEUE,), 1))
+    await cell.exchange(ALICE, (), ClaimRequest((QUEUE,), 1))
     [detail] = await cell.get([first.ref])
 
     assert (len(there), len(gone)) == (1, 0)
@@ -311,7 +319,7 @@ async def test_a_trace_that_nobody_took_away_is_not_said_of_the_next_run(
     assert [run.trace for run in detail.runs] == [None, None]
 
 
-async def test_all_that_a_reclaim_may_take_is_taken(cell: Cell, wire: Wire) -> None:
+async def test_all_that_a_reclaim_may_take_is_taken(cell: Partition, wire: Wire) -> None:
     await held(cell, SWEEP_LIMIT + 10)
     taken = await cell.reclaim(ALICE.id, REAPER)
 
@@ -323,7 +331,7 @@ async def test_all_that_a_reclaim_may_take_is_taken(cell: Cell, wire: Wire) -> N
     assert (len(rest.stalled), rest.more) == (10, False)
 
 
-async def test_what_was_reclaimed_before_the_way_was_cut_is_handed_out(cell: Cell, wire: Wire) -> None:
+async def test_what_was_reclaimed_before_the_way_was_cut_is_handed_out(cell: Partition, wire: Wire) -> None:
     await held(cell, SWEEP_LIMIT)
     wire.cut_after = 1
     taken = await cell.reclaim(ALICE.id, REAPER)
@@ -333,14 +341,14 @@ async def test_what_was_reclaimed_before_the_way_was_cut_is_handed_out(cell: Cel
 
 
 async def test_what_was_swept_up_before_the_way_was_cut_is_handed_out(
-    cell: Cell, wire: Wire, clock: ManualClock
+    cell: Partition, wire: Wire, clock: ManualClock
 ) -> None:
     await held(cell, SWEEP_LIMIT)
     clock.advance(21)
-    await cell.sweep(Bid(REAPER))
+    await cell.sweep(SweepRequest(REAPER))
     clock.advance(21)
     wire.cut_after = 1
-    swept = await cell.sweep(Bid(REAPER))
+    swept = await cell.sweep(SweepRequest(REAPER))
 
     assert 0 < len(swept.stalled) < SWEEP_LIMIT
     assert swept.did["reclaimed"] == len(swept.stalled)
@@ -348,20 +356,20 @@ async def test_what_was_swept_up_before_the_way_was_cut_is_handed_out(
     assert [term.owner for term in swept.terms] == [REAPER.id]
 
 
-async def test_a_sweep_that_is_cut_before_it_took_anything_says_so(cell: Cell, wire: Wire) -> None:
+async def test_a_sweep_that_is_cut_before_it_took_anything_says_so(cell: Partition, wire: Wire) -> None:
     wire.cut_after = 0
     with pytest.raises(StorageUnavailableError):
-        await cell.sweep(Bid(REAPER))
+        await cell.sweep(SweepRequest(REAPER))
 
 
-async def test_sweeps_that_never_get_to_their_end_are_no_gap(cell: Cell, wire: Wire, clock: ManualClock) -> None:
-    bid = Bid(REAPER)
+async def test_sweeps_that_never_get_to_their_end_are_no_gap(cell: Partition, wire: Wire, clock: ManualClock) -> None:
+    bid = SweepRequest(REAPER)
     await held(cell, 2 * SWEEP_LIMIT)
     for _ in range(6):
         await cell.sweep(bid)
         clock.advance(2)
     await cell.enqueue([new_job("late")])
-    [late] = (await cell.exchange(ALICE, (), Order((QUEUE,), 1))).leases
+    [late] = (await cell.exchange(ALICE, (), ClaimRequest((QUEUE,), 1))).leases
     for _ in range(6):
         await cell.sweep(bid)
         clock.advance(2)

@@ -13,7 +13,7 @@ from tenure.core.job import Key, NewJob, Policy, RateKey, Ref
 from tenure.core.lease import Lease
 from tenure.core.outcome import Interrupted, Outcome, Raised, Returned, Snoozed
 from tenure.core.settlement import Settlement, settlement
-from tenure.storage.protocol import Beat, Cancel, Order, Redrive, Renewal, Settings, Target
+from tenure.storage.protocol import CancelJob, ClaimRequest, LeaseRenewal, RedriveJob, RenewRequest, Settings, Target
 from tenure.storage.redis.address import read
 from tenure.storage.redis.storage import RedisStorage
 from tenure.testing import ManualClock
@@ -97,7 +97,7 @@ class Pair:
         some, self.held = self.held[: (at := dice.randrange(8))], self.held[at:]
         asked: list[Settlement] = [settlement(lease, self.outcome(), dice, took=0.5) for lease, _ in some]
         asked += asked[: dice.randrange(2)]
-        order = Order(QUEUES[: dice.randrange(3)], dice.randrange(8))
+        order = ClaimRequest(QUEUES[: dice.randrange(3)], dice.randrange(8))
         answer = await self.both(lambda storage: storage.exchange(owner, asked, order if order.queues else None))
         self.held += [(lease, owner) for lease in answer.leases]
         lost = {(one.ref, one.fence) for one in answer.verdicts if one.verdict == "lost"}
@@ -115,11 +115,11 @@ class Pair:
             case "renew" if self.held:
                 lease, owner = dice.choice(self.held)
                 trace, extend = dice.choice((None, "here")), dice.random() < 0.8
-                beat = Beat(owner, (Renewal(lease.ref, lease.fence, trace=trace, extend=extend),))
+                beat = RenewRequest(owner, (LeaseRenewal(lease.ref, lease.fence, trace=trace, extend=extend),))
                 await self.both(lambda storage: storage.renew(beat))
             case "hand":
                 ref = Ref(dice.choice(QUEUES), f"job-{dice.randrange(self._ids + 1)}")
-                revision = dice.choice((Cancel(ref), Redrive(ref)))
+                revision = dice.choice((CancelJob(ref), RedriveJob(ref)))
                 await self.both(lambda storage: storage.revise([revision]))
             case "wait":
                 self.clock.step_wall(dice.choice((0.5, 3.0, 10.0, 30.0, -4.0)))
@@ -220,7 +220,7 @@ async def test_the_short_way_leads_where_the_long_one_does(make_pair: Callable[[
 async def test_plain_jobs_do_go_the_short_way(redis_server: RedisServer, clock: ManualClock) -> None:
     storage = RedisStorage(read(redis_server.url), clock=clock)
     await storage.open()
-    order = Order(("mail",), 20)
+    order = ClaimRequest(("mail",), 20)
     with client_of(redis_server.url) as client:
         await storage.enqueue([new_job(f"job-{number}", queue="mail") for number in range(20)])
         asked: list[Settlement] = []

@@ -15,13 +15,13 @@ from tenure.core.outcome import Raised, Returned
 from tenure.core.settlement import settlement
 from tenure.storage.model import Model
 from tenure.storage.protocol import (
-    Beat,
-    Delete,
+    ClaimRequest,
+    DeleteJob,
     EventPage,
+    LeaseRenewal,
     NewLogLine,
-    Order,
     Query,
-    Renewal,
+    RenewRequest,
     Settings,
     Target,
 )
@@ -73,7 +73,7 @@ async def world(redis_url: str) -> AsyncIterator[World]:
     worker = owner(dice, name="w")
     for outcome in (Returned(b"1"), Raised(RecordedError("ValueError", "no"), final=True)):
         clock.advance(1)
-        order = Order((BUSY,), 100)
+        order = ClaimRequest((BUSY,), 100)
         won = await storage.exchange(worker, (), order)
         assert won == model.exchange(worker, (), order)
         settled = [settlement(lease, outcome, dice) for lease in won.leases]
@@ -132,11 +132,11 @@ async def test_a_listing_is_the_models_page_by_page(world: World, query: Query) 
 
 async def test_jobs_with_long_logs_are_read_whole(world: World) -> None:
     worker = owner(name="writer")
-    order = Order((BUSY,), 3)
+    order = ClaimRequest((BUSY,), 3)
     won = await world.storage.exchange(worker, (), order)
     assert won == world.model.exchange(worker, (), order)
     lines = tuple(NewLogLine("info", f"line {number}", {"n": str(number)}) for number in range(1000))
-    beat = Beat(worker, tuple(Renewal(lease.ref, lease.fence, log=lines) for lease in won.leases))
+    beat = RenewRequest(worker, tuple(LeaseRenewal(lease.ref, lease.fence, log=lines) for lease in won.leases))
     assert await world.storage.renew(beat) == world.model.renew(beat)
     refs = [Ref(BUSY, f"b{number}") for number in range(400)] * 2
 
@@ -160,7 +160,7 @@ async def test_a_long_log_is_read_in_one_go_or_in_pages(world: World) -> None:
         settings = Settings(paused=number % 2 == 0)
         assert await world.storage.tune(target, settings) == world.model.tune(target, settings)
     ref = Ref(BUSY, "b699")
-    delete = [Delete(ref)]
+    delete = [DeleteJob(ref)]
     assert await world.storage.revise(delete) == world.model.revise(delete)
 
     whole = await world.storage.events(limit=5000)

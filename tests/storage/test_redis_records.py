@@ -11,7 +11,7 @@ from tenure.core.job import JobRecord, NewJob
 from tenure.enqueue import template
 from tenure.options.tasks import TaskOptions
 from tenure.storage.redis.flow import ask_enqueue
-from tenure.storage.redis.records import HEAD, PLACED, RUN, Fixed, Rare, Wish, bare, fixed_of
+from tenure.storage.redis.records import HEAD, PLACED, RUN, EncodedJob, FixedFields, RareFields, bare, fixed_of
 from tests.redis_records import COUNTED, FENCES, IN_HEAD, IN_RUN, RARE
 
 SPREAD = {"lease", "max_stalls", "start_grace", "renewed", "pinned", "on_expire"}
@@ -25,11 +25,11 @@ OWN = {"made", "run_fence", "run_end", "logged"}
 
 
 def test_a_wish_has_every_field_of_a_new_job() -> None:
-    assert set(Wish.__struct_fields__) - SPREAD == set(NewJob.__struct_fields__) - {"stall"}
+    assert set(EncodedJob.__struct_fields__) - SPREAD == set(NewJob.__struct_fields__) - {"stall"}
 
 
 def test_a_kept_record_has_every_field_of_a_job() -> None:
-    fixed, rare = set(Fixed.__struct_fields__), set(Rare.__struct_fields__)
+    fixed, rare = set(FixedFields.__struct_fields__), set(RareFields.__struct_fields__)
 
     assert not fixed & rare
     assert not (fixed | rare) & set(PLACED) - {"owner"}
@@ -38,7 +38,7 @@ def test_a_kept_record_has_every_field_of_a_job() -> None:
 
 def test_those_who_look_from_outside_know_the_same_fields() -> None:
     assert {*IN_HEAD, *COUNTED, *FENCES, *IN_RUN, "state"} == {*PLACED, *OWN} - RARE
-    assert set(Rare.__struct_fields__) == RARE
+    assert set(RareFields.__struct_fields__) == RARE
 
 
 def test_calls_of_one_task_that_differ_are_each_told_as_they_are() -> None:
@@ -46,7 +46,7 @@ def test_calls_of_one_task_that_differ_are_each_told_as_they_are() -> None:
         NewJob(queue="q", id=f"{number}", task="t", payload=b"", priority=number % 2, headers={"n": f"{number % 3}"})
         for number in range(12)
     ]
-    read = [msgspec.msgpack.decode(fixed_of(bare(job)) or b"", type=Fixed) for job in told]
+    read = [msgspec.msgpack.decode(fixed_of(bare(job)) or b"", type=FixedFields) for job in told]
 
     assert [fixed.priority for fixed in read] == [job.priority for job in told]
     assert [fixed.headers for fixed in read] == [f'{{"n":"{number % 3}"}}' for number in range(12)]
@@ -55,7 +55,7 @@ def test_calls_of_one_task_that_differ_are_each_told_as_they_are() -> None:
 def test_a_record_has_of_a_policy_what_differs_from_the_defaults() -> None:
     def told(retry: Retry) -> str | None:
         like = template("t", TaskOptions(retry=retry), Timing())
-        return msgspec.msgpack.decode(fixed_of(like) or b"", type=Fixed).policy
+        return msgspec.msgpack.decode(fixed_of(like) or b"", type=FixedFields).policy
 
     assert told(Retry()) is None
     assert told(Retry(max_attempts=5)) == '{"retry":{"max_attempts":5}}'

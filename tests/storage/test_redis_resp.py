@@ -9,9 +9,9 @@ from redis.exceptions import InvalidResponse, RedisError, ResponseError
 
 from tenure.storage.redis.resp import (
     INCOMPLETE,
-    PlainReader,
-    Reader,
+    PythonReplyParser,
     Reply,
+    ReplyParser,
     Word,
     packed,
     packed_after,
@@ -19,7 +19,7 @@ from tenure.storage.redis.resp import (
     reader,
 )
 
-READERS = [reader, PlainReader]
+READERS = [reader, PythonReplyParser]
 """Where hiredis is installed, as in these tests, the first is that."""
 
 replies = st.recursive(
@@ -42,7 +42,7 @@ def said(reply: object) -> bytes:
             return b"$-1\r\n"
 
 
-def heard(by: Reader, data: bytes, cuts: list[int]) -> list[Reply]:
+def heard(by: ReplyParser, data: bytes, cuts: list[int]) -> list[Reply]:
     """Return what a reader makes of bytes that come in pieces."""
     found: list[Reply] = []
     for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True):
@@ -55,7 +55,7 @@ def heard(by: Reader, data: bytes, cuts: list[int]) -> list[Reply]:
 @given(said_all=st.lists(replies, max_size=5), data=st.data())
 @pytest.mark.parametrize("make", READERS)
 def test_replies_are_read_in_whatever_pieces_they_come(
-    make: type[PlainReader], said_all: list[object], data: st.DataObject
+    make: type[PythonReplyParser], said_all: list[object], data: st.DataObject
 ) -> None:
     raw = b"".join(map(said, said_all))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(raw)), max_size=8)))
@@ -64,7 +64,7 @@ def test_replies_are_read_in_whatever_pieces_they_come(
 
 
 @pytest.mark.parametrize("make", READERS)
-def test_a_large_reply_that_comes_piece_by_piece_is_read_and_so_is_what_follows(make: type[PlainReader]) -> None:
+def test_a_large_reply_that_comes_piece_by_piece_is_read_and_so_is_what_follows(make: type[PythonReplyParser]) -> None:
     many: list[object] = [b"x" * 70_000, *(b"%d" % number for number in range(3_000)), b""]
     raw = said(many) + b"+OK\r\n" + said([None, 7])
 
@@ -73,7 +73,7 @@ def test_a_large_reply_that_comes_piece_by_piece_is_read_and_so_is_what_follows(
 
 
 @pytest.mark.parametrize("make", READERS)
-def test_an_error_is_a_value_also_within_a_list(make: type[PlainReader]) -> None:
+def test_an_error_is_a_value_also_within_a_list(make: type[PythonReplyParser]) -> None:
     class Told(RedisError):
         pass
 
@@ -88,7 +88,7 @@ def test_an_error_is_a_value_also_within_a_list(make: type[PlainReader]) -> None
 
 @pytest.mark.parametrize("raw", [b"HTTP/1.1 400 Bad Request\r\n", b"$four\r\nfour\r\n"])
 @pytest.mark.parametrize("make", READERS)
-def test_what_is_another_language_is_not_read(make: type[PlainReader], raw: bytes) -> None:
+def test_what_is_another_language_is_not_read(make: type[PythonReplyParser], raw: bytes) -> None:
     by = make(ResponseError)
     by.feed(raw)
 

@@ -12,9 +12,18 @@ from tenure.core.job import Key, Owner, StallSetting, StallTerms
 from tenure.core.leadership import LATE, longest_rest
 from tenure.core.lease import Lease
 from tenure.core.schedule import Schedule
-from tenure.storage.protocol import Beat, Bid, Order, PutSchedule, Renewal, Settings, Swept, Target
+from tenure.storage.protocol import (
+    ClaimRequest,
+    LeaseRenewal,
+    PutSchedule,
+    RenewRequest,
+    Settings,
+    SweepRequest,
+    SweepResult,
+    Target,
+)
 from tenure.storage.redis.address import read
-from tenure.storage.redis.cell import Cell
+from tenure.storage.redis.cell import Partition
 from tenure.storage.redis.connections import Connections
 from tenure.storage.redis.rounds import AWAKE, EMPTY, LEFTOVERS, RESTING
 from tenure.testing import ManualClock
@@ -27,11 +36,11 @@ REST = round(SECOND * longest_rest(LEASE / SECOND, EVERY / SECOND, TERM / SECOND
 BOUND = GRACE + 2 * EVERY
 """Within this and its lease a job is claimable again whose holder is lost."""
 
-MakeCell = Callable[[], Cell]
+MakeCell = Callable[[], Partition]
 
 
-def bid(owner: Owner = REAPER, *, rest: int = REST) -> Bid:
-    return Bid(owner, term=TERM, every=EVERY, grace=GRACE, rest=rest)
+def bid(owner: Owner = REAPER, *, rest: int = REST) -> SweepRequest:
+    return SweepRequest(owner, term=TERM, every=EVERY, grace=GRACE, rest=rest)
 
 
 @pytest.fixture
@@ -44,11 +53,11 @@ async def make_cell(clock: ManualClock, redis_url: str) -> AsyncIterator[MakeCel
     """Return what makes cells, each empty."""
     address = read(redis_url)
     connections = Connections(address)
-    made: list[Cell] = []
+    made: list[Partition] = []
 
-    def make() -> Cell:
+    def make() -> Partition:
         base = "{" + f"{address.namespace}:{len(made)}" + "}"
-        made.append(Cell(connections, base, scope=f"cell {len(made)}", clock=clock))
+        made.append(Partition(connections, base, scope=f"cell {len(made)}", clock=clock))
         return made[-1]
 
     yield make
@@ -56,28 +65,28 @@ async def make_cell(clock: ManualClock, redis_url: str) -> AsyncIterator[MakeCel
 
 
 @pytest.fixture
-def cell(make_cell: MakeCell) -> Cell:
+def cell(make_cell: MakeCell) -> Partition:
     return make_cell()
 
 
-async def claim(cell: Cell) -> Lease:
-    [lease] = (await cell.exchange(ALICE, order=Order((QUEUE,), 1))).leases
+async def claim(cell: Partition) -> Lease:
+    [lease] = (await cell.exchange(ALICE, order=ClaimRequest((QUEUE,), 1))).leases
     return lease
 
 
-async def run_one(cell: Cell) -> None:
+async def run_one(cell: Partition) -> None:
     """Leave a job behind that is over: then the cell is in use, and nothing waits."""
     await cell.enqueue([new_job("first")])
     lease = await claim(cell)
     await cell.exchange(ALICE, [settled(lease)])
 
 
-async def look(cell: Cell) -> int:
+async def look(cell: Partition) -> int:
     [sight] = await cell.look([cell.base])
     return sight
 
 
-async def told(cell: Cell, *kinds: type[AnyEvent]) -> list[AnyEvent]:
+async def told(cell: Partition, *kinds: type[AnyEvent]) -> list[AnyEvent]:
     return [event for event in (await cell.events(limit=10_000)).events if isinstance(event, kinds)]
 
 
@@ -85,7 +94,7 @@ async def told(cell: Cell, *kinds: type[AnyEvent]) -> list[AnyEvent]:
 
 
 async def test_where_nothing_waits_for_a_sweep_it_rests_and_its_term_lasts_for_that(
-    cell: Cell, clock: ManualClock
+    cell: Partition, clock: ManualClock
 ) -> None:
     await run_one(cell)
 
@@ -98,14 +107,14 @@ async def test_where_nothing_waits_for_a_sweep_it_rests_and_its_term_lasts_for_t
     assert len(await told(cell, LeadershipAcquired, LeadershipLost)) == 1
 
 
-async def test_who_asks_for_no_rest_gets_none(cell: Cell) -> None:
+async def test_who_asks_for_no_rest_gets_none(cell: Partition) -> None:
     await run_one(cell)
 
     assert (await cell.sweep(bid(rest=0))).again_in is None
 
 
 async def test_where_anybody_holds_a_lease_or_is_suspected_or_parked_nobody_rests(
-    cell: Cell, clock: ManualClock
+    cell: Partition, clock: ManualClock
 ) -> None:
     await cell.enqueue([new_job(f"job-{number}", keys=(Key("k"),)) for number in range(2)])
     lease = await claim(cell)
@@ -118,7 +127,7 @@ async def test_where_anybody_holds_a_lease_or_is_suspected_or_parked_nobody_rest
 
     assert (suspected.did["suspected"], suspected.again_in) == (1, None)
 
-    await cell.exchange(ALICE, [settled(lease)], Order((QUEUE,), 0))
+    await cell.exchange(ALICE, [settled(lease)], ClaimRequest((QUEUE,), 0))
     other = await claim(cell)
     await cell.exchange(ALICE, [settled(other)])
 
@@ -126,7 +135,7 @@ async def test_where_anybody_holds_a_lease_or_is_suspected_or_parked_nobody_rest
     assert len(await told(cell, JobSuspected)) == 1
 
 
-async def test_it_rests_until_the_first_thing_falls_due(cell: Cell, clock: ManualClock) -> None:
+async def test_it_rests_until_the_first_thing_falls_due(cell: Partition, clock: ManualClock) -> None:
     await cell.enqueue([new_job("old", ttl=9 * SECOND), new_job("late", delay=7 * SECOND)])
     await cell.plan([PutSchedule(schedule(clock, every=5))])
 
@@ -164,10 +173,10 @@ async def test_a_lease_that_is_shorter_than_most_makes_all_rests_shorter(make_ce
 async def test_the_first_change_ends_a_rest_and_makes_the_term_as_short_as_any(
     make_cell: MakeCell, clock: ManualClock
 ) -> None:
-    async def enqueues(cell: Cell) -> None:
+    async def enqueues(cell: Partition) -> None:
         await cell.enqueue([new_job()])
 
-    async def plans(cell: Cell) -> None:
+    async def plans(cell: Partition) -> None:
         await cell.plan([PutSchedule(schedule(clock, every=60))])
 
     for change in (enqueues, plans):
@@ -187,10 +196,10 @@ async def test_the_first_change_ends_a_rest_and_makes_the_term_as_short_as_any(
         assert await look(cell) == RESTING
 
 
-async def test_a_look_tells_what_is_empty_and_what_is_left_over(cell: Cell, clock: ManualClock) -> None:
+async def test_a_look_tells_what_is_empty_and_what_is_left_over(cell: Partition, clock: ManualClock) -> None:
     assert await look(cell) == EMPTY
 
-    await cell.renew(Beat(ALICE, events=()))
+    await cell.renew(RenewRequest(ALICE, events=()))
 
     assert await look(cell) == EMPTY
 
@@ -235,7 +244,7 @@ class Sweeper(Struct):
     owner: Owner
     comes_at: int
 
-    def heed(self, swept: Swept, now: int, rng: Random) -> None:
+    def heed(self, swept: SweepResult, now: int, rng: Random) -> None:
         """Note when to come again."""
         if swept.retry_in is not None:
             self.comes_at = now + swept.retry_in + round(SECOND * LATE * rng.random())
@@ -309,7 +318,7 @@ async def test_nobody_who_lives_is_reaped_after_a_rest_in_which_all_stood_still(
                 assert (await cell.sweep(bid())).stalled == ()
                 sweeps_at = now + EVERY
             if now >= beats_at:
-                assert (await cell.renew(Beat(ALICE, (Renewal(held.ref, held.fence),)))).lost == ()
+                assert (await cell.renew(RenewRequest(ALICE, (LeaseRenewal(held.ref, held.fence),)))).lost == ()
                 beats_at = now + lease // 4
             clock.advance((min(beats_at, sweeps_at) - now) / SECOND)
 

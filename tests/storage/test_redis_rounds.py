@@ -11,7 +11,7 @@ from tenure.clock import SECOND
 from tenure.core.events import LeadershipLost
 from tenure.core.job import Owner
 from tenure.errors import StorageUnavailableError
-from tenure.storage.protocol import Beat, Bid, Delete, Swept
+from tenure.storage.protocol import DeleteJob, RenewRequest, SweepRequest, SweepResult
 from tenure.storage.redis.address import read
 from tenure.storage.redis.routes import slot
 from tenure.storage.redis.storage import RedisStorage
@@ -34,8 +34,8 @@ QUEUES = tuple(f"queue-{number}" for number in range(6))
 TERM = 4 * SECOND
 
 
-def bid(owner: Owner = REAPER, *, rest: int = 10 * SECOND) -> Bid:
-    return Bid(owner, term=TERM, rest=rest)
+def bid(owner: Owner = REAPER, *, rest: int = 10 * SECOND) -> SweepRequest:
+    return SweepRequest(owner, term=TERM, rest=rest)
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def scopes(storage: RedisStorage, *queues: str) -> set[str]:
     return {f"cell {bases.index(base)}" for queue in queues for base in storage.bases_of(f"queue:{queue}")}
 
 
-def led(swept: Swept) -> set[str]:
+def led(swept: SweepResult) -> set[str]:
     return {term.scope for term in swept.terms}
 
 
@@ -129,14 +129,14 @@ async def test_who_does_not_lead_asks_again_when_the_term_is_over_or_something_s
 
 
 async def test_a_cell_that_is_empty_again_is_led_no_more(storage: RedisStorage) -> None:
-    soon = Bid(REAPER, term=SECOND, every=SECOND // 10, rest=SECOND // 2)
+    soon = SweepRequest(REAPER, term=SECOND, every=SECOND // 10, rest=SECOND // 2)
     [ref] = await enqueue(storage, new_job())
 
     async def is_led(held: bool = True) -> bool:
         return bool((await storage.sweep(soon)).terms) is held
 
     await until(is_led)
-    await storage.revise([Delete(ref)])
+    await storage.revise([DeleteJob(ref)])
     await until(lambda: is_led(False))
 
     assert (await storage.survey()).leaders == ()
@@ -212,5 +212,5 @@ async def test_a_server_that_is_lost_keeps_no_other_cell_from_being_swept(redis_
     assert led(swept) >= scopes(storage, *left)
     assert swept.did
 
-    await storage.renew(Beat(REAPER, last=True))
+    await storage.renew(RenewRequest(REAPER, last=True))
     await storage.close()

@@ -10,10 +10,10 @@ import redis
 
 from tenure.core.lifecycle import TERMINAL, State
 from tenure.errors import StorageError
-from tenure.storage.protocol import Beat, Bid, Order, Renewal, Swept, WorkerInfo
+from tenure.storage.protocol import ClaimRequest, LeaseRenewal, RenewRequest, SweepRequest, SweepResult, WorkerInfo
 from tenure.storage.redis.address import read
 from tenure.storage.redis.keytypes import TYPES
-from tenure.storage.redis.records import FORM, HEAD, RAN, RUN, Fixed, Rare
+from tenure.storage.redis.records import FORM, HEAD, RAN, RUN, FixedFields, RareFields
 from tenure.storage.redis.storage import RedisStorage
 from tenure.testing import ManualClock
 from tests.servers import client_of
@@ -47,10 +47,10 @@ def cases() -> Iterator[tuple[str, Change]]:
     for place, name in enumerate(IN_RUN):
         for value in [2**31] if place < 6 else [float("nan"), 1e300]:
             yield f"{name} {value}", partial(_in_run, place, value)
-    for name in Fixed.__struct_fields__:
+    for name in FixedFields.__struct_fields__:
         for garbage in ("garbage{", 7, [["x"]], NOT_UTF8):
             yield f"{name} {garbage!r:.10}", partial(_in_fixed, name, garbage)
-    for name in Rare.__struct_fields__:
+    for name in RareFields.__struct_fields__:
         for garbage in ("garbage{", 7, [["x"]], NOT_UTF8):
             yield f"{name} {garbage!r:.10}", partial(_in_rare, name, garbage)
 
@@ -172,10 +172,10 @@ async def test_a_key_of_the_wrong_type_is_named_in_the_error_and_by_doctor(
     said: list[str] = []
     verbs: list[Callable[[], Awaitable[object]]] = [
         lambda: storage.enqueue([job(BAD)]),
-        lambda: storage.exchange(ME, (), Order(("q",), 1)),
-        lambda: storage.renew(Beat(ME, (Renewal(BAD, 1),), worker=WorkerInfo())),
+        lambda: storage.exchange(ME, (), ClaimRequest(("q",), 1)),
+        lambda: storage.renew(RenewRequest(ME, (LeaseRenewal(BAD, 1),), worker=WorkerInfo())),
         lambda: storage.events(),
-        lambda: storage.sweep(Bid(REAPER, term=None)),
+        lambda: storage.sweep(SweepRequest(REAPER, term=None)),
     ]
     for verb in verbs:
         try:
@@ -183,7 +183,7 @@ async def test_a_key_of_the_wrong_type_is_named_in_the_error_and_by_doctor(
         except StorageError as error:
             said.append(str(error))
         else:
-            said += answer.troubles if isinstance(answer, Swept) else ()
+            said += answer.troubles if isinstance(answer, SweepResult) else ()
     found = [finding for finding in await storage.examine() if finding.subject == "keys"]
 
     assert any(f"{name!r} is a string, where a {right} must be" in one for one in said)

@@ -12,18 +12,18 @@ from tenure.core.job import Key, Policy, Redriving, Ref
 from tenure.core.lease import Lease
 from tenure.core.lifecycle import State
 from tenure.core.outcome import Returned
-from tenure.core.retention import Keep, Retention
+from tenure.core.retention import KeepRule, RetentionRules
 from tenure.core.retry import Backoff
 from tenure.storage.protocol import (
     PROMOTE_LIMIT,
     TRIM_LIMIT,
-    Beat,
-    Bid,
-    Cancel,
-    Delete,
-    Order,
-    Renewal,
+    CancelJob,
+    ClaimRequest,
+    DeleteJob,
+    LeaseRenewal,
+    RenewRequest,
     Settings,
+    SweepRequest,
     Target,
 )
 from tenure.storage.redis.address import read
@@ -213,7 +213,7 @@ async def test_a_turn_does_all_but_the_chore_that_fails(cell: Cell, clock: Manua
     await settle(storage, ALICE, completes)
     await settle(storage, ALICE, fails, RAISED)
     clock.advance(21)
-    await storage.sweep(Bid(BOB, term=None))
+    await storage.sweep(SweepRequest(BOB, term=None))
     halted = Target("task", "halted")
     await storage.tune(halted, Settings(paused=True))
     await enqueue(storage, *(new_job(f"halted-{number}", task="halted") for number in range(PROMOTE_LIMIT + 1)))
@@ -224,7 +224,7 @@ async def test_a_turn_does_all_but_the_chore_that_fails(cell: Cell, clock: Manua
     if chore is not None:
         cell.client.set(cell.key(POISON[chore][0]), "poison")
     clock.advance(8 * DAY)
-    swept = await storage.sweep(Bid(BOB, term=None))
+    swept = await storage.sweep(SweepRequest(BOB, term=None))
     told = {trouble.partition(":")[0] for trouble in swept.troubles}
 
     # What a chore hands on to the index that is poisoned is in trouble, too, but it stands where the chore has got to.
@@ -240,7 +240,7 @@ async def test_a_turn_does_all_but_the_chore_that_fails(cell: Cell, clock: Manua
 async def test_more_queues_than_one_sweep_looks_at_come_round(cell: Cell, clock: ManualClock) -> None:
     queues = [f"q-{number:03}" for number in range(450)]
     await enqueue(cell.storage, *(new_job(queue=queue) for queue in queues))
-    await cell.storage.revise([Cancel(Ref(queue, "job")) for queue in queues])
+    await cell.storage.revise([CancelJob(Ref(queue, "job")) for queue in queues])
     clock.advance(8 * DAY)
     trimmed = [(await cell.storage.sweep(bid())).did["trimmed"] for _ in range(4)]
 
@@ -256,7 +256,7 @@ async def test_queues_that_one_sweep_had_no_room_to_trim_are_the_first_of_the_ne
     queues = [f"q-{number:03}" for number in range(250)]
     await enqueue(cell.storage, *(new_job(ref.id, queue=ref.queue) for ref in worn))
     await enqueue(cell.storage, *(new_job(queue=queue) for queue in queues))
-    await cell.storage.revise([Cancel(ref) for ref in worn])
+    await cell.storage.revise([CancelJob(ref) for ref in worn])
     clock.advance(8 * DAY)
     trimmed = [(await cell.storage.sweep(bid())).did["trimmed"] for _ in range(4)]
 
@@ -268,7 +268,7 @@ async def test_queues_that_one_sweep_had_no_room_to_trim_are_the_first_of_the_ne
 async def test_a_queue_that_is_set_something_is_not_forgotten(cell: Cell, clock: ManualClock) -> None:
     await enqueue(cell.storage, new_job(), new_job(queue="mail"))
     await cell.storage.tune(Target("queue", QUEUE), Settings(paused=True))
-    await cell.storage.revise([Cancel(new_job().ref), Delete(new_job().ref), Delete(Ref("mail", "job"))])
+    await cell.storage.revise([CancelJob(new_job().ref), DeleteJob(new_job().ref), DeleteJob(Ref("mail", "job"))])
     for _ in range(3):
         await cell.storage.sweep(bid())
 
@@ -278,7 +278,7 @@ async def test_a_queue_that_is_set_something_is_not_forgotten(cell: Cell, clock:
 
 async def test_a_queue_that_was_due_too_early_is_looked_at_again_when_it_is_due(cell: Cell, clock: ManualClock) -> None:
     await enqueue(cell.storage, new_job("soon", delay=SECOND), new_job("later", delay=10 * SECOND))
-    await cell.storage.revise([Cancel(Ref(QUEUE, "soon"))])
+    await cell.storage.revise([CancelJob(Ref(QUEUE, "soon"))])
     clock.advance(2)
 
     assert (await cell.storage.sweep(bid())).did["promoted"] == 0
@@ -339,10 +339,10 @@ async def test_suspicions_from_before_the_clock_was_set_back_all_end_soon(cell: 
 
 async def test_what_beats_keep_beside_the_record_goes_with_the_run(cell: Cell, clock: ManualClock) -> None:
     lease = await start(cell.storage, new_job(timeout=3600 * SECOND, heartbeat_timeout=60 * SECOND))
-    renewal = Renewal(lease.ref, lease.fence, ran=SECOND, silent=SECOND)
+    renewal = LeaseRenewal(lease.ref, lease.fence, ran=SECOND, silent=SECOND)
     for _ in range(3):
         clock.advance(1)
-        await cell.storage.renew(Beat(ALICE, (renewal,)))
+        await cell.storage.renew(RenewRequest(ALICE, (renewal,)))
     job = await record(cell.storage, lease.ref)
 
     assert cell.client.hlen(cell.key("beats")) == 1
@@ -360,7 +360,7 @@ async def test_what_beats_keep_beside_the_record_goes_with_the_run(cell: Cell, c
 async def test_a_beat_comes_upon_what_somebody_asks_between_two(cell: Cell) -> None:
     lease = await start(cell.storage)
     beats = [await beat(cell.storage, ALICE, [lease]) for _ in range(2)]
-    await cell.storage.revise([Cancel(lease.ref, "enough")])
+    await cell.storage.revise([CancelJob(lease.ref, "enough")])
     beats += [await beat(cell.storage, ALICE, [lease]) for _ in range(2)]
 
     assert [[asked.reason for asked in pulse.cancelling] for pulse in beats] == [[], [], ["enough"], ["enough"]]
@@ -371,7 +371,7 @@ async def test_keys_that_get_much_room_at_once_are_filled_by_and_by_though_other
     for name in names:
         await enqueue(cell.storage, *(new_job(f"{name}-{number}", keys=(Key(name, 1),)) for number in range(71)))
     assert len(await claim(cell.storage, room=3)) == 3
-    while (await cell.storage.exchange(ALICE, order=Order((QUEUE,), 1))).left:
+    while (await cell.storage.exchange(ALICE, order=ClaimRequest((QUEUE,), 1))).left:
         pass  # whoever finds a key taken is parked under it
 
     async def parked() -> int:
@@ -395,7 +395,7 @@ async def test_keys_that_get_much_room_at_once_are_filled_by_and_by_though_other
 async def test_a_script_forgets_a_bounded_number_of_jobs_in_many_queues(cell: Cell, clock: ManualClock) -> None:
     # Queues that are used in turn pass their limits at the same time.
     queues = tuple(f"queue-{number}" for number in range(50))
-    told = Settings(retention=Retention(completed=Keep(DAY * SECOND, 0)))
+    told = Settings(retention=RetentionRules(completed=KeepRule(DAY * SECOND, 0)))
     for queue in queues:
         await cell.storage.tune(Target("queue", queue), told)
 
@@ -404,7 +404,7 @@ async def test_a_script_forgets_a_bounded_number_of_jobs_in_many_queues(cell: Ce
         await enqueue(cell.storage, *(new_job(name, queue=queue, keys=(Key("k", 9),)) for queue in queues))
         leases: list[Lease] = []
         while len(leases) < len(queues):
-            leases += (await cell.storage.exchange(ALICE, (), Order(queues, 50))).leases
+            leases += (await cell.storage.exchange(ALICE, (), ClaimRequest(queues, 50))).leases
         clock.advance(1)
         before = scripts()
         await cell.storage.exchange(ALICE, [settled(lease) for lease in leases])
@@ -431,7 +431,9 @@ async def test_a_script_forgets_a_bounded_number_of_jobs_in_many_queues(cell: Ce
 async def test_a_script_forgets_the_fewer_jobs_the_more_each_takes(
     cell: Cell, clock: ManualClock, keys: tuple[Key, ...], size: int, most: int
 ) -> None:
-    await cell.storage.tune(Target("queue", QUEUE), Settings(retention=Retention(completed=Keep(DAY * SECOND, 3000))))
+    await cell.storage.tune(
+        Target("queue", QUEUE), Settings(retention=RetentionRules(completed=KeepRule(DAY * SECOND, 3000)))
+    )
 
     async def complete(first: int, jobs: int) -> None:
         for at in range(first, first + jobs, 100):

@@ -10,8 +10,8 @@ import pytest
 from tenure.clock import SECOND
 from tenure.core.events import JobCompleted
 from tenure.core.lifecycle import State
-from tenure.core.retention import EVENTS_KEPT, Keep, Retention
-from tenure.storage.protocol import EVENTS_END, Beat, Settings, Storage, Target
+from tenure.core.retention import EVENTS_KEPT, KeepRule, RetentionRules
+from tenure.storage.protocol import EVENTS_END, RenewRequest, Settings, Storage, Target
 from tenure.storage.redis.address import read
 from tenure.storage.redis.storage import RedisStorage
 from tenure.storage.sqlite.storage import SQLiteStorage
@@ -32,13 +32,13 @@ async def completed(storage: Storage, first: int, jobs: int) -> None:
 
 async def stays_as_large(storage: Storage, size: Callable[[], Awaitable[int]]) -> None:
     """Complete jobs without a sweep, and see that counts and size stay as they were after the first half."""
-    keep = Retention(completed=Keep(3600 * SECOND, KEPT))
+    keep = RetentionRules(completed=KeepRule(3600 * SECOND, KEPT))
     await storage.tune(Target("queue", QUEUE), Settings(retention=keep))
     # The log is full from the first.
     told = JobCompleted(queue=QUEUE, id="job-000000", task="t", run=1, attempt=1, duration=0.5, result=b"3")
     most = EVENTS_KEPT.count or 0
     for _ in range(most // 1_000 + 15):
-        await storage.renew(Beat(ALICE, events=(told,) * 1_000))
+        await storage.renew(RenewRequest(ALICE, events=(told,) * 1_000))
     await completed(storage, 0, JOBS // 2)
     before = await size()
     await completed(storage, JOBS // 2, JOBS // 2)

@@ -13,16 +13,16 @@ from tenure.core.lease import Lease
 from tenure.core.outcome import Raised, Returned
 from tenure.core.retry import Backoff
 from tenure.core.settlement import Settlement, settlement
-from tenure.storage.protocol import Order
+from tenure.storage.protocol import ClaimRequest
 from tenure.storage.sqlite import SQLiteStorage, flow
 from tenure.storage.sqlite.database import Database
 from tenure.storage.sqlite.intake import TOGETHER
 from tenure.storage.sqlite.locks import Locks, lock_file, quiet
-from tenure.storage.sqlite.step import Step
+from tenure.storage.sqlite.step import Transaction
 from tests.storage.worlds import job, owner
 
 ME = owner()
-ORDER = Order(("q",), 100)
+ORDER = ClaimRequest(("q",), 100)
 JOBS = 100
 ERROR = RecordedError("ValueError", "no")
 
@@ -52,20 +52,20 @@ def test_a_hundred_plain_jobs_take_no_more_statements_than_one(tmp_path: Path) -
         counts: list[int] = []
         leases: tuple[Lease, ...] = ()
         for _ in range(2):
-            step = Step(connection)
+            step = Transaction(connection)
             step.now = now = now + 1
             seen.clear()
-            flow.enqueue(step, [[one] for one in named(f"{now}-")[:jobs]])
+            flow.enqueue_all(step, [[one] for one in named(f"{now}-")[:jobs]])
             step.write_down()
             counts.append(len(seen))
-            step = Step(connection)
+            step = Transaction(connection)
             step.now = now = now + 1
             seen.clear()
-            leases = flow.exchange(step, ME, [done(lease) for lease in leases], Order(("q",), jobs)).leases
+            leases = flow.exchange(step, ME, [done(lease) for lease in leases], ClaimRequest(("q",), jobs)).leases
             step.write_down()
             counts.append(len(seen))
             assert len(leases) == jobs
-        flow.exchange(Step(connection), ME, [done(lease) for lease in leases], None)
+        flow.exchange(Transaction(connection), ME, [done(lease) for lease in leases], None)
         return counts[2], counts[3]
 
     one, hundred = counted(1), counted(JOBS)
@@ -81,10 +81,10 @@ def test_however_much_one_call_brings_no_statement_takes_more_than_sqlite_does(t
     connection = Database(path, Locks(lock_file(path)), durability="fast", auto_migrate=True).writer()
     # By itself it takes a thousand million bytes, which are a thousand of our largest jobs.
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 2 * TOGETHER)
-    step = Step(connection)
+    step = Transaction(connection)
     each = bytes(TOGETHER // 4)
-    (receipts,) = flow.enqueue(step, [[job(f"{number}", payload=each) for number in range(12)]])
-    answer = flow.exchange(step, ME, [], Order(("q",), 3))
+    (receipts,) = flow.enqueue_all(step, [[job(f"{number}", payload=each) for number in range(12)]])
+    answer = flow.exchange(step, ME, [], ClaimRequest(("q",), 3))
     connection.close()
 
     assert [receipt.made for receipt in receipts] == ["created"] * 12

@@ -8,7 +8,7 @@ import pytest
 from tenure import Reaper, ReaperFailed, State, Tenure
 from tenure.core.job import Policy, Redriving, Ref
 from tenure.core.retry import Backoff
-from tenure.storage.protocol import PROMOTE_LIMIT, Bid, Settings, Target
+from tenure.storage.protocol import PROMOTE_LIMIT, Settings, SweepRequest, Target
 from tenure.storage.sqlite.storage import SQLiteStorage
 from tenure.testing import ManualClock
 from tenure.testing.conformance.material import ALICE, BOB, RAISED, claim, enqueue, new_job, record, settle, start
@@ -49,7 +49,7 @@ async def test_a_failing_chore_leaves_the_others_alone(tmp_path: Path, chore: st
     # The lease runs out, then its grace, which is two beats since nobody has swept for a while.
     for seconds in (21, 11):
         clock.advance(seconds)
-        troubles += (await storage.sweep(Bid(BOB, term=None))).troubles
+        troubles += (await storage.sweep(SweepRequest(BOB, term=None))).troubles
     states = [(await record(storage, Ref("default", name))).state for name in ("stalls", "later")]
     taken = (await record(storage, lease.ref)).fence > lease.fence
     await storage.close()
@@ -73,7 +73,7 @@ async def test_a_turn_does_all_but_the_chore_that_fails(tmp_path: Path, chore: s
     await settle(storage, ALICE, fails, RAISED)
     # Its grace is over at the second turn, when "stalls" is the next to be suspected.
     clock.advance(21)
-    await storage.sweep(Bid(BOB, term=None))
+    await storage.sweep(SweepRequest(BOB, term=None))
     # A task that goes on lets in so many of its jobs at once, and the sweep sees to the last one.
     halted = Target("task", "halted")
     await storage.tune(halted, Settings(paused=True))
@@ -85,7 +85,7 @@ async def test_a_turn_does_all_but_the_chore_that_fails(tmp_path: Path, chore: s
     if chore is not None:
         poison(tmp_path / "queue.db", chore)
     clock.advance(8 * 86_400)
-    swept = await storage.sweep(Bid(BOB, term=None))
+    swept = await storage.sweep(SweepRequest(BOB, term=None))
     findings = await storage.examine()
     await storage.close()
 

@@ -8,7 +8,7 @@ import pytest
 
 from tenure.core.job import Ref
 from tenure.errors import SchemaMismatchError, StorageError, StorageUnavailableError, UsageError
-from tenure.storage.protocol import Bid, Order
+from tenure.storage.protocol import ClaimRequest, SweepRequest
 from tenure.storage.sqlite import SQLiteStorage, health, place
 from tenure.storage.sqlite.checkpoint import ANYBODYS_PAGES, Checkpoints
 from tenure.storage.sqlite.database import SCHEMA, require
@@ -53,8 +53,8 @@ async def test_a_file_and_a_link_to_it_are_one_storage_with_one_lock_file(tmp_pa
     link.symlink_to(path)
     mine, theirs = SQLiteStorage(path), SQLiteStorage(link)
     await mine.enqueue([job("a")])
-    claimed = await mine.exchange(owner(), (), Order(("q",), 1))
-    swept = await theirs.sweep(Bid(owner()))
+    claimed = await mine.exchange(owner(), (), ClaimRequest(("q",), 1))
+    swept = await theirs.sweep(SweepRequest(owner()))
     findings = await theirs.examine()
     await mine.close()
     await theirs.close()
@@ -304,11 +304,11 @@ async def test_a_policy_that_a_newer_version_wrote_holds_up_nobody(tmp_path: Pat
     connection.commit()
     connection.close()
     worker, reaper = owner(), owner()
-    first = await storage.exchange(worker, order=Order(("q",), 4))
+    first = await storage.exchange(worker, order=ClaimRequest(("q",), 4))
     clock.advance(40)
-    swept = await storage.sweep(Bid(reaper, term=None))
+    swept = await storage.sweep(SweepRequest(reaper, term=None))
     clock.advance(20)
-    swept = await storage.sweep(Bid(reaper, term=None))
+    swept = await storage.sweep(SweepRequest(reaper, term=None))
     await storage.close()
 
     assert [lease.ref.id for lease in first.leases] == ["newer", "neighbour", "held", "beside"]

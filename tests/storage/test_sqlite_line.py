@@ -10,9 +10,9 @@ import pytest
 
 from tenure.clock import SECOND
 from tenure.core.job import NewJob, RateKey, Ref
-from tenure.storage.protocol import Bid, Delete, Order, Settings, Target
+from tenure.storage.protocol import ClaimRequest, DeleteJob, Settings, SweepRequest, Target
 from tenure.storage.sqlite import SQLiteStorage, chores, flow, line
-from tenure.storage.sqlite.step import Step
+from tenure.storage.sqlite.step import Transaction
 from tenure.testing import ManualClock
 from tests.storage.worlds import job, owner
 
@@ -28,11 +28,11 @@ class Bench:
         self._connection = sqlite3.connect(path, isolation_level=None)
         self._clock = clock
 
-    def statements(self, do: Callable[[Step], Any]) -> int:
+    def statements(self, do: Callable[[Transaction], Any]) -> int:
         """Return how many statements a step took, and what it leaves behind at its end."""
         seen: list[str] = []
         self._connection.execute("BEGIN IMMEDIATE")
-        step = Step(self._connection)
+        step = Transaction(self._connection)
         step.now = self._clock.now()
         self._connection.set_trace_callback(seen.append)
         do(step)
@@ -42,10 +42,10 @@ class Bench:
         return len(seen)
 
     def enqueue(self, jobs: Sequence[NewJob]) -> int:
-        return self.statements(lambda step: flow.enqueue(step, [jobs]))
+        return self.statements(lambda step: flow.enqueue_all(step, [jobs]))
 
     def claim(self, room: int) -> int:
-        return self.statements(lambda step: flow.exchange(step, ME, [], Order(("q",), room)))
+        return self.statements(lambda step: flow.exchange(step, ME, [], ClaimRequest(("q",), room)))
 
     def count(self, table: str) -> int:
         return int(self._connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
@@ -119,7 +119,7 @@ async def test_a_sweep_forgets_tenants_whom_the_line_has_passed(path: Path, cloc
         fair.enqueue([job(f"once-{n}", fair_key=f"tenant-{n}") for n in range(20)])
         fair.enqueue([job(f"more-{n}", fair_key="steady") for n in range(9)])
         fair.claim(22)
-        await storage.sweep(Bid(ME, None))
+        await storage.sweep(SweepRequest(ME, None))
         left = fair.count("fair_tag")
     await storage.close()
 
@@ -134,10 +134,10 @@ async def test_sweeps_forget_the_lines_that_have_nothing_to_do(
     with bench(path, clock) as fair:
         fair.enqueue([job(f"a{n}", fair_key=f"tenant-{n}") for n in range(20)])
         fair.enqueue([job("b", queue="busy", fair_key="a"), job("c", queue="busy", fair_key="a", delay=SECOND)])
-        await storage.revise([Delete(Ref("q", f"a{n}")) for n in range(20)])
+        await storage.revise([DeleteJob(Ref("q", f"a{n}")) for n in range(20)])
         kept: list[list[int]] = []
         for _ in range(3):
-            await storage.sweep(Bid(ME, None))
+            await storage.sweep(SweepRequest(ME, None))
             kept.append([fair.count(table) for table in ("fair_line", "fair_reached", "fair_tag")])
     await storage.close()
 
@@ -151,7 +151,7 @@ async def test_a_sweep_forgets_rates_whose_time_has_gone_by(path: Path, clock: M
         paced.claim(20)
         kept = paced.count("rate")
         clock.advance(2)
-        await storage.sweep(Bid(ME, None))
+        await storage.sweep(SweepRequest(ME, None))
         left = paced.count("rate")
     await storage.close()
 
@@ -171,11 +171,11 @@ async def test_sweeps_forget_rates_so_many_at_a_time_and_those_too_that_nobody_w
         clock.advance(0.000_001)
         paced.claim(20)
         parked = paced.count("rate WHERE opens_at IS NOT NULL")
-        await storage.revise([Delete(Ref("q", f"third{n}")) for n in range(10)])
+        await storage.revise([DeleteJob(Ref("q", f"third{n}")) for n in range(10)])
         left = paced.count("rate WHERE opens_at IS NOT NULL")
         clock.advance(5)
         for _ in range(2):
-            await storage.sweep(Bid(ME, None))
+            await storage.sweep(SweepRequest(ME, None))
             kept.append(paced.count("rate"))
     await storage.close()
 
@@ -211,7 +211,7 @@ async def test_a_claim_before_a_rate_opens_writes_nothing(path: Path, clock: Man
     await storage.tune(Target("queue", "whole"), Settings(rate=RateKey("queue", 60 * SECOND)))
     await storage.enqueue([job(f"a{n}", rates=(RateKey("r", 60 * SECOND),)) for n in range(5)])
     await storage.enqueue([job(f"w{n}", queue="whole") for n in range(5)])
-    order = Order(("q", "whole"), 10)
+    order = ClaimRequest(("q", "whole"), 10)
     for _ in range(3):
         await storage.exchange(ME, order=order)
         clock.advance(0.000_001)
@@ -232,7 +232,7 @@ def test_a_step_that_comes_to_nothing_leaves_the_line_as_it_was(path: Path, cloc
     with bench(path, clock) as fair:
         fair.enqueue([job(f"a{n}", fair_key="a") for n in range(3)])
 
-        def fails(step: Step) -> tuple[int, int]:
+        def fails(step: Transaction) -> tuple[int, int]:
             def chore() -> None:
                 line.score(step, job("lost", fair_key="a"), step.now)
                 raise ValueError("poisoned")

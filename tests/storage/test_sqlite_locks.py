@@ -14,7 +14,7 @@ import pytest
 from tenure import Tenure, Timing
 from tenure.core.job import Owner
 from tenure.errors import StorageError
-from tenure.storage.protocol import Beat, Bid, Order, StalledLease
+from tenure.storage.protocol import ClaimRequest, RenewRequest, StalledLease, SweepRequest
 from tenure.storage.sqlite import SQLiteStorage, session
 from tenure.storage.sqlite.locks import Locks, lock_file, quiet
 from tests.storage.worlds import child, end, job, order, owner, said, script
@@ -156,10 +156,10 @@ async def test_a_deleted_lock_file_costs_no_worker_its_jobs(tmp_path: Path) -> N
     working, sweeping = SQLiteStorage(path), SQLiteStorage(path)
     worker, reaper = owner(), owner()
     await working.enqueue([job("a")])
-    await working.exchange(worker, (), Order(("q",), 1))
-    before = await sweeping.sweep(Bid(reaper))
+    await working.exchange(worker, (), ClaimRequest(("q",), 1))
+    before = await sweeping.sweep(SweepRequest(reaper))
     os.unlink(lock_file(path))
-    after = await sweeping.sweep(Bid(reaper))
+    after = await sweeping.sweep(SweepRequest(reaper))
     await working.close()
     await sweeping.close()
 
@@ -195,7 +195,7 @@ async def test_a_sweep_takes_what_a_killed_process_held_at_once(tmp_path: Path, 
     end(process)
     storage = SQLiteStorage(path)
     before = await storage.survey()
-    swept = await storage.sweep(Bid(by))
+    swept = await storage.sweep(SweepRequest(by))
     after = await storage.survey()
     await storage.close()
 
@@ -211,13 +211,13 @@ async def test_a_sweep_leaves_a_killed_process_that_is_guarded_to_its_guard_unti
     path = tmp_path / "jobs.db"
     dead, by = owner(), owner()
     guard, others = SQLiteStorage(path), SQLiteStorage(path)
-    await guard.renew(Beat(dead, guarding=True))
+    await guard.renew(RenewRequest(dead, guarding=True))
     process = child(WORKER, path, dead.id)
 
     assert said(process) == "2"
 
     end(process)
-    swept = await others.sweep(Bid(owner()))
+    swept = await others.sweep(SweepRequest(owner()))
     taken = await guard.reclaim(dead.id, by)
     died = [worker.died for worker in (await others.survey()).workers]
     alive = (lock := Locks(f"{path}.lock")).alive(dead.id)
@@ -237,7 +237,7 @@ async def test_a_sweep_spares_a_process_that_lives(tmp_path: Path) -> None:
     assert said(process) == "2"
 
     storage = SQLiteStorage(path)
-    swept = await storage.sweep(Bid(owner()))
+    swept = await storage.sweep(SweepRequest(owner()))
     survey = await storage.survey()
     await storage.close()
     end(process)
@@ -250,12 +250,12 @@ async def test_a_second_storage_of_an_owner_takes_over_its_life(tmp_path: Path) 
     by = owner()
     one, two = SQLiteStorage(tmp_path / "jobs.db"), SQLiteStorage(tmp_path / "jobs.db")
     await one.enqueue([job("a")])
-    await one.exchange(by, (), Order(("q",), 1))
-    await two.renew(Beat(by))
+    await one.exchange(by, (), ClaimRequest(("q",), 1))
+    await two.renew(RenewRequest(by))
     await one.close()
-    await two.renew(Beat(by))
+    await two.renew(RenewRequest(by))
     third = SQLiteStorage(tmp_path / "jobs.db")
-    swept = await third.sweep(Bid(owner()))
+    swept = await third.sweep(SweepRequest(owner()))
     await two.close()
     await third.close()
 
@@ -311,7 +311,7 @@ def test_a_forked_child_works_on_its_own_and_keeps_no_lock_of_its_parents(tmp_pa
 def test_a_fork_that_gets_no_turn_leaves_the_gate_to_whoever_is_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "FORK_PATIENCE", 0.01)
     # Not connected yet: somebody is just about to, and waits for the writers' turn.
-    one = session.Session("nowhere", lambda: sqlite3.connect(":memory:"))
+    one = session.ThreadConnection("nowhere", lambda: sqlite3.connect(":memory:"))
     inside, over = threading.Event(), threading.Event()
 
     def connect() -> None:
@@ -343,7 +343,7 @@ def test_a_fork_that_gets_no_turn_leaves_the_gate_to_whoever_is_in_it(monkeypatc
 
 def test_a_child_forked_past_a_connection_in_the_making_does_not_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "FORK_PATIENCE", 0.01)
-    one = session.Session("nowhere", lambda: sqlite3.connect(":memory:"))
+    one = session.ThreadConnection("nowhere", lambda: sqlite3.connect(":memory:"))
     with one.gate:
         one.before_fork()
         one.after_fork_in_child()
@@ -381,7 +381,7 @@ async def test_closing_under_a_living_owner_does_not_declare_it_dead(tmp_path: P
 
     assert said(process) == "closed"
 
-    swept = await storage.sweep(Bid(owner(), None))
+    swept = await storage.sweep(SweepRequest(owner(), None))
     order(process)
 
     assert said(process) == "0"
@@ -418,7 +418,7 @@ async def test_a_worker_works_on_after_its_app_was_closed(tmp_path: Path) -> Non
         await app.close()
         for _ in range(25):
             # For longer than lease and grace together.
-            stalled += (await other.sweep(Bid(by, None, 200_000, 100_000))).stalled
+            stalled += (await other.sweep(SweepRequest(by, None, 200_000, 100_000))).stalled
             await asyncio.sleep(0.1)
         go.set()
         results = [await job.result(timeout=10) for job in (first, second)]
@@ -510,7 +510,7 @@ def stop(pid: int) -> None:
 async def test_an_owner_needs_no_hexadecimal_name(tmp_path: Path) -> None:
     storage = SQLiteStorage(tmp_path / "jobs.db")
     await storage.enqueue([job("a")])
-    answer = await storage.exchange(Owner("ann's machine ☃"), (), Order(("q",), 1))
+    answer = await storage.exchange(Owner("ann's machine ☃"), (), ClaimRequest(("q",), 1))
     await storage.close()
 
     assert len(answer.leases) == 1

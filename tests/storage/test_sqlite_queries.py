@@ -12,7 +12,7 @@ import pytest
 
 from tenure.storage.scripts import statements
 from tenure.storage.sqlite import database
-from tenure.storage.sqlite.step import Step
+from tenure.storage.sqlite.step import Transaction
 from tenure.storage.sqlite.storage import SQLiteStorage
 from tenure.storage.sqlite.sweeping import sweep
 from tenure.testing import ManualClock
@@ -75,7 +75,7 @@ async def instructions_of_a_sweep(path: Path, *, past: int, kept: bool) -> int:
     await storage.close()
     counted = count()
     with closing(sqlite3.connect(path)) as connection, connection:
-        step = Step(connection)
+        step = Transaction(connection)
         step.now = clock.now()
         connection.set_progress_handler(lambda: next(counted) < 0, 1)
         swept = sweep(step, bid(), lambda _: True)

@@ -8,7 +8,7 @@ from tenure.core.job import Owner, Ref
 from tenure.core.outcome import Returned
 from tenure.core.settlement import settlement
 from tenure.storage.notices import Listener
-from tenure.storage.protocol import Cancel, Order, owner_topic, queue_topic
+from tenure.storage.protocol import CancelJob, ClaimRequest, owner_topic, queue_topic
 from tenure.storage.sqlite import SQLiteStorage
 from tenure.storage.sqlite.writer import UNSEEN
 from tenure.testing.conformance.notices import ready
@@ -27,19 +27,19 @@ async def test_a_cancel_by_another_process_wakes_the_owner_of_the_run_and_no_oth
     # Two storages are two connections, and to each the other is another process.
     here, there = SQLiteStorage(tmp_path / "jobs.db"), SQLiteStorage(tmp_path / "jobs.db")
     await here.enqueue([job("1"), job("2"), job("3")])
-    leases = (await here.exchange(ANN, (), Order(("q",), 3))).leases
+    leases = (await here.exchange(ANN, (), ClaimRequest(("q",), 3))).leases
     queue, ann, ben = (here.notices([topic]) for topic in (queue_topic("q"), owner_topic(ANN.id), owner_topic(BEN.id)))
 
     await there.enqueue([job("other", delay=3_600_000_000)])
     await next_of(queue)
     assert [await ready(ann), await ready(ben)] == [False, False]
 
-    await there.revise([Cancel(Ref("q", "1"))])
+    await there.revise([CancelJob(Ref("q", "1"))])
     await next_of(ann)
     assert [await ready(queue), await ready(ben)] == [True, False]
 
     # What it has been told, by this process or another, it is not told again; nor that there is less of it.
-    await here.revise([Cancel(Ref("q", "2"))])
+    await here.revise([CancelJob(Ref("q", "2"))])
     await next_of(ann)
     await here.exchange(ANN, [settlement(leases[0], Returned(b""), Random(1))])
     await there.enqueue([job("another", delay=3_600_000_000)])
@@ -48,7 +48,7 @@ async def test_a_cancel_by_another_process_wakes_the_owner_of_the_run_and_no_oth
         pass
     assert [await ready(ann), await ready(ben)] == [False, False]
 
-    await there.revise([Cancel(Ref("q", "3"))])
+    await there.revise([CancelJob(Ref("q", "3"))])
     await next_of(ann)
     assert not await ready(ben)
 

@@ -17,7 +17,7 @@ from tenure.core.job import Ref
 from tenure.core.outcome import Returned
 from tenure.core.settlement import Settlement, settlement
 from tenure.errors import StorageFullError
-from tenure.storage.protocol import Beat, Bid, Order, Reader
+from tenure.storage.protocol import ClaimRequest, EventReader, RenewRequest, SweepRequest
 from tenure.storage.sqlite import SQLiteStorage
 from tenure.storage.sqlite.locks import lock_file, quiet
 from tests.storage.worlds import child, end, job, owner, said, script
@@ -84,19 +84,19 @@ async def test_nothing_to_do_writes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "jobs.db"
     storage = SQLiteStorage(path)
     await storage.enqueue([job("later", delay=3_600_000_000)])
-    await storage.sweep(Bid(owner()))
-    reader = Reader("r", "me")
+    await storage.sweep(SweepRequest(owner()))
+    reader = EventReader("r", "me")
     page = await storage.events(None, reader=reader)
     onlooker = Onlooker(path)
     before = onlooker.version()
     with quiet(lock_file(path)):
         # All of these are answered without the writers' lock.
-        answer = await storage.exchange(owner(), (), Order(("q", "empty"), 5))
+        answer = await storage.exchange(owner(), (), ClaimRequest(("q", "empty"), 5))
         await storage.exchange(owner())
-        swept = await storage.sweep(Bid(owner()))
+        swept = await storage.sweep(SweepRequest(owner()))
         again = await storage.events(page.next, reader=reader)
     unchanged = onlooker.version() == before
-    await storage.exchange(owner(), [settlement_of_nothing()], Order(("q",), 5))
+    await storage.exchange(owner(), [settlement_of_nothing()], ClaimRequest(("q",), 5))
     still = onlooker.version() == before
     await storage.enqueue([job("now")])
     onlooker.ask("SELECT 1 FROM job")
@@ -220,13 +220,13 @@ async def test_a_beat_goes_before_what_already_waits(tmp_path: Path) -> None:
     storage = SQLiteStorage(path)
     by = owner()
     await storage.enqueue([job("mine")])
-    (lease,) = (await storage.exchange(by, (), Order(("q",), 1))).leases
+    (lease,) = (await storage.exchange(by, (), ClaimRequest(("q",), 1))).leases
     order: list[str] = []
     with quiet(lock_file(path)):
         first = asyncio.ensure_future(storage.enqueue([job("first")]))
         await asyncio.sleep(0.1)
         calls = [asyncio.ensure_future(storage.enqueue([job(f"{n}")])) for n in range(300)]
-        beat = asyncio.ensure_future(storage.renew(Beat(by)))
+        beat = asyncio.ensure_future(storage.renew(RenewRequest(by)))
         calls[-1].add_done_callback(lambda _: order.append("last"))
         beat.add_done_callback(lambda _: order.append("beat"))
         await asyncio.sleep(0.05)
@@ -269,7 +269,7 @@ async def test_a_job_of_another_process_is_heard_of_within_fifty_milliseconds(tm
         while True:
             await asyncio.wait_for(anext(notices), 5)
             woken = time.monotonic_ns()
-            if (await storage.exchange(owner(), (), Order(("q",), 1))).leases:
+            if (await storage.exchange(owner(), (), ClaimRequest(("q",), 1))).leases:
                 break
         delays.append((woken - int(await loop.run_in_executor(None, said, process))) / 1e9)
     notices.close()
@@ -300,7 +300,7 @@ async def test_a_full_disk_is_told_and_passes(tmp_path: Path, monkeypatch: pytes
     storage = SQLiteStorage(tmp_path / "jobs.db")
     await storage.enqueue([job("kept")])
     by = owner()
-    (lease,) = (await storage.exchange(by, (), Order(("q",), 1))).leases
+    (lease,) = (await storage.exchange(by, (), ClaimRequest(("q",), 1))).leases
     await storage.close()
     connect = sqlite3.connect
     made: list[sqlite3.Connection] = []
@@ -370,7 +370,7 @@ async def test_kills_in_the_middle_of_writing_leave_a_sound_file(tmp_path: Path)
         rest, _ = process.communicate()
         acknowledged += 5 * (1 + max([reached, *map(int, rest.split())]))
     storage = SQLiteStorage(path)
-    swept = await storage.sweep(Bid(owner(), None))
+    swept = await storage.sweep(SweepRequest(owner(), None))
     counts = (await storage.survey()).queues[0].counts
     findings = await storage.examine()
     await storage.close()

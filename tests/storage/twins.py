@@ -43,32 +43,32 @@ from tenure.core.outcome import (
     TimedOut,
     Unknown,
 )
-from tenure.core.retention import Keep, Retention
+from tenure.core.retention import KeepRule, RetentionRules
 from tenure.core.retry import Backoff
 from tenure.core.schedule import Schedule
 from tenure.core.settlement import settlement
 from tenure.storage.model import Model
 from tenure.storage.protocol import (
     EVENTS_END,
-    Beat,
-    Bid,
-    Cancel,
+    CancelJob,
     Change,
-    Delete,
+    ClaimRequest,
+    DeleteJob,
+    EventReader,
+    LeaseRenewal,
     NewLogLine,
-    Order,
     PauseSchedule,
     PutSchedule,
     Query,
-    Reader,
-    Redrive,
+    RedriveJob,
     RemoveSchedule,
-    Renewal,
-    Reschedule,
-    Retain,
+    RenewRequest,
+    RescheduleJob,
+    RetainJob,
     Revision,
     Settings,
     Storage,
+    SweepRequest,
     Target,
     Tick,
     WorkerInfo,
@@ -102,7 +102,7 @@ class Twins:
         self.leases: list[Lease] = []
         self.terms: list[Term] = []
         self.made = 0
-        self.cursors: dict[Reader, str] = {}
+        self.cursors: dict[EventReader, str] = {}
         self.met: Counter[str] = Counter()
 
     async def ask(self, verb: str, *args: Any) -> Any:
@@ -226,7 +226,7 @@ class Twins:
         settled = [settlement(lease, self.outcome(), dice, took=dice.random()) for lease in chosen]
         order = None
         if dice.random() < 0.8:
-            order = Order(
+            order = ClaimRequest(
                 _spread(dice.sample(QUEUES, dice.randrange(1, 5))), dice.choice((0, 1, 3, 10)), tasks=self.known()
             )
         answer = await self.ask("exchange", by, settled, order)
@@ -244,7 +244,7 @@ class Twins:
                 # With nothing to settle it might be answered before the others.
                 lease = dice.choice(self.leases)
                 by = next(by for by in self.owners if by.id == lease.job.owner)
-                order = Order(_spread(dice.sample(QUEUES, 3)), dice.choice((1, 3, 10)), tasks=self.known())
+                order = ClaimRequest(_spread(dice.sample(QUEUES, 3)), dice.choice((1, 3, 10)), tasks=self.known())
                 asked.append(("exchange", (by, [settlement(lease, self.outcome(), dice, took=dice.random())], order)))
         expected = [getattr(self.model, verb)(*args) for verb, args in asked]
         calls = [getattr(self.storage, verb)(*args) for verb, args in asked]
@@ -289,10 +289,10 @@ class Twins:
         line = NewLogLine("info", "done", {"n": "1"}, ago=5)
         await self.ask(
             "renew",
-            Beat(
+            RenewRequest(
                 by,
                 tuple(
-                    Renewal(
+                    LeaseRenewal(
                         lease.ref,
                         lease.fence,
                         sign=dice.random() < 0.5,
@@ -314,7 +314,8 @@ class Twins:
     async def sweep(self) -> None:
         dice = self.dice
         swept = await self.ask(
-            "sweep", Bid(dice.choice(self.owners), dice.choice((None, None, None, 4 * SECOND)), grace=3 * SECOND)
+            "sweep",
+            SweepRequest(dice.choice(self.owners), dice.choice((None, None, None, 4 * SECOND)), grace=3 * SECOND),
         )
         self.met.update(swept.did)
         self.terms += swept.terms
@@ -339,12 +340,12 @@ class Twins:
             asked.append(
                 dice.choice(
                     (
-                        Cancel(ref, "enough", "me"),
-                        Redrive(ref, "me", delay=dice.choice((0, 0, 3 * SECOND)), ended=self.end(ref)),
-                        Retain(ref, dice.choice((0, SECOND, 30 * SECOND))),
-                        Delete(ref, ended=self.end(ref)),
-                        Reschedule(ref, delay=dice.choice((None, 0, 5 * SECOND)), boost=dice.choice((None, 9))),
-                        Reschedule(ref, priority=2),
+                        CancelJob(ref, "enough", "me"),
+                        RedriveJob(ref, "me", delay=dice.choice((0, 0, 3 * SECOND)), ended=self.end(ref)),
+                        RetainJob(ref, dice.choice((0, SECOND, 30 * SECOND))),
+                        DeleteJob(ref, ended=self.end(ref)),
+                        RescheduleJob(ref, delay=dice.choice((None, 0, 5 * SECOND)), boost=dice.choice((None, 9))),
+                        RescheduleJob(ref, priority=2),
                     )
                 )
             )
@@ -420,7 +421,7 @@ class Twins:
                 (
                     Target("queue", dice.choice(QUEUES)),
                     Settings(
-                        retention=Retention(
+                        retention=RetentionRules(
                             *(dice.choice((None, self.keep())) for _ in range(4)),
                         )
                     ),
@@ -433,9 +434,9 @@ class Twins:
         )
         await self.ask("tune", target, settings, "me")
 
-    def keep(self) -> Keep:
+    def keep(self) -> KeepRule:
         dice = self.dice
-        return Keep(dice.choice((SECOND, 9 * SECOND, 60 * SECOND, 3600 * SECOND)), dice.choice((None, 0, 1, 3, 9)))
+        return KeepRule(dice.choice((SECOND, 9 * SECOND, 60 * SECOND, 3600 * SECOND)), dice.choice((None, 0, 1, 3, 9)))
 
     async def resign(self) -> None:
         if self.terms:
@@ -443,7 +444,7 @@ class Twins:
 
     async def read_events(self) -> None:
         dice = self.dice
-        reader = Reader(dice.choice(("r", "s")), dice.choice(("p", "q")))
+        reader = EventReader(dice.choice(("r", "s")), dice.choice(("p", "q")))
         page = await self.ask(
             "events", dice.choice((None, EVENTS_END, self.cursors.get(reader))), dice.choice((3, 100)), reader, None
         )
@@ -485,7 +486,7 @@ class Twins:
     async def walk(self, steps: int) -> None:
         """Take so many steps, compare after each, and compare all there is in the end."""
         for queue in QUEUES:
-            first = Settings(retention=Retention(*(self.keep() for _ in range(4))), record=get_args(OnRequest))
+            first = Settings(retention=RetentionRules(*(self.keep() for _ in range(4))), record=get_args(OnRequest))
             await self.ask("tune", Target("queue", queue), first, "me")
         for _ in range(steps):
             await self.step()
@@ -523,21 +524,23 @@ def _spread(queues: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for queue in queues for name in (*NOBODYS, queue))
 
 
-def kept(seed: int) -> Keep:
+def kept(seed: int) -> KeepRule:
     """Return for how long events are kept in the world of a seed."""
-    return Random(seed).choice((Keep(7 * 86_400 * SECOND, 100_000), Keep(30 * SECOND, 200), Keep(3600 * SECOND, 90)))
+    return Random(seed).choice(
+        (KeepRule(7 * 86_400 * SECOND, 100_000), KeepRule(30 * SECOND, 200), KeepRule(3600 * SECOND, 90))
+    )
 
 
 async def too_old_and_too_much(twins: Twins) -> None:
     """See that what is too old and what is too much go together."""
-    await twins.ask("tune", Target("queue", "q"), Settings(retention=Retention(Keep(9 * SECOND, 1))), None)
+    await twins.ask("tune", Target("queue", "q"), Settings(retention=RetentionRules(KeepRule(9 * SECOND, 1))), None)
     for names in (("1",), ("2", "10", "3")):
         twins.clock.advance(10)
         await twins.ask("enqueue", [job(name) for name in names])
-        leases = (await twins.ask("exchange", twins.owners[0], [], Order(("q",), 10))).leases
+        leases = (await twins.ask("exchange", twins.owners[0], [], ClaimRequest(("q",), 10))).leases
         settled = [settlement(lease, Returned(b""), twins.dice) for lease in leases]
         await twins.ask("exchange", twins.owners[0], settled, None)
-    swept = await twins.ask("sweep", Bid(twins.owners[0], None))
+    swept = await twins.ask("sweep", SweepRequest(twins.owners[0], None))
     left = await twins.ask("find", Query())
 
     assert swept.did["trimmed"] == 3

@@ -12,7 +12,18 @@ from tenure.core.lifecycle import TERMINAL, State
 from tenure.core.outcome import Interrupted, Returned, Unreadable
 from tenure.core.settlement import Settlement, settlement
 from tenure.settle import settle_stalled
-from tenure.storage.protocol import Beat, Bid, Cancel, Delete, Order, Query, Redrive, Renewal, Storage, WorkerInfo
+from tenure.storage.protocol import (
+    CancelJob,
+    ClaimRequest,
+    DeleteJob,
+    LeaseRenewal,
+    Query,
+    RedriveJob,
+    RenewRequest,
+    Storage,
+    SweepRequest,
+    WorkerInfo,
+)
 from tenure.testing import ManualClock
 
 BAD, GOOD = Ref("q", "bad"), Ref("q", "good")
@@ -63,8 +74,8 @@ async def go_on_beside(
     if state == "lost":
         held = {}
     elif held:
-        renewals = tuple(Renewal(lease.ref, lease.fence) for lease in held.values())
-        pulse = await storage.renew(Beat(ME, renewals, worker=WorkerInfo(("q",), 10)))
+        renewals = tuple(LeaseRenewal(lease.ref, lease.fence) for lease in held.values())
+        pulse = await storage.renew(RenewRequest(ME, renewals, worker=WorkerInfo(("q",), 10)))
         assert GOOD not in [ref for ref, _ in pulse.lost]
     else:
         clock.advance(11)
@@ -81,7 +92,7 @@ async def go_on_beside(
     assert good is not None
     assert good.job.state is State.COMPLETED
     failed = [event for event in (await storage.events(limit=1000)).events if isinstance(event, JobFailed)]
-    for revision in (Cancel(BAD), Redrive(BAD), Cancel(BAD), Delete(BAD)):
+    for revision in (CancelJob(BAD), RedriveJob(BAD), CancelJob(BAD), DeleteJob(BAD)):
         await storage.revise([revision])
     await storage.enqueue([job(BAD)])
     return bad, failed
@@ -93,17 +104,19 @@ async def claim_in_a_lane(storage: Storage, clock: ManualClock, damage: Damage, 
     The storage hands back what it gave out by such a claim. It must not do so again and again.
     """
     await storage.enqueue([job(BAD, plain=plain), job(GOOD, plain=plain)])
-    await storage.exchange(ME, (), Order(("q",), 10, Lane(0, 1, 0)))
+    await storage.exchange(ME, (), ClaimRequest(("q",), 10, Lane(0, 1, 0)))
     await damage()
-    await storage.renew(Beat(ME, worker=WorkerInfo(("q",), 10), lanes=(Lane(0, 2, 0),)))
+    await storage.renew(RenewRequest(ME, worker=WorkerInfo(("q",), 10), lanes=(Lane(0, 2, 0),)))
     given: list[Ref] = []
     held: dict[Ref, Lease] = {}
     for number in range(2, 8):
-        answer = await storage.exchange(ME, _ended(held), Order(("q",), 10, Lane(0, number, number - 1)))
+        answer = await storage.exchange(ME, _ended(held), ClaimRequest(("q",), 10, Lane(0, number, number - 1)))
         held = {lease.ref: lease for lease in answer.leases}
         given += held
-        renewals = tuple(Renewal(lease.ref, lease.fence) for lease in held.values())
-        await storage.renew(Beat(ME, renewals, worker=WorkerInfo(("q",), 10), lanes=(Lane(0, number + 1, number),)))
+        renewals = tuple(LeaseRenewal(lease.ref, lease.fence) for lease in held.values())
+        await storage.renew(
+            RenewRequest(ME, renewals, worker=WorkerInfo(("q",), 10), lanes=(Lane(0, number + 1, number),))
+        )
 
     assert not held
     assert given.count(BAD) <= 1
@@ -137,7 +150,7 @@ async def _brought_to(storage: Storage, state: str, *, plain: bool) -> dict[Ref,
 async def _sweep(storage: Storage, clock: ManualClock) -> None:
     """Sweep four times, and run what can be claimed after each."""
     for _ in range(4):
-        swept = await storage.sweep(Bid(REAPER, term=None))
+        swept = await storage.sweep(SweepRequest(REAPER, term=None))
         assert swept.troubles == ()
         await settle_stalled(storage, REAPER, swept.stalled, Random(1))
         clock.advance(10)
@@ -145,7 +158,7 @@ async def _sweep(storage: Storage, clock: ManualClock) -> None:
 
 
 async def _claimed(storage: Storage) -> dict[Ref, Lease]:
-    answer = await storage.exchange(ME, (), Order(("q",), 10))
+    answer = await storage.exchange(ME, (), ClaimRequest(("q",), 10))
     return {lease.ref: lease for lease in answer.leases}
 
 

@@ -41,30 +41,30 @@ from tenure.core.outcome import (
     Unknown,
     Unreadable,
 )
-from tenure.core.retention import Keep, Retention
+from tenure.core.retention import KeepRule, RetentionRules
 from tenure.core.retry import Backoff
 from tenure.core.schedule import Schedule
 from tenure.core.settlement import settlement
 from tenure.storage.protocol import (
-    Beat,
-    Bid,
-    Cancel,
+    CancelJob,
     Change,
-    Delete,
+    ClaimRequest,
+    DeleteJob,
+    EventReader,
+    LeaseRenewal,
     NewLogLine,
-    Order,
     PauseSchedule,
     PutSchedule,
-    Reader,
-    Redrive,
+    RedriveJob,
     RemoveSchedule,
-    Renewal,
-    Reschedule,
-    Retain,
+    RenewRequest,
+    RescheduleJob,
+    RetainJob,
     Revision,
     Settings,
     StalledLease,
     Storage,
+    SweepRequest,
     Target,
     Tick,
     WorkerInfo,
@@ -121,7 +121,7 @@ def enqueue(*jobs: NewJob) -> Callable[[Play], Awaitable[Any]]:
 
 
 def exchange(
-    owner: Owner, outcomes: dict[str, Outcome] | None = None, order: Order | None = None
+    owner: Owner, outcomes: dict[str, Outcome] | None = None, order: ClaimRequest | None = None
 ) -> Callable[[Play], Awaitable[Any]]:
     """Settle what is held under these ids, and claim."""
 
@@ -156,8 +156,8 @@ def settle_stalled() -> Callable[[Play], Awaitable[Any]]:
 def renew(owner: Owner, *ids: str, **fields: Any) -> Callable[[Play], Awaitable[Any]]:
     async def call(play: Play) -> None:
         told = {name: fields.pop(name) for name in ("worker", "events", "last") if name in fields}
-        renewals = tuple(Renewal(play.held[id_].ref, play.held[id_].fence, **fields) for id_ in ids)
-        await play.storage.renew(Beat(owner, renewals, **told))
+        renewals = tuple(LeaseRenewal(play.held[id_].ref, play.held[id_].fence, **fields) for id_ in ids)
+        await play.storage.renew(RenewRequest(owner, renewals, **told))
 
     def fresh(play: Play) -> Awaitable[Any]:
         nonlocal fields
@@ -170,7 +170,7 @@ def renew(owner: Owner, *ids: str, **fields: Any) -> Callable[[Play], Awaitable[
 
 def sweep(term: int | None = None) -> Callable[[Play], Awaitable[Any]]:
     async def call(play: Play) -> None:
-        swept = await play.storage.sweep(Bid(REAPER, term, grace=1 * SECOND))
+        swept = await play.storage.sweep(SweepRequest(REAPER, term, grace=1 * SECOND))
         play.stalled += swept.stalled
         play.terms += swept.terms
 
@@ -226,7 +226,7 @@ async def resign(play: Play) -> None:
 
 
 async def lend(play: Play) -> None:
-    await play.storage.events(None, limit=5, reader=Reader("r", "p"))
+    await play.storage.events(None, limit=5, reader=EventReader("r", "p"))
 
 
 def ref(id_: str, queue: str = "main") -> Ref:
@@ -289,12 +289,14 @@ ACTS: Sequence[Act] = (
         "enqueue for retention", 0, enqueue(*(job(f"b{n}", "brief", policy=BRIEF if n else Policy()) for n in range(4)))
     ),
     Act(
-        "tune retention", 0, tune("queue", "brief", retention=Retention(completed=Keep(2 * SECOND), failed=Keep(60, 1)))
+        "tune retention",
+        0,
+        tune("queue", "brief", retention=RetentionRules(completed=KeepRule(2 * SECOND), failed=KeepRule(60, 1))),
     ),
     Act("beat for the first time", 0, renew(ALICE, worker=WorkerInfo(("main",), 9, 1))),
-    Act("claim", 0, exchange(ALICE, order=Order(("main",), 7))),
-    Act("claim under keys", 0, exchange(BOB, order=Order(("keyed",), 9))),
-    Act("claim what is too old", 1.5, exchange(BOB, order=Order(("brief",), 2))),
+    Act("claim", 0, exchange(ALICE, order=ClaimRequest(("main",), 7))),
+    Act("claim under keys", 0, exchange(BOB, order=ClaimRequest(("keyed",), 9))),
+    Act("claim what is too old", 1.5, exchange(BOB, order=ClaimRequest(("brief",), 2))),
     Act("renew", 0.5, renew(ALICE, "many0", "many1")),
     Act(
         "renew with progress and log",
@@ -311,43 +313,55 @@ ACTS: Sequence[Act] = (
             events=(WorkerStarted(owner=ALICE.id, host="h", pid=1, queues=("main",), concurrency=9),),
         ),
     ),
-    Act("ask an active job to stop", 0, revise(Cancel(ref("many0"), "enough", "me"))),
+    Act("ask an active job to stop", 0, revise(CancelJob(ref("many0"), "enough", "me"))),
     Act("settle what was asked to stop", 0.1, exchange(ALICE, {"many0": Interrupted("shutdown")})),
-    Act("cancel, reschedule, delete", 0, revise(Cancel(ref("delayed")), Reschedule(ref("delayed-more"), delay=SECOND))),
+    Act(
+        "cancel, reschedule, delete",
+        0,
+        revise(CancelJob(ref("delayed")), RescheduleJob(ref("delayed-more"), delay=SECOND)),
+    ),
     Act("complete", 0, exchange(ALICE, {"one": Returned(b"1")})),
-    Act("complete and claim in the same call", 0, exchange(ALICE, {"many1": Returned(b"1")}, Order(("main",), 2))),
+    Act(
+        "complete and claim in the same call", 0, exchange(ALICE, {"many1": Returned(b"1")}, ClaimRequest(("main",), 2))
+    ),
     Act("free a slot", 0.1, exchange(BOB, {"key0": Returned(b"1")})),
-    Act("free a slot and take it", 0, exchange(BOB, {"key4": Raised(ERROR, after=0)}, Order(("keyed",), 9))),
+    Act("free a slot and take it", 0, exchange(BOB, {"key4": Raised(ERROR, after=0)}, ClaimRequest(("keyed",), 9))),
     Act(
         "enqueue one for each end", 0, enqueue(*(job(name, policy=POLICIES.get(name, Policy())) for name, _ in SETTLED))
     ),
-    Act("claim one for each end", 0, exchange(BOB, order=Order(("main",), 20))),
+    Act("claim one for each end", 0, exchange(BOB, order=ClaimRequest(("main",), 20))),
     *(Act(f"settle: {name}", 0.01, exchange(BOB, {name: outcome})) for name, outcome in SETTLED),
     Act("replay what was settled", 0, replay(BOB)),
-    Act("claim what was put back", 2.5, exchange(ALICE, order=Order(("main",), 30))),
+    Act("claim what was put back", 2.5, exchange(ALICE, order=ClaimRequest(("main",), 30))),
     Act(
         "settle several ways at once, and claim",
         0,
         exchange(
-            ALICE, {"now": Returned(b""), "later": Rejected(ERROR), "snoozed": Raised(ERROR)}, Order(("main",), 5)
+            ALICE,
+            {"now": Returned(b""), "later": Rejected(ERROR), "snoozed": Raised(ERROR)},
+            ClaimRequest(("main",), 5),
         ),
     ),
     Act(
         "redrive, one at once and one later",
         0,
-        revise(Redrive(ref("rejected"), "me"), Redrive(ref("final"), delay=SECOND)),
+        revise(RedriveJob(ref("rejected"), "me"), RedriveJob(ref("final"), delay=SECOND)),
     ),
-    Act("delete what is over", 0, revise(Delete(ref("completed"), "me"), Delete(ref("unreadable")))),
-    Act("retain a result", 0, revise(Retain(ref("large"), 86_400 * SECOND))),
-    Act("cancel what waits under a key", 0, revise(Cancel(ref("key3", "keyed"), "enough"))),
+    Act("delete what is over", 0, revise(DeleteJob(ref("completed"), "me"), DeleteJob(ref("unreadable")))),
+    Act("retain a result", 0, revise(RetainJob(ref("large"), 86_400 * SECOND))),
+    Act("cancel what waits under a key", 0, revise(CancelJob(ref("key3", "keyed"), "enough"))),
     Act("pause a queue", 0, tune("queue", "main", paused=True)),
     Act("pause a task", 0, tune("task", "t", paused=True)),
     Act("enqueue for a paused task", 0, enqueue(job("paused", "keyed"), job("paused-ttl", "keyed", ttl=60 * SECOND))),
-    Act("claim of a paused task", 0, exchange(BOB, order=Order(("keyed", "main"), 5))),
+    Act("claim of a paused task", 0, exchange(BOB, order=ClaimRequest(("keyed", "main"), 5))),
     Act("resume a task", 0, tune("task", "t", paused=False)),
     Act("resume a queue", 0, tune("queue", "main", paused=False)),
     Act("tune stalls", 0, tune("queue", "main", stall=StallSetting(max_stalls=2))),
-    Act("settle for retention", 0, exchange(BOB, {"b0": Returned(b"0"), "b1": Returned(b"1")}, Order(("brief",), 1))),
+    Act(
+        "settle for retention",
+        0,
+        exchange(BOB, {"b0": Returned(b"0"), "b1": Returned(b"1")}, ClaimRequest(("brief",), 1)),
+    ),
     Act("lend events", 0, lend),
     Act("sweep as leader: expire, promote, redrive", 3, sweep(4 * SECOND)),
     Act("sweep: suspect", 3, sweep()),
@@ -357,7 +371,7 @@ ACTS: Sequence[Act] = (
     Act("sweep: trim and suspect", 4, sweep(4 * SECOND)),
     Act("enqueue over a result whose time is over", 0, enqueue(job("b1", "brief", policy=BRIEF))),
     Act("resign", 0, resign),
-    Act("claim again", 0, exchange(BOB, order=Order(("keyed", "main", "brief"), 6))),
+    Act("claim again", 0, exchange(BOB, order=ClaimRequest(("keyed", "main", "brief"), 6))),
     Act("beat of the second", 0, renew(BOB, worker=WorkerInfo(QUEUES, 9, 6))),
     Act("reclaim of a dead owner", 0.1, reclaim(BOB)),
     Act("sweep once more: redrive by rule", 2, sweep()),
@@ -374,7 +388,7 @@ ACTS: Sequence[Act] = (
         0,
         enqueue(call("ruled", RULED, policy=RULE), call("passing", PASSING)),
     ),
-    Act("claim under unique keys", 0, exchange(BOB, order=Order(("merged",), 9))),
+    Act("claim under unique keys", 0, exchange(BOB, order=ClaimRequest(("merged",), 9))),
     Act("debounce", 0, enqueue(call("debounced", DEBOUNCED, payload=b"[]", keys=KEYED))),
     Act("debounce again", 0.1, enqueue(call("debounced-2", DEBOUNCED), call("debounced-3", DEBOUNCED, keys=KEYED[:1]))),
     Act("collect", 0, enqueue(mail(0))),
@@ -386,11 +400,11 @@ ACTS: Sequence[Act] = (
     Act("put a queued one back beside another", 0, exchange(BOB, {"queued": Interrupted("shutdown")})),
     Act("free unique keys", 0, exchange(BOB, {"unique": Rejected(ERROR), "ruled": Raised(ERROR)})),
     Act("take keys that are free", 0, enqueue(call("unique-3", UNIQUE), call("ruled-2", RULED))),
-    Act("redrive while another holds the key", 0, revise(Redrive(ref("unique", "merged"), "me"))),
-    Act("delete what is debounced", 0, revise(Delete(ref("debounced", "merged"), "me"))),
+    Act("redrive while another holds the key", 0, revise(RedriveJob(ref("unique", "merged"), "me"))),
+    Act("delete what is debounced", 0, revise(DeleteJob(ref("debounced", "merged"), "me"))),
     Act("debounce anew", 0, enqueue(call("debounced-2", DEBOUNCED), call("debounced-4", DEBOUNCED))),
     Act("end a job under a key for a time", 0, exchange(BOB, {"timed": Returned(b"")})),
-    Act("give a key for a time back", 0, revise(Delete(ref("timed", "merged"), "me"))),
+    Act("give a key for a time back", 0, revise(DeleteJob(ref("timed", "merged"), "me"))),
     Act("take a key for a time", 0, enqueue(call("timed-3", TIMED), call("mortal", MORTAL, ttl=SECOND))),
     Act("expire the holder of a key", 1.5, enqueue(call("mortal-2", MORTAL))),
     Act("put schedules", 0, put("daily", every=DAY)),
@@ -406,7 +420,7 @@ ACTS: Sequence[Act] = (
     Act("sweep: a rule gives up, a window is over", 2.5, sweep()),
     Act("settle what stalled meanwhile", 0, settle_stalled()),
     Act("take a key whose time is over", 0, enqueue(call("passing-2", PASSING))),
-    Act("claim what was gathered", 0, exchange(ALICE, order=Order(("merged",), 4))),
+    Act("claim what was gathered", 0, exchange(ALICE, order=ClaimRequest(("merged",), 4))),
     Act("collect beside what is at work", 0, enqueue(mail(5))),
     Act("leave", 0, renew(ALICE, last=True)),
 )

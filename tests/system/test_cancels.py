@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from tenure.core.lifecycle import State
-from tenure.storage.protocol import Cancel
+from tenure.storage.protocol import CancelJob
 from tests.system.farm import Farm
 
 pytestmark = pytest.mark.system
@@ -30,7 +30,7 @@ async def test_a_cancel_from_another_process_stops_a_running_coroutine_within_a_
 
     await there.until(all_run, within=30)
     for ref in refs:
-        (revised,) = await there.storage.revise([Cancel(ref, "enough", "me")])
+        (revised,) = await there.storage.revise([CancelJob(ref, "enough", "me")])
         assert revised.verdict == "asked"
     await there.until(all_over, within=10)
     jobs = [detail.job for detail in await there.details(refs)]

@@ -11,7 +11,7 @@ import pytest
 
 from tenure.core.job import FOREVER, JobDetail, Ref, RunRecord
 from tenure.core.lifecycle import State
-from tenure.core.retention import Keep, Retention
+from tenure.core.retention import KeepRule, RetentionRules
 from tenure.storage.protocol import Settings, Target
 from tests.system.farm import Farm, Line, by_job
 
@@ -82,7 +82,7 @@ def check(details: list[JobDetail], diary: dict[str, list[Line]]) -> None:
 async def test_every_job_completes_though_processes_are_killed_at_random(farm: Callable[..., Farm]) -> None:
     here = farm(max_count="1000")
     # A queue keeps the newest 10,000, and all of them are to be looked at.
-    await here.storage.tune(Target("queue", "default"), Settings(retention=Retention(completed=Keep(FOREVER))))
+    await here.storage.tune(Target("queue", "default"), Settings(retention=RetentionRules(completed=KeepRule(FOREVER))))
     refs = here.enqueue("quick", 7, times=20_000)
     killed = await work_off(here, refs, kills=8, seed=1, more=lambda: here.enqueue("quick", 7, times=5_000))
     details = await here.details(refs)

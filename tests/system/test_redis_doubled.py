@@ -12,14 +12,14 @@ from tenure import Job, JobStalled, Stall, TaskOptions, Tenure
 from tenure.clock import SystemClock
 from tenure.core.job import JobDetail, Owner
 from tenure.core.lifecycle import State
-from tenure.figures import Figures
+from tenure.figures import MetricsRegistry
 from tenure.storage.locate import locate
-from tenure.storage.protocol import Order, Query
+from tenure.storage.protocol import ClaimRequest, Query
 from tenure.storage.redis.library import verb
 from tenure.testing.conformance.material import new_job
 from tenure.testing.proxy import Proxy
-from tenure.worker.burial import Burial, Deceased
-from tenure.worker.offspring import Death
+from tenure.worker.burial import CrashRecovery, DeadWorker
+from tenure.worker.offspring import ProcessExit
 from tests.servers import RedisServer
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
@@ -76,14 +76,14 @@ async def test_where_a_reclaim_arrives_twice_its_jobs_are_charged_to_the_death_a
     direct = locate(f"redis://127.0.0.1:{redis_server.port}/0")
     await direct.enqueue([new_job(f"{number:03}") for number in range(3 * len(workers))])
     for worker in workers:
-        assert len((await direct.exchange(worker, (), Order((new_job("x").queue,), 3))).leases) == 3
+        assert len((await direct.exchange(worker, (), ClaimRequest((new_job("x").queue,), 3))).leases) == 3
     second = {verb("reclaim").sha.encode()}
     with Proxy(redis_server.port, seed=15, doubled=1.0, second=second) as proxy:
         storage = locate(f"redis://{proxy.address}/0")
         logger = logging.getLogger("burial")
-        burial = Burial(supervisor, clock=SystemClock(), rng=Random(1), logger=logger, figures=Figures())
+        burial = CrashRecovery(supervisor, clock=SystemClock(), rng=Random(1), logger=logger, figures=MetricsRegistry())
         for worker in workers:
-            dead = Deceased(worker.id, worker.pid, Death(-9), time.time_ns() // 1000)
+            dead = DeadWorker(worker.id, worker.pid, ProcessExit(-9), time.time_ns() // 1000)
             assert await burial.bury(dead, storage, within=30.0) == 3
         await storage.close()
     jobs = (await direct.find(Query(limit=100))).jobs

@@ -11,8 +11,8 @@ from tenure.core.job import Ref
 from tenure.core.lifecycle import State
 from tenure.handle import Job
 from tenure.storage import follow
-from tenure.storage.protocol import EVENTS_END, Cancel
-from tenure.testing.proxy import Line, Proxy
+from tenure.storage.protocol import EVENTS_END, CancelJob
+from tenure.testing.proxy import ProxiedConnection, Proxy
 from tests.servers import RedisServer, subscribed
 from tests.system.farm import Farm, timing_of
 
@@ -120,7 +120,7 @@ async def test_a_cancel_reaches_runs_by_push_long_before_the_next_beat(here: Far
         jobs = await one.app.enqueue_many(one.nap.call(60.0) for _ in range(6))
         await running(here, [job.ref for job in jobs])
         for job in jobs:
-            [revised] = await here.storage.revise([Cancel(job.ref, "enough", "me")])
+            [revised] = await here.storage.revise([CancelJob(job.ref, "enough", "me")])
             assert revised.verdict == "asked"
 
         async def all_over() -> bool:
@@ -159,9 +159,9 @@ async def test_a_subscription_that_has_fallen_silent_costs_one_look(here: Farm, 
             assert max(late) < handle.POLL * SECOND + SOON, late
 
 
-async def listening(farm: Farm, server: RedisServer, proxy: Proxy) -> Line:
+async def listening(farm: Farm, server: RedisServer, proxy: Proxy) -> ProxiedConnection:
     """Return the line by which somebody behind a proxy listens, once there is one."""
-    found: list[Line] = []
+    found: list[ProxiedConnection] = []
 
     async def subscription() -> bool:
         ports = {int(client["addr"].rpartition(":")[2]) for client in subscribed(server)}

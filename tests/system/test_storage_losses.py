@@ -13,7 +13,7 @@ import pytest
 
 from tenure import StorageReplaced, StorageRewound, Tenure, Timing
 from tenure.core.events import Event, JobCompleted
-from tenure.health.diagnosis import Evidence, diagnose
+from tenure.health.diagnosis import DiagnosisInput, diagnose
 from tests.sentinels import RedisSentinels
 from tests.servers import RedisServer, until
 
@@ -88,7 +88,7 @@ class Fleet:
         [line] = [one for one in self.lines(level) if "partition * of the storage" in one]
         survey = await self.app.storage.survey()
         now = survey.now
-        findings = diagnose(Evidence(survey=survey, asked=now, answered=now), TIMING)
+        findings = diagnose(DiagnosisInput(survey=survey, asked=now, answered=now), TIMING)
         ready = await self._ask("/ready")
         health = await self.app.health(unprotected=True).health()
         words = "was replaced" if kind is StorageReplaced else "went back in time"

@@ -3,11 +3,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenure.worker.ahead import MOMENT, MOST, PATIENCE, SHORT, Ahead
+from tenure.worker.ahead import MOMENT, MOST, PATIENCE, SHORT, PrefetchPolicy
 
 
-def after(*times: float, concurrency: int = 10) -> Ahead:
-    ahead = Ahead(concurrency, max(0, MOST - concurrency))
+def after(*times: float, concurrency: int = 10) -> PrefetchPolicy:
+    ahead = PrefetchPolicy(concurrency, max(0, MOST - concurrency))
     for took in times:
         ahead.ran(took)
     return ahead

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from tenure.worker.autopsy import OomKills, told
-from tenure.worker.offspring import Death
+from tenure.worker.offspring import ProcessExit
 
-KILLED = Death(-signal.SIGKILL)
+KILLED = ProcessExit(-signal.SIGKILL)
 
 
 def unified(folder: Path, *, path: str = "/app") -> Path:
@@ -45,8 +45,8 @@ def test_a_kill_that_the_control_group_counts_was_for_memory(tmp_path: Path) -> 
 
     counted(events, 4)
 
-    assert not kills.took(Death(-signal.SIGSEGV), 1.0)
-    assert not kills.took(Death(1), 1.0)
+    assert not kills.took(ProcessExit(-signal.SIGSEGV), 1.0)
+    assert not kills.took(ProcessExit(1), 1.0)
     assert kills.took(KILLED, 1.0)
 
 
@@ -113,14 +113,14 @@ def test_where_nothing_can_be_read_no_kill_is_called_one_for_memory(tmp_path: Pa
     ("death", "how"),
     [
         (KILLED, "was killed by signal 9 (SIGKILL), cause unknown"),
-        (Death(-signal.SIGSEGV), "crashed: signal 11 (SIGSEGV)"),
-        (Death(-signal.SIGTERM), "was ended by signal 15 (SIGTERM)"),
-        (Death(0), "exited with status 0"),
-        (Death(70), "exited with status 70"),
-        (Death(None), "ended, and nobody saw how"),
+        (ProcessExit(-signal.SIGSEGV), "crashed: signal 11 (SIGSEGV)"),
+        (ProcessExit(-signal.SIGTERM), "was ended by signal 15 (SIGTERM)"),
+        (ProcessExit(0), "exited with status 0"),
+        (ProcessExit(70), "exited with status 70"),
+        (ProcessExit(None), "ended, and nobody saw how"),
     ],
 )
-def test_how_a_process_ended_is_told_in_a_clause(death: Death, how: str) -> None:
+def test_how_a_process_ended_is_told_in_a_clause(death: ProcessExit, how: str) -> None:
     assert told(death, for_memory=False) == how
 
 

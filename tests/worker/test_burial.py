@@ -13,15 +13,15 @@ from tenure.core.job import Owner, Policy, Ref
 from tenure.core.lifecycle import State
 from tenure.core.settlement import Settlement
 from tenure.errors import StorageUnavailableError
-from tenure.figures import Figures
+from tenure.figures import MetricsRegistry
 from tenure.storage.memory import MemoryStorage
-from tenure.storage.protocol import SWEEP_LIMIT, Exchanged, Order, Query, Reclaimed
+from tenure.storage.protocol import SWEEP_LIMIT, ClaimRequest, ExchangeResult, Query, ReclaimResult
 from tenure.testing.clock import ManualClock
 from tenure.testing.conformance.material import new_job
-from tenure.worker.burial import Burial, Deceased
-from tenure.worker.offspring import Death
+from tenure.worker.burial import CrashRecovery, DeadWorker
+from tenure.worker.offspring import ProcessExit
 from tenure.worker.slate import KnownRuns
-from tenure.worker.supervisor import Life
+from tenure.worker.supervisor import ChildHistory
 
 WORKER = Owner("feedfacefeedface", "host:7", "host", 7)
 SUPERVISOR = Owner("beefbeefbeefbeef", "supervisor host:2", "host", 2)
@@ -39,12 +39,12 @@ class Mute(MemoryStorage):
     apart = False
     twice = False
 
-    async def reclaim(self, dead: str, owner: Owner) -> Reclaimed:
+    async def reclaim(self, dead: str, owner: Owner) -> ReclaimResult:
         """Reclaim, and say nothing of it at first."""
         if self.apart and self.lost:
             self.lost -= 1
             taken = (await super().reclaim(dead, owner)).stalled
-            return Reclaimed(taken[:1], more=True, doubtful=True)
+            return ReclaimResult(taken[:1], more=True, doubtful=True)
         if self.twice and self.lost:
             self.lost -= 1
             await super().reclaim(dead, owner)
@@ -57,16 +57,20 @@ class Mute(MemoryStorage):
         raise StorageUnavailableError("the connection was closed")
 
 
-async def stand(held: int) -> tuple[ManualClock, Mute, Burial]:
+async def stand(held: int) -> tuple[ManualClock, Mute, CrashRecovery]:
     """Let a worker claim so many jobs, and be ready to bury it."""
     clock = ManualClock()
     storage = Mute(clock=clock)
     await storage.enqueue([new_job(f"{number:03}") for number in range(held)])
     claimed = 0
     while claimed < held:
-        claimed += len((await storage.exchange(WORKER, (), Order((new_job("x").queue,), held))).leases)
+        claimed += len((await storage.exchange(WORKER, (), ClaimRequest((new_job("x").queue,), held))).leases)
     logger = logging.getLogger("burial")
-    return clock, storage, Burial(SUPERVISOR, clock=clock, rng=Random(1), logger=logger, figures=Figures())
+    return (
+        clock,
+        storage,
+        CrashRecovery(SUPERVISOR, clock=clock, rng=Random(1), logger=logger, figures=MetricsRegistry()),
+    )
 
 
 @pytest.mark.parametrize(("held", "lost", "done"), [(2, 0, True), (0, 0, True), (2, 1, True), (2, 2, False)])
@@ -75,12 +79,12 @@ async def test_a_burial_whose_answers_are_lost_tells_how_many_jobs_it_took_all_t
 ) -> None:
     clock, storage, burial = await stand(held)
     storage.lost, storage.done = lost, done
-    dead = Deceased(WORKER.id, 7, Death(-9), clock.now())
+    dead = DeadWorker(WORKER.id, 7, ProcessExit(-9), clock.now())
 
     jobs = await burial.bury(dead, storage, within=60.0)
 
     assert jobs == held
-    assert Life(7, -9, lived=1.0, parted=False, jobs=jobs).early == (held == 0)
+    assert ChildHistory(7, -9, lived=1.0, parted=False, jobs=jobs).early == (held == 0)
     assert f"{held} jobs taken back" in caplog.text
     assert "left to the reapers" not in caplog.text
 
@@ -96,7 +100,7 @@ async def test_what_a_call_took_whose_answer_was_lost_is_found_and_charged_to_th
     died_at = clock.now()
     clock.advance(0.25)
 
-    assert await burial.bury(Deceased(WORKER.id, 7, Death(-9), died_at), storage, within=60.0) == held
+    assert await burial.bury(DeadWorker(WORKER.id, 7, ProcessExit(-9), died_at), storage, within=60.0) == held
 
     page = await storage.find(Query(limit=1_000))
     details = [detail for detail in await storage.get([job.ref for job in page.jobs]) if detail is not None]
@@ -115,7 +119,7 @@ async def test_a_post_mortem_counts_to_the_death_and_not_to_the_burial_that_had_
     clock.advance(2.0)
     died_at = clock.now()
     clock.advance(8.0)
-    await burial.bury(Deceased(WORKER.id, 7, Death(-9), died_at), storage, within=60.0)
+    await burial.bury(DeadWorker(WORKER.id, 7, ProcessExit(-9), died_at), storage, within=60.0)
 
     [text] = [event.post_mortem or "" for event in (await storage.events()).events if isinstance(event, JobStalled)]
     assert "ran for 2.0 s; last heard of 2.0 s before it died" in text
@@ -127,8 +131,8 @@ class Partial(Mute):
     away = 0
 
     async def exchange(
-        self, owner: Owner, settlements: Sequence[Settlement] = (), order: Order | None = None
-    ) -> Exchanged:
+        self, owner: Owner, settlements: Sequence[Settlement] = (), order: ClaimRequest | None = None
+    ) -> ExchangeResult:
         """Exchange what concerns those that are there."""
         if not (settlements and self.away):
             return await super().exchange(owner, settlements, order)
@@ -140,10 +144,10 @@ async def test_what_a_part_of_the_storage_did_not_settle_is_settled_once_it_answ
     clock, _, burial = await stand(0)
     storage = Partial(clock=clock)
     await storage.enqueue([new_job(name) for name in "abc"])
-    await storage.exchange(WORKER, (), Order((new_job("x").queue,), 3))
+    await storage.exchange(WORKER, (), ClaimRequest((new_job("x").queue,), 3))
     storage.away = 2
 
-    assert await burial.bury(Deceased(WORKER.id, 7, Death(-9), clock.now()), storage, within=60.0) == 3
+    assert await burial.bury(DeadWorker(WORKER.id, 7, ProcessExit(-9), clock.now()), storage, within=60.0) == 3
 
     told = (await storage.events(limit=1_000)).events
     assert [(event.owner, event.reason) for event in told if isinstance(event, JobStalled)] == [
@@ -158,12 +162,12 @@ async def test_two_burials_at_once_take_nothing_from_each_other() -> None:
     clock, storage, burial = await stand(2)
     other = Owner("facefacefaceface", "host:8", "host", 8)
     await storage.enqueue([new_job("his")])
-    await storage.exchange(other, (), Order((new_job("x").queue,), 5))
+    await storage.exchange(other, (), ClaimRequest((new_job("x").queue,), 5))
     storage.lost = 2
-    deaths = [(WORKER, Death(-9)), (other, Death(3 << 8))]
+    deaths = [(WORKER, ProcessExit(-9)), (other, ProcessExit(3 << 8))]
 
     jobs = await asyncio.gather(
-        *(burial.bury(Deceased(one.id, one.pid, death, clock.now()), storage, within=60.0) for one, death in deaths)
+        *(burial.bury(DeadWorker(one.id, one.pid, death, clock.now()), storage, within=60.0) for one, death in deaths)
     )
 
     assert jobs == [2, 1]
@@ -181,13 +185,13 @@ async def test_a_hundred_burials_that_were_answered_need_one_name() -> None:
     takers: set[str] = set()
 
     class Noting(Mute):
-        async def reclaim(self, dead: str, owner: Owner) -> Reclaimed:
+        async def reclaim(self, dead: str, owner: Owner) -> ReclaimResult:
             takers.add(owner.id)
             return await storage.reclaim(dead, owner)
 
     noting = Noting(clock=clock)
     for number in range(100):
-        await burial.bury(Deceased(f"{number:016x}", 7, Death(-9), clock.now()), noting, within=60.0)
+        await burial.bury(DeadWorker(f"{number:016x}", 7, ProcessExit(-9), clock.now()), noting, within=60.0)
 
     assert len(takers) == 1
     assert SUPERVISOR.id not in takers
@@ -197,17 +201,19 @@ async def test_of_a_reclaim_that_is_not_answered_in_time_nobody_says_what_it_too
     clock = ManualClock()
     storage = Mute(clock=clock)
     storage.lost = 1_000
-    burial = Burial(SUPERVISOR, clock=clock, rng=Random(1), logger=logging.getLogger("burial"), figures=Figures())
+    burial = CrashRecovery(
+        SUPERVISOR, clock=clock, rng=Random(1), logger=logging.getLogger("burial"), figures=MetricsRegistry()
+    )
 
-    assert await burial.bury(Deceased(WORKER.id, 7, Death(-9), SECOND), storage, within=0.3) is None
+    assert await burial.bury(DeadWorker(WORKER.id, 7, ProcessExit(-9), SECOND), storage, within=0.3) is None
 
 
 class Deaf(Mute):
     """A storage that takes no settlement."""
 
     async def exchange(
-        self, owner: Owner, settlements: Sequence[Settlement] = (), order: Order | None = None
-    ) -> Exchanged:
+        self, owner: Owner, settlements: Sequence[Settlement] = (), order: ClaimRequest | None = None
+    ) -> ExchangeResult:
         """Refuse what is settled."""
         if settlements:
             raise StorageUnavailableError("the connection was closed")
@@ -218,9 +224,9 @@ async def test_a_burial_that_can_settle_nothing_in_time_tells_what_it_took_all_t
     clock, _, burial = await stand(0)
     storage = Deaf(clock=clock)
     await storage.enqueue([new_job(name) for name in "abc"])
-    await storage.exchange(WORKER, (), Order((new_job("x").queue,), 3))
+    await storage.exchange(WORKER, (), ClaimRequest((new_job("x").queue,), 3))
 
-    jobs = await burial.bury(Deceased(WORKER.id, 7, Death(-9), clock.now()), storage, within=0.3)
+    jobs = await burial.bury(DeadWorker(WORKER.id, 7, ProcessExit(-9), clock.now()), storage, within=0.3)
 
     # The worker did work: its replacement need not wait as for one that cannot start.
     assert jobs == 3
@@ -232,8 +238,10 @@ async def test_a_run_that_had_not_begun_when_its_worker_left_runs_though_its_job
     policy = Policy(on_worker_lost="fail")
     begun, waiting = new_job("begun", policy=policy), new_job("waiting", policy=policy)
     await storage.enqueue([begun, waiting])
-    await storage.exchange(WORKER, (), Order((begun.queue,), 2))
-    burial = Burial(SUPERVISOR, clock=clock, rng=Random(1), logger=logging.getLogger("burial"), figures=Figures())
+    await storage.exchange(WORKER, (), ClaimRequest((begun.queue,), 2))
+    burial = CrashRecovery(
+        SUPERVISOR, clock=clock, rng=Random(1), logger=logging.getLogger("burial"), figures=MetricsRegistry()
+    )
     refs = [Ref(job.queue, job.id) for job in (begun, waiting)]
     runs = KnownRuns(frozenset(refs[:1]), waiting=frozenset(refs[1:]))
 

@@ -13,24 +13,24 @@ from tenure.figures import (
     MOST,
     OTHER,
     STORAGE_OP,
-    Figures,
     Key,
+    MetricsRegistry,
     added_up,
 )
 from tenure.health.judge import unreachable
 from tenure.health.metrics import rendered
-from tenure.health.vitals import Vitals
+from tenure.health.vitals import ProcessHealth
 from tenure.options import Timing
-from tenure.worker.words import LONGEST, Counted, Ear, Hello, counted, fitting, spoken
+from tenure.worker.words import LONGEST, ChildStarted, MessageReader, MetricsUpdate, counted, fitting, spoken
 from tests.exposition import Family, read
 
 
 def shown(figures: dict[Key, tuple[float, ...]]) -> dict[str, Family]:
-    return read(rendered(None, unreachable("gone"), Vitals(owners=(), figures=figures)))
+    return read(rendered(None, unreachable("gone"), ProcessHealth(owners=(), figures=figures)))
 
 
 def test_a_time_falls_into_the_first_bucket_that_it_is_not_above() -> None:
-    figures = Figures()
+    figures = MetricsRegistry()
     for seconds in (0.0, 0.005, 0.0051, 7_200.0, 7_201.0):
         figures.observe(DURATION, [seconds], "mail", "send")
     (numbers,) = figures.totals().values()
@@ -44,7 +44,7 @@ def test_a_time_falls_into_the_first_bucket_that_it_is_not_above() -> None:
 
 
 def test_names_of_any_kind_come_through() -> None:
-    figures = Figures()
+    figures = MetricsRegistry()
     name = 'a "b"\\n\n{c},d="e" ü'
     figures.count(JOBS, name, "task", "completed", by=3)
 
@@ -52,7 +52,7 @@ def test_names_of_any_kind_come_through() -> None:
 
 
 def test_there_are_no_more_series_than_a_scraper_bears() -> None:
-    figures = Figures()
+    figures = MetricsRegistry()
     for number in range(MOST + 500):
         figures.count(JOBS, "default", f"task {number}", "completed")
     figures.observe(STORAGE_OP, [1.0], "renew")
@@ -64,7 +64,7 @@ def test_there_are_no_more_series_than_a_scraper_bears() -> None:
 
 
 def test_nothing_is_lost_when_threads_count_the_same() -> None:
-    figures = Figures()
+    figures = MetricsRegistry()
 
     def count() -> None:
         for _ in range(5_000):
@@ -105,35 +105,37 @@ def test_many_series_are_said_in_words_that_are_all_heard(seed: int) -> None:
         ("m", "x" * dice.randrange(1_000), str(number)): (dice.random(),) * 13 for number in range(600)
     }
     words = [spoken(word) for word in counted(totals)]
-    ear = Ear()
+    ear = MessageReader()
     stream = b"".join(words)
     heard = [word for start in range(0, len(stream), 7_777) for word in ear.hear(stream[start : start + 7_777])]
 
     assert all(len(word) < LONGEST for word in words)
-    assert {key: numbers for word in heard if isinstance(word, Counted) for key, numbers in word.series} == totals
+    assert {key: numbers for word in heard if isinstance(word, MetricsUpdate) for key, numbers in word.series} == totals
 
 
 def test_a_hello_is_heard_however_many_queues_there_are() -> None:
     names = [f"{number:04}" + "ü" * 1_000 for number in range(200)]
-    hello = Hello("sqlite:///" + "x" * 1_000, queues=fitting(names), serves=fitting(names))
+    hello = ChildStarted("sqlite:///" + "x" * 1_000, queues=fitting(names), serves=fitting(names))
 
-    assert Ear().hear(spoken(hello)) == [hello]
+    assert MessageReader().hear(spoken(hello)) == [hello]
     assert hello.queues
 
 
 @pytest.mark.parametrize("beat", [5.0, -1.0, 1e9, float("nan")])
 def test_whatever_a_child_says_of_its_timing_there_is_one(beat: float) -> None:
-    (hello,) = Ear().hear(spoken(Hello("", beat))) or [Hello("", 5.0)]
+    (hello,) = MessageReader().hear(spoken(ChildStarted("", beat))) or [ChildStarted("", 5.0)]
 
-    assert isinstance(hello, Hello)
+    assert isinstance(hello, ChildStarted)
     assert hello.timing == Timing()
 
 
 def test_no_number_that_a_child_may_write_is_no_number_to_a_scraper() -> None:
     shown_lag = [
-        read(rendered(None, unreachable("gone"), Vitals(owners=(), lag=lag)))["tenure_loop_lag_seconds"][{}]
+        read(rendered(None, unreachable("gone"), ProcessHealth(owners=(), lag=lag)))["tenure_loop_lag_seconds"][{}]
         for lag in (float("inf"), 1e300, 0.1, -0.0)
     ]
 
     assert shown_lag == [float("inf"), 1e300, 0.1, 0.0]
-    assert b"tenure_loop_lag_seconds NaN" in rendered(None, unreachable("gone"), Vitals(owners=(), lag=float("nan")))
+    assert b"tenure_loop_lag_seconds NaN" in rendered(
+        None, unreachable("gone"), ProcessHealth(owners=(), lag=float("nan"))
+    )

@@ -19,7 +19,16 @@ from tenure.core.outcome import (
     Unknown,
     Unreadable,
 )
-from tenure.worker.frames import LONGEST, Ended, GarbledError, Run, Said, ear_of_slot, ear_of_worker, framed
+from tenure.worker.frames import (
+    LONGEST,
+    InvalidMessageError,
+    RunEnded,
+    RunJob,
+    RunSigns,
+    ear_of_slot,
+    ear_of_worker,
+    framed,
+)
 
 JOB = JobRecord(
     queue="default",
@@ -53,22 +62,22 @@ OUTCOMES: list[Outcome] = [
 
 @given(st.lists(st.integers(1, 500)))
 def test_words_come_through_whole_however_they_are_torn(cuts: list[int]) -> None:
-    said = framed(Run(JOB)) + framed(Run(JOB))
+    said = framed(RunJob(JOB)) + framed(RunJob(JOB))
     ear, heard, at = ear_of_slot(), list[object](), 0
     for cut in [*cuts, len(said)]:
         heard += ear.hear(said[at : at + cut])
         at += cut
 
-    assert heard == [Run(JOB), Run(JOB)]
+    assert heard == [RunJob(JOB), RunJob(JOB)]
 
 
 @pytest.mark.parametrize("outcome", OUTCOMES, ids=lambda outcome: type(outcome).__name__)
 def test_every_outcome_arrives_as_what_it_was(outcome: Outcome) -> None:
-    assert ear_of_worker().hear(framed(Ended(7, outcome))) == [Ended(7, outcome)]
+    assert ear_of_worker().hear(framed(RunEnded(7, outcome))) == [RunEnded(7, outcome)]
 
 
 def test_what_a_handler_says_arrives_as_it_was() -> None:
-    said = Said(7, 1.5, (0.5, None), ((1.25, "info", "so far", {"seen": "yes"}, 1),), True, "Traceback")
+    said = RunSigns(7, 1.5, (0.5, None), ((1.25, "info", "so far", {"seen": "yes"}, 1),), True, "Traceback")
 
     assert ear_of_worker().hear(framed(said)) == [said]
 
@@ -82,12 +91,12 @@ def test_what_a_handler_says_arrives_as_it_was() -> None:
         b"\x00\x00\x00\x01\xc1",
         (100_000).to_bytes(4, "big") + b"\x91" * 100_000,
         # What a worker says is nothing that a slot may say.
-        framed(Run(JOB)),
+        framed(RunJob(JOB)),
     ],
     ids=["too long", "nothing", "text", "no msgpack", "nested", "another's word"],
 )
 def test_what_is_no_word_is_refused(garbage: bytes) -> None:
-    with pytest.raises(GarbledError):
+    with pytest.raises(InvalidMessageError):
         ear_of_worker().hear(garbage)
 
 
@@ -96,7 +105,7 @@ def test_whatever_comes_is_a_word_or_refused_or_unfinished(noise: bytes) -> None
     ear = ear_of_worker()
     try:
         words = ear.hear(noise)
-    except GarbledError:
+    except InvalidMessageError:
         return
 
     assert isinstance(words, list)

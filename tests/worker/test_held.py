@@ -7,8 +7,8 @@ import pytest
 from msgspec import structs
 
 from tenure.core.lease import Lease
-from tenure.worker.held import Held, Holdings
-from tenure.worker.slate import Slate
+from tenure.worker.held import ActiveRun, ActiveRuns
+from tenure.worker.slate import Scoreboard
 from tests.core.cases import active
 
 
@@ -16,9 +16,9 @@ from tests.core.cases import active
 def test_a_run_that_was_let_go_of_is_freed_without_the_garbage_collector(watched: bool) -> None:
     # With it goes its task, and with a task that the collector frees a call of Python code, wherever that happens to
     # run: in the middle of `ast.parse`, say, which then takes what another thread does meanwhile for its own.
-    slate = Slate.new(1) if watched else None
-    holdings = Holdings(slate)
-    held = Held(Lease(structs.replace(active(), fence=7)))
+    slate = Scoreboard.new(1) if watched else None
+    holdings = ActiveRuns(slate)
+    held = ActiveRun(Lease(structs.replace(active(), fence=7)))
     holdings.add(held)
     held.signs.sign(1.0)
     seen = weakref.ref(held)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tenure.worker.offspring import OFFERED, Death, Offspring, stands_still
+from tenure.worker.offspring import OFFERED, Process, ProcessExit, stands_still
 
 pytestmark = pytest.mark.system
 
@@ -22,18 +22,16 @@ VARIABLE = "TENURE_TEST_LINE"
 OPENED = f"import os, socket, sys, time\nline = socket.socket(fileno=int(os.environ['{VARIABLE}'].partition(':')[0]))\n"
 
 
-def start(script: str, *, told: str = "") -> Offspring:
-    return Offspring.started(
-        [sys.executable, "-c", OPENED + script], variable=VARIABLE, told=told, env=dict(os.environ)
-    )
+def start(script: str, *, told: str = "") -> Process:
+    return Process.started([sys.executable, "-c", OPENED + script], variable=VARIABLE, told=told, env=dict(os.environ))
 
 
-async def heard(one: Offspring) -> bytes:
+async def heard(one: Process) -> bytes:
     async with asyncio.timeout(20):
         return await asyncio.get_running_loop().sock_recv(one.line, 1000)
 
 
-async def ended(one: Offspring) -> Death:
+async def ended(one: Process) -> ProcessExit:
     async with asyncio.timeout(20):
         return await one.ended()
 
@@ -132,7 +130,7 @@ async def test_one_that_cannot_be_started_is_an_os_error_and_leaves_nothing_open
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(20):
         with pytest.raises(OSError, match="no-such-program"):
-            Offspring.started(["/no-such-program"], variable=VARIABLE, env=dict(os.environ))
+            Process.started(["/no-such-program"], variable=VARIABLE, env=dict(os.environ))
 
     assert len(os.listdir("/proc/self/fd")) == before
 
@@ -158,7 +156,7 @@ async def test_a_death_is_known_though_somebody_else_has_waited_for_it() -> None
     process = subprocess.Popen(["/bin/sh", "-c", "exit 3"])  # noqa: ASYNC220 - as we start them
     os.waitpid(process.pid, 0)  # noqa: ASYNC222 - a handler may do that
     ours, theirs = socket.socketpair()
-    one = Offspring(process, ours)
+    one = Process(process, ours)
     death = await ended(one)
     one.sweep_up()
     theirs.close()
@@ -176,12 +174,12 @@ async def test_a_death_is_known_though_the_kernel_lets_nobody_see_it() -> None:
         signal.signal(signal.SIGCHLD, before)
     one.sweep_up()
 
-    assert death == Death(None)
+    assert death == ProcessExit(None)
 
 
 async def test_a_hundred_deaths_leave_no_zombie_and_no_descriptor() -> None:
     async def die() -> int:
-        one = Offspring.started(["/bin/sh", "-c", "kill -9 $$"], variable=VARIABLE, env=dict(os.environ))
+        one = Process.started(["/bin/sh", "-c", "kill -9 $$"], variable=VARIABLE, env=dict(os.environ))
         death = await ended(one)
         one.sweep_up()
         assert death.signal == 9

@@ -5,16 +5,16 @@ import socket
 import pytest
 
 from tenure.errors import StorageUnavailableError
-from tenure.figures import FENCED, Figures
-from tenure.health.server import Address
-from tenure.health.watch import NotToldError
+from tenure.figures import FENCED, MetricsRegistry
+from tenure.health.server import ListenAddress
+from tenure.health.watch import NoStorageYetError
 from tenure.storage.memory import MemoryStorage
 from tenure.testing.clock import ManualClock
 from tenure.worker.overview import EVERY, OLD, Overview
 
 
 def test_a_supervisor_that_stands_still_had_better_be_ended_and_its_counts_stay() -> None:
-    clock, figures = ManualClock(), Figures()
+    clock, figures = ManualClock(), MetricsRegistry()
     overview = Overview(figures, clock)
     figures.count(FENCED, "settle")
     overview.look([], stopping=False)
@@ -31,8 +31,8 @@ def test_a_supervisor_that_stands_still_had_better_be_ended_and_its_counts_stay(
 
 
 async def test_there_is_no_storage_to_look_at_until_a_child_has_said_where_and_memory_is_none_of_ours() -> None:
-    overview = Overview(Figures(), ManualClock())
-    with pytest.raises(NotToldError):
+    overview = Overview(MetricsRegistry(), ManualClock())
+    with pytest.raises(NoStorageYetError):
         await overview.opened()
     overview.storage = MemoryStorage()
     with pytest.raises(StorageUnavailableError, match="--no-supervisor"):
@@ -40,7 +40,7 @@ async def test_there_is_no_storage_to_look_at_until_a_child_has_said_where_and_m
 
 
 def test_an_answer_does_not_wait_for_its_own_head_to_be_acknowledged() -> None:
-    with Address("127.0.0.1", 0).bound() as listening, socket.create_connection(listening.getsockname()) as _:
+    with ListenAddress("127.0.0.1", 0).bound() as listening, socket.create_connection(listening.getsockname()) as _:
         accepted, _ = listening.accept()
         with accepted:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -7,7 +7,7 @@ import pytest
 
 from tenure import middleware, threads
 from tenure.worker import run
-from tenure.worker.stacks.places import Dump, Place, on_loop
+from tenure.worker.stacks.places import CodeLine, Dump, on_loop
 
 RUN, THREADS, MIDDLEWARE = str(run.__file__), str(threads.__file__), str(middleware.__file__)
 STEP = str(Path(asyncio.__file__).parent / "events.py")
@@ -49,7 +49,7 @@ THREAD = [(THREADS, 160, "_work"), ("/usr/lib/python3.11/threading.py", 1002, "_
 def test_the_line_of_a_handler_on_the_loop_is_told_from_what_is_ours(
     stack: list[tuple[str, int, str]], said: str
 ) -> None:
-    assert str(on_loop([Place(*one) for one in stack])) == said
+    assert str(on_loop([CodeLine(*one) for one in stack])) == said
     assert str(dumped(THREAD, stack).on_loop()) == said
 
 

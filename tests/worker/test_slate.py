@@ -14,7 +14,7 @@ from msgspec import structs
 
 from tenure.core.job import Ref
 from tenure.core.lease import Lease
-from tenure.worker.slate import KnownRuns, Slate
+from tenure.worker.slate import KnownRuns, Scoreboard
 from tests.core.cases import active
 
 WRITES = 8_704 + 16
@@ -25,8 +25,8 @@ LONGEST = "n" * 1021 + "ü"
 
 
 @pytest.fixture
-def slate() -> Iterator[Slate]:
-    made = Slate.new(3)
+def slate() -> Iterator[Scoreboard]:
+    made = Scoreboard.new(3)
     yield made
     made.close()
 
@@ -35,7 +35,7 @@ def lease(id_: str = "a", *, fence: int = 7, queue: str = "mail", task: str = "s
     return Lease(structs.replace(active(), queue=queue, id=id_, task=task, fence=fence))
 
 
-def test_a_run_is_read_as_it_was_written(slate: Slate) -> None:
+def test_a_run_is_read_as_it_was_written(slate: Scoreboard) -> None:
     given = Lease(structs.replace(lease().job, timeout=3_000_000, heartbeat_timeout=500_000))
     place = slate.write(given, way="thread", claimed_at=12.5, renewed_at=12.25)
     assert place is not None
@@ -50,7 +50,7 @@ def test_a_run_is_read_as_it_was_written(slate: Slate) -> None:
     assert run.lease == given.job.stall.lease / 1_000_000
 
 
-def test_a_run_that_waits_for_a_process_has_no_time_until_it_begins(slate: Slate) -> None:
+def test_a_run_that_waits_for_a_process_has_no_time_until_it_begins(slate: Scoreboard) -> None:
     terms = structs.replace(lease().job.stall, renewed=False)
     given = Lease(structs.replace(lease().job, stall=terms))
     place = slate.write(given, way="process", claimed_at=float("inf"), renewed_at=1.0)
@@ -64,20 +64,20 @@ def test_a_run_that_waits_for_a_process_has_no_time_until_it_begins(slate: Slate
     assert (begun.claimed_at, begun.signed_at, begun.lease) == (5.0, 5.0, float("inf"))
 
 
-def test_a_run_without_limits_has_infinite_ones(slate: Slate) -> None:
+def test_a_run_without_limits_has_infinite_ones(slate: Scoreboard) -> None:
     slate.write(lease(), way="loop", claimed_at=1.0, renewed_at=1.0)
 
     assert (slate.runs()[0].timeout, slate.runs()[0].heartbeat_timeout) == (float("inf"), float("inf"))
 
 
-def test_the_longest_names_have_room_on_every_line(slate: Slate) -> None:
+def test_the_longest_names_have_room_on_every_line(slate: Scoreboard) -> None:
     for _ in range(3):
         slate.write(lease(LONGEST, queue=LONGEST, task=LONGEST), way="loop", claimed_at=1.0, renewed_at=1.0)
 
     assert [(run.ref, run.task) for run in slate.runs()] == [(Ref(LONGEST, LONGEST), LONGEST)] * 3
 
 
-def test_a_full_slate_takes_no_more_and_a_wiped_line_is_free_again(slate: Slate) -> None:
+def test_a_full_slate_takes_no_more_and_a_wiped_line_is_free_again(slate: Scoreboard) -> None:
     places = [slate.write(lease(str(n)), way="loop", claimed_at=1.0, renewed_at=1.0) for n in range(3)]
 
     assert slate.write(lease("late"), way="loop", claimed_at=1.0, renewed_at=1.0) is None
@@ -90,7 +90,7 @@ def test_a_full_slate_takes_no_more_and_a_wiped_line_is_free_again(slate: Slate)
 
 
 def test_it_says_which_runs_had_begun_here_which_were_elsewhere_and_which_had_not_begun() -> None:
-    slate = Slate.new(9)
+    slate = Scoreboard.new(9)
     inf = float("inf")
     slate.write(lease("here"), way="thread", claimed_at=1.0, renewed_at=1.0)
     slate.write(lease("ahead"), way="loop", claimed_at=inf, renewed_at=1.0)
@@ -115,7 +115,7 @@ def test_it_says_which_runs_had_begun_here_which_were_elsewhere_and_which_had_no
     )
 
 
-def test_none_that_had_begun_here_is_another_answer_than_not_to_know(slate: Slate) -> None:
+def test_none_that_had_begun_here_is_another_answer_than_not_to_know(slate: Scoreboard) -> None:
     place = slate.write(lease("apart"), way="process", claimed_at=float("inf"), renewed_at=1.0) or 0
     slate.runs_in(place, 7)
     known = slate.known_runs()
@@ -128,7 +128,7 @@ def test_none_that_had_begun_here_is_another_answer_than_not_to_know(slate: Slat
     assert known.apart == unknown.apart == {Ref("mail", "apart")}
 
 
-def test_a_renewal_by_the_watcher_counts_for_its_run_and_no_other(slate: Slate) -> None:
+def test_a_renewal_by_the_watcher_counts_for_its_run_and_no_other(slate: Scoreboard) -> None:
     place = slate.write(lease(fence=7), way="loop", claimed_at=1.0, renewed_at=1.0)
     assert place is not None
     (run,) = slate.runs()
@@ -147,7 +147,7 @@ def test_a_renewal_by_the_watcher_counts_for_its_run_and_no_other(slate: Slate) 
     assert slate.runs()[0].renewed_at == 2.0
 
 
-def test_a_line_that_is_being_written_is_not_read(slate: Slate) -> None:
+def test_a_line_that_is_being_written_is_not_read(slate: Scoreboard) -> None:
     place = slate.write(lease(), way="loop", claimed_at=1.0, renewed_at=1.0)
     writes = struct.unpack("d", os.pread(slate.descriptor, 8, WRITES))[0]
     os.pwrite(slate.descriptor, struct.pack("d", writes + 1), WRITES)
@@ -173,10 +173,10 @@ class WrittenWhileRead:
         return numbers
 
 
-def test_a_line_that_changes_while_it_is_read_is_not_believed(slate: Slate) -> None:
+def test_a_line_that_changes_while_it_is_read_is_not_believed(slate: Scoreboard) -> None:
     place = slate.write(lease("old", fence=7), way="loop", claimed_at=1.0, renewed_at=1.0)
     assert place is not None
-    reader: Any = Slate(os.dup(slate.descriptor))
+    reader: Any = Scoreboard(os.dup(slate.descriptor))
 
     def reuse() -> None:
         slate.wipe(place)
@@ -194,7 +194,7 @@ def test_a_line_that_changes_while_it_is_read_is_not_believed(slate: Slate) -> N
     assert (run.ref.id, run.fence, run.claimed_at) == ("new", 8, 2.0)
 
 
-def test_the_moments_of_the_loops_are_read_as_written(slate: Slate) -> None:
+def test_the_moments_of_the_loops_are_read_as_written(slate: Scoreboard) -> None:
     slate.turned(5.0, 0.25)
     slate.claimed(4.0)
     slate.beaten(6.0, 123_456_789)
@@ -205,7 +205,7 @@ def test_the_moments_of_the_loops_are_read_as_written(slate: Slate) -> None:
     assert (slate.watched_at, slate.next_look) == (7.0, 9.5)
 
 
-def test_another_process_sees_it_while_it_is_written_and_never_a_mixture(slate: Slate) -> None:
+def test_another_process_sees_it_while_it_is_written_and_never_a_mixture(slate: Scoreboard) -> None:
     reader = textwrap.dedent(
         """
         import sys
@@ -245,7 +245,7 @@ def test_another_process_sees_it_while_it_is_written_and_never_a_mixture(slate: 
 
 
 def test_the_processes_of_slots_are_known_until_nothing_is_left_of_them() -> None:
-    slate = Slate.new(1)
+    slate = Scoreboard.new(1)
     for pid in (11, 12, 13):
         slate.slot_began(pid)
     slate.slot_ended(12)

@@ -29,12 +29,12 @@ from tenure.core.lease import Lease
 from tenure.core.outcome import Interrupted, Stalled
 from tenure.core.settlement import settlement
 from tenure.storage.memory import MemoryStorage
-from tenure.storage.protocol import Order
+from tenure.storage.protocol import ClaimRequest
 from tenure.testing.conformance.material import new_job
 from tenure.worker.autopsy import OomKills
-from tenure.worker.errand import Errand, Terms
-from tenure.worker.held import Held, Holdings
-from tenure.worker.roster import Roster, Waiting
+from tenure.worker.errand import IsolatedRun, IsolationSettings
+from tenure.worker.held import ActiveRun, ActiveRuns
+from tenure.worker.roster import PoolWaiter, ProcessPool
 
 pytestmark = pytest.mark.system
 
@@ -448,15 +448,15 @@ async def test_a_process_that_reads_nothing_any_more_is_given_up_however_much_it
     mod: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tenure.worker.errand.BEGINNING", 0.5)
-    roster = Roster(worker="w", slate=None, fit=lambda: None)
+    roster = ProcessPool(worker="w", slate=None, fit=lambda: None)
     roster.app = mod.app.equipment().whereabouts()
-    slot = await roster.taken(Waiting(isolated=False))
+    slot = await roster.taken(PoolWaiter(isolated=False))
     assert slot is not None
     slot.process.send(signal.SIGSTOP)
     storage = MemoryStorage()
     await storage.enqueue([new_job(payload=b"x" * 4_000_000)])
-    [lease] = (await storage.exchange(Owner("w"), (), Order((new_job().queue,), 1))).leases
-    errand = Errand(Held(lease), Terms(Owner("w"), SystemClock(), 600.0, Holdings()))
+    [lease] = (await storage.exchange(Owner("w"), (), ClaimRequest((new_job().queue,), 1))).leases
+    errand = IsolatedRun(ActiveRun(lease), IsolationSettings(Owner("w"), SystemClock(), 600.0, ActiveRuns()))
     async with asyncio.timeout(20):
         outcome = await errand.carried_out(slot, None)
     await roster.close()
@@ -490,7 +490,7 @@ async def test_a_job_in_quarantine_gets_a_process_to_itself_where_its_worker_has
         job = await mod.by_default.enqueue()
         # Its last worker died with it.
         dead, undertaker = Owner("dead"), Owner("undertaker")
-        answer = await mod.app.storage.exchange(dead, [], Order(("default",), 1))
+        answer = await mod.app.storage.exchange(dead, [], ClaimRequest(("default",), 1))
         (taken,) = (await mod.app.storage.reclaim(dead.id, undertaker)).stalled
         outcome = Stalled("process_died", 0, dead.id)
         lenient = structs.replace(taken.lease.job, stall=StallTerms(max_stalls=1))
@@ -507,7 +507,7 @@ async def test_four_jobs_in_quarantine_run_at_a_time_and_leave_no_process_behind
     async with mod.app:
         jobs = [await mod.dozing.enqueue(0.5) for _ in range(9)]
         dead, undertaker = Owner("dead"), Owner("undertaker")
-        await mod.app.storage.exchange(dead, [], Order(("default",), len(jobs)))
+        await mod.app.storage.exchange(dead, [], ClaimRequest(("default",), len(jobs)))
         taken = (await mod.app.storage.reclaim(dead.id, undertaker)).stalled
         lenient = [structs.replace(one.lease.job, stall=StallTerms(max_stalls=1)) for one in taken]
         asked = [settlement(Lease(job), Stalled("process_died", 0, dead.id), Random(1)) for job in lenient]

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tenure.worker.offspring import Offspring
+from tenure.worker.offspring import Process
 from tenure.worker.stacks.asked import PATIENCE, StackFile
 from tenure.worker.stacks.places import Dump
 
@@ -34,8 +34,8 @@ def hold(seconds):
 """
 
 
-async def start(stacks: StackFile, script: str) -> Offspring:
-    child = Offspring.started(
+async def start(stacks: StackFile, script: str) -> Process:
+    child = Process.started(
         [sys.executable, "-c", ANSWERING + script],
         variable=VARIABLE,
         told=str(stacks.descriptor),
@@ -47,7 +47,7 @@ async def start(stacks: StackFile, script: str) -> Offspring:
     return child
 
 
-async def end(child: Offspring, stacks: StackFile) -> None:
+async def end(child: Process, stacks: StackFile) -> None:
     child.send(signal.SIGKILL)
     async with asyncio.timeout(20):
         await child.ended()

@@ -7,15 +7,15 @@ import pytest
 from tenure.core.lease import Lease
 from tenure.core.outcome import Returned
 from tenure.core.settlement import settlement
-from tenure.figures import DURATION, FENCED, JOBS, Figures
+from tenure.figures import DURATION, FENCED, JOBS, MetricsRegistry
 from tenure.storage.protocol import SettleVerdict
-from tenure.worker.tally import Tally
+from tenure.worker.tally import WorkerMetrics
 from tests.core.cases import active
 
 
 def test_runs_are_counted_with_the_next_call_though_the_storage_answers_none() -> None:
-    figures = Figures()
-    tally, job = Tally(figures), active()
+    figures = MetricsRegistry()
+    tally, job = WorkerMetrics(figures), active()
     tally.ran(job, 2.0)
     tally.ran(job, 3.0)
     tally.called("exchange", 0.1)
@@ -30,9 +30,9 @@ def test_runs_are_counted_with_the_next_call_though_the_storage_answers_none() -
     [("done", 1, 0), ("duplicate", 1, 0), ("lost", 0, 1), ("gone", 0, 0)],
 )
 def test_an_outcome_counts_once_its_verdict_is_known(verdict: SettleVerdict, jobs: int, fenced: int) -> None:
-    figures = Figures()
+    figures = MetricsRegistry()
     job = active()
-    Tally(figures).answered([(job, settlement(Lease(job), Returned(b"3"), Random(1), took=0.5), verdict)])
+    WorkerMetrics(figures).answered([(job, settlement(Lease(job), Returned(b"3"), Random(1), took=0.5), verdict)])
     totals = figures.totals()
 
     assert totals.get((JOBS.name, job.queue, job.task, "completed"), (0,)) == (jobs,)

@@ -12,27 +12,27 @@ from msgspec import structs
 
 from tenure.core.job import TRACE_KEPT
 from tenure.core.lease import Lease
-from tenure.threads import Threads
-from tenure.worker.held import Held
+from tenure.threads import ThreadPool
+from tenure.worker.held import ActiveRun
 from tenure.worker.stacks.traces import Traces, where
 from tests.core.cases import active
 
 LEASE = 20_000_000
 
 
-def held(coroutine: Coroutine[Any, Any, Any] | None = None, *, id_: str = "a") -> Held:
+def held(coroutine: Coroutine[Any, Any, Any] | None = None, *, id_: str = "a") -> ActiveRun:
     """Return a run that was claimed at 0 and beats every 5 s."""
     job = active()
     stall = structs.replace(job.stall, lease=LEASE)
-    made = Held(Lease(structs.replace(job, id=id_, stall=stall)))
+    made = ActiveRun(Lease(structs.replace(job, id=id_, stall=stall)))
     if coroutine is not None:
         made.root, made.task = coroutine, asyncio.create_task(coroutine)
     return made
 
 
 @contextlib.contextmanager
-def threads() -> Generator[Threads]:
-    made = Threads("test")
+def threads() -> Generator[ThreadPool]:
+    made = ThreadPool("test")
     yield made
     made.close()
 
@@ -51,7 +51,7 @@ def functions(trace: str | None) -> list[str]:
 
 
 @contextlib.asynccontextmanager
-async def under_way(run: Held) -> AsyncGenerator[Held]:
+async def under_way(run: ActiveRun) -> AsyncGenerator[ActiveRun]:
     """Let a run get as far as it gets."""
     for _ in range(5):
         await asyncio.sleep(0)

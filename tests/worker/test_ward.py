@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from tenure.clock import SystemClock
-from tenure.worker.sentence import Sentence
-from tenure.worker.ward import Ward
+from tenure.worker.sentence import KillReason
+from tenure.worker.ward import ChildProcess
 
 pytestmark = pytest.mark.system
 
-SENTENCE = Sentence("loop_blocked", 3.0, 2.0)
+SENTENCE = KillReason("loop_blocked", 3.0, 2.0)
 
 SCRIBBLE = """
 import json, mmap, os, struct, time
@@ -51,29 +51,31 @@ def clock() -> SystemClock:
     return SystemClock()
 
 
-def started(script: str, clock: SystemClock) -> Ward:
-    return Ward.started([sys.executable, "-c", script], "feedface", siblings=False, clock=clock)
+def started(script: str, clock: SystemClock) -> ChildProcess:
+    return ChildProcess.started([sys.executable, "-c", script], "feedface", siblings=False, clock=clock)
 
 
 @pytest.fixture
-def wards() -> Iterator[list[Ward]]:
-    made: list[Ward] = []
+def wards() -> Iterator[list[ChildProcess]]:
+    made: list[ChildProcess] = []
     yield made
     for ward in made:
         ward.clear_away()
 
 
-async def test_a_child_that_lives_is_killed_for_the_first_reason_given(wards: list[Ward], clock: SystemClock) -> None:
+async def test_a_child_that_lives_is_killed_for_the_first_reason_given(
+    wards: list[ChildProcess], clock: SystemClock
+) -> None:
     wards.append(ward := started("import time; time.sleep(600)", clock))
     ward.kill(SENTENCE)
-    ward.kill(Sentence("leaving", 1.0, 0.0))
+    ward.kill(KillReason("leaving", 1.0, 0.0))
 
     assert (await ward.ended(print)).signal == signal.SIGKILL
     assert ward.killed_for == SENTENCE
 
 
 async def test_what_a_child_told_of_its_runs_is_as_old_as_its_last_beat_that_was_answered(
-    wards: list[Ward], clock: SystemClock
+    wards: list[ChildProcess], clock: SystemClock
 ) -> None:
     wards.append(ward := started("import time; time.sleep(600)", clock))
     untold = ward.workplace(5.0).told_ago
@@ -86,7 +88,7 @@ async def test_what_a_child_told_of_its_runs_is_as_old_as_its_last_beat_that_was
 
 
 async def test_a_child_that_has_died_by_itself_is_not_killed_though_nobody_has_heard_of_its_death_yet(
-    wards: list[Ward], clock: SystemClock
+    wards: list[ChildProcess], clock: SystemClock
 ) -> None:
     wards.append(ward := started("import os; os.kill(os.getpid(), 9)", clock))
     # This loop hears of nothing meanwhile.

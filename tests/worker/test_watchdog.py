@@ -10,9 +10,9 @@ from tenure import JobStalled, Tenure, Timing, UsageError, WorkerHung
 from tenure.clock import SystemClock
 from tenure.core.events import Event
 from tenure.testing.clock import ManualClock
-from tenure.worker.held import Holdings
-from tenure.worker.slate import Slate
-from tenure.worker.turns import TICK, Turns
+from tenure.worker.held import ActiveRuns
+from tenure.worker.slate import Scoreboard
+from tenure.worker.turns import TICK, LoopMonitor
 from tenure.worker.watchdog import Watchdog
 
 pytestmark = pytest.mark.system
@@ -58,10 +58,10 @@ async def test_a_task_that_a_handler_has_started_is_found_by_its_line(caplog: py
 
 
 def test_who_stood_still_together_with_the_loop_does_not_blame_it_for_that_time() -> None:
-    clock, told, turns = ManualClock(), list[Event](), Turns(None)
+    clock, told, turns = ManualClock(), list[Event](), LoopMonitor(None)
     watchdog = Watchdog(
         turns,
-        Holdings(),
+        ActiveRuns(),
         owner="feed",
         slate=None,
         supervised=False,
@@ -118,7 +118,7 @@ async def test_a_loop_that_is_blocked_beyond_its_limit_loses_its_leases_and_says
 
 
 def test_the_lag_is_the_longest_since_it_was_asked_last_and_counts_a_block_that_goes_on() -> None:
-    turns = Turns(None)
+    turns = LoopMonitor(None)
     assert (turns.blocked(50.0), turns.lag(50.0)) == (0.0, 0.0)
 
     turns.turned(100.0, 0.25)
@@ -134,15 +134,15 @@ def test_the_lag_is_the_longest_since_it_was_asked_last_and_counts_a_block_that_
 
 
 def test_the_slate_has_the_turns_too() -> None:
-    slate = Slate.new(1)
-    Turns(slate).turned(100.0, 0.25)
+    slate = Scoreboard.new(1)
+    LoopMonitor(slate).turned(100.0, 0.25)
 
     assert (slate.turned_at, slate.lag) == (100.0, 0.25)
     slate.close()
 
 
 def test_one_of_two_warns_whoever_comes_first() -> None:
-    slate, now = Slate.new(1), SystemClock().uptime()
+    slate, now = Scoreboard.new(1), SystemClock().uptime()
 
     assert slate.warns(now)
     assert not slate.watcher_warns(now)

@@ -13,15 +13,15 @@ from tenure.clock import SECOND
 from tenure.core.events import RunFenced, WorkerHung
 from tenure.core.job import NewJob, Owner, Ref, StallTerms
 from tenure.errors import StorageUnavailableError
-from tenure.figures import RENEWALS, Figures
+from tenure.figures import RENEWALS, MetricsRegistry
 from tenure.storage.memory import MemoryStorage
-from tenure.storage.protocol import Beat, Order, Pulse
+from tenure.storage.protocol import ClaimRequest, RenewRequest, RenewResult
 from tenure.testing.clock import ManualClock
 from tenure.worker import run
-from tenure.worker.sentence import Sentence
-from tenure.worker.slate import Slate, Way
-from tenure.worker.tally import Tally
-from tenure.worker.watcher import OVERDUE, Watcher
+from tenure.worker.sentence import KillReason
+from tenure.worker.slate import Scoreboard, Way
+from tenure.worker.tally import WorkerMetrics
+from tenure.worker.watcher import OVERDUE, ExternalRenewer
 
 OWNER = Owner("feedfacefeedface", "host:7", "host", 7)
 LEASE = 4.0
@@ -47,12 +47,12 @@ class Flaky(MemoryStorage):
     down = False
     partial = False
 
-    async def renew(self, beat: Beat) -> Pulse:
+    async def renew(self, beat: RenewRequest) -> RenewResult:
         """Renew, if it can be reached; if `partial`, the server of all these leases gives no answer."""
         if self.down:
             raise StorageUnavailableError("nobody answers")
         if self.partial:
-            return Pulse(unanswered=tuple((one.ref, one.fence) for one in beat.renewals))
+            return RenewResult(unanswered=tuple((one.ref, one.fence) for one in beat.renewals))
         return await super().renew(beat)
 
 
@@ -63,14 +63,14 @@ class World:
         self.clock = ManualClock()
         self.clock.advance(100)
         self.storage = Flaky(clock=self.clock)
-        self.slate = Slate.new(8)
+        self.slate = Scoreboard.new(8)
         self.child = Child()
-        self.sentences: list[Sentence] = []
-        self.figures = Figures()
+        self.sentences: list[KillReason] = []
+        self.figures = MetricsRegistry()
         self.asked = 0
         self.meanwhile: Callable[[], None] = lambda: None
         """What happens while the process says where it is."""
-        self.watcher = Watcher(
+        self.watcher = ExternalRenewer(
             self.storage,
             OWNER,
             self.slate,
@@ -82,7 +82,7 @@ class World:
             logger=logging.getLogger("tenure.tests.watcher"),
             ask=self._stack,
             condemn=self.sentences.append,
-            tally=Tally(self.figures),
+            tally=WorkerMetrics(self.figures),
         )
 
     async def claim(self, id_: str = "a", *, way: Way = "loop", **fields: Any) -> int:
@@ -90,7 +90,7 @@ class World:
         await self.storage.open()
         new = NewJob(queue="default", id=id_, task="mail.send", payload=b"", stall=TERMS)
         await self.storage.enqueue([structs.replace(new, **fields)])
-        [lease] = (await self.storage.exchange(OWNER, (), Order(("default",), 1))).leases
+        [lease] = (await self.storage.exchange(OWNER, (), ClaimRequest(("default",), 1))).leases
         self.turns()
         now = self.clock.uptime()
         place = self.slate.write(lease, way=way, claimed_at=now, renewed_at=now)

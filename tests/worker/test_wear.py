@@ -2,11 +2,11 @@
 
 from random import Random
 
-from tenure.worker.wear import Wear, staggered
+from tenure.worker.wear import RecyclePolicy, staggered
 
 
 def test_so_many_jobs_begin_and_no_more() -> None:
-    wear = Wear(max_jobs=3)
+    wear = RecyclePolicy(max_jobs=3)
     rooms: list[int] = []
     for _ in range(3):
         rooms.append(wear.room(10))
@@ -19,7 +19,7 @@ def test_so_many_jobs_begin_and_no_more() -> None:
 
 
 def test_one_that_was_to_begin_and_did_not_is_not_counted() -> None:
-    wear = Wear(max_jobs=1)
+    wear = RecyclePolicy(max_jobs=1)
     wear.began()
     wear.not_begun()
 
@@ -29,7 +29,7 @@ def test_one_that_was_to_begin_and_did_not_is_not_counted() -> None:
 
 def test_memory_wears_it_out_after_a_job_at_least_and_for_good() -> None:
     occupied = 600_000_000
-    wear = Wear(max_memory=500_000_000, occupied=lambda: occupied)
+    wear = RecyclePolicy(max_memory=500_000_000, occupied=lambda: occupied)
     assert wear.out() is None
     assert wear.room(10) == 10
     wear.began()
@@ -42,7 +42,7 @@ def test_memory_wears_it_out_after_a_job_at_least_and_for_good() -> None:
 
 
 def test_without_limits_nothing_does() -> None:
-    wear = Wear()
+    wear = RecyclePolicy()
     for _ in range(1000):
         wear.began()
 

@@ -4,14 +4,14 @@ import tracemalloc
 
 import pytest
 
-from tenure.worker.words import LONGEST, Ear, Goodbye, Hello, Word, spoken
+from tenure.worker.words import LONGEST, ChildLeaving, ChildMessage, ChildStarted, MessageReader, spoken
 
-SAID: list[Word] = [Hello("sqlite:////a/b.db", 0.5, 60.0), Goodbye(dismissed=True), Goodbye()]
+SAID: list[ChildMessage] = [ChildStarted("sqlite:////a/b.db", 0.5, 60.0), ChildLeaving(dismissed=True), ChildLeaving()]
 
 
 @pytest.mark.parametrize("size", [1, 7, 10_000])
 def test_words_are_heard_in_order_in_whatever_parts_they_come(size: int) -> None:
-    line, ear = b"".join(map(spoken, SAID)), Ear()
+    line, ear = b"".join(map(spoken, SAID)), MessageReader()
 
     heard = [word for start in range(0, len(line), size) for word in ear.hear(line[start : start + size])]
 
@@ -23,17 +23,17 @@ def test_words_are_heard_in_order_in_whatever_parts_they_come(size: int) -> None
     [b"good morning", b"{}", b'{"say": "hello"}', b'{"say": "hello", "url": 7}', b'{"say": "sing"}', b"\xff"],
 )
 def test_what_is_no_word_is_not_heard_and_harms_no_other(nonsense: bytes) -> None:
-    assert Ear().hear(nonsense + b"\n" + spoken(Goodbye())) == [Goodbye()]
+    assert MessageReader().hear(nonsense + b"\n" + spoken(ChildLeaving())) == [ChildLeaving()]
 
 
 def test_a_hello_that_says_no_more_than_where_the_jobs_are_is_one() -> None:
-    [hello] = Ear().hear(b'{"say": "hello", "url": "redis://here"}\n')
+    [hello] = MessageReader().hear(b'{"say": "hello", "url": "redis://here"}\n')
 
-    assert hello == Hello("redis://here")
+    assert hello == ChildStarted("redis://here")
 
 
 def test_who_talks_without_an_end_fills_no_memory_and_is_understood_afterwards() -> None:
-    ear = Ear()
+    ear = MessageReader()
     tracemalloc.start()
     for _ in range(100):
         assert ear.hear(b"x" * LONGEST) == []
@@ -41,4 +41,4 @@ def test_who_talks_without_an_end_fills_no_memory_and_is_understood_afterwards()
     tracemalloc.stop()
 
     assert kept < 3 * LONGEST
-    assert ear.hear(b"\n" + spoken(Goodbye())) == [Goodbye()]
+    assert ear.hear(b"\n" + spoken(ChildLeaving())) == [ChildLeaving()]

@@ -9,7 +9,7 @@ from typing import Any
 from tenure.app import DEFAULT_URL
 from tenure.cli.load import load
 from tenure.cli.logs import warn
-from tenure.cli.session import Session
+from tenure.cli.session import CommandSession
 from tenure.codec import JsonCodec
 from tenure.errors import UsageError
 from tenure.options import Timing
@@ -20,7 +20,7 @@ _SQLITE = "sqlite:///"
 
 
 @dataclass(frozen=True)
-class Access:
+class StorageAccess:
     """A storage, and how to read what it keeps."""
 
     storage: Storage
@@ -29,7 +29,7 @@ class Access:
 
 
 @asynccontextmanager
-async def accessed(session: Session) -> AsyncGenerator[Access]:
+async def accessed(session: CommandSession) -> AsyncGenerator[StorageAccess]:
     """Open the storage that was asked for, and close it in the end. Never makes or migrates a database.
 
     Raises:
@@ -58,7 +58,7 @@ def must_exist(storage: Storage) -> None:
         )
 
 
-def reach(session: Session, *, auto_migrate: bool = False) -> Access:
+def reach(session: CommandSession, *, auto_migrate: bool = False) -> StorageAccess:
     """Return the storage that was asked for, not yet opened: by --url, else by the app, else by the environment.
 
     Raises:
@@ -69,9 +69,9 @@ def reach(session: Session, *, auto_migrate: bool = False) -> Access:
         app = load(session.app)
         # Whoever only looks on must not migrate under the feet of those who work.
         storage = app.storage if file_of(app.url) is None else locate(app.url, auto_migrate=auto_migrate)
-        return Access(shared(storage), app.codec.decode, app.timing)
+        return StorageAccess(shared(storage), app.codec.decode, app.timing)
     url = session.url or session.fallback or DEFAULT_URL
-    return Access(shared(locate(url, auto_migrate=auto_migrate)), JsonCodec().decode, Timing())
+    return StorageAccess(shared(locate(url, auto_migrate=auto_migrate)), JsonCodec().decode, Timing())
 
 
 def shared(storage: Storage) -> Storage:

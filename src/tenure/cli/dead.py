@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 import click
 from msgspec import Struct
 
-from tenure.cli.access import Access, accessed
+from tenure.cli.access import StorageAccess, accessed
 from tenure.cli.consent import consent, consenting
 from tenure.cli.exits import OK
 from tenure.cli.lookup import who
 from tenure.cli.render import as_json, moment_text, printable, span_text, table
-from tenure.cli.session import Session, length, naming, no_cursor, storage
+from tenure.cli.session import CommandSession, length, naming, no_cursor, storage
 from tenure.cli.views import (
     DeadGroupsView,
     DeadReportView,
@@ -132,7 +132,7 @@ class DeadPageView(Struct, frozen=True):
 @click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True)
 @click.option("--after", metavar="CURSOR", help="Go on behind the page that named this cursor.")
 @click.pass_obj
-def list_dead(session: Session, where: DeadFilter, arguments: bool, limit: int, after: str | None) -> None:
+def list_dead(session: CommandSession, where: DeadFilter, arguments: bool, limit: int, after: str | None) -> None:
     """List failed jobs, the newest first, each with the fault it died of; in JSON also with all its runs.
 
     An option given several times widens the list, but for --tag.
@@ -152,7 +152,9 @@ def list_dead(session: Session, where: DeadFilter, arguments: bool, limit: int, 
         click.echo(f"more: --after {page.next}", err=True)
 
 
-async def _page(session: Session, where: DeadFilter, limit: int, after: str | None, *, arguments: bool) -> DeadPageView:
+async def _page(
+    session: CommandSession, where: DeadFilter, limit: int, after: str | None, *, arguments: bool
+) -> DeadPageView:
     async with _opened(session) as (letters, access):
         try:
             page = await letters.page(where, limit=limit, after=after)
@@ -176,7 +178,7 @@ def _row(one: DeadView, *, arguments: bool) -> list[str]:
 @storage
 @chosen
 @click.pass_obj
-def groups(session: Session, where: DeadFilter) -> None:
+def groups(session: CommandSession, where: DeadFilter) -> None:
     """Show the faults behind the failed jobs, the biggest first.
 
     Jobs are of one fault if their task, reason and error are the same, their message is but for numbers, ids, paths
@@ -201,7 +203,7 @@ def groups(session: Session, where: DeadFilter) -> None:
         click.echo(f"and {seen.others:,} more of faults too small to be listed", err=True)
 
 
-async def _groups(session: Session, where: DeadFilter) -> DeadGroupsView:
+async def _groups(session: CommandSession, where: DeadFilter) -> DeadGroupsView:
     async with _opened(session) as (letters, _):
         return dead_groups_view(await letters.groups(where))
 
@@ -214,7 +216,9 @@ async def _groups(session: Session, where: DeadFilter) -> DeadGroupsView:
 @click.option("--dry-run", is_flag=True, help="Only say how many it would be.")
 @consenting
 @click.pass_obj
-def redrive(session: Session, where: DeadFilter, limit: int, rate: float | None, dry_run: bool, yes: bool) -> int:
+def redrive(
+    session: CommandSession, where: DeadFilter, limit: int, rate: float | None, dry_run: bool, yes: bool
+) -> int:
     """Put failed jobs back in line with new budgets, those that failed first going first.
 
     Safe to repeat: what is back in line is not redriven again. With --rate each job gets its own due time at once, so
@@ -240,7 +244,7 @@ def redrive(session: Session, where: DeadFilter, limit: int, rate: float | None,
 @click.option("--dry-run", is_flag=True, help="Only say how many it would be.")
 @consenting
 @click.pass_obj
-def purge(session: Session, where: DeadFilter, everything: bool, limit: int, dry_run: bool, yes: bool) -> int:
+def purge(session: CommandSession, where: DeadFilter, everything: bool, limit: int, dry_run: bool, yes: bool) -> int:
     """Delete failed jobs for good, with their runs and logs; those that failed first go first."""
     if where.everything and not everything:
         raise UsageError(
@@ -259,7 +263,7 @@ def purge(session: Session, where: DeadFilter, everything: bool, limit: int, dry
 
 
 def _done(
-    session: Session,
+    session: CommandSession,
     where: DeadFilter,
     limit: int,
     *,
@@ -300,13 +304,13 @@ def _done(
     return OK
 
 
-async def _asked(session: Session, ask: Callable[[DeadLetters], Awaitable[T]]) -> T:
+async def _asked(session: CommandSession, ask: Callable[[DeadLetters], Awaitable[T]]) -> T:
     async with _opened(session) as (letters, _):
         return await ask(letters)
 
 
 @asynccontextmanager
-async def _opened(session: Session) -> AsyncGenerator[tuple[DeadLetters, Access]]:
+async def _opened(session: CommandSession) -> AsyncGenerator[tuple[DeadLetters, StorageAccess]]:
     async with accessed(session) as access:
 
         async def ready() -> Storage:

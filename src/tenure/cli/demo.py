@@ -9,10 +9,10 @@ import click
 
 from tenure.cli.exits import FAILURE, OK
 from tenure.cli.render import as_json, console, on_terminal
-from tenure.cli.session import Session, storage
+from tenure.cli.session import CommandSession, storage
 from tenure.demo.report import Report
-from tenure.demo.run import MOST_JOBS, Plan, conduct
-from tenure.demo.show import Lively, Plain, Show, Silent
+from tenure.demo.run import MOST_JOBS, DemoPlan, conduct
+from tenure.demo.show import Lively, PlainOutput, Show, Silent
 
 
 @click.command()
@@ -23,7 +23,7 @@ from tenure.demo.show import Lively, Plain, Show, Silent
 @click.option("--plain", is_flag=True, help="Plain lines, also on a terminal.")
 @click.option("--keep", is_flag=True, help="Leave the temporary folder behind.")
 @click.pass_obj
-def demo(session: Session, jobs: int, kills: int, seed: int, plain: bool, keep: bool) -> int:
+def demo(session: CommandSession, jobs: int, kills: int, seed: int, plain: bool, keep: bool) -> int:
     """Run real work, kill its workers, and audit that nothing was lost.
 
     One job for each file of this Python's library and packages, run by three worker processes on a SQLite file of its
@@ -32,7 +32,7 @@ def demo(session: Session, jobs: int, kills: int, seed: int, plain: bool, keep: 
     taken from it. Then every answer is computed again and the queue's history is held against
     what the handlers wrote down themselves. Exits with 0 only if all of it holds.
     """
-    plan = Plan(url=session.url, jobs=jobs, kills=kills, seed=seed, keep=keep)
+    plan = DemoPlan(url=session.url, jobs=jobs, kills=kills, seed=seed, keep=keep)
     with _shown(session, plain=plain) as show:
         report = asyncio.run(_interruptible(plan, show))
         show.verdict(report)
@@ -41,10 +41,10 @@ def demo(session: Session, jobs: int, kills: int, seed: int, plain: bool, keep: 
     return OK if report.ok else FAILURE
 
 
-def _shown(session: Session, *, plain: bool) -> Show:
+def _shown(session: CommandSession, *, plain: bool) -> Show:
     if session.form != "table" or session.quiet:
         return Silent()
-    return Lively(console(session)) if on_terminal() and not plain else Plain(_line)
+    return Lively(console(session)) if on_terminal() and not plain else PlainOutput(_line)
 
 
 def _line(text: str) -> None:
@@ -53,7 +53,7 @@ def _line(text: str) -> None:
     sys.stdout.flush()
 
 
-async def _interruptible(plan: Plan, show: Show) -> Report:
+async def _interruptible(plan: DemoPlan, show: Show) -> Report:
     """Conduct; a request to end, from wherever it comes, still cleans up."""
     conducting = asyncio.create_task(conduct(plan, show))
     loop = asyncio.get_running_loop()

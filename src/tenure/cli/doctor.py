@@ -6,13 +6,13 @@ from typing import TypeVar
 
 import click
 
-from tenure.cli.access import Access, must_exist, reach
+from tenure.cli.access import StorageAccess, must_exist, reach
 from tenure.cli.exits import FAILURE, OK, UNHEALTHY, leave
 from tenure.cli.http import closed
 from tenure.cli.load import load
 from tenure.cli.logs import set_up
 from tenure.cli.render import as_json, printable
-from tenure.cli.session import Session
+from tenure.cli.session import CommandSession
 from tenure.cli.session import storage as storage_options
 from tenure.cli.views import DoctorView
 from tenure.clock import SystemClock
@@ -20,7 +20,7 @@ from tenure.core.events import EventsTrimmed, JobRepaired, at_micros
 from tenure.core.job import JobRecord
 from tenure.core.lifecycle import State
 from tenure.errors import SchemaMismatchError, StorageUnavailableError, TenureError, UsageError
-from tenure.health.diagnosis import PENDING, Evidence, TaskFacts, diagnose, repairs
+from tenure.health.diagnosis import PENDING, DiagnosisInput, TaskFacts, diagnose, repairs
 from tenure.storage.protocol import Finding, Query, Storage
 
 LIMIT = 10.0
@@ -46,7 +46,7 @@ T = TypeVar("T")
 @click.option("--deep", is_flag=True, help="Look longer: at the event log for repairs, on SQLite at all that is kept.")
 @click.option("--strict", is_flag=True, help="Exit with 3 for warnings, too.")
 @click.pass_obj
-def doctor(session: Session, target: str | None, deep: bool, strict: bool) -> int:
+def doctor(session: CommandSession, target: str | None, deep: bool, strict: bool) -> int:
     """Look for what endangers the promise, and name the remedy of each finding.
 
     Looks at the storage (is it reachable, of which version, how is it set up, does its clock agree with this host's),
@@ -76,8 +76,8 @@ def doctor(session: Session, target: str | None, deep: bool, strict: bool) -> in
 class _Visit:
     """One examination: each part that fails is a finding of its own, and the others are made all the same."""
 
-    def __init__(self, session: Session) -> None:
-        self._access: Access = reach(session)
+    def __init__(self, session: CommandSession) -> None:
+        self._access: StorageAccess = reach(session)
         self._tasks = _facts(session)
         self._clock = SystemClock()
         self._findings: list[Finding] = []
@@ -162,7 +162,7 @@ class _Visit:
                 return [repairs(found, looked)]
             place = page.next
 
-    async def _gathered(self) -> Evidence:
+    async def _gathered(self) -> DiagnosisInput:
         storage = self._storage
         asked = self._clock.now()
         survey = await storage.survey()
@@ -170,7 +170,7 @@ class _Visit:
         pending, all_pending = await _listed(storage, *PENDING)
         # After those that wait for them: who was let in meanwhile is seen with its slot.
         active, all_active = await _listed(storage, State.ACTIVE)
-        return Evidence(
+        return DiagnosisInput(
             survey=survey,
             asked=asked,
             answered=answered,
@@ -181,7 +181,7 @@ class _Visit:
         )
 
 
-def _facts(session: Session) -> Mapping[str, TaskFacts] | None:
+def _facts(session: CommandSession) -> Mapping[str, TaskFacts] | None:
     if session.url is not None or session.app is None:
         return None
     return {
@@ -223,7 +223,7 @@ def _trouble(error: TenureError | OSError) -> Finding:
 _COLORS = {"ok": "green", "warning": "yellow", "error": "red"}
 
 
-def _shown(session: Session, view: DoctorView) -> None:
+def _shown(session: CommandSession, view: DoctorView) -> None:
     color = None if session.color else False
     width = max((len(finding.subject) for finding in view.findings), default=0)
     for finding in view.findings:

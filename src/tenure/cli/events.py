@@ -13,11 +13,11 @@ import click
 import msgspec
 from msgspec import Struct, structs
 
-from tenure.cli.access import Access, accessed
+from tenure.cli.access import StorageAccess, accessed
 from tenure.cli.exits import OK
 from tenure.cli.lookup import find_job
 from tenure.cli.render import as_json, moment_text, printable
-from tenure.cli.session import Session, naming, no_cursor, storage
+from tenure.cli.session import CommandSession, naming, no_cursor, storage
 from tenure.cli.views import Decode, readable
 from tenure.core.events import AnyEvent, EventsTrimmed, JobCompleted, JobEvent, event_name, name_of
 from tenure.core.job import RecordedError, Ref
@@ -51,7 +51,7 @@ class EventsView(Struct, frozen=True):
 @click.option("--results", is_flag=True, help="Show what jobs returned, too, where the log has it.")
 @click.pass_obj
 def events(
-    session: Session,
+    session: CommandSession,
     live: bool,
     cursor: str | None,
     kinds: tuple[str, ...],
@@ -90,7 +90,7 @@ def _wanted(kinds: frozenset[str], queues: frozenset[str]) -> Callable[[AnyEvent
     return wanted
 
 
-async def _ref(access: Access, queues: tuple[str, ...], job: str | None) -> Ref | None:
+async def _ref(access: StorageAccess, queues: tuple[str, ...], job: str | None) -> Ref | None:
     if job is None:
         return None
     if len(queues) == 1:
@@ -100,7 +100,7 @@ async def _ref(access: Access, queues: tuple[str, ...], job: str | None) -> Ref 
 
 
 async def _past(
-    session: Session,
+    session: CommandSession,
     cursor: str | None,
     wanted: Callable[[AnyEvent], bool],
     queues: tuple[str, ...],
@@ -130,7 +130,7 @@ async def _past(
 
 
 async def _live(
-    session: Session,
+    session: CommandSession,
     cursor: str | None,
     wanted: Callable[[AnyEvent], bool],
     queues: tuple[str, ...],

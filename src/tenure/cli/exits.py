@@ -20,7 +20,7 @@ INTERRUPTED = 130
 """What a shell makes of a death by Ctrl-C."""
 
 
-class Unknown(click.ClickException):
+class NotFound(click.ClickException):
     """What was asked for by its name is not there."""
 
     exit_code = NOT_FOUND

@@ -11,15 +11,15 @@ from tenure.cli.http import backlog_of, backlogged, closed, opener
 from tenure.cli.load import load
 from tenure.cli.logs import set_up
 from tenure.cli.render import as_json, printable, span_text, table
-from tenure.cli.session import Session, storage
+from tenure.cli.session import CommandSession, storage
 from tenure.clock import SystemClock
 from tenure.core.check import named
 from tenure.errors import UsageError
 from tenure.health.asgi import HealthApp
-from tenure.health.gate import Gate
+from tenure.health.gate import TokenAuth
 from tenure.health.judge import Health
 from tenure.health.make import thresholds
-from tenure.health.watch import Watch
+from tenure.health.watch import StorageMonitor
 
 PACE = 0.5
 """Seconds between two looks while a backlog is above its threshold."""
@@ -32,7 +32,7 @@ PACE = 0.5
 @backlogged
 @click.pass_obj
 def health(
-    session: Session,
+    session: CommandSession,
     target: str | None,
     queues: tuple[str, ...],
     backlog: tuple[str, ...],
@@ -73,12 +73,14 @@ def _code(found: Health) -> int:
             return UNHEALTHY if any(queue.known for queue in ill) else NOT_FOUND
 
 
-async def _found(session: Session, only: list[str], backlog: tuple[dict[str, int], timedelta]) -> tuple[Health, bool]:
+async def _found(
+    session: CommandSession, only: list[str], backlog: tuple[dict[str, int], timedelta]
+) -> tuple[Health, bool]:
     access = reach(session)
     tasks = load(session.app).tasks if session.url is None and session.app is not None else {}
-    watch = Watch(opener(access.storage), clock=SystemClock(), thresholds=thresholds(*backlog))
+    watch = StorageMonitor(opener(access.storage), clock=SystemClock(), thresholds=thresholds(*backlog))
     judge = HealthApp(
-        watch, Gate(None), timing=lambda: access.timing, queues=lambda: {task.queue for task in tasks.values()}
+        watch, TokenAuth(None), timing=lambda: access.timing, queues=lambda: {task.queue for task in tasks.values()}
     )
     look = await watch.look()
     found = await judge.health(only, look=look)
@@ -93,7 +95,7 @@ async def _found(session: Session, only: list[str], backlog: tuple[dict[str, int
     return found, look.hung
 
 
-def _shown(session: Session, found: Health) -> None:
+def _shown(session: CommandSession, found: Health) -> None:
     click.echo(found.status)
     for complaint in found.complaints:
         click.echo(printable(complaint))

@@ -16,10 +16,10 @@ from click.core import ParameterSource
 from tenure.cli.session import length
 from tenure.clock import Clock
 from tenure.errors import UsageError
-from tenure.health.gate import Gate
+from tenure.health.gate import TokenAuth
 from tenure.health.make import OTHERS, PATIENCE, TOKEN_VARIABLE, health_app, thresholds
-from tenure.health.server import Address, Server, permitted
-from tenure.health.vitals import Vitals
+from tenure.health.server import HealthServer, ListenAddress, permitted
+from tenure.health.vitals import ProcessHealth
 from tenure.options import Timing
 from tenure.storage.protocol import Storage
 
@@ -34,7 +34,7 @@ CLOSING = 2.0
 class Http:
     """What a command was told of serving health; it may be served as it is said here."""
 
-    address: Address
+    address: ListenAddress
     token: str | None
     backlog: dict[str, int]
     patience: timedelta
@@ -47,8 +47,8 @@ class Http:
         timing: Callable[[], Timing],
         clock: Clock,
         queues: Callable[[], Iterable[str]] = tuple,
-        vitals: Callable[[], Vitals],
-    ) -> Server:
+        vitals: Callable[[], ProcessHealth],
+    ) -> HealthServer:
         """Return the server, not yet started."""
         app = health_app(
             storage,
@@ -62,7 +62,7 @@ class Http:
             degraded_is=self.degraded_is,
             vitals=vitals,
         )
-        return Server(app, self.address)
+        return HealthServer(app, self.address)
 
 
 def backlogged(command: F) -> F:
@@ -152,9 +152,9 @@ def _refuse_idle_options() -> None:
 
 
 def _told(http: str, token: str | None, backlog: tuple[dict[str, int], timedelta], degraded_is: str) -> Http:
-    address = Address.read(http, field="--http")
+    address = ListenAddress.read(http, field="--http")
     # What no header can carry is refused here, before any process is started with it.
-    Gate(token)
+    TokenAuth(token)
     permitted(
         address,
         protected=token is not None,

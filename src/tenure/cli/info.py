@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tenure.cli.access import Access, accessed
+from tenure.cli.access import StorageAccess, accessed
 from tenure.cli.exits import OK, UNHEALTHY
 from tenure.cli.queues import QUEUE_COLUMNS, queue_row
 from tenure.cli.render import as_json, console, drawn, moment_text, on_terminal, printable, span_text, table
-from tenure.cli.session import Session, length, storage
+from tenure.cli.session import CommandSession, length, storage
 from tenure.cli.slow import Slow
 from tenure.cli.views import InfoView, WorkerView, info_view
 
@@ -39,7 +39,7 @@ SHOWN = 10
 )
 @click.option("--check", is_flag=True, help="Exit with 3 if something needs a person.")
 @click.pass_obj
-def info(session: Session, watch: bool, every: timedelta, check: bool) -> int:
+def info(session: CommandSession, watch: bool, every: timedelta, check: bool) -> int:
     """Show queues, workers and who leads.
 
     Needs no worker to be running. Runs are named that go on for more than ten times as long as is usual for their task,
@@ -49,7 +49,7 @@ def info(session: Session, watch: bool, every: timedelta, check: bool) -> int:
     return asyncio.run(_watched(session, every.total_seconds()) if watch else _once(session, check=check))
 
 
-async def _once(session: Session, *, check: bool) -> int:
+async def _once(session: CommandSession, *, check: bool) -> int:
     async with accessed(session) as access:
         seen = await _look(access, Slow())
     if not as_json(session, seen):
@@ -57,7 +57,7 @@ async def _once(session: Session, *, check: bool) -> int:
     return UNHEALTHY if check and seen.complaints else OK
 
 
-async def _watched(session: Session, every: float) -> int:
+async def _watched(session: CommandSession, every: float) -> int:
     loop = asyncio.get_running_loop()
     over = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -75,14 +75,14 @@ async def _watched(session: Session, every: float) -> int:
     return OK
 
 
-async def _look(access: Access, slow: Slow) -> InfoView:
+async def _look(access: StorageAccess, slow: Slow) -> InfoView:
     survey = await access.storage.survey()
     found = await slow.look(access.storage, survey)
     return info_view(survey, url=access.storage.url, timing=access.timing, slow=found)
 
 
 @contextmanager
-def _screen(session: Session) -> Generator[Callable[[InfoView], None]]:
+def _screen(session: CommandSession) -> Generator[Callable[[InfoView], None]]:
     if session.form != "table" or not on_terminal():
         yield lambda seen: _line(session, seen)
         return
@@ -92,7 +92,7 @@ def _screen(session: Session) -> Generator[Callable[[InfoView], None]]:
         yield lambda seen: live.update(_drawn(seen), refresh=True)
 
 
-def _shown(session: Session, seen: InfoView) -> None:
+def _shown(session: CommandSession, seen: InfoView) -> None:
     if on_terminal():
         console(session).print(_drawn(seen))
         return
@@ -104,7 +104,7 @@ def _shown(session: Session, seen: InfoView) -> None:
         click.echo(printable(said))
 
 
-def _line(session: Session, seen: InfoView) -> None:
+def _line(session: CommandSession, seen: InfoView) -> None:
     """Print a survey as one line, so that a log of them can be read."""
     # One object a line: indented ones could not be told apart.
     if session.form != "table" and as_json(replace(session, form="jsonl"), seen):

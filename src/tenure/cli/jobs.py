@@ -11,13 +11,13 @@ from tenure.cli.consent import consent, consenting
 from tenure.cli.exits import FAILURE, OK
 from tenure.cli.lookup import find_jobs, who
 from tenure.cli.render import as_json, moment_text, printable, table
-from tenure.cli.session import Session, naming, no_cursor, storage
+from tenure.cli.session import CommandSession, naming, no_cursor, storage
 from tenure.cli.show import show
 from tenure.cli.views import JobView, RevisedView, job_view
 from tenure.core.check import remark
 from tenure.core.job import Ref
 from tenure.core.lifecycle import State
-from tenure.storage.protocol import Cancel, Delete, Query, Redrive, Revision
+from tenure.storage.protocol import CancelJob, DeleteJob, Query, RedriveJob, Revision
 
 
 @click.group(invoke_without_command=True)
@@ -48,7 +48,7 @@ class PageView(Struct, frozen=True):
 @click.option("--after", metavar="CURSOR", help="Go on behind the page that named this cursor.")
 @click.pass_obj
 def list_jobs(
-    session: Session,
+    session: CommandSession,
     states: tuple[str, ...],
     queues: tuple[str, ...],
     tasks: tuple[str, ...],
@@ -69,7 +69,7 @@ def list_jobs(
         click.echo(f"more: --after {page.next}", err=True)
 
 
-async def _page(session: Session, asked: Query) -> PageView:
+async def _page(session: CommandSession, asked: Query) -> PageView:
     async with accessed(session) as access:
         try:
             page = await access.storage.find(asked)
@@ -91,10 +91,10 @@ def _row(job: JobView) -> list[str]:
 @click.argument("ids", nargs=-1, required=True, type=naming("ID"), metavar="ID...")
 @click.option("--queue", type=naming("--queue"), metavar="QUEUE", help="The queue they are in.")
 @click.pass_obj
-def redrive(session: Session, ids: tuple[str, ...], queue: str | None) -> int:
+def redrive(session: CommandSession, ids: tuple[str, ...], queue: str | None) -> int:
     """Put failed, cancelled or expired jobs back in line, with new budgets."""
     by = who()
-    return asyncio.run(_revise(session, ids, queue, lambda ref: Redrive(ref, by), _REDRIVEN))
+    return asyncio.run(_revise(session, ids, queue, lambda ref: RedriveJob(ref, by), _REDRIVEN))
 
 
 @jobs.command()
@@ -103,11 +103,11 @@ def redrive(session: Session, ids: tuple[str, ...], queue: str | None) -> int:
 @click.option("--queue", type=naming("--queue"), metavar="QUEUE", help="The queue they are in.")
 @click.option("--reason", metavar="TEXT", help="Kept with the job.")
 @click.pass_obj
-def cancel(session: Session, ids: tuple[str, ...], queue: str | None, reason: str | None) -> int:
+def cancel(session: CommandSession, ids: tuple[str, ...], queue: str | None, reason: str | None) -> int:
     """Cancel jobs: at once where they do not run, else their run is asked to stop."""
     by = who()
     why = remark(reason, field="--reason")
-    return asyncio.run(_revise(session, ids, queue, lambda ref: Cancel(ref, why, by), _CANCELLED))
+    return asyncio.run(_revise(session, ids, queue, lambda ref: CancelJob(ref, why, by), _CANCELLED))
 
 
 @jobs.command()
@@ -116,12 +116,12 @@ def cancel(session: Session, ids: tuple[str, ...], queue: str | None, reason: st
 @click.option("--queue", type=naming("--queue"), metavar="QUEUE", help="The queue they are in.")
 @consenting
 @click.pass_obj
-def delete(session: Session, ids: tuple[str, ...], queue: str | None, yes: bool) -> int:
+def delete(session: CommandSession, ids: tuple[str, ...], queue: str | None, yes: bool) -> int:
     """Forget jobs that do not run, with their runs and logs, for good."""
     what = f"job {printable(ids[0])}" if len(ids) == 1 else f"{len(ids):,} jobs"
     consent(f"Delete {what} for good?", yes=yes)
     by = who()
-    return asyncio.run(_revise(session, ids, queue, lambda ref: Delete(ref, by), _DELETED))
+    return asyncio.run(_revise(session, ids, queue, lambda ref: DeleteJob(ref, by), _DELETED))
 
 
 _REDRIVEN = {"done": "is back in line", "refused": "is {}; only failed, cancelled or expired jobs are redriven"}
@@ -130,7 +130,7 @@ _CANCELLED = {"done": "is cancelled", "asked": "is running and was asked to stop
 
 
 async def _revise(
-    session: Session,
+    session: CommandSession,
     ids: tuple[str, ...],
     queue: str | None,
     revision: Callable[[Ref], Revision],

@@ -74,7 +74,7 @@ def set_up(level: str, form: str, *, quiet: bool) -> None:
     logging.basicConfig(handlers=[handler], level=max(least, getattr(logging, level.upper())))
 
 
-class Plain(logging.Handler):
+class PlainFormatter(logging.Handler):
     """One line on stderr that begins as that of an error does."""
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -84,7 +84,7 @@ class Plain(logging.Handler):
 
 def warn(*, quiet: bool) -> None:
     """Say warnings plainly where nobody has set up logging, and with `quiet` none."""
-    logging.lastResort = Plain(logging.ERROR if quiet else logging.WARNING)
+    logging.lastResort = PlainFormatter(logging.ERROR if quiet else logging.WARNING)
 
 
 def _lines() -> logging.Formatter:

@@ -4,7 +4,7 @@ import getpass
 import socket
 from collections.abc import Callable, Sequence
 
-from tenure.cli.exits import Unknown
+from tenure.cli.exits import NotFound
 from tenure.core.job import JobRecord
 from tenure.core.text import storable
 from tenure.errors import JobNotFoundError, UsageError
@@ -68,7 +68,7 @@ def find_worker(survey: Survey, told: str) -> WorkerSurvey:
             raise UsageError(f"{told!r} is the name of several workers ({names}); name one by its owner id")
         if found:
             return (living or found)[0]
-    raise Unknown(f"there is no worker {told!r}; see tenure workers list")
+    raise NotFound(f"there is no worker {told!r}; see tenure workers list")
 
 
 def who() -> str:

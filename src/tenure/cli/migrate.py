@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from tenure.cli.access import reach
 from tenure.cli.render import as_json, printable
-from tenure.cli.session import Session, storage
+from tenure.cli.session import CommandSession, storage
 from tenure.errors import SchemaMismatchError
 
 
@@ -23,7 +23,7 @@ class MigratedView(Struct, frozen=True, kw_only=True):
 @click.command()
 @storage
 @click.pass_obj
-def migrate(session: Session) -> None:
+def migrate(session: CommandSession) -> None:
     """Bring a storage to this version's schema; make it if it is not there. Does nothing the second time."""
     done = asyncio.run(_migrated(session))
     if as_json(session, done) or session.quiet:
@@ -35,7 +35,7 @@ def migrate(session: Session) -> None:
     click.echo(printable(f"{done.url} {said}"))
 
 
-async def _migrated(session: Session) -> MigratedView:
+async def _migrated(session: CommandSession) -> MigratedView:
     url, before = await _looked(session)
     access = reach(session, auto_migrate=True)
     await access.storage.open()
@@ -47,7 +47,7 @@ async def _migrated(session: Session) -> MigratedView:
     return MigratedView(url=url, before=after if before is None else before, after=after)
 
 
-async def _looked(session: Session) -> tuple[str, int | None]:
+async def _looked(session: CommandSession) -> tuple[str, int | None]:
     """Return the storage's address and the schema it has; None if that is ours already."""
     looked_at = reach(session).storage
     try:

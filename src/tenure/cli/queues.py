@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 import click
 from msgspec import structs
 
-from tenure.cli.access import Access, accessed
-from tenure.cli.exits import OK, Unknown
+from tenure.cli.access import StorageAccess, accessed
+from tenure.cli.exits import OK, NotFound
 from tenure.cli.lookup import who
 from tenure.cli.render import as_json, printable, span_text, table
-from tenure.cli.session import Session, length, naming, storage
+from tenure.cli.session import CommandSession, length, naming, storage
 from tenure.cli.views import (
     KeepView,
     PausedView,
@@ -55,7 +55,7 @@ def queues(ctx: click.Context) -> None:
 @queues.command("list")
 @storage
 @click.pass_obj
-def list_queues(session: Session) -> None:
+def list_queues(session: CommandSession) -> None:
     """List the queues: how many jobs stand where, what is set for all their jobs, and what for those of a task.
 
     `oldest` is how long the first in line has waited, `parked` how many of the waiting have no slot to go to,
@@ -82,7 +82,7 @@ def list_queues(session: Session) -> None:
         table(session, ("task", "rate", "state"), tasks, title="set for a task, in whatever queue", whole=("task",))
 
 
-async def _listed(session: Session) -> tuple[list[QueueSettingsView], list[list[str]]]:
+async def _listed(session: CommandSession) -> tuple[list[QueueSettingsView], list[list[str]]]:
     async with accessed(session) as access:
         survey = await access.storage.survey()
         return [queue_settings_view(queue) for queue in survey.queues], _task_rows(survey)
@@ -182,7 +182,7 @@ def targeted(command: F) -> F:
 @storage
 @targeted
 @click.pass_obj
-def pause(session: Session, names: tuple[str, ...], tasks: tuple[str, ...]) -> int:
+def pause(session: CommandSession, names: tuple[str, ...], tasks: tuple[str, ...]) -> int:
     """Give out no more jobs of these queues or tasks; those that run go on."""
     return _set(session, names, tasks, paused=True)
 
@@ -191,7 +191,7 @@ def pause(session: Session, names: tuple[str, ...], tasks: tuple[str, ...]) -> i
 @storage
 @targeted
 @click.pass_obj
-def resume(session: Session, names: tuple[str, ...], tasks: tuple[str, ...]) -> int:
+def resume(session: CommandSession, names: tuple[str, ...], tasks: tuple[str, ...]) -> int:
     """Give out jobs of these queues or tasks again."""
     return _set(session, names, tasks, paused=False)
 
@@ -201,7 +201,7 @@ def resume(session: Session, names: tuple[str, ...], tasks: tuple[str, ...]) -> 
 @click.argument("limit", metavar="RATE")
 @targeted
 @click.pass_obj
-def set_rate(session: Session, limit: str, names: tuple[str, ...], tasks: tuple[str, ...]) -> int:
+def set_rate(session: CommandSession, limit: str, names: tuple[str, ...], tasks: tuple[str, ...]) -> int:
     """Let jobs of these queues or tasks start no more often than that: 100/s, 5/30s, or none for no limit.
 
     Of a task this is in the place of its own rate, and of what an earlier call has set.
@@ -215,7 +215,7 @@ def set_rate(session: Session, limit: str, names: tuple[str, ...], tasks: tuple[
     return OK
 
 
-async def _rated(session: Session, targets: list[Target], rate: Rate | None) -> list[RatedView]:
+async def _rated(session: CommandSession, targets: list[Target], rate: Rate | None) -> list[RatedView]:
     by = who()
     async with accessed(session) as access:
         seen: list[RatedView] = []
@@ -234,7 +234,7 @@ def _targets(names: tuple[str, ...], tasks: tuple[str, ...], verb: str) -> list[
     return targets
 
 
-def _set(session: Session, names: tuple[str, ...], tasks: tuple[str, ...], *, paused: bool) -> int:
+def _set(session: CommandSession, names: tuple[str, ...], tasks: tuple[str, ...], *, paused: bool) -> int:
     targets = _targets(names, tasks, "pause" if paused else "resume")
     seen = asyncio.run(_tuned(session, targets, paused=paused))
     if not as_json(session, seen) and not session.quiet:
@@ -243,7 +243,7 @@ def _set(session: Session, names: tuple[str, ...], tasks: tuple[str, ...], *, pa
     return OK
 
 
-async def _tuned(session: Session, targets: list[Target], *, paused: bool) -> list[PausedView]:
+async def _tuned(session: CommandSession, targets: list[Target], *, paused: bool) -> list[PausedView]:
     by = who()
     async with accessed(session) as access:
         return [
@@ -271,7 +271,7 @@ async def _tuned(session: Session, targets: list[Target], *, paused: bool) -> li
     "--most", type=click.IntRange(1), default=2000, show_default=True, help="Look at so many ended jobs of a queue."
 )
 @click.pass_obj
-def stats(session: Session, names: tuple[str, ...], window: timedelta, most: int) -> None:
+def stats(session: CommandSession, names: tuple[str, ...], window: timedelta, most: int) -> None:
     """Show how queues did of late: what ended how, how long jobs waited and ran, why they failed.
 
     A queue that neither the storage nor a worker knows is an error, with the exit code 4.
@@ -310,13 +310,13 @@ def _spread(spread: SpreadView | None) -> str:
     return " / ".join(span_text(part) for part in (spread.half, spread.most, spread.longest))
 
 
-async def _stats(session: Session, names: tuple[str, ...], window: timedelta, most: int) -> list[QueueStatsView]:
+async def _stats(session: CommandSession, names: tuple[str, ...], window: timedelta, most: int) -> list[QueueStatsView]:
     async with accessed(session) as access:
         survey = await access.storage.survey()
         queues = {queue.queue: queue for queue in survey.queues}
         served = {queue for worker in survey.workers for queue in worker.queues}
         if unknown := sorted(set(names) - {*queues, *served}):
-            raise Unknown(f"there is no queue {', '.join(map(repr, unknown))}; see tenure queues list")
+            raise NotFound(f"there is no queue {', '.join(map(repr, unknown))}; see tenure queues list")
         seen: list[QueueStatsView] = []
         for name in sorted(set(names) or queues):
             queue = queues.get(name, QueueSurvey(queue=name))
@@ -325,7 +325,7 @@ async def _stats(session: Session, names: tuple[str, ...], window: timedelta, mo
         return seen
 
 
-async def _ended(access: Access, queue: str, since: int, most: int) -> tuple[list[JobRecord], bool]:
+async def _ended(access: StorageAccess, queue: str, since: int, most: int) -> tuple[list[JobRecord], bool]:
     """Return the newest jobs that ended since then, without what they carry, and whether there are more."""
     ended: list[JobRecord] = []
     after: str | None = None

@@ -15,13 +15,13 @@ from tenure.cli.exits import OK, leave
 from tenure.cli.http import Http, opener, served
 from tenure.cli.load import load
 from tenure.cli.logs import logged, set_up
-from tenure.cli.session import Session, length
+from tenure.cli.session import CommandSession, length
 from tenure.cli.session import storage as storage_options
 from tenure.core.events import JobStalled, LeadershipAcquired, LeadershipLost
-from tenure.equipment import Equipment, bare
+from tenure.equipment import Runtime, bare
 from tenure.errors import UsageError
-from tenure.health.server import Server
-from tenure.health.vitals import Vitals
+from tenure.health.server import HealthServer
+from tenure.health.vitals import ProcessHealth
 from tenure.maintenance.reaper import Reaper
 from tenure.options import LeaderElection, Timing
 
@@ -49,7 +49,7 @@ logger = logging.getLogger("tenure.reaper")
 @served
 @click.pass_obj
 def reaper(
-    session: Session,
+    session: CommandSession,
     target: str | None,
     no_election: bool,
     sweep: timedelta | None,
@@ -73,7 +73,7 @@ def reaper(
     leave(OK)
 
 
-def _equipment(session: Session, target: str | None, timing: dict[str, timedelta]) -> Equipment:
+def _equipment(session: CommandSession, target: str | None, timing: dict[str, timedelta]) -> Runtime:
     if target is not None and session.url is not None:
         raise UsageError(f"{target} has a storage of its own; leave --url out, or the app")
     app = target or (session.app if session.url is None else None)
@@ -85,7 +85,7 @@ def _equipment(session: Session, target: str | None, timing: dict[str, timedelta
     return load(app).equipment()
 
 
-async def _reap(equipment: Equipment, election: LeaderElection | None, http: Http | None) -> None:
+async def _reap(equipment: Runtime, election: LeaderElection | None, http: Http | None) -> None:
     over = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -113,13 +113,13 @@ async def _reap(equipment: Equipment, election: LeaderElection | None, http: Htt
     logger.info("reaper %s has stopped", reaper.id)
 
 
-def _server(equipment: Equipment, http: Http, stopping: Callable[[], bool]) -> Server:
+def _server(equipment: Runtime, http: Http, stopping: Callable[[], bool]) -> HealthServer:
     return http.server(
         opener(equipment.storage),
         timing=lambda: equipment.timing,
         clock=equipment.clock,
         queues=lambda: {task.queue for task in equipment.tasks.values()},
-        vitals=lambda: Vitals(stopping=stopping(), figures=equipment.figures.totals()),
+        vitals=lambda: ProcessHealth(stopping=stopping(), figures=equipment.figures.totals()),
     )
 
 

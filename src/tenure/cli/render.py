@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from tenure.cli.session import Session
+from tenure.cli.session import CommandSession
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,7 +33,7 @@ _STYLES = {
 _STEPS = ((86_400, "d"), (3_600, "h"), (60, "m"))
 
 
-def as_json(session: Session, result: msgspec.Struct | list[Any]) -> bool:
+def as_json(session: CommandSession, result: msgspec.Struct | list[Any]) -> bool:
     """Print a result as JSON if that was asked for; say whether it was."""
     encode = msgspec.json.encode
     match session.form:
@@ -48,7 +48,7 @@ def as_json(session: Session, result: msgspec.Struct | list[Any]) -> bool:
 
 
 def table(
-    session: Session, columns: Row, rows: Sequence[Row], *, title: str | None = None, whole: Sequence[str] = ()
+    session: CommandSession, columns: Row, rows: Sequence[Row], *, title: str | None = None, whole: Sequence[str] = ()
 ) -> None:
     """Print rows under their columns; those in `whole` are never broken into lines."""
     if on_terminal():
@@ -62,14 +62,14 @@ def table(
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-def pairs(session: Session, told: Sequence[tuple[str, str]]) -> None:
+def pairs(session: CommandSession, told: Sequence[tuple[str, str]]) -> None:
     """Print names and values, one a line."""
     width = max((len(name) for name, _ in told), default=0)
     for name, value in told:
         click.echo(f"{click.style(name.ljust(width), bold=True)}  {printable(value)}", color=_colors(session))
 
 
-def block(session: Session, title: str, text: str) -> None:
+def block(session: CommandSession, title: str, text: str) -> None:
     """Print a text of several lines under its title."""
     click.echo(f"\n{click.style(title, bold=True)}", color=_colors(session))
     for line in text.rstrip().splitlines():
@@ -89,7 +89,7 @@ def drawn(columns: Row, rows: Sequence[Row], *, title: str | None = None, whole:
     return made
 
 
-def console(session: Session) -> "Console":
+def console(session: CommandSession) -> "Console":
     """Return the terminal."""
     from rich.console import Console
 
@@ -126,5 +126,5 @@ def size_text(count: int) -> str:
     return f"{count / 1_048_576:,.0f} MiB" if count else "-"
 
 
-def _colors(session: Session) -> bool | None:
+def _colors(session: CommandSession) -> bool | None:
     return None if session.color else False

@@ -10,7 +10,7 @@ from tenure.cli.access import accessed
 from tenure.cli.consent import consent, consenting
 from tenure.cli.exits import FAILURE, OK
 from tenure.cli.render import as_json, moment_text, printable, table
-from tenure.cli.session import Session, naming, storage
+from tenure.cli.session import CommandSession, naming, storage
 from tenure.cli.views import ScheduleView, TickView, TriggeredView, schedule_view, tick_view, triggered_view
 from tenure.clock import SECOND, SystemClock, entropy
 from tenure.core.duration import spoken
@@ -33,7 +33,7 @@ def schedules(ctx: click.Context) -> None:
 @schedules.command("list")
 @storage
 @click.pass_obj
-def list_schedules(session: Session) -> None:
+def list_schedules(session: CommandSession) -> None:
     """List the schedules: what each enqueues, and when.
 
     Needs neither the app nor a worker: schedules live in the storage.
@@ -48,7 +48,7 @@ def list_schedules(session: Session) -> None:
     table(session, _COLUMNS, list(map(_row, seen)), whole=("name", "next", "last", "state"))
 
 
-async def _listed(session: Session) -> list[ScheduleView]:
+async def _listed(session: CommandSession) -> list[ScheduleView]:
     async with accessed(session) as access:
         survey = await access.storage.survey()
         known = sorted(survey.schedules, key=lambda schedule: schedule.name)
@@ -76,7 +76,7 @@ def _when(one: ScheduleView) -> str:
 @storage
 @click.argument("names", nargs=-1, required=True, type=naming("NAME"), metavar="NAME...")
 @click.pass_obj
-def pause_schedules(session: Session, names: tuple[str, ...]) -> int:
+def pause_schedules(session: CommandSession, names: tuple[str, ...]) -> int:
     """Let the ticks of these schedules make no jobs; the jobs they have made go on."""
     return _set(session, names, paused=True)
 
@@ -85,12 +85,12 @@ def pause_schedules(session: Session, names: tuple[str, ...]) -> int:
 @storage
 @click.argument("names", nargs=-1, required=True, type=naming("NAME"), metavar="NAME...")
 @click.pass_obj
-def resume_schedules(session: Session, names: tuple[str, ...]) -> int:
+def resume_schedules(session: CommandSession, names: tuple[str, ...]) -> int:
     """Let these schedules go on with the tick that comes next; those that went by are not missed."""
     return _set(session, names, paused=False)
 
 
-def _set(session: Session, names: tuple[str, ...], *, paused: bool) -> int:
+def _set(session: CommandSession, names: tuple[str, ...], *, paused: bool) -> int:
     seen = asyncio.run(_paused(session, names, paused=paused))
     if not as_json(session, seen) and not session.quiet:
         for one in seen:
@@ -99,7 +99,7 @@ def _set(session: Session, names: tuple[str, ...], *, paused: bool) -> int:
     return OK
 
 
-async def _paused(session: Session, names: tuple[str, ...], *, paused: bool) -> list[ScheduleView]:
+async def _paused(session: CommandSession, names: tuple[str, ...], *, paused: bool) -> list[ScheduleView]:
     async with accessed(session) as access:
         known = await _known(access.storage, names)
         return [schedule_view(await pause(access.storage, name, paused=paused), access.decode) for name in known]
@@ -109,7 +109,7 @@ async def _paused(session: Session, names: tuple[str, ...], *, paused: bool) -> 
 @storage
 @click.argument("names", nargs=-1, required=True, type=naming("NAME"), metavar="NAME...")
 @click.pass_obj
-def trigger_schedules(session: Session, names: tuple[str, ...]) -> int:
+def trigger_schedules(session: CommandSession, names: tuple[str, ...]) -> int:
     """Enqueue what these schedules enqueue now, paused or not; their ticks come as they would have."""
     ids = JobIds(SystemClock(), entropy())
 
@@ -140,7 +140,7 @@ _NOT_MADE = {
 @click.argument("name", type=naming("NAME"))
 @click.option("-n", "--count", type=click.IntRange(1, 1000), default=5, show_default=True, help="How many.")
 @click.pass_obj
-def next_ticks(session: Session, name: str, count: int) -> None:
+def next_ticks(session: CommandSession, name: str, count: int) -> None:
     """Show when the next ticks of a schedule are, in UTC and by its own clocks; also of one that is paused."""
     seen = asyncio.run(_next(session, name, count))
     if as_json(session, seen):
@@ -152,7 +152,7 @@ def next_ticks(session: Session, name: str, count: int) -> None:
     table(session, ("tick", "local"), [[moment_text(one.tick), one.local] for one in seen])
 
 
-async def _next(session: Session, name: str, count: int) -> list[TickView]:
+async def _next(session: CommandSession, name: str, count: int) -> list[TickView]:
     async with accessed(session) as access:
         schedule, _ = await look_up(access.storage, name)
         return [tick_view(tick, schedule) for tick in await coming(access.storage, name, count)]
@@ -163,7 +163,7 @@ async def _next(session: Session, name: str, count: int) -> list[TickView]:
 @click.argument("names", nargs=-1, required=True, type=naming("NAME"), metavar="NAME...")
 @consenting
 @click.pass_obj
-def remove_schedules(session: Session, names: tuple[str, ...], yes: bool) -> int:
+def remove_schedules(session: CommandSession, names: tuple[str, ...], yes: bool) -> int:
     """Forget these schedules; the jobs they have made stay.
 
     One that code declares comes back when a worker starts: take it out of the code first.
@@ -182,7 +182,9 @@ def remove_schedules(session: Session, names: tuple[str, ...], yes: bool) -> int
     return OK
 
 
-async def _each(session: Session, names: tuple[str, ...], do: Callable[[Storage, str], Awaitable[Made]]) -> list[Made]:
+async def _each(
+    session: CommandSession, names: tuple[str, ...], do: Callable[[Storage, str], Awaitable[Made]]
+) -> list[Made]:
     async with accessed(session) as access:
         return [await do(access.storage, name) for name in await _known(access.storage, names)]
 

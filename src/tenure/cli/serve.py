@@ -12,10 +12,10 @@ from tenure.cli.exits import OK
 from tenure.cli.http import DEFAULT_ADDRESS, Http, closed, opener, served_at
 from tenure.cli.load import load
 from tenure.cli.logs import logged, set_up
-from tenure.cli.session import Session, storage
+from tenure.cli.session import CommandSession, storage
 from tenure.clock import SystemClock
 from tenure.errors import StorageError, UsageError
-from tenure.health.vitals import Vitals
+from tenure.health.vitals import ProcessHealth
 from tenure.health.watch import LIMIT
 
 logger = logging.getLogger("tenure.serve")
@@ -27,7 +27,7 @@ logger = logging.getLogger("tenure.serve")
 @logged
 @served_at(DEFAULT_ADDRESS)
 @click.pass_obj
-def serve(session: Session, target: str | None, http: Http, log_level: str, log_format: str) -> int:
+def serve(session: CommandSession, target: str | None, http: Http, log_level: str, log_format: str) -> int:
     """Serve health over HTTP, until SIGTERM or SIGINT: /live, /ready, /health/queues, /metrics.
 
     Runs no jobs and needs no workers. Needs an app or the address of a storage; an app also tells which queues there
@@ -42,7 +42,7 @@ def serve(session: Session, target: str | None, http: Http, log_level: str, log_
     return OK
 
 
-async def _serve(session: Session, http: Http) -> None:
+async def _serve(session: CommandSession, http: Http) -> None:
     over = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -58,7 +58,7 @@ async def _serve(session: Session, http: Http) -> None:
         timing=lambda: access.timing,
         clock=SystemClock(),
         queues=lambda: {task.queue for task in tasks.values()},
-        vitals=lambda: Vitals(stopping=over.is_set()),
+        vitals=lambda: ProcessHealth(stopping=over.is_set()),
     )
     async with server:
         await over.wait()

@@ -21,7 +21,7 @@ Form = Literal["table", "json", "jsonl"]
 
 
 @dataclass
-class Session:
+class CommandSession:
     """The app, the storage and the manner of output that were asked for.
 
     `url` was given to this call; `fallback` is `$TENURE_URL`, which an app with a URL of its own overrides.
@@ -95,7 +95,7 @@ def _with(options: list[Callable[[Any], Any]], command: F) -> F:
 
 
 def _keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
-    session = ctx.ensure_object(Session)
+    session = ctx.ensure_object(CommandSession)
     # An option after the command's name is read later, and so wins over the same one before it.
     match param.name:
         case "app" if value is not None:

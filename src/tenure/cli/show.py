@@ -8,7 +8,7 @@ from tenure.cli.access import accessed
 from tenure.cli.history import why_again
 from tenure.cli.lookup import find_job
 from tenure.cli.render import as_json, block, moment_text, pairs, printable, span_text, table
-from tenure.cli.session import Session, naming, storage
+from tenure.cli.session import CommandSession, naming, storage
 from tenure.cli.views import DetailView, ErrorView, RunView, detail_view, value_text
 from tenure.core.decision import STALL_ERROR
 from tenure.core.postmortem import first_line
@@ -20,14 +20,14 @@ from tenure.errors import JobNotFoundError
 @click.argument("job_id", type=naming("ID"), metavar="ID")
 @click.option("--queue", type=naming("--queue"), metavar="QUEUE", help="The queue it is in.")
 @click.pass_obj
-def show(session: Session, job_id: str, queue: str | None) -> None:
+def show(session: CommandSession, job_id: str, queue: str | None) -> None:
     """Show a job: its record, every run of it, its log, and why it ran more than once."""
     seen = asyncio.run(_detail(session, job_id, queue))
     if not as_json(session, seen):
         _shown(session, seen)
 
 
-async def _detail(session: Session, job_id: str, queue: str | None) -> DetailView:
+async def _detail(session: CommandSession, job_id: str, queue: str | None) -> DetailView:
     async with accessed(session) as access:
         job = await find_job(access.storage, job_id, queue)
         detail = (await access.storage.get([job.ref]))[0]
@@ -37,7 +37,7 @@ async def _detail(session: Session, job_id: str, queue: str | None) -> DetailVie
         return detail_view(detail, access.decode, why=why)
 
 
-def _shown(session: Session, job: DetailView) -> None:
+def _shown(session: CommandSession, job: DetailView) -> None:
     pairs(session, [(name, value) for name, value in _told(job) if value])
     if job.error is not None:
         block(session, "error", _error(job.error))

@@ -7,10 +7,10 @@ from msgspec import Struct
 
 from tenure._version import __version__
 from tenure.cli.render import as_json
-from tenure.cli.session import Session, output
+from tenure.cli.session import CommandSession, output
 
 
-class Versions(Struct, frozen=True, kw_only=True):
+class VersionsView(Struct, frozen=True, kw_only=True):
     """What a report of a bug should name."""
 
     tenure: str
@@ -21,10 +21,10 @@ class Versions(Struct, frozen=True, kw_only=True):
 @click.command()
 @output
 @click.pass_obj
-def version(session: Session) -> None:
+def version(session: CommandSession) -> None:
     """Show the version."""
     import sqlite3
 
-    versions = Versions(tenure=__version__, python=platform.python_version(), sqlite=sqlite3.sqlite_version)
+    versions = VersionsView(tenure=__version__, python=platform.python_version(), sqlite=sqlite3.sqlite_version)
     if not as_json(session, versions):
         click.echo(f"tenure {versions.tenure} (Python {versions.python}, SQLite {versions.sqlite})")

@@ -20,12 +20,12 @@ from tenure.core.frames import unframed
 from tenure.core.job import JobDetail, JobRecord, RateKey, Ref, RunRecord
 from tenure.core.lifecycle import TERMINAL, State
 from tenure.core.merge import Made
-from tenure.core.retention import Retention
+from tenure.core.retention import RetentionRules
 from tenure.core.schedule import Schedule
 from tenure.dead import DeadGroups, DeadLetter, DeadReport
 from tenure.health.judge import WorkerHealth, judged
 from tenure.options import Timing
-from tenure.storage.protocol import Finding, QueueSurvey, Receipt, Survey
+from tenure.storage.protocol import EnqueueResult, Finding, QueueSurvey, Survey
 
 Decode = Callable[[bytes], Any]
 
@@ -411,7 +411,7 @@ def schedule_view(schedule: Schedule, decode: Decode) -> ScheduleView:
     )
 
 
-def triggered_view(receipt: Receipt) -> TriggeredView:
+def triggered_view(receipt: EnqueueResult) -> TriggeredView:
     """Return a receipt as it is shown."""
     wait = None if receipt.retry_in is None else receipt.retry_in / SECOND
     return TriggeredView(queue=receipt.ref.queue, id=receipt.ref.id, made=receipt.made, retry_in=wait)
@@ -472,7 +472,7 @@ def task_rates_view(survey: Survey) -> dict[str, RateView | None]:
 def queue_settings_view(queue: QueueSurvey) -> QueueSettingsView:
     """Return a queue as it is shown with its settings; for how long it keeps jobs is told in full."""
     settings = queue.settings
-    kept = Retention() if settings.retention is None else settings.retention
+    kept = RetentionRules() if settings.retention is None else settings.retention
     stall = settings.stall
     return QueueSettingsView(
         **_at_a_glance(queue),

@@ -20,14 +20,14 @@ from tenure.cli.exits import OK, leave, told
 from tenure.cli.http import Http, served
 from tenure.cli.load import load
 from tenure.cli.logs import logged, set_up
-from tenure.cli.session import Session, bytes_of, length, output
+from tenure.cli.session import CommandSession, bytes_of, length, output
 from tenure.clock import SystemClock, entropy
 from tenure.errors import UsageError
-from tenure.health.server import Server
+from tenure.health.server import HealthServer
 from tenure.maintenance.reaper import Reaper
 from tenure.schedules import put_all
 from tenure.worker import loops
-from tenure.worker.child import Child
+from tenure.worker.child import SupervisorLink
 from tenure.worker.orders import SIGNALS, draining, outlive
 from tenure.worker.overview import Overview
 from tenure.worker.sources import Sources
@@ -45,7 +45,7 @@ CLOSING = 0.3
 
 
 @dataclass(frozen=True)
-class Crew:
+class WorkerOptions:
     """What a worker process was told of its work; None for the queues: all that the app's tasks go to."""
 
     queues: tuple[str, ...] | None
@@ -58,7 +58,7 @@ class Crew:
     max_memory: int | None = None
     prefetch: int | None = None
 
-    def worker(self, app: Tenure, *, child: Child | None = None) -> Worker:
+    def worker(self, app: Tenure, *, child: SupervisorLink | None = None) -> Worker:
         """Return the worker, not yet started.
 
         Raises:
@@ -151,7 +151,7 @@ class Crew:
 @served
 @click.pass_obj
 def worker(
-    session: Session,
+    session: CommandSession,
     target: str | None,
     queues: tuple[str, ...],
     concurrency: int,
@@ -185,9 +185,11 @@ def worker(
     # Before any user code, which may have a use for them.
     outlive()
     target = _target(session, target)
-    crew = Crew(_queues(queues), concurrency, burst, not no_reaper, name, drain, max_jobs, max_memory, prefetch)
+    crew = WorkerOptions(
+        _queues(queues), concurrency, burst, not no_reaper, name, drain, max_jobs, max_memory, prefetch
+    )
     # Before any user code: what that starts must not come by the line to our supervisor.
-    child = Child.from_environment()
+    child = SupervisorLink.from_environment()
     # Refused here, and not by each process. All of them run handlers, or start some that do.
     loops.runner(loop)
     os.environ[loops.VARIABLE] = loop
@@ -203,7 +205,9 @@ def worker(
     run_worker(app, crew, child=child, http=http)
 
 
-def run_worker(app: Tenure, crew: Crew, *, child: Child | None = None, http: Http | None = None) -> NoReturn:
+def run_worker(
+    app: Tenure, crew: WorkerOptions, *, child: SupervisorLink | None = None, http: Http | None = None
+) -> NoReturn:
     """Work in this process until it is asked to stop; then end it, whatever threads still hang in it.
 
     Raises:
@@ -230,7 +234,7 @@ def run_worker(app: Tenure, crew: Crew, *, child: Child | None = None, http: Htt
     leave(code)
 
 
-def _mind_early_and_late_signals(made: Worker, child: Child | None) -> None:
+def _mind_early_and_late_signals(made: Worker, child: SupervisorLink | None) -> None:
     """Let a signal that finds the worker ended already, or a child's not begun, not turn a clean end into a death."""
 
     def minded(number: int, _: object) -> None:
@@ -243,7 +247,7 @@ def _mind_early_and_late_signals(made: Worker, child: Child | None) -> None:
         signal.signal(number, minded)
 
 
-def _server(app: Tenure, made: Worker, http: Http) -> Server:
+def _server(app: Tenure, made: Worker, http: Http) -> HealthServer:
     equipment = app.equipment()
     return http.server(
         app.opened,
@@ -254,7 +258,9 @@ def _server(app: Tenure, made: Worker, http: Http) -> Server:
     )
 
 
-async def _work(app: Tenure, made: Worker, crew: Crew, server: Server | None, child: Child | None) -> None:
+async def _work(
+    app: Tenure, made: Worker, crew: WorkerOptions, server: HealthServer | None, child: SupervisorLink | None
+) -> None:
     logger.info("worker %s (%s) starts on %s", made.owner.name, made.owner.id, app.storage.url)
     try:
         if server is not None:
@@ -298,7 +304,7 @@ def _supervises(processes: int, *, without: bool) -> bool:
 
 def _supervised(
     target: str,
-    crew: Crew,
+    crew: WorkerOptions,
     processes: int,
     http: Http | None,
     logging_options: list[str],
@@ -326,7 +332,7 @@ def _supervised(
     leave(code)
 
 
-def _overseer(http: Http, overview: Overview) -> Server:
+def _overseer(http: Http, overview: Overview) -> HealthServer:
     """Return what serves the health of all children."""
     return http.server(
         overview.opened,
@@ -337,7 +343,7 @@ def _overseer(http: Http, overview: Overview) -> Server:
     )
 
 
-def _target(session: Session, target: str | None) -> str:
+def _target(session: CommandSession, target: str | None) -> str:
     named = target or session.app
     if named is None:
         raise UsageError("worker needs an app; name one as module:attribute, such as tasks:app, or set TENURE_APP")

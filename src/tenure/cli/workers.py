@@ -7,11 +7,11 @@ from datetime import datetime
 import click
 from msgspec import Struct
 
-from tenure.cli.access import Access, accessed
+from tenure.cli.access import StorageAccess, accessed
 from tenure.cli.exits import OK
 from tenure.cli.lookup import find_worker, who
 from tenure.cli.render import as_json, block, printable, size_text, span_text, table
-from tenure.cli.session import Session, naming, storage
+from tenure.cli.session import CommandSession, naming, storage
 from tenure.clock import SECOND
 from tenure.core.duration import moment
 from tenure.core.job import JobDetail, JobRecord
@@ -93,7 +93,7 @@ def workers(ctx: click.Context) -> None:
 @workers.command("list")
 @storage
 @click.pass_obj
-def list_workers(session: Session) -> None:
+def list_workers(session: CommandSession) -> None:
     """List the workers: what each runs, when it was last seen, how long its event loop lags, and its memory.
 
     A worker that died, or went away without a word, is shown for ten minutes after its last beat.
@@ -108,7 +108,7 @@ def list_workers(session: Session) -> None:
     table(session, _COLUMNS, [_row(one) for one in seen], whole=("owner",))
 
 
-async def _listed(session: Session) -> list[CrewView]:
+async def _listed(session: CommandSession) -> list[CrewView]:
     async with accessed(session) as access:
         survey = await access.storage.survey()
     return [_crew(worker, access.timing) for worker in survey.workers]
@@ -156,7 +156,7 @@ def _row(one: CrewView) -> list[str]:
 @click.argument("names", nargs=-1, required=True, type=naming("WORKER"), metavar="WORKER...")
 @click.option("--undo", is_flag=True, help="Let them claim again.")
 @click.pass_obj
-def quiet(session: Session, names: tuple[str, ...], undo: bool) -> int:
+def quiet(session: CommandSession, names: tuple[str, ...], undo: bool) -> int:
     """Let workers claim no more jobs; what they run goes on, and so do they.
 
     They hear of it at once, or with their next beat. It holds until --undo, or until the worker ends.
@@ -169,7 +169,7 @@ def quiet(session: Session, names: tuple[str, ...], undo: bool) -> int:
 @storage
 @click.argument("names", nargs=-1, required=True, type=naming("WORKER"), metavar="WORKER...")
 @click.pass_obj
-def stop(session: Session, names: tuple[str, ...]) -> int:
+def stop(session: CommandSession, names: tuple[str, ...]) -> int:
     """Let workers drain and leave, as SIGTERM does.
 
     No supervisor of ours starts another in its place, and one whose last worker was stopped ends, too; systemd or
@@ -178,7 +178,7 @@ def stop(session: Session, names: tuple[str, ...]) -> int:
     return _ordered(session, names, Settings(stop=True), "is told to stop")
 
 
-def _ordered(session: Session, names: Sequence[str], settings: Settings, said: str) -> int:
+def _ordered(session: CommandSession, names: Sequence[str], settings: Settings, said: str) -> int:
     seen = asyncio.run(_told(session, names, settings))
     if not as_json(session, seen) and not session.quiet:
         for one in seen:
@@ -186,7 +186,7 @@ def _ordered(session: Session, names: Sequence[str], settings: Settings, said: s
     return OK
 
 
-async def _told(session: Session, names: Sequence[str], settings: Settings) -> list[OrderedView]:
+async def _told(session: CommandSession, names: Sequence[str], settings: Settings) -> list[OrderedView]:
     by = who()
     async with accessed(session) as access:
         survey = await access.storage.survey()
@@ -206,7 +206,7 @@ async def _told(session: Session, names: Sequence[str], settings: Settings) -> l
     "--limit", type=click.IntRange(1, 1_000), default=50, show_default=True, help="So many runs, the longest first."
 )
 @click.pass_obj
-def stack(session: Session, name: str | None, limit: int) -> None:
+def stack(session: CommandSession, name: str | None, limit: int) -> None:
     """Show where the runs of a worker are, of all workers if none is named: the stack of each handler.
 
     A worker looks at its runs with each beat, from a beat after their start. What stands here was so when it was last
@@ -226,7 +226,7 @@ def stack(session: Session, name: str | None, limit: int) -> None:
             block(session, f"{title}; {span_text(one.seen_ago)} ago it was here:", one.trace)
 
 
-async def _stacks(session: Session, name: str | None, limit: int) -> list[StackView]:
+async def _stacks(session: CommandSession, name: str | None, limit: int) -> list[StackView]:
     async with accessed(session) as access:
         survey = await access.storage.survey()
         owners = None if name is None else {find_worker(survey, name).owner.id}
@@ -245,7 +245,7 @@ async def _stacks(session: Session, name: str | None, limit: int) -> list[StackV
         return found
 
 
-async def _active(access: Access, owners: set[str] | None) -> list[JobRecord]:
+async def _active(access: StorageAccess, owners: set[str] | None) -> list[JobRecord]:
     """Return what these owners hold."""
     found: list[JobRecord] = []
     looked, after = 0, None

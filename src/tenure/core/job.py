@@ -361,17 +361,17 @@ class LogLine(Struct, frozen=True, kw_only=True):
     fields: dict[str, str] = field(default_factory=dict[str, str])
 
 
-class Logged(Struct, frozen=True):
+class LogPosition(Struct, frozen=True):
     """How far a job's log has got: the run of the last line, its number in the run, and how many lines there were."""
 
     run: int = 0
     number: int = 0
     lines: int = 0
 
-    def then(self, run: int, number: int) -> "Logged":
+    def then(self, run: int, number: int) -> "LogPosition":
         """Return how far it has got with one more line. Numbers that a run has skipped are lines that were not sent."""
         unsent = number - 1 - (self.number if run == self.run else 0) if number else 0
-        return Logged(run, number, self.lines + 1 + max(0, unsent))
+        return LogPosition(run, number, self.lines + 1 + max(0, unsent))
 
 
 class JobDetail(Struct, frozen=True):

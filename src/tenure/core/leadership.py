@@ -30,7 +30,7 @@ class Term(Struct, frozen=True):
     length: int
 
 
-class Standing(Struct, frozen=True):
+class LeaderStatus(Struct, frozen=True):
     """What a reaper knows of its own role: its terms, and until which uptime (seconds) it may trust them."""
 
     terms: tuple[Term, ...] = ()
@@ -42,7 +42,7 @@ class Standing(Struct, frozen=True):
         return bool(self.terms)
 
 
-def answered(standing: Standing, terms: tuple[Term, ...], *, asked_at: float) -> tuple[Standing, list[Event]]:
+def answered(standing: LeaderStatus, terms: tuple[Term, ...], *, asked_at: float) -> tuple[LeaderStatus, list[Event]]:
     """Take in the storage's answer to a sweep that was sent at that uptime."""
     before = {(term.scope, term.epoch): term for term in standing.terms}
     now = {(term.scope, term.epoch): term for term in terms}
@@ -57,17 +57,17 @@ def answered(standing: Standing, terms: tuple[Term, ...], *, asked_at: float) ->
         if mark not in before
     ]
     until = min((asked_at + term.length / 1_000_000 for term in terms), default=0.0)
-    return Standing(terms, until), told
+    return LeaderStatus(terms, until), told
 
 
-def unanswered(standing: Standing, *, at: float) -> tuple[Standing, list[Event]]:
+def unanswered(standing: LeaderStatus, *, at: float) -> tuple[LeaderStatus, list[Event]]:
     """Take in that a sweep failed: past its trust a leader is a follower, whatever the storage may think."""
     if not standing.leads or at < standing.trusted_until:
         return standing, []
     return _gone(standing, "unreachable")
 
 
-def resigned(standing: Standing) -> tuple[Standing, list[Event]]:
+def resigned(standing: LeaderStatus) -> tuple[LeaderStatus, list[Event]]:
     """Take in that the terms were given up."""
     return _gone(standing, "resigned")
 
@@ -93,7 +93,7 @@ def longest_rest(lease: float, every: float, term: float) -> float:
     return rest if rest > every else 0.0
 
 
-def _gone(standing: Standing, reason: str) -> tuple[Standing, list[Event]]:
+def _gone(standing: LeaderStatus, reason: str) -> tuple[LeaderStatus, list[Event]]:
     told: list[Event] = [
         LeadershipLost(
             scope=term.scope,
@@ -103,4 +103,4 @@ def _gone(standing: Standing, reason: str) -> tuple[Standing, list[Event]]:
         )
         for term in standing.terms
     ]
-    return Standing(), told
+    return LeaderStatus(), told

@@ -5,7 +5,7 @@ from random import Random
 from msgspec import Struct
 
 
-class Patience(Struct, frozen=True):
+class ExponentialDelay(Struct, frozen=True):
     """The shortest and the longest rest, in seconds."""
 
     first: float

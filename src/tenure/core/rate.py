@@ -15,23 +15,23 @@ from msgspec import Struct
 from tenure.core.job import RateKey
 
 
-class Taken(Struct, frozen=True, order=True):
+class RateReservation(Struct, frozen=True, order=True):
     """Up to when the time of a rate is taken, and how far ahead whoever took last could take any, in microseconds."""
 
     until: int = 0
     reach: int = 0
 
 
-def opens_at(so_far: Taken, rate: RateKey, now: int) -> int:
+def opens_at(so_far: RateReservation, rate: RateKey, now: int) -> int:
     """Return when the next job may start: not after now where it may start at once."""
     return _sound(so_far, now) - rate.interval * rate.burst + 1
 
 
-def taken(so_far: Taken, rate: RateKey, now: int, *, starts: int = 1) -> Taken:
+def taken(so_far: RateReservation, rate: RateKey, now: int, *, starts: int = 1) -> RateReservation:
     """Return how far time is taken once a job, or so many, have started now."""
     if not starts:
         return so_far
-    return Taken(max(_sound(so_far, now), now) + rate.interval * starts, _reach(rate))
+    return RateReservation(max(_sound(so_far, now), now) + rate.interval * starts, _reach(rate))
 
 
 def regained(rate: RateKey, started: int, now: int) -> int:
@@ -42,20 +42,20 @@ def regained(rate: RateKey, started: int, now: int) -> int:
     return max(0, rate.interval - max(0, now - started))
 
 
-def taken_if_open(at: int, rate: RateKey) -> Taken:
+def taken_if_open(at: int, rate: RateKey) -> RateReservation:
     """Return how far time is taken of a rate that lets the next job start at an instant."""
-    return Taken(at + rate.interval * rate.burst - 1, _reach(rate))
+    return RateReservation(at + rate.interval * rate.burst - 1, _reach(rate))
 
 
-def retuned(so_far: Taken, rate: RateKey, now: int) -> Taken:
+def retuned(so_far: RateReservation, rate: RateKey, now: int) -> RateReservation:
     """Return how far time is taken of a rate that has been changed: it goes by its new pace at once.
 
     Of what is taken further ahead than a start can take by now nothing is left.
     """
-    return so_far if so_far.until <= now + _reach(rate) else Taken(now, _reach(rate))
+    return so_far if so_far.until <= now + _reach(rate) else RateReservation(now, _reach(rate))
 
 
-def free(so_far: Taken, rate: RateKey, now: int) -> int:
+def free(so_far: RateReservation, rate: RateKey, now: int) -> int:
     """Return how many jobs may start now."""
     opened = max(opens_at(so_far, rate, now), now - rate.interval * rate.burst + 1)
     return max(0, (now - opened) // rate.interval + 1)
@@ -79,7 +79,7 @@ def _reach(rate: RateKey) -> int:
     return rate.interval * (rate.burst + 1)
 
 
-def _sound(so_far: Taken, now: int) -> int:
+def _sound(so_far: RateReservation, now: int) -> int:
     # What is taken further ahead than a start could take was taken before the clock was set back. To count a part of it
     # would be to count that anew with each look, and never open.
     return now if so_far.until > now + so_far.reach else so_far.until

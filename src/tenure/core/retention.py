@@ -8,7 +8,7 @@ FORGOTTEN_TOGETHER = 200
 """How many jobs that are over, or events, are forgotten at once by a call that adds some to too many."""
 
 
-class Keep(Struct, frozen=True):
+class KeepRule(Struct, frozen=True):
     """How long jobs that are over are kept: `age` microseconds, and the newest `count` of them (None: all)."""
 
     age: int
@@ -35,26 +35,26 @@ class Keep(Struct, frozen=True):
         return max(batch, min(jobs - self.most, ended + ended // 4 + 1))
 
 
-class Retention(Struct, frozen=True, omit_defaults=True):
+class RetentionRules(Struct, frozen=True, omit_defaults=True):
     """How long a queue keeps its jobs after their end, by outcome; None leaves an outcome as it is built in."""
 
-    completed: Keep | None = None
-    failed: Keep | None = None
-    cancelled: Keep | None = None
-    expired: Keep | None = None
+    completed: KeepRule | None = None
+    failed: KeepRule | None = None
+    cancelled: KeepRule | None = None
+    expired: KeepRule | None = None
 
-    def under(self, told: "Retention") -> "Retention":
+    def under(self, told: "RetentionRules") -> "RetentionRules":
         """Return this retention with all that is told laid over it."""
-        return Retention(
+        return RetentionRules(
             completed=self.completed if told.completed is None else told.completed,
             failed=self.failed if told.failed is None else told.failed,
             cancelled=self.cancelled if told.cancelled is None else told.cancelled,
             expired=self.expired if told.expired is None else told.expired,
         )
 
-    def of(self, state: State) -> Keep:
+    def of(self, state: State) -> KeepRule:
         """Return for how long jobs that ended in a state are kept."""
-        told: Keep | None = getattr(self, state.value)
+        told: KeepRule | None = getattr(self, state.value)
         return KEPT[state] if told is None else told
 
 
@@ -62,12 +62,12 @@ _HOUR = 3_600_000_000
 _DAY = 24 * _HOUR
 
 KEPT = {
-    State.COMPLETED: Keep(_HOUR, 10_000),
-    State.FAILED: Keep(30 * _DAY),
-    State.CANCELLED: Keep(7 * _DAY),
-    State.EXPIRED: Keep(7 * _DAY),
+    State.COMPLETED: KeepRule(_HOUR, 10_000),
+    State.FAILED: KeepRule(30 * _DAY),
+    State.CANCELLED: KeepRule(7 * _DAY),
+    State.EXPIRED: KeepRule(7 * _DAY),
 }
 """What is built in, by outcome and queue."""
 
-EVENTS_KEPT = Keep(7 * _DAY, 100_000)
+EVENTS_KEPT = KeepRule(7 * _DAY, 100_000)
 """How long the event log remembers."""

@@ -12,7 +12,7 @@ from msgspec import Struct
 from tenure.core.events import JobCompleted, JobReleased, JobStalled, RunFenced, at_micros
 from tenure.core.job import JobRecord, RunRecord
 from tenure.core.lifecycle import State
-from tenure.demo.evidence import Evidence, Fault, HeldRun
+from tenure.demo.evidence import DemoEvidence, Fault, HeldRun
 from tenure.demo.work import Facts
 
 EXAMPLES = 5
@@ -32,7 +32,7 @@ class Check(Struct, frozen=True):
         return self.wrong == 0
 
 
-def audit(evidence: Evidence) -> list[Check]:
+def audit(evidence: DemoEvidence) -> list[Check]:
     """Return every check, in the order in which they are shown."""
     case = _Case(evidence)
     return [
@@ -56,7 +56,7 @@ def audit(evidence: Evidence) -> list[Check]:
 class _Case:
     """The evidence with the indexes that several checks look things up in."""
 
-    def __init__(self, evidence: Evidence) -> None:
+    def __init__(self, evidence: DemoEvidence) -> None:
         self.evidence = evidence
         self.jobs: dict[str, JobRecord] = {}
         self.runs: dict[str, dict[int, RunRecord]] = {}

@@ -23,7 +23,7 @@ VANISH = 5.0
 _LOOK = 0.05
 
 
-class Crew:
+class DemoWorkers:
     """The supervisor's process, and the children that were seen at work."""
 
     def __init__(self, url: str, *, queue: str, diary: Path, log: Path) -> None:

@@ -14,7 +14,7 @@ from msgspec import Struct
 from tenure.demo.work import Facts
 
 
-class Line(Struct, frozen=True, omit_defaults=True):
+class HandlerLogLine(Struct, frozen=True, omit_defaults=True):
     """What a handler noted. The answer is missing at the start, and at the end of a run that was stopped.
 
     `parent`: who started its process. `place`: where it was about to hang. `held`: for how many microseconds it let no

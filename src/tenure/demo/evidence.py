@@ -8,7 +8,7 @@ from msgspec import Struct
 from tenure.core.duration import micros
 from tenure.core.events import AnyEvent
 from tenure.core.job import JobDetail, Owner, Ref
-from tenure.demo.diary import Line
+from tenure.demo.diary import HandlerLogLine
 from tenure.demo.work import Facts
 from tenure.options import Timing
 from tenure.storage.protocol import SettleVerdict
@@ -40,7 +40,7 @@ class Replay(Struct, frozen=True):
     verdict: SettleVerdict
 
 
-class Bounds(Struct, frozen=True, kw_only=True):
+class DemoBounds(Struct, frozen=True, kw_only=True):
     """Within what a lost worker's jobs must be back, in microseconds.
 
     `grip`: within what a run that holds the interpreter would have been lost, were it not renewed from outside.
@@ -51,7 +51,7 @@ class Bounds(Struct, frozen=True, kw_only=True):
     grip: int
 
     @classmethod
-    def of(cls, timing: Timing, *, grip_lease: timedelta) -> "Bounds":
+    def of(cls, timing: Timing, *, grip_lease: timedelta) -> "DemoBounds":
         """Return what the timing promises: a second for a death, and a lease, a grace and two sweeps for silence.
 
         Whoever is silent may have been the leader, too, and then its term is over first.
@@ -63,7 +63,7 @@ class Bounds(Struct, frozen=True, kw_only=True):
         )
 
 
-class Evidence(Struct, kw_only=True):
+class DemoEvidence(Struct, kw_only=True):
     """All that the audit goes by.
 
     `wished`: the file of each job that was enqueued. `expected`: what each file comes to, computed here, one by one.
@@ -76,7 +76,7 @@ class Evidence(Struct, kw_only=True):
     expected: dict[str, Facts]
     details: dict[str, JobDetail | None]
     found: list[Ref]
-    lines: list[Line]
+    lines: list[HandlerLogLine]
     pieces: int = 0
     events: list[AnyEvent]
     faults: list[Fault]
@@ -84,4 +84,4 @@ class Evidence(Struct, kw_only=True):
     hung: str | None = None
     gripped: str | None = None
     replay: Replay | None = None
-    bounds: Bounds
+    bounds: DemoBounds

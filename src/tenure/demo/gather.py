@@ -16,7 +16,7 @@ from tenure.core.settlement import settlement
 from tenure.demo import diary as diaries
 from tenure.demo import tasks
 from tenure.demo.chronicle import Chronicle
-from tenure.demo.evidence import Bounds, Evidence, Fault, HeldRun, Replay
+from tenure.demo.evidence import DemoBounds, DemoEvidence, Fault, HeldRun, Replay
 from tenure.demo.work import Facts, examine, is_python
 from tenure.storage.protocol import Query, Storage
 
@@ -34,9 +34,9 @@ async def gather(
     hung: str | None,
     gripped: str | None,
     diary: Path,
-) -> tuple[Evidence, float]:
+) -> tuple[DemoEvidence, float]:
     """Return all that the audit goes by, and how many seconds of a core the answers took to compute again."""
-    lines, pieces = await asyncio.to_thread(diaries.read, diary, diaries.Line)
+    lines, pieces = await asyncio.to_thread(diaries.read, diary, diaries.HandlerLogLine)
     details = await _details(storage, queue, wished)
     # What never got an answer needs none to compare it with.
     answered = {job for job, detail in details.items() if detail is not None and detail.job.result is not None}
@@ -55,7 +55,7 @@ async def gather(
         # What the replay did, if it did anything, is for the audit to see.
         await chronicle.catch_up()
         details = await _details(storage, queue, wished)
-    evidence = Evidence(
+    evidence = DemoEvidence(
         wished=wished,
         expected=expected,
         details=details,
@@ -68,7 +68,7 @@ async def gather(
         hung=hung,
         gripped=gripped,
         replay=replayed,
-        bounds=Bounds.of(tasks.TIMING, grip_lease=timedelta(seconds=tasks.GRIP_LEASE)),
+        bounds=DemoBounds.of(tasks.TIMING, grip_lease=timedelta(seconds=tasks.GRIP_LEASE)),
     )
     return evidence, computing
 

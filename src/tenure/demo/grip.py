@@ -9,7 +9,7 @@ from tenure.demo.tasks import GRIP, GRIP_LEASE
 from tenure.storage.protocol import Storage
 
 
-class Grip:
+class HungHandler:
     """Plays the act, a turn at a time."""
 
     def __init__(self, storage: Storage, enqueue: Callable[[], Awaitable[Ref]]) -> None:

@@ -17,7 +17,7 @@ class Progress(Struct, frozen=True, kw_only=True):
     workers: int
 
 
-class Recovery(Struct, frozen=True, kw_only=True):
+class RecoveryReport(Struct, frozen=True, kw_only=True):
     """One job taken back from a lost worker; `delay` in seconds since the fault, None if it was none of ours."""
 
     job: str
@@ -44,17 +44,17 @@ class Report(Struct, frozen=True, kw_only=True):
     counts: dict[str, int]
     runs: int
     faults: list[Fault]
-    recoveries: list[Recovery]
+    recoveries: list[RecoveryReport]
     post_mortem: str | None
     checks: list[Check]
     trouble: str | None = None
     stderr: list[str] = []
 
 
-def recovery(event: JobStalled, faults: list[Fault]) -> Recovery:
+def recovery(event: JobStalled, faults: list[Fault]) -> RecoveryReport:
     """Return what a stall tells, with the fault that caused it."""
     cause = next((fault for fault in faults if fault.owner.id == event.owner), None)
-    return Recovery(
+    return RecoveryReport(
         job=event.id,
         run=event.run,
         reason=event.reason,

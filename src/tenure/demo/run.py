@@ -18,12 +18,12 @@ from tenure.demo import tasks
 from tenure.demo.audit import audit, seconds
 from tenure.demo.chronicle import Chronicle
 from tenure.demo.corpus import corpus, places, rounds
-from tenure.demo.crew import WORKERS, Crew
+from tenure.demo.crew import WORKERS, DemoWorkers
 from tenure.demo.evidence import Fault
 from tenure.demo.faults import Faults
 from tenure.demo.gather import gather
-from tenure.demo.grip import Grip
-from tenure.demo.report import Progress, Recovery, Report, recovery
+from tenure.demo.grip import HungHandler
+from tenure.demo.report import Progress, RecoveryReport, Report, recovery
 from tenure.demo.show import Show, told, told_mortem
 from tenure.demo.work import Facts
 from tenure.errors import UsageError
@@ -45,7 +45,7 @@ STALE = 15_000_000
 WINDOW = 2.0
 
 
-class Plan(Struct, frozen=True, kw_only=True):
+class DemoPlan(Struct, frozen=True, kw_only=True):
     """What was asked for. `url` None: a SQLite file of the demo's own. `keep`: leave the folder behind."""
 
     url: str | None = None
@@ -55,7 +55,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     keep: bool = False
 
 
-async def conduct(plan: Plan, show: Show) -> Report:
+async def conduct(plan: DemoPlan, show: Show) -> Report:
     """Run the whole demo; return the report, good or bad.
 
     Raises:
@@ -71,7 +71,7 @@ async def conduct(plan: Plan, show: Show) -> Report:
 
 
 class _Demo:
-    def __init__(self, plan: Plan, show: Show, folder: Path) -> None:
+    def __init__(self, plan: DemoPlan, show: Show, folder: Path) -> None:
         clock: Clock = SystemClock()
         self._plan = plan
         self._show = show
@@ -82,7 +82,7 @@ class _Demo:
         # A queue of our own: on a storage that is not, nothing else is touched or counted.
         self._queue = f"demo-{entropy().getrandbits(32):08x}"
         self._diary = folder / "diary.jsonl"
-        self._recoveries: list[Recovery] = []
+        self._recoveries: list[RecoveryReport] = []
         self._marks: deque[tuple[float, int]] = deque()
         self._filled_at = 0.0
         self._post_mortem: str | None = None
@@ -128,8 +128,8 @@ class _Demo:
                 workers=WORKERS,
                 hang=lambda: enqueue(ours.hang, to_hang),
             )
-            grip = Grip(storage, lambda: enqueue(ours.grip, to_grip))
-            crew = Crew(self._url, queue=self._queue, diary=self._diary, log=self._folder / "workers.log")
+            grip = HungHandler(storage, lambda: enqueue(ours.grip, to_grip))
+            crew = DemoWorkers(self._url, queue=self._queue, diary=self._diary, log=self._folder / "workers.log")
             try:
                 await crew.start()
                 counts = await self._watch(storage, chronicle, faults, grip, crew, len(paths), fill)
@@ -190,8 +190,8 @@ class _Demo:
         storage: Storage,
         chronicle: Chronicle,
         faults: Faults,
-        grip: Grip,
-        crew: Crew,
+        grip: HungHandler,
+        crew: DemoWorkers,
         jobs: int,
         fill: Callable[[], Awaitable[None]],
     ) -> dict[str, int]:

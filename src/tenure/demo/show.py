@@ -12,7 +12,7 @@ from rich.text import Text
 
 from tenure.core.lifecycle import State
 from tenure.demo.audit import Check
-from tenure.demo.report import Progress, Recovery, Report
+from tenure.demo.report import Progress, RecoveryReport, Report
 
 EVERY = 1.0
 """Seconds between two plain lines of progress."""
@@ -65,7 +65,7 @@ class Silent:
         """Keep it to itself."""
 
 
-class Plain(Silent):
+class PlainOutput(Silent):
     """Writes lines."""
 
     def __init__(self, write: Callable[[str], object]) -> None:
@@ -138,7 +138,7 @@ class Lively(Silent):
         self._console.print(table)
 
 
-def told(recovered: Recovery) -> str:
+def told(recovered: RecoveryReport) -> str:
     """Return a recovery as one line."""
     where = f"worker {recovered.pid}" if recovered.pid is not None else f"owner {recovered.worker}"
     when = f"{recovered.delay:.2f} s after the fault" if recovered.delay is not None else "with no fault of ours"

@@ -8,7 +8,7 @@ from msgspec import Struct, structs
 from tenure.app import Tenure
 from tenure.clock import SECOND
 from tenure.context import current_job
-from tenure.demo.diary import Line, note
+from tenure.demo.diary import HandlerLogLine, note
 from tenure.demo.misdeeds import hold_interpreter, wait_for_nobody
 from tenure.demo.processes import writers_lock
 from tenure.demo.work import Facts, examine, is_python
@@ -73,16 +73,16 @@ def make(url: str | None = None, *, queue: str, diary: str) -> tuple[Tenure, Tas
     return app, Tasks(examine_file, hang, grip)
 
 
-def _begun(diary: str, place: str | None = None) -> Line:
+def _begun(diary: str, place: str | None = None) -> HandlerLogLine:
     job = current_job()
-    begun = Line(
+    begun = HandlerLogLine(
         job=job.id, run=job.run, fence=job.fence, pid=os.getpid(), parent=os.getppid(), mark="start", place=place
     )
     note(diary, begun)
     return begun
 
 
-def _examined(path: str, begun: Line, diary: str) -> Facts:
+def _examined(path: str, begun: HandlerLogLine, diary: str) -> Facts:
     try:
         answer = examine(Path(path).read_bytes(), python=is_python(path), between=current_job().raise_if_cancelled)
     except BaseException:

@@ -9,11 +9,11 @@ import msgspec
 
 from tenure.core.check import named
 from tenure.errors import UsageError
-from tenure.health.gate import Gate
+from tenure.health.gate import TokenAuth
 from tenure.health.judge import Health, alarms_of, consuming, judged, unreachable
 from tenure.health.metrics import CONTENT_TYPE, rendered
-from tenure.health.vitals import Vitals
-from tenure.health.watch import Look, Watch
+from tenure.health.vitals import ProcessHealth
+from tenure.health.watch import StorageMonitor, SurveyResult
 from tenure.options import Timing
 
 Scope = MutableMapping[str, Any]
@@ -44,13 +44,13 @@ class HealthApp:
 
     def __init__(
         self,
-        watch: Watch,
-        gate: Gate,
+        watch: StorageMonitor,
+        gate: TokenAuth,
         *,
         timing: Callable[[], Timing],
         queues: Callable[[], Iterable[str]] = tuple,
         degraded_is: DegradedIs = 200,
-        vitals: Callable[[], Vitals] = Vitals,
+        vitals: Callable[[], ProcessHealth] = ProcessHealth,
     ) -> None:
         """Take the parts: `queues` exist whatever the storage knows, `vitals` tells of this process, on any thread."""
         self._watch = watch
@@ -88,7 +88,7 @@ class HealthApp:
             case other:
                 raise ValueError(f"health speaks HTTP only, not {other}")
 
-    async def health(self, only: Iterable[str] = (), *, look: Look | None = None) -> Health:
+    async def health(self, only: Iterable[str] = (), *, look: SurveyResult | None = None) -> Health:
         """Return the judgement over all queues, or over these, from a new look or a given one."""
         look = await self._watch.look() if look is None else look
         if look.survey is None:

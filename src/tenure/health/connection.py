@@ -19,7 +19,7 @@ MOST = 256
 """So many connections there may be at once; beyond them the one that has been idle for longest gives its place."""
 
 
-class Connection(H11Protocol):
+class HTTPConnection(H11Protocol):
     """One connection, as uvicorn's server makes them."""
 
     _idle: asyncio.TimerHandle | None = None
@@ -30,9 +30,9 @@ class Connection(H11Protocol):
         self._rest()
         if len(self.connections) > MOST:
             # All are of this class: it is this one that makes them.
-            idle = [one for one in cast("set[Connection]", self.connections) if one.idle and one is not self]
+            idle = [one for one in cast("set[HTTPConnection]", self.connections) if one.idle and one is not self]
             if idle:
-                min(idle, key=Connection.patient_until).give_way()
+                min(idle, key=HTTPConnection.patient_until).give_way()
 
     def data_received(self, data: bytes) -> None:
         """Take what comes; only a whole head ends the wait."""

@@ -39,7 +39,7 @@ class TaskFacts(Struct, frozen=True):
     bounded: bool
 
 
-class Evidence(Struct, frozen=True, kw_only=True):
+class DiagnosisInput(Struct, frozen=True, kw_only=True):
     """What was seen of a storage. `asked` and `answered`: this host's clock before and after the survey.
 
     `active` and `pending` (those that are to run yet): jobs, the newest first; `complete`: none was left out.
@@ -55,7 +55,7 @@ class Evidence(Struct, frozen=True, kw_only=True):
     tasks: Mapping[str, TaskFacts] | None = None
 
 
-def diagnose(evidence: Evidence, timing: Timing) -> list[Finding]:
+def diagnose(evidence: DiagnosisInput, timing: Timing) -> list[Finding]:
     """Return what the evidence comes to; what was looked at and found to be well is said, too."""
     health = judged(evidence.survey, timing=timing, thresholds=Thresholds(), backlog=Backlog(), now=0.0)
     return [
@@ -105,7 +105,7 @@ def _storage(survey: Survey) -> Iterator[Finding]:
         )
 
 
-def _clock(evidence: Evidence) -> Iterator[Finding]:
+def _clock(evidence: DiagnosisInput) -> Iterator[Finding]:
     now = evidence.survey.now
     apart = now - evidence.answered if now > evidence.answered else min(now - evidence.asked, 0)
     if abs(apart) < CLOCKS_APART:
@@ -150,7 +150,7 @@ def _sweeping(survey: Survey, health: Health, timing: Timing) -> Iterator[Findin
         yield Finding("ok", "reaper", "nobody sweeps, and there is nothing to sweep")
 
 
-def _overdue(evidence: Evidence, health: Health, timing: Timing) -> Iterator[Finding]:
+def _overdue(evidence: DiagnosisInput, health: Health, timing: Timing) -> Iterator[Finding]:
     now = evidence.survey.now
     late = [
         job for job in evidence.active if job.lease_until is not None and now - job.lease_until > _slack(job, timing)
@@ -231,7 +231,7 @@ def _queues(health: Health) -> Iterator[Finding]:
         )
 
 
-def _paused(evidence: Evidence) -> Iterator[Finding]:
+def _paused(evidence: DiagnosisInput) -> Iterator[Finding]:
     for queue in evidence.survey.queues:
         if queue.paused and (waiting := queue.counts.get(State.WAITING, 0)):
             yield Finding(
@@ -251,7 +251,7 @@ def _paused(evidence: Evidence) -> Iterator[Finding]:
             )
 
 
-def _parked(evidence: Evidence) -> Iterator[Finding]:
+def _parked(evidence: DiagnosisInput) -> Iterator[Finding]:
     held = {(job.queue, key.name): job for job in evidence.active for key in job.keys}
     next_in_line = {(job.queue, key.name) for job in evidence.pending if job.parked_under is None for key in job.keys}
     parked = Counter(
@@ -325,7 +325,7 @@ def _schedules(survey: Survey, timing: Timing) -> Iterator[Finding]:
         yield Finding("ok", "schedules", f"none of {len(survey.schedules)} is late")
 
 
-def _tasks(evidence: Evidence) -> Iterator[Finding]:
+def _tasks(evidence: DiagnosisInput) -> Iterator[Finding]:
     tasks = evidence.tasks
     if tasks is None:
         yield Finding(
@@ -356,7 +356,7 @@ def _tasks(evidence: Evidence) -> Iterator[Finding]:
         )
 
 
-def _some(count: int, what: str, evidence: Evidence | None = None) -> str:
+def _some(count: int, what: str, evidence: DiagnosisInput | None = None) -> str:
     least = count if evidence is None else _least(count, evidence)
     return f"{least} {what}{'' if count == 1 else 's'}"
 
@@ -370,7 +370,7 @@ def _them(jobs: Sequence[JobRecord]) -> str:
     return "it" if len(jobs) == 1 else "them"
 
 
-def _least(jobs: int, evidence: Evidence) -> str:
+def _least(jobs: int, evidence: DiagnosisInput) -> str:
     return str(jobs) if evidence.complete else f"at least {jobs}"
 
 

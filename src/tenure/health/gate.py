@@ -7,7 +7,7 @@ import hmac
 from tenure.errors import UsageError
 
 
-class Gate:
+class TokenAuth:
     """Lets through who has the token; without a token, everybody."""
 
     def __init__(self, token: str | None) -> None:

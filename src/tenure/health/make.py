@@ -10,9 +10,9 @@ from tenure.core.check import flag, named, one_of, shown, whole
 from tenure.core.duration import Duration, duration
 from tenure.errors import UsageError
 from tenure.health.asgi import DegradedIs, HealthApp
-from tenure.health.gate import Gate
-from tenure.health.vitals import Vitals
-from tenure.health.watch import Watch
+from tenure.health.gate import TokenAuth
+from tenure.health.vitals import ProcessHealth
+from tenure.health.watch import StorageMonitor
 from tenure.options import Timing
 from tenure.storage.protocol import Storage
 
@@ -40,15 +40,15 @@ def health_app(
     backlog: Threshold = None,
     for_: Duration = PATIENCE,
     degraded_is: DegradedIs = 200,
-    vitals: Callable[[], Vitals] = Vitals,
+    vitals: Callable[[], ProcessHealth] = ProcessHealth,
 ) -> HealthApp:
     """Return a health app.
 
     Raises:
         UsageError: an option has no valid value, or there is no token and nobody said that none is wanted.
     """
-    gate = Gate(secret(token, unprotected=bool(flag(unprotected, field="unprotected"))))
-    watch = Watch(storage, clock=clock, thresholds=thresholds(backlog, for_))
+    gate = TokenAuth(secret(token, unprotected=bool(flag(unprotected, field="unprotected"))))
+    watch = StorageMonitor(storage, clock=clock, thresholds=thresholds(backlog, for_))
     one_of(degraded_is, get_args(DegradedIs), field="degraded_is")
     return HealthApp(watch, gate, timing=timing, queues=queues, degraded_is=degraded_is, vitals=vitals)
 

@@ -14,7 +14,7 @@ from tenure.clock import SECOND
 from tenure.core.lifecycle import State
 from tenure.figures import METRICS, Key, Metric, Totals
 from tenure.health.judge import Health
-from tenure.health.vitals import Vitals
+from tenure.health.vitals import ProcessHealth
 from tenure.storage.protocol import Survey
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
@@ -33,7 +33,7 @@ class Family(Struct, frozen=True):
     samples: list[tuple[Labels, float]]
 
 
-def rendered(survey: Survey | None, health: Health, vitals: Vitals) -> bytes:
+def rendered(survey: Survey | None, health: Health, vitals: ProcessHealth) -> bytes:
     """Return everything as text. Without a survey, the storage being out of reach, what needs one is left out."""
     families = [_gauge("tenure_storage_up", "Whether the storage answers.", survey is not None)]
     if survey is not None:
@@ -111,7 +111,7 @@ def _gauge(name: str, meaning: str, value: float) -> Family:
     return Family(name, meaning, [({}, value)])
 
 
-def _lag(survey: Survey | None, health: Health, vitals: Vitals) -> float | None:
+def _lag(survey: Survey | None, health: Health, vitals: ProcessHealth) -> float | None:
     """Return this process's own; for one that runs no jobs, that of all live workers, as of their last beats."""
     if vitals.owners is not None:
         return vitals.lag

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Self
 from tenure.core.check import shown
 from tenure.errors import UsageError
 from tenure.health.asgi import HealthApp
-from tenure.sideloop import SideLoop
+from tenure.sideloop import BackgroundLoop
 
 if TYPE_CHECKING:
     from uvicorn import Server as Uvicorn
@@ -30,7 +30,7 @@ GOODBYE = 1
 
 
 @dataclass(frozen=True)
-class Address:
+class ListenAddress:
     """Where to listen."""
 
     host: str
@@ -78,7 +78,7 @@ class Address:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def permitted(address: Address, *, protected: bool, remedy: str) -> None:
+def permitted(address: ListenAddress, *, protected: bool, remedy: str) -> None:
     """Make sure that what is to be served there may be: beyond this machine only with authentication.
 
     Raises:
@@ -90,10 +90,10 @@ def permitted(address: Address, *, protected: bool, remedy: str) -> None:
         raise UsageError('serving over HTTP needs uvicorn; pip install "tenure[web]"')
 
 
-class Server:
+class HealthServer:
     """Serves health until it is stopped."""
 
-    def __init__(self, app: HealthApp, address: Address) -> None:
+    def __init__(self, app: HealthApp, address: ListenAddress) -> None:
         """Take what to serve and where.
 
         Raises:
@@ -102,7 +102,7 @@ class Server:
         permitted(address, protected=app.protected, remedy="give it a token, or listen on 127.0.0.1")
         self._app = app
         self._address = address
-        self._side = SideLoop("tenure-http")
+        self._side = BackgroundLoop("tenure-http")
         self._uvicorn: Uvicorn | None = None
         self._listening: socket.socket | None = None
         self._serving: Future[None] | None = None
@@ -139,13 +139,13 @@ class Server:
     async def _serve(self, listening: socket.socket) -> None:
         import uvicorn
 
-        from tenure.health.connection import MOST, Connection
+        from tenure.health.connection import MOST, HTTPConnection
 
         config = uvicorn.Config(
             self._app,
             interface="asgi3",
             # Subclasses of its protocols are what uvicorn takes beside their names.
-            http=Connection,
+            http=HTTPConnection,
             ws="none",
             lifespan="on",
             # Logging is the application's business.
@@ -161,7 +161,7 @@ class Server:
         )
         self._uvicorn = uvicorn.Server(config)
         host, port = listening.getsockname()[:2]
-        logger.info("health is served on http://%s", Address(host, port))
+        logger.info("health is served on http://%s", ListenAddress(host, port))
         # In a thread it leaves the signals alone; they are heard by whoever has the main one.
         await self._uvicorn.serve(sockets=[listening])
 

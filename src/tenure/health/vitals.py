@@ -5,7 +5,7 @@ from msgspec import Struct, field
 from tenure.figures import Key
 
 
-class Vitals(Struct, frozen=True, kw_only=True):
+class ProcessHealth(Struct, frozen=True, kw_only=True):
     """How a process is doing.
 
     `owners`: the workers that it answers for; None for one that runs no jobs. `dead`: why it had better be ended, empty

@@ -20,12 +20,12 @@ EVERY = 2.5
 logger = logging.getLogger("tenure.health")
 
 
-class NotToldError(StorageError):
+class NoStorageYetError(StorageError):
     """Nobody has said yet which storage it is: the processes that know have only just been started."""
 
 
 @dataclass(frozen=True)
-class Look:
+class SurveyResult:
     """What one look found at some uptime: a survey, or the reason why there is none; `hung`: no answer at all."""
 
     at: float
@@ -34,13 +34,13 @@ class Look:
     hung: bool = False
 
 
-class Watch:
+class StorageMonitor:
     """Looks once for all who ask meanwhile: a storage in trouble must not be asked in droves."""
 
     def __init__(self, storage: Callable[[], Awaitable[Storage]], *, clock: Clock, thresholds: Thresholds) -> None:
         self.thresholds = thresholds
         self.backlog = Backlog()
-        self.good: Look | None = None
+        self.good: SurveyResult | None = None
         """The last look that found something."""
 
         self.failing_since: float | None = None
@@ -48,15 +48,15 @@ class Watch:
 
         self._storage = storage
         self._clock = clock
-        self._last: Look | None = None
-        self._under_way: asyncio.Task[Look] | None = None
+        self._last: SurveyResult | None = None
+        self._under_way: asyncio.Task[SurveyResult] | None = None
 
     @property
     def now(self) -> float:
         """The uptime in which looks are dated."""
         return self._clock.uptime()
 
-    async def look(self, *, max_age: float = 0.0) -> Look:
+    async def look(self, *, max_age: float = 0.0) -> SurveyResult:
         """Return what the storage shows, or showed up to `max_age` seconds ago. Takes no longer than `LIMIT`."""
         if self._last is not None and self.now - self._last.at < max_age:
             return self._last
@@ -77,15 +77,15 @@ class Watch:
                 self._under_way.cancel()
                 await asyncio.gather(self._under_way, return_exceptions=True)
 
-    async def _look(self) -> Look:
+    async def _look(self) -> SurveyResult:
         asked_at = self.now
         try:
             async with asyncio.timeout(LIMIT):
                 survey = await (await self._storage()).survey()
         except TimeoutError:
             return self._failed(asked_at, f"no answer within {LIMIT:g} s", hung=True)
-        except NotToldError as error:
-            self._last = Look(asked_at, None, str(error))
+        except NoStorageYetError as error:
+            self._last = SurveyResult(asked_at, None, str(error))
             return self._last
         except TenureError as error:
             return self._failed(asked_at, str(error))
@@ -96,12 +96,12 @@ class Watch:
             logger.info("the storage answers again")
         self.failing_since = None
         self.backlog = seen(self.backlog, self.thresholds, waiting(survey), now=asked_at)
-        self._last = self.good = Look(asked_at, survey)
+        self._last = self.good = SurveyResult(asked_at, survey)
         return self._last
 
-    def _failed(self, asked_at: float, error: str, *, hung: bool = False) -> Look:
+    def _failed(self, asked_at: float, error: str, *, hung: bool = False) -> SurveyResult:
         if self.failing_since is None:
             self.failing_since = asked_at
             logger.warning("the storage is out of reach: %s", error)
-        self._last = Look(asked_at, None, error, hung)
+        self._last = SurveyResult(asked_at, None, error, hung)
         return self._last

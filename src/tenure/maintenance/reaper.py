@@ -15,14 +15,14 @@ from typing import Any, Protocol, TypeVar, cast
 
 from msgspec import structs
 
-from tenure.bus import Bus, Hearers
+from tenure.bus import EventBus, Handlers
 from tenure.codec import Codec
 from tenure.core.check import shown
 from tenure.core.duration import micros
 from tenure.core.events import Event, LeadershipAcquired, LeadershipLost, ReaperFailed
 from tenure.core.job import Owner
-from tenure.core.leadership import Standing, answered, ask_again_in, longest_rest, resigned, unanswered
-from tenure.equipment import Equipment, bare
+from tenure.core.leadership import LeaderStatus, answered, ask_again_in, longest_rest, resigned, unanswered
+from tenure.equipment import Runtime, bare
 from tenure.errors import StorageError, UsageError
 from tenure.failures import log_failure
 from tenure.functions import is_async
@@ -31,7 +31,7 @@ from tenure.maintenance.ticking import tick_all
 from tenure.options import LeaderElection, Timing
 from tenure.schedules import put_all, put_later
 from tenure.settle import settle_stalled
-from tenure.storage.protocol import Beat, Bid
+from tenure.storage.protocol import RenewRequest, SweepRequest
 
 E = TypeVar("E", bound=Event)
 
@@ -48,13 +48,13 @@ ITS_OWN = (LeadershipAcquired, LeadershipLost, ReaperFailed)
 """What a reaper tells its own handlers of itself at once; they do not hear it of other reapers."""
 
 
-class Reaping:
+class Sweeper:
     """One reaper's turns; `Reaper` and the worker drive it."""
 
-    def __init__(self, equipment: Equipment, owner: Owner, election: LeaderElection | None) -> None:
+    def __init__(self, equipment: Runtime, owner: Owner, election: LeaderElection | None) -> None:
         self.owner = owner
-        self.standing = Standing()
-        self.hearers = Hearers()
+        self.standing = LeaderStatus()
+        self.hearers = Handlers()
         self.at_work = set[asyncio.Task[None]]()
         """Coroutine handlers that were called and have not ended."""
         timing = equipment.timing
@@ -69,7 +69,7 @@ class Reaping:
         self._patience = term.total_seconds()
         self._broken = dict[str, str]()
         """Schedules that could not be dealt with when they were last due, as told; a sweep finds each of them again."""
-        self._bid = Bid(
+        self._bid = SweepRequest(
             self.owner,
             term=micros(term) if election is not None else None,
             every=micros(timing.sweep),
@@ -93,7 +93,7 @@ class Reaping:
         """Sweep all there is once and settle what stalled; return the seconds until the next turn."""
         return await self._turn(self._bid)
 
-    async def _turn(self, bid: Bid) -> float:
+    async def _turn(self, bid: SweepRequest) -> float:
         asked_at = self._clock.uptime()
         try:
             # A storage that hangs answers nobody; whoever leads must not believe it for longer than its term.
@@ -184,10 +184,10 @@ class Reaping:
         log_failure(self._logger, logging.ERROR, "the handler %s failed", shown(handler), error=error)
 
 
-class Equipped(Protocol):
+class ReaperApp(Protocol):
     """An app, as far as a reaper needs it."""
 
-    def equipment(self) -> Equipment:
+    def equipment(self) -> Runtime:
         """Return what it hands to its workers and reapers."""
         ...
 
@@ -202,7 +202,7 @@ class Reaper:
 
     def __init__(
         self,
-        app_or_url: Equipped | Equipment | str,
+        app_or_url: ReaperApp | Runtime | str,
         *,
         election: LeaderElection | None = LeaderElection(),  # noqa: B008 - frozen
         timing: Timing | None = None,
@@ -221,13 +221,13 @@ class Reaper:
         if isinstance(app_or_url, str):
             equipment = bare(app_or_url, timing=timing, logger=logger, codec=codec)
         else:
-            equipment = app_or_url if isinstance(app_or_url, Equipment) else app_or_url.equipment()
+            equipment = app_or_url if isinstance(app_or_url, Runtime) else app_or_url.equipment()
         self._equipment = equipment
-        self._reaping = Reaping(equipment, equipment.owner(), election)
+        self._reaping = Sweeper(equipment, equipment.owner(), election)
         self._storage = equipment.storage
         # What was located by its URL here is nobody else's to close.
         self._owns_storage = isinstance(app_or_url, str)
-        self._buses: tuple[Bus, ...] = ()
+        self._buses: tuple[EventBus, ...] = ()
         self._task: asyncio.Task[None] | None = None
         self._putting: asyncio.Task[None] | None = None
         self._hearing: tuple[asyncio.Task[None], ...] = ()
@@ -292,7 +292,7 @@ class Reaper:
             with contextlib.suppress(StorageError, TimeoutError):
                 # Else a storage that outlives it would keep the life of this owner.
                 async with asyncio.timeout(RESIGN_WAIT):
-                    await self._storage.renew(Beat(self._reaping.owner, last=True))
+                    await self._storage.renew(RenewRequest(self._reaping.owner, last=True))
         if self._owns_storage:
             await self._storage.close()
 
@@ -301,9 +301,9 @@ class Reaper:
         await self._storage.open()
         return await self._reaping.turn()
 
-    def _bus(self, hearers: Hearers, whose: str, local: tuple[type[Event], ...] = ()) -> Bus:
+    def _bus(self, hearers: Handlers, whose: str, local: tuple[type[Event], ...] = ()) -> EventBus:
         equipment = self._equipment
-        return Bus(
+        return EventBus(
             equipment.storage,
             hearers,
             reader=f"{whose}:{equipment.app}",

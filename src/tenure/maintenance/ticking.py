@@ -20,7 +20,7 @@ PUT_OFF = 60_000_000
 """For how long a schedule that cannot be read here is not named, where too many are due; in microseconds."""
 
 
-class Ticked(Struct, frozen=True):
+class TickResults(Struct, frozen=True):
     """What became of the schedules that were due.
 
     `more`: ticks are left, or schedules that were not named; go on at once. `next_tick`: microseconds from the sweep to
@@ -33,7 +33,7 @@ class Ticked(Struct, frozen=True):
     troubles: Mapping[str, str] = {}
 
 
-async def tick_all(storage: Storage, due: Sequence[Schedule], now: int) -> Ticked:
+async def tick_all(storage: Storage, due: Sequence[Schedule], now: int) -> TickResults:
     """Move each schedule on to the last tick that has come, with a job for each that gets one.
 
     Raises:
@@ -59,7 +59,7 @@ async def tick_all(storage: Storage, due: Sequence[Schedule], now: int) -> Ticke
     refused = await _send(storage, steps)
     # What could not be done is due as it was: going on at once because of it would never end.
     done = [ticks[-1] for name, ticks in steps.items() if name not in refused]
-    return Ticked(
+    return TickResults(
         more=bool(left - refused.keys()) or (full and bool(done)),
         next_tick=min((max(0, tick.next_tick - now) for tick in done if tick.next_tick is not None), default=None),
         troubles=troubles | refused,

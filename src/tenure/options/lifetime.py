@@ -8,11 +8,11 @@ from tenure.core import retention
 from tenure.core.check import of_kind, one_of, whole
 from tenure.core.duration import Duration, duration, micros
 from tenure.core.job import OnExpire, Redriving
-from tenure.options.merging import Policy, fill
+from tenure.options.merging import NestedOptions, fill
 
 
 @dataclass(frozen=True, init=False)
-class TTL(Policy):
+class TTL(NestedOptions):
     """How long a job may wait before it starts, counted from its enqueue or its redrive; a run is not bounded by it.
 
     A job that is still waiting, delayed or resting between two attempts by then expires: with `on_expire="fail"` (built
@@ -37,7 +37,7 @@ class TTL(Policy):
 
 
 @dataclass(frozen=True, init=False)
-class AutoRedrive(Policy):
+class AutoRedrive(NestedOptions):
     """A rule that puts a dead letter back in line by itself: `after` its failure, then each time twice as late.
 
     It does so `times` times, with new budgets and a new TTL. It leaves alone what was rejected or could not be read,
@@ -119,9 +119,9 @@ class Retention:
             expired=_keep(expired, field="expired"),
         )
 
-    def setting(self) -> retention.Retention:
+    def setting(self) -> retention.RetentionRules:
         """Return this as a queue keeps it."""
-        return retention.Retention(
+        return retention.RetentionRules(
             completed=_kept(self.completed),
             failed=_kept(self.failed),
             cancelled=_kept(self.cancelled),
@@ -146,5 +146,5 @@ def _keep(given: object, *, field: str) -> Keep | None:
     return of_kind(given, Keep, field=f"Retention.{field}", remedy=f'write {field}=Keep("7d", 10_000)')
 
 
-def _kept(keep: Keep | None) -> retention.Keep | None:
-    return None if keep is None else retention.Keep(micros(keep.age), keep.count)
+def _kept(keep: Keep | None) -> retention.KeepRule | None:
+    return None if keep is None else retention.KeepRule(micros(keep.age), keep.count)

@@ -9,7 +9,7 @@ from tenure.core.duration import Duration, duration, micros, spoken
 from tenure.core.job import UniqueScope
 from tenure.errors import UsageError
 from tenure.options.keys import KeyTemplate, outright, templated
-from tenure.options.merging import Policy, fill
+from tenure.options.merging import NestedOptions, fill
 
 OnLimit = Literal["raise", "skip"]
 
@@ -18,7 +18,7 @@ MOST_COLLECTED = 10_000
 
 
 @dataclass(frozen=True, init=False)
-class Unique(Policy):
+class Unique(NestedOptions):
     """At most one job of a queue holds a key; a call with a key that is held makes none and gets that job's handle.
 
     `key`: a template over the arguments or a function of them; without one, calls of the task with equal arguments have

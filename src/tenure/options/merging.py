@@ -4,7 +4,7 @@ from dataclasses import fields
 from typing import Any, TypeVar
 
 
-class Policy:
+class NestedOptions:
     """Options that stand in a field of other options, and are merged there."""
 
 
@@ -12,7 +12,7 @@ class Layer:
     """Options that are merged with those above and below them."""
 
 
-Merged = TypeVar("Merged", bound=Policy | Layer)
+Merged = TypeVar("Merged", bound=NestedOptions | Layer)
 
 
 def overlay(above: Merged, below: Merged) -> Merged:
@@ -20,7 +20,7 @@ def overlay(above: Merged, below: Merged) -> Merged:
     merged: dict[str, Any] = {}
     for spec in fields(above):  # type: ignore[arg-type]  # all of them are dataclasses
         upper, lower = getattr(above, spec.name), getattr(below, spec.name)
-        if isinstance(upper, Policy) and isinstance(lower, Policy):
+        if isinstance(upper, NestedOptions) and isinstance(lower, NestedOptions):
             merged[spec.name] = overlay(upper, lower)
         else:
             merged[spec.name] = lower if upper is None else upper

@@ -9,11 +9,11 @@ from tenure.core.check import one_of, several, shown, whole
 from tenure.core.duration import Duration, duration, micros
 from tenure.core.retry import Backoff, BackoffKind
 from tenure.errors import UsageError
-from tenure.options.merging import Policy, fill
+from tenure.options.merging import NestedOptions, fill
 
 
 @dataclass(frozen=True, init=False)
-class Retry(Policy):
+class Retry(NestedOptions):
     """How often and when a failed job is tried again. Built in: 3 attempts, exponential from 1 s to 10 min, ±25 %.
 
     `max_attempts` counts all charged runs, the first included; 1 is never again. `on`: only these exceptions are

@@ -7,11 +7,11 @@ from typing import Self
 from tenure.core.check import flag, of_kind, whole
 from tenure.core.duration import Duration, duration, micros
 from tenure.core.job import FOREVER, StallSetting, StallTerms
-from tenure.options.merging import Policy, fill
+from tenure.options.merging import NestedOptions, fill
 
 
 @dataclass(frozen=True, init=False)
-class Stall(Policy):
+class Stall(NestedOptions):
     """When a job counts as stalled, and how often it may. Built in: the app's lease, once, enabled, no start grace.
 
     `interval`: the job's lease. `max_count`: it fails when it stalls more often than this. `enabled=False`: only the

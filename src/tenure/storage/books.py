@@ -4,29 +4,31 @@ from collections.abc import Mapping
 
 from tenure.clock import Clock
 from tenure.core.events import Event, JobEvent, QueueDrained, name_of
-from tenure.core.job import JobRecord, Logged, LogLine, RateKey, Ref, RunRecord
+from tenure.core.job import JobRecord, LogLine, LogPosition, RateKey, Ref, RunRecord
 from tenure.core.lifecycle import State
 from tenure.core.transition import expired, expiry
-from tenure.storage.journal import Journal
+from tenure.storage.journal import EventLog
 from tenure.storage.protocol import EVENTS_TOPIC, Settings, Target, job_topic, queue_topic
-from tenure.storage.shelf import Shelf
+from tenure.storage.shelf import JobIndexes
 
 
-class Books:
+class ModelState:
     """Records and what goes with them. `knocked` collects the topics that each step hints at."""
 
     def __init__(self, clock: Clock) -> None:
         self.knocked: list[str] = []
         self._clock = clock
-        self._shelf = Shelf(self._task_paused, self._task_rate, lambda queue: self.knocked.append(queue_topic(queue)))
+        self._shelf = JobIndexes(
+            self._task_paused, self._task_rate, lambda queue: self.knocked.append(queue_topic(queue))
+        )
         self._jobs = self._shelf.jobs
         self._lines = self._shelf.lines
         self._runs: dict[Ref, list[RunRecord]] = {}
         self._log: dict[Ref, list[LogLine]] = {}
-        self._logged: dict[Ref, Logged] = {}
+        self._logged: dict[Ref, LogPosition] = {}
         """The run of the last line in each log, and the line's number there."""
         self._settings: dict[Target, Settings] = {}
-        self._journal = Journal()
+        self._journal = EventLog()
 
     @property
     def records(self) -> Mapping[Ref, JobRecord]:

@@ -11,7 +11,7 @@ from random import Random
 from tenure.clock import entropy
 from tenure.core.events import AnyEvent
 from tenure.core.job import Ref
-from tenure.core.patience import Patience
+from tenure.core.patience import ExponentialDelay
 from tenure.errors import StorageError, StorageUnavailableError
 from tenure.storage.hints import Hints
 from tenure.storage.protocol import EVENTS_TOPIC, EventPage, Storage, job_topic
@@ -20,7 +20,7 @@ from tenure.waiting import first
 POLL = 1.0
 """Seconds between two looks at the log when nobody hinted: the net under the notices."""
 
-PATIENCE = Patience(0.1, 5.0)
+PATIENCE = ExponentialDelay(0.1, 5.0)
 """Between two tries at a storage that is out of reach."""
 
 

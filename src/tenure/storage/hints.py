@@ -5,11 +5,11 @@ import logging
 from collections.abc import Callable, Iterable
 from random import Random
 
-from tenure.core.patience import Patience
+from tenure.core.patience import ExponentialDelay
 from tenure.storage.notices import Listener
-from tenure.storage.protocol import Notices, Storage
+from tenure.storage.protocol import Notifications, Storage
 
-PATIENCE = Patience(0.5, 30.0)
+PATIENCE = ExponentialDelay(0.5, 30.0)
 """Between two tries to listen. Seldom: nothing rests on a hint, and whoever waits for one looks by itself as well."""
 
 
@@ -31,7 +31,7 @@ class Hints:
         self._topics = tuple(topics)
         self._rng = rng
         self._logger = logger
-        self._notices: Notices | None = None
+        self._notices: Notifications | None = None
         self._failures = 0
         self._again_at = 0.0
         self._listen()

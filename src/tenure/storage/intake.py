@@ -13,11 +13,11 @@ from tenure.core.lifecycle import State
 from tenure.core.merge import Window, due_at, merge_name, throttle_name
 from tenure.core.order import place
 from tenure.core.transition import collecting, enqueued, lapsed, merged
-from tenure.storage.books import Books
-from tenure.storage.protocol import CALLS_KEPT, WINDOW_LIMIT, Receipt, job_topic, queue_topic
+from tenure.storage.books import ModelState
+from tenure.storage.protocol import CALLS_KEPT, WINDOW_LIMIT, EnqueueResult, job_topic, queue_topic
 
 
-class Intake(Books):
+class EnqueueRules(ModelState):
     """Remembers each call once."""
 
     def __init__(self, clock: Clock) -> None:
@@ -29,18 +29,18 @@ class Intake(Books):
         """What each job has gathered since it was last looked at: joined then, not with each call."""
         self._windows: dict[tuple[str, str], Window] = {}
 
-    def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
+    def enqueue(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         """Remember each new job once."""
         now = self._clock.now()
         receipts = [self._remember(job, now, offset) for offset, job in enumerate(jobs)]
         self._shelf.let_in(now)
         return receipts
 
-    def _remember(self, new: NewJob, now: int, offset: int) -> Receipt:
+    def _remember(self, new: NewJob, now: int, offset: int) -> EnqueueResult:
         known = self._jobs.get(self._taken_in.get(new.ref, new.ref))
         if known is not None:
             if not self._past(known, now):
-                return Receipt("duplicate", known.ref)
+                return EnqueueResult("duplicate", known.ref)
             self._drop(known)
         there = self._come_to(new, now)
         if there is not None:
@@ -48,7 +48,7 @@ class Intake(Books):
         if (refused := self._throttled(new, now)) is not None:
             return refused
         self._create(new, known if known is not None and known.ref == new.ref else None, now, offset)
-        return Receipt("created", new.ref)
+        return EnqueueResult("created", new.ref)
 
     def _come_to(self, new: NewJob, now: int) -> Ref | None:
         """Return the job that a call comes to."""
@@ -76,15 +76,15 @@ class Intake(Books):
         window.until = min(window.until, now + length)
         return window
 
-    def _merge(self, new: NewJob, into: Ref, now: int, offset: int) -> Receipt:
-        gathered, receipt = 0, Receipt("duplicate", into)
+    def _merge(self, new: NewJob, into: Ref, now: int, offset: int) -> EnqueueResult:
+        gathered, receipt = 0, EnqueueResult("duplicate", into)
         match new.merge:
             case DebounceKey():
                 self._take_the_place(new, self._jobs[into], new.merge, now, offset)
-                receipt = Receipt("replaced", into)
+                receipt = EnqueueResult("replaced", into)
             case CollectKey():
                 gathered = self._gather(new, self._jobs[into], new.merge, now, offset)
-                receipt = Receipt("gathered", into)
+                receipt = EnqueueResult("gathered", into)
             case _:
                 pass
         self._tell(merged(new, into, gathered), now)
@@ -146,7 +146,7 @@ class Intake(Books):
         """Return how many calls a job answers for, its own among them: all are forgotten with it."""
         return 1 + len(self._calls.get(job, ()))
 
-    def _throttled(self, new: NewJob, now: int) -> Receipt | None:
+    def _throttled(self, new: NewJob, now: int) -> EnqueueResult | None:
         """Count a job against the window of its key, or return what a call is told that finds it full."""
         asked = new.throttle
         if asked is None:
@@ -162,7 +162,7 @@ class Intake(Books):
         wait = window.until - now
         told = JobThrottled(queue=new.queue, id=new.id, task=new.task, key=asked.key, retry_in=wait / 1_000_000)
         self._tell(told, now)
-        return Receipt("throttled", window.ref, wait)
+        return EnqueueResult("throttled", window.ref, wait)
 
     def _create(self, new: NewJob, before: JobRecord | None, now: int, offset: int) -> None:
         run_at = new.run_at if new.run_at is not None else now + new.delay

@@ -6,11 +6,11 @@ from tenure.core.events import AnyEvent, Event, EventsTrimmed, JobEvent, at_micr
 from tenure.core.job import Ref
 from tenure.core.retention import EVENTS_KEPT
 from tenure.storage.cursors import age_of, place_of
-from tenure.storage.protocol import EVENT_LOAN, EVENTS_END, TRIM_LIMIT, EventPage, Reader
+from tenure.storage.protocol import EVENT_LOAN, EVENTS_END, TRIM_LIMIT, EventPage, EventReader
 
 
 @dataclass
-class _Kept:
+class _ReaderPosition:
     """A named reader's place in the log, and to whom its next batch is lent."""
 
     cursor: int
@@ -18,12 +18,12 @@ class _Kept:
     until: int = 0
 
 
-class Journal:
+class EventLog:
     """Events under cursors that only rise; what is forgotten leaves its cursors behind."""
 
     def __init__(self) -> None:
         self.events: list[AnyEvent] = []
-        self.readers: dict[str, _Kept] = {}
+        self.readers: dict[str, _ReaderPosition] = {}
         self._trimmed = 0
         self._begins = 0
         """The cursor before the first of `events`: of those forgotten, many are deleted at a time."""
@@ -50,14 +50,14 @@ class Journal:
             return self._read(self._before(now - age), limit, of)
         return self._read(place_of(cursor) if cursor else 0, limit, of)
 
-    def lend(self, cursor: str | None, limit: int, reader: Reader, now: int) -> EventPage:
+    def lend(self, cursor: str | None, limit: int, reader: EventReader, now: int) -> EventPage:
         """Lend a named reader's next batch to this caller alone; the cursor says how far the last one was handled."""
         handled = place_of(cursor) if cursor else 0
         if handled > self.last or reader.name not in self.readers:
             # It is of an earlier log, and says nothing of this one.
             handled = 0
         begin = self.last if reader.begin is None else min(place_of(reader.begin), self.last)
-        kept = self.readers.setdefault(reader.name, _Kept(self._trimmed if cursor else begin))
+        kept = self.readers.setdefault(reader.name, _ReaderPosition(self._trimmed if cursor else begin))
         # What was handled was handled, even if the loan has passed on since.
         kept.cursor = max(kept.cursor, handled)
         # A loan that ends further ahead than it is long was made before the clock was set back.

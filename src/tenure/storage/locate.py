@@ -18,7 +18,7 @@ KNOWN = (
 
 
 @dataclass(frozen=True)
-class Address:
+class StorageURL:
     """A URL, read: which storage, in which file, and how sure a write must be."""
 
     url: str
@@ -51,7 +51,7 @@ def locate(url: str, *, clock: Clock | None = None, auto_migrate: bool = True) -
             return SQLiteStorage(address.path, clock=clock, auto_migrate=auto_migrate, durability=address.durability)
 
 
-def read(url: object) -> Address | redis.RedisAddress:
+def read(url: object) -> StorageURL | redis.RedisAddress:
     """Return what a URL says; no driver is imported for that and nothing opened.
 
     Raises:
@@ -70,7 +70,7 @@ def read(url: object) -> Address | redis.RedisAddress:
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     match parts.scheme:
         case "memory":
-            address = Address(url, "memory")
+            address = StorageURL(url, "memory")
         case "sqlite":
             path = url.split("?", 1)[0].removeprefix("sqlite:")
             if not path.startswith("///") or path[3:] in ("", ":memory:"):
@@ -78,7 +78,7 @@ def read(url: object) -> Address | redis.RedisAddress:
             durability = options.pop("durability", "full")
             if durability not in ("full", "fast"):
                 raise UsageError(f'storage URL {url!r}: durability is {durability!r}; use "full" or "fast"')
-            address = Address(url, "sqlite", path[3:], "fast" if durability == "fast" else "full")
+            address = StorageURL(url, "sqlite", path[3:], "fast" if durability == "fast" else "full")
         case _:
             raise UsageError(f"storage URL {told!r} is none that Tenure knows; {KNOWN}")
     if options:

@@ -9,27 +9,27 @@ from tenure.core.job import JobDetail, NewJob, Owner, Ref
 from tenure.core.leadership import Term
 from tenure.core.settlement import Settlement
 from tenure.storage.model import Model
-from tenure.storage.notices import Hub, Listener
+from tenure.storage.notices import Listener, NotificationHub
 from tenure.storage.protocol import (
-    Beat,
-    Bid,
     Change,
+    ClaimRequest,
+    EnqueueResult,
     EventPage,
-    Exchanged,
+    EventReader,
+    ExchangeResult,
     Finding,
-    Order,
     Page,
-    Planned,
-    Pulse,
     Query,
-    Reader,
-    Receipt,
-    Reclaimed,
-    Revised,
+    ReclaimResult,
+    RenewRequest,
+    RenewResult,
     Revision,
+    RevisionResult,
+    ScheduleResult,
     Settings,
     Survey,
-    Swept,
+    SweepRequest,
+    SweepResult,
     Target,
 )
 
@@ -45,7 +45,7 @@ class MemoryStorage:
 
     def __init__(self, *, clock: Clock | None = None) -> None:
         self.model = Model(clock or SystemClock())
-        self._hub = Hub()
+        self._hub = NotificationHub()
         # The keeper renews from a thread of its own.
         self._lock = threading.Lock()
 
@@ -66,33 +66,33 @@ class MemoryStorage:
             )
         ]
 
-    async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
+    async def enqueue(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         """See `Storage.enqueue`."""
         return self._step(lambda: self.model.enqueue(jobs))
 
     async def exchange(
-        self, owner: Owner, settlements: Sequence[Settlement] = (), order: Order | None = None
-    ) -> Exchanged:
+        self, owner: Owner, settlements: Sequence[Settlement] = (), order: ClaimRequest | None = None
+    ) -> ExchangeResult:
         """See `Storage.exchange`."""
         return self._step(lambda: self.model.exchange(owner, settlements, order))
 
-    async def renew(self, beat: Beat) -> Pulse:
+    async def renew(self, beat: RenewRequest) -> RenewResult:
         """See `Storage.renew`."""
         return self._step(lambda: self.model.renew(beat))
 
-    async def sweep(self, bid: Bid) -> Swept:
+    async def sweep(self, bid: SweepRequest) -> SweepResult:
         """See `Storage.sweep`."""
         return self._step(lambda: self.model.sweep(bid))
 
-    async def reclaim(self, dead: str, owner: Owner) -> Reclaimed:
+    async def reclaim(self, dead: str, owner: Owner) -> ReclaimResult:
         """See `Storage.reclaim`."""
         return self._step(lambda: self.model.reclaim(dead, owner))
 
-    async def revise(self, revisions: Sequence[Revision]) -> list[Revised]:
+    async def revise(self, revisions: Sequence[Revision]) -> list[RevisionResult]:
         """See `Storage.revise`."""
         return self._step(lambda: self.model.revise(revisions))
 
-    async def plan(self, changes: Sequence[Change]) -> list[Planned]:
+    async def plan(self, changes: Sequence[Change]) -> list[ScheduleResult]:
         """See `Storage.plan`."""
         return self._step(lambda: self.model.plan(changes))
 
@@ -121,7 +121,7 @@ class MemoryStorage:
         cursor: str | None = None,
         *,
         limit: int = 100,
-        reader: Reader | None = None,
+        reader: EventReader | None = None,
         ref: Ref | None = None,
     ) -> EventPage:
         """See `Storage.events`."""

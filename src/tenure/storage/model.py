@@ -26,8 +26,8 @@ from tenure.core.job import (
     DebounceKey,
     JobDetail,
     JobRecord,
-    Logged,
     LogLine,
+    LogPosition,
     Owner,
     RateKey,
     Ref,
@@ -48,7 +48,7 @@ from tenure.core.lifecycle import REDRIVABLE, TERMINAL, State
 from tenure.core.merge import merge_name
 from tenure.core.order import place
 from tenure.core.partition import PartitionState
-from tenure.core.retention import Retention
+from tenure.core.retention import RetentionRules
 from tenure.core.settlement import Settlement, handed_back, is_kept_by_its_queue, when_cancelling
 from tenure.core.transition import (
     begun,
@@ -82,33 +82,33 @@ from tenure.storage.protocol import (
     UNKNOWN,
     UNKNOWN_LOOKS,
     WORKER_KEPT,
-    Beat,
-    Bid,
-    Cancel,
-    Cancelling,
-    Delete,
+    CancelJob,
+    CancelRequest,
+    ClaimRequest,
+    DeleteJob,
     EventPage,
-    Exchanged,
-    Order,
+    EventReader,
+    ExchangeResult,
+    LeaseRenewal,
     Page,
-    Pulse,
     Query,
     QueueSurvey,
-    Reader,
-    Reclaimed,
-    Redrive,
-    Renewal,
-    Reschedule,
-    Retain,
-    Revised,
+    ReclaimResult,
+    RedriveJob,
+    RenewRequest,
+    RenewResult,
+    RescheduleJob,
+    RetainJob,
     Revision,
+    RevisionResult,
     Settings,
+    SettlementResult,
     StalledLease,
     Survey,
-    Swept,
+    SweepRequest,
+    SweepResult,
     Target,
     UnknownTask,
-    Verdict,
     WorkerSurvey,
     job_topic,
     owner_topic,
@@ -116,14 +116,14 @@ from tenure.storage.protocol import (
     task_of_place,
     unknown_place,
 )
-from tenure.storage.timetable import Timetable
+from tenure.storage.timetable import ScheduleStore
 
 
 @dataclass
-class _Seen:
+class _LastBeat:
     """What is known of a worker: its last beat, and when that was."""
 
-    beat: Beat
+    beat: RenewRequest
     started: int
     at: int
     died: bool = False
@@ -131,12 +131,12 @@ class _Seen:
     """The number of the last event that it has announced."""
 
 
-class Model(Timetable):
+class Model(ScheduleStore):
     """A storage without the waiting, in four layers: books, intake, timetable, and here the flow."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
-        self._workers: dict[str, _Seen] = {}
+        self._workers: dict[str, _LastBeat] = {}
         self._claims: dict[tuple[str, int], LaneClaims] = {}
         self._term: tuple[Term, int] | None = None
         self._epoch = 0
@@ -146,7 +146,9 @@ class Model(Timetable):
 
     # ── the flow ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def exchange(self, owner: Owner, settlements: Sequence[Settlement] = (), order: Order | None = None) -> Exchanged:
+    def exchange(
+        self, owner: Owner, settlements: Sequence[Settlement] = (), order: ClaimRequest | None = None
+    ) -> ExchangeResult:
         """Apply each settlement whose run is the current one, then claim what is ordered."""
         now = self._clock.now()
         verdicts = tuple(self._settle(owner, asked, now) for asked in settlements)
@@ -154,7 +156,7 @@ class Model(Timetable):
         self._shelf.let_in(now)
         self._forget_at_once(settlements, verdicts, now)
         if order is None:
-            return Exchanged(verdicts)
+            return ExchangeResult(verdicts)
         leases = self._claim(owner, structs.replace(order, room=0) if seen else order, now)
         if order.lane is not None and not seen:
             key = owner.id, order.lane.id
@@ -163,7 +165,7 @@ class Model(Timetable):
         queues = [queue for queue in order.queues if queue in self._lines and not self._paused(queue)]
         lines = [self._glance(queue, order.tasks, now) for queue in queues]
         dues = [due for _, due in lines if due is not None]
-        return Exchanged(
+        return ExchangeResult(
             verdicts,
             tuple(leases),
             left=any(ready for ready, _ in lines),
@@ -201,15 +203,15 @@ class Model(Timetable):
             dues.append(opens_at)
         return ready, min(dues, default=None)
 
-    def _settle(self, owner: Owner, asked: Settlement, now: int) -> Verdict:
+    def _settle(self, owner: Owner, asked: Settlement, now: int) -> SettlementResult:
         job = self._jobs.get(asked.ref)
         if job is None:
-            return Verdict(asked.ref, asked.fence, "gone")
+            return SettlementResult(asked.ref, asked.fence, "gone")
         if not self._holds(job, owner.id, asked.fence):
             if job.settled_fence == asked.fence:
-                return Verdict(asked.ref, asked.fence, "duplicate")
+                return SettlementResult(asked.ref, asked.fence, "duplicate")
             self._record(refused(job, owner.id, asked.fence, "settle"), now)
-            return Verdict(asked.ref, asked.fence, "lost")
+            return SettlementResult(asked.ref, asked.fence, "lost")
         if job.cancel_at is not None:
             asked = when_cancelling(asked, job)
         if isinstance(asked.decision, PutBack) and asked.decision.until_known:
@@ -219,7 +221,7 @@ class Model(Timetable):
         for event in asked.events:
             self._record(event, now)
         self._tell_if_drained(job.queue, now)
-        return Verdict(asked.ref, asked.fence, "done")
+        return SettlementResult(asked.ref, asked.fence, "done")
 
     def _apply(self, job: JobRecord, decision: Decision, now: int) -> None:
         freed = structs.replace(
@@ -280,7 +282,7 @@ class Model(Timetable):
                 self.knocked.append(queue_topic(job.queue))
         self.knocked.append(job_topic(job.ref))
 
-    def _claim(self, owner: Owner, order: Order, now: int) -> list[Lease]:
+    def _claim(self, owner: Owner, order: ClaimRequest, now: int) -> list[Lease]:
         leases: list[Lease] = []
         room = min(order.room, CLAIM_LIMIT)
         looks = SCAN_LIMIT
@@ -351,11 +353,11 @@ class Model(Timetable):
                 runs[-1], end=now, ended=ended.ended, reason=ended.reason, detail=ended.detail, trace=None
             )
 
-    def renew(self, beat: Beat) -> Pulse:
+    def renew(self, beat: RenewRequest) -> RenewResult:
         """Remember that an owner lives, and extend every lease it names that nobody has taken."""
         now = self._clock.now()
         lost: list[tuple[Ref, int]] = []
-        cancelling: list[Cancelling] = []
+        cancelling: list[CancelRequest] = []
         for asked in beat.renewals:
             job = self._jobs.get(asked.ref)
             if job is None or not self._holds(job, beat.owner.id, asked.fence):
@@ -369,7 +371,7 @@ class Model(Timetable):
             if asked.extend:
                 self._extend(job, asked, now)
             if job.cancel_at is not None:
-                cancelling.append(Cancelling(asked.ref, asked.fence, job.cancel_reason))
+                cancelling.append(CancelRequest(asked.ref, asked.fence, job.cancel_reason))
         for lane in beat.lanes:
             self._hand_back(beat.owner, lane, now)
         self._shelf.let_in(now)
@@ -386,9 +388,9 @@ class Model(Timetable):
         if beat.last:
             self._forget_worker(beat.owner.id)
         elif beat.worker is not None:
-            self._workers[beat.owner.id] = _Seen(beat, seen.started if seen else now, now, announced=announced)
+            self._workers[beat.owner.id] = _LastBeat(beat, seen.started if seen else now, now, announced=announced)
         told = tuple(name for name in ("quiet", "stop") if getattr(orders, name))
-        return Pulse(tuple(lost), tuple(cancelling), told, partitions=partitions)
+        return RenewResult(tuple(lost), tuple(cancelling), told, partitions=partitions)
 
     def _partition(self, seen: Sequence[PartitionState]) -> PartitionState:
         number, at = (seen[0].last_event, seen[0].last_event_at) if seen else (0, 0)
@@ -402,10 +404,10 @@ class Model(Timetable):
             continues=number <= last and at in (0, self._journal.recorded_at(number) or at),
         )
 
-    def _extend(self, job: JobRecord, asked: Renewal, now: int) -> None:
+    def _extend(self, job: JobRecord, asked: LeaseRenewal, now: int) -> None:
         for line in asked.log:
             lines = self._log[job.ref]
-            last = self._logged.get(job.ref, Logged())
+            last = self._logged.get(job.ref, LogPosition())
             if line.number and (job.starts, line.number) <= (last.run, last.number):
                 continue
             self._logged[job.ref] = last.then(job.starts, line.number)
@@ -449,14 +451,14 @@ class Model(Timetable):
             ),
         )
 
-    def sweep(self, bid: Bid) -> Swept:
+    def sweep(self, bid: SweepRequest) -> SweepResult:
         """Elect the bidder if need be, then do one bounded turn of the chores."""
         now = self._clock.now()
         terms: tuple[Term, ...] = ()
         if bid.term is not None:
             term, retry_in = self._elect(bid.owner, bid.term, now)
             if term.owner != bid.owner.id:
-                return Swept(retry_in=retry_in)
+                return SweepResult(retry_in=retry_in)
             terms = (term,)
         if self._swept_at is not None and now - self._swept_at > 3 * bid.every:
             self._resumed_at = now
@@ -479,7 +481,7 @@ class Model(Timetable):
         self._shelf.forget_passed(now)
         self._swept_at = now
         due, next_tick = self._due_schedules(now)
-        return Swept(
+        return SweepResult(
             terms,
             None,
             tuple(stalled),
@@ -579,7 +581,7 @@ class Model(Timetable):
         """Forget what has been kept for long enough, the longest ended first."""
         gone = self._shelf.kept.first(TRIM_LIMIT, until=now)
         for queue, line in sorted(self._lines.items()):
-            kept = self._setting("queue", queue).retention or Retention()
+            kept = self._setting("queue", queue).retention or RetentionRules()
             for state, over in sorted(line.over.items()):
                 keep = kept.of(state)
                 surplus = 0 if keep.count is None else max(0, len(over) - keep.count)
@@ -597,7 +599,9 @@ class Model(Timetable):
             self._drop(self._jobs[ref])
         return trimmed
 
-    def _forget_at_once(self, settlements: Sequence[Settlement], verdicts: Sequence[Verdict], now: int) -> None:
+    def _forget_at_once(
+        self, settlements: Sequence[Settlement], verdicts: Sequence[SettlementResult], now: int
+    ) -> None:
         """Forget as many of the longest completed jobs as these have completed, where a queue keeps too many.
 
         Left to the sweeps: jobs that may have taken in other calls; and all where the clock was set back, for then the
@@ -610,7 +614,7 @@ class Model(Timetable):
         )
         for queue, ended in completed.items():
             over = self._lines[queue].over[State.COMPLETED]
-            keep = (self._setting("queue", queue).retention or Retention()).of(State.COMPLETED)
+            keep = (self._setting("queue", queue).retention or RetentionRules()).of(State.COMPLETED)
             gone = over.first(keep.forgotten_at_once(len(over), ended))
             if gone and not over.beyond(now, 1):
                 for job in [self._jobs[ref] for ref in gone]:
@@ -627,7 +631,7 @@ class Model(Timetable):
         self._workers.pop(owner, None)
         self._settings.pop(Target("worker", owner), None)
 
-    def reclaim(self, dead: str, owner: Owner) -> Reclaimed:
+    def reclaim(self, dead: str, owner: Owner) -> ReclaimResult:
         """Take every active job of a dead owner, without grace."""
         now = self._clock.now()
         held = [job for job in self._jobs.values() if job.state is State.ACTIVE and job.owner == dead]
@@ -636,34 +640,34 @@ class Model(Timetable):
         if dead in self._workers:
             self._workers[dead].died = True
         stalled = tuple(self._take(job, owner, now, "process_died") for job in held[:SWEEP_LIMIT])
-        return Reclaimed(stalled, more=len(held) > SWEEP_LIMIT, doubtful=doubtful)
+        return ReclaimResult(stalled, more=len(held) > SWEEP_LIMIT, doubtful=doubtful)
 
     # ── the operator's hand ───────────────────────────────────────────────────────────────────────────────────────
 
-    def revise(self, revisions: Sequence[Revision]) -> list[Revised]:
+    def revise(self, revisions: Sequence[Revision]) -> list[RevisionResult]:
         """Cancel, redrive, delete or reschedule."""
         now = self._clock.now()
         revised = [self._revise(revision, now) for revision in revisions]
         self._shelf.let_in(now)
         return revised
 
-    def _revise(self, revision: Revision, now: int) -> Revised:
+    def _revise(self, revision: Revision, now: int) -> RevisionResult:
         job = self._jobs.get(revision.ref)
         if job is None or self._past(job, now):
-            return Revised(revision.ref, "gone")
-        if isinstance(revision, Redrive | Delete) and revision.ended not in (None, job.finished):
-            return Revised(job.ref, "refused", job.state)
+            return RevisionResult(revision.ref, "gone")
+        if isinstance(revision, RedriveJob | DeleteJob) and revision.ended not in (None, job.finished):
+            return RevisionResult(job.ref, "refused", job.state)
         match revision:
-            case Cancel() if job.state is State.ACTIVE:
+            case CancelJob() if job.state is State.ACTIVE:
                 self._ask_to_stop(job, revision, now)
-                return Revised(job.ref, "asked", job.state)
-            case Cancel() if job.state not in TERMINAL:
+                return RevisionResult(job.ref, "asked", job.state)
+            case CancelJob() if job.state not in TERMINAL:
                 self._cancel(job, revision, now)
-            case Redrive() if job.state in REDRIVABLE and (holder := self._holder(job, now)) is not None:
-                return Revised(job.ref, "refused", job.state, holder)
-            case Redrive(by=by, delay=delay) if job.state in REDRIVABLE:
+            case RedriveJob() if job.state in REDRIVABLE and (holder := self._holder(job, now)) is not None:
+                return RevisionResult(job.ref, "refused", job.state, holder)
+            case RedriveJob(by=by, delay=delay) if job.state in REDRIVABLE:
                 self._redrive(job, now, delay=delay, by=by)
-            case Delete(by=by) if job.state is not State.ACTIVE:
+            case DeleteJob(by=by) if job.state is not State.ACTIVE:
                 self._drop(job)
                 self._free_window(job)
                 self._record(
@@ -672,21 +676,21 @@ class Model(Timetable):
                 )
                 if job.state not in TERMINAL:
                     self._tell_if_drained(job.queue, now)
-            case Reschedule() if job.state in (State.DELAYED, State.WAITING):
+            case RescheduleJob() if job.state in (State.DELAYED, State.WAITING):
                 self._reschedule(job, revision, now)
-            case Retain(ttl=ttl) if job.state is State.COMPLETED:
+            case RetainJob(ttl=ttl) if job.state is State.COMPLETED:
                 self._replace(job, structs.replace(job, kept_until=now + ttl))
             case _:
-                return Revised(job.ref, "refused", job.state)
+                return RevisionResult(job.ref, "refused", job.state)
         self.knocked.append(job_topic(job.ref))
-        return Revised(job.ref, "done", job.state)
+        return RevisionResult(job.ref, "done", job.state)
 
-    def _ask_to_stop(self, job: JobRecord, asked: Cancel, now: int) -> None:
+    def _ask_to_stop(self, job: JobRecord, asked: CancelJob, now: int) -> None:
         if job.cancel_at is None:
             self._replace(job, structs.replace(job, cancel_at=now, cancel_reason=asked.reason, cancel_by=asked.by))
             self.knocked.append(owner_topic(job.owner or ""))
 
-    def _cancel(self, job: JobRecord, asked: Cancel, now: int) -> None:
+    def _cancel(self, job: JobRecord, asked: CancelJob, now: int) -> None:
         self._replace(
             job,
             structs.replace(
@@ -728,7 +732,7 @@ class Model(Timetable):
         """Return the unfinished job that holds a job's unique key."""
         return self._living(job.queue, job.merge, now) if isinstance(job.merge, UniqueKey) else None
 
-    def _reschedule(self, job: JobRecord, asked: Reschedule, now: int) -> None:
+    def _reschedule(self, job: JobRecord, asked: RescheduleJob, now: int) -> None:
         after = retimed(job, now, delay=asked.delay, priority=asked.priority, boost=asked.boost)
         if asked.delay is not None and after.state is State.WAITING:
             after = structs.replace(after, score=self._shelf.score(after, now, now))
@@ -784,7 +788,7 @@ class Model(Timetable):
 
     def _detail(self, ref: Ref) -> JobDetail:
         log = tuple(self._log[ref])
-        dropped = self._logged.get(ref, Logged()).lines - len(log)
+        dropped = self._logged.get(ref, LogPosition()).lines - len(log)
         return JobDetail(self._whole(ref), tuple(self._runs[ref]), log, dropped)
 
     def find(self, query: Query) -> Page:
@@ -873,7 +877,9 @@ class Model(Timetable):
         waiting = [ref for index in (line.ready, *line.parked.values()) for _, ref in index]
         return max((max(0, now - self._jobs[ref].run_at) for ref in waiting), default=None)
 
-    def events(self, cursor: str | None, limit: int, reader: Reader | None = None, of: Ref | None = None) -> EventPage:
+    def events(
+        self, cursor: str | None, limit: int, reader: EventReader | None = None, of: Ref | None = None
+    ) -> EventPage:
         """Return what happened after the cursor."""
         if reader is None or cursor == EVENTS_END:
             return self._journal.page(cursor, limit, of, now=self._clock.now())

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Self
 
 
-class Hub:
+class NotificationHub:
     """Passes hints on to the listeners of a topic. Knocking costs next to nothing where nobody listens."""
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class Listener:
     hear: Callable[[], None] | None = None
     """What is called for each hint instead, on the listener's loop: a turn sooner than who waits can go on."""
 
-    def __init__(self, hub: Hub, topics: tuple[str, ...], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, hub: NotificationHub, topics: tuple[str, ...], loop: asyncio.AbstractEventLoop) -> None:
         self.topics = topics
         self._hub = hub
         self._loop = loop

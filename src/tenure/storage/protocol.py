@@ -18,7 +18,7 @@ from tenure.core.lease import Lease
 from tenure.core.lifecycle import State
 from tenure.core.merge import Made
 from tenure.core.partition import PartitionState
-from tenure.core.retention import Retention
+from tenure.core.retention import RetentionRules
 from tenure.core.schedule import Schedule
 from tenure.core.settlement import Settlement
 
@@ -82,7 +82,7 @@ class Finding(Struct, frozen=True):
     remedy: str = ""
 
 
-class Receipt(Struct, frozen=True, gc=False):
+class EnqueueResult(Struct, frozen=True, gc=False):
     """What became of one enqueue: `ref` is the job that lives, be it the new one or the one that was there.
 
     `created`: a new job. `duplicate`: a job of this id, or one that holds its unique key, was there. `replaced`: this
@@ -95,7 +95,7 @@ class Receipt(Struct, frozen=True, gc=False):
     retry_in: int | None = None
 
 
-class Order(Struct, frozen=True):
+class ClaimRequest(Struct, frozen=True):
     """A claim: up to `room` due jobs from these queues, the first named first.
 
     `lane`: numbers the call, so that it claims once however often it arrives, and acknowledges earlier ones. Without
@@ -110,7 +110,7 @@ class Order(Struct, frozen=True):
     tasks: dict[str, int] | None = None
 
 
-class Verdict(Struct, frozen=True, gc=False):
+class SettlementResult(Struct, frozen=True, gc=False):
     """What became of one settlement.
 
     `done`: applied. `duplicate`: this very settlement was applied before. `lost`: the run is no longer the current
@@ -122,7 +122,7 @@ class Verdict(Struct, frozen=True, gc=False):
     verdict: SettleVerdict
 
 
-class Exchanged(Struct, frozen=True):
+class ExchangeResult(Struct, frozen=True):
     """The answer to an exchange: a verdict each, the leases won, and when to ask again.
 
     A storage of several servers answers for those of them that it reaches. Verdicts that are missing are asked for
@@ -133,7 +133,7 @@ class Exchanged(Struct, frozen=True):
     `seen`: the call's number was seen before, so nothing was claimed; what it claimed then is not acknowledged.
     """
 
-    verdicts: tuple[Verdict, ...] = ()
+    verdicts: tuple[SettlementResult, ...] = ()
     leases: tuple[Lease, ...] = ()
     left: bool = False
     next_due: int | None = None
@@ -153,7 +153,7 @@ class NewLogLine(Struct, frozen=True):
     number: int = 0
 
 
-class Renewal(Struct, frozen=True):
+class LeaseRenewal(Struct, frozen=True):
     """One lease to extend. `sign`: the handler itself gave a sign of life since the last beat.
 
     `extend=False` only asks whether the run is still ours and wanted: for a lease that the handler alone renews. `ran`
@@ -202,11 +202,11 @@ class WorkerInfo(Struct, frozen=True):
     alarm: str = ""
 
 
-class Beat(Struct, frozen=True):
+class RenewRequest(Struct, frozen=True):
     """One renewal of everything an owner holds, and what its process has to announce."""
 
     owner: Owner
-    renewals: tuple[Renewal, ...] = ()
+    renewals: tuple[LeaseRenewal, ...] = ()
     worker: WorkerInfo | None = None
     events: tuple[Event, ...] = ()
     last: bool = False
@@ -226,7 +226,7 @@ class Beat(Struct, frozen=True):
     """What the owner last saw of each partition. None: the answer need not tell."""
 
 
-class Cancelling(Struct, frozen=True):
+class CancelRequest(Struct, frozen=True):
     """A run that somebody asked to stop."""
 
     ref: Ref
@@ -234,7 +234,7 @@ class Cancelling(Struct, frozen=True):
     reason: str | None = None
 
 
-class Pulse(Struct, frozen=True):
+class RenewResult(Struct, frozen=True):
     """The answer to a beat, exceptions only: what is no longer ours, what shall stop, what the operator ordered.
 
     `unanswered`: what could not be renewed, for the one of several servers that keeps it was out of reach. `orders`:
@@ -244,13 +244,13 @@ class Pulse(Struct, frozen=True):
     """
 
     lost: tuple[tuple[Ref, int], ...] = ()
-    cancelling: tuple[Cancelling, ...] = ()
+    cancelling: tuple[CancelRequest, ...] = ()
     orders: tuple[str, ...] | None = ()
     unanswered: tuple[tuple[Ref, int], ...] = ()
     partitions: tuple[PartitionState, ...] = ()
 
 
-class Bid(Struct, frozen=True):
+class SweepRequest(Struct, frozen=True):
     """A request to sweep. `term`: how long to lead, or None to sweep without election. Durations in microseconds.
 
     `rest`: for how long a storage of many parts may leave one alone in which nothing waits for a sweep; its leader
@@ -273,7 +273,7 @@ class StalledLease(Struct, frozen=True):
     silent_for: int = 0
 
 
-class Swept(Struct, frozen=True):
+class SweepResult(Struct, frozen=True):
     """What one turn of the leader did.
 
     `retry_in`: microseconds until the reigning term ends, None for a leader or without election. `more`: a limit was
@@ -298,7 +298,7 @@ class Swept(Struct, frozen=True):
     again_in: int | None = None
 
 
-class Reclaimed(Struct, frozen=True):
+class ReclaimResult(Struct, frozen=True):
     """What a dead owner held, now the caller's for five seconds. `more`: call again.
 
     `doubtful`: the caller may hold jobs that no answer named, and can reclaim them from itself in another name. A part
@@ -311,7 +311,7 @@ class Reclaimed(Struct, frozen=True):
     doubtful: bool = False
 
 
-class Cancel(Struct, frozen=True, tag="cancel"):
+class CancelJob(Struct, frozen=True, tag="cancel"):
     """Cancel a job: at once unless it is active; then its run is asked to stop."""
 
     ref: Ref
@@ -319,7 +319,7 @@ class Cancel(Struct, frozen=True, tag="cancel"):
     by: str | None = None
 
 
-class Redrive(Struct, frozen=True, tag="redrive"):
+class RedriveJob(Struct, frozen=True, tag="redrive"):
     """Put a job that is over back in line, with new budgets and a new time to live; `delay` microseconds from now.
 
     `ended`: only if it still is at the end that it came to at that instant. Whoever chose the job from a listing says
@@ -332,7 +332,7 @@ class Redrive(Struct, frozen=True, tag="redrive"):
     ended: int | None = None
 
 
-class Delete(Struct, frozen=True, tag="delete"):
+class DeleteJob(Struct, frozen=True, tag="delete"):
     """Forget a job that is not active. `ended`: only if it still is at the end that it came to at that instant."""
 
     ref: Ref
@@ -340,7 +340,7 @@ class Delete(Struct, frozen=True, tag="delete"):
     ended: int | None = None
 
 
-class Reschedule(Struct, frozen=True, tag="reschedule"):
+class RescheduleJob(Struct, frozen=True, tag="reschedule"):
     """Give a job that has not started another due time (microseconds from now) or another priority."""
 
     ref: Ref
@@ -350,17 +350,17 @@ class Reschedule(Struct, frozen=True, tag="reschedule"):
     by: str | None = None
 
 
-class Retain(Struct, frozen=True, tag="retain"):
+class RetainJob(Struct, frozen=True, tag="retain"):
     """Keep a completed job with its result for `ttl` microseconds from now, whatever was said before."""
 
     ref: Ref
     ttl: int
 
 
-Revision = Cancel | Redrive | Delete | Reschedule | Retain
+Revision = CancelJob | RedriveJob | DeleteJob | RescheduleJob | RetainJob
 
 
-class Revised(Struct, frozen=True):
+class RevisionResult(Struct, frozen=True):
     """What became of one revision. `state`: where the job stood when it was refused, asked, or changed.
 
     `holder`: a redrive was refused because this job, unfinished, holds the unique key that both have.
@@ -414,7 +414,7 @@ class Tick(Struct, frozen=True, tag="tick"):
 Change = PutSchedule | PauseSchedule | RemoveSchedule | Tick
 
 
-class Planned(Struct, frozen=True):
+class ScheduleResult(Struct, frozen=True):
     """What became of a change to a schedule. `ref`: the job that a tick made or that took its call in, if one did."""
 
     name: str
@@ -439,7 +439,7 @@ class Settings(Struct, frozen=True, omit_defaults=True):
     paused: bool | None = None
     rate: RateKey | None = None
     stall: StallSetting | None = None
-    retention: Retention | None = None
+    retention: RetentionRules | None = None
     record: tuple[OnRequest, ...] | None = None
     quiet: bool | None = None
     stop: bool | None = None
@@ -561,7 +561,7 @@ class Survey(Struct, frozen=True, kw_only=True):
     now: int = 0
 
 
-class Reader(Struct, frozen=True):
+class EventReader(Struct, frozen=True):
     """A named reader of the event log, and the one process of it that asks.
 
     `begin`: the cursor where it begins if the storage does not know it yet; None: at the end.
@@ -583,7 +583,7 @@ class EventPage(Struct, frozen=True):
     unanswered: bool = False
 
 
-class Notices(Protocol):
+class Notifications(Protocol):
     """Hints that something changed, coalesced: each turn yields once, whatever happened in between."""
 
     def __aiter__(self) -> AsyncIterator[None]:
@@ -631,7 +631,7 @@ class Storage(Protocol):
         """
         ...
 
-    async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
+    async def enqueue(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         """Remember each new job once; all of this call's jobs for one queue, or none of them.
 
         Guard: the (queue, id) is unknown, or its result's lifetime is over, and its unique key is free; otherwise the
@@ -646,8 +646,8 @@ class Storage(Protocol):
         ...
 
     async def exchange(
-        self, owner: Owner, settlements: Sequence[Settlement] = (), order: Order | None = None
-    ) -> Exchanged:
+        self, owner: Owner, settlements: Sequence[Settlement] = (), order: ClaimRequest | None = None
+    ) -> ExchangeResult:
         """Apply each settlement if its run still is the current one, then claim what is ordered: one step, one trip.
 
         Guard of a settlement: active, and fence and owner match, be the lease out or not. A put-back of a job that
@@ -669,7 +669,7 @@ class Storage(Protocol):
         """
         ...
 
-    async def renew(self, beat: Beat) -> Pulse:
+    async def renew(self, beat: RenewRequest) -> RenewResult:
         """Remember that an owner lives, and extend every lease it names that nobody has taken, out or not.
 
         Guard: fence and owner match. Never past the run's limit or its progress clock, unless the renewal says that
@@ -681,7 +681,7 @@ class Storage(Protocol):
         """
         ...
 
-    async def sweep(self, bid: Bid) -> Swept:
+    async def sweep(self, bid: SweepRequest) -> SweepResult:
         """Elect or renew the bidder (unless it asks for no term), then do one bounded turn of the chores.
 
         In this order: reclaim what died or whose grace is over, make suspects of leases that have run out, expire what
@@ -691,7 +691,7 @@ class Storage(Protocol):
         """
         ...
 
-    async def reclaim(self, dead: str, owner: Owner) -> Reclaimed:
+    async def reclaim(self, dead: str, owner: Owner) -> ReclaimResult:
         """Take every active job of an owner known to be dead, without grace; up to 200 a call.
 
         Whoever calls in the name of an owner that it uses for nothing else can reclaim from that one, in another name,
@@ -699,14 +699,14 @@ class Storage(Protocol):
         """
         ...
 
-    async def revise(self, revisions: Sequence[Revision]) -> list[Revised]:
+    async def revise(self, revisions: Sequence[Revision]) -> list[RevisionResult]:
         """Cancel, redrive, delete, reschedule or retain jobs that are not active; ask an active one to stop.
 
         Who is asked to stop is hinted at once: by the owner's topic.
         """
         ...
 
-    async def plan(self, changes: Sequence[Change]) -> list[Planned]:
+    async def plan(self, changes: Sequence[Change]) -> list[ScheduleResult]:
         """Change schedules, and move one on by a tick if and only if its last tick is the expected one.
 
         A tick's job is enqueued in the same step, unless its schedule's overlap forbids: an unfinished job of an
@@ -746,7 +746,7 @@ class Storage(Protocol):
         cursor: str | None = None,
         *,
         limit: int = 100,
-        reader: Reader | None = None,
+        reader: EventReader | None = None,
         ref: Ref | None = None,
     ) -> EventPage:
         """Return what happened after the cursor, in order and without a gap; `EventsTrimmed` first if it was cut.
@@ -764,7 +764,7 @@ class Storage(Protocol):
         """
         ...
 
-    def notices(self, topics: Iterable[str]) -> Notices:
+    def notices(self, topics: Iterable[str]) -> Notifications:
         """Listen for hints on these topics; hints may be lost, merged or late, and promise nothing."""
         ...
 

@@ -17,7 +17,17 @@ from tenure.core.job import JobRecord, MergeKey, RateKey, Ref
 from tenure.core.lifecycle import TERMINAL, State
 from tenure.core.merge import may_be_come_to, merge_name
 from tenure.core.order import Fairness, came_at, place
-from tenure.core.rate import Taken, free, heeded, is_of_task, opens_at, regained, retuned, taken, taken_if_open
+from tenure.core.rate import (
+    RateReservation,
+    free,
+    heeded,
+    is_of_task,
+    opens_at,
+    regained,
+    retuned,
+    taken,
+    taken_if_open,
+)
 from tenure.storage.protocol import (
     LOOK_LIMIT,
     PASSED_LIMIT,
@@ -33,7 +43,7 @@ from tenure.storage.protocol import (
 G = TypeVar("G")
 
 
-class Index:
+class OrderedJobs:
     """Jobs in the order of a number: a score, a due time, the end of a lease."""
 
     def __init__(self) -> None:
@@ -73,13 +83,13 @@ class Index:
 
 
 @dataclass
-class Line:
+class QueueIndexes:
     """What is indexed of one queue."""
 
-    ready: Index = field(default_factory=Index)
-    delayed: Index = field(default_factory=Index)
-    parked: dict[str, Index] = field(default_factory=dict[str, Index])
-    over: dict[State, Index] = field(default_factory=lambda: {state: Index() for state in sorted(TERMINAL)})
+    ready: OrderedJobs = field(default_factory=OrderedJobs)
+    delayed: OrderedJobs = field(default_factory=OrderedJobs)
+    parked: dict[str, OrderedJobs] = field(default_factory=dict[str, OrderedJobs])
+    over: dict[State, OrderedJobs] = field(default_factory=lambda: {state: OrderedJobs() for state in sorted(TERMINAL)})
     fairness: Fairness | None = None
     tenants: dict[tuple[int, str], dict[Ref, None]] = field(default_factory=dict[tuple[int, str], dict[Ref, None]])
     """Who waits of each priority and tenant, those without a key left out."""
@@ -90,7 +100,7 @@ class Line:
 
 
 @dataclass
-class Slots:
+class KeyState:
     """A key of a queue: its limit, who holds it, and how many unfinished jobs name it (without any it is forgotten)."""
 
     limit: int
@@ -103,7 +113,7 @@ class Slots:
         return max(0, self.limit - len(self.holders))
 
 
-class Shelf:
+class JobIndexes:
     """The records, and every index they stand in."""
 
     def __init__(
@@ -114,14 +124,14 @@ class Shelf:
     ) -> None:
         self.jobs: dict[Ref, JobRecord] = {}
         self.order: dict[Ref, int] = {}
-        self.lines: defaultdict[str, Line] = defaultdict(Line)
-        self.leases = Index()
-        self.suspects = Index()
-        self.aging = Index()
-        self.kept = Index()
-        self.redrives = Index()
-        self.slots: dict[tuple[str, str], Slots] = {}
-        self.taken: dict[tuple[str, str], Taken] = {}
+        self.lines: defaultdict[str, QueueIndexes] = defaultdict(QueueIndexes)
+        self.leases = OrderedJobs()
+        self.suspects = OrderedJobs()
+        self.aging = OrderedJobs()
+        self.kept = OrderedJobs()
+        self.redrives = OrderedJobs()
+        self.slots: dict[tuple[str, str], KeyState] = {}
+        self.taken: dict[tuple[str, str], RateReservation] = {}
         """How far the time of each rate of a queue is taken."""
         self._paused = paused
         self._task_rate = task_rate
@@ -219,7 +229,7 @@ class Shelf:
         for rate in rates:
             so_far, more = self._taken(queue, rate), regained(rate, started, now)
             if so_far.until > now:
-                self.taken[queue, rate.name] = Taken(so_far.until - more, so_far.reach)
+                self.taken[queue, rate.name] = RateReservation(so_far.until - more, so_far.reach)
                 opening = self.lines[queue].opening
                 if RATE + rate.name in opening:
                     opening[RATE + rate.name] -= more
@@ -368,7 +378,7 @@ class Shelf:
 
     # ── what all of it rests on ───────────────────────────────────────────────────────────────────────────────────
 
-    def _room(self, queue: str, name: str, parked: Index, now: int) -> int:
+    def _room(self, queue: str, name: str, parked: OrderedJobs, now: int) -> int:
         """Return how many of those parked under a name may be let in."""
         if name.startswith(PAUSED):
             return 0 if self._paused(name.removeprefix(PAUSED)) else PROMOTE_LIMIT
@@ -378,7 +388,7 @@ class Shelf:
         slots = self.slots.get((queue, name))
         return 0 if slots is None else slots.free
 
-    def _rate(self, queue: str, name: str, parked: Index) -> RateKey | None:
+    def _rate(self, queue: str, name: str, parked: OrderedJobs) -> RateKey | None:
         """Return the rate that the first of those parked under it goes by, None where it has that rate no more."""
         first = self.jobs[parked.first(1)[0]]
         return next((rate for rate in self.rates(first) if RATE + rate.name == name), None)
@@ -402,7 +412,7 @@ class Shelf:
         self._note_opening(queue, name, now, so_far=taken(so_far, rate, now, starts=let_in))
         return let_in
 
-    def _note_opening(self, queue: str, name: str, now: int, *, so_far: Taken | None = None) -> None:
+    def _note_opening(self, queue: str, name: str, now: int, *, so_far: RateReservation | None = None) -> None:
         """Note when a rate lets the first of those start who are parked under it; `so_far`: with those let in."""
         line = self.lines[queue]
         parked = line.parked.get(name)
@@ -415,8 +425,8 @@ class Shelf:
         else:
             line.opening[name] = opens_at(self._taken(queue, rate) if so_far is None else so_far, rate, now)
 
-    def _taken(self, queue: str, rate: RateKey) -> Taken:
-        return self.taken.get((queue, rate.name), Taken())
+    def _taken(self, queue: str, rate: RateKey) -> RateReservation:
+        return self.taken.get((queue, rate.name), RateReservation())
 
     def _let_in(self, before: JobRecord, after: JobRecord | None) -> None:
         """Note the keys of a job that has left a slot, or its place in line for one that may be free; so with rates.
@@ -445,12 +455,12 @@ class Shelf:
         if job.parked_under is not None and not len(line.parked[job.parked_under]):
             del line.parked[job.parked_under]
 
-    def _places(self, job: JobRecord) -> Iterator[tuple[Index, int]]:
+    def _places(self, job: JobRecord) -> Iterator[tuple[OrderedJobs, int]]:
         """Yield the indexes that the job's state puts it in, and its number there."""
         line = self.lines[job.queue]
         match job.state:
             case State.WAITING if job.parked_under is not None:
-                yield line.parked.setdefault(job.parked_under, Index()), job.score
+                yield line.parked.setdefault(job.parked_under, OrderedJobs()), job.score
             case State.WAITING:
                 yield line.ready, job.score
             case State.DELAYED:
@@ -485,7 +495,7 @@ class Shelf:
             _group(self._scheduled, job.schedule, job.ref, inside=_unfinished(after))
         for key in job.keys:
             place = job.queue, key.name
-            slots = self.slots.setdefault(place, Slots(key.limit))
+            slots = self.slots.setdefault(place, KeyState(key.limit))
             slots.named += more
             if after is not None and after.state is State.ACTIVE:
                 slots.holders[job.ref] = None

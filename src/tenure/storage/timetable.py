@@ -5,56 +5,56 @@ from collections.abc import Sequence
 from tenure.clock import Clock
 from tenure.core.job import NewJob, Ref
 from tenure.core.schedule import Fate, Schedule, fate_of, may_fire, moved_on, paused_at, put_over
-from tenure.storage.intake import Intake
+from tenure.storage.intake import EnqueueRules
 from tenure.storage.protocol import (
     DUE_LIMIT,
     Change,
     PauseSchedule,
-    Planned,
     PutSchedule,
     RemoveSchedule,
+    ScheduleResult,
     Tick,
 )
 
 
-class Timetable(Intake):
+class ScheduleStore(EnqueueRules):
     """Remembers schedules, and who has dealt with which of their ticks."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
         self._schedules: dict[str, Schedule] = {}
 
-    def plan(self, changes: Sequence[Change]) -> list[Planned]:
+    def plan(self, changes: Sequence[Change]) -> list[ScheduleResult]:
         """Change schedules, in the order given."""
         now = self._clock.now()
         planned = [self._change(change, now, offset) for offset, change in enumerate(changes)]
         self._shelf.let_in(now)
         return planned
 
-    def _change(self, change: Change, now: int, offset: int) -> Planned:
+    def _change(self, change: Change, now: int, offset: int) -> ScheduleResult:
         known = self._schedules.get(change.name)
         match change:
             case PutSchedule(schedule):
                 self._schedules[change.name] = put_over(known, schedule, now)
             case _ if known is None:
-                return Planned(change.name, "gone")
+                return ScheduleResult(change.name, "gone")
             case PauseSchedule(paused=paused, next_tick=next_tick):
                 self._schedules[change.name] = paused_at(known, now, paused=paused, next_tick=next_tick)
             case RemoveSchedule():
                 del self._schedules[change.name]
             case Tick():
                 return self._move_on(known, change, now, offset)
-        return Planned(change.name, "done")
+        return ScheduleResult(change.name, "done")
 
-    def _move_on(self, known: Schedule, asked: Tick, now: int, offset: int) -> Planned:
+    def _move_on(self, known: Schedule, asked: Tick, now: int, offset: int) -> ScheduleResult:
         if not known.goes_on_from(asked.expected):
-            return Planned(asked.name, "superseded")
+            return ScheduleResult(asked.name, "superseded")
         fate = None if asked.job is None else self._fire(known, asked.job, now, offset)
         after, told = moved_on(known, asked.tick, asked.next_tick, missed=asked.missed, fate=fate, now=now)
         self._schedules[asked.name] = after
         for event in told:
             self._record(event, now)
-        return Planned(asked.name, "done", fate if isinstance(fate, Ref) else None)
+        return ScheduleResult(asked.name, "done", fate if isinstance(fate, Ref) else None)
 
     def _fire(self, known: Schedule, job: NewJob, now: int, offset: int) -> Fate:
         if not may_fire(known.overlap, self._shelf.unfinished_of(known.name)):

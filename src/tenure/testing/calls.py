@@ -8,7 +8,7 @@ from tenure.core.job import CollectKey, DebounceKey, JobRecord, MergeKey, NewJob
 from tenure.core.lifecycle import TERMINAL, State
 from tenure.core.merge import GATHERED_LIMIT
 from tenure.core.transition import lapsed
-from tenure.storage.protocol import Receipt, Revised
+from tenure.storage.protocol import EnqueueResult, RevisionResult
 
 Require = Callable[[bool, str, str], None]
 """Fails with an invariant's number and a message unless something is so."""
@@ -25,7 +25,7 @@ class Span:
     ref: Ref
 
 
-class Calls:
+class CallRecords:
     """An account of all calls, kept from what was asked and answered alone."""
 
     def __init__(self, require: Require) -> None:
@@ -43,7 +43,7 @@ class Calls:
         """Whether there ever was a unique key."""
 
     def told(
-        self, new: NewJob, receipt: Receipt, before: Mapping[Ref, JobRecord], job: JobRecord | None, now: int
+        self, new: NewJob, receipt: EnqueueResult, before: Mapping[Ref, JobRecord], job: JobRecord | None, now: int
     ) -> str:
         """Take in what a call was told; return the log's name of what happened. `job`: whom the answer names."""
         known, taker = before.get(new.ref), self._takers.get(new.ref)
@@ -106,7 +106,7 @@ class Calls:
                     fits, "I13", f"{new.ref} is number {span.jobs} in a window that allows {new.throttle.most}"
                 )
 
-    def _came_to(self, new: NewJob, receipt: Receipt, was: JobRecord, job: JobRecord | None, now: int) -> None:
+    def _came_to(self, new: NewJob, receipt: EnqueueResult, was: JobRecord, job: JobRecord | None, now: int) -> None:
         living = job is not None and job.state in QUEUED and job.starts == 0
         self._require(living, "I13", f"{new.ref} came to {receipt.ref}, which waits no more: {job}")
         contents = self._contents[receipt.ref]
@@ -130,7 +130,7 @@ class Calls:
         waits = job.run_at == due if job.state is State.DELAYED else due <= now
         self._require(waits, "I13", f"{job.ref} was called for last at {now}, and is due at {job.run_at}, not {due}")
 
-    def _throttled(self, new: NewJob, receipt: Receipt, now: int) -> None:
+    def _throttled(self, new: NewJob, receipt: EnqueueResult, now: int) -> None:
         span = None
         if new.throttle is not None:
             span = self._open((new.queue, f"throttle {new.throttle.key}"), new.throttle.window, now)
@@ -170,7 +170,7 @@ class Calls:
             if place in self._spans and self._spans[place].ref == job.ref:
                 del self._spans[place]
 
-    def refused(self, job: JobRecord, answer: Revised, records: Mapping[Ref, JobRecord]) -> None:
+    def refused(self, job: JobRecord, answer: RevisionResult, records: Mapping[Ref, JobRecord]) -> None:
         """See that a redrive is refused for a reason: another job, which is not over, holds the key."""
         holder = None if answer.holder is None else records.get(answer.holder)
         fine = holder is not None and holder.state not in TERMINAL and _names_of(holder) == _names_of(job)

@@ -8,7 +8,7 @@ from multiprocessing import get_context
 from typing import TypeVar
 
 from tenure.storage.model import Model
-from tenure.testing.figures import Failure, Figures
+from tenure.testing.figures import Failure, WorldFigures
 from tenure.testing.invariants import Violation
 from tenure.testing.plan import SCENARIOS
 from tenure.testing.world import World
@@ -25,19 +25,19 @@ def made(seed: int, *, scenario: str = "", without: Sequence[str] = (), model: t
     return World(seed, SCENARIOS[scenario] if scenario else None, model=model, name=scenario, without=without)
 
 
-def run_world(seed: int, *, scenario: str = "", without: Sequence[str] = ()) -> Figures:
+def run_world(seed: int, *, scenario: str = "", without: Sequence[str] = ()) -> WorldFigures:
     """Let one world run its course; a violation is among its figures."""
     world = made(seed, scenario=scenario, without=without)
     try:
         world.run()
     except Violation as violation:
-        return Figures.of(world, violation)
-    return Figures.of(world)
+        return WorldFigures.of(world, violation)
+    return WorldFigures.of(world)
 
 
 def run_worlds(
     seeds: Sequence[int], *, scenario: str = "", without: Sequence[str] = (), processes: int = 0
-) -> Iterator[Figures]:
+) -> Iterator[WorldFigures]:
     """Run all these worlds and yield the figures of each, in order."""
     return spread(partial(run_world, scenario=scenario, without=tuple(without)), seeds, processes, batch=BATCH)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from tenure.clock import SECOND, Clock
-from tenure.testing.figures import Figures
+from tenure.testing.figures import WorldFigures
 from tenure.testing.trials import Trial, caught_of, table
 
 
@@ -24,7 +24,7 @@ def commit() -> str:
 
 
 def write(
-    path: Path, figures: Figures, trials: Sequence[Trial], *, command: str, at: str, clock: Clock, took: float
+    path: Path, figures: WorldFigures, trials: Sequence[Trial], *, command: str, at: str, clock: Clock, took: float
 ) -> list[Path]:
     """Write the page, and beside it the data; return where they are. `at`: the commit. `took`: the seconds."""
     date = datetime.fromtimestamp(clock.now() / SECOND, UTC).strftime("%Y-%m-%d %H:%M UTC")
@@ -43,7 +43,7 @@ def write(
     return [page, data]
 
 
-def _page(figures: Figures, trials: Sequence[Trial], origin: Mapping[str, object]) -> str:
+def _page(figures: WorldFigures, trials: Sequence[Trial], origin: Mapping[str, object]) -> str:
     lines = [
         "# What the simulation says",
         "",

@@ -28,7 +28,7 @@ class Failure:
 
 
 @dataclass
-class Figures:
+class WorldFigures:
     """The figures of some worlds. They may be added up, and sent from process to process."""
 
     seeds: int = 0
@@ -63,7 +63,7 @@ class Figures:
     failures: list[Failure] = field(default_factory=list[Failure])
 
     @classmethod
-    def of(cls, world: World, violation: Violation | None = None) -> "Figures":
+    def of(cls, world: World, violation: Violation | None = None) -> "WorldFigures":
         """Return the figures of a world that has run its course, or was stopped by a violation."""
         stage, witness, records = world.stage, world.stage.witness, world.stage.model.records
         faults = Counter({kind: n for kind, n in stage.weather.counts().items() if kind not in PARTING})
@@ -92,7 +92,7 @@ class Figures:
             figures.failures.append(failure)
         return figures
 
-    def add(self, other: "Figures") -> None:
+    def add(self, other: "WorldFigures") -> None:
         """Take in the figures of other worlds."""
         self.seeds += other.seeds
         self.seconds += other.seconds

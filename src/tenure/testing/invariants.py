@@ -40,7 +40,7 @@ from tenure.core.lease import Lease, longest_lease
 from tenure.core.lifecycle import REDRIVABLE, TERMINAL, TRANSITIONS, State
 from tenure.core.order import place
 from tenure.core.rate import is_of_task
-from tenure.core.retention import Retention
+from tenure.core.retention import RetentionRules
 from tenure.core.settlement import Settlement, handed_back
 from tenure.core.transition import lapsed
 from tenure.options import Timing
@@ -51,34 +51,34 @@ from tenure.storage.protocol import (
     RUNS_KEPT,
     UNKNOWN,
     WORKER_KEPT,
-    Beat,
-    Bid,
-    Cancel,
-    Delete,
-    Exchanged,
-    Order,
-    Pulse,
-    Receipt,
-    Reclaimed,
-    Redrive,
-    Revised,
+    CancelJob,
+    ClaimRequest,
+    DeleteJob,
+    EnqueueResult,
+    ExchangeResult,
+    ReclaimResult,
+    RedriveJob,
+    RenewRequest,
+    RenewResult,
     Revision,
+    RevisionResult,
     Settings,
     StalledLease,
-    Swept,
+    SweepRequest,
+    SweepResult,
     Target,
     knows,
     task_of_place,
     unknown_place,
 )
-from tenure.testing.calls import Calls
+from tenure.testing.calls import CallRecords
 from tenure.testing.pacing import Pacing
-from tenure.testing.recoveries import Recoveries, Recovery
+from tenure.testing.recoveries import Recoveries, SimulatedRecovery
 from tenure.testing.sharing import Sharing
 from tenure.testing.soundness import flaw_of_lease, may_be_forgotten, place_of, right_lease_end
-from tenure.testing.stories import Run, Story, shown
+from tenure.testing.stories import RunStory, Story, shown
 from tenure.testing.ticking import Ticking
-from tenure.testing.weather import Weather
+from tenure.testing.weather import NetworkFaults
 
 T = TypeVar("T")
 
@@ -126,14 +126,14 @@ class Violation(AssertionError):
         return self.__cause__ is not None and not isinstance(self.__cause__, Violation)
 
 
-class Witness:
+class InvariantChecker:
     """Sees every step of a storage in memory, and raises `Violation` at the first that breaks an invariant."""
 
     def __init__(
         self,
         model: Model,
         clock: Clock,
-        weather: Weather,
+        weather: NetworkFaults,
         timing: Timing,
         *,
         note: Callable[..., None],
@@ -166,7 +166,7 @@ class Witness:
 
         self.repaired = 0
         self.steps = 0
-        self.calls = Calls(self._require)
+        self.calls = CallRecords(self._require)
         self.ticking = Ticking(self._require)
         self.pacing = Pacing(self._require)
         self.sharing = Sharing(self._require)
@@ -188,7 +188,7 @@ class Witness:
         """The names that burials take in, and whose they are."""
 
     @property
-    def recoveries(self) -> list[Recovery]:
+    def recoveries(self) -> list[SimulatedRecovery]:
         """The jobs that were taken from a lost holder, and put back."""
         return self._recoveries.all
 
@@ -209,15 +209,15 @@ class Witness:
                 expected = self._enqueued(dict(enumerate(jobs)), answer, before)  # type: ignore[arg-type]
             case "plan", (changes,), _:
                 made = self.ticking.planned(changes, answer, before, told, self._clock.now())  # type: ignore[arg-type]
-                created = [Receipt("created", job.ref) for job in made.values()]
+                created = [EnqueueResult("created", job.ref) for job in made.values()]
                 expected = self._enqueued(made, created, before)
-            case "exchange", (Owner() as owner, settlements, order), Exchanged():
+            case "exchange", (Owner() as owner, settlements, order), ExchangeResult():
                 expected = self._exchanged(owner, settlements, order, answer, before)
-            case "renew", (Beat() as beat,), Pulse():
+            case "renew", (RenewRequest() as beat,), RenewResult():
                 expected = self._renewed(beat, answer, before, changed, sent_ago)
-            case "sweep", (Bid() as bid,), Swept():
+            case "sweep", (SweepRequest() as bid,), SweepResult():
                 self._swept(bid, answer, before, changed)
-            case "reclaim", (str() as dead, Owner() as owner), Reclaimed():
+            case "reclaim", (str() as dead, Owner() as owner), ReclaimResult():
                 self._reclaimed(dead, owner, answer, before)
             case "revise", (revisions,), _:
                 expected = self._revised(revisions, answer, before)  # type: ignore[arg-type]
@@ -245,7 +245,7 @@ class Witness:
     # ── each verb ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _enqueued(
-        self, jobs: Mapping[int, NewJob], receipts: Sequence[Receipt], before: Mapping[Ref, JobRecord]
+        self, jobs: Mapping[int, NewJob], receipts: Sequence[EnqueueResult], before: Mapping[Ref, JobRecord]
     ) -> Told:
         """Take in what became of new jobs, each with its place in the call; return what must be told of them."""
         expected: Told = Counter()
@@ -294,8 +294,8 @@ class Witness:
         self,
         owner: Owner,
         settlements: Sequence[Settlement],
-        order: Order | None,
-        answer: Exchanged,
+        order: ClaimRequest | None,
+        answer: ExchangeResult,
         before: Mapping[Ref, JobRecord],
     ) -> Told:
         expected: Told = Counter()
@@ -403,7 +403,7 @@ class Witness:
         self._note("settled", job.id, run.number, *_words(decision, stopped=stopped))
         return Counter((kind, job.ref, job.starts) for kind in _announced(decision, stopped=stopped))
 
-    def _fell_silent(self, job: JobRecord, run: Run, reason: str | None) -> None:
+    def _fell_silent(self, job: JobRecord, run: RunStory, reason: str | None) -> None:
         """See that a holder charges its own run only where that is exclusive, and its handler has been silent."""
         limit = job.heartbeat_timeout if reason == "no_progress" else None if job.stall.renewed else job.stall.lease
         silent_for = self._clock.uptime() - run.gave_sign
@@ -413,7 +413,9 @@ class Witness:
             f"{job.ref}: run {run.number} was charged by its holder ({reason}), silent for {silent_for:.3f} s",
         )
 
-    def _limited(self, story: Story, run: Run, decision: Finish | PutBack, *, by_reaper: bool, stopped: bool) -> None:
+    def _limited(
+        self, story: Story, run: RunStory, decision: Finish | PutBack, *, by_reaper: bool, stopped: bool
+    ) -> None:
         """See that of the put-backs by failed workers none but every second one in a row is charged."""
         used = story.put_back_used
         released = isinstance(decision, PutBack) and decision.charge == "releases" and not stopped
@@ -432,7 +434,7 @@ class Witness:
             self._require(used and failed, "I18", f"{where}: its holder charged it with a stall")
             self.counted.append((story.ref, run.fence))
 
-    def _claimed(self, owner: Owner, lease: Lease, order: Order | None) -> None:
+    def _claimed(self, owner: Owner, lease: Lease, order: ClaimRequest | None) -> None:
         job = lease.job
         story = self._story(job.ref)
         fits = job.starts == 1 or order is None or knows(order.tasks, job.task, job.policy.version)
@@ -455,7 +457,7 @@ class Witness:
             self.announced += (job.ref, story.recovered) in self._stalled
             story.recovered = 0
         story.starts += 1
-        story.run = Run(job.starts, job.fence, owner.id, now, now, now, now, holders=[owner.id])
+        story.run = RunStory(job.starts, job.fence, owner.id, now, now, now, now, holders=[owner.id])
         story.runs[job.fence] = story.run
         self.calls.claimed(job)
         self.pacing.started(job, self._rates(job, queue=True), at, len(self._weather.steps))
@@ -496,7 +498,7 @@ class Witness:
             fine = shared or after.score == right
             self._require(fine, "I14", f"{job.ref}: put back from {job.score} to {after.score} in the line")
 
-    def _ordered(self, leases: Sequence[Lease], order: Order | None) -> None:
+    def _ordered(self, leases: Sequence[Lease], order: ClaimRequest | None) -> None:
         """See that nothing was given that was not ordered, and no right to more than may have it."""
         fits = order is not None and len(leases) <= order.room
         self._require(fits, "I14", f"{len(leases)} leases were given for {order}")
@@ -521,7 +523,7 @@ class Witness:
                 left = (job.score, job.id)
                 self._require(left > last[job.queue], "I14", f"{job.ref} was left behind by one that stood behind it")
 
-    def _none_left(self, order: Order) -> None:
+    def _none_left(self, order: ClaimRequest) -> None:
         """See that nothing was left in line that could have been claimed."""
         now = self._clock.now()
         for job in self._model.records.values():
@@ -535,8 +537,8 @@ class Witness:
 
     def _renewed(
         self,
-        beat: Beat,
-        answer: Pulse,
+        beat: RenewRequest,
+        answer: RenewResult,
         before: Mapping[Ref, JobRecord],
         changed: Sequence[Ref],
         sent_ago: float,
@@ -580,7 +582,9 @@ class Witness:
             self._require(not flaw, "I16", f"{ref}: renewed, and {flaw}: {shown(job)}")
         return expected
 
-    def _swept(self, bid: Bid, answer: Swept, before: Mapping[Ref, JobRecord], changed: Sequence[Ref]) -> None:
+    def _swept(
+        self, bid: SweepRequest, answer: SweepResult, before: Mapping[Ref, JobRecord], changed: Sequence[Ref]
+    ) -> None:
         now = self._clock.now()
         for stalled in answer.stalled:
             was = before[stalled.lease.ref]
@@ -617,7 +621,7 @@ class Witness:
         if answer.retry_in is None and not answer.more:
             self._all_swept(before, now, bid.grace)
 
-    def _suspected(self, bid: Bid, was: JobRecord, job: JobRecord, now: int) -> None:
+    def _suspected(self, bid: SweepRequest, was: JobRecord, job: JobRecord, now: int) -> None:
         """See that only what ran out, or ends further ahead than it can, is suspected, and has its grace."""
         longest = longest_lease(job.stall)
         out = was.lease_until is not None and not now < was.lease_until <= now + longest
@@ -681,7 +685,7 @@ class Witness:
             active += other.state is State.ACTIVE
         return active < self._limits[job.queue, name]
 
-    def _reclaimed(self, dead: str, owner: Owner, answer: Reclaimed, before: Mapping[Ref, JobRecord]) -> None:
+    def _reclaimed(self, dead: str, owner: Owner, answer: ReclaimResult, before: Mapping[Ref, JobRecord]) -> None:
         self._buriers[owner.id] = owner.name
         for stalled in answer.stalled:
             was = before[stalled.lease.ref]
@@ -711,7 +715,7 @@ class Witness:
         self._note("reaped", job.id, run.number, stalled.reason)
 
     def _revised(
-        self, revisions: Sequence[Revision], answers: Sequence[Revised], before: Mapping[Ref, JobRecord]
+        self, revisions: Sequence[Revision], answers: Sequence[RevisionResult], before: Mapping[Ref, JobRecord]
     ) -> Told:
         expected: Told = Counter()
         expired = {ref for ref, job in self._model.records.items() if job.state is State.EXPIRED}
@@ -720,26 +724,26 @@ class Witness:
             was, job = before.get(revision.ref), self._model.records.get(revision.ref)
             if was is None or answer.verdict in ("refused", "gone"):
                 self._require(was is job, "I3", f"{revision.ref}: changed by a refused {type(revision).__name__}")
-                if was is not None and isinstance(revision, Redrive) and was.state in REDRIVABLE:
+                if was is not None and isinstance(revision, RedriveJob) and was.state in REDRIVABLE:
                     self.calls.refused(was, answer, self._model.records)
                 continue
             story = self._story(revision.ref)
             self._note(type(revision).__name__.lower(), revision.ref.id, answer.verdict)
             match revision:
-                case Cancel() if answer.verdict == "asked":
+                case CancelJob() if answer.verdict == "asked":
                     asked = job is not None and job.state is State.ACTIVE and job.cancel_at is not None
                     self._require(asked and was.state is State.ACTIVE, "I11", f"{was.ref}: asked to stop: {shown(was)}")
-                case Cancel():
+                case CancelJob():
                     fine = job is not None and job.state is State.CANCELLED
                     self._require(fine and was.state in (State.WAITING, State.DELAYED), "I11", shown(was))
                     story.ends += 1
                     unfinished.discard(was.ref)
                     expected[JobCancelled, was.ref, was.starts] += 1
-                case Redrive():
+                case RedriveJob():
                     self._require(was.state in REDRIVABLE, "I3", f"{was.ref}: redriven: {shown(was)}")
                     self._redriven(was, unfinished)
                     expected[JobRedriven, was.ref, was.starts] += 1
-                case Delete():
+                case DeleteJob():
                     self._require(was.state is not State.ACTIVE, "I3", f"{was.ref}: deleted: {shown(was)}")
                     story.deleted = True
                     self.calls.deleted(was)
@@ -923,7 +927,7 @@ class Witness:
         return [rate for rate in rates if rate.interval]
 
     def _forgettable(self, job: JobRecord) -> bool:
-        kept = self._setting("queue", job.queue).retention or Retention()
+        kept = self._setting("queue", job.queue).retention or RetentionRules()
         return job.state in TERMINAL and may_be_forgotten(job, kept.of(job.state), self._clock.now())
 
     def _story(self, ref: Ref) -> Story:

@@ -21,26 +21,26 @@ from tenure.core.settlement import Settlement
 from tenure.errors import StorageError, StorageUnavailableError
 from tenure.storage.memory import MemoryStorage
 from tenure.storage.protocol import (
-    Beat,
-    Bid,
     Change,
+    ClaimRequest,
+    EnqueueResult,
     EventPage,
-    Exchanged,
+    EventReader,
+    ExchangeResult,
     Finding,
-    Notices,
-    Order,
+    Notifications,
     Page,
-    Planned,
-    Pulse,
     Query,
-    Reader,
-    Receipt,
-    Reclaimed,
-    Revised,
+    ReclaimResult,
+    RenewRequest,
+    RenewResult,
     Revision,
+    RevisionResult,
+    ScheduleResult,
     Settings,
     Survey,
-    Swept,
+    SweepRequest,
+    SweepResult,
     Target,
     Tick,
 )
@@ -88,7 +88,7 @@ class Rates:
         return not self.sound and (bool(self.late) or self.patience > 1.0)
 
 
-class Watcher(Protocol):
+class NodeWatcher(Protocol):
     """Who sees every step of the storage."""
 
     def watched(self, verb: str, args: tuple[Any, ...], step: Callable[[], T], *, sent_ago: float = 0.0) -> T:
@@ -111,7 +111,7 @@ class Request(Generic[T]):
 class SimServer:
     """Where all requests arrive: the world's one storage, which may stand still for a while."""
 
-    def __init__(self, loop: SimLoop, storage: MemoryStorage, watcher: Watcher, rng: Random) -> None:
+    def __init__(self, loop: SimLoop, storage: MemoryStorage, watcher: NodeWatcher, rng: Random) -> None:
         self.loop = loop
         self.storage = storage
         self.rng = rng
@@ -185,8 +185,8 @@ class SimServer:
             case "exchange", (Owner() as owner, settlements, _) if settlements and self.hit("echo", self.rates.echo):
                 args = (self._somebody(owner), settlements, None)
                 self._echo(request, args, lambda: self.storage.exchange(*args))
-            case "renew", (Beat() as beat,) if beat.renewals and self.hit("echo", self.rates.echo):
-                again = Beat(self._somebody(beat.owner), beat.renewals)
+            case "renew", (RenewRequest() as beat,) if beat.renewals and self.hit("echo", self.rates.echo):
+                again = RenewRequest(self._somebody(beat.owner), beat.renewals)
                 self._echo(request, (again,), lambda: self.storage.renew(again))
             case "plan", (changes,) if all(isinstance(one, Tick) for one in changes) and self._again():
                 self._echo(request, (changes,), lambda: self.storage.plan(changes))
@@ -196,7 +196,7 @@ class SimServer:
     def _maybe_double(self, request: Request[Any]) -> None:
         """Let a claim come again, at once or much later: with all that it ordered, and under the same number."""
         match request.args:
-            case (Owner() as owner, settlements, Order(lane=Lane()) as order) if self.rates.echo:
+            case (Owner() as owner, settlements, ClaimRequest(lane=Lane()) as order) if self.rates.echo:
                 if self._doubling.random() < self.rates.echo:
                     self.counts["doubled claim"] = self.counts.get("doubled claim", 0) + 1
                     again = self._repeated(
@@ -272,39 +272,39 @@ class SimNet:
         """See `Storage.examine`."""
         return await self._server.storage.examine(deep=deep)
 
-    async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
+    async def enqueue(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         """See `Storage.enqueue`."""
         return await self._ask("enqueue", (jobs,), lambda: self._server.storage.enqueue(jobs))
 
     async def exchange(
-        self, owner: Owner, settlements: Sequence[Settlement] = (), order: Order | None = None
-    ) -> Exchanged:
+        self, owner: Owner, settlements: Sequence[Settlement] = (), order: ClaimRequest | None = None
+    ) -> ExchangeResult:
         """See `Storage.exchange`."""
         if self.senseless:
             self.senseless = False
-            return cast("Exchanged", None)
+            return cast("ExchangeResult", None)
         asked = tuple(settlements)
         return await self._ask(
             "exchange", (owner, asked, order), lambda: self._server.storage.exchange(owner, asked, order)
         )
 
-    async def renew(self, beat: Beat) -> Pulse:
+    async def renew(self, beat: RenewRequest) -> RenewResult:
         """See `Storage.renew`."""
         return await self._ask("renew", (beat,), lambda: self._server.storage.renew(beat))
 
-    async def sweep(self, bid: Bid) -> Swept:
+    async def sweep(self, bid: SweepRequest) -> SweepResult:
         """See `Storage.sweep`."""
         return await self._ask("sweep", (bid,), lambda: self._server.storage.sweep(bid))
 
-    async def reclaim(self, dead: str, owner: Owner) -> Reclaimed:
+    async def reclaim(self, dead: str, owner: Owner) -> ReclaimResult:
         """See `Storage.reclaim`."""
         return await self._ask("reclaim", (dead, owner), lambda: self._server.storage.reclaim(dead, owner))
 
-    async def revise(self, revisions: Sequence[Revision]) -> list[Revised]:
+    async def revise(self, revisions: Sequence[Revision]) -> list[RevisionResult]:
         """See `Storage.revise`."""
         return await self._ask("revise", (revisions,), lambda: self._server.storage.revise(revisions))
 
-    async def plan(self, changes: Sequence[Change]) -> list[Planned]:
+    async def plan(self, changes: Sequence[Change]) -> list[ScheduleResult]:
         """See `Storage.plan`."""
         return await self._ask("plan", (changes,), lambda: self._server.storage.plan(changes))
 
@@ -333,7 +333,7 @@ class SimNet:
         cursor: str | None = None,
         *,
         limit: int = 100,
-        reader: Reader | None = None,
+        reader: EventReader | None = None,
         ref: Ref | None = None,
     ) -> EventPage:
         """See `Storage.events`."""
@@ -354,7 +354,7 @@ class SimNet:
 class SimNotices:
     """Hints that are lost with the messages of their node."""
 
-    def __init__(self, net: SimNet, server: SimServer, notices: Notices) -> None:
+    def __init__(self, net: SimNet, server: SimServer, notices: Notifications) -> None:
         self._net = net
         self._server = server
         self._notices = notices

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from tenure.core.job import JobRecord, RateKey, Ref
 from tenure.core.lifecycle import State
-from tenure.core.rate import Taken, opens_at, regained, taken
+from tenure.core.rate import RateReservation, opens_at, regained, taken
 from tenure.storage.protocol import RATE
 from tenure.testing.calls import Require
 
@@ -15,7 +15,7 @@ class Pacing:
     def __init__(self, require: Require) -> None:
         self._require = require
         self._starts: dict[tuple[str, str], list[int]] = {}
-        self._taken: dict[tuple[str, str], Taken] = {}
+        self._taken: dict[tuple[str, str], RateReservation] = {}
         """How far the time of each rate is taken by what started."""
         self._steps = 0
 
@@ -35,7 +35,7 @@ class Pacing:
             for count, first in enumerate(reversed(starts), 1):
                 fits = count <= rate.burst or (count - 1 - rate.burst) * gap < now - first
                 self._require(fits, "I6", f"{job.ref} is number {count} under {rate} in {now - first} microseconds")
-            self._taken[place] = taken(self._taken.get(place, Taken()), rate, now)
+            self._taken[place] = taken(self._taken.get(place, RateReservation()), rate, now)
 
     def put_back(self, job: JobRecord, rates: Iterable[RateKey], now: int) -> None:
         """Take in that a job had started in vain: that start does not count."""
@@ -44,13 +44,13 @@ class Pacing:
             place = job.queue, rate.name
             if started in (starts := self._starts.get(place, [])):
                 starts.remove(started)
-            so_far = self._taken.get(place, Taken())
+            so_far = self._taken.get(place, RateReservation())
             if so_far.until > now:
-                self._taken[place] = Taken(so_far.until - regained(rate, started, now), so_far.reach)
+                self._taken[place] = RateReservation(so_far.until - regained(rate, started, now), so_far.reach)
 
     def open(self, queue: str, rate: RateKey, now: int) -> bool:
         """Say whether a rate lets a job start now, for all that has started."""
-        return opens_at(self._taken.get((queue, rate.name), Taken()), rate, now) <= now
+        return opens_at(self._taken.get((queue, rate.name), RateReservation()), rate, now) <= now
 
     def swept(self, now: int) -> None:
         """Forget the time that has gone by, as a sweep does."""

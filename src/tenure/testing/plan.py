@@ -46,7 +46,7 @@ USUAL = Rates()
 
 
 @dataclass(frozen=True)
-class Plan:
+class WorldPlan:
     """What a world is made of.
 
     `faults`: how many seconds lie between two of a kind, on average. `at`: at which second one comes for certain.
@@ -177,22 +177,28 @@ class Plan:
 
 LONG = ("slow", "steady", "exclusive")
 
-SCENARIOS: dict[str, Plan] = {
-    "calm": Plan(workers=4, jobs=20, span=50.0),
-    "calm and fast": Plan(workers=4, jobs=20, span=50.0, fast=True),
-    "freeze": Plan(workers=6, jobs=24, tasks=LONG, freezes=(60.0, 60.0), at=((25.0, "freeze"),), span=100.0),
-    "one step": Plan(workers=6, jobs=24, tasks=LONG, at=((25.0, "step"),), span=50.0),
-    "step and death": Plan(jobs=9, tasks=("slow",), at=((20.0, "kill"), (30.0, "step")), supervised=0.0, span=60.0),
-    "clock": Plan(workers=6, jobs=24, tasks=LONG, faults={"step": 30.0}, span=130.0),
-    "clock and death": Plan(workers=4, jobs=16, tasks=LONG, faults={"step": 40.0, "kill": 40.0}, supervised=0.0),
-    "lid": Plan(workers=4, jobs=20, faults={"lid": 30.0}, span=130.0),
-    "rolling deploy": Plan(workers=4, jobs=24, concurrency=2, faults={"stop": 4.0}, rates=Rates(delay=0.3), span=50.0),
-    "deploy on a frozen storage": Plan(jobs=12, faults={"stop": 6.0, "freeze": 20.0}, span=60.0),
-    "death": Plan(workers=4, jobs=20, faults={"kill": 40.0}, supervised=0.0),
-    "death under a supervisor": Plan(workers=4, jobs=20, faults={"kill": 12.0}, supervised=1.0, span=60.0),
-    "all lead": Plan(workers=5, jobs=20, faults={"kill": 15.0}, election=False, lone_reaper=True, fast=True),
-    "noise": Plan(jobs=16, faults={"kill": 25.0, "pause": 25.0, "storm": 30.0}, rates=Rates(0.1, 0.1, 0.05, 0.3, 0.1)),
-    "lost claims": Plan(
+SCENARIOS: dict[str, WorldPlan] = {
+    "calm": WorldPlan(workers=4, jobs=20, span=50.0),
+    "calm and fast": WorldPlan(workers=4, jobs=20, span=50.0, fast=True),
+    "freeze": WorldPlan(workers=6, jobs=24, tasks=LONG, freezes=(60.0, 60.0), at=((25.0, "freeze"),), span=100.0),
+    "one step": WorldPlan(workers=6, jobs=24, tasks=LONG, at=((25.0, "step"),), span=50.0),
+    "step and death": WorldPlan(
+        jobs=9, tasks=("slow",), at=((20.0, "kill"), (30.0, "step")), supervised=0.0, span=60.0
+    ),
+    "clock": WorldPlan(workers=6, jobs=24, tasks=LONG, faults={"step": 30.0}, span=130.0),
+    "clock and death": WorldPlan(workers=4, jobs=16, tasks=LONG, faults={"step": 40.0, "kill": 40.0}, supervised=0.0),
+    "lid": WorldPlan(workers=4, jobs=20, faults={"lid": 30.0}, span=130.0),
+    "rolling deploy": WorldPlan(
+        workers=4, jobs=24, concurrency=2, faults={"stop": 4.0}, rates=Rates(delay=0.3), span=50.0
+    ),
+    "deploy on a frozen storage": WorldPlan(jobs=12, faults={"stop": 6.0, "freeze": 20.0}, span=60.0),
+    "death": WorldPlan(workers=4, jobs=20, faults={"kill": 40.0}, supervised=0.0),
+    "death under a supervisor": WorldPlan(workers=4, jobs=20, faults={"kill": 12.0}, supervised=1.0, span=60.0),
+    "all lead": WorldPlan(workers=5, jobs=20, faults={"kill": 15.0}, election=False, lone_reaper=True, fast=True),
+    "noise": WorldPlan(
+        jobs=16, faults={"kill": 25.0, "pause": 25.0, "storm": 30.0}, rates=Rates(0.1, 0.1, 0.05, 0.3, 0.1)
+    ),
+    "lost claims": WorldPlan(
         workers=4,
         jobs=60,
         concurrency=3,
@@ -200,13 +206,15 @@ SCENARIOS: dict[str, Plan] = {
         rates=Rates(lost_request=0.05, lost_answer=0.15, echo=0.3, patience=0.5),
         span=60.0,
     ),
-    "coarse clock": Plan(jobs=16, faults={"kill": 25.0, "pause": 25.0, "storm": 40.0}, rates=Rates(0.02), tick=1.0),
-    "hush": Plan(workers=4, jobs=20, faults={"hush": 8.0, "kill": 40.0}, span=60.0),
-    "failing workers": Plan(
+    "coarse clock": WorldPlan(
+        jobs=16, faults={"kill": 25.0, "pause": 25.0, "storm": 40.0}, rates=Rates(0.02), tick=1.0
+    ),
+    "hush": WorldPlan(workers=4, jobs=20, faults={"hush": 8.0, "kill": 40.0}, span=60.0),
+    "failing workers": WorldPlan(
         workers=3, jobs=16, tasks=(*LONG, "careful", "quick"), faults={"fail": 3.0, "hush": 20.0}, span=80.0
     ),
-    "rules": Plan(workers=4, jobs=30, faults={"kill": 40.0, "hush": 15.0}, span=60.0),
-    "merging": Plan(
+    "rules": WorldPlan(workers=4, jobs=30, faults={"kill": 40.0, "hush": 15.0}, span=60.0),
+    "merging": WorldPlan(
         workers=4,
         clients=3,
         jobs=60,
@@ -217,7 +225,7 @@ SCENARIOS: dict[str, Plan] = {
         rates=Rates(lost_answer=0.05),
         span=60.0,
     ),
-    "one key and long runs": Plan(
+    "one key and long runs": WorldPlan(
         clients=3,
         jobs=60,
         tasks=("steady",),
@@ -225,7 +233,7 @@ SCENARIOS: dict[str, Plan] = {
         faults={"kill": 30.0},
         span=90.0,
     ),
-    "windows": Plan(
+    "windows": WorldPlan(
         clients=3,
         jobs=60,
         tasks=("quick", "steady"),
@@ -233,7 +241,7 @@ SCENARIOS: dict[str, Plan] = {
         faults={"delete": 1.0},
         span=50.0,
     ),
-    "order": Plan(
+    "order": WorldPlan(
         workers=3,
         clients=3,
         jobs=60,
@@ -243,10 +251,10 @@ SCENARIOS: dict[str, Plan] = {
         faults={"kill": 40.0},
         span=60.0,
     ),
-    "tenants": Plan(
+    "tenants": WorldPlan(
         workers=2, clients=3, jobs=60, concurrency=1, tasks=("steady",), features=("fair",), plain=True, span=40.0
     ),
-    "schedules": Plan(
+    "schedules": WorldPlan(
         workers=5,
         jobs=8,
         schedules=4,
@@ -256,7 +264,7 @@ SCENARIOS: dict[str, Plan] = {
         fast=True,
         span=60.0,
     ),
-    "all tick": Plan(
+    "all tick": WorldPlan(
         workers=5,
         jobs=8,
         schedules=4,
@@ -267,10 +275,12 @@ SCENARIOS: dict[str, Plan] = {
         fast=True,
         span=60.0,
     ),
-    "clock and schedules": Plan(
+    "clock and schedules": WorldPlan(
         workers=3, jobs=8, schedules=4, lone_reaper=True, faults={"step": 8.0}, fast=True, span=60.0
     ),
-    "old and new code": Plan(workers=5, old=4, jobs=60, clients=2, features=ORDER, faults={"kill": 20.0}, span=60.0),
-    "hearing": Plan(workers=4, jobs=16, tasks=("silent", "quick"), hearing=True, span=60.0),
+    "old and new code": WorldPlan(
+        workers=5, old=4, jobs=60, clients=2, features=ORDER, faults={"kill": 20.0}, span=60.0
+    ),
+    "hearing": WorldPlan(workers=4, jobs=16, tasks=("silent", "quick"), hearing=True, span=60.0),
 }
 """Set pieces: one thing goes wrong, or a few that belong together."""

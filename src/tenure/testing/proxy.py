@@ -26,7 +26,7 @@ def free_port() -> int:
 
 
 @dataclass
-class Weather:
+class ProxyFaults:
     """What the network does now; by itself, nothing bad."""
 
     latency: float = 0.0  # so many seconds longer, each way,
@@ -39,7 +39,7 @@ class Weather:
     refuse: bool = False  # connections are reset, and new ones refused
 
 
-class Line:
+class ProxiedConnection:
     """A connection of a client, and the one that is made to the server for it."""
 
     def __init__(self, client: socket.socket) -> None:
@@ -79,10 +79,10 @@ class Proxy:
         self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
         self.accepted = 0
-        self.lines: dict[Line, asyncio.Task[None]] = {}
+        self.lines: dict[ProxiedConnection, asyncio.Task[None]] = {}
         self._target = target
         self._dice = Random(seed)
-        self._weather = Weather()
+        self._weather = ProxyFaults()
         self._door: socket.socket | None = None
         self._doubled = doubled
         self._second = second
@@ -104,7 +104,7 @@ class Proxy:
 
     def weather(self, **changed: Any) -> None:
         """Change the weather: to what is said here, and to nothing bad else."""
-        self._do(self._change(Weather(**changed)))
+        self._do(self._change(ProxyFaults(**changed)))
 
     def clean(self) -> None:
         """Let all pass again; what is silent for ever stays so."""
@@ -121,7 +121,7 @@ class Proxy:
     def _do(self, work: Coroutine[Any, Any, None]) -> None:
         asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
 
-    async def _change(self, weather: Weather) -> None:
+    async def _change(self, weather: ProxyFaults) -> None:
         self._weather = weather
         (self._flows.clear if weather.hold else self._flows.set)()
         if weather.refuse and self._door is not None:
@@ -151,7 +151,7 @@ class Proxy:
         except OSError:
             return  # it has thought better of it
         self.accepted += 1
-        line = Line(client)
+        line = ProxiedConnection(client)
         if self._doubled:
             line.doubling = Doubling(self._dice, self._doubled, second=self._second, count=self._count)
         task = self.lines[line] = self._loop.create_task(self._carry(line))
@@ -161,11 +161,11 @@ class Proxy:
     def _count(self) -> None:
         self.scripts_doubled += 1
 
-    def _over(self, line: Line) -> None:
+    def _over(self, line: ProxiedConnection) -> None:
         line.reset()
         del self.lines[line]
 
-    async def _carry(self, line: Line) -> None:
+    async def _carry(self, line: ProxiedConnection) -> None:
         client, server = line.ends
         try:
             await self._loop.sock_connect(server, ("127.0.0.1", self._target))
@@ -186,7 +186,7 @@ class Proxy:
             way.put_nowait((due, data))
 
     async def _deliver(
-        self, line: Line, way: asyncio.Queue[tuple[float, bytes]], sink: socket.socket, replies: bool
+        self, line: ProxiedConnection, way: asyncio.Queue[tuple[float, bytes]], sink: socket.socket, replies: bool
     ) -> None:
         data = b"?"
         while data or line.silent:

@@ -7,15 +7,15 @@ from tenure.clock import SECOND
 from tenure.core.job import JobRecord, Ref
 from tenure.options import Timing
 from tenure.testing.calls import Require
-from tenure.testing.stories import Run
-from tenure.testing.weather import EVERYWHERE, Weather
+from tenure.testing.stories import RunStory
+from tenure.testing.weather import EVERYWHERE, NetworkFaults
 
 PROCESS_DEATH_BOUND = 1.0
 """Within so many seconds of its death the jobs of a supervised process are claimable."""
 
 
 @dataclass(frozen=True)
-class Recovery:
+class SimulatedRecovery:
     """A job taken from a lost holder: how long that took, and how long it may take."""
 
     ref: Ref
@@ -32,14 +32,14 @@ class Recoveries:
     def __init__(
         self,
         require: Require,
-        weather: Weather,
+        weather: NetworkFaults,
         timing: Timing,
         *,
         overruns: frozenset[str],
         died: Mapping[str, float],
         slack: float,
     ) -> None:
-        self.all: list[Recovery] = []
+        self.all: list[SimulatedRecovery] = []
         self._require = require
         self._weather = weather
         self._timing = timing
@@ -47,7 +47,7 @@ class Recoveries:
         self._died = died
         self._slack = slack
 
-    def excused(self, job: JobRecord, run: Run, reason: str, now: float, *, lost_by: str) -> None:
+    def excused(self, job: JobRecord, run: RunStory, reason: str, now: float, *, lost_by: str) -> None:
         """Make sure that a run was reaped for a cause: live jobs are not re-run.
 
         `lost_by`: who held it last, but for the names that a burial takes in and looks under again.
@@ -85,7 +85,7 @@ class Recoveries:
             f"{now - run.heard:.1f} s ago; troubles near: {[(t.kind, t.where, t.since, t.until) for t in near]}",
         )
 
-    def recovered(self, job: JobRecord, run: Run, now: float) -> None:
+    def recovered(self, job: JobRecord, run: RunStory, now: float) -> None:
         """Take in that a lost run was settled, and see that it was in time."""
         since, bound = run.heard, 0.0
         grace = (self._timing.grace + 2 * self._timing.sweep).total_seconds()
@@ -112,7 +112,7 @@ class Recoveries:
             trouble.where in run.holders[:1] or (trouble.kind in ("kill", "stop", "fail") and trouble.since < long_ago)
             for trouble in self._weather.between(since - doubt, now)
         )
-        recovery = Recovery(job.ref, run.reason, now - since, bound + self._slack, clear)
+        recovery = SimulatedRecovery(job.ref, run.reason, now - since, bound + self._slack, clear)
         self.all.append(recovery)
         if clear:
             self._require(
@@ -121,7 +121,7 @@ class Recoveries:
                 f"{job.ref}: recovered ({run.reason}) after {recovery.seconds:.3f} s, more than {recovery.bound:.3f} s",
             )
 
-    def _blocked(self, run: Run, now: float) -> bool:
+    def _blocked(self, run: RunStory, now: float) -> bool:
         """Return True if the event loop of its first holder was blocked during a run."""
         near = self._weather.between(run.claimed, now)
         return any(trouble.kind == "block" and trouble.where in run.holders[:1] for trouble in near)

@@ -8,7 +8,7 @@ from pathlib import Path
 from tenure.clock import Clock, SystemClock
 from tenure.testing import evidence
 from tenure.testing.campaign import made, processor_seconds, run_worlds, shrunk, spread
-from tenure.testing.figures import Failure, Figures
+from tenure.testing.figures import Failure, WorldFigures
 from tenure.testing.invariants import Violation
 from tenure.testing.mutants import MUTANTS
 from tenure.testing.plan import FAULTS, MESSAGE_FAULTS, SCENARIOS
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None, *, clock: Clock | None = None) -> in
     if asked.seed is not None:
         return _replay(asked.seed, asked.scenario, asked.without, full=asked.full)
     clock = clock or SystemClock()
-    began, commit, figures = clock.uptime(), evidence.commit(), Figures()
+    began, commit, figures = clock.uptime(), evidence.commit(), WorldFigures()
     for one in run_worlds(asked.seeds, scenario=asked.scenario, without=asked.without, processes=asked.processes):
         figures.add(one)
         for failure in one.failures:
@@ -92,7 +92,7 @@ def _replay(seed: int, scenario: str, without: Sequence[str], *, full: bool) -> 
     _say(str(world.plan))
     trace = world.told().splitlines()
     _say("\n".join(trace if full else trace[-SHOWN:]))
-    _say("\n".join(f"{name:<20}  {said}" for name, said in Figures.of(world, violation).rows()))
+    _say("\n".join(f"{name:<20}  {said}" for name, said in WorldFigures.of(world, violation).rows()))
     return 0 if violation is None else 1
 
 

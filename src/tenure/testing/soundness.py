@@ -2,7 +2,7 @@
 
 from tenure.core.job import JobRecord
 from tenure.core.lifecycle import State
-from tenure.core.retention import Keep
+from tenure.core.retention import KeepRule
 
 
 def place_of(job: JobRecord) -> tuple[str, int] | None:
@@ -22,7 +22,7 @@ def place_of(job: JobRecord) -> tuple[str, int] | None:
             return None
 
 
-def may_be_forgotten(job: JobRecord, keep: Keep, now: int) -> bool:
+def may_be_forgotten(job: JobRecord, keep: KeepRule, now: int) -> bool:
     """Say whether a job that is over has been kept for as long as it must be."""
     if job.kept_until is not None:
         return job.kept_until <= now

@@ -11,12 +11,12 @@ from tenure.app import Tenure
 from tenure.clock import SECOND
 from tenure.storage.memory import MemoryStorage
 from tenure.storage.model import Model
-from tenure.testing.invariants import Witness
+from tenure.testing.invariants import InvariantChecker
 from tenure.testing.net import LONGEST_ECHO, LONGEST_PATIENCE, SimNet, SimServer
-from tenure.testing.plan import Plan
+from tenure.testing.plan import WorldPlan
 from tenure.testing.simloop import Node, SimClock, SimLoop
-from tenure.testing.weather import EVERYWHERE, Weather
-from tenure.testing.workload import BATCH, OVERRUNS, Journal, define
+from tenure.testing.weather import EVERYWHERE, NetworkFaults
+from tenure.testing.workload import BATCH, OVERRUNS, HandlerJournal, define
 
 SLACK = 0.05
 MESSAGES = 10
@@ -29,15 +29,15 @@ AFTERMATH = {"net": LONGEST_ECHO, "cut": LONGEST_PATIENCE}
 """For so many seconds a trouble goes on to be felt after its end."""
 
 
-class Stage:
+class WorldEnvironment:
     """The loop, the clocks, the storage behind its network, the witness, the journal, the trace."""
 
-    def __init__(self, loop: SimLoop, seed: int, plan: Plan, model: type[Model]) -> None:
+    def __init__(self, loop: SimLoop, seed: int, plan: WorldPlan, model: type[Model]) -> None:
         self.loop = loop
         self.seed = seed
         self.plan = plan
         self.trace: list[tuple[float, tuple[object, ...]]] = []
-        self.weather = Weather()
+        self.weather = NetworkFaults()
         self.died: dict[str, float] = {}
         """When which owner's process was killed."""
 
@@ -60,7 +60,7 @@ class Stage:
         self._failures: list[BaseException] = []
         storage = MemoryStorage(clock=self.clock)
         storage.model = self.model = model(self.clock)
-        self.witness = Witness(
+        self.witness = InvariantChecker(
             self.model,
             self.clock,
             self.weather,
@@ -75,7 +75,7 @@ class Stage:
         self.server.rates = plan.rates
         if plan.rates.excuses:
             self.weather.begin("net", EVERYWHERE, 0.0)
-        self.journal = Journal(loop.time, self.note)
+        self.journal = HandlerJournal(loop.time, self.note)
         self.app = self.tenure(SimNet(self.server), "app")
         define(self.app, self.journal, Random(f"work {seed}"), self._here)
         for name in list(self.app.tasks):

@@ -9,17 +9,17 @@ from tenure.app import Tenure
 from tenure.core.events import JobStalled
 from tenure.core.job import Owner
 from tenure.errors import StorageError
-from tenure.figures import Figures
+from tenure.figures import MetricsRegistry
 from tenure.options import LeaderElection
 from tenure.testing.invariants import Violation
 from tenure.testing.net import SimNet
 from tenure.testing.simloop import Node
-from tenure.testing.stage import Stage
+from tenure.testing.stage import WorldEnvironment
 from tenure.testing.weather import EVERYWHERE
 from tenure.testing.workload import OTHER
 from tenure.worker.ahead import MOST
-from tenure.worker.burial import Burial, Deceased
-from tenure.worker.offspring import Death
+from tenure.worker.burial import CrashRecovery, DeadWorker
+from tenure.worker.offspring import ProcessExit
 from tenure.worker.worker import FORCED_LINGER, LINGER, TELLING, Worker
 
 FAREWELL = 3 * FORCED_LINGER + 0.1
@@ -40,7 +40,7 @@ class NodeSide:
 
     apart = False
 
-    def __init__(self, stage: Stage, node: Node) -> None:
+    def __init__(self, stage: WorldEnvironment, node: Node) -> None:
         self._stage = stage
         self._node = node
         self._agents: list[asyncio.Task[None]] = []
@@ -57,10 +57,10 @@ class NodeSide:
         await asyncio.gather(*agents, return_exceptions=True)
 
 
-class Station:
+class SimulatedNode:
     """A place where a worker process runs, one incarnation after another."""
 
-    def __init__(self, stage: Stage, name: str, *, supervised: bool, old: bool = False) -> None:
+    def __init__(self, stage: WorldEnvironment, name: str, *, supervised: bool, old: bool = False) -> None:
         self.name = name
         self.old = old
         self.supervised = supervised
@@ -74,12 +74,12 @@ class Station:
         self._lives = 0
         self._ended = asyncio.Event()
         self._supervisor = Node(f"{name} supervisor")
-        self._burial = Burial(
+        self._burial = CrashRecovery(
             Owner(f"supervisor of {name}", f"supervisor of {name}"),
             clock=stage.host_clock,
             rng=Random(f"{stage.seed} {name} supervisor"),
             logger=stage.logger,
-            figures=Figures(),
+            figures=MetricsRegistry(),
         )
 
     @property
@@ -175,13 +175,13 @@ class Station:
         stage.weather.begin("kill", dead, stage.loop.time())
         self._gone()
         if self.supervised:
-            stage.spawn(self._supervisor, self._bury(Deceased(dead, 1, Death(-9), stage.host_clock.now())))
+            stage.spawn(self._supervisor, self._bury(DeadWorker(dead, 1, ProcessExit(-9), stage.host_clock.now())))
 
     async def _hear(self, event: JobStalled) -> None:
         """Hear of a stall, as a user's handler would."""
         self._stage.heard[event.cursor] += 1
 
-    async def _bury(self, deceased: Deceased) -> None:
+    async def _bury(self, deceased: DeadWorker) -> None:
         """Take back what a dead process held, as its supervisor does."""
         await asyncio.sleep(NOTICED)
         await self._burial.bury(deceased, SimNet(self._stage.server), within=BURIAL)

@@ -6,7 +6,7 @@ from tenure.core.job import JobRecord, Ref
 
 
 @dataclass(eq=False)
-class Run:
+class RunStory:
     """A run as the witness saw it: when it was claimed, last heard of, last gave a sign (virtual seconds).
 
     `signed`: as the storage must take it. `gave_sign`: when the handler gave it, however late its beat arrived.
@@ -35,8 +35,8 @@ class Story:
 
     ref: Ref
     fence: int = 0
-    run: Run | None = None
-    runs: dict[int, Run] = field(default_factory=dict[int, Run])
+    run: RunStory | None = None
+    runs: dict[int, RunStory] = field(default_factory=dict[int, RunStory])
     accepted: list[int] = field(default_factory=list[int])
     ends: int = 0
     starts: int = 0

@@ -8,7 +8,7 @@ from tenure.core.events import AnyEvent, ScheduleFired, ScheduleMissed, Schedule
 from tenure.core.job import JobRecord, NewJob, Ref
 from tenure.core.lifecycle import TERMINAL, State
 from tenure.core.schedule import AHEAD, Schedule
-from tenure.storage.protocol import Change, PauseSchedule, Planned, PutSchedule, RemoveSchedule, Tick
+from tenure.storage.protocol import Change, PauseSchedule, PutSchedule, RemoveSchedule, ScheduleResult, Tick
 from tenure.testing.calls import Require
 
 OF_SCHEDULES = (ScheduleFired, ScheduleSkipped, ScheduleMissed)
@@ -61,7 +61,7 @@ class Ticking:
     def planned(
         self,
         changes: Sequence[Change],
-        answers: Sequence[Planned],
+        answers: Sequence[ScheduleResult],
         before: Mapping[Ref, JobRecord],
         told: Sequence[AnyEvent],
         now: int,
@@ -102,7 +102,9 @@ class Ticking:
         self._require(heard == expected, "I12", f"{heard - expected} told, {expected - heard} kept back: {changes}")
         return made
 
-    def _ticked(self, course: Course, asked: Tick, answer: Planned, living: dict[Ref, Standing], now: int) -> Told:
+    def _ticked(
+        self, course: Course, asked: Tick, answer: ScheduleResult, living: dict[Ref, Standing], now: int
+    ) -> Told:
         """Take in what became of a tick; return the events that must tell of it."""
         current = asked.expected == course.last and not course.paused
         if answer.verdict == "superseded":
@@ -125,7 +127,9 @@ class Ticking:
             expected[ScheduleSkipped if answer.ref is None else ScheduleFired, asked.name] += 1
         return +expected
 
-    def _fired(self, course: Course, asked: Tick, job: NewJob, answer: Planned, living: dict[Ref, Standing]) -> None:
+    def _fired(
+        self, course: Course, asked: Tick, job: NewJob, answer: ScheduleResult, living: dict[Ref, Standing]
+    ) -> None:
         others = {ref: state for ref, (schedule, state) in living.items() if schedule == asked.name}
         if course.schedule.overlap == "skip":
             free = not others

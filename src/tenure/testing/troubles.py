@@ -8,11 +8,11 @@ from typing import Any
 
 from tenure.core.lifecycle import REDRIVABLE, TERMINAL, State
 from tenure.errors import StorageError
-from tenure.storage.protocol import Cancel, Delete, Redrive, Revision, Settings, Target
+from tenure.storage.protocol import CancelJob, DeleteJob, RedriveJob, Revision, Settings, Target
 from tenure.testing.net import Rates, SimNet
 from tenure.testing.simloop import Node
-from tenure.testing.stage import AFTERMATH, Stage
-from tenure.testing.station import Station
+from tenure.testing.stage import AFTERMATH, WorldEnvironment
+from tenure.testing.station import SimulatedNode
 from tenure.testing.weather import EVERYWHERE
 from tenure.testing.workload import OTHER
 
@@ -23,7 +23,7 @@ SPREAD = 10.0
 class Troubles:
     """Who brings them, and mends them in the end."""
 
-    def __init__(self, stage: Stage, stations: Sequence[Station]) -> None:
+    def __init__(self, stage: WorldEnvironment, stations: Sequence[SimulatedNode]) -> None:
         self._stage = stage
         self._stations = stations
         self._operator = Node("operator")
@@ -190,7 +190,7 @@ class Troubles:
     async def _do_storm(self, rng: Random) -> None:
         """Cancel many jobs at once, whatever they do."""
         refs = [ref for ref, job in self._stage.model.records.items() if job.state not in TERMINAL]
-        await self._revise("storm", [Cancel(ref, "storm") for ref in rng.sample(refs, rng.randint(0, len(refs)))])
+        await self._revise("storm", [CancelJob(ref, "storm") for ref in rng.sample(refs, rng.randint(0, len(refs)))])
 
     async def _do_hush(self, rng: Random) -> None:
         """Pause a queue or a task for a while, as an operator does."""
@@ -205,11 +205,11 @@ class Troubles:
 
     async def _do_redrive(self, rng: Random) -> None:
         refs = [ref for ref, job in self._stage.model.records.items() if job.state in REDRIVABLE]
-        await self._revise("redrive", [Redrive(ref) for ref in rng.sample(refs, min(len(refs), 2))])
+        await self._revise("redrive", [RedriveJob(ref) for ref in rng.sample(refs, min(len(refs), 2))])
 
     async def _do_delete(self, rng: Random) -> None:
         refs = [ref for ref, job in self._stage.model.records.items() if job.state is not State.ACTIVE]
-        await self._revise("delete", [Delete(ref) for ref in rng.sample(refs, min(len(refs), 1))])
+        await self._revise("delete", [DeleteJob(ref) for ref in rng.sample(refs, min(len(refs), 1))])
 
     async def _revise(self, kind: str, revisions: Sequence[Revision]) -> None:
         self._stage.deeds[kind] += 1
@@ -221,7 +221,7 @@ class Troubles:
         with contextlib.suppress(StorageError):
             await self._net.tune(target, Settings(paused=paused), by="operator")
 
-    def _idle_station(self, rng: Random) -> Station | None:
+    def _idle_station(self, rng: Random) -> SimulatedNode | None:
         if self._stage.healed or self._lid_closed:
             return None
         idle = [station for station in self._stations if station.worker is not None and not station.busy]

@@ -17,7 +17,7 @@ class Trouble:
     until: float = inf
 
 
-class Weather:
+class NetworkFaults:
     """The record of all troubles."""
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ from tenure.control import Reject, Snooze
 from tenure.core.job import CollectKey, DebounceKey, MergeKey, NewJob, RateKey, Ref, ThrottleKey, UniqueKey
 from tenure.core.schedule import Missed, Schedule
 from tenure.options import TTL, AutoRedrive, CallOptions, Collect, Retry, Stall
-from tenure.task import Call
+from tenure.task import EncodedCall
 
 OTHER = "other"
 """The second queue."""
@@ -75,7 +75,7 @@ class Entry:
     """What it was given, where that was gathered from many calls."""
 
 
-class Journal:
+class HandlerJournal:
     """What handlers did, written by themselves: it knows nothing of the queue."""
 
     def __init__(self, time: Callable[[], float], note: Callable[..., None]) -> None:
@@ -105,7 +105,7 @@ class Journal:
                 entry.ended = self._time()
 
 
-def define(app: Tenure, journal: Journal, rng: Random, here: Callable[[], str]) -> None:
+def define(app: Tenure, journal: HandlerJournal, rng: Random, here: Callable[[], str]) -> None:
     """Define the tasks. `here` says on which owner's process the caller runs."""
 
     def task(**options: object) -> Callable[[Callable[[int], object]], None]:
@@ -206,7 +206,7 @@ def define(app: Tenure, journal: Journal, rng: Random, here: Callable[[], str]) 
             journal.end(entry)
 
 
-def drawn(app: Tenure, rng: Random, number: int, *, plain: bool = False) -> Call[object]:
+def drawn(app: Tenure, rng: Random, number: int, *, plain: bool = False) -> EncodedCall[object]:
     """Return a call of any task, with options drawn from the dice; a plain one has none."""
     task = app.tasks[rng.choice([name for name in app.tasks if name != BATCH])]
     options = CallOptions(id=f"{number:02d}")
@@ -229,18 +229,20 @@ def drawn(app: Tenure, rng: Random, number: int, *, plain: bool = False) -> Call
     return task.options(**options).call(number)
 
 
-def featured(app: Tenure, call: Call[Any], features: Sequence[str], number: int, rng: Random) -> Call[Any]:
+def featured(
+    app: Tenure, call: EncodedCall[Any], features: Sequence[str], number: int, rng: Random
+) -> EncodedCall[Any]:
     """Return a call that asks for some of the features as well; one that is gathered is of the task that takes many."""
     asked = [feature for feature in features if feature in MERGING]
     if asked and rng.random() < 0.7:
         key = rng.choice(MERGING[rng.choice(asked)])
         if isinstance(key, CollectKey):
-            call = Call(app.tasks[BATCH], structs.replace(app.tasks[BATCH].call(number).job, id=call.job.id))
-        call = Call(call.task, structs.replace(call.job, merge=key))
+            call = EncodedCall(app.tasks[BATCH], structs.replace(app.tasks[BATCH].call(number).job, id=call.job.id))
+        call = EncodedCall(call.task, structs.replace(call.job, merge=key))
         if isinstance(key, DebounceKey):
             # When it starts is for its key to say.
-            call = Call(call.task, structs.replace(call.job, delay=0))
-    return Call(call.task, _ordered(call.job, features, rng))
+            call = EncodedCall(call.task, structs.replace(call.job, delay=0))
+    return EncodedCall(call.task, _ordered(call.job, features, rng))
 
 
 def _ordered(new: NewJob, features: Sequence[str], rng: Random) -> NewJob:

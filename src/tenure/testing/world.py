@@ -35,13 +35,13 @@ from tenure.handle import Job
 from tenure.maintenance.reaper import Reaper
 from tenure.storage.model import Model
 from tenure.storage.protocol import QUEUE_RATE, TASK_RATE, PauseSchedule, PutSchedule, Settings, Target
-from tenure.task import Call
+from tenure.task import EncodedCall
 from tenure.testing.invariants import Violation
 from tenure.testing.net import LONGEST_DELAY, SimNet
-from tenure.testing.plan import Plan
+from tenure.testing.plan import WorldPlan
 from tenure.testing.simloop import Node, SimLoop, simulate
-from tenure.testing.stage import Stage
-from tenure.testing.station import Station
+from tenure.testing.stage import WorldEnvironment
+from tenure.testing.station import SimulatedNode
 from tenure.testing.troubles import Troubles
 from tenure.testing.weather import EVERYWHERE
 from tenure.testing.workload import OTHER, OVERRUNS, drawn, featured, scheduled
@@ -61,23 +61,23 @@ class World:
     `name`: what the plan is called among the set pieces. `without`: kinds of fault that are left out of it.
     """
 
-    stage: Stage
+    stage: WorldEnvironment
 
     def __init__(
         self,
         seed: int,
-        plan: Plan | None = None,
+        plan: WorldPlan | None = None,
         *,
         model: type[Model] = Model,
         name: str = "",
         without: Sequence[str] = (),
     ) -> None:
         self.seed = seed
-        self.plan = (plan or Plan.drawn(Random(f"plan {seed}"))).without(without)
+        self.plan = (plan or WorldPlan.drawn(Random(f"plan {seed}"))).without(without)
         self.name = name
         self._without = without
         self._model = model
-        self._stations: list[Station] = []
+        self._stations: list[SimulatedNode] = []
         self._acknowledged: list[Ref] = []
 
     def run(self) -> Self:
@@ -106,10 +106,10 @@ class World:
         return "\n".join(f"{at:10.3f}  {' '.join(map(str, words))}" for at, words in self.stage.trace)
 
     async def _course(self, loop: SimLoop) -> None:
-        self.stage = Stage(loop, self.seed, self.plan, self._model)
+        self.stage = WorldEnvironment(loop, self.seed, self.plan, self._model)
         dice = Random(f"stations {self.seed}")
         self._stations += [
-            Station(
+            SimulatedNode(
                 self.stage, f"w{number}", supervised=dice.random() < self.plan.supervised, old=number < self.plan.old
             )
             for number in range(self.plan.workers)
@@ -184,7 +184,7 @@ class World:
             Random(f"client {number} {self.seed}"),
         )
         own, newer = range(number, self.plan.jobs, self.plan.clients), Random(f"features {number} {self.seed}")
-        made: list[Call[Any]] = []
+        made: list[EncodedCall[Any]] = []
         for job_number in own:
             await asyncio.sleep(rng.expovariate(len(own) / (self.plan.span * 0.6)))
             call = drawn(self.stage.app, rng, job_number, plain=self.plan.plain)
@@ -202,7 +202,7 @@ class World:
             if newer.random() < self.plan.repeats:
                 await self._submitted(app, newer.choice(made), newer)
 
-    async def _submitted(self, app: Tenure, call: Call[Any], rng: Random) -> Job[Any]:
+    async def _submitted(self, app: Tenure, call: EncodedCall[Any], rng: Random) -> Job[Any]:
         """Enqueue a call, again and again until there is an answer; return the job that it was answered with."""
         while True:
             try:

@@ -7,7 +7,7 @@ free, but with enough of them the process is not what it was: then it had better
 import asyncio
 from collections.abc import Callable
 
-from tenure.threads import Lane
+from tenure.threads import WorkerThread
 
 MOST = 4
 """With so many of them in one process it claims no more, and is recycled."""
@@ -26,7 +26,7 @@ class Abandoned:
         self._none = asyncio.Event()
         self._none.set()
 
-    def lane(self, lane: Lane) -> None:
+    def lane(self, lane: WorkerThread) -> None:
         """Count a thread until it is idle."""
         self._add()
         lane.once_idle(self._ended)

@@ -23,7 +23,7 @@ EASING = 8
 """The longest rises with a longer run at once, and falls with a shorter one by one in so many of the difference."""
 
 
-class Ahead:
+class PrefetchPolicy:
     """What one worker may claim ahead, by the seconds that its runs took. `most`: so many jobs at most."""
 
     def __init__(self, concurrency: int, most: int) -> None:

@@ -4,41 +4,41 @@ import asyncio
 from collections.abc import Callable
 
 from tenure.clock import Clock
-from tenure.worker.ahead import Ahead
-from tenure.worker.held import Held
+from tenure.worker.ahead import PrefetchPolicy
+from tenure.worker.held import ActiveRun
 
 
-class AtHand:
+class PrefetchBuffer:
     """Those of one worker; `too_long` is called when the eldest has waited for as long as any may."""
 
-    def __init__(self, ahead: Ahead, clock: Clock, *, too_long: Callable[[], None]) -> None:
+    def __init__(self, ahead: PrefetchPolicy, clock: Clock, *, too_long: Callable[[], None]) -> None:
         self._ahead = ahead
         self._clock = clock
         self._too_long = too_long
-        self._since: dict[Held, float] = {}
+        self._since: dict[ActiveRun, float] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
         return len(self._since)
 
-    def __contains__(self, held: Held) -> bool:
+    def __contains__(self, held: ActiveRun) -> bool:
         return held in self._since
 
-    def add(self, held: Held, now: float) -> None:
+    def add(self, held: ActiveRun, now: float) -> None:
         """Let one wait behind all others."""
         self._since[held] = now
 
-    def remove(self, held: Held) -> None:
+    def remove(self, held: ActiveRun) -> None:
         """Let one wait no more."""
         del self._since[held]
 
-    def take(self) -> Held:
+    def take(self) -> ActiveRun:
         """Take the one out that has waited longest."""
         held = next(iter(self._since))
         del self._since[held]
         return held
 
-    def take_all(self) -> list[Held]:
+    def take_all(self) -> list[ActiveRun]:
         """Take all of them out."""
         if self._timer is not None:
             self._timer.cancel()

@@ -8,7 +8,7 @@ import contextlib
 import signal
 from pathlib import Path
 
-from tenure.worker.offspring import Death
+from tenure.worker.offspring import ProcessExit
 
 GRACE = 2.0
 """Seconds from a kill that the kernel has counted until we surely know of the death."""
@@ -41,7 +41,7 @@ class OomKills:
         """Whether there is such a count for us to read."""
         return self._read() is not None
 
-    def took(self, death: Death, now: float) -> bool:
+    def took(self, death: ProcessExit, now: float) -> bool:
         """Say whether a child that has just died was killed for memory. Each kill accounts for one death only."""
         self._note(now)
         if self._noticed <= self._seen or death.signal != signal.SIGKILL:
@@ -77,7 +77,7 @@ class OomKills:
         return None
 
 
-def told(death: Death, *, for_memory: bool, sentence: str = "") -> str:
+def told(death: ProcessExit, *, for_memory: bool, sentence: str = "") -> str:
     """Say how a process ended, as a clause whose subject is the process. `sentence`: why we killed it, if we did."""
     if sentence:
         return f"was {sentence}"

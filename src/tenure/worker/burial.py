@@ -19,32 +19,32 @@ from msgspec import Struct, structs
 from tenure.clock import SECOND, Clock
 from tenure.core.events import WorkerDied
 from tenure.core.job import Owner, Ref
-from tenure.core.patience import Patience
+from tenure.core.patience import ExponentialDelay
 from tenure.core.postmortem import Ending, Workplace
 from tenure.errors import StorageUnavailableError
-from tenure.figures import Figures
+from tenure.figures import MetricsRegistry
 from tenure.ids import owner_id
-from tenure.settle import LOOK, Witness, settle_stalled
-from tenure.storage.protocol import Beat, Reclaimed, StalledLease, Storage
+from tenure.settle import LOOK, CrashEvidence, settle_stalled
+from tenure.storage.protocol import ReclaimResult, RenewRequest, StalledLease, Storage
 from tenure.worker.autopsy import told
-from tenure.worker.offspring import Death
-from tenure.worker.sentence import Sentence
+from tenure.worker.offspring import ProcessExit
+from tenure.worker.sentence import KillReason
 from tenure.worker.slate import KnownRuns
 
 T = TypeVar("T")
 
-PATIENCE = Patience(0.1, 0.5)
+PATIENCE = ExponentialDelay(0.1, 0.5)
 """Between two tries at a storage that is out of reach: the jobs can be claimed at once when it is back."""
 
 
-class Deceased(Struct, frozen=True):
+class DeadWorker(Struct, frozen=True):
     """Who died, and of what."""
 
     owner: str
     pid: int
-    death: Death
+    death: ProcessExit
     died_at: int
-    killed_for: Sentence | None = None
+    killed_for: KillReason | None = None
     """Why its supervisor killed it, None if somebody or something else did."""
     for_memory: bool = False
     """Whether the kernel killed it, for want of memory."""
@@ -54,11 +54,11 @@ class Deceased(Struct, frozen=True):
     """What is known of its runs."""
 
     @property
-    def witness(self) -> Witness:
+    def witness(self) -> CrashEvidence:
         """What those who write its post-mortems must know."""
         sentence = self.killed_for
         culprits = frozenset(ref for ref, _ in sentence.culprits) if sentence is not None else frozenset[Ref]()
-        return Witness(
+        return CrashEvidence(
             Ending(
                 told(self.death, for_memory=self.for_memory, sentence="" if sentence is None else str(sentence)),
                 self.death.peak_memory,
@@ -76,7 +76,7 @@ class Deceased(Struct, frozen=True):
         )
 
 
-class Taken:
+class RecoveredJobs:
     """What was taken back of one child."""
 
     def __init__(self) -> None:
@@ -89,17 +89,19 @@ class Taken:
         """How many are known."""
         return len(self.refs)
 
-    def charged(self, witness: Witness) -> int | None:
+    def charged(self, witness: CrashEvidence) -> int | None:
         """Return how many jobs may be charged for the death; None if it is not known whether it held any."""
         if self.unanswered and not self.refs:
             return None
         return sum(not witness.clears(ref) for ref in self.refs)
 
 
-class Burial:
+class CrashRecovery:
     """Buries the children of one supervisor, in its name."""
 
-    def __init__(self, owner: Owner, *, clock: Clock, rng: Random, logger: logging.Logger, figures: Figures) -> None:
+    def __init__(
+        self, owner: Owner, *, clock: Clock, rng: Random, logger: logging.Logger, figures: MetricsRegistry
+    ) -> None:
         self._owner = owner
         self._figures = figures
         self._clock = clock
@@ -108,13 +110,13 @@ class Burial:
         self._takers: list[Owner] = []
         """Names that burials have used and are done with: nothing lies under them, and nothing is on its way there."""
 
-    async def bury(self, one: Deceased, storage: Storage, *, within: float) -> int | None:
+    async def bury(self, one: DeadWorker, storage: Storage, *, within: float) -> int | None:
         """Take back what a dead child held, and put it on record. What cannot be done in time is left to the reapers.
 
         Returns how many jobs were taken back that may be charged for it, None if that is not known. Raises nothing that
         the storage raises: the next child must be started all the same.
         """
-        taken, witness = Taken(), one.witness
+        taken, witness = RecoveredJobs(), one.witness
         max_block = None if one.killed_for is None else round(one.killed_for.limit * SECOND)
         try:
             async with asyncio.timeout(within):
@@ -134,7 +136,7 @@ class Burial:
                 )
                 sentence = one.killed_for
                 hung = () if sentence is None else sentence.hung(one.owner)
-                beat = Beat(self._owner, events=(*hung, died))
+                beat = RenewRequest(self._owner, events=(*hung, died))
                 await self._insist(partial(storage.renew, beat), one.pid)
         except asyncio.CancelledError:
             self._log_left(one, "no time is left")
@@ -165,8 +167,8 @@ class Burial:
         even if their jobs must not run twice. Raises nothing that the storage raises: others wait.
         """
         how = "left, and could not tell the storage what became of its runs"
-        taken = Taken()
-        witness = Witness(Ending(how), blameless=True, waiting=runs.waiting, stopped=runs.stopped)
+        taken = RecoveredJobs()
+        witness = CrashEvidence(Ending(how), blameless=True, waiting=runs.waiting, stopped=runs.stopped)
         try:
             async with asyncio.timeout(within):
                 await self._insist(storage.open, pid)
@@ -182,11 +184,11 @@ class Burial:
 
     async def _take_back(
         self,
-        taken: Taken,
+        taken: RecoveredJobs,
         pid: int,
         dead: str,
         storage: Storage,
-        witness: Witness,
+        witness: CrashEvidence,
         *,
         died_at: int,
         within: float,
@@ -196,7 +198,7 @@ class Burial:
         taker, doubtful = self._takers.pop() if self._takers else self._another(), False
         holders = [dead]
 
-        async def reclaim() -> Reclaimed:
+        async def reclaim() -> ReclaimResult:
             nonlocal taker, doubtful
             if doubtful:
                 # By another name, for none is given twice what it has already; and in this order, for a call that
@@ -236,7 +238,7 @@ class Burial:
         taker: Owner,
         stalled: Sequence[StalledLease],
         storage: Storage,
-        witness: Witness,
+        witness: CrashEvidence,
         look: float,
         max_block: int | None,
     ) -> bool:
@@ -263,6 +265,6 @@ class Burial:
                 failures += 1
                 await asyncio.sleep(PATIENCE.rest(failures, self._rng))
 
-    def _log_left(self, one: Deceased, why: str) -> None:
+    def _log_left(self, one: DeadWorker, why: str) -> None:
         how = one.witness.ending.how
         self._logger.error("worker %d %s; its jobs are left to the reapers: %s", one.pid, how, why)

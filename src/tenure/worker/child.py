@@ -15,19 +15,30 @@ from typing import Protocol, Self
 import msgspec
 
 from tenure.errors import UsageError
-from tenure.figures import Figures, Key
+from tenure.figures import Key, MetricsRegistry
 from tenure.options import Timing
-from tenure.worker.orders import SIGNALS, Obedient, Orders, draining
+from tenure.worker.orders import SIGNALS, Stoppable, StopSignals, draining
 from tenure.worker.orphan import end_with_all, end_with_parent, inherited
-from tenure.worker.slate import Slate
+from tenure.worker.slate import Scoreboard
 from tenure.worker.stacks.asked import StackFile
-from tenure.worker.words import VARIABLE, Goodbye, Hello, Retiring, Told, Word, Working, counted, fitting, spoken
+from tenure.worker.words import (
+    VARIABLE,
+    ChildConfig,
+    ChildLeaving,
+    ChildMessage,
+    ChildReady,
+    ChildRetiring,
+    ChildStarted,
+    counted,
+    fitting,
+    spoken,
+)
 
 COUNT_EVERY = 2.0
 """Seconds between two words on what has been counted; so much of it a death may take along."""
 
 
-class Recyclable(Obedient, Protocol):
+class Recyclable(Stoppable, Protocol):
     """A worker that says when it is worn out."""
 
     async def retired(self) -> str:
@@ -35,11 +46,11 @@ class Recyclable(Obedient, Protocol):
         ...
 
 
-class Child:
+class SupervisorLink:
     """The child's end of the line. Its other end closes with the supervisor, and then this process goes at once."""
 
     def __init__(
-        self, line: socket.socket, incarnation: str, slate: Slate, stacks: StackFile, *, siblings: bool
+        self, line: socket.socket, incarnation: str, slate: Scoreboard, stacks: StackFile, *, siblings: bool
     ) -> None:
         self.incarnation = incarnation
         self.siblings = siblings
@@ -50,7 +61,7 @@ class Child:
         self._stacks = stacks
         self._unsent = b""
         """The rest of what did not go through at once."""
-        self._figures = Figures()
+        self._figures = MetricsRegistry()
         self._counted: dict[Key, tuple[float, ...]] = {}
         """What the supervisor has been told of them."""
         self._hurried = False
@@ -68,8 +79,8 @@ class Child:
             return None
         descriptor, _, text = value.partition(":")
         try:
-            line, told = inherited(int(descriptor)), msgspec.json.decode(text, type=Told)
-            slate, stacks = Slate(told.slate), StackFile(told.stacks)
+            line, told = inherited(int(descriptor)), msgspec.json.decode(text, type=ChildConfig)
+            slate, stacks = Scoreboard(told.slate), StackFile(told.stacks)
         except (ValueError, OSError, msgspec.MsgspecError) as error:
             raise UsageError(f"{VARIABLE} = {value!r} is set by hand; unset it, the supervisor sets its own") from error
         # What a handler starts must not come by them.
@@ -83,7 +94,7 @@ class Child:
         threading.Thread(target=self._follow, name="tenure-orphan", daemon=True).start()
         # From the hello on it may be asked.
         self._stacks.answer_here()
-        hello = Hello(
+        hello = ChildStarted(
             url,
             timing.beat.total_seconds(),
             timing.max_block.total_seconds(),
@@ -96,7 +107,7 @@ class Child:
         )
         self._line.sendall(spoken(hello))
 
-    async def work(self, worker: Recyclable, figures: Figures) -> None:
+    async def work(self, worker: Recyclable, figures: MetricsRegistry) -> None:
         """Let a worker work until SIGTERM or SIGINT, however often they come, or until its supervisor is in a hurry.
 
         What is counted meanwhile is told.
@@ -107,7 +118,7 @@ class Child:
             StorageError: the storage cannot be opened.
             BaseExceptionGroup: something in the worker itself failed.
         """
-        loop, orders = asyncio.get_running_loop(), Orders()
+        loop, orders = asyncio.get_running_loop(), StopSignals()
         for number in (*SIGNALS, *draining()):
             loop.add_signal_handler(number, orders.stop)
         self._hurry = lambda: loop.call_soon_threadsafe(orders.hurry)
@@ -117,7 +128,7 @@ class Child:
         self._figures = figures
         telling = [asyncio.create_task(self._tell()), asyncio.create_task(self._retire(worker))]
         try:
-            await orders.obeyed_by(worker, started=lambda: self._say(Working()))
+            await orders.obeyed_by(worker, started=lambda: self._say(ChildReady()))
         finally:
             for one in telling:
                 one.cancel()
@@ -125,15 +136,15 @@ class Child:
     def goodbye(self, *, dismissed: bool = False, recycled: str | None = None) -> None:
         """Tell the supervisor that nothing is left to be taken back; `Goodbye` says what else it wants to know."""
         self._count()
-        self._say(Goodbye(dismissed, recycled))
+        self._say(ChildLeaving(dismissed, recycled))
 
-    def _say(self, word: Word) -> None:
+    def _say(self, word: ChildMessage) -> None:
         with contextlib.suppress(OSError):
             self._line.sendall(self._unsent + spoken(word))
         self._unsent = b""
 
     async def _retire(self, worker: Recyclable) -> None:
-        self._say(Retiring(await worker.retired()))
+        self._say(ChildRetiring(await worker.retired()))
 
     async def _tell(self) -> None:
         while True:

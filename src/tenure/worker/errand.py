@@ -13,12 +13,23 @@ from tenure.core.job import Owner
 from tenure.core.outcome import Interrupted, Outcome
 from tenure.core.postmortem import Ending
 from tenure.worker.autopsy import OomKills, told
-from tenure.worker.frames import TELLING, Began, Ended, Logged, Ready, Run, Said, Stop, Turned, Unfit
-from tenure.worker.held import Held, StopReason, outdoes
-from tenure.worker.inquest import Heard, inquest
-from tenure.worker.offspring import Death
+from tenure.worker.frames import (
+    TELLING,
+    AppFailed,
+    AppReady,
+    ForwardedLog,
+    LoopTurned,
+    RunBegan,
+    RunEnded,
+    RunJob,
+    RunSigns,
+    StopRun,
+)
+from tenure.worker.held import ActiveRun, StopReason, outdoes
+from tenure.worker.inquest import LastSigns, inquest
+from tenure.worker.offspring import ProcessExit
 from tenure.worker.run import stopped, timed_out
-from tenure.worker.tether import KILLED, Slot, log
+from tenure.worker.tether import KILLED, PoolProcess, log
 from tenure.worker.turns import TICK
 
 BEGINNING = 30.0
@@ -34,40 +45,40 @@ LOOK, SHORTEST = 0.5, 0.02
 """Seconds between two looks whether a process goes on, at most and at least."""
 
 
-class Keeping(Protocol):
+class LeaseHolder(Protocol):
     """Whoever keeps the leases, as far as it must know of a run in a slot; told from the slots' thread."""
 
-    def give(self, held: Held, pid: int, /) -> None:
+    def give(self, held: ActiveRun, pid: int, /) -> None:
         """Hear that it is about to be given to that process."""
         ...
 
-    def begin(self, held: Held, at: float, /) -> None:
+    def begin(self, held: ActiveRun, at: float, /) -> None:
         """Hear that it begins."""
         ...
 
-    def stand_still(self, held: Held, still: bool, /) -> None:
+    def stand_still(self, held: ActiveRun, still: bool, /) -> None:
         """Hear that its process was stopped, or goes on."""
         ...
 
-    def finish(self, held: Held, /) -> None:
+    def finish(self, held: ActiveRun, /) -> None:
         """Hear that nothing of it is left but its outcome."""
         ...
 
 
 @dataclass(frozen=True)
-class Terms:
+class IsolationSettings:
     """What all errands of a worker have in common. `max_block`: in seconds."""
 
     worker: Owner
     clock: Clock
     max_block: float
-    keeping: Keeping
+    keeping: LeaseHolder
 
 
-class Errand:
+class IsolatedRun:
     """A run in a slot. It is carried out on one event loop; `end` and `drop` may be called from any thread."""
 
-    def __init__(self, held: Held, terms: Terms) -> None:
+    def __init__(self, held: ActiveRun, terms: IsolationSettings) -> None:
         self.held = held
         self.stop: StopReason | None = None
         self.stop_detail: str | None = None
@@ -116,7 +127,7 @@ class Errand:
         if self._dropped and self._task is not None:
             self._task.cancel()
 
-    async def carried_out(self, slot: Slot, kills: OomKills | None) -> Outcome:
+    async def carried_out(self, slot: PoolProcess, kills: OomKills | None) -> Outcome:
         """Have it carried out by a process that is ready, and return what it comes to."""
         if kills is not None:
             # What was killed before was not this run's process.
@@ -125,7 +136,7 @@ class Errand:
         slot.after(BEGINNING, functools.partial(slot.kill, "it did not begin"))
         # Before the process hears of it: its handler may be the end of this one before we hear that it has begun.
         self._terms.keeping.give(self.held, slot.process.pid)
-        await slot.say(Run(self.held.lease.job))
+        await slot.say(RunJob(self.held.lease.job))
         self.heeded_by(functools.partial(self._tell, slot))
         slot.turned_at = self._terms.clock.uptime()
         minding = asyncio.create_task(self._mind(slot, kills))
@@ -135,7 +146,7 @@ class Errand:
             minding.cancel()
             self._heed = lambda: None
 
-    async def _mind(self, slot: Slot, kills: OomKills | None) -> None:
+    async def _mind(self, slot: PoolProcess, kills: OomKills | None) -> None:
         """Have a process killed whose loop does not turn for too long; keep no lease for one that somebody stopped."""
         max_block, clock = self._terms.max_block, self._terms.clock
         rest = max(SHORTEST, min(LOOK, max_block / 4, self.held.beat / 2))
@@ -157,12 +168,12 @@ class Errand:
             elif now - asked_at < 2 * rest and now - slot.turned_at > max_block + TELLING + TICK:
                 slot.kill(BLOCKED)
 
-    async def _followed(self, slot: Slot, kills: OomKills | None) -> Outcome:
-        held, heard, said_at = self.held, Heard(), self._terms.clock.uptime()
+    async def _followed(self, slot: PoolProcess, kills: OomKills | None) -> Outcome:
+        held, heard, said_at = self.held, LastSigns(), self._terms.clock.uptime()
         job = held.lease.job
         while True:
             match await slot.hear():
-                case Began(job.fence, at):
+                case RunBegan(job.fence, at):
                     heard.began = True
                     held.pid = slot.process.pid
                     # It may be heard late; but what a handler might write there is not taken for any time.
@@ -173,13 +184,13 @@ class Errand:
                         slot.calm()
                     if job.timeout is not None:
                         slot.expect(began + job.timeout / SECOND - now, "timeout", haste=self._haste())
-                case Turned(at, looked_at):
+                case LoopTurned(at, looked_at):
                     slot.turned_at, heard.looked_at = at, looked_at
-                case Said(fence=job.fence) as said:
+                case RunSigns(fence=job.fence) as said:
                     self._take(slot, said, heard)
-                case Logged() as record:
+                case ForwardedLog() as record:
                     log(record)
-                case Ended(job.fence, outcome, spoiled):
+                case RunEnded(job.fence, outcome, spoiled):
                     slot.calm()
                     if spoiled:
                         slot.kill("something of its last run goes on")
@@ -187,7 +198,7 @@ class Errand:
                     return outcome
                 case None:
                     return self._died(slot, heard, await slot.death(), kills)
-                case Ready() | Unfit() | Began() | Said() | Ended():
+                case AppReady() | AppFailed() | RunBegan() | RunSigns() | RunEnded():
                     # Of a run that is over.
                     continue
 
@@ -195,14 +206,14 @@ class Errand:
         """Return by what part it is killed sooner after its timeout: its lease lasts for a quarter of it then."""
         return min(1.0, self.held.lease.job.stall.lease / SECOND / 4 / KILLED)
 
-    def _tell(self, slot: Slot) -> None:
+    def _tell(self, slot: PoolProcess) -> None:
         if self.held.hooking and self.stop == "cancelled":
             # Its handler had cancelled it already.
             return
-        slot.say_at_once(Stop(self.held.lease.fence, self.stop or "shutdown", self.stop_detail))
+        slot.say_at_once(StopRun(self.held.lease.fence, self.stop or "shutdown", self.stop_detail))
         slot.expect(0.0, "stop")
 
-    def _take(self, slot: Slot, said: Said, heard: Heard) -> None:
+    def _take(self, slot: PoolProcess, said: RunSigns, heard: LastSigns) -> None:
         held = self.held
         heard.progress = said.progress or heard.progress
         heard.lines.extend(said.log)
@@ -216,7 +227,7 @@ class Errand:
             slot.calm()
             slot.expect(max(HOOK, (held.lease.job.timeout or 0) / SECOND), "stop")
 
-    def _died(self, slot: Slot, heard: Heard, death: Death, kills: OomKills | None) -> Outcome:
+    def _died(self, slot: PoolProcess, heard: LastSigns, death: ProcessExit, kills: OomKills | None) -> Outcome:
         for_memory = kills is not None and kills.took(death, self._terms.clock.uptime())
         if slot.why == "stop" and self.stop is not None:
             return stopped(self)

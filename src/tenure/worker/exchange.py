@@ -29,18 +29,18 @@ from random import Random
 from tenure.clock import SECOND, Clock
 from tenure.core.events import Event, WorkerFailed
 from tenure.core.job import Owner, Ref
-from tenure.core.patience import Patience
+from tenure.core.patience import ExponentialDelay
 from tenure.core.settlement import Settlement
 from tenure.errors import StorageError
 from tenure.storage.hints import Hints
-from tenure.storage.protocol import SETTLE_LIMIT, Beat, Exchanged, Order, Storage, queue_topic
-from tenure.worker.held import Held, Holdings, StopReason
+from tenure.storage.protocol import SETTLE_LIMIT, ClaimRequest, ExchangeResult, RenewRequest, Storage, queue_topic
+from tenure.worker.held import ActiveRun, ActiveRuns, StopReason
 from tenure.worker.known import KnownTasks
-from tenure.worker.lanes import Lanes
+from tenure.worker.lanes import ClaimNumbers
 from tenure.worker.outcomes import Outcomes
-from tenure.worker.runs import Runs
-from tenure.worker.tally import Tally
-from tenure.worker.wear import Wear
+from tenure.worker.runs import Executor
+from tenure.worker.tally import WorkerMetrics
+from tenure.worker.wear import RecyclePolicy
 
 SHORT_FOR = 4.0
 """Seconds without a run after which a burst ends that is short of descriptors."""
@@ -48,7 +48,7 @@ SHORT_FOR = 4.0
 POLL = 5.0
 """Seconds between two claims when nothing was hinted at and nothing falls due: the net under the notices."""
 
-PATIENCE = Patience(0.05, 2.0)
+PATIENCE = ExponentialDelay(0.05, 2.0)
 """Between two tries at a storage that is out of reach; with the time that a try itself may take, 5 s at most."""
 
 HASTE = 0.25
@@ -65,7 +65,7 @@ what the worker holds at a time: each call costs both sides something, and soon 
 class _Call:
     """One call under way: what it was asked, and when."""
 
-    def __init__(self, batch: list[Settlement], order: Order | None, *, asked_at: float, failures: int) -> None:
+    def __init__(self, batch: list[Settlement], order: ClaimRequest | None, *, asked_at: float, failures: int) -> None:
         self.batch = batch
         self.order = order
         self.asked_at = asked_at
@@ -86,19 +86,19 @@ class ExchangeLoop:
         self,
         storage: Storage,
         owner: Owner,
-        runs: Runs,
+        runs: Executor,
         outcomes: Outcomes,
-        holdings: Holdings,
+        holdings: ActiveRuns,
         *,
         queues: tuple[str, ...],
         known: KnownTasks,
         concurrency: int,
-        wear: Wear,
+        wear: RecyclePolicy,
         clock: Clock,
         rng: Random,
         logger: logging.Logger,
         tell: Callable[[Event], None],
-        tally: Tally,
+        tally: WorkerMetrics,
         short: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._short = short
@@ -111,7 +111,7 @@ class ExchangeLoop:
         self._queues = queues
         self._known = known
         self._hands = 2 if storage.apart and concurrency >= 2 * LEAST_WORTH else 1
-        self.lanes = Lanes(self._hands)
+        self.lanes = ClaimNumbers(self._hands)
         self._wear = wear
         self._worn = asyncio.Event()
         self._clock = clock
@@ -214,7 +214,7 @@ class ExchangeLoop:
         self._due = True
         self._stir()
 
-    def stop_run(self, held: Held, reason: StopReason, detail: str | None) -> None:
+    def stop_run(self, held: ActiveRun, reason: StopReason, detail: str | None) -> None:
         """Make a run end. A coroutine is cancelled; a thread can only be told, and is."""
         self._runs.stop(held, reason, detail)
 
@@ -393,7 +393,7 @@ class ExchangeLoop:
         order = None
         if room:
             room_now = 0 if self._failures else room
-            order = Order(self._queues, room_now, self.lanes.take(), tasks=self._known.versions)
+            order = ClaimRequest(self._queues, room_now, self.lanes.take(), tasks=self._known.versions)
         call = _Call(batch, order, asked_at=now, failures=self._failures)
         for other in self._calls:
             other.alone = call.alone = False
@@ -428,7 +428,7 @@ class ExchangeLoop:
                 self.answered_at = min(self.answered_at, self.turned_at)
             self._idle.set()
 
-    def _answered(self, call: _Call, answer: Exchanged) -> None:
+    def _answered(self, call: _Call, answer: ExchangeResult) -> None:
         if call.failures == self._failures:
             # It was asked after whatever has failed.
             self._failures = 0
@@ -494,7 +494,7 @@ class ExchangeLoop:
         now = self._clock.uptime()
         messages = [one.message(now) for one in talking]
         try:
-            pulse = await self._storage.renew(Beat(self._owner, tuple(message.renewal for message in messages)))
+            pulse = await self._storage.renew(RenewRequest(self._owner, tuple(message.renewal for message in messages)))
         except BaseException:
             for message in messages:
                 message.unsent()

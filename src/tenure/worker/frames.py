@@ -29,7 +29,7 @@ TELLING = 1.0
 _LENGTH = 4
 
 
-class Enter(Struct, frozen=True, tag="enter"):
+class LoadApp(Struct, frozen=True, tag="enter"):
     """Load the app that is found there, and enter its lifespan. `level`: log from this one up."""
 
     app: Whereabouts
@@ -37,13 +37,13 @@ class Enter(Struct, frozen=True, tag="enter"):
     level: int
 
 
-class Run(Struct, frozen=True, tag="run"):
+class RunJob(Struct, frozen=True, tag="run"):
     """Run this job."""
 
     job: JobRecord
 
 
-class Stop(Struct, frozen=True, tag="stop"):
+class StopRun(Struct, frozen=True, tag="stop"):
     """Make the run under that fence end."""
 
     fence: int
@@ -51,28 +51,28 @@ class Stop(Struct, frozen=True, tag="stop"):
     detail: str | None = None
 
 
-class Leave(Struct, frozen=True, tag="leave"):
+class ExitProcess(Struct, frozen=True, tag="leave"):
     """Leave the lifespan, and end."""
 
 
-class Ready(Struct, frozen=True, tag="ready"):
+class AppReady(Struct, frozen=True, tag="ready"):
     """Jobs can be run."""
 
 
-class Unfit(Struct, frozen=True, tag="unfit"):
+class AppFailed(Struct, frozen=True, tag="unfit"):
     """Jobs cannot be run here: the app cannot be loaded, or its lifespan not be entered."""
 
     why: str
 
 
-class Began(Struct, frozen=True, tag="began"):
+class RunBegan(Struct, frozen=True, tag="began"):
     """The run under that fence begins now, which is an uptime; before this nothing of it has happened."""
 
     fence: int
     at: float
 
 
-class Said(Struct, frozen=True, tag="said"):
+class RunSigns(Struct, frozen=True, tag="said"):
     """What the handler has said since the last time, and where it is; `hooking`: its on_cancel hook is at work."""
 
     fence: int
@@ -83,7 +83,7 @@ class Said(Struct, frozen=True, tag="said"):
     trace: str | None = None
 
 
-class Turned(Struct, frozen=True, tag="turned"):
+class LoopTurned(Struct, frozen=True, tag="turned"):
     """When the event loop of the slot last turned, as an uptime; said each second while something runs.
 
     `looked_at`: when somebody there last looked where the handler is, which is said only where it is news.
@@ -93,7 +93,7 @@ class Turned(Struct, frozen=True, tag="turned"):
     looked_at: float = 0.0
 
 
-class Logged(Struct, frozen=True, tag="logged"):
+class ForwardedLog(Struct, frozen=True, tag="logged"):
     """A record for the worker's log."""
 
     logger: str
@@ -102,7 +102,7 @@ class Logged(Struct, frozen=True, tag="logged"):
     trace: str | None = None
 
 
-class Ended(Struct, frozen=True, tag="ended"):
+class RunEnded(Struct, frozen=True, tag="ended"):
     """What the run under that fence came to. `spoiled`: something of it goes on, so nothing else can be run here."""
 
     fence: int
@@ -110,16 +110,16 @@ class Ended(Struct, frozen=True, tag="ended"):
     spoiled: bool = False
 
 
-Order = Enter | Run | Stop | Leave
+Order = LoadApp | RunJob | StopRun | ExitProcess
 """What a worker says."""
 
-Answer = Ready | Unfit | Began | Said | Turned | Logged | Ended
+Answer = AppReady | AppFailed | RunBegan | RunSigns | LoopTurned | ForwardedLog | RunEnded
 """What a slot says."""
 
 W = TypeVar("W")
 
 
-class GarbledError(Exception):
+class InvalidMessageError(Exception):
     """What came over the line is no word."""
 
 
@@ -129,7 +129,7 @@ def framed(word: Order | Answer) -> bytes:
     return len(told).to_bytes(_LENGTH, "big") + told
 
 
-class Ear(Generic[W]):
+class FrameReader(Generic[W]):
     """Puts together what comes over the line."""
 
     def __init__(self, decoder: "msgspec.msgpack.Decoder[W]") -> None:
@@ -148,7 +148,7 @@ class Ear(Generic[W]):
         while len(self._rest) - at >= _LENGTH:
             length = int.from_bytes(self._rest[at : at + _LENGTH], "big")
             if length > LONGEST:
-                raise GarbledError(f"a word of {length} bytes")
+                raise InvalidMessageError(f"a word of {length} bytes")
             if len(self._rest) - at < _LENGTH + length:
                 break
             words.append(self._understood(bytes(self._rest[at + _LENGTH : at + _LENGTH + length])))
@@ -160,14 +160,14 @@ class Ear(Generic[W]):
         try:
             return self._decoder.decode(told)
         except (msgspec.MsgspecError, RecursionError, ValueError) as error:
-            raise GarbledError(f"no word at all: {error}") from error
+            raise InvalidMessageError(f"no word at all: {error}") from error
 
 
-def ear_of_slot() -> Ear[Order]:
+def ear_of_slot() -> FrameReader[Order]:
     """Return what hears a worker."""
-    return Ear(msgspec.msgpack.Decoder(Order))
+    return FrameReader(msgspec.msgpack.Decoder(Order))
 
 
-def ear_of_worker() -> Ear[Answer]:
+def ear_of_worker() -> FrameReader[Answer]:
     """Return what hears a slot."""
-    return Ear(msgspec.msgpack.Decoder(Answer))
+    return FrameReader(msgspec.msgpack.Decoder(Answer))

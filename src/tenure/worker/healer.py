@@ -16,9 +16,9 @@ from msgspec import Struct
 from tenure.clock import Clock
 from tenure.core.events import WorkerHung
 from tenure.core.job import Owner
-from tenure.storage.protocol import Beat, Order, Storage
-from tenure.worker.sentence import Sentence
-from tenure.worker.slate import Slate
+from tenure.storage.protocol import ClaimRequest, RenewRequest, Storage
+from tenure.worker.sentence import KillReason
+from tenure.worker.slate import Scoreboard
 from tenure.worker.turns import TICK
 
 LONGEST = 60.0
@@ -37,7 +37,7 @@ ANSWER = 5.0
 """Seconds that the storage gets to answer us."""
 
 
-class Reading(Struct, frozen=True):
+class ScoreboardReading(Struct, frozen=True):
     """What stands on a slate: the uptimes at which the loops last turned, 0 where nothing is expected of one."""
 
     turned_at: float
@@ -49,14 +49,14 @@ def limit(max_block: float) -> float:
     return max(SHORTEST, min(LONGEST, max_block))
 
 
-def stuck(reading: Reading, now: float) -> float:
+def stuck(reading: ScoreboardReading, now: float) -> float:
     """Return for how many seconds the claim loop has had no answer although the event loop turns; 0 if it does not."""
     if not reading.turned_at or not reading.claimed_at or now - reading.turned_at > 2 * TICK:
         return 0.0
     return max(0.0, reading.turned_at - reading.claimed_at)
 
 
-class Healer:
+class ClaimWatchdog:
     """Looks after the claim loop of one worker process; `turn` looks once."""
 
     def __init__(
@@ -64,14 +64,14 @@ class Healer:
         storage: Storage,
         owner: Owner,
         worker: Owner,
-        slate: Slate,
+        slate: Scoreboard,
         *,
         queues: tuple[str, ...],
         max_block: float,
         clock: Clock,
         logger: Logger,
         ask: Callable[[], Awaitable[str]],
-        condemn: Callable[[Sentence], None],
+        condemn: Callable[[KillReason], None],
     ) -> None:
         """Take in whose name the storage is asked, and whom it is about. `queues`: those that the worker serves."""
         self._storage = storage
@@ -98,7 +98,7 @@ class Healer:
         return LOOK
 
     async def _look(self) -> None:
-        reading, now = Reading(self._slate.turned_at, self._slate.claimed_at), self._clock.uptime()
+        reading, now = ScoreboardReading(self._slate.turned_at, self._slate.claimed_at), self._clock.uptime()
         if self._condemned or stuck(reading, now) <= self._limit:
             self._suspected = None
         elif self._suspected is None or self._suspected[0] != reading.claimed_at:
@@ -115,7 +115,7 @@ class Healer:
         """Ask the storage what the claim loop asks it for, but for no job."""
         try:
             async with asyncio.timeout(ANSWER):
-                await self._storage.exchange(self._owner, [], Order(self._queues, 0))
+                await self._storage.exchange(self._owner, [], ClaimRequest(self._queues, 0))
         except Exception:
             # Whatever it is: with such a storage another process would get no further.
             return False
@@ -130,7 +130,7 @@ class Healer:
         event = WorkerHung(owner=self._worker.id, blocked_for=silent, stack=stack)
         try:
             async with asyncio.timeout(ANSWER):
-                await self._storage.renew(Beat(self._worker, events=(event,)))
+                await self._storage.renew(RenewRequest(self._worker, events=(event,)))
         except Exception as error:
             self._logger.warning(
                 "worker %d claims nothing, and the storage takes no record of it: %r", self._worker.pid, error
@@ -144,4 +144,4 @@ class Healer:
             silent,
         )
         self._condemned = True
-        self._condemn(Sentence("not_claiming", silent, self._limit, stack=stack, recorded=True))
+        self._condemn(KillReason("not_claiming", silent, self._limit, stack=stack, recorded=True))

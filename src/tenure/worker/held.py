@@ -13,11 +13,11 @@ from tenure.context import JobContext, Said, Signs
 from tenure.core.job import Ref
 from tenure.core.lease import Lease, margin, trusted_until
 from tenure.core.outcome import StopCode, UnknownReason
-from tenure.storage.protocol import NewLogLine, Renewal
-from tenure.threads import Lane
+from tenure.storage.protocol import LeaseRenewal, NewLogLine
+from tenure.threads import WorkerThread
 from tenure.worker.allowance import spared
-from tenure.worker.slate import Slate, Way
-from tenure.worker.turns import Turns
+from tenure.worker.slate import Scoreboard, Way
+from tenure.worker.turns import LoopMonitor
 
 Silence = Literal["no_progress", "lease_expired"]
 """Which clock of its own a handler has outrun: its `heartbeat_timeout`, or a lease that only its signs renew."""
@@ -50,7 +50,7 @@ def outdoes(reason: StopReason, before: StopReason | None) -> bool:
             return reason == "lost" and before != "lost"
 
 
-class Held:
+class ActiveRun:
     """One run and what is known of it here; `stop` says why it shall end, once somebody has said so.
 
     Thousands are made in a second, and few of them ever differ from what a run usually is: that stands in the class.
@@ -92,7 +92,7 @@ class Held:
     """Whether its handler, or its hook, is at work in a thread, which can only be told to stop."""
     hooking: bool = False
     """Whether its handler has ended and its on_cancel hook is at work."""
-    lane: Lane | None = None
+    lane: WorkerThread | None = None
     """The thread of its plain functions, if it has any."""
     left: "tuple[asyncio.Task[None], ...]" = ()
     """What goes on of it in tasks that were left to themselves: a hook, or what closes its providers."""
@@ -227,7 +227,7 @@ class Held:
         at = self.silent_at
         return at if self.missed_at is None or at == math.inf else self.missed_at + self._second_look
 
-    def silence(self, now: float, turns: Turns | None) -> Silence | None:
+    def silence(self, now: float, turns: LoopMonitor | None) -> Silence | None:
         """Return the clock that its handler has outrun by its silence, if it has. It is asked by one thread only.
 
         It takes two looks: where this process stood still, the handler gets a moment to give its sign.
@@ -266,14 +266,14 @@ class Held:
         """The uptime from which on its handler counts as silent."""
         return max(self.claimed_at, self.signed_at, self.signs.last, self.spared_until)
 
-    def message(self, now: float, trace: str | None = None, turns: Turns | None = None) -> "Message":
+    def message(self, now: float, trace: str | None = None, turns: LoopMonitor | None = None) -> "PendingRenewal":
         """Return the next renewal of this run, with all that its handler has said, and where it is if that is new.
 
         `turns`: those of its loop, for which it is spared what it cannot help.
         """
-        return Message(self, self.signs.take(), now, trace, turns)
+        return PendingRenewal(self, self.signs.take(), now, trace, turns)
 
-    def spared(self, now: float, signed_at: float, turns: Turns | None) -> tuple[float, float]:
+    def spared(self, now: float, signed_at: float, turns: LoopMonitor | None) -> tuple[float, float]:
         """Return for how long it counts as going on, and as silent since that sign, in seconds."""
         job = self.lease.job
         return spared(
@@ -290,10 +290,10 @@ class Held:
         )
 
 
-class Message:
+class PendingRenewal:
     """One renewal on its way; if it does not get through, what it carried is taken back."""
 
-    def __init__(self, held: Held, said: Said, now: float, trace: str | None, turns: Turns | None) -> None:
+    def __init__(self, held: ActiveRun, said: Said, now: float, trace: str | None, turns: LoopMonitor | None) -> None:
         signed_at, progress, log = said
         # From the last sign of all: whether one has arrived is not known before its answer.
         ran, self._silent = held.spared(now, max(held.signed_at, held.signs.last), turns)
@@ -303,7 +303,7 @@ class Message:
         waits = held.waits
         if waits:
             self.signed_at = now
-        self.renewal = Renewal(
+        self.renewal = LeaseRenewal(
             held.lease.ref,
             held.lease.fence,
             sign=signed_at is not None,
@@ -335,13 +335,13 @@ class Message:
             self.held.renewed_at = asked_at
 
 
-class Holdings:
+class ActiveRuns:
     """The runs held, by job and fence. Reading and writing are safe from both threads."""
 
-    def __init__(self, slate: Slate | None = None) -> None:
+    def __init__(self, slate: Scoreboard | None = None) -> None:
         self._lock = threading.Lock()
         self._slate = slate
-        self._held: dict[RunKey, Held] = {}
+        self._held: dict[RunKey, ActiveRun] = {}
         self._knock: Callable[[], None] | None = None
         self.next_look = math.inf
         """The uptime at which the keeper looks here by itself; infinite while it is awake."""
@@ -351,11 +351,11 @@ class Holdings:
     def __len__(self) -> int:
         return len(self._held)
 
-    def add(self, held: Held) -> None:
+    def add(self, held: ActiveRun) -> None:
         """Take a run into keeping until its settlement is answered."""
         self.add_all((held,))
 
-    def add_all(self, some: Iterable[Held]) -> None:
+    def add_all(self, some: Iterable[ActiveRun]) -> None:
         """Take runs into keeping until their settlements are answered."""
         urgent = False
         with self._lock:
@@ -377,20 +377,20 @@ class Holdings:
         if urgent and self._knock is not None:
             self._knock()
 
-    def stay(self, held: Held, way: Way) -> None:
+    def stay(self, held: ActiveRun, way: Way) -> None:
         """Note that a run which waited for a process of its own is carried out in this one."""
         with self._lock:
             held.way = way
             if held.line is not None and self._slate is not None:
                 self._slate.goes(held.line, way)
 
-    def give(self, held: Held, pid: int) -> None:
+    def give(self, held: ActiveRun, pid: int) -> None:
         """Note that a run is about to be given to a process of its own."""
         with self._lock:
             if held.line is not None and self._slate is not None:
                 self._slate.runs_in(held.line, pid)
 
-    def begin(self, held: Held, at: float) -> None:
+    def begin(self, held: ActiveRun, at: float) -> None:
         """Let the time of a run count from now on that had to wait for a process. Idempotent."""
         if held.begun:
             return
@@ -404,31 +404,31 @@ class Holdings:
             # That it begins is its first sign.
             held.signs.sign(at)
 
-    def stand_still(self, held: Held, still: bool) -> None:
+    def stand_still(self, held: ActiveRun, still: bool) -> None:
         """Let a run in a slot be renewed no more whose process somebody has stopped, or again once that goes on."""
         with self._lock:
             held.still = still
             if held.line is not None and self._slate is not None:
                 self._slate.renewable(held.line, None if still else held.lease.job.stall, exclusive=held.exclusive)
 
-    def note_stopped(self, held: Held, why: StopCode) -> None:
+    def note_stopped(self, held: ActiveRun, why: StopCode) -> None:
         """Note for the supervisor, if there is one, why a run was stopped whose handler goes on."""
         with self._lock:
             if held.line is not None and self._slate is not None:
                 self._slate.stopped(held.line, why)
 
-    def finish(self, held: Held) -> None:
+    def finish(self, held: ActiveRun) -> None:
         """Keep a run in a slot until its outcome is settled, whatever its limits were: nothing else of it is left."""
         with self._lock:
             held.finished, held.still = True, False
             if held.line is not None and self._slate is not None:
                 self._slate.over(held.line, held.lease.job.stall)
 
-    def drop(self, key: RunKey) -> Held | None:
+    def drop(self, key: RunKey) -> ActiveRun | None:
         """Let go of a run, and return it if it was held."""
         return self.drop_all((key,))[0]
 
-    def drop_all(self, keys: Iterable[RunKey]) -> list[Held | None]:
+    def drop_all(self, keys: Iterable[RunKey]) -> list[ActiveRun | None]:
         """Let go of runs, and return those that were held, in the places of their keys."""
         with self._lock:
             dropped = [self._held.pop(key, None) for key in keys]
@@ -440,16 +440,16 @@ class Holdings:
                     held.signs.echo = None
         return dropped
 
-    def get(self, key: RunKey) -> Held | None:
+    def get(self, key: RunKey) -> ActiveRun | None:
         """Return a run that is held."""
         return self._held.get(key)
 
-    def all(self) -> list[Held]:
+    def all(self) -> list[ActiveRun]:
         """Return the runs held at this moment."""
         with self._lock:
             return list(self._held.values())
 
-    def note_renewed(self, renewed: Iterable[Held]) -> None:
+    def note_renewed(self, renewed: Iterable[ActiveRun]) -> None:
         """Tell the watcher, if there is one, that these need not be renewed by it."""
         if self._slate is None:
             return
@@ -473,7 +473,7 @@ class Holdings:
         """Have the keeper woken for a run that cannot wait until its next look; from the adding thread."""
         self._knock = knock
 
-    def _signed(self, held: Held, at: float) -> None:
+    def _signed(self, held: ActiveRun, at: float) -> None:
         with self._lock:
             if held.line is not None and self._slate is not None:
                 self._slate.signed(held.line, at)

@@ -9,10 +9,10 @@ from tenure.context import Line, Progress
 from tenure.core.job import LogLine, Owner, RunRecord, StallReason
 from tenure.core.outcome import Stalled
 from tenure.core.postmortem import LINES, Ending, Workplace, post_mortem, stall_cause
-from tenure.worker.held import Held
+from tenure.worker.held import ActiveRun
 
 
-class Heard:
+class LastSigns:
     """The last that was heard of a run."""
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class Heard:
 
 
 def inquest(
-    held: Held, heard: Heard, ending: Ending, *, worker: Owner, clock: Clock, max_block: int | None = None
+    held: ActiveRun, heard: LastSigns, ending: Ending, *, worker: Owner, clock: Clock, max_block: int | None = None
 ) -> Stalled:
     """Return what a run has come to whose process ended so, with its post-mortem.
 

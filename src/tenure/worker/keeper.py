@@ -21,24 +21,24 @@ from tenure.core.events import Event
 from tenure.core.job import Owner
 from tenure.core.lane import Lane
 from tenure.core.lease import answer_limit
-from tenure.core.patience import Patience
+from tenure.core.patience import ExponentialDelay
 from tenure.core.postmortem import stall_cause
 from tenure.errors import StorageError, StorageUnavailableError
 from tenure.options import Timing
 from tenure.storage.hints import Hints
 from tenure.storage.protocol import (
     RENEW_LIMIT,
-    Beat,
-    Pulse,
+    RenewRequest,
+    RenewResult,
     Storage,
     WorkerInfo,
     owner_topic,
 )
-from tenure.worker.held import Held, Holdings, Message, StopReason, outdoes
+from tenure.worker.held import ActiveRun, ActiveRuns, PendingRenewal, StopReason, outdoes
 from tenure.worker.partitions import PartitionWatch
 from tenure.worker.stacks.traces import Traces
-from tenure.worker.tally import Tally
-from tenure.worker.turns import Turns
+from tenure.worker.tally import WorkerMetrics
+from tenure.worker.turns import LoopMonitor
 
 SHORTEST = 0.005
 """Seconds that lie at least between two beats, whatever lease a task has chosen."""
@@ -57,20 +57,20 @@ class Keeper:
         self,
         storage: Storage,
         owner: Owner,
-        holdings: Holdings,
-        turns: Turns,
+        holdings: ActiveRuns,
+        turns: LoopMonitor,
         *,
         timing: Timing,
         clock: Clock,
         rng: Random,
         logger: logging.Logger,
         info: Callable[[], WorkerInfo],
-        stop: Callable[[Held, StopReason, str | None], None],
+        stop: Callable[[ActiveRun, StopReason, str | None], None],
         obey: Callable[[tuple[str, ...]], None],
         wanted: Callable[[], bool],
         given_up: Callable[[], bool],
         lanes: Callable[[], tuple[Lane, ...]],
-        tally: Tally,
+        tally: WorkerMetrics,
         partitions: PartitionWatch,
     ) -> None:
         self._storage = storage
@@ -167,17 +167,19 @@ class Keeper:
         """Take leave: the worker's record goes, its last events are recorded."""
         events = self._announced()
         try:
-            beat = Beat(self._owner, events=events, last=True, first_event=self._recorded + 1, lanes=self._lanes())
+            beat = RenewRequest(
+                self._owner, events=events, last=True, first_event=self._recorded + 1, lanes=self._lanes()
+            )
             await self._storage.renew(beat)
         except BaseException:
             self._announcements.extendleft(reversed(events))
             raise
 
-    async def _renew(self, held: list[Held], *, asked_at: float) -> None:
+    async def _renew(self, held: list[ActiveRun], *, asked_at: float) -> None:
         every = self._every(held)
         hinted, self._hinted = self._doubted(held), False
         due = [one for one in held if self._asks(one, asked_at, every)]
-        sent: list[Message] = []
+        sent: list[PendingRenewal] = []
         events = self._announced()
         news = unanswered = 0
         # A storage that hangs must not keep this from its other duty, to fence its process in, and in time.
@@ -190,7 +192,7 @@ class Keeper:
                     traces = self._traces.news(some, asked_at)
                     sent = [one.message(asked_at, at, self._turns) for one, at in zip(some, traces, strict=True)]
                     renewals = tuple(message.renewal for message in sent)
-                    beat = Beat(
+                    beat = RenewRequest(
                         self._owner,
                         renewals,
                         self._info(),
@@ -226,7 +228,7 @@ class Keeper:
                     "cannot renew %d leases, trying again: %r", failed, error, exc_info=None if expected else error
                 )
             self._failures += 1
-            patience = Patience(FIRST_RETRY, min(LAST_RETRY, every / 4))
+            patience = ExponentialDelay(FIRST_RETRY, min(LAST_RETRY, every / 4))
             self._retry_at = self._clock.uptime() + patience.rest(self._failures, self._rng)
             self._hinted = self._hinted or hinted
             return
@@ -236,10 +238,12 @@ class Keeper:
         if hinted:
             self._false_alarms = 0 if news else self._false_alarms + 1
             # A storage may hint at more than there is; beats that beget hints must come down to the usual ones.
-            rest = Patience(FALSE_ALARM, every).rest(self._false_alarms, self._rng) if self._false_alarms else 0.0
+            rest = (
+                ExponentialDelay(FALSE_ALARM, every).rest(self._false_alarms, self._rng) if self._false_alarms else 0.0
+            )
             self._heeds_at = asked_at + rest
 
-    async def _timed(self, beat: Beat) -> Pulse:
+    async def _timed(self, beat: RenewRequest) -> RenewResult:
         asked_at = self._clock.uptime()
         try:
             return await self._storage.renew(beat)
@@ -250,13 +254,13 @@ class Keeper:
         # The main loop adds while this takes; a deque can bear that.
         return tuple(self._announcements.popleft() for _ in range(len(self._announcements)))
 
-    def _asks(self, one: Held, now: float, every: float) -> bool:
+    def _asks(self, one: ActiveRun, now: float, every: float) -> bool:
         if one.stop == "lost":
             return False
         # A job that began within this beat has a fresh lease; most end before they ever cost a beat.
         return one.signs.pending or now - one.renewed_at >= every / 2 or one.renewed_at <= self._holdings.hinted_at
 
-    def _heed(self, sent: list[Message], pulse: Pulse, asked_at: float) -> int:
+    def _heed(self, sent: list[PendingRenewal], pulse: RenewResult, asked_at: float) -> int:
         """Do as the answer says; return how many runs heard something new, the worker itself counted as one."""
         news = 0
         if pulse.orders is not None and pulse.orders != self._orders:
@@ -298,20 +302,20 @@ class Keeper:
                 # The storage may well answer, but nobody renews a run whose process was stopped.
                 self._stop(one, "lease_expired" if one.still else "unreachable", None)
 
-    def _ends(self, held: list[Held], now: float) -> list[float]:
+    def _ends(self, held: list[ActiveRun], now: float) -> list[float]:
         """Return in how many seconds those must stop that may not outlive their leases."""
         return [one.trusted_until - now for one in held if _may_not_outlive(one)]
 
-    def _every(self, held: list[Held]) -> float:
+    def _every(self, held: list[ActiveRun]) -> float:
         return max(SHORTEST, min([self._beat, *(one.beat for one in held)]))
 
-    def _due(self, held: list[Held]) -> float:
+    def _due(self, held: list[ActiveRun]) -> float:
         """Return the uptime of the next beat."""
         if self._failures:
             return self._retry_at
         return self._heeds_at if self._doubted(held) else self._last_beat + self._every(held)
 
-    def _doubted(self, held: list[Held]) -> bool:
+    def _doubted(self, held: list[ActiveRun]) -> bool:
         """Say whether a hint has not been followed up: by any beat, or for a run whose claim it overtook."""
         return self._hinted or any(one.renewed_at < self._holdings.hinted_at and one.stop is None for one in held)
 
@@ -321,7 +325,7 @@ class Keeper:
         return max(SHORTEST, min([self._due(held) - now, *self._ends(held, now), *silent]))
 
 
-def _may_not_outlive(one: Held) -> bool:
+def _may_not_outlive(one: ActiveRun) -> bool:
     return one.stops_unreachable and not one.fenced and outdoes("unreachable", one.stop)
 
 

@@ -11,7 +11,7 @@ from msgspec import structs
 from tenure.core.lane import Lane
 
 
-class Lanes:
+class ClaimNumbers:
     """The lanes of one worker. Each is replaced as a whole, because beats read them from another thread."""
 
     def __init__(self, count: int) -> None:

@@ -8,11 +8,11 @@ from typing import Self
 from tenure.failures import is_a
 
 
-class TimeIsOver(Exception):
+class TimeLimitExceeded(Exception):
     """The run passed its own limit."""
 
 
-class Limit:
+class TimeLimit:
     """Like `asyncio.timeout`, but for a word to its owner before it cancels, and one if that is of no use.
 
     `over` is called at the limit, `overdue` that many seconds after it, unless the body has ended by then.
@@ -47,7 +47,7 @@ class Limit:
         # Whoever else has cancelled it wants it ended, whatever its limit.
         cancelled = error is not None and is_a(error, asyncio.CancelledError)
         if self._task.uncancel() <= self._cancelling and cancelled:
-            raise TimeIsOver from error
+            raise TimeLimitExceeded from error
 
     def _expire(self) -> None:
         self._expired = True

@@ -37,7 +37,7 @@ class LoopGuard:
         """Begin on the running loop; `cancelled` is called soon after every task was."""
         loop = asyncio.get_running_loop()
         refuse_stops(loop)
-        self._task = asyncio.create_task(self._rest(_Watched(loop, self._note)), name="tenure loop guard")
+        self._task = asyncio.create_task(self._rest(_GuardTask(loop, self._note)), name="tenure loop guard")
         self._task.add_done_callback(lambda _: None if self._released else cancelled())
 
     def release(self) -> None:
@@ -46,7 +46,7 @@ class LoopGuard:
         if self._task is not None:
             self._task.cancel()
 
-    async def _rest(self, watched: "_Watched") -> None:
+    async def _rest(self, watched: "_GuardTask") -> None:
         await watched
 
     def _note(self) -> None:
@@ -59,7 +59,7 @@ class LoopGuard:
             job.misuse = _error(CANCELLED)
 
 
-class _Watched(asyncio.Future[None]):
+class _GuardTask(asyncio.Future[None]):
     """Tells at once that it is being cancelled, in the context of the code that does so."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, asked: Callable[[], None]) -> None:

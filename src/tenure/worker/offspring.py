@@ -30,7 +30,7 @@ _PROC = Path("/proc/self/stat").exists()
 """Whether the system shows the states of processes as files."""
 
 
-class Death(Struct, frozen=True):
+class ProcessExit(Struct, frozen=True):
     """How a process ended. `peak_memory`: the most that it had occupied, in bytes, where the system tells.
 
     It is the largest resident set of the process, or of one that it had started itself and waited for: the kernel
@@ -57,7 +57,7 @@ class Death(Struct, frozen=True):
             return f"signal {self.signal} (unnamed)"
 
 
-class Offspring:
+class Process:
     """A process that was started here. Its line is a stream socket, whose other end it got as a descriptor."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", line: socket.socket) -> None:
@@ -65,7 +65,7 @@ class Offspring:
         self.line = line
         self._process = process
         self._baseline = _peak(resource.getrusage(resource.RUSAGE_SELF))
-        self._death: asyncio.Future[Death] = asyncio.get_running_loop().create_future()
+        self._death: asyncio.Future[ProcessExit] = asyncio.get_running_loop().create_future()
         threading.Thread(
             target=self._wait, args=(asyncio.get_running_loop(),), name=f"tenure-waits-for-{self.pid}", daemon=True
         ).start()
@@ -106,12 +106,12 @@ class Offspring:
             process.wait()
             raise OSError(errno.EAGAIN, f"no thread can wait for its end: {error}") from error
 
-    async def ended(self) -> Death:
+    async def ended(self) -> ProcessExit:
         """Wait until it is dead, and buried in the process table."""
         return await asyncio.shield(self._death)
 
     @property
-    def death(self) -> Death | None:
+    def death(self) -> ProcessExit | None:
         """How it ended, None while it lives."""
         return self._death.result() if self._death.done() else None
 
@@ -167,16 +167,16 @@ class Offspring:
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(self._death.set_result, death)
 
-    def _seen(self) -> Death:
+    def _seen(self) -> ProcessExit:
         """Wait until it is dead, and return what there was to see of it."""
         try:
             _, status, usage = os.wait4(self.pid, 0)
         except ChildProcessError:
             # A handler has waited for any child, or one of its libraries ignores SIGCHLD, so that the kernel waits.
-            return Death(None)
+            return ProcessExit(None)
         peak = _peak(usage)
         # What it was forked from counts as its own; no more than that tells nothing of it.
-        return Death(os.waitstatus_to_exitcode(status), peak if peak > self._baseline else None)
+        return ProcessExit(os.waitstatus_to_exitcode(status), peak if peak > self._baseline else None)
 
 
 def stands_still(pid: int) -> bool:

@@ -14,20 +14,26 @@ from tenure.injection import Needs
 from tenure.task import Task
 from tenure.threads import wrapped
 from tenure.worker.abandoned import LINGER, Abandoned
-from tenure.worker.held import Held
+from tenure.worker.held import ActiveRun
 
 LIMIT = 30.0
 """Seconds that a hook gets at most where its task has no timeout."""
 
-Complain = Callable[[Held, str, str, BaseException | None], None]
+Complain = Callable[[ActiveRun, str, str, BaseException | None], None]
 """Takes whose run it is, who failed and how, and the exception if there is one."""
 
 
-class Calls(Protocol):
+class HookCaller(Protocol):
     """Calls a function of a run, on the loop or in a thread, with its arguments and what is injected."""
 
     def __call__(
-        self, function: Callable[..., Any], usual: Needs, args: tuple[Any, ...], kwargs: dict[str, Any], held: Held, /
+        self,
+        function: Callable[..., Any],
+        usual: Needs,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        held: ActiveRun,
+        /,
     ) -> Awaitable[Any]:
         """Call it."""
         ...
@@ -36,14 +42,16 @@ class Calls(Protocol):
 class CancelHooks:
     """Calls the on_cancel hooks of tasks. What they raise is noted: the job is cancelled all the same."""
 
-    def __init__(self, codec: Codec, clock: Clock, *, call: Calls, complain: Complain, abandoned: Abandoned) -> None:
+    def __init__(
+        self, codec: Codec, clock: Clock, *, call: HookCaller, complain: Complain, abandoned: Abandoned
+    ) -> None:
         self._codec = codec
         self._clock = clock
         self._call = call
         self._complain = complain
         self._abandoned = abandoned
 
-    async def tidy_up(self, task: Task[..., Any], hook: Callable[..., Any], held: Held) -> None:
+    async def tidy_up(self, task: Task[..., Any], hook: Callable[..., Any], held: ActiveRun) -> None:
         """Call the hook of a run, bounded."""
         job = held.lease.job
         held.hooking = True
@@ -67,7 +75,7 @@ class CancelHooks:
             # The run is lost, or its worker ends.
             await self._cut_off(hooked, held)
 
-    async def _hook(self, task: Task[..., Any], hook: Callable[..., Any], held: Held) -> None:
+    async def _hook(self, task: Task[..., Any], hook: Callable[..., Any], held: ActiveRun) -> None:
         try:
             # Decoded again: the handler may have changed what it was given.
             args, kwargs = task.decode(self._codec, held.lease.job)
@@ -76,7 +84,7 @@ class CancelHooks:
             # Out of a task these would end the loop.
             raise wrapped(error) from error
 
-    async def _cut_off(self, hooked: "asyncio.Task[None]", held: Held) -> None:
+    async def _cut_off(self, hooked: "asyncio.Task[None]", held: ActiveRun) -> None:
         hooked.cancel()
         try:
             await asyncio.wait({hooked}, timeout=LINGER)

@@ -48,7 +48,7 @@ def _go_on(number: int, frame: object) -> None:
     """Do nothing."""
 
 
-class Obedient(Protocol):
+class Stoppable(Protocol):
     """A worker, as far as orders go."""
 
     async def start(self) -> None:
@@ -64,7 +64,7 @@ class Obedient(Protocol):
         ...
 
 
-class Orders:
+class StopSignals:
     """The two words, heard on the running loop."""
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class Orders:
             self._hurried.set()
         self._asked.set()
 
-    async def obeyed_by(self, worker: Obedient, *, started: Callable[[], object] = lambda: None) -> None:
+    async def obeyed_by(self, worker: Stoppable, *, started: Callable[[], object] = lambda: None) -> None:
         """Let a worker work until it ends by itself or is told to; call `started` before its first claim.
 
         Raises:
@@ -112,6 +112,6 @@ class Orders:
                 haste.cancel()
                 await asyncio.gather(haste, return_exceptions=True)
 
-    async def _hasten(self, worker: Obedient) -> None:
+    async def _hasten(self, worker: Stoppable) -> None:
         await self._hurried.wait()
         await worker.stop(force=True)

@@ -12,9 +12,9 @@ from tenure.core.job import JobRecord
 from tenure.core.outcome import Unreadable
 from tenure.core.settlement import Settlement, settlement
 from tenure.failures import recorded
-from tenure.storage.protocol import SettleVerdict, Verdict
-from tenure.worker.held import Holdings, RunKey
-from tenure.worker.tally import Tally
+from tenure.storage.protocol import SettlementResult, SettleVerdict
+from tenure.worker.held import ActiveRuns, RunKey
+from tenure.worker.tally import WorkerMetrics
 
 REFUSALS = 3
 """How often a single outcome may fail to be recorded for a reason that is not the storage's."""
@@ -23,7 +23,7 @@ REFUSALS = 3
 class Outcomes:
     """Those of one worker."""
 
-    def __init__(self, holdings: Holdings, *, rng: Random, logger: logging.Logger, tally: Tally) -> None:
+    def __init__(self, holdings: ActiveRuns, *, rng: Random, logger: logging.Logger, tally: WorkerMetrics) -> None:
         self._holdings = holdings
         self._rng = rng
         self._logger = logger
@@ -73,7 +73,7 @@ class Outcomes:
                 put_back += 1
         return put_back
 
-    def heed(self, verdicts: Sequence[Verdict]) -> None:
+    def heed(self, verdicts: Sequence[SettlementResult]) -> None:
         """Let go of the runs that the storage has given a verdict on."""
         keys = [(verdict.ref, verdict.fence) for verdict in verdicts]
         answered: list[tuple[JobRecord, Settlement, SettleVerdict]] = []

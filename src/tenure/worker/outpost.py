@@ -12,9 +12,9 @@ from msgspec import Struct
 
 from tenure.clock import Clock
 from tenure.core.job import Owner
-from tenure.core.patience import Patience
-from tenure.worker.offspring import Offspring
-from tenure.worker.slate import Slate
+from tenure.core.patience import ExponentialDelay
+from tenure.worker.offspring import Process
+from tenure.worker.slate import Scoreboard
 
 VARIABLE = "TENURE_KEEPER"
 """Carries the descriptor of the keeper's end of the line, and what `Posted` says."""
@@ -27,7 +27,7 @@ COMMAND = (sys.executable, "-m", "tenure.worker.post")
 LINES = 2_048
 """How many runs its slate has room for."""
 
-PATIENCE = Patience(0.5, 30.0)
+PATIENCE = ExponentialDelay(0.5, 30.0)
 """Before one that has died is replaced."""
 
 SETTLED_IN = 10.0
@@ -50,7 +50,7 @@ class Outpost:
     def __init__(
         self, url: str, owner: Owner, *, beat: float, max_block: float, clock: Clock, rng: Random, logger: Logger
     ) -> None:
-        self.slate = Slate.new(LINES)
+        self.slate = Scoreboard.new(LINES)
         self._told = Posted(url, owner, self.slate.descriptor, beat, max_block)
         self._clock = clock
         self._rng = rng
@@ -70,7 +70,7 @@ class Outpost:
     async def _once(self) -> str:
         """Let one live; return what became of it."""
         try:
-            keeper = Offspring.started(
+            keeper = Process.started(
                 COMMAND,
                 variable=VARIABLE,
                 told=msgspec.json.encode(self._told).decode(),

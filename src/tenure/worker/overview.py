@@ -7,14 +7,14 @@ from collections.abc import Iterable
 
 from tenure.clock import Clock
 from tenure.errors import StorageUnavailableError
-from tenure.figures import Figures, Key, added_up
-from tenure.health.vitals import Vitals, blocked
-from tenure.health.watch import NotToldError
+from tenure.figures import Key, MetricsRegistry, added_up
+from tenure.health.vitals import ProcessHealth, blocked
+from tenure.health.watch import NoStorageYetError
 from tenure.options import Timing
 from tenure.storage.protocol import Storage
-from tenure.worker.turns import TICK, Peak
-from tenure.worker.ward import Ward
-from tenure.worker.words import Hello
+from tenure.worker.turns import TICK, RecentMaximum
+from tenure.worker.ward import ChildProcess
+from tenure.worker.words import ChildStarted
 
 EVERY = 0.5
 """Seconds between two views."""
@@ -26,7 +26,7 @@ OLD = 10.0
 class Overview:
     """All children at a glance, with what those before them have counted."""
 
-    def __init__(self, figures: Figures, clock: Clock) -> None:
+    def __init__(self, figures: MetricsRegistry, clock: Clock) -> None:
         """Take what the supervisor itself counts."""
         self.timing = Timing()
         """The app's, once a child has told it."""
@@ -35,16 +35,16 @@ class Overview:
         self.storage: Storage | None = None
         self._figures = figures
         self._clock = clock
-        self._lag = Peak()
+        self._lag = RecentMaximum()
         self._of_the_dead: dict[Key, tuple[float, ...]] = {}
         self._seen_at = clock.uptime()
-        self._seen = Vitals(owners=())
+        self._seen = ProcessHealth(owners=())
 
-    def told(self, hello: Hello) -> None:
+    def told(self, hello: ChildStarted) -> None:
         """Take in what a child has said of its app."""
         self.timing, self.queues = hello.timing, hello.queues
 
-    def look(self, wards: Iterable[Ward], *, stopping: bool) -> None:
+    def look(self, wards: Iterable[ChildProcess], *, stopping: bool) -> None:
         """Draw up the view; on the supervisor's loop."""
         now, wards = self._clock.uptime(), list(wards)
         silent = {ward: _silent(ward, now) for ward in wards}
@@ -54,7 +54,7 @@ class Overview:
             for ward in wards
             if ward.hello is not None and (why := blocked(silent[ward], ward.hello.max_block))
         ]
-        self._seen = Vitals(
+        self._seen = ProcessHealth(
             owners=tuple(ward.incarnation for ward in wards if ward.hello is not None),
             dead="; ".join(whys),
             stopping=stopping,
@@ -63,15 +63,17 @@ class Overview:
         )
         self._seen_at = now
 
-    def gone(self, ward: Ward) -> None:
+    def gone(self, ward: ChildProcess) -> None:
         """Keep what a child has counted: totals never go down."""
         self._of_the_dead = added_up([self._of_the_dead, ward.figures])
 
-    def vitals(self) -> Vitals:
+    def vitals(self) -> ProcessHealth:
         """Return the latest view."""
         age = self._clock.uptime() - self._seen_at
         if age > OLD:
-            return Vitals(owners=(), dead=f"the supervisor has not turned for {age:.1f} s", figures=self._seen.figures)
+            return ProcessHealth(
+                owners=(), dead=f"the supervisor has not turned for {age:.1f} s", figures=self._seen.figures
+            )
         return self._seen
 
     async def opened(self) -> Storage:
@@ -83,7 +85,7 @@ class Overview:
         """
         storage = self.storage
         if storage is None:
-            raise NotToldError("no worker process has said yet where the jobs are remembered")
+            raise NoStorageYetError("no worker process has said yet where the jobs are remembered")
         if not storage.shared:
             raise StorageUnavailableError(
                 f"{storage.url} is seen by the worker process alone; to serve its health give --no-supervisor"
@@ -92,7 +94,7 @@ class Overview:
         return storage
 
 
-def _silent(ward: Ward, now: float) -> float:
+def _silent(ward: ChildProcess, now: float) -> float:
     """Return for how many seconds a child's event loop has been late; 0 if it is not, or nothing is expected of it."""
     turned_at = ward.slate.turned_at
     return max(0.0, now - turned_at - TICK) if turned_at else 0.0

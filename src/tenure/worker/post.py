@@ -15,8 +15,8 @@ from tenure.storage.locate import locate
 from tenure.worker.offspring import stands_still
 from tenure.worker.orders import DRAINING, SIGNALS, UNUSED
 from tenure.worker.outpost import VARIABLE, Posted
-from tenure.worker.slate import Slate
-from tenure.worker.watcher import Watcher
+from tenure.worker.slate import Scoreboard
+from tenure.worker.watcher import ExternalRenewer
 
 
 class Parent:
@@ -39,10 +39,10 @@ class Parent:
 async def keep(line: socket.socket, told: Posted, parent: Parent) -> None:
     """Watch over a worker until it closes the line, or is gone."""
     storage = locate(told.url)
-    watcher = Watcher(
+    watcher = ExternalRenewer(
         storage,
         told.owner,
-        Slate(told.slate),
+        Scoreboard(told.slate),
         parent,
         beat=told.beat,
         max_block=told.max_block,

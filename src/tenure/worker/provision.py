@@ -8,14 +8,14 @@ from typing import Any
 
 from tenure.context import current_job
 from tenure.failures import traceback_of
-from tenure.injection import Needs, Step
-from tenure.threads import Lane
+from tenure.injection import Needs, ProviderStep
+from tenure.threads import WorkerThread
 
 Complain = Callable[[str, str, BaseException], None]
 """Takes who failed and how, and the exception, where another one is what the run comes to."""
 
 
-class Provision:
+class InjectedValues:
     """Goes through the steps of what is needed, and back.
 
     Entered, it has the values by parameter. What is plain happens in the run's thread. An exception of the run is
@@ -24,7 +24,12 @@ class Provision:
     """
 
     def __init__(
-        self, needs: Needs, lane: Lane, *, complain: Complain, leave: Callable[[Coroutine[Any, Any, None]], None]
+        self,
+        needs: Needs,
+        lane: WorkerThread,
+        *,
+        complain: Complain,
+        leave: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
         self._needs = needs
         self._lane = lane
@@ -47,7 +52,7 @@ class Provision:
     ) -> None:
         await self._close(error)
 
-    async def _make(self, step: Step, taken: dict[str, Any]) -> Any:
+    async def _make(self, step: ProviderStep, taken: dict[str, Any]) -> Any:
         match step.kind:
             case "async generator":
                 manager = step.make(**taken)
@@ -92,7 +97,7 @@ class Provision:
 class _Plain:
     """A plain generator, open or being opened; its calls are for the run's thread."""
 
-    def __init__(self, step: Step, manager: AbstractContextManager[Any]) -> None:
+    def __init__(self, step: ProviderStep, manager: AbstractContextManager[Any]) -> None:
         self.name = step.name
         self._manager = manager
         self._entered = False
@@ -102,7 +107,7 @@ class _Plain:
         self._entered = True
         return value
 
-    async def exit(self, lane: Lane, failure: BaseException | None) -> None:
+    async def exit(self, lane: WorkerThread, failure: BaseException | None) -> None:
         if self._entered:
             await lane.run(functools.partial(self._manager.__exit__, *_told(failure)))
 
@@ -110,11 +115,11 @@ class _Plain:
 class _Async:
     """An open async generator."""
 
-    def __init__(self, step: Step, manager: AbstractAsyncContextManager[Any]) -> None:
+    def __init__(self, step: ProviderStep, manager: AbstractAsyncContextManager[Any]) -> None:
         self.name = step.name
         self._manager = manager
 
-    async def exit(self, lane: Lane, failure: BaseException | None) -> None:
+    async def exit(self, lane: WorkerThread, failure: BaseException | None) -> None:
         await self._manager.__aexit__(*_told(failure))
 
 

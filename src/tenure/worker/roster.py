@@ -16,10 +16,20 @@ from typing import Any
 from tenure.waiting import first
 from tenure.whereabouts import Whereabouts
 from tenure.worker.autopsy import OomKills
-from tenure.worker.frames import Began, Ended, Enter, Leave, Logged, Ready, Said, Turned, Unfit
-from tenure.worker.offspring import Death
-from tenure.worker.slate import Slate
-from tenure.worker.tether import GONE, Slot, log
+from tenure.worker.frames import (
+    AppFailed,
+    AppReady,
+    ExitProcess,
+    ForwardedLog,
+    LoadApp,
+    LoopTurned,
+    RunBegan,
+    RunEnded,
+    RunSigns,
+)
+from tenure.worker.offspring import ProcessExit
+from tenure.worker.slate import Scoreboard
+from tenure.worker.tether import GONE, PoolProcess, log
 
 STARTING = 60.0
 """Seconds that a process gets until it is ready: to load the app, and to enter its lifespan."""
@@ -34,7 +44,7 @@ IDLE, LEAVING = 60.0, 10.0
 """Seconds after which a process that nobody needs is told to leave, and that it gets for that."""
 
 
-class UnfitError(Exception):
+class NoProcessError(Exception):
     """No process can be had that runs jobs of this app; `ours`: for what the machine refuses, not for its own fault."""
 
     def __init__(self, why: str, *, ours: bool = False) -> None:
@@ -42,12 +52,12 @@ class UnfitError(Exception):
         self.ours = ours
 
 
-class Waiting:
+class PoolWaiter:
     """One who waits for a process; `isolated`: only because of its quarantine."""
 
     def __init__(self, *, isolated: bool) -> None:
         self.isolated = isolated
-        self.slot: asyncio.Future[Slot | None] = asyncio.get_running_loop().create_future()
+        self.slot: asyncio.Future[PoolProcess | None] = asyncio.get_running_loop().create_future()
 
     def leave(self) -> None:
         """Wait no more."""
@@ -55,16 +65,16 @@ class Waiting:
             self.slot.set_result(None)
 
     @property
-    def given(self) -> Slot | None:
+    def given(self) -> PoolProcess | None:
         """What it was given."""
         given = self.slot.done() and not self.slot.cancelled() and self.slot.exception() is None
         return self.slot.result() if given else None
 
 
-class Roster:
+class ProcessPool:
     """The processes of one worker; all of it on one event loop."""
 
-    def __init__(self, *, worker: str, slate: Slate | None, fit: Callable[[], None]) -> None:
+    def __init__(self, *, worker: str, slate: Scoreboard | None, fit: Callable[[], None]) -> None:
         """`worker`: the name of the worker; `fit` is called when a process has come to be ready."""
         self._worker = worker
         self._slate = slate
@@ -73,18 +83,18 @@ class Roster:
         """Where they find the app, once it is known."""
         self.kills: OomKills | None = None
         """The kills for memory; counted from the first process on."""
-        self._idle: list[Slot] = []
-        self._waiting: list[Waiting] = []
+        self._idle: list[PoolProcess] = []
+        self._waiting: list[PoolWaiter] = []
         """Those who want one, in their order."""
-        self._starting: set[asyncio.Task[Slot]] = set()
-        self._isolating: set[Slot] = set()
+        self._starting: set[asyncio.Task[PoolProcess]] = set()
+        self._isolating: set[PoolProcess] = set()
         """Those with a job in quarantine, whose task does not want a process otherwise."""
-        self._dismissed: set[Slot] = set()
+        self._dismissed: set[PoolProcess] = set()
         """Those that were told to leave."""
-        self._all: set[Slot] = set()
+        self._all: set[PoolProcess] = set()
         self._closed = False
 
-    async def taken(self, waiting: Waiting) -> Slot | None:
+    async def taken(self, waiting: PoolWaiter) -> PoolProcess | None:
         """Return a process that is ready; None for one who has left before there was one.
 
         Raises:
@@ -102,7 +112,7 @@ class Roster:
             if waiting in self._waiting:
                 self._waiting.remove(waiting)
 
-    def put_away(self, slot: Slot) -> None:
+    def put_away(self, slot: PoolProcess) -> None:
         """Keep a process for the next one who needs it; one that is of no use, or that nobody will need, is killed."""
         slot.calm()
         isolated = slot in self._isolating
@@ -159,7 +169,7 @@ class Roster:
             self._starting.add(starting)
             starting.add_done_callback(self._over)
 
-    def _risen(self) -> Slot | None:
+    def _risen(self) -> PoolProcess | None:
         while self._idle:
             slot = self._idle.pop()
             slot.rise()
@@ -170,7 +180,7 @@ class Roster:
                 return slot
         return None
 
-    def _over(self, starting: "asyncio.Task[Slot]") -> None:
+    def _over(self, starting: "asyncio.Task[PoolProcess]") -> None:
         """Note that a process is ready, or will never be; then the one who has waited longest hears of it."""
         self._starting.discard(starting)
         if starting.cancelled():
@@ -186,19 +196,19 @@ class Roster:
                 break
         self._serve()
 
-    async def _started(self) -> Slot:
+    async def _started(self) -> PoolProcess:
         """Start a process and return it once it is ready.
 
         Raises:
             UnfitError: none can be had.
         """
         if self.app is None:
-            raise UnfitError("the processes of this worker do not find the app")
+            raise NoProcessError("the processes of this worker do not find the app")
         self.kills = self.kills or OomKills()
         try:
-            slot = Slot.started(self._gone)
+            slot = PoolProcess.started(self._gone)
         except OSError as error:
-            raise UnfitError(f"no process can be started: {error}", ours=True) from error
+            raise NoProcessError(f"no process can be started: {error}", ours=True) from error
         self._all.add(slot)
         if self._slate is not None:
             self._slate.slot_began(slot.process.pid)
@@ -209,34 +219,34 @@ class Roster:
             raise
         return slot
 
-    async def _ready(self, slot: Slot, app: Whereabouts) -> None:
+    async def _ready(self, slot: PoolProcess, app: Whereabouts) -> None:
         try:
             async with asyncio.timeout(STARTING):
-                await slot.say(Enter(app, self._worker, logging.getLogger().level))
+                await slot.say(LoadApp(app, self._worker, logging.getLogger().level))
                 while True:
                     match await slot.hear():
-                        case Ready():
+                        case AppReady():
                             return
-                        case Unfit(why):
-                            raise UnfitError(why)
-                        case Logged() as record:
+                        case AppFailed(why):
+                            raise NoProcessError(why)
+                        case ForwardedLog() as record:
                             log(record)
                         case None:
-                            raise UnfitError(f"the process ended ({await slot.death()}) before it was ready")
-                        case Began() | Said() | Turned() | Ended():
+                            raise NoProcessError(f"the process ended ({await slot.death()}) before it was ready")
+                        case RunBegan() | RunSigns() | LoopTurned() | RunEnded():
                             continue
         except TimeoutError:
-            raise UnfitError(f"the process was not ready within {STARTING:g} s") from None
+            raise NoProcessError(f"the process was not ready within {STARTING:g} s") from None
 
-    def _dismiss(self, slot: Slot) -> None:
+    def _dismiss(self, slot: PoolProcess) -> None:
         """Let a process leave that is idle."""
         if slot in self._idle:
             self._idle.remove(slot)
             self._dismissed.add(slot)
-            slot.say_at_once(Leave())
+            slot.say_at_once(ExitProcess())
             slot.after(LEAVING, functools.partial(slot.kill, "it did not leave"))
 
-    def _gone(self, slot: Slot) -> None:
+    def _gone(self, slot: PoolProcess) -> None:
         self._all.discard(slot)
         self._dismissed.discard(slot)
         if slot in self._idle:
@@ -245,6 +255,6 @@ class Roster:
             self._slate.slot_ended(slot.process.pid)
 
 
-async def _all(deaths: Sequence[Coroutine[Any, Any, Death]]) -> None:
+async def _all(deaths: Sequence[Coroutine[Any, Any, ProcessExit]]) -> None:
     if deaths:
         await asyncio.gather(*deaths)

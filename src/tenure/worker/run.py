@@ -37,13 +37,13 @@ from tenure.functions import is_async
 from tenure.injection import Needs, Provider, needs
 from tenure.middleware import Middleware, Onion, RunCall, onion
 from tenure.task import Task
-from tenure.threads import Lane, NoThreadError, Threads
+from tenure.threads import NoThreadError, ThreadPool, WorkerThread
 from tenure.worker.abandoned import LINGER, Abandoned
-from tenure.worker.held import SILENT, Held, StopReason
+from tenure.worker.held import SILENT, ActiveRun, StopReason
 from tenure.worker.known import why_unknown
-from tenure.worker.limit import Limit, TimeIsOver
+from tenure.worker.limit import TimeLimit, TimeLimitExceeded
 from tenure.worker.on_cancel import CancelHooks
-from tenure.worker.provision import Provision
+from tenure.worker.provision import InjectedValues
 from tenure.worker.shortage import is_shortage
 from tenure.worker.stacks.traces import where
 
@@ -55,7 +55,7 @@ CANCELLED_FROM_WITHIN = "the handler was cancelled from within"
 RESULT_KEPT = 1_000
 """Characters that are kept of the `repr` of a result that cannot be recorded."""
 
-Overdue = Callable[[Held, Outcome], None]
+Overdue = Callable[[ActiveRun, Outcome], None]
 """Takes a run that will not end, and what it has come to all the same."""
 
 
@@ -66,7 +66,7 @@ class Runner:
         self,
         tasks: Mapping[str, Task[..., Any]],
         codec: Codec,
-        threads: Threads,
+        threads: ThreadPool,
         clock: Clock,
         logger: logging.Logger,
         *,
@@ -92,7 +92,7 @@ class Runner:
         self._left: set[asyncio.Task[None]] = set()
         self._hooks = CancelHooks(codec, clock, call=self._provided, complain=self._complain, abandoned=abandoned)
 
-    async def run(self, held: Held, overdue: Overdue = lambda held, outcome: None) -> Outcome:
+    async def run(self, held: ActiveRun, overdue: Overdue = lambda held, outcome: None) -> Outcome:
         """Run one lease to its outcome. Never raises; being cancelled is an outcome too.
 
         A handler that goes on though it was cancelled at its timeout is waited for; `overdue` is called then.
@@ -117,7 +117,7 @@ class Runner:
                 value = await self._way(task, held.context, args, kwargs, held)
             else:
                 value = await self._limited(task, held.context, args, kwargs, held, overdue)
-        except TimeIsOver:
+        except TimeLimitExceeded:
             outcome = timed_out(held)
         except NoThreadError as error:
             self._logger.error("job %s (%s) has no thread to run in: %s", job.id, job.task, error)
@@ -155,11 +155,11 @@ class Runner:
         context: JobContext,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        held: Held,
+        held: ActiveRun,
         overdue: Overdue,
     ) -> Any:
         job = held.lease.job
-        async with Limit(
+        async with TimeLimit(
             (job.timeout or 0) / SECOND,
             # The storage lets no lease outlast the timeout by more than a beat of its own.
             _patience(job),
@@ -169,7 +169,7 @@ class Runner:
             return await self._way(task, context, args, kwargs, held)
 
     def _way(
-        self, task: Task[..., Any], context: JobContext, args: tuple[Any, ...], kwargs: dict[str, Any], held: Held
+        self, task: Task[..., Any], context: JobContext, args: tuple[Any, ...], kwargs: dict[str, Any], held: ActiveRun
     ) -> Awaitable[Any]:
         """Return the way to the handler, to be awaited: through the middleware, if there is any."""
         if task.name not in self._onions:
@@ -184,7 +184,7 @@ class Runner:
         return around(RunCall(context, args, kwargs), heart)
 
     def _handed_over(
-        self, task: Task[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], held: Held
+        self, task: Task[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], held: ActiveRun
     ) -> Awaitable[Any]:
         if task.needs.takes:
             return self._provided(task.function, task.needs, args, kwargs, held)
@@ -193,7 +193,7 @@ class Runner:
         return self._alone(functools.partial(task.function, *args, **kwargs), held)
 
     async def _provided(
-        self, function: Callable[..., Any], usual: Needs, args: tuple[Any, ...], kwargs: dict[str, Any], held: Held
+        self, function: Callable[..., Any], usual: Needs, args: tuple[Any, ...], kwargs: dict[str, Any], held: ActiveRun
     ) -> Any:
         """Call a function, on the loop or in a thread, with its arguments and what is injected."""
         needed = needs(function, self._replaced) if self._replaced else usual
@@ -201,7 +201,7 @@ class Runner:
         complain = functools.partial(self._complain, held)
         try:
             leave = functools.partial(self._leave, held)
-            async with Provision(needed, lane, complain=complain, leave=leave) as given:
+            async with InjectedValues(needed, lane, complain=complain, leave=leave) as given:
                 called = functools.partial(function, *args, **{**given, **kwargs})
                 return await (called() if is_async(function) else _in(lane, called, held))
         finally:
@@ -210,7 +210,7 @@ class Runner:
             if lane.busy:
                 self._abandoned.lane(lane)
 
-    async def _alone(self, called: Callable[[], Any], held: Held) -> Any:
+    async def _alone(self, called: Callable[[], Any], held: ActiveRun) -> Any:
         """Call a plain function that is given nothing."""
         held.lane = lane = self._threads.lane()
         try:
@@ -220,13 +220,13 @@ class Runner:
                 self._abandoned.lane(lane)
             lane.close()
 
-    def _leave(self, held: Held, closing: Coroutine[Any, Any, None]) -> None:
+    def _leave(self, held: ActiveRun, closing: Coroutine[Any, Any, None]) -> None:
         left = asyncio.create_task(closing)
         held.leave(left)
         self._left.add(left)
         left.add_done_callback(self._left.discard)
 
-    def _complain(self, held: Held, who: str, what: str, error: BaseException | None) -> None:
+    def _complain(self, held: ActiveRun, who: str, what: str, error: BaseException | None) -> None:
         """Log without what may quote the arguments; the job's own log has all."""
         job = held.lease.job
         how = what if error is None else f"{what}: {class_name(error)}"
@@ -245,13 +245,13 @@ def _patience(job: JobRecord) -> float:
     return beat if job.exclusive else min(LINGER, beat)
 
 
-def _tell(held: Held, context: JobContext) -> None:
+def _tell(held: ActiveRun, context: JobContext) -> None:
     # It is not cancelled yet; a moment later nobody could see where it was.
     held.at_limit, held.expired = where(held), True
     context.stop("the run passed its timeout")
 
 
-async def _in(lane: Lane, called: Callable[[], Any], held: Held) -> Any:
+async def _in(lane: WorkerThread, called: Callable[[], Any], held: ActiveRun) -> Any:
     held.threading = True
     try:
         return await lane.run(called)
@@ -259,7 +259,7 @@ async def _in(lane: Lane, called: Callable[[], Any], held: Held) -> Any:
         held.threading = lane.busy
 
 
-def misuse(held: Held) -> Raised | None:
+def misuse(held: ActiveRun) -> Raised | None:
     """Return what a run has come to whose handler did something to its event loop that no handler may do."""
     error = None if held.context is None else held.context.misuse
     return None if error is None or held.stops_for("cancelled", "lost", "unreachable") else Raised(error, alone=True)
@@ -295,12 +295,12 @@ def stopped(held: Stopped) -> Outcome:
             return Raised(RecordedError("CancelledError", CANCELLED_FROM_WITHIN))
 
 
-def _unbegun(held: Held) -> Outcome:
+def _unbegun(held: ActiveRun) -> Outcome:
     """Return what a run has come to that could not begin, for no fault of its own."""
     return Interrupted("prefetch", UNFIT_DELAY) if held.stop is None else stopped(held)
 
 
-def timed_out(held: Held) -> Outcome:
+def timed_out(held: ActiveRun) -> Outcome:
     """Return what a run has come to that passed its limit."""
     if held.stops_for("cancelled"):
         # Too slow to stop.
@@ -311,7 +311,7 @@ def timed_out(held: Held) -> Outcome:
     return TimedOut(RecordedError("TimeoutError", said, place and f"{place}TimeoutError: {said}\n"[-TRACEBACK_KEPT:]))
 
 
-def _ended_by(error: BaseException, task: Task[..., Any], held: Held) -> Outcome:
+def _ended_by(error: BaseException, task: Task[..., Any], held: ActiveRun) -> Outcome:
     """Return the outcome of a run that ended by this exception.
 
     Whether it ended because we asked for that is a fact of the run (`held.stop`). The exception does not tell: a
@@ -324,7 +324,7 @@ def _ended_by(error: BaseException, task: Task[..., Any], held: Held) -> Outcome
         return Raised(recorded(failure)) if held.stop is None else stopped(held)
 
 
-def _meaning(error: BaseException, task: Task[..., Any], held: Held) -> Outcome:
+def _meaning(error: BaseException, task: Task[..., Any], held: ActiveRun) -> Outcome:
     # Never the exception itself is asked what it is: its class may lie about that.
     said: Any = error
     if is_a(error, Snooze, RetryLater) and held.stops_for("cancelled", *SILENT):

@@ -40,9 +40,9 @@ from tenure.core.settlement import settlement
 from tenure.failures import log_failure, recorded
 from tenure.task import Task
 from tenure.worker.abandoned import LINGER, Abandoned
-from tenure.worker.ahead import Ahead, may_wait
-from tenure.worker.at_hand import AtHand
-from tenure.worker.held import SILENT, Held, Holdings, StopReason, outdoes
+from tenure.worker.ahead import PrefetchPolicy, may_wait
+from tenure.worker.at_hand import PrefetchBuffer
+from tenure.worker.held import SILENT, ActiveRun, ActiveRuns, StopReason, outdoes
 from tenure.worker.known import why_unknown
 from tenure.worker.loop_guard import LoopGuard
 from tenure.worker.mishaps import log_mishap
@@ -51,11 +51,11 @@ from tenure.worker.outcomes import Outcomes
 from tenure.worker.run import Runner, misuse, stopped
 from tenure.worker.silence import told_of_silence
 from tenure.worker.slate import Way
-from tenure.worker.slots import Slots
+from tenure.worker.slots import IsolatedRuns
 from tenure.worker.stacks.traces import where
 from tenure.worker.starting import Starter, starter
-from tenure.worker.tally import Tally
-from tenure.worker.wear import Wear
+from tenure.worker.tally import WorkerMetrics
+from tenure.worker.wear import RecyclePolicy
 
 LOOP_CANCELLED = "every task of its event loop was cancelled, and it is not known by which code"
 
@@ -63,38 +63,38 @@ SHOWN = 20
 """How many runs that will not end are named to the storage."""
 
 
-class Runs:
+class Executor:
     """Those that go on. What they come to is added to the outcomes, and `over` is called."""
 
     def __init__(
         self,
         owner: Owner,
         runner: Runner,
-        slots: Slots,
-        holdings: Holdings,
+        slots: IsolatedRuns,
+        holdings: ActiveRuns,
         outcomes: Outcomes,
         *,
         concurrency: int,
-        ahead: Ahead,
+        ahead: PrefetchPolicy,
         abandoned: Abandoned,
         guard: LoopGuard,
         tasks: Mapping[str, Task[..., Any]],
-        wear: Wear,
+        wear: RecyclePolicy,
         clock: Clock,
         rng: Random,
         logger: logging.Logger,
         tell: Callable[[Event], None],
-        tally: Tally,
+        tally: WorkerMetrics,
         supervised: bool,
-        unstoppable: Callable[[Held, StopCode], None],
+        unstoppable: Callable[[ActiveRun, StopCode], None],
     ) -> None:
         """Take what runs need. `unstoppable`: called when one that keeps its right will not end."""
         self._owner = owner
         self._supervised = supervised
         self._unstoppable = unstoppable
-        self._kept: dict[Held, Outcome] = {}
+        self._kept: dict[ActiveRun, Outcome] = {}
         """Exclusive runs that were stopped, whose handlers go on: what each has come to."""
-        self._unstopped: dict[Held, None] = {}
+        self._unstopped: dict[ActiveRun, None] = {}
         """Those of them that have had all their time to end."""
         self._runner = runner
         self._slots = slots
@@ -111,11 +111,11 @@ class Runs:
         self._logger = logger
         self._tell = tell
         self._tally = tally
-        self._running: dict[Held, None] = {}
-        self._at_hand = AtHand(ahead, clock, too_long=self.hand_back)
+        self._running: dict[ActiveRun, None] = {}
+        self._at_hand = PrefetchBuffer(ahead, clock, too_long=self.hand_back)
         self._beginning = False
         self._context = contextvars.Context()
-        self._attending: dict[asyncio.Task[None], Held] = {}
+        self._attending: dict[asyncio.Task[None], ActiveRun] = {}
         self._start: Starter | None = None
         self._failure: asyncio.Future[None] | None = None
         self.over: Callable[[], None] = lambda: None
@@ -172,7 +172,7 @@ class Runs:
         if cancelled:
             raise asyncio.CancelledError
 
-    def hold(self, leases: Sequence[Lease], asked_at: float) -> list[Held]:
+    def hold(self, leases: Sequence[Lease], asked_at: float) -> list[ActiveRun]:
         """Hold all leases that a call has brought which was sent at that uptime; or none of them, if this raises.
 
         Those come first whose tasks are not known here.
@@ -180,7 +180,7 @@ class Runs:
         # They run from the answer on: a claim that a frozen storage held back must not count as a part of the run.
         now = self._clock.uptime()
         self._tally.claimed(leases)
-        known, unknown = list[Held](), list[Held]()
+        known, unknown = list[ActiveRun](), list[ActiveRun]()
         free = self._free
         for lease in leases:
             why = why_unknown(self._tasks, lease.job)
@@ -195,7 +195,7 @@ class Runs:
             raise
         return taken
 
-    def take(self, taken: Sequence[Held], *, begin: bool) -> None:
+    def take(self, taken: Sequence[ActiveRun], *, begin: bool) -> None:
         """Begin the runs that `hold` has returned, now or soon; or hand them back, unbegun."""
         now, free = self._clock.uptime(), self._free
         # All of them are held before the first of them begins, for it may let nothing else happen for long.
@@ -246,7 +246,7 @@ class Runs:
             self._beginning = False
         self._at_hand.watch()
 
-    def _begin(self, held: Held) -> None:
+    def _begin(self, held: ActiveRun) -> None:
         start = self._start
         if start is None:
             self._done(held, Interrupted("prefetch"))
@@ -261,7 +261,7 @@ class Runs:
             self._attending[task] = held
             task.add_done_callback(self._ended)
 
-    def stop(self, held: Held, reason: StopReason, detail: str | None) -> None:
+    def stop(self, held: ActiveRun, reason: StopReason, detail: str | None) -> None:
         """Make a run end. A coroutine is cancelled; a thread can only be told, and is."""
         if not outdoes(reason, held.stop):
             return
@@ -332,10 +332,10 @@ class Runs:
                 )
             self._settle(held, outcome)
 
-    def _held(self, lease: Lease, asked_at: float, now: float, *, begun: bool) -> Held:
+    def _held(self, lease: Lease, asked_at: float, now: float, *, begun: bool) -> ActiveRun:
         job = lease.job
         task = self._tasks.get(job.task)
-        held = Held(lease)
+        held = ActiveRun(lease)
         held.claimed_at, held.stops_unreachable, held.begun = now, _stops(job, task), begun
         held.exclusive = held.stops_unreachable or job.exclusive
         if job.unreadable is None and self._slots.wanted(held):
@@ -346,7 +346,7 @@ class Runs:
         held.granted(asked_at)
         return held
 
-    async def _attend(self, held: Held) -> None:
+    async def _attend(self, held: ActiveRun) -> None:
         began = self._clock.uptime()
         if held.task is None:
             # It may have begun before whoever started it was told which task it is.
@@ -394,7 +394,7 @@ class Runs:
         if error is not None and self._failure is not None and not self._failure.done():
             self._failure.set_exception(error)
 
-    def _expect(self, held: Held, reason: StopReason) -> None:
+    def _expect(self, held: ActiveRun, reason: StopReason) -> None:
         """Leave a run to itself that will not end. When the worker stops it sees to all of them at once."""
         if reason in ("shutdown", "worker_failed") or (reason == "cancelled" and held.lease.job.timeout is not None):
             return
@@ -402,7 +402,7 @@ class Runs:
         within = LIMIT if reason == "cancelled" else LINGER
         asyncio.get_running_loop().call_later(within, lambda: self._overdue(held, stopped(held)))
 
-    def _overdue(self, held: Held, outcome: Outcome) -> None:
+    def _overdue(self, held: ActiveRun, outcome: Outcome) -> None:
         """Leave a run to itself whose handler goes on although it was cancelled; what it still comes to is refused."""
         if held not in self._running or held.hooking or held.task is None or held.task.done():
             return
@@ -419,7 +419,7 @@ class Runs:
             self._done(held, outcome, self._clock.uptime() - held.claimed_at)
         self._fill_up()
 
-    def _judged(self, held: Held, outcome: Outcome) -> Outcome:
+    def _judged(self, held: ActiveRun, outcome: Outcome) -> Outcome:
         """Return what a run has come to, if its handler or another one cancelled every task of the loop or stopped it.
 
         A run that was cancelled with the others ended for no fault of its own if it is known whose fault it was. If
@@ -440,31 +440,31 @@ class Runs:
             return Interrupted("worker_failed")
         return Stalled("process_died", owner=self._owner.id, detail=LOOP_CANCELLED)
 
-    def _keep(self, held: Held, outcome: Outcome) -> None:
+    def _keep(self, held: ActiveRun, outcome: Outcome) -> None:
         """Keep the right of a run that was stopped, until its handler has ended. Its first outcome stands."""
         self._running.pop(held, None)
         self._kept[held] = self._complete(held, outcome)
         self._holdings.note_stopped(held, _stop_code(outcome))
         self.over()
 
-    def _will_not_end(self, held: Held) -> None:
+    def _will_not_end(self, held: ActiveRun) -> None:
         """Say that a run which keeps its right goes on although it has had all its time to end."""
         if held in self._kept and held not in self._unstopped:
             self._unstopped[held] = None
             self._unstoppable(held, _stop_code(self._kept[held]))
 
-    def _let_go(self, held: Held) -> None:
+    def _let_go(self, held: ActiveRun) -> None:
         """Forget a run that keeps its right no more, as it is another's by now."""
         self._forget(held)
         held.over = True
         self._holdings.drop(held.key)
         self.over()
 
-    def _forget(self, held: Held) -> None:
+    def _forget(self, held: ActiveRun) -> None:
         self._kept.pop(held, None)
         self._unstopped.pop(held, None)
 
-    def _done(self, held: Held, outcome: Outcome, took: float = 0.0) -> None:
+    def _done(self, held: ActiveRun, outcome: Outcome, took: float = 0.0) -> None:
         """Take in what one came to; `took`: 0 of one whose time tells nothing, as it never began or is cut off."""
         self._running.pop(held, None)
         if held.over:
@@ -479,7 +479,7 @@ class Runs:
             return
         self._settle(held, self._kept.get(held, outcome), took)
 
-    def _settle(self, held: Held, outcome: Outcome, took: float = 0.0) -> None:
+    def _settle(self, held: ActiveRun, outcome: Outcome, took: float = 0.0) -> None:
         """Hand over what a run has come to."""
         self._running.pop(held, None)
         self._forget(held)
@@ -506,7 +506,7 @@ class Runs:
                 self.released += isinstance(outcome, Interrupted)
         self.over()
 
-    def _complete(self, held: Held, outcome: Outcome) -> Outcome:
+    def _complete(self, held: ActiveRun, outcome: Outcome) -> Outcome:
         """Add what is known here of a run that was stopped for its handler's silence."""
         if isinstance(outcome, Stalled) and not outcome.owner:
             return told_of_silence(held, outcome.reason, worker=self._owner, clock=self._clock)

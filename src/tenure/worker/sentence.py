@@ -10,7 +10,7 @@ from tenure.core.job import Ref
 Verdict = Literal["loop_blocked", "timeout", "not_claiming", "leaving"]
 
 
-class Sentence(Struct, frozen=True):
+class KillReason(Struct, frozen=True):
     """A child's event loop did not turn, or its claim loop did not, and nothing within it could help; or it stayed.
 
     `loop_blocked`: for longer than `max_block`, by the runs named here, if anybody knows by which. `timeout`: so that

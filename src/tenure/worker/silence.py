@@ -6,10 +6,10 @@ from tenure.clock import SECOND, Clock
 from tenure.core.job import Owner, RunRecord, StallReason
 from tenure.core.outcome import Stalled
 from tenure.core.postmortem import post_mortem, stall_cause
-from tenure.worker.held import Held
+from tenure.worker.held import ActiveRun
 
 
-def told_of_silence(held: Held, reason: StallReason, *, worker: Owner, clock: Clock) -> Stalled:
+def told_of_silence(held: ActiveRun, reason: StallReason, *, worker: Owner, clock: Clock) -> Stalled:
     """Return what a run has come to that its worker stopped because its handler was silent, with its post-mortem."""
     now, wall, job, silent = clock.uptime(), clock.now(), held.lease.job, held.silent_for
     run = RunRecord(

@@ -57,7 +57,7 @@ _TEXT = 8 * (_SIZE + 1)
 _NEVER = float("inf")
 
 
-class Watched(Struct, frozen=True):
+class WatchedRun(Struct, frozen=True):
     """A run as the slate has it. Lengths in seconds, infinite where there is no such limit; moments are uptimes."""
 
     line: int
@@ -102,7 +102,7 @@ def _packing(size: int) -> Callable[..., None]:
     return Packing(f"{(_TEXT - _WRITTEN) // 8}d{size}s").pack_into
 
 
-class Slate:
+class Scoreboard:
     """The memory, as one of its two sides has it open."""
 
     def __init__(self, descriptor: int) -> None:
@@ -297,7 +297,7 @@ class Slate:
         self._head[_WATCHED] = at
         self._head[_NEXT] = next_look
 
-    def keep(self, run: Watched, at: float) -> None:
+    def keep(self, run: WatchedRun, at: float) -> None:
         """Note that a lease was renewed for the worker, by what was asked for then."""
         line = self._lines[run.line]
         # In this order: a run that has come into this line meanwhile must not take it for its own.
@@ -359,7 +359,7 @@ class Slate:
         """Whether there may have been a run without a line."""
         return self._head[_USED] >= len(self._lines)
 
-    def runs(self) -> list[Watched]:
+    def runs(self) -> list[WatchedRun]:
         """Return the runs that are held; but for those that are being written at this moment."""
         return [run for place in range(int(self._head[_USED])) if (run := self._read(place)) is not None]
 
@@ -372,7 +372,7 @@ class Slate:
         stopped: dict[Ref, StopCode] = {run.ref: run.stopped for run in runs if run.stopped is not None}
         return KnownRuns(None if self.was_full else frozenset(here), frozenset(apart), frozenset(waiting), stopped)
 
-    def _read(self, place: int) -> Watched | None:
+    def _read(self, place: int) -> WatchedRun | None:
         line = self._lines[place]
         writes, fence = line[_WRITES], int(line[_FENCE])
         if not fence or writes % 2:
@@ -383,7 +383,7 @@ class Slate:
         if line[_WRITES] != writes:
             return None
         queue, id_, task = text.decode().split("\0")
-        return Watched(
+        return WatchedRun(
             line=place,
             ref=Ref(queue, id_),
             task=task,

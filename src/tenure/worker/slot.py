@@ -22,9 +22,9 @@ from msgspec import structs
 
 from tenure.core.lease import Lease
 from tenure.core.outcome import Outcome, Raised
-from tenure.equipment import Equipment
+from tenure.equipment import Runtime
 from tenure.failures import log_failure, recorded, trace_of
-from tenure.threads import Threads
+from tenure.threads import ThreadPool
 from tenure.waiting import first
 from tenure.whereabouts import known_as, load
 from tenure.worker import loops
@@ -32,25 +32,25 @@ from tenure.worker.abandoned import Abandoned
 from tenure.worker.frames import (
     TELLING,
     VARIABLE,
-    Began,
-    Ended,
-    Enter,
-    Leave,
+    AppFailed,
+    AppReady,
+    ExitProcess,
+    LoadApp,
+    LoopTurned,
     Order,
-    Ready,
-    Run,
-    Said,
-    Stop,
-    Turned,
-    Unfit,
+    RunBegan,
+    RunEnded,
+    RunJob,
+    RunSigns,
+    StopRun,
 )
-from tenure.worker.held import Held, StopReason
+from tenure.worker.held import ActiveRun, StopReason
 from tenure.worker.lifespan import Lifespan
 from tenure.worker.loop_guard import LoopGuard
 from tenure.worker.orders import SIGNALS, draining, outlive
 from tenure.worker.orphan import end_with_parent, inherited
 from tenure.worker.run import Runner, misuse
-from tenure.worker.slot_line import Line, LogOverLine, SpokenSigns
+from tenure.worker.slot_line import Channel, ForwardedSigns, ForwardingLogHandler
 from tenure.worker.stacks.traces import where
 from tenure.worker.turns import TICK
 
@@ -62,21 +62,21 @@ BREATH = 0.05
 
 
 @runtime_checkable
-class Equipped(Protocol):
+class IsolatedApp(Protocol):
     """An app, as far as a slot needs it."""
 
-    def equipment(self) -> Equipment:
+    def equipment(self) -> Runtime:
         """Return what it hands to its workers."""
         ...
 
 
-class SlotProcess:
+class JobProcess:
     """Runs jobs until it is told to leave."""
 
-    def __init__(self, equipment: Equipment, line: Line, *, worker: str) -> None:
+    def __init__(self, equipment: Runtime, line: Channel, *, worker: str) -> None:
         self._equipment = equipment
         self._line = line
-        self._threads = Threads("tenure-handler")
+        self._threads = ThreadPool("tenure-handler")
         self._lifespan = Lifespan(equipment.lifespan, worker=worker, logger=equipment.logger)
         self._abandoned = Abandoned()
         self._runner = Runner(
@@ -90,7 +90,7 @@ class SlotProcess:
             state=lambda: self._lifespan.state,
             abandoned=self._abandoned,
         )
-        self._held: Held | None = None
+        self._held: ActiveRun | None = None
         self._guard = LoopGuard()
         self._turned_at = 0.0
         self._news = threading.Event()
@@ -111,12 +111,12 @@ class SlotProcess:
         try:
             await self._lifespan.enter(asyncio.Event().wait)
         except BaseException as error:
-            self._line.say(Unfit(f"the lifespan cannot be entered: {_shown(error)}"))
+            self._line.say(AppFailed(f"the lifespan cannot be entered: {_shown(error)}"))
             return
         threading.Thread(target=self._pass_on, name="tenure-signs", daemon=True).start()
-        self._line.say(Ready())
-        while not isinstance(order := await self._orders.get(), Leave):
-            if isinstance(order, Run):
+        self._line.say(AppReady())
+        while not isinstance(order := await self._orders.get(), ExitProcess):
+            if isinstance(order, RunJob):
                 await self._run(order)
         self._lifespan.end()
         # Whoever told us to leave sees to it that this does not take too long.
@@ -129,12 +129,12 @@ class SlotProcess:
         self._turned_at = self._equipment.clock.uptime()
         asyncio.get_running_loop().call_later(TICK, self._turn, context=contextvars.Context())
 
-    async def _run(self, order: Run) -> None:
-        held = Held(Lease(order.job), SpokenSigns(self._news))
+    async def _run(self, order: RunJob) -> None:
+        held = ActiveRun(Lease(order.job), ForwardedSigns(self._news))
         held.claimed_at = held.signed_at = self._equipment.clock.uptime()
         self._held = held
         self._news.set()
-        self._line.say(Began(held.lease.fence, held.claimed_at))
+        self._line.say(RunBegan(held.lease.fence, held.claimed_at))
         held.root = attending = self._attend(held)
         held.task = asyncio.create_task(attending)
         while not held.task.done():
@@ -149,7 +149,7 @@ class SlotProcess:
             self._held = None
             self._report(held, Raised(recorded(failure)), spoiled=True)
 
-    async def _attend(self, held: Held) -> None:
+    async def _attend(self, held: ActiveRun) -> None:
         try:
             outcome = await self._runner.run(held)
         except GeneratorExit:
@@ -177,16 +177,16 @@ class SlotProcess:
         await self._abandoned.over()
         await self._runner.tidied()
 
-    def _report(self, held: Held, outcome: Outcome, *, spoiled: bool) -> None:
+    def _report(self, held: ActiveRun, outcome: Outcome, *, spoiled: bool) -> None:
         outcome = misuse(held) or outcome
         if self._guard.cancelled and isinstance(outcome, Raised):
             # Whichever code did it belongs to this run: no other has ever been beside it.
             outcome = structs.replace(outcome, alone=True)
-        self._line.say(Ended(held.lease.fence, outcome, spoiled=spoiled or self._guard.cancelled))
+        self._line.say(RunEnded(held.lease.fence, outcome, spoiled=spoiled or self._guard.cancelled))
 
     def _heard(self, word: Order) -> None:
         match word:
-            case Stop(fence, reason, detail):
+            case StopRun(fence, reason, detail):
                 held = self._held
                 if held is not None and held.lease.fence == fence and reason in get_args(StopReason):
                     held.stop, held.stop_detail = cast(StopReason, reason), detail
@@ -208,10 +208,10 @@ class SlotProcess:
                 self._say_signs(held, looks=looks)
                 if looks or now - told_at >= TELLING / 2:
                     told_at = now
-                    self._line.say(Turned(self._turned_at, looked_at))
+                    self._line.say(LoopTurned(self._turned_at, looked_at))
             rest.wait(BREATH)
 
-    def _say_signs(self, held: Held, *, looks: bool = False) -> None:
+    def _say_signs(self, held: ActiveRun, *, looks: bool = False) -> None:
         trace = None
         if looks:
             # Frames are of all sorts; none of them may keep what the handler says from being passed on.
@@ -222,7 +222,7 @@ class SlotProcess:
             news = trace if trace != held.traced else None
             held.traced = news or held.traced
             if at is not None or news is not None:
-                self._line.say(Said(held.lease.fence, at, progress, tuple(log), held.hooking, news))
+                self._line.say(RunSigns(held.lease.fence, at, progress, tuple(log), held.hooking, news))
 
 
 def main() -> None:
@@ -234,7 +234,7 @@ def main() -> None:
         sys.exit(f"{VARIABLE} = {told!r}: a worker starts this, and nobody else")
     end_with_parent()
     _go_on()
-    _serve(Line(line))
+    _serve(Channel(line))
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):
@@ -258,30 +258,30 @@ def _minded(number: int, _: object) -> None:
     """Go on."""
 
 
-def _serve(line: Line) -> None:
+def _serve(line: Channel) -> None:
     order = line.told()
-    if not isinstance(order, Enter):
+    if not isinstance(order, LoadApp):
         return
     try:
         app = load(order.app)
-        if not isinstance(app, Equipped):
+        if not isinstance(app, IsolatedApp):
             raise TypeError(f"{order.app.module}:{order.app.attribute} is no app")
         _log_over(line, order.level)
         equipment = app.equipment()
         # A module of the app may have had other ideas.
         _go_on()
     except BaseException as error:
-        line.say(Unfit(f"the app cannot be loaded: {_shown(error)}"))
+        line.say(AppFailed(f"the app cannot be loaded: {_shown(error)}"))
         return
     # Never closed: closing waits for threads, and one of them may never end.
-    loops.runner(loops.told()).run(SlotProcess(equipment, line, worker=order.worker).work())
+    loops.runner(loops.told()).run(JobProcess(equipment, line, worker=order.worker).work())
 
 
-def _log_over(line: Line, level: int) -> None:
+def _log_over(line: Channel, level: int) -> None:
     root = logging.getLogger()
     if not root.handlers:
         # An app that sets up logging itself, when it is loaded, has the last word.
-        root.addHandler(LogOverLine(line))
+        root.addHandler(ForwardingLogHandler(line))
         root.setLevel(level)
 
 

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from tenure.context import Progress, Signs
 from tenure.core.text import storable
 from tenure.failures import trace_of
-from tenure.worker.frames import Answer, GarbledError, Logged, Order, ear_of_slot, framed
+from tenure.worker.frames import Answer, ForwardedLog, InvalidMessageError, Order, ear_of_slot, framed
 from tenure.worker.orphan import end_with_all
 
 _PART = 262_144
 
 
-class Line:
+class Channel:
     """The slot's end of the line: heard and spoken in threads, so that it works beside a loop that is blocked."""
 
     def __init__(self, line: socket.socket) -> None:
@@ -53,7 +53,7 @@ class Line:
             self._line.sendall(told)
 
     def _follow(self) -> None:
-        with contextlib.suppress(OSError, GarbledError):
+        with contextlib.suppress(OSError, InvalidMessageError):
             while part := self._line.recv(_PART):
                 for word in self._ear.hear(part):
                     with self._lock:
@@ -62,7 +62,7 @@ class Line:
         end_with_all()
 
 
-class SpokenSigns(Signs):
+class ForwardedSigns(Signs):
     """Signs that wake whoever passes them on."""
 
     def __init__(self, news: threading.Event) -> None:
@@ -80,10 +80,10 @@ class SpokenSigns(Signs):
         self._news.set()
 
 
-class LogOverLine(logging.Handler):
+class ForwardingLogHandler(logging.Handler):
     """Sends log records to the worker, which has the formats and the files."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: Channel) -> None:
         super().__init__()
         self._line = line
 
@@ -94,6 +94,6 @@ class LogOverLine(logging.Handler):
             trace = trace_of(record.exc_info[1])
         try:
             message = storable(record.getMessage())
-            self._line.say(Logged(record.name, record.levelno, message, trace))
+            self._line.say(ForwardedLog(record.name, record.levelno, message, trace))
         except Exception:
             self.handleError(record)

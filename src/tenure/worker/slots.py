@@ -16,15 +16,15 @@ from typing import Any, TypeVar
 
 from tenure.core.job import Owner, Ref
 from tenure.core.outcome import Interrupted, Outcome, Raised
-from tenure.equipment import Equipment
+from tenure.equipment import Runtime
 from tenure.errors import UsageError
 from tenure.failures import recorded
 from tenure.task import Task
-from tenure.worker.errand import Errand, Keeping, Terms
-from tenure.worker.held import Held
-from tenure.worker.roster import Roster, UnfitError, Waiting
+from tenure.worker.errand import IsolatedRun, IsolationSettings, LeaseHolder
+from tenure.worker.held import ActiveRun
+from tenure.worker.roster import NoProcessError, PoolWaiter, ProcessPool
 from tenure.worker.run import UNFIT_DELAY, stopped
-from tenure.worker.slate import Slate
+from tenure.worker.slate import Scoreboard
 
 TRIES = 3
 """The first so many times in a row, less one, a run that finds no process is handed back uncharged; then it fails."""
@@ -32,17 +32,17 @@ TRIES = 3
 T = TypeVar("T")
 
 
-class Slots:
+class IsolatedRuns:
     """The slots of one worker. Its methods belong to the worker's loop, those with `there` to the slots' own."""
 
     def __init__(
         self,
-        equipment: Equipment,
+        equipment: Runtime,
         *,
         worker: Owner,
         isolates: bool,
-        keeping: Keeping,
-        slate: Slate | None = None,
+        keeping: LeaseHolder,
+        slate: Scoreboard | None = None,
         refused: Callable[[str], None] = lambda why: None,
     ) -> None:
         """Take what the processes need; `keeping` is told how far their runs are.
@@ -57,11 +57,11 @@ class Slots:
         self._refused = refused
         self._isolates = isolates
         """Whether a job in quarantine gets a process to itself, whatever its task says."""
-        self._terms = Terms(worker, equipment.clock, equipment.timing.max_block.total_seconds(), keeping)
+        self._terms = IsolationSettings(worker, equipment.clock, equipment.timing.max_block.total_seconds(), keeping)
         self._side = equipment.side("tenure-slots")
         self._unfit_for: Counter[Ref] = Counter()
         """How many times in a row no process was fit to run a job; forgotten once any is."""
-        self._roster = Roster(worker=worker.name, slate=slate, fit=self._unfit_for.clear)
+        self._roster = ProcessPool(worker=worker.name, slate=slate, fit=self._unfit_for.clear)
         self._used = self._closed = False
 
     def find(self) -> None:
@@ -80,7 +80,7 @@ class Slots:
                 'run="process"'
             )
 
-    def wanted(self, held: Held) -> bool:
+    def wanted(self, held: ActiveRun) -> bool:
         """Say whether a run is to be carried out in a process of its own."""
         job = held.lease.job
         if job.quarantined and self._isolates and self._roster.app is not None and job.task in self._tasks:
@@ -88,20 +88,20 @@ class Slots:
         task = self._tasks.get(job.task)
         return task is not None and task.settings.run == "process"
 
-    async def run(self, held: Held) -> Outcome | None:
+    async def run(self, held: ActiveRun) -> Outcome | None:
         """Run one lease to its outcome in a process of its own. Being cancelled is an outcome, too.
 
         None: no process can be had, and the job can do without.
         """
         if self._closed:
             return Interrupted("shutdown")
-        errand = Errand(held, self._terms)
+        errand = IsolatedRun(held, self._terms)
         held.make_end = errand.end
         if held.stop is not None:
             errand.end(held.stop, held.stop_detail)
         try:
             return await self._apart(lambda: self._carried_out_there(errand))
-        except UnfitError as error:
+        except NoProcessError as error:
             # Not even the slots' own thread; whatever they came to there is an outcome.
             return self._unfit(held, error)
         except asyncio.CancelledError:
@@ -152,17 +152,17 @@ class Slots:
         try:
             self._side.run(agent)
         except (RuntimeError, OSError) as error:
-            raise UnfitError(f"there is no thread to see to it: {error}", ours=True) from error
+            raise NoProcessError(f"there is no thread to see to it: {error}", ours=True) from error
         self._used = True
         return await done
 
-    async def _carried_out_there(self, errand: Errand) -> Outcome | None:
+    async def _carried_out_there(self, errand: IsolatedRun) -> Outcome | None:
         slot = None
         try:
             errand.begin()
             outcome = None
             task = self._tasks.get(errand.held.lease.job.task)
-            waiting = Waiting(isolated=task is None or task.settings.run != "process")
+            waiting = PoolWaiter(isolated=task is None or task.settings.run != "process")
             errand.heeded_by(waiting.leave)
             slot = await self._roster.taken(waiting)
             if errand.stop is not None:
@@ -171,7 +171,7 @@ class Slots:
                 outcome = Interrupted("shutdown")
             else:
                 outcome = await errand.carried_out(slot, self._roster.kills)
-        except UnfitError as error:
+        except NoProcessError as error:
             outcome = stopped(errand) if errand.stop is not None else self._unfit(errand.held, error)
         except asyncio.CancelledError:
             if slot is not None:
@@ -185,7 +185,7 @@ class Slots:
             self._keeping.finish(errand.held)
         return outcome
 
-    def _unfit(self, held: Held, error: UnfitError) -> Outcome | None:
+    def _unfit(self, held: ActiveRun, error: NoProcessError) -> Outcome | None:
         """Return what a run has come to that has no process, None if it can do without."""
         job = held.lease.job
         self._logger.error("job %s (%s) has no process to run in: %s", job.id, job.task, error)

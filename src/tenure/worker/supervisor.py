@@ -28,26 +28,26 @@ from random import Random
 from tenure.clock import Clock, SystemClock, entropy
 from tenure.core.duration import Duration, duration
 from tenure.core.job import Owner
-from tenure.core.patience import Patience
+from tenure.core.patience import ExponentialDelay
 from tenure.errors import UsageError
-from tenure.figures import Figures
+from tenure.figures import MetricsRegistry
 from tenure.ids import owner_id
 from tenure.storage.locate import locate
-from tenure.storage.protocol import Beat, Storage
+from tenure.storage.protocol import RenewRequest, Storage
 from tenure.waiting import first
 from tenure.worker.autopsy import OomKills
-from tenure.worker.burial import Burial, Deceased
-from tenure.worker.healer import Healer
+from tenure.worker.burial import CrashRecovery, DeadWorker
+from tenure.worker.healer import ClaimWatchdog
 from tenure.worker.offspring import bury_strangers
 from tenure.worker.orders import SIGNALS, draining
 from tenure.worker.overview import EVERY, Overview
-from tenure.worker.sentence import Sentence
+from tenure.worker.sentence import KillReason
 from tenure.worker.sources import Sources
 from tenure.worker.systemd import Systemd
-from tenure.worker.tally import Tally
-from tenure.worker.ward import Ward
-from tenure.worker.watcher import Watcher
-from tenure.worker.words import Hello, Retiring, Word, Working
+from tenure.worker.tally import WorkerMetrics
+from tenure.worker.ward import ChildProcess
+from tenure.worker.watcher import ExternalRenewer
+from tenure.worker.words import ChildMessage, ChildReady, ChildRetiring, ChildStarted
 
 STRAGGLERS = 4.25
 """Seconds beyond the drain after which a child that still lives is killed; by itself it is gone after about 4."""
@@ -67,7 +67,7 @@ FAREWELL = 0.5
 CLOSING = 0.3
 """Seconds that the server of health gets to close, and then the supervisor's own storage."""
 
-PATIENCE = Patience(0.1, 30.0)
+PATIENCE = ExponentialDelay(0.1, 30.0)
 """Before a dead child is replaced; it grows with each death that comes soon after its start, before any work.
 
 A death for which jobs are charged is not one of these: there is an end to such deaths, and the jobs behind them must
@@ -92,7 +92,7 @@ TRIAL = 5.0
 
 
 @dataclass(frozen=True)
-class Life:
+class ChildHistory:
     """What became of one child: its end, after how many seconds, if it said goodbye, if by order, what it held."""
 
     pid: int
@@ -152,11 +152,11 @@ class Supervisor:
         self._logger = logger
         host = socket.gethostname()
         self._owner = Owner(owner_id(rng), f"supervisor {host}:{os.getpid()}", host, os.getpid())
-        self._wards: set[Ward] = set()
+        self._wards: set[ChildProcess] = set()
         self._oom_kills = OomKills()
-        figures = Figures()
-        self._tally = Tally(figures)
-        self._burial = Burial(self._owner, clock=clock, rng=rng, logger=logger, figures=figures)
+        figures = MetricsRegistry()
+        self._tally = WorkerMetrics(figures)
+        self._burial = CrashRecovery(self._owner, clock=clock, rng=rng, logger=logger, figures=figures)
         self.overview = Overview(figures, clock)
         self._stopping = asyncio.Event()
         self._hurried = asyncio.Event()
@@ -220,7 +220,7 @@ class Supervisor:
         for ward in self._wards:
             self._pass_on(ward)
 
-    def _pass_on(self, ward: Ward) -> None:
+    def _pass_on(self, ward: ChildProcess) -> None:
         if self._hurried.is_set():
             ward.hurry()
         else:
@@ -238,11 +238,11 @@ class Supervisor:
         for keeper in keepers:
             keeper.cancel()
 
-    def _drive_out(self, ward: Ward, told_at: float) -> None:
+    def _drive_out(self, ward: ChildProcess, told_at: float) -> None:
         """Kill a child that was told to leave and has not."""
         if ward.process.death is None:
             self._logger.error("worker %d would not stop and is killed", ward.process.pid)
-            ward.kill(Sentence("leaving", self._clock.uptime() - told_at, 0.0))
+            ward.kill(KillReason("leaving", self._clock.uptime() - told_at, 0.0))
 
     async def _reload(self, sources: Sources) -> None:
         """Replace the children whenever the code has changed, each as soon as it has drained."""
@@ -278,7 +278,7 @@ class Supervisor:
     async def _succeed(self, lives: asyncio.TaskGroup) -> None:
         """Lead one child after the other, and let one that has retired come to its end beside its successor."""
         deaths = 0
-        retired: asyncio.Task[Life | None] | None = None
+        retired: asyncio.Task[ChildHistory | None] | None = None
         while not self._stopping.is_set():
             changed, retiring = self._changed, asyncio.Event()
             living = lives.create_task(self._life(retiring))
@@ -302,7 +302,7 @@ class Supervisor:
                 rest = None if ever else PATIENCE.rest(max(1, deaths), self._rng)
                 await first(self._stopping.wait(), changed.wait(), within=rest)
 
-    def _over(self, life: Life) -> bool:
+    def _over(self, life: ChildHistory) -> bool:
         """Say whether a child needs no replacement, though nobody asked us to stop."""
         if life.outdated:
             return False
@@ -323,7 +323,7 @@ class Supervisor:
             self._logger.warning("worker %d left though nobody told us to stop; another follows", life.pid)
         return life.parted and self._burst
 
-    async def _life(self, retiring: asyncio.Event) -> Life | None:
+    async def _life(self, retiring: asyncio.Event) -> ChildHistory | None:
         """Let one child live; None if it could not be started, or what became of it cannot be told.
 
         `retiring` is set when it claims no more, though it goes on.
@@ -335,17 +335,17 @@ class Supervisor:
             self._logger.error("cannot keep a worker alive, trying again: %r", error)
             return None
 
-    async def _live(self, retiring: asyncio.Event) -> Life:
+    async def _live(self, retiring: asyncio.Event) -> ChildHistory:
         """Lead one child from its start to its burial."""
 
-        def heard(word: Word) -> None:
-            if isinstance(word, Retiring):
+        def heard(word: ChildMessage) -> None:
+            if isinstance(word, ChildRetiring):
                 pid = ward.process.pid
                 self._logger.info("worker %d claims no more, and is replaced by another: %s", pid, word.why)
                 retiring.set()
             self._heard(word)
 
-        ward = Ward.started(self._command, owner_id(self._rng), siblings=self._processes > 1, clock=self._clock)
+        ward = ChildProcess.started(self._command, owner_id(self._rng), siblings=self._processes > 1, clock=self._clock)
         self._wards.add(ward)
         watch = asyncio.create_task(self._watch(ward))
         try:
@@ -364,7 +364,7 @@ class Supervisor:
             ward.clear_away()
         lived = uptime - ward.born_at
         parted = death.status == 0 and ward.parted
-        life = Life(
+        life = ChildHistory(
             pid=ward.process.pid,
             status=death.status,
             lived=lived,
@@ -378,7 +378,7 @@ class Supervisor:
             if self._works and not life.outdated and not self._stopping.is_set():
                 self._logger.error("worker %d ended (%s) before it was at work", life.pid, death)
         elif ward.hello is not None and not life.parted:
-            dead = Deceased(
+            dead = DeadWorker(
                 ward.incarnation,
                 life.pid,
                 death,
@@ -399,7 +399,7 @@ class Supervisor:
             )
         return life
 
-    async def _watch(self, ward: Ward) -> None:
+    async def _watch(self, ward: ChildProcess) -> None:
         """Watch over a child from its hello on, until cancelled."""
         pid = ward.process.pid
         worker = Owner(ward.incarnation, f"{self._owner.host}:{pid}", self._owner.host, pid)
@@ -408,13 +408,13 @@ class Supervisor:
             crew.create_task(self._guard(ward, worker))
             await self._watch_as(ward, worker)
 
-    async def _watch_as(self, ward: Ward, worker: Owner) -> None:
+    async def _watch_as(self, ward: ChildProcess, worker: Owner) -> None:
         await ward.greeted.wait()
         hello = ward.hello
         if hello is None or self._storage is None:
             # Nobody knows where its jobs are; that is said when it dies.
             return
-        watcher = Watcher(
+        watcher = ExternalRenewer(
             self._storage,
             worker,
             ward.slate,
@@ -428,7 +428,7 @@ class Supervisor:
             condemn=ward.kill,
             tally=self._tally,
         )
-        healer = Healer(
+        healer = ClaimWatchdog(
             self._storage,
             self._owner,
             worker,
@@ -450,7 +450,7 @@ class Supervisor:
             crew.create_task(_again(watch))
             crew.create_task(_again(healer.turn))
 
-    async def _guard(self, ward: Ward, worker: Owner) -> None:
+    async def _guard(self, ward: ChildProcess, worker: Owner) -> None:
         """Keep others from burying a child: they would not know what it died of, nor what it has left behind."""
         if self._storage is None:
             await ward.greeted.wait()
@@ -460,7 +460,7 @@ class Supervisor:
         while True:
             try:
                 async with asyncio.timeout(BURIAL):
-                    await storage.renew(Beat(worker, guarding=True))
+                    await storage.renew(RenewRequest(worker, guarding=True))
             except Exception:
                 # Its own calls fail as well, which is told there.
                 tries += 1
@@ -468,23 +468,23 @@ class Supervisor:
             else:
                 return
 
-    def _heard(self, word: Word) -> None:
-        if isinstance(word, Working) and not self._works:
+    def _heard(self, word: ChildMessage) -> None:
+        if isinstance(word, ChildReady) and not self._works:
             self._works = True
             if self._systemd is not None:
                 self._systemd.ready()
-        if isinstance(word, Hello):
+        if isinstance(word, ChildStarted):
             self._greeted.set()
-        if self._storage is None and isinstance(word, Hello):
+        if self._storage is None and isinstance(word, ChildStarted):
             # To import a driver takes longer than to bury a child, and a burial is in a hurry. If there is trouble,
             # the burial tells of it.
             with contextlib.suppress(Exception):
                 self._storage = locate(word.url)
-        if isinstance(word, Hello):
+        if isinstance(word, ChildStarted):
             self.overview.told(word)
             self.overview.storage = self._storage
 
-    async def _bury(self, one: Deceased, hello: Hello) -> int | None:
+    async def _bury(self, one: DeadWorker, hello: ChildStarted) -> int | None:
         try:
             storage = self._storage = self._storage or locate(hello.url)
         except UsageError as error:

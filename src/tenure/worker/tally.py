@@ -8,14 +8,14 @@ from tenure.core.decision import Finish, PutBack
 from tenure.core.job import JobRecord
 from tenure.core.lease import Lease
 from tenure.core.settlement import Settlement
-from tenure.figures import DURATION, FENCED, JOBS, RENEWALS, STALLED, STORAGE_OP, WAIT, Figures
+from tenure.figures import DURATION, FENCED, JOBS, RENEWALS, STALLED, STORAGE_OP, WAIT, MetricsRegistry
 from tenure.storage.protocol import SettleVerdict
 
 
-class Tally:
+class WorkerMetrics:
     """The counts of one process's workers; from any thread."""
 
-    def __init__(self, figures: Figures) -> None:
+    def __init__(self, figures: MetricsRegistry) -> None:
         self._figures = figures
         self._took: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
         """The seconds of runs that are not counted yet; its loop's only."""

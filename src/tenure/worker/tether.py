@@ -17,13 +17,13 @@ from tenure.waiting import first
 from tenure.worker.frames import (
     VARIABLE,
     Answer,
-    GarbledError,
-    Logged,
+    ForwardedLog,
+    InvalidMessageError,
     Order,
     ear_of_worker,
     framed,
 )
-from tenure.worker.offspring import Death, Offspring
+from tenure.worker.offspring import Process, ProcessExit
 
 COMMAND = (sys.executable, "-m", "tenure.worker.slot")
 
@@ -36,10 +36,10 @@ GONE = 0.5
 _PART = 262_144
 
 
-class Slot:
+class PoolProcess:
     """One process, and what is said to it and heard of it."""
 
-    def __init__(self, process: Offspring) -> None:
+    def __init__(self, process: Process) -> None:
         self.process = process
         self.why: str | None = None
         """What we kill it for, once we do; or what we had told it to end for, if it ended by that."""
@@ -57,13 +57,13 @@ class Slot:
         self._death.add_done_callback(self._died)
 
     @classmethod
-    def started(cls, gone: "Callable[[Slot], None]") -> "Slot":
+    def started(cls, gone: "Callable[[PoolProcess], None]") -> "PoolProcess":
         """Start one; `gone` is called when it is dead.
 
         Raises:
             OSError: it cannot be started.
         """
-        slot = cls(Offspring.started(COMMAND, variable=VARIABLE, env=os.environ))
+        slot = cls(Process.started(COMMAND, variable=VARIABLE, env=os.environ))
         slot._death.add_done_callback(lambda _: gone(slot))
         return slot
 
@@ -94,7 +94,7 @@ class Slot:
                 with self._using():
                     part = await asyncio.get_running_loop().sock_recv(self.process.line, _PART)
                 self._heard += self._ear.hear(part)
-            except GarbledError as error:
+            except InvalidMessageError as error:
                 self.kill(f"what it says is {error}")
                 part = b""
             except OSError:
@@ -143,7 +143,7 @@ class Slot:
             self.why = self.why or why
             self.process.send_all(signal.SIGKILL)
 
-    async def death(self) -> Death:
+    async def death(self) -> ProcessExit:
         """Wait until it is dead."""
         return await asyncio.shield(self._death)
 
@@ -163,11 +163,11 @@ class Slot:
             words = self._ear.hear(part)
         except BlockingIOError:
             return
-        except (OSError, GarbledError) as error:
+        except (OSError, InvalidMessageError) as error:
             part, words = b"", list[Answer]()
             self.kill(f"what it says is {error}")
         for word in words:
-            if isinstance(word, Logged):
+            if isinstance(word, ForwardedLog):
                 log(word)
         if not part:
             # It is dead, or as good as dead.
@@ -192,7 +192,7 @@ class Slot:
             self.process.line.shutdown(socket.SHUT_RDWR)
 
 
-def log(record: Logged) -> None:
+def log(record: ForwardedLog) -> None:
     """Log what a process has to say, as if it had been said here."""
     logger = logging.getLogger(record.logger)
     if logger.isEnabledFor(record.level):

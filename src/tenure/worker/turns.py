@@ -1,7 +1,7 @@
 """When a worker's event loop last turned, and how long it has kept others waiting."""
 
 from tenure.core.job import Ref
-from tenure.worker.slate import Slate
+from tenure.worker.slate import Scoreboard
 
 TICK = 0.5
 """Seconds between two notes. A loop that is late with one has not turned since the one before, as far as we know."""
@@ -11,7 +11,7 @@ RECENT = 15.0
 """Seconds for which the longest delay is remembered, at least; up to twice as long."""
 
 
-class Peak:
+class RecentMaximum:
     """The largest of some values within the last while."""
 
     def __init__(self) -> None:
@@ -26,13 +26,13 @@ class Peak:
         return max(self._before, self._now)
 
 
-class Turns:
+class LoopMonitor:
     """The turns of one loop, also on the slate of a worker that is watched."""
 
-    def __init__(self, slate: Slate | None) -> None:
+    def __init__(self, slate: Scoreboard | None) -> None:
         self._slate = slate
         self._worst = 0.0
-        self._peak = Peak()
+        self._peak = RecentMaximum()
         self.at = 0.0
         """The uptime of the last turn; 0 before the first, and when no loop is to turn any more."""
         self.memory = 0

@@ -16,12 +16,23 @@ import msgspec
 from tenure.clock import SECOND, Clock
 from tenure.core.postmortem import Workplace
 from tenure.figures import MOST, Key
-from tenure.worker.offspring import Death, Offspring, slot_or_gone
-from tenure.worker.sentence import Sentence
-from tenure.worker.slate import KnownRuns, Slate
+from tenure.worker.offspring import Process, ProcessExit, slot_or_gone
+from tenure.worker.sentence import KillReason
+from tenure.worker.slate import KnownRuns, Scoreboard
 from tenure.worker.stacks.asked import StackFile
 from tenure.worker.turns import TICK
-from tenure.worker.words import NOW, VARIABLE, Counted, Ear, Goodbye, Hello, Retiring, Told, Word, Working
+from tenure.worker.words import (
+    NOW,
+    VARIABLE,
+    ChildConfig,
+    ChildLeaving,
+    ChildMessage,
+    ChildReady,
+    ChildRetiring,
+    ChildStarted,
+    MessageReader,
+    MetricsUpdate,
+)
 
 LINES = 2_048
 """How many runs a child's slate has room for: its concurrency, and outcomes that wait for a storage."""
@@ -33,11 +44,11 @@ LAST_WORDS = 0.1
 """Seconds that what a child said just before its death may take to come through."""
 
 
-class Ward:
+class ChildProcess:
     """A child that was started; with a slate that it writes on, and a file in which it says where it is."""
 
     def __init__(
-        self, incarnation: str, process: Offspring, slate: Slate, stacks: StackFile, *, born_at: float
+        self, incarnation: str, process: Process, slate: Scoreboard, stacks: StackFile, *, born_at: float
     ) -> None:
         self.incarnation = incarnation
         self.process = process
@@ -45,10 +56,10 @@ class Ward:
         self.stacks = stacks
         self.born_at = born_at
         """The uptime of its start."""
-        self.hello: Hello | None = None
+        self.hello: ChildStarted | None = None
         self.greeted = asyncio.Event()
         """Set once it has said hello."""
-        self.killed_for: Sentence | None = None
+        self.killed_for: KillReason | None = None
         """Why its supervisor killed it. It may have died of something else before that reached it."""
         self.working = False
         """Whether it has begun to claim."""
@@ -70,10 +81,10 @@ class Ward:
         Raises:
             OSError: it cannot be started.
         """
-        slate, stacks = Slate.new(LINES), StackFile.new()
-        told = Told(incarnation, slate.descriptor, stacks.descriptor, siblings)
+        slate, stacks = Scoreboard.new(LINES), StackFile.new()
+        told = ChildConfig(incarnation, slate.descriptor, stacks.descriptor, siblings)
         try:
-            process = Offspring.started(
+            process = Process.started(
                 command,
                 variable=VARIABLE,
                 told=msgspec.json.encode(told).decode(),
@@ -86,13 +97,13 @@ class Ward:
             raise
         return cls(incarnation, process, slate, stacks, born_at=clock.uptime())
 
-    def kill(self, sentence: Sentence) -> None:
+    def kill(self, sentence: KillReason) -> None:
         """Kill it, unless it is dead, and remember why. The first reason stands."""
         if not self.process.gone:
             self.killed_for = self.killed_for or sentence
             self.process.send(signal.SIGKILL)
 
-    async def ended(self, hear: Callable[[Word], None]) -> Death:
+    async def ended(self, hear: Callable[[ChildMessage], None]) -> ProcessExit:
         """Wait until it is dead, hearing what it says. A fork of it may hold its line open; that keeps nobody."""
         heard = asyncio.ensure_future(self._listen(hear))
         try:
@@ -149,22 +160,22 @@ class Ward:
         except (ArithmeticError, ValueError):
             return []
 
-    async def _listen(self, hear: Callable[[Word], None]) -> None:
-        loop, ear = asyncio.get_running_loop(), Ear()
+    async def _listen(self, hear: Callable[[ChildMessage], None]) -> None:
+        loop, ear = asyncio.get_running_loop(), MessageReader()
         with contextlib.suppress(ConnectionError):
             while part := await loop.sock_recv(self.process.line, 65_536):
                 for word in ear.hear(part):
                     match word:
-                        case Hello():
+                        case ChildStarted():
                             self.hello = self.hello or word
                             self.greeted.set()
-                        case Working():
+                        case ChildReady():
                             self.working = True
-                        case Counted(series):
+                        case MetricsUpdate(series):
                             self._count(series)
-                        case Goodbye(dismissed, recycled):
+                        case ChildLeaving(dismissed, recycled):
                             self.parted, self.dismissed, self.recycled = True, dismissed, recycled
-                        case Retiring():
+                        case ChildRetiring():
                             # Whoever listens starts another; this one goes on.
                             pass
                     hear(word)

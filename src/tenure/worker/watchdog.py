@@ -18,12 +18,12 @@ from logging import Logger
 from tenure.clock import Clock
 from tenure.context import JobContext, job_of
 from tenure.core.events import Event, WorkerHung
-from tenure.worker.held import Held, Holdings
-from tenure.worker.slate import Slate
+from tenure.worker.held import ActiveRun, ActiveRuns
+from tenure.worker.slate import Scoreboard
 from tenure.worker.stacks import places
 from tenure.worker.stacks.ours import current_frames
-from tenure.worker.stacks.places import At
-from tenure.worker.turns import TICK, Turns
+from tenure.worker.stacks.places import HandlerPosition
+from tenure.worker.turns import TICK, LoopMonitor
 
 WARN = 1.0
 """Seconds that a loop may be late before somebody is told."""
@@ -42,11 +42,11 @@ class Watchdog:
 
     def __init__(
         self,
-        turns: Turns,
-        holdings: Holdings,
+        turns: LoopMonitor,
+        holdings: ActiveRuns,
         *,
         owner: str,
-        slate: Slate | None,
+        slate: Scoreboard | None,
         supervised: bool,
         max_block: float,
         clock: Clock,
@@ -163,7 +163,7 @@ class Watchdog:
     def _watched(self) -> bool:
         return self._slate is not None and self._clock.uptime() - self._slate.watched_at < WATCHED
 
-    def _blocking(self) -> Held | None:
+    def _blocking(self) -> ActiveRun | None:
         """Return the run whose handler the loop is at."""
         if self._loop is None or (task := asyncio.current_task(self._loop)) is None:
             return None
@@ -176,9 +176,9 @@ class Watchdog:
                 return held
         return None
 
-    def _on_loop(self) -> At | None:
+    def _on_loop(self) -> HandlerPosition | None:
         return places.on_loop(places.frames(current_frames().get(self._thread)))
 
-    def _in_threads(self) -> list[At]:
+    def _in_threads(self) -> list[HandlerPosition]:
         found = [places.in_thread(places.frames(frame)) for frame in current_frames().values()]
         return [at for at in found if at is not None]

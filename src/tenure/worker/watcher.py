@@ -18,14 +18,14 @@ from typing import Protocol
 from tenure.clock import SECOND, Clock
 from tenure.core.job import Owner, Ref
 from tenure.core.lease import answer_limit
-from tenure.core.patience import Patience
+from tenure.core.patience import ExponentialDelay
 from tenure.errors import StorageError
-from tenure.storage.protocol import RENEW_LIMIT, Beat, Renewal, Storage
+from tenure.storage.protocol import RENEW_LIMIT, LeaseRenewal, RenewRequest, Storage
 from tenure.worker.allowance import spared
-from tenure.worker.sentence import Sentence, Verdict
-from tenure.worker.slate import Slate, Watched
-from tenure.worker.stacks.places import At, Dump
-from tenure.worker.tally import Tally
+from tenure.worker.sentence import KillReason, Verdict
+from tenure.worker.slate import Scoreboard, WatchedRun
+from tenure.worker.stacks.places import Dump, HandlerPosition
+from tenure.worker.tally import WorkerMetrics
 from tenure.worker.turns import TICK
 from tenure.worker.watchdog import ABSENT, REMEDY, WARN
 
@@ -41,14 +41,14 @@ OVERDUE = 2.0
 ASKING = 10.0
 """Seconds until a process is asked again which run holds its interpreter, if that could not be told from its answer."""
 
-PATIENCE = Patience(0.1, 1.0)
+PATIENCE = ExponentialDelay(0.1, 1.0)
 """Between two tries at a storage that is out of reach: often enough that a short outage costs no lease."""
 
 RECORDING = 1.0
 """Seconds that it may take to put on record that a worker hangs which nobody may kill."""
 
 
-class Process(Protocol):
+class WatchedProcess(Protocol):
     """The process that is watched, as far as can be seen from outside."""
 
     @property
@@ -57,15 +57,15 @@ class Process(Protocol):
         ...
 
 
-class Watcher:
+class ExternalRenewer:
     """Watches over one process; `turn` looks once."""
 
     def __init__(
         self,
         storage: Storage,
         owner: Owner,
-        slate: Slate,
-        process: Process,
+        slate: Scoreboard,
+        process: WatchedProcess,
         *,
         beat: float,
         max_block: float,
@@ -73,8 +73,8 @@ class Watcher:
         rng: Random,
         logger: Logger,
         ask: Callable[[], Awaitable[str]] | None,
-        condemn: Callable[[Sentence], None] | None,
-        tally: Tally | None,
+        condemn: Callable[[KillReason], None] | None,
+        tally: WorkerMetrics | None,
     ) -> None:
         """Take what is watched. `ask`: where its threads are; `condemn`: has it killed; None where nobody may.
 
@@ -127,7 +127,7 @@ class Watcher:
         self._slate.looked(self._clock.uptime(), self._next_look)
         return wait
 
-    async def _look(self, runs: Sequence[Watched], now: float) -> None:
+    async def _look(self, runs: Sequence[WatchedRun], now: float) -> None:
         if not self._slate.turned_at:
             # It has not begun, or nothing is expected of it any more.
             return
@@ -150,14 +150,14 @@ class Watcher:
     def _silent(self, now: float) -> float:
         return now - max(self._slate.turned_at, self._excused_at)
 
-    def _beat_of(self, run: Watched) -> float:
+    def _beat_of(self, run: WatchedRun) -> float:
         return min(self._beat, run.lease / 4, run.heartbeat_timeout / 4) if run.lease < float("inf") else run.lease
 
-    def _rhythm(self, runs: Sequence[Watched]) -> float:
+    def _rhythm(self, runs: Sequence[WatchedRun]) -> float:
         shortest = min([self._beat, *(self._beat_of(run) for run in runs)])
         return max(SHORTEST_LOOK, min(LONGEST_LOOK, shortest / 2))
 
-    async def _renew(self, runs: Sequence[Watched], now: float) -> None:
+    async def _renew(self, runs: Sequence[WatchedRun], now: float) -> None:
         answered = 0
         limit = max(self._beat, LONGEST_LOOK)
         within = round(answer_limit(min([self._beat, *map(self._beat_of, runs)]), limit) * SECOND)
@@ -167,7 +167,7 @@ class Watcher:
                     part = runs[start : start + RENEW_LIMIT]
                     asked_at = self._clock.uptime()
                     renewals = tuple(self._renewal(run, now) for run in part)
-                    pulse = await self._storage.renew(Beat(self._owner, renewals, answer_within=within))
+                    pulse = await self._storage.renew(RenewRequest(self._owner, renewals, answer_within=within))
                     lost = {*pulse.lost}
                     self._lost |= lost
                     answered += len(part)
@@ -188,22 +188,22 @@ class Watcher:
             self._failures = 0
             self._lost &= {(run.ref, run.fence) for run in self._slate.runs()}
 
-    def _count(self, runs: Sequence[Watched], *, lost: int = 0, failed: int = 0) -> None:
+    def _count(self, runs: Sequence[WatchedRun], *, lost: int = 0, failed: int = 0) -> None:
         if self._tally is not None:
             self._tally.renewed(renewed=len(runs) - lost - failed, lost=lost, failed=failed)
 
-    def _patience(self, run: Watched, now: float) -> float:
+    def _patience(self, run: WatchedRun, now: float) -> float:
         """Return how long after its last renewal a run is renewed from here."""
         # Whom its limits are spared may have got no more than a quarter of a lease.
         return (0.5 if self._spares(run, now) else LATE) * self._beat_of(run)
 
-    def _spares(self, run: Watched, now: float) -> bool:
+    def _spares(self, run: WatchedRun, now: float) -> bool:
         return self._spared(run, now) != (now - run.claimed_at, now - run.signed_at)
 
-    def _renewal(self, run: Watched, now: float) -> Renewal:
+    def _renewal(self, run: WatchedRun, now: float) -> LeaseRenewal:
         ran, silent = self._spared(run, now)
         # Of a run that has not begun both moments lie ahead, infinitely far.
-        return Renewal(
+        return LeaseRenewal(
             run.ref,
             run.fence,
             exclusive=run.exclusive,
@@ -211,7 +211,7 @@ class Watcher:
             silent=round(max(0.0, silent) * SECOND),
         )
 
-    def _spared(self, run: Watched, now: float) -> tuple[float, float]:
+    def _spared(self, run: WatchedRun, now: float) -> tuple[float, float]:
         return spared(
             now,
             turned_at=self._slate.turned_at,
@@ -229,7 +229,7 @@ class Watcher:
         """Say whether nothing at all goes on in the process, be it that a handler holds the interpreter."""
         return now - max(self._slate.beaten_at, self._excused_at) > TICK + WARN
 
-    def _see(self, runs: Sequence[Watched], now: float) -> None:
+    def _see(self, runs: Sequence[WatchedRun], now: float) -> None:
         """Take note of which run blocks the loop, as far as the worker's own thread sees that."""
         of = self._slate.turned_at
         if of != self._blocking_of:
@@ -246,13 +246,13 @@ class Watcher:
             if (run.line, run.fence) == seen:
                 self._blame(run, now)
 
-    def _blame(self, run: Watched, now: float) -> None:
+    def _blame(self, run: WatchedRun, now: float) -> None:
         if (key := (run.ref, run.fence)) != self._blocking:
             # The first that is seen has blocked it from the beginning; another one has its own time.
             self._blocking_since = self._blocking_of if self._blocking is None else now
             self._blocking = key
 
-    async def _mind_the_silence(self, runs: Sequence[Watched], silent: float, now: float) -> None:
+    async def _mind_the_silence(self, runs: Sequence[WatchedRun], silent: float, now: float) -> None:
         turned_at = self._slate.turned_at
         since = max(turned_at, self._excused_at)
         # The loop has not turned since their time was over, so nothing within could end them.
@@ -280,7 +280,7 @@ class Watcher:
             self._warned = turned_at
             self._warn(runs, await self._ask(), silent)
 
-    async def _give_up(self, runs: Sequence[Watched], silent: float) -> None:
+    async def _give_up(self, runs: Sequence[WatchedRun], silent: float) -> None:
         if self._hung == self._slate.turned_at:
             return
         self._hung = self._slate.turned_at
@@ -297,7 +297,7 @@ class Watcher:
             # It came to an end by itself, while we asked.
             return
         limit = self._max_block if reason == "loop_blocked" else OVERDUE
-        sentence = Sentence(reason, silent, limit, tuple(culprits), stack)
+        sentence = KillReason(reason, silent, limit, tuple(culprits), stack)
         at = Dump(stack).on_loop()
         self._logger.error(
             "worker %d: %s%s; %s",
@@ -313,11 +313,11 @@ class Watcher:
             return
         try:
             async with asyncio.timeout(RECORDING):
-                await self._storage.renew(Beat(self._owner, events=sentence.hung(self._owner.id)))
+                await self._storage.renew(RenewRequest(self._owner, events=sentence.hung(self._owner.id)))
         except (StorageError, TimeoutError) as error:
             self._logger.warning("cannot put on record that worker %d hangs: %r", self._owner.pid, error)
 
-    def _warn(self, runs: Sequence[Watched], stack: str, silent: float) -> None:
+    def _warn(self, runs: Sequence[WatchedRun], stack: str, silent: float) -> None:
         dump = Dump(stack)
         on_loop, in_threads = dump.on_loop(), dump.in_threads()
         found = [on_loop] if on_loop is not None else in_threads
@@ -333,7 +333,7 @@ class Watcher:
         )
 
 
-def _holder(dump: Dump, runs: Sequence[Watched]) -> Watched | None:
+def _holder(dump: Dump, runs: Sequence[WatchedRun]) -> WatchedRun | None:
     """Return the run that holds the interpreter, if that can be told from where the threads are."""
     if (on_loop := dump.on_loop()) is not None:
         found, beside = [on_loop], [run for run in runs if run.way == "loop"]
@@ -344,7 +344,7 @@ def _holder(dump: Dump, runs: Sequence[Watched]) -> Watched | None:
     return likely[0] if len(found) == 1 and len(likely) == 1 else None
 
 
-def _who(found: Sequence[At], runs: Sequence[Watched]) -> str:
+def _who(found: Sequence[HandlerPosition], runs: Sequence[WatchedRun]) -> str:
     """Name the job that is at one of these places, as far as that can be told from the name of its function."""
     functions = {at.handler.function for at in found}
     likely = [run for run in runs if run.task.rpartition(".")[2] in functions] or runs

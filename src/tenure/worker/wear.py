@@ -17,7 +17,7 @@ def staggered(max_jobs: int, rng: Random) -> int:
     return max_jobs - int(max_jobs * SPREAD * rng.random())
 
 
-class Wear:
+class RecyclePolicy:
     """Counts the jobs that were begun here, and looks at the memory that is occupied."""
 
     def __init__(

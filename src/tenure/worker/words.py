@@ -20,7 +20,7 @@ LONGEST = 65_536
 """Bytes that one word may have; what is longer is no word of ours."""
 
 
-class Told(Struct, frozen=True):
+class ChildConfig(Struct, frozen=True):
     """What a child is told when it is started: its owner id, and the descriptors of its slate and its stack file."""
 
     incarnation: str
@@ -30,7 +30,7 @@ class Told(Struct, frozen=True):
     """Whether it is one of several."""
 
 
-class Hello(Struct, frozen=True, tag="hello", tag_field="say"):
+class ChildStarted(Struct, frozen=True, tag="hello", tag_field="say"):
     """The child is ready, and the jobs are remembered there. Lengths of its timing, in seconds.
 
     `queues`: those that the app's tasks go to. `serves`: those that this worker claims from.
@@ -55,23 +55,23 @@ class Hello(Struct, frozen=True, tag="hello", tag_field="say"):
             return Timing()
 
 
-class Counted(Struct, frozen=True, tag="counted", tag_field="say"):
+class MetricsUpdate(Struct, frozen=True, tag="counted", tag_field="say"):
     """What the child's counts have come to; the last word on a series counts, one that is not named has not changed."""
 
     series: tuple[tuple[Key, tuple[float, ...]], ...]
 
 
-class Working(Struct, frozen=True, tag="working", tag_field="say"):
+class ChildReady(Struct, frozen=True, tag="working", tag_field="say"):
     """The child has come through all that may keep a worker from starting, and begins to claim."""
 
 
-class Retiring(Struct, frozen=True, tag="retiring", tag_field="say"):
+class ChildRetiring(Struct, frozen=True, tag="retiring", tag_field="say"):
     """The child claims no more, and ends when its runs do: another may take its place. `why`: for what it does."""
 
     why: str
 
 
-class Goodbye(Struct, frozen=True, tag="goodbye", tag_field="say"):
+class ChildLeaving(Struct, frozen=True, tag="goodbye", tag_field="say"):
     """The child has handed back what it held, and ends for that.
 
     `dismissed`: by an operator's order, so that no other shall follow it. `recycled`: why another shall, at once.
@@ -81,33 +81,33 @@ class Goodbye(Struct, frozen=True, tag="goodbye", tag_field="say"):
     recycled: str | None = None
 
 
-Word = Hello | Working | Counted | Retiring | Goodbye
+ChildMessage = ChildStarted | ChildReady | MetricsUpdate | ChildRetiring | ChildLeaving
 """What a child says."""
 
-_WORDS: msgspec.json.Decoder[Word] = msgspec.json.Decoder(Word)
+_WORDS: msgspec.json.Decoder[ChildMessage] = msgspec.json.Decoder(ChildMessage)
 
 NOW = b"now\n"
 """What a supervisor says to a child that shall leave at once; it has nothing else to say."""
 
 
-def spoken(word: Word) -> bytes:
+def spoken(word: ChildMessage) -> bytes:
     """Return a word as it goes over the line."""
     return msgspec.json.encode(word) + b"\n"
 
 
-def counted(totals: Totals) -> Iterator[Counted]:
+def counted(totals: Totals) -> Iterator[MetricsUpdate]:
     """Return the words that say what counts have come to, none of them longer than one may be."""
     part: list[tuple[Key, tuple[float, ...]]] = []
     room = LONGEST // 2
     for key, numbers in totals.items():
         size = len(msgspec.json.encode((key, numbers)))
         if part and size > room:
-            yield Counted(tuple(part))
+            yield MetricsUpdate(tuple(part))
             part, room = [], LONGEST // 2
         part.append((key, numbers))
         room -= size
     if part:
-        yield Counted(tuple(part))
+        yield MetricsUpdate(tuple(part))
 
 
 def fitting(names: Iterable[str]) -> tuple[str, ...]:
@@ -123,20 +123,20 @@ def fitting(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-class Ear:
+class MessageReader:
     """Puts together what comes over the line. What is no word is not heard: a child may run any code."""
 
     def __init__(self) -> None:
         self._rest = b""
 
-    def hear(self, part: bytes) -> list[Word]:
+    def hear(self, part: bytes) -> list[ChildMessage]:
         """Return the words that end with this part."""
         *lines, self._rest = (self._rest + part).split(b"\n")
         self._rest = self._rest[:LONGEST]
         return [word for line in lines if (word := _understood(line)) is not None]
 
 
-def _understood(line: bytes) -> Word | None:
+def _understood(line: bytes) -> ChildMessage | None:
     try:
         return _WORDS.decode(line)
     except msgspec.MsgspecError:

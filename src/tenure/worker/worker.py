@@ -23,7 +23,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from tenure.bus import Bus
+from tenure.bus import EventBus
 from tenure.clock import SECOND
 from tenure.core.check import named
 from tenure.core.duration import Duration, duration
@@ -31,36 +31,36 @@ from tenure.core.events import Event, JobStopIgnored, WorkerStarted, WorkerStopp
 from tenure.core.job import Owner, RecordedError
 from tenure.core.outcome import StopCode
 from tenure.core.schedule import Schedule
-from tenure.equipment import Equipment
+from tenure.equipment import Runtime
 from tenure.errors import StorageError, TenureError, UsageError
-from tenure.health.vitals import Vitals, blocked
+from tenure.health.vitals import ProcessHealth, blocked
 from tenure.schedules import put_all, put_later
 from tenure.storage.protocol import WorkerInfo
-from tenure.threads import Threads
+from tenure.threads import ThreadPool
 from tenure.waiting import first
 from tenure.whereabouts import not_while_loading
 from tenure.worker.abandoned import Abandoned
-from tenure.worker.ahead import MOST, Ahead
+from tenure.worker.ahead import MOST, PrefetchPolicy
 from tenure.worker.exchange import ExchangeLoop
-from tenure.worker.held import Held, Holdings, StopReason
+from tenure.worker.held import ActiveRun, ActiveRuns, StopReason
 from tenure.worker.keeper import Keeper
 from tenure.worker.known import KnownTasks
 from tenure.worker.lifespan import Lifespan
 from tenure.worker.loop_guard import LoopGuard
 from tenure.worker.memory import resident
-from tenure.worker.orders import SIGNALS, Orders, draining
+from tenure.worker.orders import SIGNALS, StopSignals, draining
 from tenure.worker.outcomes import Outcomes
 from tenure.worker.outpost import Outpost
 from tenure.worker.partitions import PartitionWatch
 from tenure.worker.run import Runner
-from tenure.worker.runs import Runs
+from tenure.worker.runs import Executor
 from tenure.worker.shortage import NO_THREAD, Descriptors
-from tenure.worker.slate import Slate
-from tenure.worker.slots import Slots
-from tenure.worker.tally import Tally
-from tenure.worker.turns import Turns
+from tenure.worker.slate import Scoreboard
+from tenure.worker.slots import IsolatedRuns
+from tenure.worker.tally import WorkerMetrics
+from tenure.worker.turns import LoopMonitor
 from tenure.worker.watchdog import Watchdog
-from tenure.worker.wear import Wear
+from tenure.worker.wear import RecyclePolicy
 
 DRAIN = timedelta(seconds=25)
 LINGER = 2.0
@@ -85,7 +85,7 @@ class Worker:
 
     def __init__(
         self,
-        equipment: Equipment,
+        equipment: Runtime,
         *,
         queues: Sequence[str],
         concurrency: int = 10,
@@ -94,9 +94,9 @@ class Worker:
         drain: Duration = DRAIN,
         burst: bool = False,
         supervised: bool = False,
-        slate: Slate | None = None,
+        slate: Scoreboard | None = None,
         outpost: Outpost | None = None,
-        wear: Wear | None = None,
+        wear: RecyclePolicy | None = None,
         prefetch: int | None = None,
     ) -> None:
         if isinstance(concurrency, bool) or concurrency < 1:
@@ -136,7 +136,7 @@ class Worker:
         """When it comes to this, the drain is over at the latest."""
 
         self._side = equipment.side("tenure-keeper")
-        self._threads = Threads("tenure-handler")
+        self._threads = ThreadPool("tenure-handler")
         self._lifespan = Lifespan(equipment.lifespan, worker=self.owner.name, logger=equipment.logger)
         self._abandoned = Abandoned(self._crowded)
         self._runner = Runner(
@@ -155,8 +155,8 @@ class Worker:
         self._outpost = outpost
         if outpost is not None:
             slate = outpost.slate
-        self._holdings = Holdings(slate)
-        self._slots = Slots(
+        self._holdings = ActiveRuns(slate)
+        self._slots = IsolatedRuns(
             equipment,
             worker=self.owner,
             isolates=supervised,
@@ -165,10 +165,10 @@ class Worker:
             refused=self._no_process,
         )
         self._descriptors = Descriptors(equipment.clock, self._worn_out)
-        self._turns = Turns(slate)
+        self._turns = LoopMonitor(slate)
         self._known = KnownTasks(equipment.tasks)
-        tally = Tally(equipment.figures)
-        self._bus = Bus(
+        tally = WorkerMetrics(equipment.figures)
+        self._bus = EventBus(
             equipment.storage,
             equipment.hearers,
             reader=f"app:{equipment.app}",
@@ -177,14 +177,14 @@ class Worker:
             decode=equipment.codec.decode,
             logger=equipment.logger,
         )
-        wear = wear or Wear()
+        wear = wear or RecyclePolicy()
         # Without a supervisor nobody could tell after its death which of its jobs had not begun.
         most = max(0, MOST - concurrency) if supervised else 0
-        self.ahead = Ahead(concurrency, most if prefetch is None else prefetch)
+        self.ahead = PrefetchPolicy(concurrency, most if prefetch is None else prefetch)
         """What it may claim beyond what it runs."""
         outcomes = Outcomes(self._holdings, rng=equipment.rng, logger=equipment.logger, tally=tally)
         self._guard = LoopGuard()
-        runs = Runs(
+        runs = Executor(
             self.owner,
             self._runner,
             self._slots,
@@ -373,10 +373,10 @@ class Worker:
         """Whether it has begun to stop, or has stopped, or is worn out: it claims no more."""
         return self._ending is not None or self.recycled is not None or self.ended
 
-    def vitals(self) -> Vitals:
+    def vitals(self) -> ProcessHealth:
         """Return how it is doing; from any thread."""
         now = self._equipment.clock.uptime()
-        return Vitals(
+        return ProcessHealth(
             owners=(self.owner.id,),
             dead=blocked(self._turns.blocked(now), self._equipment.timing.max_block.total_seconds()),
             stopping=self.stopping,
@@ -426,7 +426,7 @@ class Worker:
         """
         if threading.current_thread() is not threading.main_thread():
             raise UsageError("run() hears signals and needs the main thread; use start() and stop() elsewhere")
-        loop, orders = asyncio.get_running_loop(), Orders()
+        loop, orders = asyncio.get_running_loop(), StopSignals()
         also = draining()
         before = {number: signal.getsignal(number) for number in (*SIGNALS, *also)}
         for number in before:
@@ -630,7 +630,7 @@ class Worker:
         """Too many runs go on here that nobody waits for."""
         self._worn_out(f"{self._abandoned.count} handlers go on in it although they were told to end", drain=True)
 
-    def _will_not_end(self, held: Held, reason: StopCode) -> None:
+    def _will_not_end(self, held: ActiveRun, reason: StopCode) -> None:
         """An exclusive run was told to stop, and its handler goes on. Only the end of this process ends that."""
         job = held.lease.job
         self._keeper.announce(
@@ -708,7 +708,7 @@ class Worker:
             return False
         return not self._main.done() or self._ending is not None
 
-    def _stop_run(self, held: Held, reason: StopReason, detail: str | None) -> None:
+    def _stop_run(self, held: ActiveRun, reason: StopReason, detail: str | None) -> None:
         """Stop a run from the keeper's thread."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._exchange.stop_run, held, reason, detail, context=self._context)

@@ -30,7 +30,7 @@ _PORTS: dict[Kind, int] = {"server": 6379, "sentinel": 26379, "cluster": 6379}
 
 
 @dataclass(frozen=True)
-class Place:
+class ServerAddress:
     """Where one server listens: a host and port, or the path of a socket."""
 
     host: str
@@ -71,7 +71,7 @@ class RedisAddress:
     url: str
     shown: str
     kind: Kind
-    places: tuple[Place, ...]
+    places: tuple[ServerAddress, ...]
     service: str = ""
     db: int = 0
     login: Login = Login()
@@ -111,7 +111,7 @@ def read(url: str) -> RedisAddress:
     if scheme == "unix":
         if parts.netloc or len(parts.path) < 2:
             raise _bad(shown, "names no socket; use unix:///path/to/redis.sock")
-        places: tuple[Place, ...] = (Place(unquote(parts.path), 0),)
+        places: tuple[ServerAddress, ...] = (ServerAddress(unquote(parts.path), 0),)
         db = options.pop("db", "0")
     else:
         places = _places(secret.hosts, _PORTS[kind], shown, many=kind != "server")
@@ -172,7 +172,7 @@ def shown_of(url: str) -> str:
     return f"{scheme}{way}{name}{':***' if colon else ''}{at}{hosts}"
 
 
-def instead(address: RedisAddress, kind: Kind, place: Place) -> str:
+def instead(address: RedisAddress, kind: Kind, place: ServerAddress) -> str:
     """Return an address as it may be seen for a place that turned out to be of another kind than the address says."""
     parts = urlsplit(address.shown)
     scheme = parts.scheme.partition("+")[0]
@@ -206,8 +206,8 @@ def _authority(netloc: str) -> _Authority:
     return _Authority(hosts, unquote(name), unquote(password))
 
 
-def _places(hosts: str, port: int, shown: str, *, many: bool) -> tuple[Place, ...]:
-    found: list[Place] = []
+def _places(hosts: str, port: int, shown: str, *, many: bool) -> tuple[ServerAddress, ...]:
+    found: list[ServerAddress] = []
     for one in hosts.split(","):
         host, at = one, ""
         if one.startswith("["):
@@ -217,7 +217,7 @@ def _places(hosts: str, port: int, shown: str, *, many: bool) -> tuple[Place, ..
             host, _, at = one.rpartition(":")
         if not host and (many or at):
             raise _bad(shown, "has a host without a name")
-        found.append(Place(unquote(host) or "localhost", _number(at, "port", shown, 1, 65535) if at else port))
+        found.append(ServerAddress(unquote(host) or "localhost", _number(at, "port", shown, 1, 65535) if at else port))
     if len(found) > 1 and not many:
         raise _bad(shown, "names several hosts; say redis+cluster:// or redis+sentinel:// for those")
     return tuple(found)

@@ -21,40 +21,40 @@ from tenure.storage.protocol import (
     CLAIM_LIMIT,
     EVENTS_END,
     SWEEP_LIMIT,
-    Beat,
-    Bid,
-    Cancelling,
+    CancelRequest,
     Change,
+    ClaimRequest,
+    EnqueueResult,
     EventPage,
-    Exchanged,
-    Order,
+    EventReader,
+    ExchangeResult,
     Page,
-    Planned,
-    Pulse,
     Query,
-    Reader,
-    Receipt,
-    Reclaimed,
-    Revised,
+    ReclaimResult,
+    RenewRequest,
+    RenewResult,
     Revision,
+    RevisionResult,
+    ScheduleResult,
     Settings,
+    SettlementResult,
     StalledLease,
     Survey,
-    Swept,
+    SweepRequest,
+    SweepResult,
     Target,
-    Verdict,
 )
 from tenure.storage.redis.connections import UnconfirmedError
 from tenure.storage.redis.flow import BEGIN as FIRST
 from tenure.storage.redis.flow import answer_enqueue, answer_exchange, ask_enqueue, ask_exchange, at_once
 from tenure.storage.redis.hand import answer_plan, answer_revise, answer_tune, ask_plan, ask_revise, ask_tune
 from tenure.storage.redis.keytypes import WRONG_TYPE
-from tenure.storage.redis.lanes import SCRIPTS, Lanes, Numbers
+from tenure.storage.redis.lanes import SCRIPTS, EncodedLane, PartitionLanes
 from tenure.storage.redis.library import Script, verb
 from tenure.storage.redis.reading import (
     GOT_AT_ONCE,
     SURVEYED_AT_ONCE,
-    Told,
+    EventsPart,
     answer_events,
     answer_find,
     answer_get,
@@ -95,7 +95,7 @@ TAKEN_BYTES = 2_000_000
 Explain = Callable[[str, StorageError], Awaitable[StorageError]]
 
 
-class Caller(Protocol):
+class ScriptRunner(Protocol):
     """Who runs scripts."""
 
     async def call(self, script: Script, base: str, *args: bytes | str | int, durable: bool = False) -> Any:
@@ -103,7 +103,7 @@ class Caller(Protocol):
         ...
 
 
-class Cell:
+class Partition:
     """A storage under one hash tag. `scope`: what its leader leads, "*" where it is the only one.
 
     `layout`: as in schema.py.
@@ -113,7 +113,7 @@ class Cell:
 
     def __init__(
         self,
-        caller: Caller,
+        caller: ScriptRunner,
         base: str,
         *,
         scope: str = "*",
@@ -129,17 +129,17 @@ class Cell:
         self._durable = durable
         self._caller = caller
         self._clock = clock
-        self.lanes = Lanes()
+        self.lanes = PartitionLanes()
 
-    async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
+    async def enqueue(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         """See `Storage.enqueue`."""
         return answer_enqueue(await self._call("enqueue", ask_enqueue(jobs), durable=self._durable), jobs)
 
     async def exchange(
-        self, owner: Owner, settlements: Sequence[Settlement] = (), order: Order | None = None
-    ) -> Exchanged:
+        self, owner: Owner, settlements: Sequence[Settlement] = (), order: ClaimRequest | None = None
+    ) -> ExchangeResult:
         """See `Storage.exchange`: as many calls as it takes, one as a rule."""
-        verdicts: list[Verdict] = []
+        verdicts: list[SettlementResult] = []
         leases: list[Lease] = []
         place, settled, confirmed, script, seen = FIRST, 0, True, 0, False
         lane = None if order is None else order.lane
@@ -150,7 +150,7 @@ class Cell:
             some = at_once(rest)
             more = None
             if order is not None and not seen and len(some) == len(rest):
-                more = Order(order.queues, min(order.room, CLAIM_LIMIT) - len(leases), tasks=order.tasks)
+                more = ClaimRequest(order.queues, min(order.room, CLAIM_LIMIT) - len(leases), tasks=order.tasks)
             numbers = None if more is None or lane is None else self.lanes.send(owner, lane, script)
             # To claim nothing is to ask whether anybody is there: that needs nobody's confirmation.
             durable = self._durable and bool(some or (more is not None and more.room))
@@ -162,14 +162,14 @@ class Cell:
                 if order is None or (part.exchanged.leases and not leases):
                     raise
                 if part.exchanged.leases:
-                    return Exchanged(tuple(verdicts), tuple(leases), left=True)
+                    return ExchangeResult(tuple(verdicts), tuple(leases), left=True)
                 # What it settled is not acknowledged, and will be sent again.
                 confirmed = False
             except StorageError:
                 if not leases:
                     raise
                 # What was claimed so far must be run: nobody else will before its lease is out.
-                return Exchanged(tuple(verdicts), tuple(leases), left=True)
+                return ExchangeResult(tuple(verdicts), tuple(leases), left=True)
             if part.exchanged.seen:
                 # What this script claimed when it first arrived is not ours before we know of it: the next call of the
                 # lane hands it back. Until then nothing more is claimed that would acknowledge it.
@@ -181,7 +181,7 @@ class Cell:
             verdicts += part.exchanged.verdicts if confirmed else ()
             leases += part.exchanged.leases
             if settled == len(settlements) and (part.place is None or seen):
-                return Exchanged(
+                return ExchangeResult(
                     tuple(verdicts),
                     tuple(leases),
                     left=part.exchanged.left,
@@ -189,17 +189,17 @@ class Cell:
                     seen=seen and not script,
                 )
             if weight(leases) > ANSWER_BYTES or script == SCRIPTS:
-                return Exchanged(tuple(verdicts), tuple(leases), left=True)
+                return ExchangeResult(tuple(verdicts), tuple(leases), left=True)
             place = part.place or place
 
-    async def renew(self, beat: Beat) -> Pulse:
+    async def renew(self, beat: RenewRequest) -> RenewResult:
         """See `Storage.renew`: as many calls as it takes, one as a rule; the last remembers the worker."""
         lost: list[tuple[Ref, int]] = []
-        cancelling: list[Cancelling] = []
+        cancelling: list[CancelRequest] = []
         begun = False
         while True:
             some = renewed_at_once(beat.renewals)
-            part = beat if len(some) == len(beat.renewals) else Beat(beat.owner, some)
+            part = beat if len(some) == len(beat.renewals) else RenewRequest(beat.owner, some)
             lanes = [numbers for lane in part.lanes if (numbers := self.lanes.lost(beat.owner, lane)) is not None]
             try:
                 asked = ask_renew(part, self.scope, self._layout, lanes)
@@ -208,7 +208,7 @@ class Cell:
                 if not begun:
                     raise
                 left = tuple((renewal.ref, renewal.fence) for renewal in beat.renewals)
-                return Pulse(tuple(lost), tuple(cancelling), None, left)
+                return RenewResult(tuple(lost), tuple(cancelling), None, left)
             begun = True
             lost += pulse.lost
             cancelling += pulse.cancelling
@@ -217,21 +217,21 @@ class Cell:
                     await self._hand_back(beat.owner, lanes)
                 if beat.last:
                     self.lanes.forget(beat.owner)
-                return Pulse(tuple(lost), tuple(cancelling), pulse.orders, partitions=pulse.partitions)
+                return RenewResult(tuple(lost), tuple(cancelling), pulse.orders, partitions=pulse.partitions)
             beat = structs.replace(beat, renewals=beat.renewals[renewed:])
 
-    async def _hand_back(self, owner: Owner, lanes: Sequence[Numbers]) -> None:
+    async def _hand_back(self, owner: Owner, lanes: Sequence[EncodedLane]) -> None:
         """Hand back what lanes have lost, as far as one script had no time for it; the next call does the rest."""
-        more, nothing = True, Beat(owner)
+        more, nothing = True, RenewRequest(owner)
         with suppress(StorageUnavailableError):
             while more:
                 asked = ask_renew(nothing, self.scope, self._layout, lanes)
                 _, _, more = answer_renew(await self._call("renew", asked), nothing, self.scope)
 
-    async def sweep(self, bid: Bid, *, within: float | None = None) -> Swept:
+    async def sweep(self, bid: SweepRequest, *, within: float | None = None) -> SweepResult:
         """See `Storage.sweep`: as many calls as its limits take, each answered `within` so many seconds."""
         place: tuple[int, int] | None = BEGIN
-        parts: list[Swept] = []
+        parts: list[SweepResult] = []
         long = False
         while place is not None:
             try:
@@ -256,7 +256,7 @@ class Cell:
                 long, place = True, (BEGIN[0] + 1, 0)
         return joined(parts, more=long)
 
-    async def _named(self, swept: Swept) -> Swept:
+    async def _named(self, swept: SweepResult) -> SweepResult:
         """Return what was swept, with the names of the keys where it failed for the types of their values."""
         if self._explain is None or not any(WRONG_TYPE in trouble for trouble in swept.troubles):
             return swept
@@ -268,7 +268,7 @@ class Cell:
         sights: list[int] = await self._call_within(within, "look", ask_look(bases))
         return sights
 
-    async def reclaim(self, dead: str, owner: Owner) -> Reclaimed:
+    async def reclaim(self, dead: str, owner: Owner) -> ReclaimResult:
         """See `Storage.reclaim`: as many calls as its limit takes."""
         stalled: list[StalledLease] = []
         doubtful = False
@@ -279,27 +279,27 @@ class Cell:
             except StorageError:
                 if not stalled:
                     raise
-                return Reclaimed(tuple(stalled), more=True, doubtful=True)
+                return ReclaimResult(tuple(stalled), more=True, doubtful=True)
             stalled += taken.stalled
             doubtful |= taken.doubtful
             if not taken.more or len(stalled) >= SWEEP_LIMIT or weight(one.lease for one in stalled) > TAKEN_BYTES:
-                return Reclaimed(tuple(stalled), more=taken.more, doubtful=doubtful)
+                return ReclaimResult(tuple(stalled), more=taken.more, doubtful=doubtful)
 
     async def resign(self, term: Term) -> None:
         """See `Storage.resign`."""
         await self._call("resign", ask_resign(term))
 
-    async def revise(self, revisions: Sequence[Revision]) -> list[Revised]:
+    async def revise(self, revisions: Sequence[Revision]) -> list[RevisionResult]:
         """See `Storage.revise`."""
-        revised: list[Revised] = []
+        revised: list[RevisionResult] = []
         for first in range(0, len(revisions), REVISED_AT_ONCE):
             some = revisions[first : first + REVISED_AT_ONCE]
             revised += answer_revise(await self._call("revise", ask_revise(some)), some)
         return revised
 
-    async def plan(self, changes: Sequence[Change]) -> list[Planned]:
+    async def plan(self, changes: Sequence[Change]) -> list[ScheduleResult]:
         """See `Storage.plan`."""
-        planned: list[Planned] = []
+        planned: list[ScheduleResult] = []
         for first in range(0, len(changes), CHANGED_AT_ONCE):
             some = changes[first : first + CHANGED_AT_ONCE]
             planned += answer_plan(await self._call("plan", ask_plan(some, first), durable=self._durable), some)
@@ -378,7 +378,7 @@ class Cell:
                 return survey_of(queues, rows, whole, now, scope=self.scope)
 
     async def events(
-        self, cursor: str | None = None, *, limit: int = 100, reader: Reader | None = None, ref: Ref | None = None
+        self, cursor: str | None = None, *, limit: int = 100, reader: EventReader | None = None, ref: Ref | None = None
     ) -> EventPage:
         """See `Storage.events`."""
         if cursor == EVENTS_END:
@@ -400,10 +400,10 @@ class Cell:
         after: int | None,
         limit: int,
         *,
-        reader: Reader | None = None,
+        reader: EventReader | None = None,
         ref: Ref | None = None,
         age: int | None = None,
-    ) -> Told:
+    ) -> EventsPart:
         return answer_events(await self._call("events", ask_events(after, limit, reader=reader, ref=ref, age=age)))
 
     async def _call_within(self, within: float | None, name: str, arguments: Sequence[bytes]) -> Any:

@@ -22,31 +22,31 @@ from tenure.errors import StorageError, StorageUnavailableError
 from tenure.storage.cursors import LARGEST, age_of
 from tenure.storage.protocol import (
     EVENTS_END,
-    Beat,
-    Bid,
     Change,
+    ClaimRequest,
+    EnqueueResult,
     EventPage,
-    Exchanged,
-    Order,
+    EventReader,
+    ExchangeResult,
+    LeaseRenewal,
     Page,
-    Planned,
-    Pulse,
     PutSchedule,
     Query,
-    Reader,
-    Receipt,
-    Reclaimed,
+    ReclaimResult,
     RemoveSchedule,
-    Renewal,
-    Revised,
+    RenewRequest,
+    RenewResult,
     Revision,
+    RevisionResult,
+    ScheduleResult,
     Settings,
+    SettlementResult,
     Survey,
-    Swept,
+    SweepRequest,
+    SweepResult,
     Target,
-    Verdict,
 )
-from tenure.storage.redis.cell import ANSWER_BYTES, Cell, weight
+from tenure.storage.redis.cell import ANSWER_BYTES, Partition, weight
 from tenure.storage.redis.many import (
     UNREAD,
     begins_of,
@@ -58,7 +58,7 @@ from tenure.storage.redis.many import (
     words_of,
     woven,
 )
-from tenure.storage.redis.rounds import Round
+from tenure.storage.redis.rounds import SweepSchedule
 
 T = TypeVar("T")
 A = TypeVar("A")
@@ -67,38 +67,38 @@ REST = 4.0
 """For how many seconds a cell that could not be reached is not asked again, unless a sweep finds it before that."""
 
 
-class Cells:
+class Partitions:
     """The verbs over many cells: each goes where it belongs, and what comes back is put together."""
 
-    def __init__(self, cells: Sequence[Cell], start_round: Callable[[Sequence[Cell]], Round]) -> None:
+    def __init__(self, cells: Sequence[Partition], start_round: Callable[[Sequence[Partition]], SweepSchedule]) -> None:
         self._cells = tuple(cells)
         self._start_round = start_round
-        self._rounds: dict[str, Round] = {}
-        self._silent: dict[Cell, tuple[float, float]] = {}
+        self._rounds: dict[str, SweepSchedule] = {}
+        self._silent: dict[Partition, tuple[float, float]] = {}
         """When each cell that could not be reached was last asked in vain, and until when it is not asked again."""
 
-    def of(self, name: str) -> Cell:
+    def of(self, name: str) -> Partition:
         """Return the cell that a queue lies in, or that a worker is known in."""
         return self._cells[crc32(name.encode()) % len(self._cells)]
 
-    async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
+    async def enqueue(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         """See `Storage.enqueue`."""
         return await self._each(jobs, lambda job: job.queue, lambda cell, some: cell.enqueue(some))
 
     async def exchange(
-        self, owner: Owner, settlements: Sequence[Settlement] = (), order: Order | None = None
-    ) -> Exchanged:
+        self, owner: Owner, settlements: Sequence[Settlement] = (), order: ClaimRequest | None = None
+    ) -> ExchangeResult:
         """See `Storage.exchange`: one step for each cell, in the order that their queues are named.
 
         A cell that is out of reach keeps the others from nothing, and above all no lease that they gave from its
         holder. It is asked again after a rest.
         """
-        asked: defaultdict[Cell, list[Settlement]] = defaultdict(list)
+        asked: defaultdict[Partition, list[Settlement]] = defaultdict(list)
         for settlement in settlements:
             asked[self.of(settlement.ref.queue)].append(settlement)
         orders = self._orders(order)
         lane = None if order is None else order.lane
-        elsewhere: list[tuple[Cell, tuple[str, ...] | None]] = []
+        elsewhere: list[tuple[Partition, tuple[str, ...] | None]] = []
         for cell in self._cells:
             # A cell in which a claim was lost is asked for nothing, but hands that back.
             lost = lane is not None and self._begin(cell, owner, lane)
@@ -116,15 +116,15 @@ class Cells:
             waiting = waiting[len(some) :]
             found = await self._try_all(owner, some, asked, room, lane, tasks)
             outcomes += found
-            won = [lease for answer in found if isinstance(answer, Exchanged) for lease in answer.leases]
+            won = [lease for answer in found if isinstance(answer, ExchangeResult) for lease in answer.leases]
             carried += weight(won)
             room = room - len(won) if carried <= ANSWER_BYTES else 0
         answers = _some(outcomes)
-        verdicts: defaultdict[tuple[Ref, int], list[Verdict]] = defaultdict(list)
+        verdicts: defaultdict[tuple[Ref, int], list[SettlementResult]] = defaultdict(list)
         for answer in answers:
             for verdict in answer.verdicts:
                 verdicts[verdict.ref, verdict.fence].append(verdict)
-        return Exchanged(
+        return ExchangeResult(
             tuple(verdicts[one.ref, one.fence].pop(0) for one in settlements if verdicts[one.ref, one.fence]),
             tuple(lease for answer in answers for lease in answer.leases),
             left=any(answer.left for answer in answers),
@@ -132,7 +132,7 @@ class Cells:
             seen=bool(answers) and all(answer.seen for answer in answers),
         )
 
-    async def renew(self, beat: Beat) -> Pulse:
+    async def renew(self, beat: RenewRequest) -> RenewResult:
         """See `Storage.renew`: a cell that does not answer in time is reported, and delays no other for longer.
 
         It is asked again after a rest as long as its limit, since a lease can be shorter than the usual rest.
@@ -142,7 +142,7 @@ class Cells:
         home = self.of(beat.owner.id)
         if beat.last and (ended := self._rounds.pop(beat.owner.id, None)) is not None:
             ended.close()
-        parts: dict[Cell, list[Renewal]] = {home: []}
+        parts: dict[Partition, list[LeaseRenewal]] = {home: []}
         for renewal in beat.renewals:
             parts.setdefault(self.of(renewal.ref.queue), []).append(renewal)
         for cell in self._cells:
@@ -159,7 +159,7 @@ class Cells:
                     cell.renew,
                     structs.replace(beat, renewals=tuple(part))
                     if cell is home
-                    else Beat(beat.owner, tuple(part), lanes=beat.lanes, seen=beat.seen),
+                    else RenewRequest(beat.owner, tuple(part), lanes=beat.lanes, seen=beat.seen),
                     within=within,
                     rest=REST if within is None else min(REST, within),
                 )
@@ -171,7 +171,7 @@ class Cells:
             for cell in self._cells:
                 cell.lanes.forget(beat.owner)
         place = {(renewal.ref, renewal.fence): number for number, renewal in enumerate(beat.renewals)}
-        return Pulse(
+        return RenewResult(
             tuple(sorted((lost for pulse in pulses for lost in pulse.lost), key=place.__getitem__)),
             tuple(
                 sorted(
@@ -197,7 +197,7 @@ class Cells:
             ),
         )
 
-    async def sweep(self, bid: Bid) -> Swept:
+    async def sweep(self, bid: SweepRequest) -> SweepResult:
         """See `Storage.sweep`: every cell has a leader of its own; one that is out of reach is a trouble."""
         if bid.rest:
             told, reached = await self._round_of(bid.owner).turn(bid)
@@ -207,11 +207,11 @@ class Cells:
             return told
         outcomes = await _outcomes([cell.sweep(bid) for cell in self._cells])
         for cell, outcome in zip(self._cells, outcomes, strict=True):
-            if isinstance(outcome, Swept):
+            if isinstance(outcome, SweepResult):
                 self._silent.pop(cell, None)
         return swept_all(_some(outcomes), [f"{error}" for error in outcomes if isinstance(error, BaseException)])
 
-    async def reclaim(self, dead: str, owner: Owner) -> Reclaimed:
+    async def reclaim(self, dead: str, owner: Owner) -> ReclaimResult:
         """See `Storage.reclaim`: what some cells gave is handed out, though others are out of reach."""
         outcomes = await _outcomes([cell.reclaim(dead, owner) for cell in self._cells])
         taken = _some(outcomes)
@@ -220,19 +220,19 @@ class Cells:
         if errors and not stalled:
             raise errors[0]
         doubtful = bool(errors) or any(one.doubtful for one in taken)
-        return Reclaimed(stalled, more=bool(errors) or any(one.more for one in taken), doubtful=doubtful)
+        return ReclaimResult(stalled, more=bool(errors) or any(one.more for one in taken), doubtful=doubtful)
 
-    async def revise(self, revisions: Sequence[Revision]) -> list[Revised]:
+    async def revise(self, revisions: Sequence[Revision]) -> list[RevisionResult]:
         """See `Storage.revise`."""
         return await self._each(revisions, lambda one: one.ref.queue, lambda cell, some: cell.revise(some))
 
-    async def plan(self, changes: Sequence[Change]) -> list[Planned]:
+    async def plan(self, changes: Sequence[Change]) -> list[ScheduleResult]:
         """See `Storage.plan`.
 
         Only a schedule that is put tells where it lies, so other changes are asked of all cells, and one knows it. One
         that is put elsewhere than before leaves its old cell, and goes on from now.
         """
-        planned: list[Planned] = []
+        planned: list[ScheduleResult] = []
         for change in changes:
             if isinstance(change, PutSchedule):
                 home = self.of(change.schedule.job.queue)
@@ -292,7 +292,7 @@ class Cells:
         return surveyed(_some(outcomes))
 
     async def events(
-        self, cursor: str | None = None, *, limit: int = 100, reader: Reader | None = None, ref: Ref | None = None
+        self, cursor: str | None = None, *, limit: int = 100, reader: EventReader | None = None, ref: Ref | None = None
     ) -> EventPage:
         """See `Storage.events`: of several cells by the instants of their clocks, of each without a gap.
 
@@ -303,7 +303,7 @@ class Cells:
 
         begins = dict(zip(self._cells, begins_of(reader, len(self._cells)), strict=True))
 
-        async def one(cell: Cell, word: str) -> EventPage:
+        async def one(cell: Partition, word: str) -> EventPage:
             if at_home is not None and cell is not at_home:
                 return EventPage((), "0" if word == UNREAD else word)
             place = None if word == UNREAD else word
@@ -328,24 +328,24 @@ class Cells:
     async def _try_all(
         self,
         owner: Owner,
-        cells: Sequence[tuple[Cell, tuple[str, ...] | None]],
-        settlements: Mapping[Cell, Sequence[Settlement]],
+        cells: Sequence[tuple[Partition, tuple[str, ...] | None]],
+        settlements: Mapping[Partition, Sequence[Settlement]],
         room: int,
         lane: Lane | None,
         tasks: dict[str, int] | None,
-    ) -> list[Exchanged | BaseException]:
+    ) -> list[ExchangeResult | BaseException]:
         """Exchange with several cells at once, the room shared out among those that have queues to claim from."""
         each, rest = divmod(room, max(1, len(cells)))
 
-        async def one(place: int, cell: Cell, queues: tuple[str, ...] | None) -> Exchanged:
-            order = None if queues is None else Order(queues, each + (place < rest), lane, tasks)
+        async def one(place: int, cell: Partition, queues: tuple[str, ...] | None) -> ExchangeResult:
+            order = None if queues is None else ClaimRequest(queues, each + (place < rest), lane, tasks)
             return await self._ask(cell, lambda order: cell.exchange(owner, settlements.get(cell, ()), order), order)
 
         return await _outcomes([one(place, cell, queues) for place, (cell, queues) in enumerate(cells)])
 
     async def _ask(
         self,
-        cell: Cell,
+        cell: Partition,
         ask: Callable[[A], Awaitable[T]],
         what: A,
         *,
@@ -360,7 +360,7 @@ class Cells:
         clock = asyncio.get_running_loop().time
         since, until = self._silent.get(cell, (-math.inf, -math.inf))
         if clock() < min(since + rest, until):
-            raise _RestingError("a part of the storage could not be reached a moment ago")
+            raise _PartitionSkippedError("a part of the storage could not be reached a moment ago")
         try:
             async with asyncio.timeout(within):
                 answer = await ask(what)
@@ -373,24 +373,24 @@ class Cells:
         return answer
 
     @staticmethod
-    def _begin(cell: Cell, owner: Owner, lane: Lane) -> bool:
+    def _begin(cell: Partition, owner: Owner, lane: Lane) -> bool:
         """Tell a cell that a call begins; return True if an answer of an earlier one may have been lost there."""
         cell.lanes.begin(owner, lane)
         return cell.lanes.lost(owner, lane) is not None
 
-    def _round_of(self, owner: Owner) -> Round:
+    def _round_of(self, owner: Owner) -> SweepSchedule:
         round_ = self._rounds.get(owner.id)
         if round_ is None:
             round_ = self._rounds[owner.id] = self._start_round(self._cells)
         return round_
 
-    def _orders(self, order: Order | None) -> dict[Cell, tuple[str, ...]]:
+    def _orders(self, order: ClaimRequest | None) -> dict[Partition, tuple[str, ...]]:
         """Return which queues are to be claimed from in which cell, in the order of the first that each holds."""
         return self._queues(() if order is None else order.queues)
 
-    def _queues(self, names: Iterable[str]) -> dict[Cell, tuple[str, ...]]:
+    def _queues(self, names: Iterable[str]) -> dict[Partition, tuple[str, ...]]:
         """Return which of these queues lie in which cell, in the order of the first that each holds."""
-        queues: defaultdict[Cell, list[str]] = defaultdict(list)
+        queues: defaultdict[Partition, list[str]] = defaultdict(list)
         for queue in names:
             queues[self.of(queue)].append(queue)
         return {cell: tuple(some) for cell, some in queues.items()}
@@ -399,10 +399,10 @@ class Cells:
         self,
         asked: Sequence[A],
         queue: Callable[[A], str],
-        ask: Callable[[Cell, Sequence[A]], Awaitable[Sequence[T]]],
+        ask: Callable[[Partition, Sequence[A]], Awaitable[Sequence[T]]],
     ) -> list[T]:
         """Ask each cell for what concerns its queues, at once; return the answers in the order of what was asked."""
-        places: defaultdict[Cell, list[int]] = defaultdict(list)
+        places: defaultdict[Partition, list[int]] = defaultdict(list)
         for place, one in enumerate(asked):
             places[self.of(queue(one))].append(place)
         answers = await _all([ask(cell, [asked[place] for place in some]) for cell, some in places.items()])
@@ -414,7 +414,7 @@ class Cells:
         return [answered[place] for place in range(len(asked))]
 
 
-class _RestingError(StorageUnavailableError):
+class _PartitionSkippedError(StorageUnavailableError):
     """A cell was not asked, for it was out of reach a moment ago."""
 
 

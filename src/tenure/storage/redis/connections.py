@@ -21,11 +21,11 @@ from redis.exceptions import AskError, MovedError, NoScriptError, ReadOnlyError,
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from tenure.clock import entropy
-from tenure.core.patience import Patience
+from tenure.core.patience import ExponentialDelay
 from tenure.errors import NotDurableError, TenureError
-from tenure.storage.redis.address import Place, RedisAddress
+from tenure.storage.redis.address import RedisAddress, ServerAddress
 from tenure.storage.redis.library import Script
-from tenure.storage.redis.link import ANSWERING, LONGEST, Link, said, unreached, why
+from tenure.storage.redis.link import ANSWERING, LONGEST, ServerConnection, said, unreached, why
 from tenure.storage.redis.loops import PerLoop
 from tenure.storage.redis.resp import Command, Reply, Word, packed_after
 from tenure.storage.redis.routes import Routes, routes
@@ -38,7 +38,7 @@ KEPT = 16
 """How many of them stay open when idle."""
 
 TRIES = 7
-PATIENCE = Patience(0.05, 0.4)
+PATIENCE = ExponentialDelay(0.05, 0.4)
 """How often, and after which rests, a call is made that its server refuses for now: about a second in all."""
 
 SILENT = 2.0
@@ -61,7 +61,7 @@ AGAIN = 60.0
 """Seconds after which a server without WAITAOF, or without an append-only file, is asked whether it has one by now."""
 
 
-class Call(Struct, frozen=True, gc=False):
+class ScriptCall(Struct, frozen=True, gc=False):
     """A script to be called on a cell, or with none a plain command, of which the arguments are all words."""
 
     script: Script | None
@@ -87,10 +87,11 @@ class Connections:
     def __init__(self, address: RedisAddress, *, rng: Random | None = None) -> None:
         self.address = address
         chance = rng or entropy()
-        self.on_trouble: Callable[[Place], None] = lambda place: None
+        self.on_trouble: Callable[[ServerAddress], None] = lambda place: None
         """Told when a server has not answered a call, on the event loop of that call."""
         self._homes = PerLoop(
-            lambda: _Home(address, chance, lambda place: self.on_trouble(place)), abandon=_Home.abandon
+            lambda: _LoopConnections(address, chance, lambda place: self.on_trouble(place)),
+            abandon=_LoopConnections.abandon,
         )
 
     async def call(self, script: Script, base: str, *args: Word, durable: bool = False) -> Reply:
@@ -106,7 +107,7 @@ class Connections:
             StorageError: it refuses us, or the script has failed.
         """
         home = self._homes.there() or await self._home()
-        calls = (Call(script, base, args),)
+        calls = (ScriptCall(script, base, args),)
         place = home.routes.known(base)
         if place is None or durable:
             [reply] = await home.make(calls, durable=durable)
@@ -125,7 +126,7 @@ class Connections:
             raise ours(reply, self.address.shown, script.name)
         return reply
 
-    async def call_all(self, calls: Sequence[Call], *, durable: bool = False) -> list[Reply]:
+    async def call_all(self, calls: Sequence[ScriptCall], *, durable: bool = False) -> list[Reply]:
         """Make several calls at once, in one trip to each server, and return what each says.
 
         Raises:
@@ -137,7 +138,7 @@ class Connections:
                 raise outcome
         return outcomes
 
-    async def outcomes(self, calls: Sequence[Call], *, durable: bool = False) -> list[Reply]:
+    async def outcomes(self, calls: Sequence[ScriptCall], *, durable: bool = False) -> list[Reply]:
         """Make several calls at once; what one of them would raise stands in its place."""
         home = await self._home()
         replies = await home.make(calls, durable=durable)
@@ -152,10 +153,10 @@ class Connections:
         Raises:
             StorageError: as `call`.
         """
-        [reply] = await self.call_all((Call(None, base, command),), durable=durable)
+        [reply] = await self.call_all((ScriptCall(None, base, command),), durable=durable)
         return reply
 
-    async def ask(self, place: Place, *command: Word) -> Reply:
+    async def ask(self, place: ServerAddress, *command: Word) -> Reply:
         """Send one server a plain command and return what it says.
 
         Raises:
@@ -166,7 +167,7 @@ class Connections:
             raise ours(reply, self.address.shown)
         return reply
 
-    async def ask_all(self, place: Place, commands: Sequence[Command]) -> list[Reply]:
+    async def ask_all(self, place: ServerAddress, commands: Sequence[Command]) -> list[Reply]:
         """Send one server plain commands in one trip; an error that it answers stands in its place.
 
         Raises:
@@ -178,7 +179,7 @@ class Connections:
         except (RedisError, OSError) as error:
             raise ours(error, self.address.shown) from error
 
-    async def places(self) -> list[Place]:
+    async def places(self) -> list[ServerAddress]:
         """Return every server that holds cells of ours, asking anew where that can change.
 
         Raises:
@@ -191,7 +192,7 @@ class Connections:
         except (RedisError, OSError) as error:
             raise ours(error, self.address.shown) from error
 
-    async def place(self, base: str) -> Place:
+    async def place(self, base: str) -> ServerAddress:
         """Return the server that holds a cell.
 
         Raises:
@@ -207,22 +208,22 @@ class Connections:
         """Ask anew where the cells are, before the next call from this event loop."""
         (await self._home()).routes.doubt()
 
-    async def open(self, place: Place) -> Link:
+    async def open(self, place: ServerAddress) -> ServerConnection:
         """Open a connection of the caller's own, who also closes it.
 
         Raises:
             StorageUnavailableError: the server is out of reach.
         """
         try:
-            return await Link.open(place, self.address, db=self.address.db)
+            return await ServerConnection.open(place, self.address, db=self.address.db)
         except (RedisError, OSError) as error:
             raise ours(error, self.address.shown) from error
 
     async def close(self) -> None:
         """Close every connection, also those of the event loops of other threads. A later call opens new ones."""
-        await self._homes.close(_Home.close)
+        await self._homes.close(_LoopConnections.close)
 
-    async def _home(self) -> "_Home":
+    async def _home(self) -> "_LoopConnections":
         home, new = self._homes.here()
         if new:
             await home.settle_in()
@@ -233,13 +234,13 @@ class _Pool:
     """The connections to one server."""
 
     def __init__(self) -> None:
-        self.idle: list[Link] = []
+        self.idle: list[ServerConnection] = []
         self.lent = 0
         """How many are in use."""
         self.line: deque[asyncio.Future[None]] = deque()
         """Who waits for one of them to come back."""
 
-    def lend(self) -> Link | None:
+    def lend(self) -> ServerConnection | None:
         """Return a connection that is idle and fit to be used, if nobody has to wait for one; it is in use then."""
         if not self.idle or self.lent >= LIMIT or self.line or self.idle[-1].unfit:
             return None
@@ -272,19 +273,19 @@ class _Pool:
         self.lent -= 1
 
 
-class _Home:
+class _LoopConnections:
     """The connections of one event loop; used on it and nowhere else."""
 
-    def __init__(self, address: RedisAddress, rng: Random, trouble: Callable[[Place], None]) -> None:
+    def __init__(self, address: RedisAddress, rng: Random, trouble: Callable[[ServerAddress], None]) -> None:
         self._trouble = trouble
         self.routes: Routes = routes(address)
         self._address = address
         self._rng = rng
-        self._pools: dict[Place, _Pool] = {}
-        self._links: set[Link] = set()
-        self._in_memory: dict[Place, float] = {}
+        self._pools: dict[ServerAddress, _Pool] = {}
+        self._links: set[ServerConnection] = set()
+        self._in_memory: dict[ServerAddress, float] = {}
         """Until when the servers that cannot confirm what is on disk are not asked for it."""
-        self._watch = _Watch(self._compare_soon)
+        self._watch = _CallMonitor(self._compare_soon)
         self._comparing: set[asyncio.Task[None]] = set()
         self._end: AsyncGenerator[None] | None = None
         self._closed = False
@@ -294,13 +295,13 @@ class _Home:
         self._end = _until_the_loop_ends(self)
         await anext(self._end)
 
-    async def make(self, calls: Sequence[Call], *, durable: bool) -> list[Reply]:
+    async def make(self, calls: Sequence[ScriptCall], *, durable: bool) -> list[Reply]:
         """Make calls, again where that is safe; an error stands in the place of the reply."""
         replies: list[Reply] = [None] * len(calls)
         await self._try(calls, range(len(calls)), replies, (), durable)
         return await self.make_again(calls, replies, durable=durable)
 
-    async def make_again(self, calls: Sequence[Call], replies: list[Reply], *, durable: bool) -> list[Reply]:
+    async def make_again(self, calls: Sequence[ScriptCall], replies: list[Reply], *, durable: bool) -> list[Reply]:
         """Make those of the calls again that were not made; return the replies to all."""
         for tried in range(1, TRIES):
             left = [
@@ -316,7 +317,7 @@ class _Home:
         return replies
 
     async def ask(
-        self, place: Place, commands: Sequence[Command], *, load: Sequence[Script] = (), durable: bool = False
+        self, place: ServerAddress, commands: Sequence[Command], *, load: Sequence[Script] = (), durable: bool = False
     ) -> list[Reply]:
         """Send commands in one trip, scripts before them; `durable`: one more reply, that of a replica."""
         sent = [*(("SCRIPT", "LOAD", script.text) for script in load), *commands] if load else commands
@@ -356,7 +357,7 @@ class _Home:
                 self._suspect(place)
             raise
 
-    def _suspect(self, place: Place) -> None:
+    def _suspect(self, place: ServerAddress) -> None:
         """Take a server for one that may be gone."""
         # What has cut one connection, or made it silent, has not spared those that are idle; each of them would be
         # found out by a call that waits for its answer in vain.
@@ -364,7 +365,7 @@ class _Home:
         self.routes.doubt(place)
         self._trouble(place)
 
-    async def _on_disk(self, place: Place, link: Link) -> Reply:
+    async def _on_disk(self, place: ServerAddress, link: ServerConnection) -> Reply:
         """Ask whether what a connection has written is on the disks of the server and of a replica."""
         # In a trip of its own, and again soon: a replica tells when it is asked what it has on disk, and else once a
         # second. Asked along with a write, it tells what it had there before it.
@@ -380,19 +381,19 @@ class _Home:
                 break
         return reply
 
-    def _compare_soon(self, place: Place, link: Link) -> None:
+    def _compare_soon(self, place: ServerAddress, link: ServerConnection) -> None:
         comparing = asyncio.get_running_loop().create_task(
             self._compare(place, link), name="tenure-compare", context=contextvars.Context()
         )
         self._comparing.add(comparing)
         comparing.add_done_callback(self._comparing.discard)
 
-    async def _compare(self, place: Place, link: Link) -> None:
+    async def _compare(self, place: ServerAddress, link: ServerConnection) -> None:
         """Give up a connection that says nothing, if the server answers on another one."""
         asked = link.asked
         try:
             async with asyncio.timeout(ANSWERING):
-                other = await Link.open(place, self._address, db=self._address.db)
+                other = await ServerConnection.open(place, self._address, db=self._address.db)
                 try:
                     [reply] = await other.ask([("PING",)], 1)
                 finally:
@@ -427,20 +428,20 @@ class _Home:
 
     async def _try(
         self,
-        calls: Sequence[Call],
+        calls: Sequence[ScriptCall],
         left: Sequence[int],
         replies: list[Reply],
         load: Sequence[Script],
         durable: bool,
     ) -> None:
-        groups: dict[Place, list[int]] = {}
+        groups: dict[ServerAddress, list[int]] = {}
         for at in left:
             try:
                 groups.setdefault(await self.routes.place(calls[at].base), []).append(at)
             except (TenureError, RedisError, OSError) as error:
                 replies[at] = error
 
-        async def one(place: Place, group: list[int]) -> None:
+        async def one(place: ServerAddress, group: list[int]) -> None:
             made = await self._make_at(place, [calls[at] for at in group], load=load, durable=durable)
             for at, reply in zip(group, made, strict=True):
                 replies[at] = reply
@@ -452,7 +453,7 @@ class _Home:
             await asyncio.gather(*trips)
 
     async def _make_at(
-        self, place: Place, calls: Sequence[Call], *, load: Sequence[Script], durable: bool
+        self, place: ServerAddress, calls: Sequence[ScriptCall], *, load: Sequence[Script], durable: bool
     ) -> list[Reply]:
         """Make calls once, where their cells are; an error stands in the place of the reply."""
         try:
@@ -464,7 +465,7 @@ class _Home:
         self.heed(place, calls, replies)
         return replies
 
-    def heed(self, place: Place, calls: Sequence[Call], replies: Sequence[Reply]) -> None:
+    def heed(self, place: ServerAddress, calls: Sequence[ScriptCall], replies: Sequence[Reply]) -> None:
         """Learn from replies, or errors in their places, where cells are, and which connections are of no use."""
         for call, reply in zip(calls, replies, strict=True):
             match reply:
@@ -472,7 +473,7 @@ class _Home:
                     pass
                 case MovedError():
                     to = cast("_Redirection", reply)
-                    self.routes.moved(call.base, Place(to.host or place.host, to.port))
+                    self.routes.moved(call.base, ServerAddress(to.host or place.host, to.port))
                 case ReadOnlyError():
                     # What it leads to was the master once.
                     self.routes.doubt()
@@ -484,13 +485,13 @@ class _Home:
                     # part there: who goes on there finds half of a cell. So the call waits until all has arrived.
                     pass
 
-    def _retire(self, place: Place) -> None:
+    def _retire(self, place: ServerAddress) -> None:
         """Use no connection to a server again that is idle now."""
         if (pool := self._pools.get(place)) is not None:
             for link in pool.idle:
                 link.retired = True
 
-    async def _borrowed(self, place: Place, pool: _Pool, within: float) -> Link:
+    async def _borrowed(self, place: ServerAddress, pool: _Pool, within: float) -> ServerConnection:
         """Return a connection of one's own, who gives it back; raise a TimeoutError if there is none in time."""
         async with asyncio.timeout(within):
             await pool.enter()
@@ -500,7 +501,7 @@ class _Home:
                 pool.leave()
                 raise
 
-    def _rests(self, pool: _Pool, link: Link) -> bool:
+    def _rests(self, pool: _Pool, link: ServerConnection) -> bool:
         """Give a connection back, if it is one to be used again and there are not too many."""
         if link.retired or self._closed or len(pool.idle) >= KEPT:
             return False
@@ -508,7 +509,7 @@ class _Home:
         pool.leave()
         return True
 
-    async def _put_away(self, pool: _Pool, link: Link) -> None:
+    async def _put_away(self, pool: _Pool, link: ServerConnection) -> None:
         """Give a connection back, whatever it is."""
         try:
             if link.retired:
@@ -521,7 +522,7 @@ class _Home:
         finally:
             pool.leave()
 
-    async def _idle(self, pool: _Pool) -> Link | None:
+    async def _idle(self, pool: _Pool) -> ServerConnection | None:
         while pool.idle:
             link = pool.idle.pop()
             if not link.unfit:
@@ -529,18 +530,18 @@ class _Home:
             await self._hang_up(link)
         return None
 
-    async def _hang_up(self, link: Link) -> None:
+    async def _hang_up(self, link: ServerConnection) -> None:
         self._links.discard(link)
         await link.drop()
 
-    async def _connect(self, place: Place) -> Link:
+    async def _connect(self, place: ServerAddress) -> ServerConnection:
         try:
-            link = await Link.open(place, self._address, db=self._address.db)
+            link = await ServerConnection.open(place, self._address, db=self._address.db)
         except (RedisError, OSError) as error:
             if unreached(error):
                 # Of one server the place is the address, which is named anyhow.
                 at = "" if self._address.kind == "server" else f"{place}: "
-                raise _UnreachedError(f"{at}{why(error)}") from error
+                raise _NotConnectedError(f"{at}{why(error)}") from error
             raise
         if self._address.kind == "sentinel":
             # Sentinels are told of a failover before the server is that they have named.
@@ -552,7 +553,7 @@ class _Home:
         return link
 
 
-class _Watched(Struct):
+class _CallInProgress(Struct):
     """A call on its way: when it began, what time it has above the usual, and when its bytes were last seen to flow."""
 
     began: float
@@ -562,24 +563,24 @@ class _Watched(Struct):
     compared: bool = False
 
 
-class _Watch:
+class _CallMonitor:
     """Gives calls time for as long as their bytes flow, and has a connection compared with another if none do.
 
     One timer looks at all of them: a call as they are is over long before the first look.
     """
 
-    def __init__(self, compare: Callable[[Place, Link], None]) -> None:
+    def __init__(self, compare: Callable[[ServerAddress, ServerConnection], None]) -> None:
         self._compare = compare
-        self._calls: dict[Link, _Watched] = {}
+        self._calls: dict[ServerConnection, _CallInProgress] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    def begin(self, link: Link, began: float, more: float) -> None:
+    def begin(self, link: ServerConnection, began: float, more: float) -> None:
         """Look at a call from now on."""
-        self._calls[link] = _Watched(began, more, (link.heard, 0), began)
+        self._calls[link] = _CallInProgress(began, more, (link.heard, 0), began)
         if self._timer is None:
             self._set()
 
-    def end(self, link: Link) -> None:
+    def end(self, link: ServerConnection) -> None:
         """Look at it no more."""
         del self._calls[link]
 
@@ -622,11 +623,11 @@ class UnconfirmedError(NotDurableError):
         self.reply = reply
 
 
-class _UnreachedError(RedisConnectionError):
+class _NotConnectedError(RedisConnectionError):
     """No connection came about, so nothing was done."""
 
 
-async def _until_the_loop_ends(home: _Home) -> AsyncGenerator[None]:
+async def _until_the_loop_ends(home: _LoopConnections) -> AsyncGenerator[None]:
     """Close the connections of an event loop before it closes: `asyncio.run` ends what generators it has left."""
     try:
         yield
@@ -637,7 +638,7 @@ async def _until_the_loop_ends(home: _Home) -> AsyncGenerator[None]:
 def _may_go_again(reply: Reply, *, elsewhere: bool) -> bool:
     """Say whether a call was not made, and may be now; `elsewhere`: the cell can be found at another server."""
     error = said(reply)
-    return error is not None and (undone(error) or (elsewhere and isinstance(error, _UnreachedError)))
+    return error is not None and (undone(error) or (elsewhere and isinstance(error, _NotConnectedError)))
 
 
 def _at_once(reply: Reply) -> bool:

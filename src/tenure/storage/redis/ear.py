@@ -20,17 +20,17 @@ from typing import cast
 from redis.exceptions import RedisError
 
 from tenure.clock import entropy
-from tenure.core.patience import Patience
+from tenure.core.patience import ExponentialDelay
 from tenure.errors import StorageUnavailableError, TenureError
-from tenure.storage.notices import Hub, Listener
-from tenure.storage.redis.address import Place
+from tenure.storage.notices import Listener, NotificationHub
+from tenure.storage.redis.address import ServerAddress
 from tenure.storage.redis.connections import SILENT, Connections
-from tenure.storage.redis.link import Link, said, text, why
+from tenure.storage.redis.link import ServerConnection, said, text, why
 from tenure.storage.redis.loops import PerLoop
 from tenure.storage.redis.resp import Command, Reply
 from tenure.waiting import first
 
-PATIENCE = Patience(0.1, 5.0)
+PATIENCE = ExponentialDelay(0.1, 5.0)
 """Between two tries to hear a server."""
 
 PING_EVERY = 10.0
@@ -56,14 +56,16 @@ def channel(base: str, topic: str) -> str:
     return f"{base}:n:{topic}"
 
 
-class Ear:
+class Subscriptions:
     """Hears what scripts publish, for every event loop of this process."""
 
     def __init__(
         self, connections: Connections, bases_of: Callable[[str], Sequence[str]], *, rng: Random | None = None
     ) -> None:
         chance = rng or entropy()
-        self._posts = PerLoop(lambda: _Post(connections, bases_of, chance), abandon=_Post.abandon)
+        self._posts = PerLoop(
+            lambda: _LoopSubscriptions(connections, bases_of, chance), abandon=_LoopSubscriptions.abandon
+        )
         connections.on_trouble = self._doubt
 
     def listen(self, topics: Iterable[str]) -> Listener:
@@ -75,18 +77,18 @@ class Ear:
 
     async def close(self) -> None:
         """Hear nothing more. Who listens still does so, and is told again after `resume`."""
-        await self._posts.close(_Post.stop, keep=True)
+        await self._posts.close(_LoopSubscriptions.stop, keep=True)
 
     def resume(self) -> None:
         """Go on for whoever has been listening since before the end."""
-        self._posts.everywhere(_Post.resume)
+        self._posts.everywhere(_LoopSubscriptions.resume)
 
-    def _doubt(self, place: Place) -> None:
+    def _doubt(self, place: ServerAddress) -> None:
         if (post := self._posts.there()) is not None:
             post.doubt(place)
 
 
-class _Hub(Hub):
+class _SubscribingHub(NotificationHub):
     """A hub that tells whose listeners have come or gone."""
 
     def __init__(self, changed: Callable[[Iterable[str]], None]) -> None:
@@ -107,19 +109,19 @@ class _Hub(Hub):
         return topic in self._listeners
 
 
-class _Post:
+class _LoopSubscriptions:
     """The lines of one event loop, and who is wanted on which."""
 
     def __init__(self, connections: Connections, bases_of: Callable[[str], Sequence[str]], rng: Random) -> None:
-        self.hub = _Hub(self._changed)
+        self.hub = _SubscribingHub(self._changed)
         self._connections = connections
         self._bases_of = bases_of
         self._rng = rng
         self._loop = asyncio.get_running_loop()
         self._news = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
-        self._lines: dict[Place, _Line] = {}
-        self._where: dict[str, Place] = {}
+        self._lines: dict[ServerAddress, _Subscription] = {}
+        self._where: dict[str, ServerAddress] = {}
         """The server of each cell that is listened to."""
         # A deque, for who listens on a loop may close elsewhere.
         self._changes: deque[str] = deque()
@@ -157,12 +159,12 @@ class _Post:
             self._deaf = False
             logger.info("the notices of %s come in again", self._connections.address.shown)
 
-    def doubt(self, place: Place) -> None:
+    def doubt(self, place: ServerAddress) -> None:
         """Try a line at once, for what has silenced a call may have silenced it, too."""
         if (line := self._lines.get(place)) is not None:
             line.doubt()
 
-    def lost(self, line: "_Line", error: BaseException) -> None:
+    def lost(self, line: "_Subscription", error: BaseException) -> None:
         """Note that a line is no more; its cells are looked for anew, after a rest."""
         if self._lines.get(line.place) is not line:
             return
@@ -235,10 +237,10 @@ class _Post:
                 elif (place := await self._placed(base)) is not None:
                     line = self._lines.get(place)
                     if line is None:
-                        line = self._lines[place] = _Line(self, self._connections, place)
+                        line = self._lines[place] = _Subscription(self, self._connections, place)
                     line.want(name, base, topic)
 
-    async def _placed(self, base: str) -> Place | None:
+    async def _placed(self, base: str) -> ServerAddress | None:
         place = self._where.get(base)
         if place is not None or base in self._resting:
             return place
@@ -255,10 +257,10 @@ _Wish = tuple[str, str]
 """The cell and the topic of a channel."""
 
 
-class _Line:
+class _Subscription:
     """A connection to one server, in which nothing but hints come."""
 
-    def __init__(self, post: _Post, connections: Connections, place: Place) -> None:
+    def __init__(self, post: _LoopSubscriptions, connections: Connections, place: ServerAddress) -> None:
         self.place = place
         self._post = post
         self._connections = connections
@@ -273,7 +275,7 @@ class _Line:
         self._asked_at: float | None = None
         """When the first command was sent that it has said nothing after; None if there is none."""
         self._news = asyncio.Event()
-        self._link: Link | None = None
+        self._link: ServerConnection | None = None
         self._task = asyncio.get_running_loop().create_task(self._run(), name=f"tenure-ear {place}")
 
     def want(self, name: str, base: str, topic: str) -> None:
@@ -342,7 +344,7 @@ class _Line:
             case _:
                 pass
 
-    async def _write(self, link: Link) -> None:
+    async def _write(self, link: ServerConnection) -> None:
         clock = asyncio.get_running_loop().time
         while True:
             self._news.clear()

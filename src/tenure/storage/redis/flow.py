@@ -13,9 +13,19 @@ from tenure.core.job import NewJob, Owner, Ref
 from tenure.core.lease import Lease
 from tenure.core.lifecycle import State
 from tenure.core.settlement import Settlement
-from tenure.storage.protocol import Exchanged, Order, Receipt, Verdict
-from tenure.storage.redis.lanes import Numbers
-from tenure.storage.redis.records import Parcel, Wish, bare, error_text, fixed_of, record, ref_of, ref_text, wish
+from tenure.storage.protocol import ClaimRequest, EnqueueResult, ExchangeResult, SettlementResult
+from tenure.storage.redis.lanes import EncodedLane
+from tenure.storage.redis.records import (
+    EncodedJob,
+    RequestEncoder,
+    bare,
+    error_text,
+    fixed_of,
+    record,
+    ref_of,
+    ref_text,
+    wish,
+)
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -32,7 +42,7 @@ REQUEST_BYTES = 1_000_000
 """After how many bytes of results a call settles no more: whatever it leaves undone is sent once more."""
 
 
-class Told(Struct, omit_defaults=True):
+class EncodedEvent(Struct, omit_defaults=True):
     """An event that comes with a settlement: its body's place, its name, and whether it says who did it."""
 
     body: int
@@ -40,7 +50,7 @@ class Told(Struct, omit_defaults=True):
     by: bool = False
 
 
-class Settling(Struct, omit_defaults=True, kw_only=True):
+class EncodedSettlement(Struct, omit_defaults=True, kw_only=True):
     """A settlement as a script reads it: a state to finish in, or `after` to be put back."""
 
     ref: str
@@ -57,10 +67,10 @@ class Settling(Struct, omit_defaults=True, kw_only=True):
     put_back_used: bool = False
     until_known: bool = False
     ended: int
-    events: list[Told]
+    events: list[EncodedEvent]
 
 
-class Completing(Struct, omit_defaults=True, kw_only=True):
+class EncodedCompletions(Struct, omit_defaults=True, kw_only=True):
     """Settlements in a row that complete jobs of a queue, and do nothing else, as a script reads them."""
 
     queue: str
@@ -71,7 +81,7 @@ class Completing(Struct, omit_defaults=True, kw_only=True):
     first: int
 
 
-class Group(Struct, omit_defaults=True, kw_only=True):
+class EncodedJobs(Struct, omit_defaults=True, kw_only=True):
     """New jobs in a row that differ in their ids and payloads only, as a script reads them."""
 
     queue: str
@@ -84,34 +94,34 @@ class Group(Struct, omit_defaults=True, kw_only=True):
 
 
 class _Enqueue(Struct):
-    calls: list[Wish | Group]
+    calls: list[EncodedJob | EncodedJobs]
     jobs: int
 
 
 class _Exchange(Struct, omit_defaults=True, kw_only=True):
     owner: Owner
-    settlements: list[Settling | Completing]
+    settlements: list[EncodedSettlement | EncodedCompletions]
     settling: int
     queues: tuple[str, ...] = ()
     room: int | None = None
     tasks: int | None = None
     place: Place
-    lane: Numbers | None = None
+    lane: EncodedLane | None = None
 
 
-class Part(Struct, frozen=True):
+class ExchangePart(Struct, frozen=True):
     """What one call made of an exchange, and where the next goes on; None at the end."""
 
-    exchanged: Exchanged
+    exchanged: ExchangeResult
     place: Place | None
 
 
 def ask_enqueue(jobs: Sequence[NewJob]) -> list[bytes]:
     """Return the request to remember jobs: those in a row that have all but ids and payloads in common as one group."""
-    parcel = Parcel()
-    calls: list[Wish | Group] = []
+    parcel = RequestEncoder()
+    calls: list[EncodedJob | EncodedJobs] = []
     latest: NewJob | None = None
-    group: Group | None = None
+    group: EncodedJobs | None = None
     for job in jobs:
         like = bare(job)
         if like != latest:
@@ -126,13 +136,13 @@ def ask_enqueue(jobs: Sequence[NewJob]) -> list[bytes]:
     return parcel.sealed(_Enqueue(calls, len(jobs)))
 
 
-def _group(like: NewJob, parcel: Parcel) -> Group | None:
+def _group(like: NewJob, parcel: RequestEncoder) -> EncodedJobs | None:
     """Return a group that takes in jobs like this one, their payloads into the parcel one after another, if it may."""
     fixed = fixed_of(like)
     if fixed is None:
         return None
     place = parcel.put(fixed)
-    return Group(
+    return EncodedJobs(
         queue=like.queue,
         fixed=place,
         lease=like.stall.lease,
@@ -143,30 +153,30 @@ def _group(like: NewJob, parcel: Parcel) -> Group | None:
     )
 
 
-def answer_enqueue(reply: Any, jobs: Sequence[NewJob]) -> list[Receipt]:
+def answer_enqueue(reply: Any, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
     """Return what became of each."""
     if isinstance(reply, int):
-        return [Receipt("created", Ref(job.queue, job.id)) for job in jobs]
+        return [EnqueueResult("created", Ref(job.queue, job.id)) for job in jobs]
     return [
-        Receipt("created", Ref(job.queue, job.id)) if told == 0 else _receipt(job.queue, *told)
+        EnqueueResult("created", Ref(job.queue, job.id)) if told == 0 else _receipt(job.queue, *told)
         for told, job in zip(reply, jobs, strict=True)
     ]
 
 
-def _receipt(queue: str, made: bytes, id_: bytes, *rest: int) -> Receipt:
+def _receipt(queue: str, made: bytes, id_: bytes, *rest: int) -> EnqueueResult:
     word: Any = made.decode()
-    return Receipt(word, Ref(queue, id_.decode()), *rest)
+    return EnqueueResult(word, Ref(queue, id_.decode()), *rest)
 
 
 def ask_exchange(
     owner: Owner,
     settlements: Sequence[Settlement],
-    order: Order | None,
+    order: ClaimRequest | None,
     place: Place = BEGIN,
-    lane: Numbers | None = None,
+    lane: EncodedLane | None = None,
 ) -> list[bytes]:
     """Return the request to settle, and to claim from a place on, under a number if the order has a lane."""
-    parcel = Parcel()
+    parcel = RequestEncoder()
     return parcel.sealed(
         _Exchange(
             owner=owner,
@@ -205,24 +215,24 @@ def at_once(settlements: Sequence[Settlement]) -> Sequence[Settlement]:
     return settlements
 
 
-def answer_exchange(reply: Any, settlements: Sequence[Settlement]) -> Part:
+def answer_exchange(reply: Any, settlements: Sequence[Settlement]) -> ExchangePart:
     """Return what became of each settlement that there was time for, and what was claimed."""
     verdicts, leases, left, next_due, place, seen = reply
     words: list[Any] = ["done"] * verdicts if isinstance(verdicts, int) else [word.decode() for word in verdicts]
     won = iter(leases)
-    exchanged = Exchanged(
-        tuple(Verdict(asked.ref, asked.fence, word) for asked, word in zip(settlements, words, strict=False)),
+    exchanged = ExchangeResult(
+        tuple(SettlementResult(asked.ref, asked.fence, word) for asked, word in zip(settlements, words, strict=False)),
         tuple(Lease(record(ref_of(ref), body, payload)) for ref, body, payload in zip(won, won, won, strict=True)),
         left=bool(left),
         next_due=next_due,
         seen=bool(seen),
     )
-    return Part(exchanged, None if place is None else tuple(place))
+    return ExchangePart(exchanged, None if place is None else tuple(place))
 
 
-def _asked(settlements: Sequence[Settlement], parcel: Parcel) -> list[Settling | Completing]:
+def _asked(settlements: Sequence[Settlement], parcel: RequestEncoder) -> list[EncodedSettlement | EncodedCompletions]:
     """Return settlements as a script reads them: in a row as one group what completes a job, and does nothing else."""
-    asked: list[Settling | Completing] = []
+    asked: list[EncodedSettlement | EncodedCompletions] = []
     for (queue, keep, ended), some in groupby(settlements, _completes):
         if ended is None:
             asked += [_settling(one, parcel) for one in some]
@@ -231,7 +241,7 @@ def _asked(settlements: Sequence[Settlement], parcel: Parcel) -> list[Settling |
         place = parcel.put(_encode(ended))
         first = parcel.put(*[blob for one in row for blob in (_encode(one.events[0]), _result_of(one))])
         asked.append(
-            Completing(
+            EncodedCompletions(
                 queue=queue,
                 ids=[one.ref.id for one in row],
                 fences=[one.fence for one in row],
@@ -268,11 +278,11 @@ def _result_of(asked: Settlement) -> bytes:
     return asked.decision.result or b"" if isinstance(asked.decision, Finish) else b""
 
 
-def _settling(asked: Settlement, parcel: Parcel) -> Settling:
+def _settling(asked: Settlement, parcel: RequestEncoder) -> EncodedSettlement:
     told = [_told(event, parcel) for event in asked.events]
     match asked.decision:
         case Finish() as end:
-            return Settling(
+            return EncodedSettlement(
                 ref=ref_text(asked.ref),
                 fence=asked.fence,
                 state=end.state,
@@ -286,7 +296,7 @@ def _settling(asked: Settlement, parcel: Parcel) -> Settling:
                 events=told,
             )
         case PutBack() as again:
-            return Settling(
+            return EncodedSettlement(
                 ref=ref_text(asked.ref),
                 fence=asked.fence,
                 after=again.after,
@@ -303,5 +313,7 @@ def _settling(asked: Settlement, parcel: Parcel) -> Settling:
             assert_never(asked.decision)
 
 
-def _told(event: JobEvent, parcel: Parcel) -> Told:
-    return Told(parcel.put(_encode(event)), name_of(event), isinstance(event, JobCancelled) and event.by is not None)
+def _told(event: JobEvent, parcel: RequestEncoder) -> EncodedEvent:
+    return EncodedEvent(
+        parcel.put(_encode(event)), name_of(event), isinstance(event, JobCancelled) and event.by is not None
+    )

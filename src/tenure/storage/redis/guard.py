@@ -16,7 +16,7 @@ from redis.exceptions import AuthenticationError, NoPermissionError
 
 from tenure.errors import NotDurableError, StorageError, StorageUnavailableError
 from tenure.storage.protocol import Finding
-from tenure.storage.redis.address import Place, RedisAddress, instead
+from tenure.storage.redis.address import RedisAddress, ServerAddress, instead
 from tenure.storage.redis.connections import Connections
 from tenure.storage.redis.ear import channel
 from tenure.storage.redis.library import verb
@@ -79,10 +79,10 @@ logger = logging.getLogger("tenure")
 
 
 @dataclass(frozen=True)
-class Server:
+class ServerFacts:
     """What a server tells of itself; a setting that it hides is None, and so is all that it tells by INFO."""
 
-    place: Place
+    place: ServerAddress
     info: Mapping[str, str] | None
     settings: Mapping[str, str]
     refusal: str = ""
@@ -139,7 +139,7 @@ class Server:
         return (self.info or {}).get(name, "")
 
 
-class Guard:
+class ServerChecks:
     """Looks at every server of a storage."""
 
     def __init__(self, connections: Connections) -> None:
@@ -148,9 +148,9 @@ class Guard:
         self._next_look = 0.0
         self._briefly = False
         self._troubles: set[str] = set()
-        self._fleeting: set[Place] = set()
-        self._alone: set[Place] = set()
-        self._mute: set[Place] = set()
+        self._fleeting: set[ServerAddress] = set()
+        self._alone: set[ServerAddress] = set()
+        self._mute: set[ServerAddress] = set()
 
     async def admit(self) -> None:
         """Look at the servers before the first job.
@@ -193,10 +193,10 @@ class Guard:
         pattern = f"&{{{namespace}:*" if self._address.kind == "cluster" else f"&{{{namespace}}}*"
         return f"allow it the channels of the namespace (ACL SETUSER its-name '{pattern}', and in the ACL file)"
 
-    async def _without_notices(self) -> list[Place]:
+    async def _without_notices(self) -> list[ServerAddress]:
         """Return the servers that refuse the user our channels: an ACL user has none unless he is given them."""
         # In a Cluster each server has users of its own, and publishes on the channels of its own slots only.
-        mute: list[Place] = []
+        mute: list[ServerAddress] = []
         try:
             for place, base in (await self._bases()).items():
                 [reply] = await self._connections.ask_all(place, [("SPUBLISH", channel(base, "check"), "")])
@@ -207,14 +207,14 @@ class Guard:
             return mute
         return mute
 
-    async def _bases(self) -> dict[Place, str]:
+    async def _bases(self) -> dict[ServerAddress, str]:
         """Return one of the cells of each server."""
-        bases: dict[Place, str] = {}
+        bases: dict[ServerAddress, str] = {}
         for base in self._address.bases:
             bases.setdefault(await self._connections.place(base), base)
         return bases
 
-    async def _try_abilities(self, places: Sequence[Place]) -> None:
+    async def _try_abilities(self, places: Sequence[ServerAddress]) -> None:
         """See that nothing is missing: a service may have renamed or left out what a rare turn of a script needs."""
         for place in places:
             [told] = await self._connections.ask_all(place, [("COMMAND", "INFO", *NEEDED)])
@@ -260,7 +260,7 @@ class Guard:
         mute = await self._without_notices()
         return [*findings, *[self._notices(place, heard=place not in mute) for place in there]]
 
-    def _notices(self, place: Place, *, heard: bool) -> Finding:
+    def _notices(self, place: ServerAddress, *, heard: bool) -> Finding:
         if heard:
             return Finding("ok", "notices", f"{place} lets notices be published")
         return Finding(
@@ -270,7 +270,7 @@ class Guard:
             self._channels,
         )
 
-    async def _confirmations(self, replicated: set[Place]) -> list[Finding]:
+    async def _confirmations(self, replicated: set[ServerAddress]) -> list[Finding]:
         """Have replicas confirm a write: a server asks for what was written by the same connection."""
         findings: list[Finding] = []
         try:
@@ -289,7 +289,7 @@ class Guard:
             return findings
         return findings
 
-    async def _state(self, place: Place) -> Finding:
+    async def _state(self, place: ServerAddress) -> Finding:
         try:
             told = _lines(text(await self._connections.ask(place, "CLUSTER", "INFO")))
         except StorageError as error:
@@ -308,7 +308,7 @@ class Guard:
             "bring the missing masters back, or let replicas take over (redis-cli --cluster fix)",
         )
 
-    async def _scripts(self, place: Place) -> Finding:
+    async def _scripts(self, place: ServerAddress) -> Finding:
         replies = await self._connections.ask_all(place, [("SCRIPT", "LOAD", verb(name).text) for name in VERBS])
         troubles = [f"{name}: {error}" for name, reply in zip(VERBS, replies, strict=True) if (error := said(reply))]
         if not troubles:
@@ -321,7 +321,7 @@ class Guard:
         )
 
 
-async def inspect(connections: Connections, *, briefly: bool = False) -> list[Server]:
+async def inspect(connections: Connections, *, briefly: bool = False) -> list[ServerFacts]:
     """Ask every server what it is; `briefly`: without the settings that it does not tell by itself.
 
     Raises:
@@ -330,10 +330,10 @@ async def inspect(connections: Connections, *, briefly: bool = False) -> list[Se
     places = await connections.places()
     asked = [("INFO",)] if briefly else [("INFO",), ("CONFIG", "GET", *_SETTINGS)]
     outcomes = await asyncio.gather(*(connections.ask_all(place, asked) for place in places), return_exceptions=True)
-    servers: list[Server] = []
+    servers: list[ServerFacts] = []
     for place, outcome in zip(places, outcomes, strict=True):
         if isinstance(outcome, StorageError):
-            servers.append(Server(place, None, {}, gone=outcome))
+            servers.append(ServerFacts(place, None, {}, gone=outcome))
         elif isinstance(outcome, BaseException):
             raise outcome
         else:
@@ -343,7 +343,7 @@ async def inspect(connections: Connections, *, briefly: bool = False) -> list[Se
     return servers
 
 
-def check(servers: Sequence[Server], address: RedisAddress) -> None:
+def check(servers: Sequence[ServerFacts], address: RedisAddress) -> None:
     """Refuse what would lose jobs.
 
     Raises:
@@ -356,13 +356,13 @@ def check(servers: Sequence[Server], address: RedisAddress) -> None:
             raise error
 
 
-def _read(place: Place, shown: str, info: Reply, settings: Reply = None) -> Server:
+def _read(place: ServerAddress, shown: str, info: Reply, settings: Reply = None) -> ServerFacts:
     if isinstance(info, AuthenticationError):
-        return Server(place, None, {}, gone=cast("StorageError", ours(info, shown)))
+        return ServerFacts(place, None, {}, gone=cast("StorageError", ours(info, shown)))
     refusal = said(info) or said(settings)
     told = None if said(info) is not None else _lines(text(info))
     words = [text(word) for word in cast("list[object]", settings)] if isinstance(settings, list) else []
-    return Server(place, told, dict(zip(words[::2], words[1::2], strict=True)), str(refusal or ""))
+    return ServerFacts(place, told, dict(zip(words[::2], words[1::2], strict=True)), str(refusal or ""))
 
 
 def _lines(info: str) -> dict[str, str]:
@@ -370,7 +370,7 @@ def _lines(info: str) -> dict[str, str]:
     return {name: value.strip() for name, colon, value in pairs if colon}
 
 
-def _refusal(server: Server, address: RedisAddress) -> StorageError | None:
+def _refusal(server: ServerFacts, address: RedisAddress) -> StorageError | None:
     at = f"{address.shown} ({server.place})"
     if server.gone is not None:
         return None
@@ -411,7 +411,7 @@ def _refusal(server: Server, address: RedisAddress) -> StorageError | None:
     return None
 
 
-def _new(servers: Sequence[Server], known: set[Place]) -> str:
+def _new(servers: Sequence[ServerFacts], known: set[ServerAddress]) -> str:
     """Return those of the servers that are not known yet, in one line, and know them from here on."""
     new = [server.place for server in servers if server.place not in known]
     known.update(new)
@@ -422,7 +422,7 @@ def _version(said: str) -> tuple[int, ...]:
     return tuple(int(part) if part.isdecimal() else 0 for part in said.split("."))
 
 
-def _findings(server: Server, address: RedisAddress) -> Iterator[Finding]:
+def _findings(server: ServerFacts, address: RedisAddress) -> Iterator[Finding]:
     if server.gone is not None:
         if isinstance(server.gone, StorageUnavailableError):
             yield Finding("error", "server", f"{server.place} is out of reach: {server.gone}", "see that it runs")
@@ -450,7 +450,7 @@ def _findings(server: Server, address: RedisAddress) -> Iterator[Finding]:
         yield _memory(server, name)
 
 
-def _persistence(server: Server, name: str) -> Finding:
+def _persistence(server: ServerFacts, name: str) -> Finding:
     info = server.info or {}
     if info.get("aof_last_write_status") == "err" or info.get("rdb_last_bgsave_status") == "err":
         return Finding(
@@ -501,7 +501,7 @@ def _persistence(server: Server, name: str) -> Finding:
             )
 
 
-def _replication(server: Server, name: str, address: RedisAddress) -> Finding:
+def _replication(server: ServerFacts, name: str, address: RedisAddress) -> Finding:
     replicas = server.number("connected_slaves")
     demanded = server.settings.get("min-replicas-to-write", "0")
     if not replicas and address.durability == "replicated":
@@ -533,7 +533,7 @@ def _some(replicas: int) -> str:
     return "one replica" if replicas == 1 else f"{replicas or 'no'} replicas"
 
 
-def _memory(server: Server, name: str) -> Finding:
+def _memory(server: ServerFacts, name: str) -> Finding:
     used, most = server.number("used_memory"), server.number("maxmemory")
     if not most:
         return Finding("ok", "memory", f"{name} uses {used >> 20:,} MiB, without a maxmemory")

@@ -10,30 +10,30 @@ from tenure.core.job import Ref
 from tenure.core.lifecycle import State
 from tenure.core.schedule import Missed, Overlap, Schedule
 from tenure.storage.protocol import (
-    Cancel,
+    CancelJob,
     Change,
-    Delete,
+    DeleteJob,
     PauseSchedule,
-    Planned,
     PutSchedule,
-    Redrive,
+    RedriveJob,
     RemoveSchedule,
-    Reschedule,
-    Retain,
-    Revised,
+    RescheduleJob,
+    RetainJob,
     Revision,
+    RevisionResult,
+    ScheduleResult,
     Settings,
     Target,
     Tick,
 )
-from tenure.storage.redis.records import Parcel, Wish, ref_text, wish
+from tenure.storage.redis.records import EncodedJob, RequestEncoder, ref_text, wish
 
 _whole = msgspec.json.Encoder().encode
 _read_whole = msgspec.json.Decoder(Schedule).decode
 _read = msgspec.msgpack.Decoder(dict[str, Any]).decode
 
 
-class Revising(Struct, omit_defaults=True, kw_only=True):
+class EncodedRevision(Struct, omit_defaults=True, kw_only=True):
     """A revision as a script reads it."""
 
     kind: Literal["cancel", "redrive", "delete", "reschedule", "retain"]
@@ -47,14 +47,14 @@ class Revising(Struct, omit_defaults=True, kw_only=True):
     ttl: int | None = None
 
 
-class _Tuning(Struct, omit_defaults=True):
+class _Tune(Struct, omit_defaults=True):
     kind: str
     name: str
     settings: Settings
     by: str | None = None
 
 
-class Timed(Struct, omit_defaults=True, kw_only=True):
+class EncodedSchedule(Struct, omit_defaults=True, kw_only=True):
     """A schedule as a script keeps it; see `Schedule`. `rest`: the whole of it as it was put."""
 
     cron: str | None = None
@@ -70,37 +70,37 @@ class Timed(Struct, omit_defaults=True, kw_only=True):
     rest: str
 
 
-class Changing(Struct, omit_defaults=True, kw_only=True):
+class EncodedScheduleChange(Struct, omit_defaults=True, kw_only=True):
     """A change to a schedule as a script reads it. `place`: the tick's in its call, from 0."""
 
     kind: Literal["put", "pause", "remove", "tick"]
     name: str
-    schedule: Timed | None = None
+    schedule: EncodedSchedule | None = None
     paused: bool | None = None
     expected: int | None = None
     tick: int | None = None
     next_tick: int | None = None
     missed: int | None = None
-    job: Wish | None = None
+    job: EncodedJob | None = None
     place: int | None = None
 
 
-_timed = msgspec.msgpack.Decoder(Timed).decode
+_timed = msgspec.msgpack.Decoder(EncodedSchedule).decode
 
 
 def ask_revise(revisions: Sequence[Revision]) -> list[bytes]:
     """Return the request to revise jobs."""
-    return Parcel().sealed([_revising(asked) for asked in revisions])
+    return RequestEncoder().sealed([_revising(asked) for asked in revisions])
 
 
-def answer_revise(reply: Any, revisions: Sequence[Revision]) -> list[Revised]:
+def answer_revise(reply: Any, revisions: Sequence[Revision]) -> list[RevisionResult]:
     """Return what became of each revision."""
     return [_revised(asked.ref, *answer) for answer, asked in zip(reply, revisions, strict=True)]
 
 
 def ask_tune(target: Target, settings: Settings, by: str | None) -> list[bytes]:
     """Return the request to lay settings over those in force."""
-    return Parcel().sealed(_Tuning(target.kind, target.name, settings, by))
+    return RequestEncoder().sealed(_Tune(target.kind, target.name, settings, by))
 
 
 def answer_tune(reply: Any) -> Settings:
@@ -110,11 +110,11 @@ def answer_tune(reply: Any) -> Settings:
 
 def ask_plan(changes: Sequence[Change], first: int = 0) -> list[bytes]:
     """Return the request to change schedules. `first`: the place of the first of them in the whole call."""
-    parcel = Parcel()
+    parcel = RequestEncoder()
     return parcel.sealed([_changing(asked, parcel, place) for place, asked in enumerate(changes, first)])
 
 
-def answer_plan(reply: Any, changes: Sequence[Change]) -> list[Planned]:
+def answer_plan(reply: Any, changes: Sequence[Change]) -> list[ScheduleResult]:
     """Return what became of each change."""
     return [_planned(asked, *answer) for answer, asked in zip(reply, changes, strict=True)]
 
@@ -144,26 +144,26 @@ def schedule_of(body: bytes) -> Schedule:
 _NOTHING = b"\x90"
 
 
-def _revising(asked: Revision) -> Revising:
+def _revising(asked: Revision) -> EncodedRevision:
     ref = ref_text(asked.ref)
     match asked:
-        case Cancel(reason=reason, by=by):
-            return Revising(kind="cancel", ref=ref, reason=reason, by=by)
-        case Redrive(by=by, delay=delay, ended=ended):
-            return Revising(kind="redrive", ref=ref, by=by, delay=delay, ended=ended)
-        case Delete(by=by, ended=ended):
-            return Revising(kind="delete", ref=ref, by=by, ended=ended)
-        case Reschedule(delay=delay, priority=priority, boost=boost, by=by):
-            return Revising(kind="reschedule", ref=ref, delay=delay, priority=priority, boost=boost, by=by)
-        case Retain(ttl=ttl):
-            return Revising(kind="retain", ref=ref, ttl=ttl)
+        case CancelJob(reason=reason, by=by):
+            return EncodedRevision(kind="cancel", ref=ref, reason=reason, by=by)
+        case RedriveJob(by=by, delay=delay, ended=ended):
+            return EncodedRevision(kind="redrive", ref=ref, by=by, delay=delay, ended=ended)
+        case DeleteJob(by=by, ended=ended):
+            return EncodedRevision(kind="delete", ref=ref, by=by, ended=ended)
+        case RescheduleJob(delay=delay, priority=priority, boost=boost, by=by):
+            return EncodedRevision(kind="reschedule", ref=ref, delay=delay, priority=priority, boost=boost, by=by)
+        case RetainJob(ttl=ttl):
+            return EncodedRevision(kind="retain", ref=ref, ttl=ttl)
         case _:
             assert_never(asked)
 
 
-def _revised(ref: Ref, verdict: bytes, state: bytes | None = None, holder: bytes | None = None) -> Revised:
+def _revised(ref: Ref, verdict: bytes, state: bytes | None = None, holder: bytes | None = None) -> RevisionResult:
     word: Any = verdict.decode()
-    return Revised(
+    return RevisionResult(
         ref,
         word,
         None if state is None else State(state.decode()),
@@ -171,16 +171,16 @@ def _revised(ref: Ref, verdict: bytes, state: bytes | None = None, holder: bytes
     )
 
 
-def _changing(asked: Change, parcel: Parcel, place: int) -> Changing:
+def _changing(asked: Change, parcel: RequestEncoder, place: int) -> EncodedScheduleChange:
     match asked:
         case PutSchedule(schedule):
-            return Changing(kind="put", name=schedule.name, schedule=_put(schedule))
+            return EncodedScheduleChange(kind="put", name=schedule.name, schedule=_put(schedule))
         case PauseSchedule(name=name, paused=paused, next_tick=next_tick):
-            return Changing(kind="pause", name=name, paused=paused, next_tick=next_tick)
+            return EncodedScheduleChange(kind="pause", name=name, paused=paused, next_tick=next_tick)
         case RemoveSchedule(name=name):
-            return Changing(kind="remove", name=name)
+            return EncodedScheduleChange(kind="remove", name=name)
         case Tick():
-            return Changing(
+            return EncodedScheduleChange(
                 kind="tick",
                 name=asked.name,
                 expected=asked.expected,
@@ -194,8 +194,8 @@ def _changing(asked: Change, parcel: Parcel, place: int) -> Changing:
             assert_never(asked)
 
 
-def _put(schedule: Schedule) -> Timed:
-    return Timed(
+def _put(schedule: Schedule) -> EncodedSchedule:
+    return EncodedSchedule(
         cron=schedule.cron,
         tz=schedule.tz,
         every=schedule.every,
@@ -210,9 +210,9 @@ def _put(schedule: Schedule) -> Timed:
     )
 
 
-def _planned(asked: Change, verdict: bytes, id_: bytes | None = None) -> Planned:
+def _planned(asked: Change, verdict: bytes, id_: bytes | None = None) -> ScheduleResult:
     word: Any = verdict.decode()
     ref = None
     if isinstance(asked, Tick) and asked.job is not None and id_ is not None:
         ref = Ref(asked.job.queue, id_.decode())
-    return Planned(asked.name, word, ref)
+    return ScheduleResult(asked.name, word, ref)

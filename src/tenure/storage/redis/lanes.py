@@ -14,7 +14,7 @@ SCRIPTS = 4096
 """How many scripts a call may take at most; what is left then is left to the next call."""
 
 
-class Numbers(Struct, frozen=True, omit_defaults=True):
+class EncodedLane(Struct, frozen=True, omit_defaults=True):
     """A lane as a script reads it: see lua/parts/claims.lua."""
 
     id: int
@@ -23,7 +23,7 @@ class Numbers(Struct, frozen=True, omit_defaults=True):
     number: int | None = None
 
 
-class _Lane(Struct, frozen=True):
+class _ClaimLane(Struct, frozen=True):
     """`sent`: the number of the last script sent. `answered`: the last one whose answer the owner has.
 
     `reached`: the last one that was answered in call `call`, which counts once the owner acknowledges that call.
@@ -39,11 +39,11 @@ class _Lane(Struct, frozen=True):
         return self.reached if self.call and self.call <= lane.answered else self.answered
 
 
-class Lanes:
+class PartitionLanes:
     """The lanes of one partition. A lane is replaced as a whole, because beats look at it from another thread."""
 
     def __init__(self) -> None:
-        self._lanes: dict[tuple[str, int], _Lane] = {}
+        self._lanes: dict[tuple[str, int], _ClaimLane] = {}
 
     def begin(self, owner: Owner, lane: Lane) -> None:
         """Note that a call begins, here or in another partition: what the last one brought is acknowledged, or is not.
@@ -53,14 +53,14 @@ class Lanes:
         known = self._known(owner, lane)
         # The same call once more acknowledges nothing of itself.
         if known.call < lane.number:
-            self._lanes[owner.id, lane.id] = _Lane(known.sent, known.answered_by(lane))
+            self._lanes[owner.id, lane.id] = _ClaimLane(known.sent, known.answered_by(lane))
 
-    def send(self, owner: Owner, lane: Lane, script: int) -> Numbers:
+    def send(self, owner: Owner, lane: Lane, script: int) -> EncodedLane:
         """Return what goes with a script of a call that has begun, and note that it is sent."""
         known = self._known(owner, lane)
         number = lane.number * SCRIPTS + script
         self._lanes[owner.id, lane.id] = structs.replace(known, sent=max(known.sent, number))
-        return Numbers(lane.id, lane.number * SCRIPTS, known.answered, number)
+        return EncodedLane(lane.id, lane.number * SCRIPTS, known.answered, number)
 
     def receive(self, owner: Owner, lane: Lane, script: int) -> None:
         """Note that a call has been answered, up to a script."""
@@ -68,20 +68,20 @@ class Lanes:
         reached = lane.number * SCRIPTS + script
         self._lanes[owner.id, lane.id] = structs.replace(known, call=lane.number, reached=reached)
 
-    def lost(self, owner: Owner, lane: Lane) -> Numbers | None:
+    def lost(self, owner: Owner, lane: Lane) -> EncodedLane | None:
         """Return what a beat is to say of a lane in which an answer may have been lost; None where all have arrived."""
         known = self._lanes.get((owner.id, lane.id))
         if known is None:
             return None
         since, answered = lane.number * SCRIPTS, known.answered_by(lane)
-        return Numbers(lane.id, since, answered) if answered < known.sent < since else None
+        return EncodedLane(lane.id, since, answered) if answered < known.sent < since else None
 
     def forget(self, owner: Owner) -> None:
         """Forget the lanes of an owner that has left."""
         for place in [place for place in self._lanes if place[0] == owner.id]:
             del self._lanes[place]
 
-    def _known(self, owner: Owner, lane: Lane) -> _Lane:
+    def _known(self, owner: Owner, lane: Lane) -> _ClaimLane:
         known = self._lanes.get((owner.id, lane.id))
         # Of calls before those that were made here nothing is known but what the owner says.
-        return known or _Lane(0, (lane.answered + 1) * SCRIPTS - 1)
+        return known or _ClaimLane(0, (lane.answered + 1) * SCRIPTS - 1)

@@ -25,8 +25,8 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from tenure.storage.redis.address import Login, Place, RedisAddress
-from tenure.storage.redis.resp import INCOMPLETE, Command, Reader, ReadError, Reply, packed, reader
+from tenure.storage.redis.address import Login, RedisAddress, ServerAddress
+from tenure.storage.redis.resp import INCOMPLETE, Command, ReadError, Reply, ReplyParser, packed, reader
 
 CONNECTING = 2.0
 """Seconds until a server that does not answer a connection is taken to be out of reach."""
@@ -60,7 +60,7 @@ _GREETING: tuple[Command, ...] = (("CLIENT", "SETNAME", "tenure"),)
 _SAID = (ResponseError, AuthenticationError, AuthorizationError, BusyLoadingError)
 
 
-class _Wire(Protocol):
+class _DriverConnection(Protocol):
     """What is used of redis-py's connection, which is typed but in part: how it begins and ends."""
 
     async def connect(self) -> None: ...
@@ -68,10 +68,10 @@ class _Wire(Protocol):
     async def disconnect(self, nowait: bool = False) -> None: ...
 
 
-class _Line(asyncio.Protocol):
+class _ReplyReader(asyncio.Protocol):
     """The end of a connection that bytes come to: counts them, and makes replies of them."""
 
-    def __init__(self, reader: Reader, before: asyncio.BaseProtocol) -> None:
+    def __init__(self, reader: ReplyParser, before: asyncio.BaseProtocol) -> None:
         self.heard = 0
         """How many bytes have come."""
         self.lost: Exception | None = None
@@ -154,10 +154,10 @@ class _Line(asyncio.Protocol):
         self._before.connection_lost(exc)
 
 
-class Link:
+class ServerConnection:
     """A connection that is open."""
 
-    def __init__(self, place: Place, wire: _Wire) -> None:
+    def __init__(self, place: ServerAddress, wire: _DriverConnection) -> None:
         self.place = place
         self.retired = False
         """Not to be used again."""
@@ -166,7 +166,7 @@ class Link:
         # redis-py has let us in. From here on its reader would cost three turns of the event loop for each answer where
         # one does, and keep to itself how much of it has come.
         self._transport = cast("asyncio.StreamWriter", getattr(wire, "_writer")).transport  # noqa: B009 - see _Wire
-        self._line = _Line(reader(_parse(wire)), self._transport.get_protocol())
+        self._line = _ReplyReader(reader(_parse(wire)), self._transport.get_protocol())
         self._transport.set_protocol(self._line)
         self.asked = 0
         """How often something was asked by it."""
@@ -175,7 +175,9 @@ class Link:
         self._kernel.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
 
     @classmethod
-    async def open(cls, place: Place, address: RedisAddress, *, login: Login | None = None, db: int = 0) -> "Link":
+    async def open(
+        cls, place: ServerAddress, address: RedisAddress, *, login: Login | None = None, db: int = 0
+    ) -> "ServerConnection":
         """Connect to a place and log in.
 
         Raises:
@@ -325,12 +327,12 @@ def unreached(error: BaseException) -> bool:
     return isinstance(error, RedisConnectionError | RedisTimeoutError | OSError) and not isinstance(error, _SAID)
 
 
-def _parse(wire: _Wire) -> ReadError:
+def _parse(wire: _DriverConnection) -> ReadError:
     """Return what makes of a server's words one of redis-py's errors."""
     return cast("ReadError", getattr(wire, "_parser").parse_error)  # noqa: B009 - see _Wire
 
 
-def _wire(place: Place, address: RedisAddress, login: Login, db: int) -> _Wire:
+def _wire(place: ServerAddress, address: RedisAddress, login: Login, db: int) -> _DriverConnection:
     about: dict[str, Any] = {
         "db": db,
         "username": login.username,
@@ -342,7 +344,7 @@ def _wire(place: Place, address: RedisAddress, login: Login, db: int) -> _Wire:
         **_ANONYMOUS,
     }
     if not place.port:
-        return cast("_Wire", UnixDomainSocketConnection(path=place.host, **about))
+        return cast("_DriverConnection", UnixDomainSocketConnection(path=place.host, **about))
     about |= {
         "host": place.host,
         "port": place.port,
@@ -350,9 +352,9 @@ def _wire(place: Place, address: RedisAddress, login: Login, db: int) -> _Wire:
         "socket_keepalive_options": _KEEPALIVE,
     }
     if address.tls is None:
-        return cast("_Wire", Connection(**about))
+        return cast("_DriverConnection", Connection(**about))
     return cast(
-        "_Wire",
+        "_DriverConnection",
         SSLConnection(
             ssl_ca_certs=address.tls.ca_certs,
             ssl_certfile=address.tls.certfile,

@@ -15,7 +15,7 @@ from msgspec import structs
 from tenure.core.events import AnyEvent, EventsTrimmed, at_micros
 from tenure.core.job import JobRecord
 from tenure.storage.cursors import age_of, place_of
-from tenure.storage.protocol import EVENTS_END, EventPage, Page, Reader, Survey, Swept
+from tenure.storage.protocol import EVENTS_END, EventPage, EventReader, Page, Survey, SweepResult
 
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ def words_of(cursor: str | None, cells: int) -> list[str]:
     return words if len(words) == cells else [str(number) for number in numbers]
 
 
-def begins_of(reader: Reader | None, cells: int) -> list[str | None]:
+def begins_of(reader: EventReader | None, cells: int) -> list[str | None]:
     """Return the place in each cell where a named reader begins that is new there; None: at its end."""
     if reader is None or reader.begin is None:
         return [None] * cells
@@ -126,14 +126,14 @@ def surveyed(parts: Sequence[Survey]) -> Survey:
     )
 
 
-def swept_all(swept: Sequence[Swept], troubles: Sequence[str]) -> Swept:
+def swept_all(swept: Sequence[SweepResult], troubles: Sequence[str]) -> SweepResult:
     """Return what sweeps of several cells did, and why there is no more of them. Each cell has a leader of its own."""
     led = [one for one in swept if one.retry_in is None]
     did: defaultdict[str, int] = defaultdict(int)
     for one in led:
         for chore, done in one.did.items():
             did[chore] += done
-    return Swept(
+    return SweepResult(
         tuple(term for one in led for term in one.terms),
         None if led else least(one.retry_in for one in swept),
         tuple(lease for one in led for lease in one.stalled),

@@ -17,9 +17,9 @@ from tenure.core.leadership import Term
 from tenure.core.lifecycle import State
 from tenure.storage.cursors import place_of
 from tenure.storage.protocol import (
+    EventReader,
     Query,
     QueueSurvey,
-    Reader,
     Settings,
     Survey,
     UnknownTask,
@@ -27,7 +27,7 @@ from tenure.storage.protocol import (
     task_of_place,
 )
 from tenure.storage.redis.hand import schedule_of, settings_of
-from tenure.storage.redis.records import Parcel, detailed, record, ref_of, ref_text
+from tenure.storage.redis.records import RequestEncoder, detailed, record, ref_of, ref_text
 
 _INDEXES_AT_ONCE = 224
 """How many indexes one step of a listing looks at."""
@@ -119,7 +119,7 @@ class _Worker(Struct, kw_only=True):
     alarm: str = ""
 
 
-class _Line(Struct, kw_only=True):
+class _EncodedLogLine(Struct, kw_only=True):
     """A log line as a script keeps it; `fields` as text."""
 
     at: int
@@ -130,7 +130,7 @@ class _Line(Struct, kw_only=True):
     fields: str | None = None
 
 
-class Part(Struct):
+class FoundPart(Struct):
     """What one step of a listing found: jobs under the numbers they were made under, the newest first.
 
     `looked_to`: there may be more among those made before that one. `after`: the number after
@@ -142,7 +142,7 @@ class Part(Struct):
     after: int | None = None
 
 
-class Told(Struct):
+class EventsPart(Struct):
     """What one step read of the log: events, and the number of the last one it looked at, of so many.
 
     `trimmed`: what to tell first of events that are gone, if any.
@@ -154,7 +154,7 @@ class Told(Struct):
     last: int
 
 
-class Glance(Struct):
+class SurveyPart(Struct):
     """What one step of a survey counted. `whole`: all that is not of a queue, as it lies in the cell."""
 
     rows: list[list[Any]]
@@ -163,7 +163,7 @@ class Glance(Struct):
     whole: list[Any]
 
 
-_line = msgspec.msgpack.Decoder(_Line).decode
+_line = msgspec.msgpack.Decoder(_EncodedLogLine).decode
 _worker = msgspec.msgpack.Decoder(_Worker).decode
 _fields = msgspec.json.Decoder(dict[str, str]).decode
 _event: msgspec.msgpack.Decoder[AnyEvent] = msgspec.msgpack.Decoder(AnyEvent)
@@ -177,7 +177,7 @@ _json = msgspec.json.Encoder().encode
 
 def ask_get(refs: Sequence[Ref]) -> list[bytes]:
     """Return the request for jobs."""
-    return Parcel().sealed({"refs": [ref_text(ref) for ref in refs]})
+    return RequestEncoder().sealed({"refs": [ref_text(ref) for ref in refs]})
 
 
 def answer_get(reply: Any) -> list[JobDetail | None]:
@@ -200,14 +200,14 @@ def _detail(
     return JobDetail(job, known, tuple(_log_line(line) for line in lines), dropped)
 
 
-def _line_of(body: bytes, number: int) -> _Line:
+def _line_of(body: bytes, number: int) -> _EncodedLogLine:
     try:
         return _line(body)
     except (msgspec.MsgspecError, ValueError):
-        return _Line(at=0, run=0, level="error", message=f"unreadable: {body[:200]!r}", line=number)
+        return _EncodedLogLine(at=0, run=0, level="error", message=f"unreadable: {body[:200]!r}", line=number)
 
 
-def _log_line(line: _Line) -> LogLine:
+def _log_line(line: _EncodedLogLine) -> LogLine:
     return LogLine(
         at=line.at,
         run=line.run,
@@ -233,7 +233,7 @@ def ask_find(
 
     Only for jobs made under numbers between `above` and `before`.
     """
-    return Parcel().sealed(
+    return RequestEncoder().sealed(
         _Find(
             queues=queues,
             after=after,
@@ -261,10 +261,10 @@ def queues_at_once(query: Query) -> int:
     return _INDEXES_AT_ONCE // (2 if query.merge is not None else states or len(_STATES))
 
 
-def answer_find(reply: Any) -> Part:
+def answer_find(reply: Any) -> FoundPart:
     """Return what was found."""
     found, looked_to, after = reply
-    return Part(
+    return FoundPart(
         [(made, record(ref_of(ref), body, payload, result)) for made, ref, body, payload, result in found],
         looked_to,
         after,
@@ -276,13 +276,13 @@ def answer_find(reply: Any) -> Part:
 
 def ask_survey(queues: Sequence[str] | None, *, after: int | None = None, whole: bool = False) -> list[bytes]:
     """Return the request for a glance at some queues; `whole`: at all else, too."""
-    return Parcel().sealed(_Survey(queues=queues, after=after, span=SURVEYED_AT_ONCE, whole=whole))
+    return RequestEncoder().sealed(_Survey(queues=queues, after=after, span=SURVEYED_AT_ONCE, whole=whole))
 
 
-def answer_survey(reply: Any) -> Glance:
+def answer_survey(reply: Any) -> SurveyPart:
     """Return what was counted."""
     rows, after, now, *whole = reply
-    return Glance(rows, after, now, whole)
+    return SurveyPart(rows, after, now, whole)
 
 
 def survey_of(
@@ -385,7 +385,7 @@ def ask_events(
     after: int | None,
     limit: int,
     *,
-    reader: Reader | None = None,
+    reader: EventReader | None = None,
     ref: Ref | None = None,
     age: int | None = None,
 ) -> list[bytes]:
@@ -398,13 +398,13 @@ def ask_events(
         begin = None if reader.begin is None else place_of(reader.begin)
         kept = _Reader(name=reader.name, caller=reader.caller, begin=begin)
     job = None if ref is None else ref_text(ref)
-    return Parcel().sealed(_Events(after=after, limit=limit, ref=job, reader=kept, age=age))
+    return RequestEncoder().sealed(_Events(after=after, limit=limit, ref=job, reader=kept, age=age))
 
 
-def answer_events(reply: Any) -> Told:
+def answer_events(reply: Any) -> EventsPart:
     """Return what was read."""
     entries, last_looked_at, oldest, last = reply
-    return Told(
+    return EventsPart(
         [] if oldest is None else [EventsTrimmed(oldest=str(oldest))],
         [_entry(number, dict(_pairs(fields))) for number, fields in entries],
         last_looked_at,

@@ -44,7 +44,7 @@ _error = msgspec.json.Decoder(RecordedError).decode
 _read_policy = msgspec.json.Decoder(Policy).decode
 
 
-class Parcel(Struct):
+class RequestEncoder(Struct):
     """A request on its way: what a script reads by name, and bytes that stand beside it for they are no text.
 
     The servers' msgpack knows texts only, so a request names bytes by their place among the script's arguments.
@@ -67,7 +67,7 @@ _FIRST = 3
 """The place of what is put first."""
 
 
-class Wish(Struct, omit_defaults=True, kw_only=True):
+class EncodedJob(Struct, omit_defaults=True, kw_only=True):
     """A new job as a script reads it; see `NewJob`. `payload`: its place in the parcel."""
 
     queue: str
@@ -103,7 +103,7 @@ class Wish(Struct, omit_defaults=True, kw_only=True):
     parent: str | None = None
 
 
-class Fixed(Struct, omit_defaults=True, kw_only=True):
+class FixedFields(Struct, omit_defaults=True, kw_only=True):
     """What is fixed of a record, as a rule: the same bytes for all jobs of one call, encoded and decoded once."""
 
     task: str
@@ -131,7 +131,7 @@ class Fixed(Struct, omit_defaults=True, kw_only=True):
     parent: str | None = None
 
 
-class Rare(Struct, omit_defaults=True, kw_only=True):
+class RareFields(Struct, omit_defaults=True, kw_only=True):
     """What few records have."""
 
     expires_at: int | None = None
@@ -193,29 +193,29 @@ _UNREADABLE = (msgspec.MsgspecError, struct.error, ValueError, OverflowError, Lo
 """What it may raise to read a record that is not sound."""
 
 _NO_RUN = (0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, -1.0, -1.0, -1.0, -1.0, -1.0, -1.0, -1.0)
-_NOTHING_RARE = Rare()
+_NOTHING_RARE = RareFields()
 
-_read_fixed = msgspec.msgpack.Decoder(Fixed).decode
-_read_rare = msgspec.msgpack.Decoder(Rare).decode
+_read_fixed = msgspec.msgpack.Decoder(FixedFields).decode
+_read_rare = msgspec.msgpack.Decoder(RareFields).decode
 _read_ended = msgspec.msgpack.Decoder(_RunEnd).decode
 _read_any: Callable[[bytes], Any] = msgspec.msgpack.Decoder().decode
 _read_holder = msgspec.msgpack.Decoder(tuple[str, str, str, int]).decode
 
 
-class Placed(Struct, frozen=True, gc=False):
+class RecordLayout(Struct, frozen=True, gc=False):
     """Where the parts of a record lie in it; `run`: its numbers of a run, perhaps those of none."""
 
     head: tuple[Any, ...]
     run: tuple[Any, ...]
     fixed: bytes
     payload: bytes | None
-    rare: Rare
+    rare: RareFields
     holder: bytes
     ended: bytes
     result: bytes | None
 
 
-def placed(body: bytes) -> Placed:
+def placed(body: bytes) -> RecordLayout:
     """Return the parts of a record."""
     head = HEAD.unpack_from(body)
     marks, fixed, load, rare = head[2:6]
@@ -233,7 +233,7 @@ def placed(body: bytes) -> Placed:
         told, at = _read_rare(body[at : at + rare]), at + rare
     holder, at = body[at : at + run[4]], at + run[4]
     ended, at = body[at : at + run[5]], at + run[5]
-    return Placed(head, run, kept, payload, told, holder, ended, body[at:] if marks & RESULT else None)
+    return RecordLayout(head, run, kept, payload, told, holder, ended, body[at:] if marks & RESULT else None)
 
 
 def ref_text(ref: Ref) -> str:
@@ -247,10 +247,10 @@ def ref_of(joined: bytes) -> Ref:
     return Ref(queue, job)
 
 
-def wish(job: NewJob, parcel: Parcel) -> Wish:
+def wish(job: NewJob, parcel: RequestEncoder) -> EncodedJob:
     """Return a new job as a script reads it."""
     stall = job.stall
-    return Wish(
+    return EncodedJob(
         queue=job.queue,
         id=job.id,
         task=job.task,
@@ -331,7 +331,7 @@ def _fixed_anew(job: NewJob) -> bytes | None:
     ):
         return None
     return _encode(
-        Fixed(
+        FixedFields(
             task=job.task,
             headers=_json(job.headers).decode() if job.headers else None,
             tags=job.tags,
@@ -409,7 +409,7 @@ def _run(
     )
 
 
-def _record(ref: Ref, parts: Placed, payload: bytes, result: bytes | None) -> JobRecord:
+def _record(ref: Ref, parts: RecordLayout, payload: bytes, result: bytes | None) -> JobRecord:
     _, number, _, _, _, _, _, score, run_at, created, lease, timeout = parts.head
     starts, failures, stalls, releases, _, _, fence, settled, _, heard, ends, limit, started, finished, _, kept = (
         parts.run
@@ -501,7 +501,7 @@ def _like(
     )
 
 
-def _with(job: JobRecord, rare: Rare) -> JobRecord:
+def _with(job: JobRecord, rare: RareFields) -> JobRecord:
     """Return a record with what few have."""
     return structs.replace(
         job,

@@ -10,9 +10,9 @@ from tenure.clock import entropy
 from tenure.core.events import Event, JobEvent
 from tenure.core.job import Owner, Ref
 from tenure.core.partition import IDENTITY_LOST, PartitionState
-from tenure.storage.protocol import Beat, Cancelling, Pulse, Renewal, WorkerInfo
-from tenure.storage.redis.lanes import Numbers
-from tenure.storage.redis.records import Parcel, ref_text
+from tenure.storage.protocol import CancelRequest, LeaseRenewal, RenewRequest, RenewResult, WorkerInfo
+from tenure.storage.redis.lanes import EncodedLane
+from tenure.storage.redis.records import RequestEncoder, ref_text
 
 _encode = msgspec.msgpack.Encoder().encode
 _json = msgspec.json.Encoder().encode
@@ -25,7 +25,7 @@ REQUEST_CHARS = 500_000
 """After how many characters of traces a call renews no more: a server takes such a request in at once."""
 
 
-class Line(Struct, omit_defaults=True, kw_only=True):
+class EncodedLogLine(Struct, omit_defaults=True, kw_only=True):
     """A line of a log as a script reads it; `fields` as text."""
 
     level: str
@@ -35,7 +35,7 @@ class Line(Struct, omit_defaults=True, kw_only=True):
     number: int = 0
 
 
-class Renewing(Struct, omit_defaults=True, kw_only=True):
+class EncodedRenewal(Struct, omit_defaults=True, kw_only=True):
     """A renewal as a script reads it. `trace`: its place in the parcel."""
 
     ref: str
@@ -47,11 +47,11 @@ class Renewing(Struct, omit_defaults=True, kw_only=True):
     silent: int | None = None
     progress: float | None = None
     note: str | None = None
-    log: list[Line] | None = None
+    log: list[EncodedLogLine] | None = None
     trace: int | None = None
 
 
-class Announced(Struct, omit_defaults=True):
+class BeatEvent(Struct, omit_defaults=True):
     """An event of a beat: its body's place, and the job that it is of."""
 
     body: int
@@ -69,24 +69,24 @@ class Seen(Struct, omit_defaults=True):
 
 class _Renew(Struct, omit_defaults=True, kw_only=True):
     owner: Owner
-    renewals: list[Renewing]
+    renewals: list[EncodedRenewal]
     worker: WorkerInfo | None = None
-    events: list[Announced]
+    events: list[BeatEvent]
     last: bool = False
     first_event: int | None = None
-    lanes: list[Numbers] | None = None
+    lanes: list[EncodedLane] | None = None
     seen: Seen | None = None
     layout: str | None = None
     fresh: str | None = None
 
 
-def ask_renew(beat: Beat, scope: str, layout: str, lanes: Sequence[Numbers] = ()) -> list[bytes]:
+def ask_renew(beat: RenewRequest, scope: str, layout: str, lanes: Sequence[EncodedLane] = ()) -> list[bytes]:
     """Return the request to extend leases, to remember their owner, and to hand back what lanes have lost.
 
     `scope`, `layout`: the name of the partition, and what is written down where it is created.
     """
     asks = beat.seen is not None
-    parcel = Parcel()
+    parcel = RequestEncoder()
     return parcel.sealed(
         _Renew(
             owner=beat.owner,
@@ -103,7 +103,7 @@ def ask_renew(beat: Beat, scope: str, layout: str, lanes: Sequence[Numbers] = ()
     )
 
 
-def at_once(renewals: Sequence[Renewal]) -> tuple[Renewal, ...]:
+def at_once(renewals: Sequence[LeaseRenewal]) -> tuple[LeaseRenewal, ...]:
     """Return the first of these renewals, as many as make no request too long for a server that others wait for."""
     size = 0
     for number, asked in enumerate(renewals):
@@ -113,12 +113,12 @@ def at_once(renewals: Sequence[Renewal]) -> tuple[Renewal, ...]:
     return tuple(renewals)
 
 
-def answer_renew(reply: Any, beat: Beat, scope: str) -> tuple[Pulse, int, bool]:
+def answer_renew(reply: Any, beat: RenewRequest, scope: str) -> tuple[RenewResult, int, bool]:
     """Return the exceptions, of how many renewals there was time for, and whether runs are left to be handed back."""
     answer: tuple[list[int], list[tuple[int, bytes | None]], list[bytes], int, int, Any] = reply
     lost, cancelling, orders, renewed, left, state = answer
     asked = [(renewal.ref, renewal.fence) for renewal in beat.renewals]
-    pulse = Pulse(
+    pulse = RenewResult(
         tuple(asked[place - 1] for place in lost),
         tuple(_cancelling(asked[place - 1], reason) for place, reason in cancelling),
         tuple(order.decode() for order in orders),
@@ -154,8 +154,8 @@ def _state(
     )
 
 
-def _renewing(asked: Renewal, parcel: Parcel) -> Renewing:
-    return Renewing(
+def _renewing(asked: LeaseRenewal, parcel: RequestEncoder) -> EncodedRenewal:
+    return EncodedRenewal(
         ref=ref_text(asked.ref),
         fence=asked.fence,
         sign=asked.sign,
@@ -166,7 +166,7 @@ def _renewing(asked: Renewal, parcel: Parcel) -> Renewing:
         progress=asked.progress,
         note=asked.note,
         log=[
-            Line(
+            EncodedLogLine(
                 level=line.level,
                 message=line.message,
                 fields=_json(line.fields).decode() if line.fields else None,
@@ -180,11 +180,11 @@ def _renewing(asked: Renewal, parcel: Parcel) -> Renewing:
     )
 
 
-def _announced(event: Event, parcel: Parcel) -> Announced:
+def _announced(event: Event, parcel: RequestEncoder) -> BeatEvent:
     ref = ref_text(Ref(event.queue, event.id)) if isinstance(event, JobEvent) else None
-    return Announced(parcel.put(_encode(event)), ref)
+    return BeatEvent(parcel.put(_encode(event)), ref)
 
 
-def _cancelling(asked: tuple[Ref, int], reason: bytes | None) -> Cancelling:
+def _cancelling(asked: tuple[Ref, int], reason: bytes | None) -> CancelRequest:
     ref, fence = asked
-    return Cancelling(ref, fence, None if reason is None else reason.decode())
+    return CancelRequest(ref, fence, None if reason is None else reason.decode())

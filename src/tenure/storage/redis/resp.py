@@ -29,7 +29,7 @@ _TRIMMED = 1 << 16
 IN_C = importlib.import_module("hiredis") if importlib.util.find_spec("hiredis") else None
 
 
-class Reader(Protocol):
+class ReplyParser(Protocol):
     """Makes replies of bytes as they come."""
 
     def feed(self, data: bytes, /) -> object:
@@ -45,12 +45,12 @@ class Reader(Protocol):
         ...
 
 
-def reader(error: ReadError) -> Reader:
+def reader(error: ReadError) -> ReplyParser:
     """Return the fastest reader that there is."""
-    return PlainReader(error) if IN_C is None else IN_C.Reader(InvalidResponse, error, notEnoughData=INCOMPLETE)
+    return PythonReplyParser(error) if IN_C is None else IN_C.Reader(InvalidResponse, error, notEnoughData=INCOMPLETE)
 
 
-class PlainReader:
+class PythonReplyParser:
     """The reader for where hiredis is not installed."""
 
     def __init__(self, error: ReadError) -> None:

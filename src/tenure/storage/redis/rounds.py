@@ -18,9 +18,9 @@ from tenure.clock import SECOND
 from tenure.core.leadership import Term
 from tenure.errors import StorageError, StorageUnavailableError
 from tenure.storage.notices import Listener
-from tenure.storage.protocol import Bid, Swept
-from tenure.storage.redis.address import Place
-from tenure.storage.redis.cell import Cell
+from tenure.storage.protocol import SweepRequest, SweepResult
+from tenure.storage.redis.address import ServerAddress
+from tenure.storage.redis.cell import Partition
 from tenure.storage.redis.many import swept_all
 
 STIRRED = "stirred"
@@ -35,10 +35,10 @@ PART_OF_TERM = 0.4
 EMPTY, LEFTOVERS, RESTING, AWAKE = range(4)
 """What a look finds; see look.lua."""
 
-Outcome = Swept | BaseException
+Outcome = SweepResult | BaseException
 
 
-class _Stand(Struct):
+class _PartitionTurn(Struct):
     """How a reaper stands to a cell: when it comes again, whether it looks first, and what it leads there.
 
     `empty`: so it was found; `rested`: it has just had a rest; `away`: it could not be looked at where it was to be.
@@ -54,13 +54,16 @@ class _Stand(Struct):
     tidied_at: float | None = None
 
 
-class Round:
+class SweepSchedule:
     """One reaper's way through the cells, turn after turn."""
 
     def __init__(
-        self, cells: Sequence[Cell], place: Callable[[str], Awaitable[Place]], listen: Callable[[], Listener]
+        self,
+        cells: Sequence[Partition],
+        place: Callable[[str], Awaitable[ServerAddress]],
+        listen: Callable[[], Listener],
     ) -> None:
-        self._stands = {cell: _Stand() for cell in cells}
+        self._stands = {cell: _PartitionTurn() for cell in cells}
         self._place = place
         self._listener = listen()
 
@@ -68,7 +71,7 @@ class Round:
         """Listen no more."""
         self._listener.close()
 
-    async def turn(self, bid: Bid) -> tuple[Swept, list[Cell]]:
+    async def turn(self, bid: SweepRequest) -> tuple[SweepResult, list[Partition]]:
         """Sweep the cells that do not rest; return what was done, and which cells could be reached.
 
         Raises:
@@ -101,22 +104,24 @@ class Round:
             raise errors[0]
         for cell, outcome in outcomes.items():
             self._heed(cell, outcome, bid, began, loop.time())
-        swept = {cell: outcome for cell, outcome in outcomes.items() if isinstance(outcome, Swept)}
+        swept = {cell: outcome for cell, outcome in outcomes.items() if isinstance(outcome, SweepResult)}
         return self._told(swept, [str(error) for error in errors], bid, loop.time()), list(swept)
 
-    def _stands_again(self, cells: Sequence[Cell]) -> None:
+    def _stands_again(self, cells: Sequence[Partition]) -> None:
         for cell in cells:
             self._stands[cell].comes_at, self._stands[cell].looks = 0.0, True
 
-    async def _by_server(self, cells: Sequence[Cell]) -> list[list[Cell]]:
+    async def _by_server(self, cells: Sequence[Partition]) -> list[list[Partition]]:
         """Return the cells by the servers that hold them; one of which nobody knows goes alone, to be told of it."""
         places = await asyncio.gather(*(self._place(cell.base) for cell in cells), return_exceptions=True)
-        parts: defaultdict[object, list[Cell]] = defaultdict(list)
+        parts: defaultdict[object, list[Partition]] = defaultdict(list)
         for cell, place in zip(cells, places, strict=True):
             parts[cell if isinstance(place, BaseException) else place].append(cell)
         return list(parts.values())
 
-    async def _visit(self, cells: Sequence[Cell], due: Sequence[Cell], bid: Bid, now: float) -> dict[Cell, Outcome]:
+    async def _visit(
+        self, cells: Sequence[Partition], due: Sequence[Partition], bid: SweepRequest, now: float
+    ) -> dict[Partition, Outcome]:
         """Look at the cells of one server, and sweep those that the look does not spare."""
         # One that is on its way from node to node can be asked nothing, and must not hide the others for that long.
         who = next((cell for cell in cells if not self._stands[cell].away), cells[0])
@@ -145,7 +150,7 @@ class Round:
         )
         return {cell: outcome for part in found for cell, outcome in part.items()}
 
-    def _spare(self, cell: Cell, sight: int, bid: Bid, now: float) -> bool:
+    def _spare(self, cell: Partition, sight: int, bid: SweepRequest, now: float) -> bool:
         """Note when to look at an empty cell again; return whether to clear up what is left in it."""
         stand = self._stands[cell]
         stand.comes_at, stand.looks = now + bid.rest / 1_000_000, True
@@ -156,20 +161,20 @@ class Round:
         stand.tidied_at = now
         return True
 
-    async def _leave(self, cell: Cell) -> None:
+    async def _leave(self, cell: Partition) -> None:
         """Give up what is led in a cell."""
         stand = self._stands[cell]
         terms, stand.terms, stand.leads = stand.terms, (), False
         for term in terms:
             await cell.resign(term)
 
-    async def _sweep(self, cell: Cell, bid: Bid) -> dict[Cell, Outcome]:
+    async def _sweep(self, cell: Partition, bid: SweepRequest) -> dict[Partition, Outcome]:
         try:
             return {cell: await cell.sweep(bid, within=_within(bid))}
         except Exception as error:
             return {cell: error}
 
-    def _heed(self, cell: Cell, outcome: Outcome, bid: Bid, began: float, now: float) -> None:
+    def _heed(self, cell: Partition, outcome: Outcome, bid: SweepRequest, began: float, now: float) -> None:
         """Note when a cell is to be swept again."""
         stand = self._stands[cell]
         if isinstance(outcome, BaseException):
@@ -190,7 +195,9 @@ class Round:
             stand.looks = outcome.again_in == bid.rest and (not rested or any(outcome.did.values()))
             stand.rested = True
 
-    def _told(self, swept: Mapping[Cell, Swept], troubles: Sequence[str], bid: Bid, now: float) -> Swept:
+    def _told(
+        self, swept: Mapping[Partition, SweepResult], troubles: Sequence[str], bid: SweepRequest, now: float
+    ) -> SweepResult:
         stands = self._stands.values()
         ahead = [round(1_000_000 * (stand.comes_at - now)) for stand in stands if stand.comes_at > now]
         leads = any(stand.leads for stand in stands)
@@ -203,5 +210,5 @@ class Round:
         )
 
 
-def _within(bid: Bid) -> float | None:
+def _within(bid: SweepRequest) -> float | None:
     return None if bid.term is None else PART_OF_TERM * bid.term / SECOND

@@ -8,8 +8,8 @@ from typing import Protocol, cast
 from redis.exceptions import AuthenticationError, ClusterDownError, RedisError
 
 from tenure.errors import StorageError, StorageUnavailableError
-from tenure.storage.redis.address import Place, RedisAddress, instead
-from tenure.storage.redis.link import Link, said, text, why
+from tenure.storage.redis.address import RedisAddress, ServerAddress, instead
+from tenure.storage.redis.link import ServerConnection, said, text, why
 from tenure.storage.redis.resp import Reply
 
 SLOTS = 1 << 14
@@ -24,11 +24,11 @@ _SENTINEL_LOGIN = " (put sentinel_password=... into the URL, and sentinel_userna
 class Routes(Protocol):
     """The way to the servers. What is known is kept until it is doubted."""
 
-    def known(self, base: str) -> Place | None:
+    def known(self, base: str) -> ServerAddress | None:
         """Return where a cell is, if nobody has to be asked."""
         ...
 
-    async def place(self, base: str) -> Place:
+    async def place(self, base: str) -> ServerAddress:
         """Return where a cell is.
 
         Raises:
@@ -36,15 +36,15 @@ class Routes(Protocol):
         """
         ...
 
-    async def places(self) -> list[Place]:
+    async def places(self) -> list[ServerAddress]:
         """Return every server that holds cells of ours."""
         ...
 
-    def moved(self, base: str, to: Place) -> None:
+    def moved(self, base: str, to: ServerAddress) -> None:
         """Take a server's word for where a cell is."""
         ...
 
-    def doubt(self, mute: Place | None = None) -> None:
+    def doubt(self, mute: ServerAddress | None = None) -> None:
         """Ask anew before the next call; `mute`: who has not answered one."""
         ...
 
@@ -69,19 +69,19 @@ class _Server:
     def __init__(self, address: RedisAddress) -> None:
         self._place = address.places[0]
 
-    def known(self, base: str) -> Place | None:
+    def known(self, base: str) -> ServerAddress | None:
         return self._place
 
-    async def place(self, base: str) -> Place:
+    async def place(self, base: str) -> ServerAddress:
         return self._place
 
-    async def places(self) -> list[Place]:
+    async def places(self) -> list[ServerAddress]:
         return [self._place]
 
-    def moved(self, base: str, to: Place) -> None:
+    def moved(self, base: str, to: ServerAddress) -> None:
         pass
 
-    def doubt(self, mute: Place | None = None) -> None:
+    def doubt(self, mute: ServerAddress | None = None) -> None:
         pass
 
 
@@ -89,13 +89,13 @@ class _Sentinels:
     def __init__(self, address: RedisAddress) -> None:
         self._address = address
         self._sentinels = list(address.places)
-        self._master: Place | None = None
+        self._master: ServerAddress | None = None
         self._doubted = True
 
-    def known(self, base: str) -> Place | None:
+    def known(self, base: str) -> ServerAddress | None:
         return None if self._doubted else self._master
 
-    async def place(self, base: str) -> Place:
+    async def place(self, base: str) -> ServerAddress:
         if self._doubted or self._master is None:
             try:
                 self._master = await self._ask_around()
@@ -106,16 +106,16 @@ class _Sentinels:
             self._doubted = False
         return self._master
 
-    async def places(self) -> list[Place]:
+    async def places(self) -> list[ServerAddress]:
         return [await self.place("")]
 
-    def moved(self, base: str, to: Place) -> None:
+    def moved(self, base: str, to: ServerAddress) -> None:
         pass
 
-    def doubt(self, mute: Place | None = None) -> None:
+    def doubt(self, mute: ServerAddress | None = None) -> None:
         self._doubted = True
 
-    async def _ask_around(self) -> Place:
+    async def _ask_around(self) -> ServerAddress:
         troubles: list[str] = []
         ignorant = 0
         for sentinel in list(self._sentinels):
@@ -133,7 +133,7 @@ class _Sentinels:
                 # Who could tell now is asked first the next time.
                 self._sentinels.remove(sentinel)
                 self._sentinels.insert(0, sentinel)
-                return Place(host, int(port))
+                return ServerAddress(host, int(port))
             troubles.append(f"{sentinel}: knows no master {self._address.service!r}")
             ignorant += 1
         if ignorant == len(self._sentinels):
@@ -147,18 +147,18 @@ class _Sentinels:
 class _Cluster:
     def __init__(self, address: RedisAddress) -> None:
         self._address = address
-        self._owners: dict[int, Place] = {}
-        self._told: Place | None = None
+        self._owners: dict[int, ServerAddress] = {}
+        self._told: ServerAddress | None = None
         """Who has told last who owns what."""
-        self._mute: set[Place] = set()
+        self._mute: set[ServerAddress] = set()
         """Who said nothing when last asked for anything."""
         self._doubted = True
         self._asking = asyncio.Lock()
 
-    def known(self, base: str) -> Place | None:
+    def known(self, base: str) -> ServerAddress | None:
         return None if self._doubted else self._owners.get(slot(base))
 
-    async def place(self, base: str) -> Place:
+    async def place(self, base: str) -> ServerAddress:
         await self._informed()
         owner = self._owners.get(slot(base))
         if owner is None:
@@ -166,14 +166,14 @@ class _Cluster:
             raise ClusterDownError(f"no node owns hash slot {slot(base)}, which holds {base}")
         return owner
 
-    async def places(self) -> list[Place]:
+    async def places(self) -> list[ServerAddress]:
         await self._informed()
         return list(dict.fromkeys(self._owners.values()))
 
-    def moved(self, base: str, to: Place) -> None:
+    def moved(self, base: str, to: ServerAddress) -> None:
         self._owners[slot(base)] = to
 
-    def doubt(self, mute: Place | None = None) -> None:
+    def doubt(self, mute: ServerAddress | None = None) -> None:
         self._doubted = True
         if mute is not None:
             self._mute.add(mute)
@@ -186,7 +186,7 @@ class _Cluster:
                 self._owners = await self._ask_around()
                 self._doubted = False
 
-    async def _ask_around(self) -> dict[int, Place]:
+    async def _ask_around(self) -> dict[int, ServerAddress]:
         troubles: list[str] = []
         # Who is known to be in it before those who were once, when the address was written. What was told last is in
         # doubt, and who told it may be cut off from the others; to wait for one that says nothing holds up all calls.
@@ -218,20 +218,20 @@ class _Cluster:
         raise ClusterDownError(f"no node tells who owns which slot ({'; '.join(troubles)})")
 
 
-def _owners(ranges: list[list[object]], asked: Place, ours: set[int]) -> dict[int, Place]:
-    owners: dict[int, Place] = {}
+def _owners(ranges: list[list[object]], asked: ServerAddress, ours: set[int]) -> dict[int, ServerAddress]:
+    owners: dict[int, ServerAddress] = {}
     for first, last, master, *_ in ranges:
         host, port = cast("Sequence[object]", master)[:2]
         # A node that was not told its own name leaves it out: it is who was asked.
-        at = Place(text(host) if host not in (None, b"", b"?") else asked.host, int(cast("int", port)))
+        at = ServerAddress(text(host) if host not in (None, b"", b"?") else asked.host, int(cast("int", port)))
         owners.update((one, at) for one in ours if cast("int", first) <= one <= cast("int", last))
     return owners
 
 
-async def _once(place: Place, address: RedisAddress, command: tuple[str, ...]) -> Reply:
+async def _once(place: ServerAddress, address: RedisAddress, command: tuple[str, ...]) -> Reply:
     async with asyncio.timeout(ASKING_AROUND):
         login = address.sentinel_login if address.kind == "sentinel" else address.login
-        link = await Link.open(place, address, login=login)
+        link = await ServerConnection.open(place, address, login=login)
         [reply] = await link.ask([command], 1)
         await link.drop()
         return reply

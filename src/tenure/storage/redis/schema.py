@@ -7,7 +7,7 @@ import msgspec
 
 from tenure.errors import SchemaMismatchError, StorageError, StorageUnavailableError
 from tenure.storage.protocol import Finding
-from tenure.storage.redis.connections import Call, Connections
+from tenure.storage.redis.connections import Connections, ScriptCall
 from tenure.storage.redis.library import verb
 from tenure.storage.redis.renewal import new_identity
 from tenure.storage.redis.resp import Reply
@@ -28,13 +28,13 @@ async def settle_on(connections: Connections, bases: Sequence[str]) -> None:
     ours = layout_of(len(bases))
     # Looked at first: a server that is full takes no SET, not even one that would change nothing, and those who come
     # back to it must be able to let jobs end.
-    looks = [Call(None, base, ("GET", f"{base}:schema")) for base in bases]
+    looks = [ScriptCall(None, base, ("GET", f"{base}:schema")) for base in bases]
     found = await connections.outcomes(looks)
     _check(found, ours, connections.address.shown)
     empty = [base for base, layout in zip(bases, found, strict=True) if layout is None]
     if empty:
         asked = _encode({"layout": ours, "fresh": new_identity()})
-        notes = [Call(verb("create"), base, (b"", asked)) for base in empty]
+        notes = [ScriptCall(verb("create"), base, (b"", asked)) for base in empty]
         _check(await connections.outcomes(notes), ours, connections.address.shown)
 
 

@@ -12,35 +12,35 @@ from tenure.core.settlement import Settlement
 from tenure.errors import StorageUnavailableError
 from tenure.storage.notices import Listener
 from tenure.storage.protocol import (
-    Beat,
-    Bid,
     Change,
+    ClaimRequest,
+    EnqueueResult,
     EventPage,
-    Exchanged,
+    EventReader,
+    ExchangeResult,
     Finding,
-    Order,
     Page,
-    Planned,
-    Pulse,
     Query,
-    Reader,
-    Receipt,
-    Reclaimed,
-    Revised,
+    ReclaimResult,
+    RenewRequest,
+    RenewResult,
     Revision,
+    RevisionResult,
+    ScheduleResult,
     Settings,
     Survey,
-    Swept,
+    SweepRequest,
+    SweepResult,
     Target,
 )
 from tenure.storage.redis.address import RedisAddress
-from tenure.storage.redis.cell import Cell
-from tenure.storage.redis.cells import Cells
+from tenure.storage.redis.cell import Partition
+from tenure.storage.redis.cells import Partitions
 from tenure.storage.redis.connections import Connections
-from tenure.storage.redis.ear import Ear
-from tenure.storage.redis.guard import Guard
+from tenure.storage.redis.ear import Subscriptions
+from tenure.storage.redis.guard import ServerChecks
 from tenure.storage.redis.keytypes import examine_types, named
-from tenure.storage.redis.rounds import STIRRED, Round
+from tenure.storage.redis.rounds import STIRRED, SweepSchedule
 from tenure.storage.redis.schema import examine_layout, layout_of, settle_on
 
 
@@ -57,7 +57,7 @@ class RedisStorage:
         durable = address.durability == "replicated"
         alone = len(address.bases) == 1
         self._cells = [
-            Cell(
+            Partition(
                 self._connections,
                 base,
                 scope="*" if alone else f"cell {number}",
@@ -68,9 +68,9 @@ class RedisStorage:
             )
             for number, base in enumerate(address.bases)
         ]
-        self._verbs = self._cells[0] if alone else Cells(self._cells, self._round)
-        self._guard = Guard(self._connections)
-        self._ear = Ear(self._connections, self.bases_of)
+        self._verbs = self._cells[0] if alone else Partitions(self._cells, self._round)
+        self._guard = ServerChecks(self._connections)
+        self._ear = Subscriptions(self._connections, self.bases_of)
         self._open = False
         self._closed = False
 
@@ -102,43 +102,43 @@ class RedisStorage:
                 findings += [await examine_types(self._connections, cell.base) for cell in self._cells]
         return findings
 
-    async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
+    async def enqueue(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         """See `Storage.enqueue`."""
         verbs = self._verbs if self._open and not self._closed else await self._opened()
         return await verbs.enqueue(jobs)
 
     async def exchange(
-        self, owner: Owner, settlements: Sequence[Settlement] = (), order: Order | None = None
-    ) -> Exchanged:
+        self, owner: Owner, settlements: Sequence[Settlement] = (), order: ClaimRequest | None = None
+    ) -> ExchangeResult:
         """See `Storage.exchange`."""
         verbs = self._verbs if self._open else await self._ready()
         return await verbs.exchange(owner, settlements, order)
 
-    async def renew(self, beat: Beat) -> Pulse:
+    async def renew(self, beat: RenewRequest) -> RenewResult:
         """See `Storage.renew`."""
         pulse = await (await self._ready()).renew(beat)
         if beat.last and self._closed:
             await self.close()
         return pulse
 
-    async def sweep(self, bid: Bid) -> Swept:
+    async def sweep(self, bid: SweepRequest) -> SweepResult:
         """See `Storage.sweep`. Who leads also sees to it that the servers are still what they must be."""
         verbs = await self._ready()
         # One cell alone is swept each time: there are no others that this would be too much for.
-        swept = await verbs.sweep(bid if isinstance(verbs, Cells) else replace(bid, rest=0))
+        swept = await verbs.sweep(bid if isinstance(verbs, Partitions) else replace(bid, rest=0))
         if swept.retry_in is None and (troubles := await self._guard.look_again()):
             return replace(swept, troubles=(*swept.troubles, *troubles))
         return swept
 
-    async def reclaim(self, dead: str, owner: Owner) -> Reclaimed:
+    async def reclaim(self, dead: str, owner: Owner) -> ReclaimResult:
         """See `Storage.reclaim`."""
         return await (await self._ready()).reclaim(dead, owner)
 
-    async def revise(self, revisions: Sequence[Revision]) -> list[Revised]:
+    async def revise(self, revisions: Sequence[Revision]) -> list[RevisionResult]:
         """See `Storage.revise`."""
         return await (await self._opened()).revise(revisions)
 
-    async def plan(self, changes: Sequence[Change]) -> list[Planned]:
+    async def plan(self, changes: Sequence[Change]) -> list[ScheduleResult]:
         """See `Storage.plan`."""
         return await (await self._opened()).plan(changes)
 
@@ -167,7 +167,7 @@ class RedisStorage:
         cursor: str | None = None,
         *,
         limit: int = 100,
-        reader: Reader | None = None,
+        reader: EventReader | None = None,
         ref: Ref | None = None,
     ) -> EventPage:
         """See `Storage.events`."""
@@ -179,21 +179,21 @@ class RedisStorage:
 
     def bases_of(self, topic: str) -> Sequence[str]:
         """Return the cells that may hint at a topic: what is of a queue happens in one, all else in any of them."""
-        if isinstance(self._verbs, Cells):
+        if isinstance(self._verbs, Partitions):
             kind, _, name = topic.partition(":")
             if kind in ("queue", "job"):
                 return (self._verbs.of(name.partition("\0")[0]).base,)
         return self._address.bases
 
-    def _round(self, cells: Sequence[Cell]) -> Round:
-        return Round(cells, self._connections.place, lambda: self._ear.listen((STIRRED,)))
+    def _round(self, cells: Sequence[Partition]) -> SweepSchedule:
+        return SweepSchedule(cells, self._connections.place, lambda: self._ear.listen((STIRRED,)))
 
-    async def _opened(self) -> Cell | Cells:
+    async def _opened(self) -> Partition | Partitions:
         if self._closed:
             raise StorageUnavailableError(f"{self.url} is closed; open() it again")
         return await self._ready()
 
-    async def _ready(self) -> Cell | Cells:
+    async def _ready(self) -> Partition | Partitions:
         if not self._open:
             await self._guard.admit()
             await settle_on(self._connections, self._address.bases)

@@ -8,9 +8,9 @@ from msgspec import Struct
 from tenure.core.job import Owner
 from tenure.core.leadership import Term
 from tenure.core.lease import Lease
-from tenure.storage.protocol import CHORE_LIMITS, Bid, Reclaimed, StalledLease, Swept
+from tenure.storage.protocol import CHORE_LIMITS, ReclaimResult, StalledLease, SweepRequest, SweepResult
 from tenure.storage.redis.hand import schedule_of
-from tenure.storage.redis.records import Parcel, record, ref_of
+from tenure.storage.redis.records import RequestEncoder, record, ref_of
 
 
 class _Sweep(Struct, omit_defaults=True, kw_only=True):
@@ -24,10 +24,10 @@ class _Sweep(Struct, omit_defaults=True, kw_only=True):
     done: int
 
 
-class Part(Struct, frozen=True):
+class SweepPart(Struct, frozen=True):
     """A part of a sweep, and where the next goes on: with which chore, of which so many are done; None at the end."""
 
-    swept: Swept
+    swept: SweepResult
     next: tuple[int, int] | None = None
 
 
@@ -47,10 +47,10 @@ class _Reclaim(Struct):
     most: int
 
 
-def ask_sweep(bid: Bid, scope: str, place: tuple[int, int]) -> list[bytes]:
+def ask_sweep(bid: SweepRequest, scope: str, place: tuple[int, int]) -> list[bytes]:
     """Return the request to elect the bidder if need be, and to do the chores from there on."""
     chore, done = place
-    return Parcel().sealed(
+    return RequestEncoder().sealed(
         _Sweep(
             owner=bid.owner.id,
             scope=scope,
@@ -64,12 +64,12 @@ def ask_sweep(bid: Bid, scope: str, place: tuple[int, int]) -> list[bytes]:
     )
 
 
-def answer_sweep(reply: Any, bid: Bid, scope: str) -> Part:
+def answer_sweep(reply: Any, bid: SweepRequest, scope: str) -> SweepPart:
     """Return what was done by one call."""
     if reply[0] is not None:
-        return Part(Swept(retry_in=reply[0]))
+        return SweepPart(SweepResult(retry_in=reply[0]))
     _, epoch, stalled, did, more, troubles, due, next_tick, now, chore, done, rests = reply
-    swept = Swept(
+    swept = SweepResult(
         () if bid.term is None else (Term(scope, bid.owner.id, epoch, bid.term),),
         None,
         tuple(_stalled(*taken) for taken in stalled),
@@ -81,7 +81,7 @@ def answer_sweep(reply: Any, bid: Bid, scope: str) -> Part:
         now=now,
         again_in=rests or None,
     )
-    return Part(swept, None if chore is None else (chore, done))
+    return SweepPart(swept, None if chore is None else (chore, done))
 
 
 class _Look(Struct):
@@ -90,13 +90,13 @@ class _Look(Struct):
 
 def ask_look(bases: Sequence[str]) -> list[bytes]:
     """Return the request for what there is in several cells of one server."""
-    return Parcel().sealed(_Look(bases))
+    return RequestEncoder().sealed(_Look(bases))
 
 
-def joined(parts: Sequence[Swept], *, more: bool = False) -> Swept:
+def joined(parts: Sequence[SweepResult], *, more: bool = False) -> SweepResult:
     """Return the parts of a sweep as one; `more`: they are not all."""
     last = parts[-1]
-    return Swept(
+    return SweepResult(
         last.terms,
         None,
         tuple(lease for part in parts for lease in part.stalled),
@@ -112,18 +112,18 @@ def joined(parts: Sequence[Swept], *, more: bool = False) -> Swept:
 
 def ask_reclaim(dead: str, owner: Owner, most: int) -> list[bytes]:
     """Return the request to take what a dead owner holds, so much at most."""
-    return Parcel().sealed(_Reclaim(dead, owner.id, most))
+    return RequestEncoder().sealed(_Reclaim(dead, owner.id, most))
 
 
-def answer_reclaim(reply: Any, *, known: int) -> Reclaimed:
+def answer_reclaim(reply: Any, *, known: int) -> ReclaimResult:
     """Return what was taken by a caller that holds so many jobs by earlier answers."""
     stalled, more, had = reply
-    return Reclaimed(tuple(_stalled(*taken) for taken in stalled), more=bool(more), doubtful=had > known)
+    return ReclaimResult(tuple(_stalled(*taken) for taken in stalled), more=bool(more), doubtful=had > known)
 
 
 def ask_resign(term: Term) -> list[bytes]:
     """Return the request to give up a term."""
-    return Parcel().sealed(_Resign(term.scope, term.owner, term.epoch))
+    return RequestEncoder().sealed(_Resign(term.scope, term.owner, term.epoch))
 
 
 def _stalled(ref: bytes, body: bytes, payload: bytes, reason: bytes, owner: bytes, silent_for: int) -> StalledLease:

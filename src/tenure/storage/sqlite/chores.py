@@ -8,7 +8,7 @@ import msgspec
 
 from tenure.core.lease import grace_end
 from tenure.core.lifecycle import State
-from tenure.core.retention import EVENTS_KEPT, Keep, Retention
+from tenure.core.retention import EVENTS_KEPT, KeepRule, RetentionRules
 from tenure.core.transition import suspected
 from tenure.storage.protocol import (
     EXPIRE_LIMIT,
@@ -32,7 +32,7 @@ from tenure.storage.sqlite.moving import drop, expire, the_job
 from tenure.storage.sqlite.queries import query
 from tenure.storage.sqlite.rows import Garbled, Row
 from tenure.storage.sqlite.settings import recorded, setting
-from tenure.storage.sqlite.step import Step
+from tenure.storage.sqlite.step import Transaction
 
 _LENGTHS = query("sweep", "lengths")
 _OUT = query("sweep", "out")
@@ -79,7 +79,7 @@ LOOKS = 500
 _WHENEVER = (1 << 63) - 1
 
 
-def suspect(step: Step, grace: int, resumed_at: int | None) -> int:
+def suspect(step: Transaction, grace: int, resumed_at: int | None) -> int:
     """Make suspects of the leases that have run out, and of those that end further ahead than they are long."""
     found = _doubtful(step)
     for seq in found:
@@ -98,7 +98,7 @@ def suspect(step: Step, grace: int, resumed_at: int | None) -> int:
     return len(found)
 
 
-def expire_aged(step: Step) -> int:
+def expire_aged(step: Transaction) -> int:
     """End the jobs that are too old to start."""
     expired = 0
     for (seq,) in step.all(_AGED, (step.now, EXPIRE_LIMIT)):
@@ -110,7 +110,7 @@ def expire_aged(step: Step) -> int:
     return expired
 
 
-def promote_due(step: Step) -> int:
+def promote_due(step: Transaction) -> int:
     """Make waiting what fell due."""
     promoted = 0
     for (queue,) in step.all(_QUEUES_DELAYED):
@@ -124,7 +124,7 @@ def promote_due(step: Step) -> int:
     return promoted
 
 
-def unpark(step: Step) -> int:
+def unpark(step: Transaction) -> int:
     """Let back in line whoever is parked where there is room: of tasks that go on, and of the next so many keys."""
     queues = [queue for (queue,) in step.all(_QUEUES_PARKED)]
     tasks = [PAUSED + task for task, _ in step.all(_SETTINGS, ("task",))]
@@ -151,7 +151,7 @@ def unpark(step: Step) -> int:
     return unparked
 
 
-def _mend_name(step: Step, queue: str, after: str, names: list[str]) -> list[str]:
+def _mend_name(step: Transaction, queue: str, after: str, names: list[str]) -> list[str]:
     """Mend the first job that is parked under a name that is not text; return the names before."""
     good = list(takewhile(lambda name: type(name) is not Garbled, names))
     for (seq,) in step.all(_PARKED_BEHIND, (queue, good[-1] if good else after)):
@@ -159,13 +159,13 @@ def _mend_name(step: Step, queue: str, after: str, names: list[str]) -> list[str
     return good
 
 
-def _look_at(step: Step, queue: str, under: str) -> int:
+def _look_at(step: Transaction, queue: str, under: str) -> int:
     if not under.startswith(RATE):
         return slots.unpark(step, queue, under)
     return slots.open_anew(step, queue, under) if rates.opens_at(step, queue) <= step.now else 0
 
 
-def redrive_due(step: Step) -> int:
+def redrive_due(step: Transaction) -> int:
     """Put back in line what a rule says."""
     due = step.all(_REDRIVABLE, (step.now, SWEEP_LIMIT))
     for (seq,) in due:
@@ -179,7 +179,7 @@ def redrive_due(step: Step) -> int:
     return len(due)
 
 
-def trim(step: Step) -> int:
+def trim(step: Transaction) -> int:
     """Forget what has been kept for long enough, the longest ended first."""
     trimmed, emptied = 0, dict[str, None]()
     for (seq,) in step.all(_OUTLIVED, (step.now, TRIM_LIMIT)):
@@ -189,7 +189,7 @@ def trim(step: Step) -> int:
         trimmed += drop(step, seq, job)
         emptied[job.queue] = None
     for queue, state, jobs in step.all(_TO_TRIM, (step.now, LOOKS)):
-        keep = (setting(step, "queue", queue).retention or Retention()).of(State(state))
+        keep = (setting(step, "queue", queue).retention or RetentionRules()).of(State(state))
         gone = _worn(step, queue, state, keep, jobs, TRIM_LIMIT - trimmed)
         trimmed += _forget(step, queue, state, gone, TRIM_LIMIT - trimmed)
         if trimmed >= TRIM_LIMIT:
@@ -204,7 +204,7 @@ def trim(step: Step) -> int:
     return trimmed
 
 
-def _forget(step: Step, queue: str, state: str, gone: Sequence[Row], limit: int) -> int:
+def _forget(step: Transaction, queue: str, state: str, gone: Sequence[Row], limit: int) -> int:
     """Forget jobs that ended in a state, in their order, up to a limit; return how many calls went with them."""
     trimmed = 0
     for merges, group in groupby(gone, itemgetter(1)):
@@ -219,7 +219,7 @@ def _forget(step: Step, queue: str, state: str, gone: Sequence[Row], limit: int)
     return trimmed
 
 
-def forget_events(step: Step) -> int:
+def forget_events(step: Transaction) -> int:
     """Forget the oldest events."""
     row = step.one(_BOUNDS)
     trimmed, last = (0, 0) if row is None else (int(row[0]), int(row[1]))
@@ -233,7 +233,7 @@ def forget_events(step: Step) -> int:
     return gone
 
 
-def forget_tags(step: Step) -> None:
+def forget_tags(step: Transaction) -> None:
     """Forget which places in virtual time tenants have got to, where the line has passed them, or has nothing to do."""
     room = PASSED_LIMIT - step.run(_FORGET_TAGS, (PASSED_LIMIT,))
     for (queue,) in step.all(_IDLE_LINES, (room,)):
@@ -244,19 +244,19 @@ def forget_tags(step: Step) -> None:
         room -= 1
 
 
-def forget_rates(step: Step) -> None:
+def forget_rates(step: Transaction) -> None:
     """Forget the time that has gone by since it was taken."""
     step.run(_FORGET_TIME, (step.now, PASSED_LIMIT))
     step.run(_FORGET_RATES, (PASSED_LIMIT,))
     step.forget_rates()
 
 
-def forget_windows(step: Step) -> None:
+def forget_windows(step: Transaction) -> None:
     """Forget the keys whose time is over."""
     step.run(_FORGET_WINDOWS, (step.now, WINDOW_LIMIT))
 
 
-def _doubtful(step: Step) -> list[int]:
+def _doubtful(step: Transaction) -> list[int]:
     """Return the jobs whose leases have run out, then those whose leases end further ahead than they are long."""
     out: list[Row] = []
     ahead: list[Row] = []
@@ -267,7 +267,7 @@ def _doubtful(step: Step) -> list[int]:
     return [row[3] for row in sorted(out)[:SWEEP_LIMIT] + sorted(ahead)[:SWEEP_LIMIT]]
 
 
-def _worn(step: Step, queue: str, state: str, keep: Keep, jobs: int, room: int) -> list[Row]:
+def _worn(step: Transaction, queue: str, state: str, keep: KeepRule, jobs: int, room: int) -> list[Row]:
     """Return which of so many jobs of one end are kept no longer, the longest ended first."""
     surplus = 0 if keep.count is None else max(0, jobs - keep.count)
     # What ended later than now did so before the clock was set back: it is older than it looks.
@@ -279,7 +279,7 @@ def _worn(step: Step, queue: str, state: str, keep: Keep, jobs: int, room: int) 
     return ahead + (aged if len(aged) > rest else step.all(_ENDED, (queue, state, _WHENEVER, rest)))
 
 
-def forget_workers(step: Step) -> None:
+def forget_workers(step: Transaction) -> None:
     """Forget those who took no leave and have been silent for long, and what they were told."""
     step.run(_FORGET_ORDERS, (step.now - WORKER_KEPT,))
     step.run(_FORGET_WORKERS, (step.now - WORKER_KEPT,))

@@ -14,7 +14,7 @@ from tenure.storage.sqlite import line, rates, rows, slots
 from tenure.storage.sqlite.moving import expire, the_job, whole
 from tenure.storage.sqlite.queries import query
 from tenure.storage.sqlite.settings import recorded, setting
-from tenure.storage.sqlite.step import Step
+from tenure.storage.sqlite.step import Transaction
 from tenure.storage.sqlite.unknown import first_seqs
 
 _DUE = query("exchange", "due")
@@ -27,7 +27,7 @@ _BY_SEQS = query("get", "by_seqs")
 _TRIM_RUNS = query("exchange", "trim_runs")
 
 
-def promote(step: Step, queue: str, limit: int) -> int:
+def promote(step: Transaction, queue: str, limit: int) -> int:
     """Make waiting what fell due in a queue, or expired where it is too old by now; return how many that were."""
     due = step.all(_DUE, (queue, step.now, limit))
     if not due:
@@ -47,7 +47,7 @@ def promote(step: Step, queue: str, limit: int) -> int:
     return len(due)
 
 
-def _promote(step: Step, seq: int, job: JobRecord) -> None:
+def _promote(step: Transaction, seq: int, job: JobRecord) -> None:
     """Make one job waiting whose score depends on who stands in line before it."""
     at = came_at(job.score, boost=job.boost, lifo=job.lifo)
     step.run(_COME_IN, (line.score(step, job, at), seq))
@@ -57,7 +57,7 @@ def _promote(step: Step, seq: int, job: JobRecord) -> None:
 class Claim:
     """One claim of an owner: as many jobs as there is room for, of so many that may be looked at."""
 
-    def __init__(self, step: Step, owner: Owner, room: int, tasks: Mapping[str, int] | None) -> None:
+    def __init__(self, step: Transaction, owner: Owner, room: int, tasks: Mapping[str, int] | None) -> None:
         self.leases: list[Lease] = []
         self._step = step
         self._owner = owner
@@ -124,14 +124,14 @@ class Claim:
         return let_in
 
 
-def _first_known(step: Step, queue: str, known: Sequence[str], limit: int) -> list[tuple[int, JobRecord, bool]]:
+def _first_known(step: Transaction, queue: str, known: Sequence[str], limit: int) -> list[tuple[int, JobRecord, bool]]:
     """Return the seqs and records of the first in line and under known places, as if none of them were plain."""
     seqs = first_seqs(step, queue, known, limit)
     records = {row[0]: whole(step, row) for row in step.all(_BY_SEQS, (rows.listed(seqs),))}
     return [(seq, records[seq], False) for seq in seqs]
 
 
-def _first_in_line(step: Step, queue: str, limit: int) -> list[tuple[int, JobRecord, bool]]:
+def _first_in_line(step: Transaction, queue: str, limit: int) -> list[tuple[int, JobRecord, bool]]:
     """Return the seqs and records of the first in line, each with whether it is plain."""
     row = step.one(_READY, (queue, limit))
     if row is None or row[1] is None:
@@ -154,14 +154,14 @@ def _first_in_line(step: Step, queue: str, limit: int) -> list[tuple[int, JobRec
     return found
 
 
-def _fresh(step: Step, queue: str, job: rows.Ready, payload: bytes) -> tuple[int, JobRecord, bool]:
+def _fresh(step: Transaction, queue: str, job: rows.ReadyJob, payload: bytes) -> tuple[int, JobRecord, bool]:
     try:
         return job.seq, rows.fresh(queue, job, payload), True
     except MsgspecError:
         return job.seq, the_job(step, job.seq), False
 
 
-def _start(step: Step, owner: Owner, started: list[tuple[int, JobRecord]]) -> None:
+def _start(step: Transaction, owner: Owner, started: list[tuple[int, JobRecord]]) -> None:
     if again := [seq for seq, job in started if job.starts > 1]:
         step.run(_FILE_RUNS, (rows.listed(again),))
     alike: defaultdict[tuple[object, ...], list[int]] = defaultdict(list)

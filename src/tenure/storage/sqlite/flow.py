@@ -8,33 +8,35 @@ from tenure.core.settlement import Settlement
 from tenure.storage.protocol import (
     CLAIM_LIMIT,
     PROMOTE_LIMIT,
-    Exchanged,
-    Order,
-    Receipt,
-    Verdict,
+    ClaimRequest,
+    EnqueueResult,
+    ExchangeResult,
+    SettlementResult,
 )
 from tenure.storage.sqlite import intake, lanes, rates, slots
 from tenure.storage.sqlite.claiming import Claim, promote
-from tenure.storage.sqlite.lookout import Lookout
+from tenure.storage.sqlite.lookout import ReadyQueues
 from tenure.storage.sqlite.settling import settle
-from tenure.storage.sqlite.step import Step
+from tenure.storage.sqlite.step import Transaction
 
 
-def enqueue(step: Step, calls: Sequence[Sequence[NewJob]]) -> list[list[Receipt]]:
+def enqueue_all(step: Transaction, calls: Sequence[Sequence[NewJob]]) -> list[list[EnqueueResult]]:
     """Remember each new job of several calls once."""
     receipts = intake.remember_all(step, calls)
     slots.let_in(step)
     return receipts
 
 
-def exchange(step: Step, owner: Owner, settlements: Sequence[Settlement], order: Order | None) -> Exchanged:
+def exchange(
+    step: Transaction, owner: Owner, settlements: Sequence[Settlement], order: ClaimRequest | None
+) -> ExchangeResult:
     """Apply each settlement whose run is the current one, then claim what is ordered."""
     verdicts = settle(step, owner, settlements)
     if order is None:
-        return Exchanged(verdicts)
+        return ExchangeResult(verdicts)
     lane = order.lane
     seen = lane is not None and lanes.has_seen(step, owner, lane)
-    lookout = Lookout(step, order.queues, order.tasks)
+    lookout = ReadyQueues(step, order.queues, order.tasks)
     claim = Claim(step, owner, 0 if seen else min(order.room, CLAIM_LIMIT), order.tasks)
     visited: list[str] = []
     # Whether anybody stands in the first line is told by going there.
@@ -59,18 +61,18 @@ def exchange(step: Step, owner: Owner, settlements: Sequence[Settlement], order:
     return _answer(verdicts, tuple(claim.leases), left, lookout.next_due(), step.now, seen=seen)
 
 
-def nothing_to_exchange(step: Step, owner: Owner, order: Order | None) -> Exchanged | None:
+def nothing_to_exchange(step: Transaction, owner: Owner, order: ClaimRequest | None) -> ExchangeResult | None:
     """Return the answer to an order that changes nothing, or None where it may change something.
 
     It only reads, so it needs no lock: eight idle processes that ask do not stand in each other's way.
     """
     if order is None:
-        return Exchanged()
+        return ExchangeResult()
     lane = order.lane
     claims = None if lane is None else step.lane(owner.id, lane.id)
     if lane is not None and claims is not None and (claims.has_seen(lane) or claims.lost(lane)):
         return None
-    lookout = Lookout(step, order.queues, order.tasks)
+    lookout = ReadyQueues(step, order.queues, order.tasks)
     left, due = lookout.left(0), lookout.next_due()
     # Who may not start, as a job of a paused task, is moved out of the way, and due ones are made ready or expired.
     if (left and order.room > 0) or (due is not None and due <= step.now):
@@ -81,12 +83,12 @@ def nothing_to_exchange(step: Step, owner: Owner, order: Order | None) -> Exchan
 
 
 def _answer(
-    verdicts: tuple[Verdict, ...],
+    verdicts: tuple[SettlementResult, ...],
     leases: tuple[Lease, ...],
     left: bool,
     due: int | None,
     now: int,
     *,
     seen: bool = False,
-) -> Exchanged:
-    return Exchanged(verdicts, leases, left=left, next_due=None if due is None else max(0, due - now), seen=seen)
+) -> ExchangeResult:
+    return ExchangeResult(verdicts, leases, left=left, next_due=None if due is None else max(0, due - now), seen=seen)

@@ -7,13 +7,13 @@ from tenure.core.job import JobRecord
 from tenure.core.lifecycle import REDRIVABLE, TERMINAL, State
 from tenure.core.transition import redriven, rescheduled, retimed
 from tenure.storage.protocol import (
-    Cancel,
-    Delete,
-    Redrive,
-    Reschedule,
-    Retain,
-    Revised,
+    CancelJob,
+    DeleteJob,
+    RedriveJob,
+    RescheduleJob,
+    RetainJob,
     Revision,
+    RevisionResult,
     job_topic,
     owner_topic,
     queue_topic,
@@ -23,7 +23,7 @@ from tenure.storage.sqlite.intake import free_window, holder
 from tenure.storage.sqlite.moving import drop, find_job, moved, past, tell_if_drained
 from tenure.storage.sqlite.queries import query
 from tenure.storage.sqlite.settings import recorded
-from tenure.storage.sqlite.step import Step
+from tenure.storage.sqlite.step import Transaction
 
 _ASK_TO_STOP = query("revise", "ask_to_stop")
 _CANCEL = query("revise", "cancel")
@@ -32,48 +32,50 @@ _RESCHEDULE = query("revise", "reschedule")
 _RETAIN = query("revise", "retain")
 
 
-def revise(step: Step, revisions: Sequence[Revision]) -> list[Revised]:
+def revise(step: Transaction, revisions: Sequence[Revision]) -> list[RevisionResult]:
     """Do what each revision asks, where the job's state allows it."""
     revised = [_revise(step, revision) for revision in revisions]
     slots.let_in(step)
     return revised
 
 
-def _revise(step: Step, revision: Revision) -> Revised:
+def _revise(step: Transaction, revision: Revision) -> RevisionResult:
     found = find_job(step, revision.ref)
     if found is None or past(found[1], step.now):
-        return Revised(revision.ref, "gone")
+        return RevisionResult(revision.ref, "gone")
     seq, job = found
-    if isinstance(revision, Redrive | Delete) and revision.ended not in (None, job.finished):
-        return Revised(job.ref, "refused", job.state)
+    if isinstance(revision, RedriveJob | DeleteJob) and revision.ended not in (None, job.finished):
+        return RevisionResult(job.ref, "refused", job.state)
     match revision:
-        case Cancel() if job.state is State.ACTIVE:
+        case CancelJob() if job.state is State.ACTIVE:
             _ask_to_stop(step, seq, job, revision)
-            return Revised(job.ref, "asked", job.state)
-        case Cancel() if job.state not in TERMINAL:
+            return RevisionResult(job.ref, "asked", job.state)
+        case CancelJob() if job.state not in TERMINAL:
             _cancel(step, seq, job, revision)
-        case Redrive() if job.state in REDRIVABLE and (there := holder(step, job)) is not None:
-            return Revised(job.ref, "refused", job.state, there)
-        case Redrive(by=by, delay=delay) if job.state in REDRIVABLE:
+        case RedriveJob() if job.state in REDRIVABLE and (there := holder(step, job)) is not None:
+            return RevisionResult(job.ref, "refused", job.state, there)
+        case RedriveJob(by=by, delay=delay) if job.state in REDRIVABLE:
             redrive(step, seq, job, delay=delay, by=by)
-        case Delete(by=by) if job.state is not State.ACTIVE:
+        case DeleteJob(by=by) if job.state is not State.ACTIVE:
             drop(step, seq, job)
             free_window(step, job)
             step.record(JobDeleted(queue=job.queue, id=job.id, task=job.task, run=job.starts, by=by, was=job.state))
             if job.state not in TERMINAL:
                 tell_if_drained(step, job.queue)
-        case Reschedule() if job.state in (State.DELAYED, State.WAITING):
+        case RescheduleJob() if job.state in (State.DELAYED, State.WAITING):
             _reschedule(step, seq, job, revision)
-        case Retain(ttl=ttl) if job.state is State.COMPLETED:
+        case RetainJob(ttl=ttl) if job.state is State.COMPLETED:
             step.run(_RETAIN, (step.now + ttl, seq))
             step.moved(job.queue, to="kept", jobs=0 if job.kept_until is not None else 1)
         case _:
-            return Revised(job.ref, "refused", job.state)
+            return RevisionResult(job.ref, "refused", job.state)
     step.knocked.append(job_topic(job.ref))
-    return Revised(job.ref, "done", job.state)
+    return RevisionResult(job.ref, "done", job.state)
 
 
-def redrive(step: Step, seq: int, job: JobRecord, *, delay: int = 0, by: str | None, by_rule: bool = False) -> None:
+def redrive(
+    step: Transaction, seq: int, job: JobRecord, *, delay: int = 0, by: str | None, by_rule: bool = False
+) -> None:
     """Put a job that was over back in line."""
     again = redriven(job, step.now, delay=delay, by_rule=by_rule)
     waits = again.state is State.WAITING
@@ -94,13 +96,13 @@ def redrive(step: Step, seq: int, job: JobRecord, *, delay: int = 0, by: str | N
     step.knocked += [queue_topic(job.queue), job_topic(job.ref)]
 
 
-def _ask_to_stop(step: Step, seq: int, job: JobRecord, asked: Cancel) -> None:
+def _ask_to_stop(step: Transaction, seq: int, job: JobRecord, asked: CancelJob) -> None:
     if job.cancel_at is None:
         step.run(_ASK_TO_STOP, (step.now, asked.reason, asked.by, seq))
         step.knocked.append(owner_topic(job.owner or ""))
 
 
-def _cancel(step: Step, seq: int, job: JobRecord, asked: Cancel) -> None:
+def _cancel(step: Transaction, seq: int, job: JobRecord, asked: CancelJob) -> None:
     step.run(_CANCEL, {"now": step.now, "reason": asked.reason, "by": asked.by, "seq": seq})
     moved(step, job, State.CANCELLED)
     step.record(
@@ -117,7 +119,7 @@ def _cancel(step: Step, seq: int, job: JobRecord, asked: Cancel) -> None:
     tell_if_drained(step, job.queue)
 
 
-def _reschedule(step: Step, seq: int, job: JobRecord, asked: Reschedule) -> None:
+def _reschedule(step: Transaction, seq: int, job: JobRecord, asked: RescheduleJob) -> None:
     after = retimed(job, step.now, delay=asked.delay, priority=asked.priority, boost=asked.boost)
     in_line = asked.delay is not None and after.state is State.WAITING
     score = line.score(step, after, step.now) if in_line else after.score

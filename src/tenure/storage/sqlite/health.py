@@ -8,7 +8,7 @@ from tenure.storage.protocol import Finding
 from tenure.storage.sqlite import place
 from tenure.storage.sqlite.database import Database
 from tenure.storage.sqlite.queries import query
-from tenure.storage.sqlite.step import Step
+from tenure.storage.sqlite.step import Transaction
 
 _SOUND = (3, 51, 3)
 _SCARCE = 100 << 20
@@ -16,7 +16,7 @@ _LONG_LOG = 256 << 20
 """Four times what a log is cut back to once all of it was carried over (`wal_limit` in session.sql)."""
 
 
-def examine(step: Step, database: Database, *, deep: bool) -> list[Finding]:
+def examine(step: Transaction, database: Database, *, deep: bool) -> list[Finding]:
     """Look at the library, the file, and the place where it lies; with `deep` read all of it."""
     quick = [
         library(sqlite3.sqlite_version_info),
@@ -59,7 +59,7 @@ def _durability(database: Database) -> Finding:
     )
 
 
-def _schema(step: Step) -> Finding:
+def _schema(step: Transaction) -> Finding:
     row = step.one(query("session", "version"))
     return Finding("ok", "schema", f"schema {row[0] if row else 0}")
 
@@ -83,7 +83,7 @@ def _room(path: str) -> Finding:
     return Finding("warning", "disk", f"only {free >> 20:,} MiB free", "free some space before enqueueing is refused")
 
 
-def _journal(step: Step) -> Finding:
+def _journal(step: Transaction) -> Finding:
     row = step.one(query("session", "journal"))
     return journal(str(row[0]) if row else "unknown")
 
@@ -128,7 +128,7 @@ def _lock_file(path: str) -> Finding:
     )
 
 
-def _integrity(step: Step) -> Finding:
+def _integrity(step: Transaction) -> Finding:
     row = step.one(query("session", "integrity"))
     if row is not None and row[0] == "ok":
         return Finding("ok", "integrity", "the file is sound")
@@ -140,7 +140,7 @@ def _integrity(step: Step) -> Finding:
     )
 
 
-def _counters(step: Step) -> Finding:
+def _counters(step: Transaction) -> Finding:
     wrong = [row for audit in ("recount", "recount_calls", "recount_keys") for row in step.all(query("tally", audit))]
     if not wrong:
         return Finding("ok", "counters", "the counts agree with the jobs")

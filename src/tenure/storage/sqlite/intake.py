@@ -12,12 +12,12 @@ from tenure.core.lifecycle import State
 from tenure.core.merge import GATHERED_LIMIT, Window, due_at, merge_name, throttle_name
 from tenure.core.order import place
 from tenure.core.transition import collecting, enqueued, merged
-from tenure.storage.protocol import CALLS_KEPT, Receipt, job_topic, queue_topic
+from tenure.storage.protocol import CALLS_KEPT, EnqueueResult, job_topic, queue_topic
 from tenure.storage.sqlite import line, rows, slots
 from tenure.storage.sqlite.moving import drop, expire, find_job, moved, past, taken_in, the_job
 from tenure.storage.sqlite.queries import query
 from tenure.storage.sqlite.settings import recorded
-from tenure.storage.sqlite.step import Step
+from tenure.storage.sqlite.step import Transaction
 
 _REMEMBER = query("enqueue", "remember")
 _REMEMBER_ALIKE = query("enqueue", "remember_alike")
@@ -45,36 +45,36 @@ TOGETHER = 16 << 20
 """After how many bytes of payloads no more jobs are put down by one statement: SQLite refuses too long a value."""
 
 
-def remember_all(step: Step, calls: Sequence[Sequence[NewJob]]) -> list[list[Receipt]]:
+def remember_all(step: Transaction, calls: Sequence[Sequence[NewJob]]) -> list[list[EnqueueResult]]:
     """Remember each job of several calls once; return the receipts of each call.
 
     All of them come at one instant, so calls stand in line by the ids of their jobs, which are made in order.
     """
     jobs = [(offset, new) for call in calls for offset, new in enumerate(call)]
-    receipts: list[Receipt] = []
+    receipts: list[EnqueueResult] = []
     while (done := len(receipts)) < len(jobs):
         alike = _alike(step, jobs, done)
         if alike and _create_alike(step, alike):
-            receipts += [Receipt("created", new.ref) for _, new in alike]
+            receipts += [EnqueueResult("created", new.ref) for _, new in alike]
         else:
             receipts += [remember(step, new, offset) for offset, new in alike or jobs[done : done + 1]]
     each = iter(receipts)
     return [list(islice(each, len(call))) for call in calls]
 
 
-def remember(step: Step, new: NewJob, offset: int) -> Receipt:
+def remember(step: Transaction, new: NewJob, offset: int) -> EnqueueResult:
     """Remember a call, the `offset`-th of several, once."""
     # What comes to no other job and stands under no window is known or not by the statement that puts it down, unless
     # that takes a place in virtual time first.
     plain = new.merge is None and new.throttle is None and not _is_fair(step, new)
     if plain and _create(step, new, None, offset):
-        return Receipt("created", new.ref)
+        return EnqueueResult("created", new.ref)
     known = find_job(step, new.ref)
     if known is None and (answering := taken_in(step, new.ref)) is not None:
         known = find_job(step, answering)
     if known is not None:
         if not past(known[1], step.now):
-            return Receipt("duplicate", known[1].ref)
+            return EnqueueResult("duplicate", known[1].ref)
         drop(step, *known)
     there = _come_to(step, new)
     if there is not None:
@@ -82,21 +82,21 @@ def remember(step: Step, new: NewJob, offset: int) -> Receipt:
     if (refused := _throttled(step, new)) is not None:
         return refused
     _create(step, new, known[1] if known is not None and known[1].ref == new.ref else None, offset)
-    return Receipt("created", new.ref)
+    return EnqueueResult("created", new.ref)
 
 
-def holder(step: Step, job: JobRecord) -> Ref | None:
+def holder(step: Transaction, job: JobRecord) -> Ref | None:
     """Return the unfinished job that holds a job's unique key; what has waited for too long is expired first."""
     return _living(step, job.queue, job.merge) if isinstance(job.merge, UniqueKey) else None
 
 
-def free_window(step: Step, job: JobRecord) -> None:
+def free_window(step: Transaction, job: JobRecord) -> None:
     """Give back the key that a job held for a time, if it still is that job's."""
     if isinstance(job.merge, UniqueKey) and job.merge.window is not None:
         step.run(_FREE_WINDOW, (job.queue, merge_name(job.merge), job.id))
 
 
-def _alike(step: Step, jobs: Sequence[tuple[int, NewJob]], begins: int) -> Sequence[tuple[int, NewJob]]:
+def _alike(step: Transaction, jobs: Sequence[tuple[int, NewJob]], begins: int) -> Sequence[tuple[int, NewJob]]:
     """Return as many of some jobs, from a place on, as differ in little and ask for nothing but a place in line.
 
     None where that is one: a list of one takes the library longer than a row.
@@ -115,7 +115,7 @@ def _alike(step: Step, jobs: Sequence[tuple[int, NewJob]], begins: int) -> Seque
     return jobs[begins:ends] if ends - begins > 1 else ()
 
 
-def _create_alike(step: Step, alike: Sequence[tuple[int, NewJob]]) -> bool:
+def _create_alike(step: Transaction, alike: Sequence[tuple[int, NewJob]]) -> bool:
     """Put down jobs that are alike, each with how many of its call come before it, in one statement.
 
     Says whether it did: it puts down none where one of their ids is known.
@@ -123,7 +123,7 @@ def _create_alike(step: Step, alike: Sequence[tuple[int, NewJob]]) -> bool:
     _, first = alike[0]
     run_at = first.run_at if first.run_at is not None else step.now + first.delay
     at = max(run_at, step.now)
-    payloads = rows.Slices()
+    payloads = rows.ByteSlices()
     calls = rows.listed(
         [
             (
@@ -147,7 +147,7 @@ def _create_alike(step: Step, alike: Sequence[tuple[int, NewJob]]) -> bool:
     return True
 
 
-def _come_to(step: Step, new: NewJob) -> Ref | None:
+def _come_to(step: Transaction, new: NewJob) -> Ref | None:
     """Return the job that a call comes to."""
     if new.merge is None:
         return None
@@ -157,7 +157,7 @@ def _come_to(step: Step, new: NewJob) -> Ref | None:
     return _living(step, new.queue, new.merge)
 
 
-def _living(step: Step, queue: str, key: MergeKey) -> Ref | None:
+def _living(step: Transaction, queue: str, key: MergeKey) -> Ref | None:
     """Return the job that may be come to by a key."""
     asked: dict[str, str | int] = {"queue": queue, "name": merge_name(key), "now": step.now}
     match key:
@@ -181,7 +181,7 @@ def _living(step: Step, queue: str, key: MergeKey) -> Ref | None:
     return None
 
 
-def _window(step: Step, queue: str, name: str, length: int) -> Window | None:
+def _window(step: Transaction, queue: str, name: str, length: int) -> Window | None:
     row = step.one(_WINDOW, (queue, name))
     if row is None or row[0] <= step.now:
         return None
@@ -192,15 +192,15 @@ def _window(step: Step, queue: str, name: str, length: int) -> Window | None:
     return Window(until, jobs, Ref(queue, id_))
 
 
-def _merge(step: Step, new: NewJob, into: Ref, offset: int) -> Receipt:
-    gathered, receipt = 0, Receipt("duplicate", into)
+def _merge(step: Transaction, new: NewJob, into: Ref, offset: int) -> EnqueueResult:
+    gathered, receipt = 0, EnqueueResult("duplicate", into)
     match new.merge:
         case DebounceKey():
             _take_the_place(step, new, into, new.merge, offset)
-            receipt = Receipt("replaced", into)
+            receipt = EnqueueResult("replaced", into)
         case CollectKey():
             gathered = _gather(step, new, into, new.merge, offset)
-            receipt = Receipt("gathered", into)
+            receipt = EnqueueResult("gathered", into)
         case _:
             pass
     if recorded(step, into.queue, _TOLD[receipt.made]):
@@ -208,7 +208,7 @@ def _merge(step: Step, new: NewJob, into: Ref, offset: int) -> Receipt:
     return receipt
 
 
-def _take_the_place(step: Step, new: NewJob, into: Ref, key: DebounceKey, offset: int) -> None:
+def _take_the_place(step: Transaction, new: NewJob, into: Ref, key: DebounceKey, offset: int) -> None:
     """Put a later call in the place of the one that a job was waiting with; the job stays the one it was."""
     seq, old = _there(step, into)
     step.run(_ANSWER_FOR, {"queue": into.queue, "id": new.id, "job": into.id})
@@ -220,7 +220,7 @@ def _take_the_place(step: Step, new: NewJob, into: Ref, key: DebounceKey, offset
     step.run(_STAY, (min(old.created, step.now), into.queue, into.id))
 
 
-def _gather(step: Step, new: NewJob, into: Ref, key: CollectKey, offset: int) -> int:
+def _gather(step: Transaction, new: NewJob, into: Ref, key: CollectKey, offset: int) -> int:
     """Add a call to those that a job has gathered; return how many they are."""
     seq, job = _there(step, into)
     brought = framed(new.payload)
@@ -248,14 +248,14 @@ def _gather(step: Step, new: NewJob, into: Ref, key: CollectKey, offset: int) ->
     return after.gathered
 
 
-def _there(step: Step, ref: Ref) -> tuple[int, JobRecord]:
+def _there(step: Transaction, ref: Ref) -> tuple[int, JobRecord]:
     found = find_job(step, ref)
     if found is None:
         raise AssertionError(f"{ref} holds a key, but is gone")
     return found
 
 
-def _throttled(step: Step, new: NewJob) -> Receipt | None:
+def _throttled(step: Transaction, new: NewJob) -> EnqueueResult | None:
     """Count a job against the window of its key, or return what a call is told that finds it full."""
     asked = new.throttle
     if asked is None:
@@ -271,10 +271,10 @@ def _throttled(step: Step, new: NewJob) -> Receipt | None:
     wait = window.until - step.now
     if recorded(step, new.queue, "throttled"):
         step.record(JobThrottled(queue=new.queue, id=new.id, task=new.task, key=asked.key, retry_in=wait / 1_000_000))
-    return Receipt("throttled", window.ref, wait)
+    return EnqueueResult("throttled", window.ref, wait)
 
 
-def _create(step: Step, new: NewJob, before: JobRecord | None, offset: int) -> bool:
+def _create(step: Transaction, new: NewJob, before: JobRecord | None, offset: int) -> bool:
     """Put down a new job, after the one that had its id before; say whether the id was new."""
     run_at = new.run_at if new.run_at is not None else step.now + new.delay
     if isinstance(new.merge, DebounceKey | CollectKey):
@@ -295,7 +295,7 @@ def _create(step: Step, new: NewJob, before: JobRecord | None, offset: int) -> b
     return True
 
 
-def _put(step: Step, new: NewJob, run_at: int, offset: int) -> bool:
+def _put(step: Transaction, new: NewJob, run_at: int, offset: int) -> bool:
     """Let a job come into line, or wait until it is due; say whether its id was new."""
     row = rows.wished(new, run_at, step.now, _score(step, new, run_at, offset))
     queue, name, *columns = row
@@ -308,7 +308,7 @@ def _put(step: Step, new: NewJob, run_at: int, offset: int) -> bool:
     return True
 
 
-def _score(step: Step, job: NewJob | JobRecord, run_at: int, offset: int) -> int:
+def _score(step: Transaction, job: NewJob | JobRecord, run_at: int, offset: int) -> int:
     """Return the score of a job that comes into line, or waits until it is due."""
     # The jobs of one call are a microsecond apart, so that they stay in the order they were given.
     at = max(run_at, step.now) + offset
@@ -317,6 +317,6 @@ def _score(step: Step, job: NewJob | JobRecord, run_at: int, offset: int) -> int
     return line.score(step, job, at)
 
 
-def _is_fair(step: Step, job: NewJob | JobRecord) -> bool:
+def _is_fair(step: Transaction, job: NewJob | JobRecord) -> bool:
     """Say whether a job may get a virtual instant when it comes into line."""
     return job.fair_key is not None or step.line(job.queue).fairness is not None

@@ -11,13 +11,13 @@ from tenure.core.settlement import handed_back
 from tenure.storage.protocol import WORKER_KEPT
 from tenure.storage.sqlite.moving import find_job
 from tenure.storage.sqlite.settling import settle
-from tenure.storage.sqlite.step import Lanes, Step
+from tenure.storage.sqlite.step import Lanes, Transaction
 
 _KEPT = 64
 """Above this number of lanes those that have not been heard of for long are forgotten."""
 
 
-def has_seen(step: Step, owner: Owner, lane: Lane) -> bool:
+def has_seen(step: Transaction, owner: Owner, lane: Lane) -> bool:
     """Return True if a call's number was seen before; if not, hand back what earlier calls lost."""
     if step.lane(owner.id, lane.id).has_seen(lane):
         return True
@@ -25,7 +25,7 @@ def has_seen(step: Step, owner: Owner, lane: Lane) -> bool:
     return False
 
 
-def hand_back(step: Step, owner: Owner, lane: Lane) -> None:
+def hand_back(step: Transaction, owner: Owner, lane: Lane) -> None:
     """Hand back what calls of a lane gave out that are over and were not answered."""
     known = step.lane(owner.id, lane.id)
     lost = [(found[1], fence) for ref, fence in known.lost(lane) if (found := find_job(step, ref)) is not None]
@@ -41,7 +41,7 @@ def hand_back(step: Step, owner: Owner, lane: Lane) -> None:
     step.lanes[owner.id, lane.id] = known.over(lane, step.now)
 
 
-def keep(lanes: Lanes, step: Step) -> None:
+def keep(lanes: Lanes, step: Transaction) -> None:
     """Keep what a transaction has changed, now that it is committed."""
     lanes |= step.lanes
     if step.lanes and len(lanes) > _KEPT:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from tenure.core.job import JobRecord, NewJob
 from tenure.core.order import Fairness, place
 from tenure.storage.sqlite.queries import query
-from tenure.storage.sqlite.step import Line, Step
+from tenure.storage.sqlite.step import FairQueueState, Transaction
 
 _WAITS = query("line", "waits")
 _TENANT_WAITS = query("line", "tenant_waits")
@@ -18,7 +18,7 @@ _TAG = query("line", "tag")
 _FORGET = tuple(query("line", name) for name in ("forget_front", "forget_reached", "forget_tags"))
 
 
-def score(step: Step, job: NewJob | JobRecord, at: int) -> int:
+def score(step: Transaction, job: NewJob | JobRecord, at: int) -> int:
     """Return the score of a job that comes into its queue's line, as if at an instant; it must do so next."""
     line = step.line(job.queue)
     fair = is_fair(step, job.queue)
@@ -33,7 +33,7 @@ def score(step: Step, job: NewJob | JobRecord, at: int) -> int:
     return place(at, boost=job.boost)
 
 
-def is_fair(step: Step, queue: str) -> bool:
+def is_fair(step: Transaction, queue: str) -> bool:
     """Say whether those who come into a line get virtual instants; where nobody waits, all of it is forgotten."""
     line = step.line(queue)
     if line.fairness is not None and not _anybody_waits(step, queue, line):
@@ -43,20 +43,20 @@ def is_fair(step: Step, queue: str) -> bool:
     return line.fairness is not None
 
 
-def forget(step: Step, queue: str) -> None:
+def forget(step: Transaction, queue: str) -> None:
     """Forget how far a line has got in virtual time."""
     for statement in _FORGET:
         step.run(statement, (queue,))
 
 
-def reached(step: Step, queue: str, boost: int) -> int:
+def reached(step: Transaction, queue: str, boost: int) -> int:
     """Return which instant a line has got to for jobs of a priority."""
     line = step.line(queue)
     _look_up_reached(step, queue, line, boost)
     return step.now if line.fairness is None else line.fairness.start(boost)
 
 
-def given_out(step: Step, queue: str, jobs: Iterable[JobRecord]) -> None:
+def given_out(step: Transaction, queue: str, jobs: Iterable[JobRecord]) -> None:
     """Note how far a line has got in virtual time with these jobs, where they count in that."""
     line = step.line(queue)
     if line.fairness is not None:
@@ -66,7 +66,7 @@ def given_out(step: Step, queue: str, jobs: Iterable[JobRecord]) -> None:
                 line.fairness.given_out(job.score, job.boost)
 
 
-def _tag(step: Step, job: NewJob | JobRecord, line: Line, fairness: Fairness) -> int:
+def _tag(step: Transaction, job: NewJob | JobRecord, line: FairQueueState, fairness: Fairness) -> int:
     """Return the virtual instant of a tenant's next job."""
     key = job.fair_key or ""
     _look_up_reached(step, job.queue, line, job.boost)
@@ -78,7 +78,7 @@ def _tag(step: Step, job: NewJob | JobRecord, line: Line, fairness: Fairness) ->
     return fairness.tag(key, boost=job.boost, weight=job.weight, waits=waits)
 
 
-def _look_up_reached(step: Step, queue: str, line: Line, boost: int) -> None:
+def _look_up_reached(step: Transaction, queue: str, line: FairQueueState, boost: int) -> None:
     if line.fairness is None or line.written is None or boost in line.fairness.reached:
         return
     row = step.one(_REACHED, (queue, boost))
@@ -86,7 +86,7 @@ def _look_up_reached(step: Step, queue: str, line: Line, boost: int) -> None:
         line.fairness.reached[boost] = line.written.reached[boost] = row[0]
 
 
-def _look_up_tag(step: Step, queue: str, line: Line, lane: tuple[int, str]) -> None:
+def _look_up_tag(step: Transaction, queue: str, line: FairQueueState, lane: tuple[int, str]) -> None:
     if line.fairness is None or line.written is None or lane in line.fairness.tags:
         return
     row = step.one(_TAG, (queue, *lane))
@@ -94,11 +94,11 @@ def _look_up_tag(step: Step, queue: str, line: Line, lane: tuple[int, str]) -> N
         line.fairness.tags[lane] = line.written.tags[lane] = row[0]
 
 
-def _tenant_waits(step: Step, queue: str, line: Line, lane: tuple[int, str]) -> bool:
+def _tenant_waits(step: Transaction, queue: str, line: FairQueueState, lane: tuple[int, str]) -> bool:
     return lane in line.tenants or step.one(_TENANT_WAITS, (queue, *lane)) == (1,)
 
 
-def _anybody_waits(step: Step, queue: str, line: Line) -> bool:
+def _anybody_waits(step: Transaction, queue: str, line: FairQueueState) -> bool:
     if not line.waits:
         line.waits = step.one(_WAITS, (queue,)) == (1,)
     return line.waits

@@ -9,7 +9,7 @@ from tenure.storage.protocol import PLACE_LIMIT, Settings
 from tenure.storage.sqlite import rates, rows
 from tenure.storage.sqlite.queries import query
 from tenure.storage.sqlite.settings import queue_settings
-from tenure.storage.sqlite.step import Step
+from tenure.storage.sqlite.step import Transaction
 from tenure.storage.sqlite.unknown import first_seqs, known_places
 
 _COMING = query("exchange", "coming")
@@ -17,10 +17,10 @@ _IN_LINE = query("exchange", "in_line")
 _GLANCE = query("exchange", "glance")
 
 
-class Lookout:
+class ReadyQueues:
     """The queues of an order as they are when it is made; `look_again` where any of them may have changed since."""
 
-    def __init__(self, step: Step, queues: Sequence[str], tasks: Mapping[str, int] | None) -> None:
+    def __init__(self, step: Transaction, queues: Sequence[str], tasks: Mapping[str, int] | None) -> None:
         self._step = step
         self._queues = queues
         self._listed = rows.names(queues)

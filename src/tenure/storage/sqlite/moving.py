@@ -13,7 +13,7 @@ from tenure.storage.sqlite import rates, rows, slots
 from tenure.storage.sqlite.queries import query
 from tenure.storage.sqlite.rows import Row
 from tenure.storage.sqlite.settings import recorded
-from tenure.storage.sqlite.step import Step
+from tenure.storage.sqlite.step import Transaction
 
 _JOB = query("get", "job")
 _BY_SEQ = query("get", "by_seq")
@@ -29,13 +29,13 @@ _FORGET_SLOTS = query("mend", "forget_slots")
 logger = logging.getLogger("tenure")
 
 
-def find_job(step: Step, ref: Ref) -> tuple[int, JobRecord] | None:
+def find_job(step: Transaction, ref: Ref) -> tuple[int, JobRecord] | None:
     """Return a job's seq and record, of one that collects without what it has gathered."""
     row = step.one(_JOB, (ref.queue, ref.id))
     return None if row is None else (row[0], _read(step, row))
 
 
-def the_job(step: Step, seq: int) -> JobRecord:
+def the_job(step: Transaction, seq: int) -> JobRecord:
     """Return the record of a job that is there, as this transaction has left it; without what it has gathered."""
     row = step.one(_BY_SEQ, (seq,))
     if row is None:
@@ -43,7 +43,7 @@ def the_job(step: Step, seq: int) -> JobRecord:
     return _read(step, row)
 
 
-def whole(step: Step, row: Row) -> JobRecord:
+def whole(step: Transaction, row: Row) -> JobRecord:
     """Return the record that a row of `job` holds, with all that it has gathered."""
     job = _read(step, row)
     if not job.gathered:
@@ -52,7 +52,7 @@ def whole(step: Step, row: Row) -> JobRecord:
     return structs.replace(job, payload=b"".join(payload for (payload,) in calls))
 
 
-def _read(step: Step, row: Row) -> JobRecord:
+def _read(step: Transaction, row: Row) -> JobRecord:
     """Return the record that a row holds. One that cannot be read is mended, where this step may write."""
     job, flaws = rows.checked(row)
     if flaws is not None and step.mends:
@@ -60,7 +60,7 @@ def _read(step: Step, row: Row) -> JobRecord:
     return job
 
 
-def _mend(step: Step, row: Row, job: JobRecord, flaws: str) -> None:
+def _mend(step: Transaction, row: Row, job: JobRecord, flaws: str) -> None:
     """Put neutral values in the place of what cannot be read, and an error into the record that says so.
 
     With the error the job fails at its next run, instead of running with neutral values.
@@ -98,7 +98,7 @@ def _mend(step: Step, row: Row, job: JobRecord, flaws: str) -> None:
     step.recounted.add(job.queue)
 
 
-def taken_in(step: Step, call: Ref) -> Ref | None:
+def taken_in(step: Transaction, call: Ref) -> Ref | None:
     """Return the job that has taken in a call."""
     row = step.one(_TAKEN_IN, (call.queue, call.id))
     return None if row is None else Ref(call.queue, row[0])
@@ -109,7 +109,7 @@ def past(job: JobRecord, now: int) -> bool:
     return job.state is State.COMPLETED and job.kept_until is not None and job.kept_until <= now
 
 
-def moved(step: Step, job: JobRecord, to: State | None) -> None:
+def moved(step: Transaction, job: JobRecord, to: State | None) -> None:
     """Note all that goes with a job's move out of a state that is not active; `to`: None where it is forgotten."""
     step.moved(job.queue, left=job.state, to=to)
     if job.parked_under is not None and to is not State.WAITING:
@@ -126,7 +126,7 @@ def moved(step: Step, job: JobRecord, to: State | None) -> None:
         slots.offer_place(step, job)
 
 
-def drop(step: Step, seq: int, job: JobRecord) -> int:
+def drop(step: Transaction, seq: int, job: JobRecord) -> int:
     """Forget a job that is not active, with its runs, its log and the calls that it has taken in.
 
     Returns how many calls it answered for, its own among them.
@@ -141,7 +141,7 @@ def drop(step: Step, seq: int, job: JobRecord) -> int:
     return calls
 
 
-def expire(step: Step, seq: int, job: JobRecord) -> int:
+def expire(step: Transaction, seq: int, job: JobRecord) -> int:
     """End a job that is too old to start, or forget it at once; return 1, or how many calls went with it."""
     calls = 1
     if job.policy.on_expire == "discard":
@@ -157,7 +157,7 @@ def expire(step: Step, seq: int, job: JobRecord) -> int:
     return calls
 
 
-def tell_if_drained(step: Step, queue: str) -> None:
+def tell_if_drained(step: Transaction, queue: str) -> None:
     """Record that no job of a queue is unfinished, where that is asked for."""
     if recorded(step, queue, "queue_drained") and not step.unfinished(queue):
         step.record(QueueDrained(queue=queue))

@@ -8,7 +8,7 @@ LOOKS = 20
 """So many quick looks, a tenth of a second, before the rests grow."""
 
 
-class Pace:
+class PollInterval:
     """The rest before the next look."""
 
     def __init__(self) -> None:

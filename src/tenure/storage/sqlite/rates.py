@@ -11,12 +11,12 @@ from msgspec import MsgspecError
 
 from tenure.core import rate as rule
 from tenure.core.job import JobRecord, NewJob, RateKey
-from tenure.core.rate import Taken
+from tenure.core.rate import RateReservation
 from tenure.storage.protocol import PROMOTE_LIMIT, RATE, SCAN_LIMIT, queue_topic
 from tenure.storage.sqlite import rows
 from tenure.storage.sqlite.queries import query
 from tenure.storage.sqlite.settings import setting
-from tenure.storage.sqlite.step import Step
+from tenure.storage.sqlite.step import Transaction
 
 _NOTE_OPENING = query("rates", "note_opening")
 _OPENING_AHEAD = query("rates", "opening_ahead")
@@ -30,12 +30,12 @@ _OF_TASKS_BETWEEN = (("task:", "task;"), ("task/", "task0"))
 """Where the names lie that begin with "task:" or "task/"."""
 
 
-def of(step: Step, job: NewJob | JobRecord) -> list[RateKey]:
+def of(step: Transaction, job: NewJob | JobRecord) -> list[RateKey]:
     """Return the rates that a job's start takes time of: its own, those of its task replaced by its setting."""
     return _of(step, job.task, job.rates)
 
 
-def closed(step: Step, job: JobRecord) -> str | None:
+def closed(step: Transaction, job: JobRecord) -> str | None:
     """Return what a job must be parked under before its rates let it start, None where they all do."""
     for rate in of(step, job):
         if rule.opens_at(step.rate(job.queue, rate.name).taken, rate, step.now) > step.now:
@@ -43,19 +43,19 @@ def closed(step: Step, job: JobRecord) -> str | None:
     return None
 
 
-def of_queue(step: Step, queue: str) -> RateKey | None:
+def of_queue(step: Transaction, queue: str) -> RateKey | None:
     """Return the rate that a queue is set, None where it is free."""
     rate = setting(step, "queue", queue).rate
     return rate if rate is not None and rate.interval else None
 
 
-def free(step: Step, queue: str) -> int:
+def free(step: Transaction, queue: str) -> int:
     """Return how many jobs may start now by the queue's own rate, or may be looked at where it has none."""
     rate = of_queue(step, queue)
     return SCAN_LIMIT if rate is None else rule.free(step.rate(queue, rate.name).taken, rate, step.now)
 
 
-def take(step: Step, job: JobRecord) -> None:
+def take(step: Transaction, job: JobRecord) -> None:
     """Take the time of a start."""
     told = of_queue(step, job.queue)
     for rate in [*of(step, job), *(() if told is None else (told,))]:
@@ -63,19 +63,19 @@ def take(step: Step, job: JobRecord) -> None:
         known.taken = rule.taken(known.taken, rate, step.now)
 
 
-def give_back(step: Step, job: JobRecord) -> None:
+def give_back(step: Transaction, job: JobRecord) -> None:
     """Give back the time of a start in vain, so that the next job may start that much earlier."""
     told = of_queue(step, job.queue)
     for rate in [*of(step, job), *(() if told is None else (told,))]:
         known = step.rate(job.queue, rate.name)
         if known.taken.until > step.now:
             more = rule.regained(rate, job.started or step.now, step.now)
-            known.taken = Taken(known.taken.until - more, known.taken.reach)
+            known.taken = RateReservation(known.taken.until - more, known.taken.reach)
             if known.opens is not None:
                 _note(step, job.queue, RATE + rate.name, known.opens - more)
 
 
-def room(step: Step, queue: str, under: str) -> int:
+def room(step: Transaction, queue: str, under: str) -> int:
     """Return how many of those parked under a rate may start now: all, where the first of them has it no more."""
     found, rate = _first(step, queue, under)
     if not found:
@@ -83,14 +83,14 @@ def room(step: Step, queue: str, under: str) -> int:
     return SCAN_LIMIT if rate is None else rule.free(step.rate(queue, rate.name).taken, rate, step.now)
 
 
-def opened(step: Step, queue: str) -> list[str]:
+def opened(step: Transaction, queue: str) -> list[str]:
     """Return what those are parked under whose rates let somebody start by now."""
     if not step.line(queue).opening:
         return []
     return [RATE + name for (name,) in step.all(_OPEN, (queue, step.now, PROMOTE_LIMIT))]
 
 
-def starts(step: Step, queue: str, under: str, limit: int, *, anew: bool) -> tuple[int, Taken | None]:
+def starts(step: Transaction, queue: str, under: str, limit: int, *, anew: bool) -> tuple[int, RateReservation | None]:
     """Return how many of those parked under a rate are to be let in now, and how far its time is taken by them.
 
     Those let in before are taken to have started, though they may stand in line (`anew`: none of them does any more):
@@ -105,7 +105,7 @@ def starts(step: Step, queue: str, under: str, limit: int, *, anew: bool) -> tup
     return room, rule.taken(so_far, rate, step.now, starts=room)
 
 
-def note_opening(step: Step, queue: str, under: str, *, so_far: Taken | None = None) -> None:
+def note_opening(step: Transaction, queue: str, under: str, *, so_far: RateReservation | None = None) -> None:
     """Note when a rate lets the first of those start who are parked under it, or that there is nobody any more.
 
     `so_far`: how far its time is taken with those that were let in.
@@ -119,31 +119,31 @@ def note_opening(step: Step, queue: str, under: str, *, so_far: Taken | None = N
     _note(step, queue, under, opens)
 
 
-def forget_opening(step: Step, queue: str, under: str) -> None:
+def forget_opening(step: Transaction, queue: str, under: str) -> None:
     """Forget when a rate opens, once the last job that was parked under it is gone: nobody asks any more."""
     if not _first(step, queue, under)[0]:
         _note(step, queue, under, None)
 
 
-def retune(step: Step, rate: RateKey, queues: Iterable[str]) -> None:
+def retune(step: Transaction, rate: RateKey, queues: Iterable[str]) -> None:
     """Go by the new pace of a rate."""
     for queue in queues:
         known = step.rate(queue, rate.name)
         known.taken = rule.retuned(known.taken, rate, step.now)
 
 
-def queues_of(step: Step, rate: RateKey) -> list[str]:
+def queues_of(step: Transaction, rate: RateKey) -> list[str]:
     """Return the queues in which time of a rate is taken."""
     return [queue for (queue,) in step.all(_RETUNED, (rate.name,))]
 
 
-def of_task(step: Step, queue: str, task: str) -> list[str]:
+def of_task(step: Transaction, queue: str, task: str) -> list[str]:
     """Return what jobs are parked under by the rates that are a task's own."""
     names = [name for kind in _OF_TASKS_BETWEEN for (name,) in step.all(_OF_TASKS, (queue, *kind))]
     return [RATE + name for name in names if rule.is_of_task(name, task)]
 
 
-def look_anew(step: Step) -> None:
+def look_anew(step: Transaction) -> None:
     """Let the next claims look at all who wait for a rate: when it opens was told before the clock was set back."""
     step.write_down()
     for (queue,) in step.all(_OPENING_AHEAD, (step.now,)):
@@ -152,18 +152,18 @@ def look_anew(step: Step) -> None:
     step.forget_rates()
 
 
-def opens_at(step: Step, queue: str) -> int:
+def opens_at(step: Transaction, queue: str) -> int:
     """Return when a queue's own rate lets the next of its jobs start."""
     rate = of_queue(step, queue)
     return step.now if rate is None else rule.opens_at(step.rate(queue, rate.name).taken, rate, step.now)
 
 
-def names(step: Step, job: NewJob | JobRecord) -> Iterable[str]:
+def names(step: Transaction, job: NewJob | JobRecord) -> Iterable[str]:
     """Return what a job may be parked under by its rates."""
     return (RATE + rate.name for rate in of(step, job))
 
 
-def _note(step: Step, queue: str, under: str, opens: int | None) -> None:
+def _note(step: Transaction, queue: str, under: str, opens: int | None) -> None:
     known = step.rate(queue, under.removeprefix(RATE))
     if opens != known.opens:
         known.opens = opens
@@ -171,7 +171,7 @@ def _note(step: Step, queue: str, under: str, opens: int | None) -> None:
         step.line(queue).opening = True
 
 
-def _of(step: Step, task: str, rates: Iterable[RateKey]) -> list[RateKey]:
+def _of(step: Transaction, task: str, rates: Iterable[RateKey]) -> list[RateKey]:
     return rule.heeded(rates, setting(step, "task", task).rate, task)
 
 
@@ -183,7 +183,7 @@ def _read(written: str | None) -> Sequence[RateKey]:
         return ()
 
 
-def _first(step: Step, queue: str, under: str) -> tuple[bool, RateKey | None]:
+def _first(step: Transaction, queue: str, under: str) -> tuple[bool, RateKey | None]:
     """Say whether anybody is parked under a rate, and return that of the first of them, None where it is gone."""
     row = step.one(_FIRST, (queue, under))
     if row is None:

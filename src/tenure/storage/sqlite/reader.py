@@ -8,8 +8,8 @@ from typing import TypeVar
 from tenure.clock import Clock
 from tenure.storage.sqlite import wall
 from tenure.storage.sqlite.queries import query
-from tenure.storage.sqlite.session import Session
-from tenure.storage.sqlite.step import Step
+from tenure.storage.sqlite.session import ThreadConnection
+from tenure.storage.sqlite.step import Transaction
 
 T = TypeVar("T")
 
@@ -17,16 +17,16 @@ _READ = query("session", "read")
 _COMMIT = query("session", "commit")
 
 
-class Reading:
+class DatabaseReader:
     """Answers from one consistent state of the database each."""
 
-    def __init__(self, path: str, session: Session, clock: Clock) -> None:
+    def __init__(self, path: str, session: ThreadConnection, clock: Clock) -> None:
         self._path = path
         self._session = session
         self._clock = clock
         self._thread: ThreadPoolExecutor | None = None
 
-    async def read(self, ask: Callable[[Step], T]) -> T:
+    async def read(self, ask: Callable[[Transaction], T]) -> T:
         """Return the answer to a question."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "tenure-sqlite-reader")
@@ -48,13 +48,13 @@ class Reading:
         """Begin anew, as after a fork."""
         self._thread = None
 
-    def _ask(self, ask: Callable[[Step], T]) -> T:
+    def _ask(self, ask: Callable[[Transaction], T]) -> T:
         with self._session.gate:
             try:
                 connection = self._session.use()
                 connection.execute(_READ)
                 try:
-                    step = Step(connection)
+                    step = Transaction(connection)
                     step.now = self._clock.now()
                     return ask(step)
                 finally:

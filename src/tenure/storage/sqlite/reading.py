@@ -15,10 +15,10 @@ from tenure.storage.protocol import (
     EVENT_LOAN,
     EVENTS_END,
     EventPage,
+    EventReader,
     Page,
     Query,
     QueueSurvey,
-    Reader,
     Settings,
     Survey,
     WorkerInfo,
@@ -27,7 +27,7 @@ from tenure.storage.protocol import (
 from tenure.storage.sqlite import rows, settings, unknown
 from tenure.storage.sqlite.moving import past, taken_in, whole
 from tenure.storage.sqlite.queries import query
-from tenure.storage.sqlite.step import Step
+from tenure.storage.sqlite.step import Transaction
 from tenure.storage.sqlite.sweeping import reigning
 from tenure.storage.sqlite.timetable import schedules
 
@@ -54,12 +54,12 @@ _NONE = Settings()
 _info = msgspec.json.Decoder(WorkerInfo).decode
 
 
-def get(step: Step, refs: Sequence[Ref]) -> list[JobDetail | None]:
+def get(step: Transaction, refs: Sequence[Ref]) -> list[JobDetail | None]:
     """Return each job with its runs and log."""
     return [_detail(step, ref) for ref in refs]
 
 
-def find(step: Step, asked: Query) -> Page:
+def find(step: Transaction, asked: Query) -> Page:
     """Return one page of records, newest first."""
     before = place_of(asked.after) if asked.after is not None else _NEWEST
     seqs = _matches(step, asked, before, asked.limit + 1)
@@ -68,7 +68,7 @@ def find(step: Step, asked: Query) -> Page:
     return Page(tuple(whole(step, row) for row in found), str(shown[-1]) if len(seqs) > len(shown) else None)
 
 
-def survey(step: Step, queues: Sequence[str]) -> Survey:
+def survey(step: Transaction, queues: Sequence[str]) -> Survey:
     """Return counts and workers at a glance."""
     now = step.now
     counts: defaultdict[str, dict[str, int]] = defaultdict(dict)
@@ -101,7 +101,7 @@ def survey(step: Step, queues: Sequence[str]) -> Survey:
     )
 
 
-def events(step: Step, cursor: str | None, limit: int, of: Ref | None = None) -> EventPage:
+def events(step: Transaction, cursor: str | None, limit: int, of: Ref | None = None) -> EventPage:
     """Return what happened after the cursor."""
     if cursor == EVENTS_END:
         return EventPage((), str(_bounds(step)[1]))
@@ -110,7 +110,7 @@ def events(step: Step, cursor: str | None, limit: int, of: Ref | None = None) ->
     return _read(step, place_of(cursor) if cursor else 0, limit, of)
 
 
-def lend_events(step: Step, cursor: str | None, limit: int, reader: Reader) -> EventPage:
+def lend_events(step: Transaction, cursor: str | None, limit: int, reader: EventReader) -> EventPage:
     """Return the next batch of a named reader, lent to this caller alone, and keep its place."""
     handled = place_of(cursor) if cursor else 0
     if handled > _bounds(step)[1] or step.one(_READER, (reader.name,)) is None:
@@ -129,7 +129,7 @@ def lend_events(step: Step, cursor: str | None, limit: int, reader: Reader) -> E
     return page
 
 
-def nothing_to_lend(step: Step, cursor: str | None, limit: int, reader: Reader) -> EventPage | None:
+def nothing_to_lend(step: Transaction, cursor: str | None, limit: int, reader: EventReader) -> EventPage | None:
     """Return the answer to a named reader's call that changes nothing, or None where it may change something."""
     row = step.one(_READER, (reader.name,))
     if row is None:
@@ -143,7 +143,7 @@ def nothing_to_lend(step: Step, cursor: str | None, limit: int, reader: Reader) 
     return page if page is not None and not page.events else None
 
 
-def _detail(step: Step, ref: Ref) -> JobDetail | None:
+def _detail(step: Transaction, ref: Ref) -> JobDetail | None:
     row = step.one(_JOB, (ref.queue, ref.id))
     if row is None and (answering := taken_in(step, ref)) is not None:
         row = step.one(_JOB, (answering.queue, answering.id))
@@ -159,7 +159,7 @@ def _detail(step: Step, ref: Ref) -> JobDetail | None:
     )
 
 
-def _matches(step: Step, asked: Query, before: int, limit: int) -> list[int]:
+def _matches(step: Transaction, asked: Query, before: int, limit: int) -> list[int]:
     """Return the seqs of the newest matches: from the index of each queue and state, or all of them in order."""
     values = {
         "tasks": _named(asked.tasks),
@@ -201,7 +201,7 @@ def _named(names: Sequence[str]) -> str | None:
     return rows.names(names) if names else None
 
 
-def _oldest(step: Step, queue: str) -> int | None:
+def _oldest(step: Transaction, queue: str) -> int | None:
     row = step.one(_OLDEST, (queue,))
     return None if row is None or row[0] is None else max(0, step.now - row[0])
 
@@ -229,7 +229,7 @@ def _worker(row: rows.Row, now: int) -> WorkerSurvey:
     )
 
 
-def _place(step: Step, reader: Reader, cursor: str | None) -> rows.Row:
+def _place(step: Transaction, reader: EventReader, cursor: str | None) -> rows.Row:
     row = step.one(_READER, (reader.name,))
     if row is not None:
         return row
@@ -240,12 +240,12 @@ def _place(step: Step, reader: Reader, cursor: str | None) -> rows.Row:
     return (last if reader.begin is None else min(place_of(reader.begin), last), None, 0)
 
 
-def _lent_elsewhere(step: Step, reader: Reader, lent_to: str | None, until: int) -> bool:
+def _lent_elsewhere(step: Transaction, reader: EventReader, lent_to: str | None, until: int) -> bool:
     # A loan that ends further ahead than it is long was made before the clock was set back.
     return lent_to not in (None, reader.caller) and until - EVENT_LOAN <= step.now < until
 
 
-def _read(step: Step, cursor: int, limit: int, of: Ref | None = None) -> EventPage:
+def _read(step: Transaction, cursor: int, limit: int, of: Ref | None = None) -> EventPage:
     told: list[AnyEvent] = []
     trimmed, last = _bounds(step)
     # A place behind the end was given before the storage was put back to an earlier state.
@@ -259,7 +259,7 @@ def _read(step: Step, cursor: int, limit: int, of: Ref | None = None) -> EventPa
     return EventPage(tuple(told), str(looked_to if len(found) >= limit else max(looked_to, last)))
 
 
-def _before(step: Step, instant: int) -> int:
+def _before(step: Transaction, instant: int) -> int:
     """Return the cursor of the last event that was recorded before an instant: by halving, for the log may be long."""
     low, high = _bounds(step)
     while low < high:
@@ -272,6 +272,6 @@ def _before(step: Step, instant: int) -> int:
     return low
 
 
-def _bounds(step: Step) -> tuple[int, int]:
+def _bounds(step: Transaction) -> tuple[int, int]:
     row = step.one(_BOUNDS)
     return (0, 0) if row is None else (row[0], row[1])

@@ -4,17 +4,17 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tenure.core.job import Logged, Owner, Ref
+from tenure.core.job import LogPosition, Owner, Ref
 from tenure.core.lease import lease_end, renewed_limits
 from tenure.core.partition import IDENTITY_LOST, PartitionState
 from tenure.core.transition import progressed, refused
-from tenure.storage.protocol import LOG_LINES_KEPT, Beat, Cancelling, Pulse, Renewal
+from tenure.storage.protocol import LOG_LINES_KEPT, CancelRequest, LeaseRenewal, RenewRequest, RenewResult
 from tenure.storage.sqlite import lanes, rows
 from tenure.storage.sqlite.moving import find_job
 from tenure.storage.sqlite.queries import query
 from tenure.storage.sqlite.rows import Row
 from tenure.storage.sqlite.settings import recorded, setting
-from tenure.storage.sqlite.step import Step
+from tenure.storage.sqlite.step import Transaction
 
 _STANDING = query("renew", "standing")
 _EXTEND = query("renew", "extend")
@@ -34,10 +34,10 @@ _IDENTIFY = query("renew", "identify")
 _encode = msgspec.json.Encoder().encode
 
 
-def renew(step: Step, beat: Beat) -> Pulse:
+def renew(step: Transaction, beat: RenewRequest) -> RenewResult:
     """Remember that an owner lives, and extend every lease it names that nobody has taken."""
     lost: list[tuple[Ref, int]] = []
-    cancelling: list[Cancelling] = []
+    cancelling: list[CancelRequest] = []
     for asked in beat.renewals:
         of_run = asked.ref.queue, asked.ref.id, asked.fence, beat.owner.id
         row = step.one(_STANDING, of_run)
@@ -51,17 +51,17 @@ def renew(step: Step, beat: Beat) -> Pulse:
             continue
         cancel_at, cancel_reason = _extend(step, asked, row)
         if cancel_at is not None:
-            cancelling.append(Cancelling(asked.ref, asked.fence, cancel_reason))
+            cancelling.append(CancelRequest(asked.ref, asked.fence, cancel_reason))
     for lane in beat.lanes:
         lanes.hand_back(step, beat.owner, lane)
     partitions = () if beat.seen is None else (_partition(step, beat.seen),)
     orders = setting(step, "worker", beat.owner.id)
     _remember(step, beat, _announce(step, beat))
     told = tuple(name for name in ("quiet", "stop") if getattr(orders, name))
-    return Pulse(tuple(lost), tuple(cancelling), told, partitions=partitions)
+    return RenewResult(tuple(lost), tuple(cancelling), told, partitions=partitions)
 
 
-def _partition(step: Step, states: Sequence[PartitionState]) -> PartitionState:
+def _partition(step: Transaction, states: Sequence[PartitionState]) -> PartitionState:
     """Return the state of the database, and write its identity again if that is missing."""
     step.write_down()
     seen = states[0] if states else PartitionState("*", "", 0)
@@ -85,14 +85,14 @@ def _partition(step: Step, states: Sequence[PartitionState]) -> PartitionState:
     )
 
 
-def _refuse(step: Step, owner: Owner, asked: Renewal) -> None:
+def _refuse(step: Transaction, owner: Owner, asked: LeaseRenewal) -> None:
     found = find_job(step, asked.ref)
     # A run that this owner has settled meanwhile is not lost: beat and settlement crossed.
     if found is not None and found[1].settled_fence != asked.fence:
         step.record(refused(found[1], owner.id, asked.fence, "renew"))
 
 
-def _extend(step: Step, asked: Renewal, row: Row) -> Row:
+def _extend(step: Transaction, asked: LeaseRenewal, row: Row) -> Row:
     """Extend the run that the row is of, if that is asked for; return when and why it was asked to stop."""
     now = step.now
     seq, run, started, lease, start_grace, timeout, deadline, heartbeat_timeout, *rest = row
@@ -131,13 +131,13 @@ def _extend(step: Step, asked: Renewal, row: Row) -> Row:
     return cancel_at, cancel_reason
 
 
-def _tell(step: Step, ref: Ref, progress: float, note: str | None) -> None:
+def _tell(step: Transaction, ref: Ref, progress: float, note: str | None) -> None:
     if recorded(step, ref.queue, "progressed") and (found := find_job(step, ref)) is not None:
         step.record(progressed(found[1], progress, note))
 
 
-def _keep_log(step: Step, seq: int, run: int, asked: Renewal) -> None:
-    last = Logged(*(step.one(_LOGGED, (seq,)) or ()))
+def _keep_log(step: Transaction, seq: int, run: int, asked: LeaseRenewal) -> None:
+    last = LogPosition(*(step.one(_LOGGED, (seq,)) or ()))
     new: list[Row] = []
     for line in asked.log:
         if not line.number or (run, line.number) > (last.run, last.number):
@@ -149,7 +149,7 @@ def _keep_log(step: Step, seq: int, run: int, asked: Renewal) -> None:
         step.run(_TRIM_LOG, {"seq": seq, "kept": LOG_LINES_KEPT})
 
 
-def _announce(step: Step, beat: Beat) -> int:
+def _announce(step: Transaction, beat: RenewRequest) -> int:
     """Record the events that have not been recorded before; return the number of the last one, 0 if none is new."""
     first = beat.first_event
     if not beat.events or first is None:
@@ -164,7 +164,7 @@ def _announce(step: Step, beat: Beat) -> int:
     return first + len(beat.events) - 1
 
 
-def _remember(step: Step, beat: Beat, announced: int) -> None:
+def _remember(step: Transaction, beat: RenewRequest, announced: int) -> None:
     owner = beat.owner
     if beat.last:
         step.run(_FORGET_WORKER, (owner.id,))

@@ -51,7 +51,7 @@ def garbled(text: bytes) -> str:
         return Garbled(text.decode(errors="replace"))
 
 
-class Ready(msgspec.Struct, array_like=True, gc=False, frozen=True):
+class ReadyJob(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """A job that is first in line; of a `plain` one this and its payload, of `size` bytes, is all there is."""
 
     seq: int
@@ -84,7 +84,7 @@ rates = msgspec.json.Decoder(tuple[RateKey, ...]).decode
 _merge: msgspec.json.Decoder[MergeKey] = msgspec.json.Decoder(MergeKey)
 _error = msgspec.json.Decoder(RecordedError).decode
 _read_policy = msgspec.json.Decoder(Policy).decode
-_ready = msgspec.json.Decoder(list[Ready]).decode
+_ready = msgspec.json.Decoder(list[ReadyJob]).decode
 _COLUMNS = (
     *("seq", "queue", "id", "task", "state", "headers", "tags", "score", "priority", "boost", "lifo", "fair_key"),
     *("weight", "run_at", "ttl", "expires_at", "timeout", "deadline", "heartbeat_timeout", "keys", "rates"),
@@ -126,7 +126,7 @@ _DEFAULT_POLICY = Policy()
 _DEFAULT_POLICY_TEXT = _encode(_DEFAULT_POLICY).decode()
 
 
-class Slices:
+class ByteSlices:
     """Bytes that go with the rows of a list, which JSON cannot hold: each row says where its own are."""
 
     def __init__(self) -> None:
@@ -248,12 +248,12 @@ def common(job: NewJob, run_at: int, now: int) -> dict[str, Any]:
     }
 
 
-def ready(line: str) -> list[Ready]:
+def ready(line: str) -> list[ReadyJob]:
     """Return the jobs of a list that `exchange.ready` returns."""
     return _ready(str(line))
 
 
-def fresh(queue: str, job: Ready, payload: bytes) -> JobRecord:
+def fresh(queue: str, job: ReadyJob, payload: bytes) -> JobRecord:
     """Return the record of a plain job that has never started."""
     return JobRecord(
         queue=queue,

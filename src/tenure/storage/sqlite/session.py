@@ -11,7 +11,7 @@ FORK_PATIENCE = 5.0
 """How many seconds a fork waits for a transaction to end."""
 
 
-class Session:
+class ThreadConnection:
     """Opens its connection at first use, and again after it was closed. `gate` is held by whoever uses it."""
 
     def __init__(self, path: str, connect: Callable[[], sqlite3.Connection]) -> None:

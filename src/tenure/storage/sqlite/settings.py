@@ -5,7 +5,7 @@ import msgspec
 from tenure.core.events import OnRequest
 from tenure.storage.protocol import Settings
 from tenure.storage.sqlite.queries import query
-from tenure.storage.sqlite.step import Step
+from tenure.storage.sqlite.step import Transaction
 
 _SETTING = query("tune", "setting")
 _QUEUE_SETTINGS = query("tune", "queue_settings")
@@ -14,7 +14,7 @@ _NONE = Settings()
 decode = msgspec.json.Decoder(Settings).decode
 
 
-def setting(step: Step, kind: str, name: str) -> Settings:
+def setting(step: Transaction, kind: str, name: str) -> Settings:
     """Return the settings in force."""
     known = step.settings.get((kind, name))
     if known is None:
@@ -23,7 +23,7 @@ def setting(step: Step, kind: str, name: str) -> Settings:
     return known
 
 
-def queue_settings(step: Step, listed: str) -> dict[str, Settings]:
+def queue_settings(step: Transaction, listed: str) -> dict[str, Settings]:
     """Return the settings in force of those of many queues, given as a list of JSON, that have any."""
     told: dict[str, Settings] = {}
     for name, body in step.all(_QUEUE_SETTINGS, (listed,)):
@@ -32,7 +32,7 @@ def queue_settings(step: Step, listed: str) -> dict[str, Settings]:
     return told
 
 
-def recorded(step: Step, queue: str, event: OnRequest) -> bool:
+def recorded(step: Transaction, queue: str, event: OnRequest) -> bool:
     """Say whether a queue records an event that is recorded on request only."""
     asked = setting(step, "queue", queue).record
     return asked is not None and event in asked

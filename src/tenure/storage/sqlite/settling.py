@@ -10,13 +10,13 @@ from tenure.core.job import Key, Owner, Ref
 from tenure.core.lifecycle import State
 from tenure.core.settlement import Settlement, when_cancelling
 from tenure.core.transition import refused
-from tenure.storage.protocol import Verdict, job_topic, queue_topic, unknown_place
+from tenure.storage.protocol import SettlementResult, job_topic, queue_topic, unknown_place
 from tenure.storage.sqlite import line, rates, rows, slots
 from tenure.storage.sqlite.forgetting import forget_at_once
 from tenure.storage.sqlite.moving import find_job, tell_if_drained, the_job
 from tenure.storage.sqlite.queries import query
-from tenure.storage.sqlite.rows import Row, Slices
-from tenure.storage.sqlite.step import Step
+from tenure.storage.sqlite.rows import ByteSlices, Row
+from tenure.storage.sqlite.step import Transaction
 
 _COMPLETE = query("exchange", "complete")
 _STANDING = query("exchange", "standing")
@@ -26,12 +26,12 @@ _PUT_BACK = query("exchange", "put_back")
 _COMPLETED = RunEnd("completed")
 
 
-def settle(step: Step, owner: Owner, settlements: Sequence[Settlement]) -> tuple[Verdict, ...]:
+def settle(step: Transaction, owner: Owner, settlements: Sequence[Settlement]) -> tuple[SettlementResult, ...]:
     """Apply each settlement whose run is the current one, in order."""
-    verdicts: list[Verdict] = []
+    verdicts: list[SettlementResult] = []
     for batch in _without_repeats(settlements):
         completed = _complete(step, owner, batch)
-        page = _Page()
+        page = _SettlementBatch()
         verdicts += [
             _completed(step, asked)
             if (asked.ref.queue, asked.ref.id) in completed
@@ -44,14 +44,14 @@ def settle(step: Step, owner: Owner, settlements: Sequence[Settlement]) -> tuple
     return tuple(verdicts)
 
 
-class _Page:
+class _SettlementBatch:
     """What a batch of settlements changes, to be written statement by statement."""
 
     def __init__(self) -> None:
         self.finished: list[dict[str, Any]] = []
         self.put_back: list[dict[str, Any]] = []
 
-    def write(self, step: Step) -> None:
+    def write(self, step: Transaction) -> None:
         changed = step.many(_FINISH, self.finished) + step.many(_PUT_BACK, self.put_back)
         if changed != (held := len(self.finished) + len(self.put_back)):
             raise AssertionError(f"{held} runs are held, but {changed} were settled")
@@ -74,10 +74,10 @@ def _without_repeats(settlements: Sequence[Settlement]) -> Iterator[list[Settlem
         yield batch
 
 
-def _complete(step: Step, owner: Owner, batch: Sequence[Settlement]) -> Collection[Row]:
+def _complete(step: Transaction, owner: Owner, batch: Sequence[Settlement]) -> Collection[Row]:
     """Complete in one statement whatever of a batch simply came to a result; return the queues and ids of those."""
     plain: list[tuple[object, ...]] = []
-    results = Slices()
+    results = ByteSlices()
     for asked in batch:
         match asked.decision:
             case Finish(state=State.COMPLETED, result=result, error=None, reason=None, charge=None, keep=keep) if (
@@ -100,7 +100,7 @@ def _complete(step: Step, owner: Owner, batch: Sequence[Settlement]) -> Collecti
     return set(step.all(_COMPLETE, values))
 
 
-def _completed(step: Step, asked: Settlement) -> Verdict:
+def _completed(step: Transaction, asked: Settlement) -> SettlementResult:
     """Note all that goes with a completion that stands in the job's row."""
     queue = asked.ref.queue
     step.moved(queue, left="active", to="completed")
@@ -110,10 +110,10 @@ def _completed(step: Step, asked: Settlement) -> Verdict:
     return _tell(step, asked)
 
 
-def _settle(step: Step, owner: Owner, asked: Settlement, page: _Page) -> Verdict:
+def _settle(step: Transaction, owner: Owner, asked: Settlement, page: _SettlementBatch) -> SettlementResult:
     row = step.one(_STANDING, (asked.ref.queue, asked.ref.id))
     if row is None:
-        return Verdict(asked.ref, asked.fence, "gone")
+        return SettlementResult(asked.ref, asked.fence, "gone")
     seq, state, fence, holder, cancel_at, named, boost = row[:7]
     if state != "active" or fence != asked.fence or holder != owner.id:
         return _refused(step, owner, asked)
@@ -138,31 +138,31 @@ def _keys(named: str | None) -> Sequence[Key] | None:
         return None
 
 
-def _tell(step: Step, asked: Settlement) -> Verdict:
+def _tell(step: Transaction, asked: Settlement) -> SettlementResult:
     for event in asked.events:
         step.record(event)
     tell_if_drained(step, asked.ref.queue)
-    return Verdict(asked.ref, asked.fence, "done")
+    return SettlementResult(asked.ref, asked.fence, "done")
 
 
-def _refused(step: Step, owner: Owner, asked: Settlement) -> Verdict:
+def _refused(step: Transaction, owner: Owner, asked: Settlement) -> SettlementResult:
     found = find_job(step, asked.ref)
     if found is None:
-        return Verdict(asked.ref, asked.fence, "gone")
+        return SettlementResult(asked.ref, asked.fence, "gone")
     _, job = found
     if job.settled_fence == asked.fence:
-        return Verdict(asked.ref, asked.fence, "duplicate")
+        return SettlementResult(asked.ref, asked.fence, "duplicate")
     step.record(refused(job, owner.id, asked.fence, "settle"))
-    return Verdict(asked.ref, asked.fence, "lost")
+    return SettlementResult(asked.ref, asked.fence, "lost")
 
 
-def _heeding_the_cancel(step: Step, asked: Settlement) -> Settlement:
+def _heeding_the_cancel(step: Transaction, asked: Settlement) -> Settlement:
     """Return what a settlement becomes of a job that was asked to stop."""
     found = find_job(step, asked.ref)
     return asked if found is None else when_cancelling(asked, found[1])
 
 
-def _note(step: Step, owner: Owner, asked: Settlement, seq: int, boost: int, page: _Page) -> None:
+def _note(step: Transaction, owner: Owner, asked: Settlement, seq: int, boost: int, page: _SettlementBatch) -> None:
     ref, charge = asked.ref, asked.decision.charge
     told: dict[str, Any] = {
         "now": step.now,
@@ -202,7 +202,7 @@ def _note(step: Step, owner: Owner, asked: Settlement, seq: int, boost: int, pag
     step.knocked.append(job_topic(ref))
 
 
-def _park_until_known(step: Step, ref: Ref) -> str:
+def _park_until_known(step: Transaction, ref: Ref) -> str:
     """Give back what a run cost its rates, and return what its job is parked under until a worker knows its task."""
     found = find_job(step, ref)
     if found is None:
@@ -213,7 +213,7 @@ def _park_until_known(step: Step, ref: Ref) -> str:
     return unknown_place(job.task, job.policy.version)
 
 
-def _leave(step: Step, asked: Settlement, keys: Sequence[Key]) -> None:
+def _leave(step: Transaction, asked: Settlement, keys: Sequence[Key]) -> None:
     """Leave the slots of a run."""
     ref = asked.ref
     slots.leave(step, ref.queue, ref.id, keys)

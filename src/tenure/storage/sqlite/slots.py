@@ -14,7 +14,7 @@ from tenure.storage.protocol import PAUSED, PROMOTE_LIMIT, RATE, UNKNOWN, knows,
 from tenure.storage.sqlite import rates
 from tenure.storage.sqlite.queries import query
 from tenure.storage.sqlite.settings import setting
-from tenure.storage.sqlite.step import Step
+from tenure.storage.sqlite.step import Transaction
 
 _TAKE_SLOT = query("exchange", "take_slot")
 _LEAVE_SLOT = query("exchange", "leave_slot")
@@ -22,7 +22,7 @@ _PARK = query("exchange", "park")
 _UNPARK = query("exchange", "unpark")
 
 
-def name(step: Step, job: NewJob) -> None:
+def name(step: Transaction, job: NewJob) -> None:
     """Let a new job name its keys; the limits that it brings along hold from now on."""
     count(step, job.queue, job.keys, 1)
     for key in job.keys:
@@ -32,7 +32,7 @@ def name(step: Step, job: NewJob) -> None:
             unpark(step, job.queue, key.name)
 
 
-def count(step: Step, queue: str, keys: Sequence[Key], more: int) -> None:
+def count(step: Transaction, queue: str, keys: Sequence[Key], more: int) -> None:
     """Note that so many more unfinished jobs name these keys."""
     for key in keys:
         slots = step.slots(queue, key.name)
@@ -41,13 +41,13 @@ def count(step: Step, queue: str, keys: Sequence[Key], more: int) -> None:
         slots.named += more
 
 
-def unbound(step: Step, queue: str, task: str) -> bool:
+def unbound(step: Transaction, queue: str, task: str) -> bool:
     """Say whether a job of a task that brings neither keys nor rates may start, and takes nothing by it."""
     told = setting(step, "task", task)
     return not told.paused and told.rate is None and rates.of_queue(step, queue) is None
 
 
-def full(step: Step, job: JobRecord, tasks: Mapping[str, int] | None) -> str | None:
+def full(step: Transaction, job: JobRecord, tasks: Mapping[str, int] | None) -> str | None:
     """Return what a job must be parked under before it may start, None where all its keys and rates have room.
 
     `tasks`: what the caller knows. Only a job that has started before is held against it.
@@ -60,19 +60,19 @@ def full(step: Step, job: JobRecord, tasks: Mapping[str, int] | None) -> str | N
     return rates.closed(step, job) if under is None else under
 
 
-def take(step: Step, job: JobRecord) -> None:
+def take(step: Transaction, job: JobRecord) -> None:
     """Take a slot of each key of a job that starts."""
     for key in job.keys:
         step.slots(job.queue, key.name).held += step.run(_TAKE_SLOT, (job.queue, key.name, job.id))
 
 
-def leave(step: Step, queue: str, job: str, keys: Sequence[Key]) -> None:
+def leave(step: Transaction, queue: str, job: str, keys: Sequence[Key]) -> None:
     """Leave the slots of a job that is active no more."""
     for key in keys:
         step.slots(queue, key.name).held -= step.run(_LEAVE_SLOT, (queue, key.name, job))
 
 
-def park(step: Step, seq: int, job: JobRecord, under: str) -> None:
+def park(step: Transaction, seq: int, job: JobRecord, under: str) -> None:
     """Take a ready job out of line until there is room."""
     step.run(_PARK, (under, seq))
     step.moved(job.queue, to="parked")
@@ -83,25 +83,25 @@ def park(step: Step, seq: int, job: JobRecord, under: str) -> None:
         step.knocked.append(queue_topic(job.queue))
 
 
-def come_back(step: Step, seq: int, job: JobRecord) -> JobRecord:
+def come_back(step: Transaction, seq: int, job: JobRecord) -> JobRecord:
     """Put a parked job back in line, and return it as it is there."""
     step.run(_PARK, (None, seq))
     step.moved(job.queue, left="parked")
     return structs.replace(job, parked_under=None)
 
 
-def offer(step: Step, queue: str, keys: Sequence[Key]) -> None:
+def offer(step: Transaction, queue: str, keys: Sequence[Key]) -> None:
     """Note the keys of a job that has left a slot."""
     step.freed.update((queue, key.name) for key in keys)
 
 
-def offer_place(step: Step, job: JobRecord) -> None:
+def offer_place(step: Transaction, job: JobRecord) -> None:
     """Note the keys and rates of a job that has left its place in line, though they may be free."""
     offer(step, job.queue, job.keys)
     step.freed.update((job.queue, name) for name in rates.names(step, job))
 
 
-def open_up(step: Step, queue: str) -> None:
+def open_up(step: Transaction, queue: str) -> None:
     """Let back in line whom the rates of a queue allow to start by now, no faster than they might have started.
 
     So many at a time, and first of those rates that have been open for the longest.
@@ -113,19 +113,19 @@ def open_up(step: Step, queue: str) -> None:
         left -= _open(step, queue, under, left)
 
 
-def open_anew(step: Step, queue: str, under: str) -> int:
+def open_anew(step: Transaction, queue: str, under: str) -> int:
     """Let in whom a rate allows to start, whoever was let in before; return how many that were."""
     return _open(step, queue, under, PROMOTE_LIMIT, anew=True)
 
 
-def _open(step: Step, queue: str, under: str, limit: int, *, anew: bool = False) -> int:
+def _open(step: Transaction, queue: str, under: str, limit: int, *, anew: bool = False) -> int:
     room, so_far = rates.starts(step, queue, under, limit, anew=anew)
     unparked = unpark(step, queue, under, room=room)
     rates.note_opening(step, queue, under, so_far=so_far)
     return unparked
 
 
-def let_in(step: Step) -> int:
+def let_in(step: Transaction) -> int:
     """Let others in line under the keys and rates that were left since the last time; return how many that were.
 
     Whoever moves jobs does so in the end, once for all of them: each free slot is offered once. Under a rate each makes
@@ -136,7 +136,7 @@ def let_in(step: Step) -> int:
     return sum(_let_in(step, queue, name, left) for (queue, name), left in places)
 
 
-def _let_in(step: Step, queue: str, under: str, left: int) -> int:
+def _let_in(step: Transaction, queue: str, under: str, left: int) -> int:
     if not under.startswith(RATE):
         return unpark(step, queue, under)
     unparked = unpark(step, queue, under, room=min(rates.room(step, queue, under), left))
@@ -145,7 +145,7 @@ def _let_in(step: Step, queue: str, under: str, left: int) -> int:
     return unparked
 
 
-def unpark(step: Step, queue: str, under: str, *, room: int | None = None) -> int:
+def unpark(step: Transaction, queue: str, under: str, *, room: int | None = None) -> int:
     """Let as many jobs back in line as have room under a key, or so many under a rate; return how many that were."""
     room = min(_room(step, queue, under) if room is None else room, PROMOTE_LIMIT)
     if not room:
@@ -157,7 +157,7 @@ def unpark(step: Step, queue: str, under: str, *, room: int | None = None) -> in
     return unparked
 
 
-def _room(step: Step, queue: str, under: str) -> int:
+def _room(step: Transaction, queue: str, under: str) -> int:
     """Return how many of those parked under a name may be let in."""
     if under.startswith(PAUSED):
         return 0 if setting(step, "task", under.removeprefix(PAUSED)).paused else PROMOTE_LIMIT

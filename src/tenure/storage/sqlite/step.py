@@ -11,11 +11,11 @@ from tenure.core.events import Event, JobEvent, to_log
 from tenure.core.lane import LaneClaims
 from tenure.core.lifecycle import TERMINAL
 from tenure.core.order import Fairness
-from tenure.core.rate import Taken
+from tenure.core.rate import RateReservation
 from tenure.core.retention import EVENTS_KEPT
 from tenure.storage.protocol import EVENTS_TOPIC, Settings
 from tenure.storage.sqlite.queries import query
-from tenure.storage.sqlite.rows import Garbled, GarbledRow, Row, Slices, garbled, listed
+from tenure.storage.sqlite.rows import ByteSlices, Garbled, GarbledRow, Row, garbled, listed
 
 T = TypeVar("T")
 Values = Sequence[Any] | Mapping[str, Any]
@@ -53,7 +53,7 @@ would change the same again."""
 
 
 @dataclass
-class Slots:
+class KeyCounts:
     """A key of a queue: its limit, how many unfinished jobs name it, how many of them are active.
 
     `written`: the limit and the number as they stand in the table.
@@ -71,7 +71,7 @@ class Slots:
 
 
 @dataclass
-class Line:
+class FairQueueState:
     """A queue's line: how far it has got in virtual time, as far as that was looked up; None where it is not fair.
 
     `opening`: a rate of the queue says when it opens. `waits`: it is known that somebody waits. `tenants`: of which
@@ -87,18 +87,18 @@ class Line:
 
 
 @dataclass
-class Rate:
+class RateState:
     """A rate of a queue: how far its time is taken, and when it lets the first of those parked under it start.
 
     `written`: the first of these as it stands in the table.
     """
 
-    taken: Taken
+    taken: RateReservation
     opens: int | None
-    written: Taken
+    written: RateReservation
 
 
-class Step:
+class Transaction:
     """The operations of one transaction, one after another; `now` is the instant of the one at work,
     `leading` says that a leader swept among them, `settings` holds those that one of them has looked up or changed,
     `freed` the queues and keys that jobs have left and nobody has been let in under yet, and how many left each,
@@ -122,9 +122,9 @@ class Step:
         self._cursor = connection.cursor()
         self._events: list[tuple[int, str | None, str | None, bytes]] = []
         self._counts: defaultdict[tuple[str, str], int] = defaultdict(int)
-        self._slots: dict[tuple[str, str], Slots] = {}
-        self._lines: dict[str, Line] = {}
-        self._rates: dict[tuple[str, str], Rate] = {}
+        self._slots: dict[tuple[str, str], KeyCounts] = {}
+        self._lines: dict[str, FairQueueState] = {}
+        self._rates: dict[tuple[str, str], RateState] = {}
 
     def all(self, sql: str, values: Values = ()) -> list[Row]:
         """Return all rows that a statement yields."""
@@ -177,34 +177,34 @@ class Step:
         noted = self._counts.get((queue, "completed"), 0) - self._counts.get((queue, "kept"), 0)
         return noted if row is None else int(row[0]) + noted
 
-    def slots(self, queue: str, name: str) -> Slots:
+    def slots(self, queue: str, name: str) -> KeyCounts:
         """Return a key of a queue; what is changed of its limit and number is written down with the rest."""
         known = self._slots.get((queue, name))
         if known is None:
             row = self.one(_SLOTS, {"queue": queue, "name": name})
             limit, named, held = (0, 0, 0) if row is None else row
-            known = self._slots[queue, name] = Slots(limit, named, held, written=(limit, named))
+            known = self._slots[queue, name] = KeyCounts(limit, named, held, written=(limit, named))
         return known
 
-    def line(self, queue: str) -> Line:
+    def line(self, queue: str) -> FairQueueState:
         """Return a queue's line; what is changed of how far it has got is written down with the rest."""
         known = self._lines.get(queue)
         if known is None:
             row = self.one(_LINE, {"queue": queue})
             front, opening = (None, 0) if row is None else row
-            known = self._lines[queue] = Line(None, bool(opening))
+            known = self._lines[queue] = FairQueueState(None, bool(opening))
             if front is not None:
                 known.fairness, known.written = Fairness(front), Fairness(front)
         return known
 
-    def rate(self, queue: str, name: str) -> Rate:
+    def rate(self, queue: str, name: str) -> RateState:
         """Return a rate of a queue; what is taken of its time is written down with the rest."""
         known = self._rates.get((queue, name))
         if known is None:
             row = self.one(_RATE, (queue, name))
             until, reach, opens = (0, 0, None) if row is None else row
-            taken = Taken(until, reach)
-            known = self._rates[queue, name] = Rate(taken, opens, written=taken)
+            taken = RateReservation(until, reach)
+            known = self._rates[queue, name] = RateState(taken, opens, written=taken)
         return known
 
     def lane(self, owner: str, lane: int) -> LaneClaims:
@@ -297,7 +297,7 @@ class Step:
         self.many(_LOOK_AT_ONCE, [(queue,) for queue in unruled])
 
     def _write_events(self) -> None:
-        bodies = Slices()
+        bodies = ByteSlices()
         told = listed([(at, queue, job, *bodies.add(body)) for at, queue, job, body in self._events])
         if told is not None:
             self._cursor.execute(_RECORD, {"told": told, "bodies": bodies.joined()})

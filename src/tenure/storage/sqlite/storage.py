@@ -12,36 +12,36 @@ from tenure.core.leadership import Term
 from tenure.core.partition import LOG_LOST
 from tenure.core.settlement import Settlement
 from tenure.errors import StorageUnavailableError, UsageError
-from tenure.storage.notices import Hub, Listener
+from tenure.storage.notices import Listener, NotificationHub
 from tenure.storage.protocol import (
     EVENTS_END,
-    Beat,
-    Bid,
     Change,
+    ClaimRequest,
+    EnqueueResult,
     EventPage,
-    Exchanged,
+    EventReader,
+    ExchangeResult,
     Finding,
-    Order,
     Page,
-    Planned,
-    Pulse,
     Query,
-    Reader,
-    Receipt,
-    Reclaimed,
-    Revised,
+    ReclaimResult,
+    RenewRequest,
+    RenewResult,
     Revision,
+    RevisionResult,
+    ScheduleResult,
     Settings,
     Survey,
-    Swept,
+    SweepRequest,
+    SweepResult,
     Target,
 )
 from tenure.storage.sqlite import flow, forking, hand, health, reading, renewal, sweeping, timetable, tuning
 from tenure.storage.sqlite.database import Database, Durability
 from tenure.storage.sqlite.locks import Locks, lock_file
-from tenure.storage.sqlite.reader import Reading
-from tenure.storage.sqlite.session import Session
-from tenure.storage.sqlite.step import Step
+from tenure.storage.sqlite.reader import DatabaseReader
+from tenure.storage.sqlite.session import ThreadConnection
+from tenure.storage.sqlite.step import Transaction
 from tenure.storage.sqlite.writer import Writer
 
 _CLOSING = 10.0
@@ -79,10 +79,13 @@ class SQLiteStorage:
         self._database = Database(
             self.path, self._locks, durability=durability, auto_migrate=auto_migrate, clock=self._clock
         )
-        self._hub = Hub()
-        self._sessions = (Session(self.path, self._database.writer), Session(self.path, self._database.reader))
+        self._hub = NotificationHub()
+        self._sessions = (
+            ThreadConnection(self.path, self._database.writer),
+            ThreadConnection(self.path, self._database.reader),
+        )
         self._writer = Writer(self.path, self._sessions[0], self._locks, self._clock, self._hub)
-        self._reading = Reading(self.path, self._sessions[1], self._clock)
+        self._reading = DatabaseReader(self.path, self._sessions[1], self._clock)
         self._open = False
         self._closed = False
         self._reopened = False
@@ -117,14 +120,14 @@ class SQLiteStorage:
         await self._opened()
         return await self._reading.read(lambda step: health.examine(step, self._database, deep=deep))
 
-    async def enqueue(self, jobs: Sequence[NewJob]) -> list[Receipt]:
+    async def enqueue(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         """See `Storage.enqueue`."""
         await self._opened()
-        return await self._writer.submit_with_others(flow.enqueue, jobs)
+        return await self._writer.submit_with_others(flow.enqueue_all, jobs)
 
     async def exchange(
-        self, owner: Owner, settlements: Sequence[Settlement] = (), order: Order | None = None
-    ) -> Exchanged:
+        self, owner: Owner, settlements: Sequence[Settlement] = (), order: ClaimRequest | None = None
+    ) -> ExchangeResult:
         """See `Storage.exchange`."""
         await self._opened(owner)
         return await self._writer.submit(
@@ -133,7 +136,7 @@ class SQLiteStorage:
             owner=owner.id,
         )
 
-    async def renew(self, beat: Beat) -> Pulse:
+    async def renew(self, beat: RenewRequest) -> RenewResult:
         """See `Storage.renew`."""
         await self._opened(beat.owner)
         pulse = await self._writer.submit(
@@ -152,7 +155,7 @@ class SQLiteStorage:
             return replace(pulse, partitions=tuple(replace(one, trouble=LOG_LOST) for one in pulse.partitions))
         return pulse
 
-    async def sweep(self, bid: Bid) -> Swept:
+    async def sweep(self, bid: SweepRequest) -> SweepResult:
         """See `Storage.sweep`."""
         await self._opened(bid.owner)
         alive = self._locks.alive
@@ -162,22 +165,22 @@ class SQLiteStorage:
             owner=bid.owner.id,
         )
 
-    async def reclaim(self, dead: str, owner: Owner) -> Reclaimed:
+    async def reclaim(self, dead: str, owner: Owner) -> ReclaimResult:
         """See `Storage.reclaim`."""
         await self._opened(owner)
 
-        def buried(taken: Reclaimed) -> None:
+        def buried(taken: ReclaimResult) -> None:
             if not taken.more:
                 self._locks.let_go(dead)
 
         return await self._writer.submit(lambda step: sweeping.reclaim(step, dead, owner), owner=owner.id, then=buried)
 
-    async def revise(self, revisions: Sequence[Revision]) -> list[Revised]:
+    async def revise(self, revisions: Sequence[Revision]) -> list[RevisionResult]:
         """See `Storage.revise`."""
         await self._opened()
         return await self._writer.submit(lambda step: hand.revise(step, revisions))
 
-    async def plan(self, changes: Sequence[Change]) -> list[Planned]:
+    async def plan(self, changes: Sequence[Change]) -> list[ScheduleResult]:
         """See `Storage.plan`."""
         await self._opened()
         return await self._writer.submit(lambda step: timetable.plan(step, changes))
@@ -212,7 +215,7 @@ class SQLiteStorage:
         cursor: str | None = None,
         *,
         limit: int = 100,
-        reader: Reader | None = None,
+        reader: EventReader | None = None,
         ref: Ref | None = None,
     ) -> EventPage:
         """See `Storage.events`."""
@@ -269,5 +272,5 @@ class SQLiteStorage:
         self._writer.stop(_CLOSING)
 
 
-def _nothing(step: Step) -> bool:
+def _nothing(step: Transaction) -> bool:
     return True

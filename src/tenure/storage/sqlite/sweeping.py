@@ -11,16 +11,16 @@ from tenure.core.transition import reclaimed, silence, stall_reason
 from tenure.storage.protocol import (
     CHORE_LIMITS,
     SWEEP_LIMIT,
-    Bid,
-    Reclaimed,
+    ReclaimResult,
     StalledLease,
-    Swept,
+    SweepRequest,
+    SweepResult,
 )
 from tenure.storage.sqlite import chores, rates, timetable
 from tenure.storage.sqlite.moving import whole
 from tenure.storage.sqlite.queries import query
 from tenure.storage.sqlite.rows import Row
-from tenure.storage.sqlite.step import Step
+from tenure.storage.sqlite.step import Transaction
 
 Alive = Callable[[str], bool]
 """Says whether the process of an owner lives: whether the kernel still holds its lock."""
@@ -37,14 +37,14 @@ _OVERDUE = query("sweep", "overdue")
 _TAKE = query("reclaim", "take")
 
 
-def sweep(step: Step, bid: Bid, alive: Alive) -> Swept:
+def sweep(step: Transaction, bid: SweepRequest, alive: Alive) -> SweepResult:
     """Elect the bidder if need be, then do one bounded turn of the chores."""
     now = step.now
     terms: tuple[Term, ...] = ()
     if bid.term is not None:
         term, retry_in = _elect(step, bid.owner, bid.term, alive)
         if term.owner != bid.owner.id:
-            return Swept(retry_in=retry_in)
+            return SweepResult(retry_in=retry_in)
         terms = (term,)
     step.leading = True
     _, _, _, _, swept_at, resumed_at = _leader(step)
@@ -78,7 +78,7 @@ def sweep(step: Step, bid: Bid, alive: Alive) -> Swept:
     (due, next_tick), no_look = step.chore(lambda: timetable.due(step), nothing_due)
     troubles.append(no_look)
     step.run(_SWEPT, (now, resumed_at))
-    return Swept(
+    return SweepResult(
         terms,
         None,
         tuple(stalled),
@@ -91,44 +91,44 @@ def sweep(step: Step, bid: Bid, alive: Alive) -> Swept:
     )
 
 
-def led_by_another(step: Step, bid: Bid, alive: Alive) -> Swept | None:
+def led_by_another(step: Transaction, bid: SweepRequest, alive: Alive) -> SweepResult | None:
     """Return the answer to a bid that another's term stands against, or None where the bidder may sweep."""
     owner, _, length, until, _, _ = _leader(step)
     if bid.term is None or owner is None or owner == bid.owner.id:
         return None
     reigns = step.now < until <= step.now + length and alive(owner)
-    return Swept(retry_in=until - step.now) if reigns else None
+    return SweepResult(retry_in=until - step.now) if reigns else None
 
 
-def reclaim(step: Step, dead: str, owner: Owner) -> Reclaimed:
+def reclaim(step: Transaction, dead: str, owner: Owner) -> ReclaimResult:
     """Take every active job of a dead owner, without grace."""
     held = step.all(_HELD, {"owner": dead, "limit": SWEEP_LIMIT + 1})
     doubtful = step.one(_HELD, {"owner": owner.id, "limit": 1}) is not None
     step.run(_BURY_WORKER, (dead,))
     stalled = tuple(_take(step, row, owner, "process_died") for row in held[:SWEEP_LIMIT])
-    return Reclaimed(stalled, more=len(held) > SWEEP_LIMIT, doubtful=doubtful)
+    return ReclaimResult(stalled, more=len(held) > SWEEP_LIMIT, doubtful=doubtful)
 
 
-def resign(step: Step, term: Term) -> None:
+def resign(step: Transaction, term: Term) -> None:
     """Give up that term and no other."""
     if step.run(_VACATE, (term.owner, term.epoch)):
         step.record(LeadershipLost(scope=term.scope, owner=term.owner, epoch=term.epoch, reason="resigned"))
 
 
-def reigning(step: Step) -> tuple[tuple[Term, ...], int | None]:
+def reigning(step: Transaction) -> tuple[tuple[Term, ...], int | None]:
     """Return the term in force, and when a leader last swept."""
     owner, epoch, length, until, swept_at, _ = _leader(step)
     return ((Term("*", owner, epoch, length),) if owner is not None and until > step.now else ()), swept_at
 
 
-def _leader(step: Step) -> Row:
+def _leader(step: Transaction) -> Row:
     row = step.one(_LEADER)
     if row is None:
         raise AssertionError("the migration has put a leader's row there")
     return row
 
 
-def _elect(step: Step, bidder: Owner, length: int, alive: Alive) -> tuple[Term, int]:
+def _elect(step: Transaction, bidder: Owner, length: int, alive: Alive) -> tuple[Term, int]:
     """Return the reigning term, the bidder's if it may be, and how long it still lasts."""
     now = step.now
     owner, epoch, given, until, _, _ = _leader(step)
@@ -146,7 +146,7 @@ def _elect(step: Step, bidder: Owner, length: int, alive: Alive) -> tuple[Term, 
     return Term("*", bidder.id, epoch, length), length
 
 
-def _bury(step: Step, bidder: Owner, alive: Alive) -> list[StalledLease]:
+def _bury(step: Transaction, bidder: Owner, alive: Alive) -> list[StalledLease]:
     """Take what the dead held, and note that the workers they were are dead."""
     stalled: list[StalledLease] = []
     for (owner,) in step.all(_HOLDERS):
@@ -159,12 +159,12 @@ def _bury(step: Step, bidder: Owner, alive: Alive) -> list[StalledLease]:
     return stalled
 
 
-def _reclaim_overdue(step: Step, bidder: Owner, limit: int) -> list[StalledLease]:
+def _reclaim_overdue(step: Transaction, bidder: Owner, limit: int) -> list[StalledLease]:
     """Take the leases whose grace is over."""
     return [_take(step, row, bidder) for row in step.all(_OVERDUE, (step.now, limit))]
 
 
-def _take(step: Step, row: Row, owner: Owner, reason: StallReason | None = None) -> StalledLease:
+def _take(step: Transaction, row: Row, owner: Owner, reason: StallReason | None = None) -> StalledLease:
     now, job = step.now, whole(step, row)
     taken = reclaimed(job, owner.id, now)
     step.run(_TAKE, (taken.fence, taken.owner, taken.heard_at, taken.lease_until, row[0]))

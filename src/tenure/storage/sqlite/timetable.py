@@ -11,14 +11,14 @@ from tenure.storage.protocol import (
     DUE_LIMIT,
     Change,
     PauseSchedule,
-    Planned,
     PutSchedule,
     RemoveSchedule,
+    ScheduleResult,
     Tick,
 )
 from tenure.storage.sqlite import intake, slots
 from tenure.storage.sqlite.queries import query
-from tenure.storage.sqlite.step import Step
+from tenure.storage.sqlite.step import Transaction
 
 _KNOWN = query("plan", "known")
 _PUT = query("plan", "put")
@@ -33,14 +33,14 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Schedule).decode
 
 
-def plan(step: Step, changes: Sequence[Change]) -> list[Planned]:
+def plan(step: Transaction, changes: Sequence[Change]) -> list[ScheduleResult]:
     """Change schedules, in the order given."""
     planned = [_change(step, change, offset) for offset, change in enumerate(changes)]
     slots.let_in(step)
     return planned
 
 
-def due(step: Step) -> tuple[tuple[Schedule, ...], int | None]:
+def due(step: Transaction) -> tuple[tuple[Schedule, ...], int | None]:
     """Return the schedules that are due, and how long until another has a tick.
 
     Those with a tick that has come, the longest due first; then those that have got further than the clock.
@@ -52,40 +52,40 @@ def due(step: Step) -> tuple[tuple[Schedule, ...], int | None]:
     return tuple(_decode(body) for (body,) in come), coming
 
 
-def schedules(step: Step) -> tuple[Schedule, ...]:
+def schedules(step: Transaction) -> tuple[Schedule, ...]:
     """Return all schedules by name."""
     return tuple(_decode(body) for (body,) in step.all(_SCHEDULES))
 
 
-def _change(step: Step, change: Change, offset: int) -> Planned:
+def _change(step: Transaction, change: Change, offset: int) -> ScheduleResult:
     row = step.one(_KNOWN, (change.name,))
     known = None if row is None else _decode(row[0])
     match change:
         case PutSchedule(schedule):
             _keep(step, put_over(known, schedule, step.now))
         case _ if known is None:
-            return Planned(change.name, "gone")
+            return ScheduleResult(change.name, "gone")
         case PauseSchedule(paused=paused, next_tick=next_tick):
             _keep(step, paused_at(known, step.now, paused=paused, next_tick=next_tick))
         case RemoveSchedule():
             step.run(_REMOVE, (change.name,))
         case Tick():
             return _move_on(step, known, change, offset)
-    return Planned(change.name, "done")
+    return ScheduleResult(change.name, "done")
 
 
-def _move_on(step: Step, known: Schedule, asked: Tick, offset: int) -> Planned:
+def _move_on(step: Transaction, known: Schedule, asked: Tick, offset: int) -> ScheduleResult:
     if not known.goes_on_from(asked.expected):
-        return Planned(asked.name, "superseded")
+        return ScheduleResult(asked.name, "superseded")
     fate = None if asked.job is None else _fire(step, known, asked.job, offset)
     after, told = moved_on(known, asked.tick, asked.next_tick, missed=asked.missed, fate=fate, now=step.now)
     _keep(step, after)
     for event in told:
         step.record(event)
-    return Planned(asked.name, "done", fate if isinstance(fate, Ref) else None)
+    return ScheduleResult(asked.name, "done", fate if isinstance(fate, Ref) else None)
 
 
-def _fire(step: Step, known: Schedule, job: NewJob, offset: int) -> Fate:
+def _fire(step: Transaction, known: Schedule, job: NewJob, offset: int) -> Fate:
     unfinished = (State(state) for (state,) in step.all(_UNFINISHED, {"name": known.name}))
     if not may_fire(known.overlap, unfinished):
         return "overlap"
@@ -93,6 +93,6 @@ def _fire(step: Step, known: Schedule, job: NewJob, offset: int) -> Fate:
     return fate_of(receipt.made, receipt.ref)
 
 
-def _keep(step: Step, schedule: Schedule) -> None:
+def _keep(step: Transaction, schedule: Schedule) -> None:
     body = _encode(schedule).decode()
     step.run(_PUT, (schedule.name, body, schedule.last_tick, schedule.next_tick, schedule.paused))

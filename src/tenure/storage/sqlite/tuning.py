@@ -8,7 +8,7 @@ from tenure.storage.protocol import PAUSED, Settings, Target, owner_topic, queue
 from tenure.storage.sqlite import rates, slots
 from tenure.storage.sqlite.queries import query
 from tenure.storage.sqlite.settings import setting
-from tenure.storage.sqlite.step import Step
+from tenure.storage.sqlite.step import Transaction
 
 _SET = query("tune", "set")
 _QUEUES_PARKED = query("tally", "queues_parked")
@@ -18,7 +18,7 @@ _LOOK_AT_ONCE = query("tally", "look_at_once")
 _encode = msgspec.json.Encoder().encode
 
 
-def tune(step: Step, target: Target, settings: Settings, by: str | None) -> Settings:
+def tune(step: Transaction, target: Target, settings: Settings, by: str | None) -> Settings:
     """Lay settings over those in force."""
     before = setting(step, target.kind, target.name)
     after = before.under(settings)
@@ -44,7 +44,7 @@ def tune(step: Step, target: Target, settings: Settings, by: str | None) -> Sett
     return after
 
 
-def _retune(step: Step, target: Target, rate: RateKey) -> None:
+def _retune(step: Transaction, target: Target, rate: RateKey) -> None:
     """Go by the new pace of a rate, and look anew at who waits for it."""
     if target.kind == "queue":
         rates.retune(step, rate, [target.name])

@@ -15,7 +15,7 @@ from tenure.storage.protocol import (
 )
 from tenure.storage.sqlite import rows
 from tenure.storage.sqlite.queries import query
-from tenure.storage.sqlite.step import Step
+from tenure.storage.sqlite.step import Transaction
 
 _PLACES = query("exchange", "places")
 _FIRST_IN_LINE = query("exchange", "first_in_line")
@@ -32,7 +32,7 @@ _NO_BOUND = 2**63 - 1
 
 
 def known_places(
-    step: Step, queue: str, tasks: Mapping[str, int] | None, most: int = PLACE_LIMIT
+    step: Transaction, queue: str, tasks: Mapping[str, int] | None, most: int = PLACE_LIMIT
 ) -> tuple[list[str], bool]:
     """Return what jobs of a queue are parked under, as far as a caller knows the task and the version.
 
@@ -51,7 +51,7 @@ def known_places(
     return [name for name in found[:most] if knows(tasks, *task_of_place(name))], more
 
 
-def first_seqs(step: Step, queue: str, known: Sequence[str], limit: int) -> list[int]:
+def first_seqs(step: Transaction, queue: str, known: Sequence[str], limit: int) -> list[int]:
     """Return the seqs of the first in line and under known places, in the order of their scores."""
     found = step.all(_FIRST_IN_LINE, (queue, limit))
     for score, id_, name in sorted(step.all(_HEADS, (rows.names(known), queue))):
@@ -63,7 +63,7 @@ def first_seqs(step: Step, queue: str, known: Sequence[str], limit: int) -> list
     return [seq for _, _, seq in found]
 
 
-def survey(step: Step, queue: str) -> tuple[UnknownTask, ...]:
+def survey(step: Transaction, queue: str) -> tuple[UnknownTask, ...]:
     """Return the unknown tasks of a queue, by task and version."""
     told: list[UnknownTask] = []
     for name in _between(step, queue, UNKNOWN, _END, LOOK_LIMIT):
@@ -73,6 +73,6 @@ def survey(step: Step, queue: str) -> tuple[UnknownTask, ...]:
     return tuple(told)
 
 
-def _between(step: Step, queue: str, first: str, end: str, limit: int) -> list[str]:
+def _between(step: Transaction, queue: str, first: str, end: str, limit: int) -> list[str]:
     asked = {"queue": queue, "from": first, "to": end, "limit": limit}
     return [name for (name,) in step.all(_PLACES, asked)]

@@ -17,7 +17,7 @@ _OWNER = owner_topic("")
 Run = tuple[int, int]
 
 
-class Watch:
+class ChangeMonitor:
     """Looks through the connection that writes, whose own commits it does not see."""
 
     def __init__(self) -> None:

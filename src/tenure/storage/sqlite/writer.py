@@ -19,15 +19,15 @@ from typing import Any, TypeVar
 
 from tenure.clock import Clock, entropy
 from tenure.errors import StorageUnavailableError
-from tenure.storage.notices import Hub
+from tenure.storage.notices import NotificationHub
 from tenure.storage.sqlite import lanes, wall
 from tenure.storage.sqlite.checkpoint import Checkpoints
 from tenure.storage.sqlite.locks import Locks
-from tenure.storage.sqlite.pace import Pace
+from tenure.storage.sqlite.pace import PollInterval
 from tenure.storage.sqlite.queries import query
-from tenure.storage.sqlite.session import Session
-from tenure.storage.sqlite.step import Lanes, Step
-from tenure.storage.sqlite.watch import Watch
+from tenure.storage.sqlite.session import ThreadConnection
+from tenure.storage.sqlite.step import Lanes, Transaction
+from tenure.storage.sqlite.watch import ChangeMonitor
 
 T = TypeVar("T")
 Q = TypeVar("Q")
@@ -76,9 +76,9 @@ class Operation:
         loop: asyncio.AbstractEventLoop,
         since: float,
         *,
-        run: Callable[[Step], Any] | None = None,
-        peek: Callable[[Step], Any] | None = None,
-        run_all: Callable[[Step, Sequence[Any]], Sequence[Any]] | None = None,
+        run: Callable[[Transaction], Any] | None = None,
+        peek: Callable[[Transaction], Any] | None = None,
+        run_all: Callable[[Transaction, Sequence[Any]], Sequence[Any]] | None = None,
         asked: Any = None,
         owner: str | None = None,
         parting: bool = False,
@@ -103,7 +103,7 @@ class Operation:
 class Writer:
     """Takes operations from any thread and event loop."""
 
-    def __init__(self, path: str, session: Session, locks: Locks, clock: Clock, hub: Hub) -> None:
+    def __init__(self, path: str, session: ThreadConnection, locks: Locks, clock: Clock, hub: NotificationHub) -> None:
         self._path = path
         self._session = session
         self._locks = locks
@@ -127,14 +127,14 @@ class Writer:
         self._thread: threading.Thread | None = None
         self._stopping = False
         self._watched: set[asyncio.AbstractEventLoop] = set()
-        self._others = Watch()
-        self._pace = Pace()
+        self._others = ChangeMonitor()
+        self._pace = PollInterval()
 
     def submit(
         self,
-        run: Callable[[Step], T],
+        run: Callable[[Transaction], T],
         *,
-        peek: Callable[[Step], T | None] | None = None,
+        peek: Callable[[Transaction], T | None] | None = None,
         owner: str | None = None,
         parting: bool = False,
         guarding: bool = False,
@@ -163,7 +163,9 @@ class Writer:
         self._send(operation, front=front)
         return operation.future
 
-    def submit_with_others(self, run_all: Callable[[Step, Sequence[Q]], Sequence[T]], asked: Q) -> "asyncio.Future[T]":
+    def submit_with_others(
+        self, run_all: Callable[[Transaction, Sequence[Q]], Sequence[T]], asked: Q
+    ) -> "asyncio.Future[T]":
         """Have done what is asked for together with what else waits for the same; the future tells its own answer.
 
         Raises:
@@ -317,7 +319,7 @@ class Writer:
             return wanted
         if not self._hub.heard:
             self._others.note(connection)
-        step = Step(connection, self._lanes)
+        step = Transaction(connection, self._lanes)
         left: list[Operation] = []
         for operation in wanted:
             self._begin(step, operation)
@@ -352,7 +354,7 @@ class Writer:
 
     def _transact(self, connection: sqlite3.Connection, batch: list[Operation], knocked: list[str]) -> None:
         connection.execute(_WRITE)
-        step = Step(connection, self._lanes, mends=True)
+        step = Transaction(connection, self._lanes, mends=True)
         answers: list[Any] = []
         for run_all, operations in groupby(batch, key=lambda operation: operation.run_all):
             if run_all is not None:
@@ -379,7 +381,7 @@ class Writer:
         knocked += step.knocked
         self._checkpoints.consider(connection, leading=step.leading)
 
-    def _begin(self, step: Step, operation: Operation) -> None:
+    def _begin(self, step: Transaction, operation: Operation) -> None:
         step.now = self._clock.now()
         if operation.owner is not None:
             hold = self._locks.guard if operation.guarding else self._locks.live

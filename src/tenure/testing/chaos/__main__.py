@@ -14,7 +14,7 @@ from tenure.clock import SECOND, Clock, SystemClock, entropy
 from tenure.errors import TenureError
 from tenure.options import Timing
 from tenure.testing import evidence
-from tenure.testing.chaos.recoveries import Recovery
+from tenure.testing.chaos.recoveries import ChaosRecovery
 from tenure.testing.chaos.run import Act, Outcome, play
 from tenure.testing.figures import spoken, spread
 
@@ -129,7 +129,7 @@ def told(outcome: Outcome) -> list[str]:
     return lines + [f"    | {line}" for line in outcome.stderr]
 
 
-def _recoveries(name: str, recoveries: Sequence[Recovery]) -> list[tuple[str, str]]:
+def _recoveries(name: str, recoveries: Sequence[ChaosRecovery]) -> list[tuple[str, str]]:
     by_reason: dict[str, list[float]] = {}
     for one in recoveries:
         by_reason.setdefault("seen death" if one.seen else one.reason, []).append(one.delay / SECOND)

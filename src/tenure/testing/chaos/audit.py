@@ -36,8 +36,8 @@ from tenure.core.job import RunRecord
 from tenure.core.lifecycle import State
 from tenure.demo.audit import EXAMPLES, Check, seconds
 from tenure.testing.chaos.case import Case
-from tenure.testing.chaos.history import Evidence
-from tenure.testing.chaos.recoveries import RESUME, Recovery, recoveries, resumed
+from tenure.testing.chaos.history import ChaosEvidence
+from tenure.testing.chaos.recoveries import RESUME, ChaosRecovery, recoveries, resumed
 
 FUZZ = SECOND // 20
 """By so much the storage's instants may differ from ours: a process may sleep between two readings of a clock."""
@@ -46,11 +46,11 @@ STARTING = 10 * SECOND
 """A process comes to ask for the storage so long after its start, on a machine with much to do."""
 
 
-class Finding(Struct, kw_only=True):
+class AuditFinding(Struct, kw_only=True):
     """What the audit came to: the checks, and the figures that stand behind them."""
 
     checks: list[Check]
-    recoveries: list[Recovery]
+    recoveries: list[ChaosRecovery]
     resumed: list[int]
     jobs: dict[str, int]
     runs: int
@@ -63,13 +63,13 @@ class Finding(Struct, kw_only=True):
         return all(check.holds for check in self.checks)
 
 
-def audit(evidence: Evidence) -> Finding:
+def audit(evidence: ChaosEvidence) -> AuditFinding:
     """Return every check, in the order in which they are shown, and the figures."""
     case = Case(evidence)
     found, uncaused = recoveries(case)
     again, late = resumed(case)
     overlaps, handed = _overlaps(case)
-    return Finding(
+    return AuditFinding(
         checks=[
             _none_lost(case),
             _all_over(case),
@@ -248,22 +248,22 @@ def _announced(case: Case) -> Check:
     return _check("every second run was announced before it began", f"{why.total():,}: {_counted(why)}", wrong)
 
 
-def _caused(case: Case, found: list[Recovery], wrong: list[str]) -> Check:
+def _caused(case: Case, found: list[ChaosRecovery], wrong: list[str]) -> Check:
     causes = Counter(one.cause for one in found)
     return _check("no run was taken without a cause", f"{len(case.stalled):,} stalls: {_counted(causes)}", wrong)
 
 
-def _seen_deaths(recoveries: list[Recovery]) -> Check:
+def _seen_deaths(recoveries: list[ChaosRecovery]) -> Check:
     name = "jobs of the dead whose supervisor saw it were back in time"
     return _in_time(name, [one for one in recoveries if one.seen])
 
 
-def _silences(recoveries: list[Recovery]) -> Check:
+def _silences(recoveries: list[ChaosRecovery]) -> Check:
     name = "all other jobs of the lost were back in time"
     return _in_time(name, [one for one in recoveries if not one.seen])
 
 
-def _in_time(name: str, recoveries: list[Recovery]) -> Check:
+def _in_time(name: str, recoveries: list[ChaosRecovery]) -> Check:
     bounds = sorted({one.bound for one in recoveries})
     allowed = seconds(bounds[0]) if len(bounds) == 1 else "from " + " to ".join(map(seconds, bounds[:1] + bounds[-1:]))
     slowest = (

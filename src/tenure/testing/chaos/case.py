@@ -2,13 +2,13 @@
 
 from tenure.core.events import AnyEvent, JobStalled, LeadershipAcquired, at_micros
 from tenure.core.job import JobRecord, RunRecord
-from tenure.testing.chaos.history import Deed, Evidence
+from tenure.testing.chaos.history import ChaosEvidence, Deed
 
 
 class Case:
     """The evidence with the indexes that several checks look things up in."""
 
-    def __init__(self, evidence: Evidence) -> None:
+    def __init__(self, evidence: ChaosEvidence) -> None:
         self.evidence = evidence
         self.jobs: dict[str, JobRecord] = {job: detail.job for job, detail in evidence.jobs.items()}
         self.runs: dict[str, dict[int, RunRecord]] = {

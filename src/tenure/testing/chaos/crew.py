@@ -28,7 +28,7 @@ VANISH = 5.0
 _LOOK = 0.01
 
 
-class Member:
+class ChaosProcess:
     """One place in the crew, and the process that holds it now."""
 
     def __init__(
@@ -138,13 +138,13 @@ class Member:
                 await self.start()
 
 
-class Crew:
+class ChaosProcesses:
     """All members."""
 
-    def __init__(self, members: list[Member]) -> None:
+    def __init__(self, members: list[ChaosProcess]) -> None:
         self.members = members
 
-    def of(self, role: Role) -> list[Member]:
+    def of(self, role: Role) -> list[ChaosProcess]:
         """Return those of one role."""
         return [member for member in self.members if member.role == role]
 

@@ -10,7 +10,7 @@ from tenure.clock import SECOND, Clock
 from tenure.demo.processes import pause, send
 from tenure.storage.sqlite.locks import written
 from tenure.testing.chaos import holds
-from tenure.testing.chaos.crew import Crew, Member, Role
+from tenure.testing.chaos.crew import ChaosProcess, ChaosProcesses, Role
 from tenure.testing.chaos.ground import Ground
 from tenure.testing.chaos.history import Deed, Effect, uptime
 
@@ -30,7 +30,7 @@ Answering = Callable[[], Awaitable[None]]
 class Field:
     """Where faults are committed: the crew, the ground, the dice, and the list of all deeds."""
 
-    def __init__(self, crew: Crew, ground: Ground, rng: Random, clock: Clock, answering: Answering) -> None:
+    def __init__(self, crew: ChaosProcesses, ground: Ground, rng: Random, clock: Clock, answering: Answering) -> None:
         self.crew = crew
         self.ground = ground
         self.rng = rng
@@ -42,7 +42,7 @@ class Field:
         self._answering = answering
         self._struck: set[str] = set()
 
-    def free(self, role: Role) -> Member | None:
+    def free(self, role: Role) -> ChaosProcess | None:
         """Return a member of that role that lives and is not being struck."""
         free = [one for one in self.crew.of(role) if one.pid and one.name not in self._struck]
         return self.rng.choice(free) if free else None
@@ -257,7 +257,7 @@ async def _kill(field: Field, role: Role, kind: str) -> bool:
     return True
 
 
-async def _stop(field: Field, kind: str, member: Member, pids: list[int]) -> bool:
+async def _stop(field: Field, kind: str, member: ChaosProcess, pids: list[int]) -> bool:
     with field.striking(member.name):
         stopped: list[int] = []
         try:
@@ -320,7 +320,7 @@ async def _held_up(lock: str) -> bool:
     return True
 
 
-async def _hold_up(field: Field, member: Member, pid: int, since: int) -> None:
+async def _hold_up(field: Field, member: ChaosProcess, pid: int, since: int) -> None:
     paused = field.note("stop writer", "pause", member.name, [pid])
     outage = field.note("stop writer", "outage", "storage")
     paused.at = outage.at = since
@@ -347,7 +347,7 @@ async def _restart(field: Field, role: Role, kind: str) -> bool:
     return True
 
 
-async def _replaced(field: Field, member: Member, count: int) -> None:
+async def _replaced(field: Field, member: ChaosProcess, count: int) -> None:
     """Wait until a supervisor has as many workers again, if it is not too long in coming."""
     for _ in range(100):
         if len(member.workers()) >= count:

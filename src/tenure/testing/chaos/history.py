@@ -21,7 +21,7 @@ Mark = Literal["start", "done", "failed", "stopped"]
 Answer = Literal["asked", "acked", "refused"]
 
 
-class Line(Struct, frozen=True):
+class HistoryLine(Struct, frozen=True):
     """What a handler noted: that it began, and how it ended. `parent`: the process that had started its own."""
 
     job: str
@@ -33,7 +33,7 @@ class Line(Struct, frozen=True):
     parent: int = 0
 
 
-class Wish(Struct, frozen=True, omit_defaults=True):
+class EnqueuedCall(Struct, frozen=True, omit_defaults=True):
     """What a producer noted: that it is about to enqueue a job of this id, and what it was told."""
 
     job: str
@@ -78,7 +78,7 @@ class Exit(Struct, frozen=True):
     at: int
 
 
-class Bounds(Struct, frozen=True, kw_only=True):
+class ChaosBounds(Struct, frozen=True, kw_only=True):
     """What the audit allows, in microseconds, as it follows from the timing.
 
     `death`: a death that its supervisor saw. `silence`: any other loss. `outage`: beyond the length of an outage, two
@@ -96,7 +96,7 @@ class Bounds(Struct, frozen=True, kw_only=True):
     """A pause that ended no longer than this before its run was taken is why it was taken."""
 
     @classmethod
-    def of(cls, timing: Timing) -> "Bounds":
+    def of(cls, timing: Timing) -> "ChaosBounds":
         """Return what a timing promises."""
         patience = micros(timing.grace + 2 * timing.sweep)
         return cls(
@@ -119,7 +119,7 @@ REAPERS_LEASE = 5 * SECOND
 """For so long a reaper holds what it has taken."""
 
 
-class Evidence(Struct, kw_only=True):
+class ChaosEvidence(Struct, kw_only=True):
     """All that the audit goes by.
 
     `jobs`: every job that the storage lists. `offset`: what to take from the storage's clock to get the uptime.
@@ -128,13 +128,13 @@ class Evidence(Struct, kw_only=True):
     the storage's own check of itself found.
     """
 
-    wishes: list[Wish]
+    wishes: list[EnqueuedCall]
     jobs: dict[str, JobDetail]
-    lines: list[Line]
+    lines: list[HistoryLine]
     pieces: int = 0
     events: list[AnyEvent]
     deeds: list[Deed]
-    bounds: Bounds
+    bounds: ChaosBounds
     offset: int
     drift: int = 0
     ended: int

@@ -8,9 +8,9 @@ from random import Random
 from tenure.clock import Clock, SystemClock
 from tenure.demo.diary import note
 from tenure.errors import StorageError
-from tenure.task import Call
+from tenure.task import EncodedCall
 from tenure.testing.chaos import tasks
-from tenure.testing.chaos.history import Answer, Wish, uptime
+from tenure.testing.chaos.history import Answer, EnqueuedCall, uptime
 
 NAME_VARIABLE = "TENURE_CHAOS_RUN_PRODUCER"
 SEED_VARIABLE = "TENURE_CHAOS_RUN_SEED"
@@ -59,7 +59,7 @@ class Producer:
                 self._note(ids, "acked")
                 return
 
-    def _call(self) -> Call[list[int]]:
+    def _call(self) -> EncodedCall[list[int]]:
         self._made += 1
         seconds = self._seconds()
         task = self._rng.choice((tasks.walk, tasks.walk, tasks.plod))
@@ -76,7 +76,7 @@ class Producer:
 
     def _note(self, ids: list[str], what: Answer, why: str = "") -> None:
         for job in ids:
-            note(self._wishes, Wish(job, what, uptime(self._clock), why))
+            note(self._wishes, EnqueuedCall(job, what, uptime(self._clock), why))
 
 
 async def _run() -> None:

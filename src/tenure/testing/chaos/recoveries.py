@@ -17,7 +17,7 @@ RESUME = 5 * SECOND
 """Within so long of an outage's end the next run begins."""
 
 
-class Recovery(Struct, frozen=True, kw_only=True):
+class ChaosRecovery(Struct, frozen=True, kw_only=True):
     """A run that was taken from whoever had lost it: for what cause, after how long, and what was allowed.
 
     `clear`: nothing else was wrong meanwhile. `seen`: the supervisor saw the death. In microseconds.
@@ -33,9 +33,9 @@ class Recovery(Struct, frozen=True, kw_only=True):
     seen: bool
 
 
-def recoveries(case: Case) -> tuple[list[Recovery], list[str]]:
+def recoveries(case: Case) -> tuple[list[ChaosRecovery], list[str]]:
     """Return the recoveries with their causes, and a line for each run that was taken without one."""
-    found: list[Recovery] = []
+    found: list[ChaosRecovery] = []
     wrong: list[str] = []
     for event in case.stalled:
         run = case.runs.get(event.id, {}).get(event.run)
@@ -52,7 +52,7 @@ def recoveries(case: Case) -> tuple[list[Recovery], list[str]]:
     return found, wrong
 
 
-def _recovery(case: Case, event: JobStalled, run: RunRecord) -> Recovery | None:
+def _recovery(case: Case, event: JobStalled, run: RunRecord) -> ChaosRecovery | None:
     bounds, claimed, taken = case.evidence.bounds, case.at(run.start), case.told(event)
     # Taken from a reaper that had taken it before: the worker had lost it by then at the latest.
     again = bool(event.owner) and event.owner != run.owner
@@ -75,7 +75,7 @@ def _recovery(case: Case, event: JobStalled, run: RunRecord) -> Recovery | None:
         bound = bounds.silence + reapers * bounds.reaper
         bound += bounds.leave if cause.effect == "leave" else 0
         bound += _length(outages, since, taken) + bounds.outage if outages else 0
-    return Recovery(
+    return ChaosRecovery(
         job=event.id,
         run=event.run,
         cause=cause.kind,

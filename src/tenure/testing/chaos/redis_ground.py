@@ -12,8 +12,8 @@ from redis.exceptions import RedisError
 
 from tenure.errors import StorageUnavailableError, UsageError
 from tenure.storage.locate import locate
-from tenure.storage.redis.address import Place, RedisAddress, read
-from tenure.storage.redis.link import Link
+from tenure.storage.redis.address import RedisAddress, ServerAddress, read
+from tenure.storage.redis.link import ServerConnection
 from tenure.storage.redis.resp import Reply, Word
 from tenure.testing.proxy import Proxy, free_port
 
@@ -103,7 +103,7 @@ class RedisGround:
         """
         try:
             async with asyncio.timeout(ANSWER):
-                link = await Link.open(self._place, self._address)
+                link = await ServerConnection.open(self._place, self._address)
                 try:
                     (said,) = await link.ask([words], 1)
                 finally:
@@ -149,8 +149,8 @@ class RedisGround:
         await self.end(signal.SIGKILL)
 
     @property
-    def _place(self) -> Place:
-        return Place("127.0.0.1", self._port)
+    def _place(self) -> ServerAddress:
+        return ServerAddress("127.0.0.1", self._port)
 
     @property
     def _address(self) -> RedisAddress:

@@ -16,18 +16,26 @@ from msgspec import Struct
 from tenure.clock import SECOND, Clock
 from tenure.core.job import JobDetail, Ref
 from tenure.core.lifecycle import TERMINAL
-from tenure.core.retention import Keep, Retention
+from tenure.core.retention import KeepRule, RetentionRules
 from tenure.demo.chronicle import Chronicle
 from tenure.demo.diary import read
 from tenure.errors import StorageError, UsageError
 from tenure.options import Timing
 from tenure.storage.protocol import Query, Settings, Storage, Target
 from tenure.testing.chaos import producer, tasks
-from tenure.testing.chaos.audit import Finding, audit
-from tenure.testing.chaos.crew import Crew, Member, Role, inherited, producer_command, reaper_command, worker_command
+from tenure.testing.chaos.audit import AuditFinding, audit
+from tenure.testing.chaos.crew import (
+    ChaosProcess,
+    ChaosProcesses,
+    Role,
+    inherited,
+    producer_command,
+    reaper_command,
+    worker_command,
+)
 from tenure.testing.chaos.faults import COMMON, Fault, Field
 from tenure.testing.chaos.ground import Ground, SQLiteGround
-from tenure.testing.chaos.history import Bounds, Deed, Evidence, Line, Wish, uptime
+from tenure.testing.chaos.history import ChaosBounds, ChaosEvidence, Deed, EnqueuedCall, HistoryLine, uptime
 from tenure.testing.chaos.sqlite_faults import SQLITE
 
 HOSTS, WORKERS, CONCURRENCY = 3, 2, 6
@@ -54,7 +62,7 @@ LOOK = 0.2
 SHOWN = 30
 """Lines of what the crew said that are shown where something does not hold."""
 
-KEPT = Retention(completed=Keep(age=86_400 * SECOND))
+KEPT = RetentionRules(completed=KeepRule(age=86_400 * SECOND))
 
 Say = Callable[[str], object]
 
@@ -78,7 +86,7 @@ class Outcome(Struct, kw_only=True):
     """What an act came to."""
 
     act: Act
-    finding: Finding
+    finding: AuditFinding
     deeds: list[Deed]
     without: dict[str, str]
     resting: float
@@ -145,7 +153,7 @@ class _Act:
         self._diary = folder / "diary"
         self._wishes = folder / "wishes"
         self._log = folder / "crew.log"
-        self._crew = Crew(
+        self._crew = ChaosProcesses(
             [
                 *(self._member(f"host-{n}", "host", worker_command(WORKERS, CONCURRENCY)) for n in range(HOSTS)),
                 *(self._member(f"reaper-{n}", "reaper", reaper_command()) for n in range(REAPERS)),
@@ -175,16 +183,16 @@ class _Act:
                 await self._crew.abort()
             await chronicle.catch_up()
             jobs = await _jobs(storage)
-        lines, pieces = read(self._diary, Line)
-        wishes, torn = read(self._wishes, Wish)
-        evidence = Evidence(
+        lines, pieces = read(self._diary, HistoryLine)
+        wishes, torn = read(self._wishes, EnqueuedCall)
+        evidence = ChaosEvidence(
             wishes=wishes,
             jobs=jobs,
             lines=lines,
             pieces=pieces + torn,
             events=chronicle.events,
             deeds=field.deeds,
-            bounds=Bounds.of(self._act.timing),
+            bounds=ChaosBounds.of(self._act.timing),
             offset=offset,
             drift=self._offset() - offset,
             ended=ended,
@@ -211,7 +219,7 @@ class _Act:
         lines = self._log.read_text(errors="replace").splitlines()
         return [line for line in lines if tasks.Stumbled.__name__ not in line][-SHOWN:]
 
-    def _member(self, name: str, role: Role, command: list[str]) -> Member:
+    def _member(self, name: str, role: Role, command: list[str]) -> ChaosProcess:
         env = {
             **inherited(),
             "TENURE_URL": self._ground.url(name),
@@ -221,7 +229,7 @@ class _Act:
             producer.SEED_VARIABLE: str(self._act.seed),
             producer.WISHES_VARIABLE: str(self._wishes),
         }
-        return Member(name, role, command, env, self._log, self._clock)
+        return ChaosProcess(name, role, command, env, self._log, self._clock)
 
     def _offset(self) -> int:
         return self._clock.now() - uptime(self._clock)

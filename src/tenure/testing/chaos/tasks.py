@@ -11,7 +11,7 @@ from tenure.demo.diary import note
 from tenure.options import Retry, Stall, Timing
 from tenure.task import Task
 from tenure.testing.chaos import holds
-from tenure.testing.chaos.history import Line, Mark, uptime
+from tenure.testing.chaos.history import HistoryLine, Mark, uptime
 
 QUEUE = "chaos"
 DIARY_VARIABLE = "TENURE_CHAOS_RUN_DIARY"
@@ -37,7 +37,7 @@ def make(
 
     def said(what: Mark) -> None:
         job = current_job()
-        note(diary, Line(job.id, job.run, job.fence, os.getpid(), what, uptime(_clock), os.getppid()))
+        note(diary, HistoryLine(job.id, job.run, job.fence, os.getpid(), what, uptime(_clock), os.getppid()))
 
     @app.task(name="tenure.chaos.walk", queue=QUEUE, retry=retry, stall=stall)
     async def walk(seconds: float, falls: int) -> list[int]:

@@ -10,7 +10,7 @@ from tenure.core.lease import Lease
 from tenure.core.lifecycle import State
 from tenure.core.outcome import Interrupted
 from tenure.core.retry import Backoff
-from tenure.storage.protocol import Cancel, Redrive, Reschedule, Settings, Storage, Target
+from tenure.storage.protocol import CancelJob, RedriveJob, RescheduleJob, Settings, Storage, Target
 from tenure.testing.clock import ManualClock
 from tenure.testing.conformance.material import (
     ALICE,
@@ -75,14 +75,14 @@ async def _put_back_for_a_while(storage: Storage, clock: ManualClock) -> Ref:
 async def _redriven(storage: Storage, clock: ManualClock) -> Ref:
     lease = await start(storage, new_job(queue=HERE, policy=ONCE))
     await settle(storage, ALICE, lease, RAISED)
-    await storage.revise([Redrive(lease.ref)])
+    await storage.revise([RedriveJob(lease.ref)])
     return lease.ref
 
 
 async def _redriven_for_later(storage: Storage, clock: ManualClock) -> Ref:
     lease = await start(storage, new_job(queue=HERE, policy=ONCE))
     await settle(storage, ALICE, lease, RAISED)
-    await storage.revise([Redrive(lease.ref, delay=SECOND)])
+    await storage.revise([RedriveJob(lease.ref, delay=SECOND)])
     clock.advance(1)
     return lease.ref
 
@@ -98,7 +98,7 @@ async def _redriven_by_its_rule(storage: Storage, clock: ManualClock) -> Ref:
 
 async def _rescheduled(storage: Storage, clock: ManualClock) -> Ref:
     ref = await _one(storage, new_job(queue=HERE, delay=3600 * SECOND))
-    await storage.revise([Reschedule(ref, delay=0)])
+    await storage.revise([RescheduleJob(ref, delay=0)])
     return ref
 
 
@@ -265,7 +265,7 @@ class BreadthConformance(Conformance):
         assert (await order(storage, ALICE, *QUEUES[:20], room=1)).next_due == 5 * SECOND
 
         # An instant that nobody waits for any more is told to nobody.
-        await storage.revise([Cancel(refs[1])])
+        await storage.revise([CancelJob(refs[1])])
         assert (await order(storage, ALICE, *QUEUES, room=1)).next_due == 5 * SECOND
 
         await storage.tune(Target("queue", QUEUES[7]), Settings(paused=True))

@@ -9,15 +9,15 @@ from tenure.core.frames import unframed
 from tenure.core.job import CollectKey, DebounceKey, Key, NewJob, Policy, Ref
 from tenure.core.lifecycle import State
 from tenure.core.outcome import Interrupted, Rejected
-from tenure.core.retention import Keep, Retention
+from tenure.core.retention import KeepRule, RetentionRules
 from tenure.signature import PAYLOAD_LIMIT
 from tenure.storage.protocol import (
-    Cancel,
-    Delete,
+    CancelJob,
+    DeleteJob,
+    EnqueueResult,
     Query,
-    Receipt,
-    Redrive,
-    Reschedule,
+    RedriveJob,
+    RescheduleJob,
     Settings,
     Storage,
     Target,
@@ -60,7 +60,7 @@ class CollectConformance(Conformance):
         clock.advance(10)
         lease = await claim_one(storage)
 
-        assert receipts == [Receipt("created", FIRST)] + [Receipt("gathered", FIRST)] * 4
+        assert receipts == [EnqueueResult("created", FIRST)] + [EnqueueResult("gathered", FIRST)] * 4
         assert await claim(storage) == []
         assert (lease.ref, lease.job.gathered) == (FIRST, 5)
         assert unframed(lease.job.payload) == [b"0", b"1", b"2", b"3", b"4"]
@@ -179,27 +179,27 @@ class CollectConformance(Conformance):
         clock.advance(4)
         before = await record(storage, FIRST)
 
-        assert await storage.enqueue(calls(3)) == [Receipt("duplicate", FIRST)] * 3
+        assert await storage.enqueue(calls(3)) == [EnqueueResult("duplicate", FIRST)] * 3
         assert await record(storage, FIRST) == before
 
         clock.advance(6)
         lease = await claim_one(storage)
 
-        assert await storage.enqueue(calls(3)) == [Receipt("duplicate", FIRST)] * 3
+        assert await storage.enqueue(calls(3)) == [EnqueueResult("duplicate", FIRST)] * 3
 
         await settle(storage, ALICE, lease)
 
-        assert await storage.enqueue(calls(3)) == [Receipt("duplicate", FIRST)] * 3
+        assert await storage.enqueue(calls(3)) == [EnqueueResult("duplicate", FIRST)] * 3
         assert await counted(storage) == {State.COMPLETED: 1}
 
     async def test_an_id_twice_in_one_batch_is_gathered_once(self, storage: Storage) -> None:
         first, second, _ = calls(3)
 
         assert await storage.enqueue([first, second, second, first]) == [
-            Receipt("created", FIRST),
-            Receipt("gathered", FIRST),
-            Receipt("duplicate", FIRST),
-            Receipt("duplicate", FIRST),
+            EnqueueResult("created", FIRST),
+            EnqueueResult("gathered", FIRST),
+            EnqueueResult("duplicate", FIRST),
+            EnqueueResult("duplicate", FIRST),
         ]
         assert (await record(storage, FIRST)).gathered == 2
 
@@ -215,7 +215,7 @@ class CollectConformance(Conformance):
         (receipt,) = await storage.enqueue([new_job("call-9", merge=COLLECTED)])
         again = await claim_one(storage, BOB)
 
-        assert receipt == Receipt("gathered", late[0].ref)
+        assert receipt == EnqueueResult("gathered", late[0].ref)
         assert (again.ref, unframed(again.job.payload)) == (FIRST, [b"0", b"1"])
 
     async def test_nothing_gathered_is_lost_when_its_run_fails_or_stalls(
@@ -237,7 +237,7 @@ class CollectConformance(Conformance):
         await storage.enqueue(calls(3))
         clock.advance(10)
         await settle(storage, ALICE, await claim_one(storage), Rejected(ERROR))
-        await storage.revise([Redrive(FIRST)])
+        await storage.revise([RedriveJob(FIRST)])
 
         assert unframed((await claim_one(storage)).job.payload) == [b"0", b"1", b"2"]
 
@@ -245,12 +245,12 @@ class CollectConformance(Conformance):
         self, storage: Storage, clock: ManualClock
     ) -> None:
         await storage.enqueue(calls(2))
-        await storage.revise([Cancel(FIRST)])
+        await storage.revise([CancelJob(FIRST)])
         (receipt,) = await storage.enqueue([new_job("later", merge=COLLECTED, payload=b"later")])
         clock.advance(10)
         lease = await claim_one(storage)
 
-        assert receipt == Receipt("created", Ref(QUEUE, "later"))
+        assert receipt == EnqueueResult("created", Ref(QUEUE, "later"))
         assert unframed(lease.job.payload) == [b"later"]
         assert unframed((await record(storage, FIRST)).payload) == [b"0", b"1"]
 
@@ -265,7 +265,7 @@ class CollectConformance(Conformance):
             clock.advance(5)
             await sweep_all(storage)
         else:
-            await storage.revise([Delete(FIRST)])
+            await storage.revise([DeleteJob(FIRST)])
 
         assert await storage.get([call.ref for call in calls(3)]) == [None] * 3
         assert [receipt.made for receipt in await storage.enqueue(calls(3))] == ["created", "gathered", "gathered"]
@@ -361,7 +361,7 @@ class CollectConformance(Conformance):
         await storage.enqueue(calls(1200, key, ttl=SECOND, policy=policy)[:1000])
         await storage.enqueue(calls(1200, key, ttl=SECOND, policy=policy)[1000:])
         clock.advance(1)
-        await storage.tune(Target("queue", QUEUE), Settings(retention=Retention(expired=Keep(0))))
+        await storage.tune(Target("queue", QUEUE), Settings(retention=RetentionRules(expired=KeepRule(0))))
         swept = [await storage.sweep(bid()) for _ in range(4)]
         did = [turn.did["trimmed" if kept else "expired"] for turn in swept]
 
@@ -371,7 +371,7 @@ class CollectConformance(Conformance):
 
     async def test_an_operator_may_let_it_start_early(self, storage: Storage) -> None:
         await storage.enqueue(calls(2))
-        await storage.revise([Reschedule(FIRST, delay=0)])
+        await storage.revise([RescheduleJob(FIRST, delay=0)])
 
         assert unframed((await claim_one(storage)).job.payload) == [b"0", b"1"]
 

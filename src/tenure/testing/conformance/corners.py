@@ -5,9 +5,18 @@ from tenure.core.events import EventsTrimmed, JobCompleted
 from tenure.core.job import Key, Policy, Redriving
 from tenure.core.lifecycle import State
 from tenure.core.outcome import TimedOut
-from tenure.core.retention import Keep, Retention
+from tenure.core.retention import KeepRule, RetentionRules
 from tenure.core.retry import Backoff
-from tenure.storage.protocol import Beat, Cancel, Reader, Renewal, Reschedule, Settings, Storage, Target
+from tenure.storage.protocol import (
+    CancelJob,
+    EventReader,
+    LeaseRenewal,
+    RenewRequest,
+    RescheduleJob,
+    Settings,
+    Storage,
+    Target,
+)
 from tenure.testing.clock import ManualClock
 from tenure.testing.conformance.material import (
     ALICE,
@@ -41,7 +50,7 @@ class CornersConformance(Conformance):
     async def test_no_rule_brings_back_what_somebody_asked_to_stop(self, storage: Storage, clock: ManualClock) -> None:
         for name, outcome in (("raised", RAISED), ("late", TimedOut(ERROR))):
             lease = await start(storage, new_job(name, policy=AGAIN))
-            await storage.revise([Cancel(lease.ref, "enough")])
+            await storage.revise([CancelJob(lease.ref, "enough")])
             await settle(storage, ALICE, lease, outcome)
         await settle(storage, ALICE, await start(storage, new_job("wanted", policy=AGAIN)), RAISED)
         clock.advance(3 * 3600)
@@ -59,7 +68,7 @@ class CornersConformance(Conformance):
             clock.advance(5)
             await storage.sweep(bid())
         before = [await record(storage, job.ref) for job in jobs]
-        await storage.revise([Reschedule(job.ref, delay=0) for job in jobs])
+        await storage.revise([RescheduleJob(job.ref, delay=0) for job in jobs])
         leases = await claim(storage)
 
         assert [(job.state, job.run_at, job.unreadable) for job in before] == [(State.DELAYED, far, None)] * 2
@@ -67,7 +76,7 @@ class CornersConformance(Conformance):
         assert [await settle(storage, ALICE, lease) for lease in leases] == ["done", "done"]
 
     async def test_retention_spares_what_a_rule_has_yet_to_put_back(self, storage: Storage, clock: ManualClock) -> None:
-        await storage.tune(QUEUE_ITSELF, Settings(retention=Retention(failed=Keep(HOUR, 0))))
+        await storage.tune(QUEUE_ITSELF, Settings(retention=RetentionRules(failed=KeepRule(HOUR, 0))))
         ruled, plain = await start(storage, new_job("ruled", policy=AGAIN)), await start(storage, new_job("plain"))
         await settle(storage, ALICE, ruled, RAISED)
         await settle(storage, ALICE, plain, TimedOut(ERROR, final=True))
@@ -83,7 +92,7 @@ class CornersConformance(Conformance):
     async def test_a_clock_set_back_does_not_make_what_is_new_look_oldest(
         self, storage: Storage, clock: ManualClock
     ) -> None:
-        await storage.tune(QUEUE_ITSELF, Settings(retention=Retention(completed=Keep(HOUR, 3))))
+        await storage.tune(QUEUE_ITSELF, Settings(retention=RetentionRules(completed=KeepRule(HOUR, 3))))
         for number in range(3):
             await settle(storage, ALICE, await start(storage, new_job(f"old-{number}")))
             clock.advance(1)
@@ -99,7 +108,7 @@ class CornersConformance(Conformance):
     ) -> None:
         (ref,) = await enqueue(storage, new_job())
         clock.step_wall(-3600)
-        await storage.revise([Reschedule(ref, priority=2, boost=120 * SECOND)])
+        await storage.revise([RescheduleJob(ref, priority=2, boost=120 * SECOND)])
         job = await record(storage, ref)
 
         assert (job.state, job.priority) == (State.WAITING, 2)
@@ -151,7 +160,7 @@ class CornersConformance(Conformance):
     async def test_a_place_behind_the_end_of_the_log_is_no_silence(self, storage: Storage) -> None:
         for lease in [await start(storage, job) for job in new_jobs(3)]:
             await settle(storage, ALICE, lease)
-        reader = Reader("app", "process-1")
+        reader = EventReader("app", "process-1")
         await storage.events(reader=reader)
         page = await storage.events("1000")
         await storage.events("1000", reader=reader)
@@ -166,6 +175,6 @@ class CornersConformance(Conformance):
         lease = await start(storage, new_job(heartbeat_timeout=10 * SECOND))
         clock.advance(5)
         # It could not be sent at once, or was sent before and its answer was lost.
-        await storage.renew(Beat(ALICE, (Renewal(lease.ref, lease.fence, sign=True, silent=4 * SECOND),)))
+        await storage.renew(RenewRequest(ALICE, (LeaseRenewal(lease.ref, lease.fence, sign=True, silent=4 * SECOND),)))
 
         assert (await record(storage, lease.ref)).progress_until == clock.now() + 6 * SECOND

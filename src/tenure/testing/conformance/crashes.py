@@ -13,14 +13,14 @@ from tenure.core.outcome import Interrupted, Outcome, Rejected, Snoozed, Stalled
 from tenure.core.settlement import Settlement
 from tenure.storage.protocol import (
     WORKER_KEPT,
-    Beat,
-    Cancel,
+    CancelJob,
+    LeaseRenewal,
     NewLogLine,
-    Pulse,
     Query,
-    Redrive,
-    Renewal,
-    Reschedule,
+    RedriveJob,
+    RenewRequest,
+    RenewResult,
+    RescheduleJob,
     Settings,
     Storage,
     Target,
@@ -116,7 +116,7 @@ class CrashesConformance(Conformance):
         lease = await start(storage)
         await apply(storage, ALICE, put_back(lease, after=60 * SECOND))
         delayed = await record(storage, lease.ref)
-        await storage.revise([Reschedule(lease.ref, delay=5 * SECOND, priority=3)])
+        await storage.revise([RescheduleJob(lease.ref, delay=5 * SECOND, priority=3)])
         moved = await record(storage, lease.ref)
         clock.advance(5)
         await sweep_all(storage)
@@ -130,7 +130,7 @@ class CrashesConformance(Conformance):
         cancelled = await crashed(storage, new_job(queue="cancelled"))
         expired = await crashed(storage, new_job(queue="expired", ttl=9 * SECOND))
         failed = await crashed(storage, new_job(queue="failed"))
-        await storage.revise([Cancel(cancelled.ref, "enough")])
+        await storage.revise([CancelJob(cancelled.ref, "enough")])
         await settle(storage, ALICE, await claim_one(storage, queue="failed"), Rejected(ERROR))
         clock.advance(9)
         await sweep_all(storage)
@@ -139,7 +139,7 @@ class CrashesConformance(Conformance):
         assert [job.state for job in jobs] == [State.CANCELLED, State.EXPIRED, State.FAILED]
         assert not any(job.quarantined for job in jobs)
 
-        await storage.revise([Redrive(job.ref) for job in jobs])
+        await storage.revise([RedriveJob(job.ref) for job in jobs])
         again = [await claim_one(storage, queue=job.queue) for job in jobs]
 
         assert not any(lease.job.quarantined for lease in again)
@@ -147,7 +147,7 @@ class CrashesConformance(Conformance):
     async def test_a_job_that_is_asked_to_stop_is_over_and_not_put_back_into_quarantine(self, storage: Storage) -> None:
         await crashed(storage)
         lease = await claim_one(storage)
-        await storage.revise([Cancel(lease.ref, "enough")])
+        await storage.revise([CancelJob(lease.ref, "enough")])
         asked = await record(storage, lease.ref)
         await apply(storage, ALICE, put_back(lease))
         job = await record(storage, lease.ref)
@@ -269,13 +269,13 @@ class CrashesConformance(Conformance):
             lease = await start(storage, new_job(queue=name, ttl=9 * SECOND if name == "expired" else None))
             await settle(storage, ALICE, lease, FAILED_WORKER)
         used = [(await record(storage, ref)).put_back_used for ref in refs]
-        await storage.revise([Cancel(refs[0], "enough")])
+        await storage.revise([CancelJob(refs[0], "enough")])
         for name, outcome in (("failed", Rejected(ERROR)), ("completed", RETURNED)):
             await settle(storage, ALICE, await claim_one(storage, queue=name), outcome)
         clock.advance(9)
         await sweep_all(storage)
         over = [await record(storage, ref) for ref in refs]
-        await storage.revise([Redrive(ref) for ref in refs[:3]])
+        await storage.revise([RedriveJob(ref) for ref in refs[:3]])
         again = [await record(storage, ref) for ref in refs[:3]]
 
         assert used == [True] * 4
@@ -307,11 +307,13 @@ class CrashesConformance(Conformance):
         before = await trace(storage, lease.ref)
         # The first beat, the usual one, and one that tells more than the trace.
         seen = [
-            await traced(storage, Renewal(lease.ref, lease.fence, trace=HERE)),
-            await traced(storage, Renewal(lease.ref, lease.fence)),
-            await traced(storage, Renewal(lease.ref, lease.fence, trace=THERE)),
-            await traced(storage, Renewal(lease.ref, lease.fence, progress=0.5, log=(NewLogLine("info", "so", {}),))),
-            await traced(storage, Renewal(lease.ref, lease.fence, sign=True, progress=0.7, trace="")),
+            await traced(storage, LeaseRenewal(lease.ref, lease.fence, trace=HERE)),
+            await traced(storage, LeaseRenewal(lease.ref, lease.fence)),
+            await traced(storage, LeaseRenewal(lease.ref, lease.fence, trace=THERE)),
+            await traced(
+                storage, LeaseRenewal(lease.ref, lease.fence, progress=0.5, log=(NewLogLine("info", "so", {}),))
+            ),
+            await traced(storage, LeaseRenewal(lease.ref, lease.fence, sign=True, progress=0.7, trace="")),
         ]
 
         assert before is None
@@ -323,9 +325,9 @@ class CrashesConformance(Conformance):
         first, second = await start(storage, new_job("first")), await start(storage, new_job("second"))
         for _ in range(2):
             clock.advance(5)
-            told, untold = Renewal(first.ref, first.fence, trace=HERE), Renewal(second.ref, second.fence)
+            told, untold = LeaseRenewal(first.ref, first.fence, trace=HERE), LeaseRenewal(second.ref, second.fence)
 
-            assert await storage.renew(Beat(ALICE, (told, untold))) == Pulse()
+            assert await storage.renew(RenewRequest(ALICE, (told, untold))) == RenewResult()
 
             jobs = [await record(storage, lease.ref) for lease in (first, second)]
             assert {(job.heard_at, job.lease_until) for job in jobs} == {(clock.now(), clock.now() + 20 * SECOND)}
@@ -335,7 +337,7 @@ class CrashesConformance(Conformance):
     async def test_who_only_asks_tells_where_it_is_all_the_same(self, storage: Storage, clock: ManualClock) -> None:
         lease = await start(storage)
         clock.advance(5)
-        seen = await traced(storage, Renewal(lease.ref, lease.fence, extend=False, trace=HERE))
+        seen = await traced(storage, LeaseRenewal(lease.ref, lease.fence, extend=False, trace=HERE))
 
         assert seen == HERE
         assert await record(storage, lease.ref) == lease.job
@@ -343,12 +345,12 @@ class CrashesConformance(Conformance):
     async def test_a_refused_beat_tells_nobody_where_its_handler_is(self, storage: Storage) -> None:
         old = await crashed(storage)
         new = await claim_one(storage, BOB)
-        late = Renewal(old.ref, old.fence, trace=HERE)
+        late = LeaseRenewal(old.ref, old.fence, trace=HERE)
         for owner in (ALICE, BOB):
-            await storage.renew(Beat(owner, (late,)))
-        await storage.renew(Beat(ALICE, (Renewal(new.ref, new.fence, trace=HERE),)))
+            await storage.renew(RenewRequest(owner, (late,)))
+        await storage.renew(RenewRequest(ALICE, (LeaseRenewal(new.ref, new.fence, trace=HERE),)))
         untouched = await trace(storage, new.ref)
-        await storage.renew(Beat(BOB, (Renewal(new.ref, new.fence, trace=THERE), late)))
+        await storage.renew(RenewRequest(BOB, (LeaseRenewal(new.ref, new.fence, trace=THERE), late)))
 
         assert untouched is None
         assert await trace(storage, new.ref) == THERE
@@ -358,10 +360,10 @@ class CrashesConformance(Conformance):
         self, storage: Storage, clock: ManualClock, died: bool
     ) -> None:
         lease = await start(storage)
-        await storage.renew(Beat(ALICE, (Renewal(lease.ref, lease.fence, trace=HERE),)))
+        await storage.renew(RenewRequest(ALICE, (LeaseRenewal(lease.ref, lease.fence, trace=HERE),)))
         [taken] = (await storage.reclaim(ALICE.id, REAPER)).stalled if died else await watch(storage, clock, 26)
         detail = await look(storage, lease.ref)
-        late = await storage.renew(Beat(ALICE, (Renewal(lease.ref, lease.fence, trace=THERE),)))
+        late = await storage.renew(RenewRequest(ALICE, (LeaseRenewal(lease.ref, lease.fence, trace=THERE),)))
         still = await trace(storage, lease.ref)
         settlement = stalled(taken)
         ended = structs.replace(settlement, ended=structs.replace(settlement.ended, detail=f"was at {HERE}"))
@@ -381,7 +383,7 @@ class CrashesConformance(Conformance):
     async def test_where_a_handler_was_is_forgotten_with_its_end(self, storage: Storage, outcome: Outcome) -> None:
         lease = await start(storage)
 
-        assert await traced(storage, Renewal(lease.ref, lease.fence, trace=HERE)) == HERE
+        assert await traced(storage, LeaseRenewal(lease.ref, lease.fence, trace=HERE)) == HERE
 
         await settle(storage, ALICE, lease, outcome)
 
@@ -391,11 +393,11 @@ class CrashesConformance(Conformance):
         self, storage: Storage, clock: ManualClock
     ) -> None:
         lease = await start(storage)
-        await storage.renew(Beat(ALICE, (Renewal(lease.ref, lease.fence, trace=HERE),)))
-        await storage.revise([Cancel(lease.ref)])
+        await storage.renew(RenewRequest(ALICE, (LeaseRenewal(lease.ref, lease.fence, trace=HERE),)))
+        await storage.revise([CancelJob(lease.ref)])
         await watch(storage, clock, 21)
         suspected = await look(storage, lease.ref)
-        await storage.renew(Beat(ALICE, (Renewal(lease.ref, lease.fence, trace=THERE),)))
+        await storage.renew(RenewRequest(ALICE, (LeaseRenewal(lease.ref, lease.fence, trace=THERE),)))
 
         assert suspected.job.suspect_until is not None
         assert suspected.runs[-1].trace == HERE
@@ -406,9 +408,11 @@ class CrashesConformance(Conformance):
         leases = await claim(storage)
         texts = [f"{number:02}" + "☃" * (TRACE_KEPT - 2) for number in range(60)]
         for _ in range(2):
-            renewals = (Renewal(lease.ref, lease.fence, trace=text) for lease, text in zip(leases, texts, strict=True))
+            renewals = (
+                LeaseRenewal(lease.ref, lease.fence, trace=text) for lease, text in zip(leases, texts, strict=True)
+            )
 
-            assert await storage.renew(Beat(ALICE, tuple(renewals), WorkerInfo(active=60))) == Pulse()
+            assert await storage.renew(RenewRequest(ALICE, tuple(renewals), WorkerInfo(active=60))) == RenewResult()
 
         details = await storage.get([lease.ref for lease in leases])
         assert [detail and detail.runs[-1].trace for detail in details] == texts
@@ -417,11 +421,13 @@ class CrashesConformance(Conformance):
     # ── how a worker is ───────────────────────────────────────────────────────────────────────────────────────────
 
     async def test_a_beat_tells_how_its_worker_is(self, storage: Storage) -> None:
-        await storage.renew(Beat(ALICE, worker=WorkerInfo(concurrency=10, lag=250_000, memory=9 << 30, quiet=True)))
+        await storage.renew(
+            RenewRequest(ALICE, worker=WorkerInfo(concurrency=10, lag=250_000, memory=9 << 30, quiet=True))
+        )
         busy = await worker(storage)
-        await storage.renew(Beat(ALICE, worker=WorkerInfo(unstopped=(Ref("default", "1"), Ref("other", "é")))))
+        await storage.renew(RenewRequest(ALICE, worker=WorkerInfo(unstopped=(Ref("default", "1"), Ref("other", "é")))))
         held_up = await worker(storage)
-        await storage.renew(Beat(ALICE, worker=WorkerInfo(concurrency=10)))
+        await storage.renew(RenewRequest(ALICE, worker=WorkerInfo(concurrency=10)))
         idle = await worker(storage)
 
         assert (busy.lag, busy.memory, busy.quiet) == (250_000, 9 << 30, True)
@@ -434,16 +440,16 @@ class CrashesConformance(Conformance):
     ) -> None:
         lease = await start(storage)
         info = WorkerInfo(("default",), 10, 1, turned_ago=100_000, lag=3, memory=4)
-        await storage.renew(Beat(ALICE, (Renewal(lease.ref, lease.fence),), info))
+        await storage.renew(RenewRequest(ALICE, (LeaseRenewal(lease.ref, lease.fence),), info))
         begun = await worker(storage)
         hung = WorkerHung(owner=ALICE.id, blocked_for=5.0, stack=HERE)
         for _ in range(6):
             clock.advance(5)
-            pulse = await storage.renew(Beat(ALICE, (Renewal(lease.ref, lease.fence, trace=HERE),)))
+            pulse = await storage.renew(RenewRequest(ALICE, (LeaseRenewal(lease.ref, lease.fence, trace=HERE),)))
 
-            assert pulse == Pulse()
+            assert pulse == RenewResult()
 
-        await storage.renew(Beat(ALICE, events=(hung,)))
+        await storage.renew(RenewRequest(ALICE, events=(hung,)))
         told = await told_of(storage, WorkerHung)
 
         assert await worker(storage) == structs.replace(begun, seen_ago=30 * SECOND, turned_ago=30_100_000)
@@ -452,20 +458,20 @@ class CrashesConformance(Conformance):
 
     async def test_who_renews_for_a_worker_that_was_never_seen_makes_none_up(self, storage: Storage) -> None:
         lease = await start(storage)
-        await storage.renew(Beat(ALICE, (Renewal(lease.ref, lease.fence),)))
+        await storage.renew(RenewRequest(ALICE, (LeaseRenewal(lease.ref, lease.fence),)))
 
         assert (await storage.survey()).workers == ()
 
     async def test_a_worker_is_told_its_orders_with_each_beat_until_it_is_gone(self, storage: Storage) -> None:
         target = Target("worker", ALICE.id)
-        await storage.renew(Beat(ALICE, worker=WorkerInfo()))
+        await storage.renew(RenewRequest(ALICE, worker=WorkerInfo()))
         before = await orders(storage)
         await storage.tune(target, Settings(quiet=True, stop=True), by="ops")
         repeated = [await orders(storage) for _ in range(3)]
-        unowned = await storage.renew(Beat(ALICE))
+        unowned = await storage.renew(RenewRequest(ALICE))
         await storage.tune(target, Settings(quiet=False), by="ops")
         fewer = await orders(storage)
-        last = await storage.renew(Beat(ALICE, last=True))
+        last = await storage.renew(RenewRequest(ALICE, last=True))
 
         assert before == ()
         assert [set(told) for told in repeated] == [{"quiet", "stop"}] * 3
@@ -477,7 +483,7 @@ class CrashesConformance(Conformance):
     async def test_the_orders_of_a_worker_that_vanished_are_forgotten_with_its_record(
         self, storage: Storage, clock: ManualClock
     ) -> None:
-        await storage.renew(Beat(ALICE, worker=WorkerInfo()))
+        await storage.renew(RenewRequest(ALICE, worker=WorkerInfo()))
         await storage.tune(Target("worker", ALICE.id), Settings(stop=True))
         await storage.reclaim(ALICE.id, REAPER)
         clock.advance(WORKER_KEPT / SECOND - 1)
@@ -509,9 +515,9 @@ def put_back(lease: Lease, *, after: int = 0) -> Settlement:
     return structs.replace(settled(lease), decision=decision, ended=RunEnd("stalled"), events=())
 
 
-async def traced(storage: Storage, renewal: Renewal) -> str | None:
+async def traced(storage: Storage, renewal: LeaseRenewal) -> str | None:
     """Renew a lease of Alice's; return where its handler is said to be then."""
-    assert await storage.renew(Beat(ALICE, (renewal,))) == Pulse()
+    assert await storage.renew(RenewRequest(ALICE, (renewal,))) == RenewResult()
     return await trace(storage, renewal.ref)
 
 
@@ -528,6 +534,6 @@ async def worker(storage: Storage) -> WorkerSurvey:
 
 async def orders(storage: Storage) -> tuple[str, ...]:
     """Return what Alice is told to do with a beat."""
-    told = (await storage.renew(Beat(ALICE, worker=WorkerInfo()))).orders
+    told = (await storage.renew(RenewRequest(ALICE, worker=WorkerInfo()))).orders
     assert told is not None
     return told

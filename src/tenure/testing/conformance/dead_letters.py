@@ -12,11 +12,11 @@ from tenure.core.outcome import Cancelled, Outcome, Raised, Rejected, TimedOut, 
 from tenure.core.retry import Backoff
 from tenure.storage.protocol import (
     SWEEP_LIMIT,
-    Cancel,
-    Delete,
+    CancelJob,
+    DeleteJob,
     Query,
-    Redrive,
-    Revised,
+    RedriveJob,
+    RevisionResult,
     Storage,
     job_topic,
     queue_topic,
@@ -192,7 +192,7 @@ class DeadLettersConformance(Conformance):
     async def test_a_dead_letter_is_redriven_once(self, storage: Storage) -> None:
         lease = await start(storage, new_job(policy=ONCE))
         await settle(storage, ALICE, lease, RAISED)
-        revised = await storage.revise([Redrive(lease.ref, "ops"), Redrive(lease.ref, "ops")])
+        revised = await storage.revise([RedriveJob(lease.ref, "ops"), RedriveJob(lease.ref, "ops")])
 
         assert [(one.verdict, one.state) for one in revised] == [("done", State.FAILED), ("refused", State.WAITING)]
         assert len(await told_of(storage, JobRedriven)) == 1
@@ -203,7 +203,7 @@ class DeadLettersConformance(Conformance):
             lease = await start(storage, new_job(name, keys=keys, policy=ONCE))
             error = unreadable_record("headers: garbage")
             await settle(storage, ALICE, lease, Unreadable(error))
-            await storage.revise([Redrive(lease.ref, "ops")])
+            await storage.revise([RedriveJob(lease.ref, "ops")])
             waiting = await record(storage, lease.ref)
             again = await claim_one(storage)
 
@@ -217,16 +217,16 @@ class DeadLettersConformance(Conformance):
             lease = await start(storage)
             await settle(storage, ALICE, lease, Rejected(ERROR))
             notices = storage.notices([topic])
-            await woken_by(storage, notices, lambda: storage.revise([Redrive(new_job().ref)]))
+            await woken_by(storage, notices, lambda: storage.revise([RedriveJob(new_job().ref)]))
             notices.close()
-            await storage.revise([Delete(lease.ref)])
+            await storage.revise([DeleteJob(lease.ref)])
 
     async def test_a_redrive_put_off_is_due_in_its_turn(self, storage: Storage, clock: ManualClock) -> None:
         for name in ("first", "second"):
             await settle(storage, ALICE, await start(storage, new_job(name, policy=ONCE)), RAISED)
         clock.advance(5)
         await storage.revise(
-            [Redrive(Ref(QUEUE, "second"), delay=2 * SECOND), Redrive(Ref(QUEUE, "first"), delay=4 * SECOND)]
+            [RedriveJob(Ref(QUEUE, "second"), delay=2 * SECOND), RedriveJob(Ref(QUEUE, "first"), delay=4 * SECOND)]
         )
         job = await record(storage, Ref(QUEUE, "second"))
 
@@ -243,7 +243,7 @@ class DeadLettersConformance(Conformance):
         await enqueue(storage, *new_jobs(4))
         for lease in await claim(storage):
             await settle(storage, ALICE, lease, Rejected(ERROR))
-        await storage.revise([Redrive(job.ref, delay=place * SECOND) for place, job in enumerate(new_jobs(4))])
+        await storage.revise([RedriveJob(job.ref, delay=place * SECOND) for place, job in enumerate(new_jobs(4))])
         turns: list[list[str]] = []
         for _ in range(4):
             turns.append([lease.ref.id for lease in await claim(storage)])
@@ -261,7 +261,7 @@ class DeadLettersConformance(Conformance):
 
         assert (dead.state, dead.starts, dead.failures, dead.stalls) == (State.FAILED, 3, 2, 1)
 
-        await storage.revise([Redrive(job.ref, delay=SECOND)])
+        await storage.revise([RedriveJob(job.ref, delay=SECOND)])
         clock.advance(1)
         again = await claim_one(storage)
         detail = await look(storage, job.ref)
@@ -274,11 +274,11 @@ class DeadLettersConformance(Conformance):
 
     async def test_what_was_cancelled_or_expired_goes_back_too(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, new_job("cancelled"), new_job("expired", ttl=1))
-        await storage.revise([Cancel(Ref(QUEUE, "cancelled"), "enough", "ops")])
+        await storage.revise([CancelJob(Ref(QUEUE, "cancelled"), "enough", "ops")])
         clock.advance(1)
         await sweep_all(storage)
         refs = [Ref(QUEUE, "cancelled"), Ref(QUEUE, "expired")]
-        revised = await storage.revise([Redrive(ref, "ops", delay=SECOND) for ref in refs])
+        revised = await storage.revise([RedriveJob(ref, "ops", delay=SECOND) for ref in refs])
 
         assert [(one.verdict, one.state) for one in revised] == [("done", State.CANCELLED), ("done", State.EXPIRED)]
         assert [(event.id, event.by, event.was) for event in await told_of(storage, JobRedriven)] == [
@@ -381,7 +381,7 @@ class DeadLettersConformance(Conformance):
         lease = await start(storage, new_job(policy=RULED_ONCE))
         await settle(storage, ALICE, lease, RAISED)
         clock.advance(30)
-        await storage.revise([Redrive(lease.ref, "ops")])
+        await storage.revise([RedriveJob(lease.ref, "ops")])
         await settle(storage, ALICE, await claim_one(storage), RAISED)
 
         # The rule's time begins anew, and by hand it is not used up.
@@ -405,15 +405,15 @@ class DeadLettersConformance(Conformance):
 
         assert (await record(storage, lease.ref)).redrive_at is None
 
-        await storage.revise([Redrive(lease.ref, "ops")])
+        await storage.revise([RedriveJob(lease.ref, "ops")])
         await settle(storage, ALICE, await claim_one(storage), RAISED)
         dead = await record(storage, lease.ref)
 
         assert (dead.redrives, dead.redrive_at) == (0, clock.now() + MINUTE)
 
-    @pytest.mark.parametrize("way_off", [Delete, Redrive], ids=["delete", "redrive"])
+    @pytest.mark.parametrize("way_off", [DeleteJob, RedriveJob], ids=["delete", "redrive"])
     async def test_a_rule_leaves_alone_what_is_dead_no_more(
-        self, storage: Storage, clock: ManualClock, way_off: Callable[[Ref], Delete | Redrive]
+        self, storage: Storage, clock: ManualClock, way_off: Callable[[Ref], DeleteJob | RedriveJob]
     ) -> None:
         lease = await start(storage, new_job(policy=RULED_ONCE))
         await settle(storage, ALICE, lease, RAISED)
@@ -472,7 +472,9 @@ class DeadLettersConformance(Conformance):
         clock.advance(60)
         await sweep_all(storage)
 
-        assert await storage.revise([Redrive(lease.ref, "ops")]) == [Revised(lease.ref, "refused", State.WAITING)]
+        assert await storage.revise([RedriveJob(lease.ref, "ops")]) == [
+            RevisionResult(lease.ref, "refused", State.WAITING)
+        ]
 
 
 async def exhaust(storage: Storage, clock: ManualClock) -> None:

@@ -6,7 +6,7 @@ from tenure.clock import SECOND
 from tenure.core.job import Key, NewJob, Owner, Policy, Ref, StallTerms, UniqueKey
 from tenure.core.lifecycle import State
 from tenure.core.retry import Backoff
-from tenure.storage.protocol import Cancel, Query, Receipt, Storage
+from tenure.storage.protocol import CancelJob, EnqueueResult, Query, Storage
 from tenure.testing.clock import ManualClock
 from tenure.testing.conformance.material import (
     ALICE,
@@ -76,7 +76,7 @@ class EnqueueConformance(Conformance):
         )
         now = clock.now()
 
-        assert await storage.enqueue([job]) == [Receipt("created", job.ref)]
+        assert await storage.enqueue([job]) == [EnqueueResult("created", job.ref)]
 
         kept = await record(storage, job.ref)
 
@@ -122,7 +122,7 @@ class EnqueueConformance(Conformance):
         await enqueue(storage, new_job(payload=b"first"))
         receipts = await storage.enqueue([new_job(payload=b"second", delay=5 * SECOND)])
 
-        assert receipts == [Receipt("duplicate", new_job().ref)]
+        assert receipts == [EnqueueResult("duplicate", new_job().ref)]
         kept = await record(storage, new_job().ref)
         assert (kept.payload, kept.state) == (b"first", State.WAITING)
         assert len(await claim(storage)) == 1
@@ -282,7 +282,7 @@ class EnqueueConformance(Conformance):
         assert await settle(storage, BOB, again, RETURNED) == "done"
         assert (await look(storage, Ref(name, name))).job.result == RETURNED.result
         assert [found.ref for found in (await storage.find(Query(queues=(name,), id=name))).jobs] == [job.ref]
-        assert (await storage.revise([Cancel(job.ref)]))[0].verdict == "refused"
+        assert (await storage.revise([CancelJob(job.ref)]))[0].verdict == "refused"
         assert [getattr(event, "id", None) for event in await told(storage)] == [name, name]
 
     @pytest.mark.fault("W-P15")

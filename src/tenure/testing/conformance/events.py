@@ -43,14 +43,14 @@ from tenure.core.retention import EVENTS_KEPT
 from tenure.storage.protocol import (
     EVENTS_END,
     TRIM_LIMIT,
-    Beat,
-    Cancel,
-    Delete,
+    CancelJob,
+    DeleteJob,
+    EventReader,
+    LeaseRenewal,
     NewLogLine,
-    Reader,
-    Redrive,
-    Renewal,
-    Reschedule,
+    RedriveJob,
+    RenewRequest,
+    RescheduleJob,
     Revision,
     Settings,
     Storage,
@@ -102,7 +102,7 @@ OUTCOMES: tuple[tuple[Outcome, str], ...] = (
 )
 """Each outcome with the one event that tells of it."""
 
-LAST_MOVES: tuple[tuple[str, Callable[[Ref], Revision]], ...] = (("cancelled", Cancel), ("deleted", Delete))
+LAST_MOVES: tuple[tuple[str, Callable[[Ref], Revision]], ...] = (("cancelled", CancelJob), ("deleted", DeleteJob))
 
 
 class EventsConformance(Conformance):
@@ -131,18 +131,18 @@ class EventsConformance(Conformance):
     async def test_each_move_of_an_operator_is_told_in_one_event(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, new_job(ttl=2 * SECOND))
         ref = new_job().ref
-        await storage.revise([Cancel(ref), Cancel(ref), Redrive(ref), Redrive(ref)])
+        await storage.revise([CancelJob(ref), CancelJob(ref), RedriveJob(ref), RedriveJob(ref)])
         clock.advance(2)
         await sweep_all(storage)
         await claim(storage)
-        await storage.revise([Redrive(ref), Redrive(ref), Delete(ref), Delete(ref), Redrive(ref)])
+        await storage.revise([RedriveJob(ref), RedriveJob(ref), DeleteJob(ref), DeleteJob(ref), RedriveJob(ref)])
 
         assert names(await told(storage)) == ["cancelled", "redriven", "expired", "redriven", "deleted"]
 
     async def test_a_deletion_says_who_did_it_and_what_it_was(self, storage: Storage) -> None:
         lease = await start(storage)
         await settle(storage, ALICE, lease)
-        await storage.revise([Delete(lease.ref, "ops")])
+        await storage.revise([DeleteJob(lease.ref, "ops")])
         (event,) = await told_of(storage, JobDeleted)
 
         assert (event.queue, event.id, event.task, event.run) == (QUEUE, "job", "add", 1)
@@ -151,7 +151,7 @@ class EventsConformance(Conformance):
     async def test_a_redrive_says_who_did_it_and_what_it_was(self, storage: Storage) -> None:
         lease = await start(storage, new_job(policy=ONCE))
         await settle(storage, ALICE, lease, RAISED)
-        await storage.revise([Redrive(lease.ref, "ops", delay=SECOND)])
+        await storage.revise([RedriveJob(lease.ref, "ops", delay=SECOND)])
         (event,) = await told_of(storage, JobRedriven)
 
         assert (event.queue, event.id, event.task, event.run) == (QUEUE, "job", "add", 1)
@@ -260,8 +260,8 @@ class EventsConformance(Conformance):
         await enqueue(storage, new_job())
         clock.advance(1)
         due = clock.now() - SECOND
-        await storage.revise([Reschedule(new_job().ref, priority=5, boost=300 * SECOND, by="ops")])
-        await storage.revise([Reschedule(new_job().ref, delay=10 * SECOND)])
+        await storage.revise([RescheduleJob(new_job().ref, priority=5, boost=300 * SECOND, by="ops")])
+        await storage.revise([RescheduleJob(new_job().ref, delay=10 * SECOND)])
         first, second = await told_of(storage, JobRescheduled)
 
         assert (first.id, first.run, first.due_at, first.priority, first.by) == ("job", 0, moment(due), 5, "ops")
@@ -287,9 +287,9 @@ class EventsConformance(Conformance):
         for progress, note in ((0.25, "a quarter"), (None, None), (0.5, None)):
             line = NewLogLine("info", "no progress", {})
             await storage.renew(
-                Beat(ALICE, (Renewal(lease.ref, lease.fence, progress=progress, note=note, log=(line,)),))
+                RenewRequest(ALICE, (LeaseRenewal(lease.ref, lease.fence, progress=progress, note=note, log=(line,)),))
             )
-        await storage.renew(Beat(BOB, (Renewal(lease.ref, lease.fence, progress=0.75),)))
+        await storage.renew(RenewRequest(BOB, (LeaseRenewal(lease.ref, lease.fence, progress=0.75),)))
 
         assert [(event.id, event.run, event.value, event.note) for event in await told_of(storage, JobProgressed)] == [
             ("job", 1, 0.25, "a quarter"),
@@ -358,7 +358,7 @@ class EventsConformance(Conformance):
         clock.advance(1)
         await settle(storage, ALICE, again, Raised(ERROR, after=0))
         await enqueue(storage, new_job("other"))
-        await storage.revise([Cancel(Ref(QUEUE, "other"))])
+        await storage.revise([CancelJob(Ref(QUEUE, "other"))])
 
         assert await told_of(storage, QueueDrained) == []
 
@@ -371,7 +371,7 @@ class EventsConformance(Conformance):
         await enqueue(storage, *new_jobs(2))
         for lease in await claim(storage):
             await settle(storage, ALICE, lease)
-        await storage.revise([Delete(job.ref) for job in new_jobs(2)])
+        await storage.revise([DeleteJob(job.ref) for job in new_jobs(2)])
 
         # It was drained by the end of the second job, and by nothing since.
         assert names(await told(storage)) == ["completed", "completed", "queue_drained", "deleted", "deleted"]
@@ -380,7 +380,7 @@ class EventsConformance(Conformance):
         await storage.tune(THIS_QUEUE, Settings(record=("queue_drained",)))
         for name in ("first", "second"):
             await settle(storage, ALICE, await start(storage, new_job(name)), Rejected(ERROR))
-        await storage.revise([Redrive(Ref(QUEUE, "first"))])
+        await storage.revise([RedriveJob(Ref(QUEUE, "first"))])
         await settle(storage, ALICE, await claim_one(storage))
 
         assert len(await told_of(storage, QueueDrained)) == 3
@@ -410,7 +410,7 @@ class EventsConformance(Conformance):
             assert len(page.events) <= 1
             read += names(page.events)
             cursor = page.next
-        await storage.revise([Delete(Ref(QUEUE, "a")), Delete(ref)])
+        await storage.revise([DeleteJob(Ref(QUEUE, "a")), DeleteJob(ref)])
 
         assert read == ["started", "retried", "started", "completed"]
         assert names((await storage.events(cursor, ref=ref)).events) == ["deleted"]
@@ -437,7 +437,7 @@ class EventsConformance(Conformance):
         lease = await start(storage)
         await settle(storage, ALICE, lease, RAISED)
         end = (await storage.events(EVENTS_END, ref=lease.ref)).next
-        await storage.revise([Cancel(lease.ref)])
+        await storage.revise([CancelJob(lease.ref)])
 
         assert names((await storage.events(end, ref=lease.ref)).events) == ["cancelled"]
 
@@ -508,7 +508,7 @@ class EventsConformance(Conformance):
 
     @pytest.mark.fault("W-T23")
     async def test_a_named_reader_that_slept_too_long_is_told_so(self, storage: Storage, clock: ManualClock) -> None:
-        app = Reader("app", "process-1")
+        app = EventReader("app", "process-1")
         await storage.events(reader=app)
         await settle(storage, ALICE, await start(storage, new_job("old")))
         clock.advance(WEEK)
@@ -527,7 +527,7 @@ class EventsConformance(Conformance):
         for number in range(3):
             await settle(storage, ALICE, await start(storage, new_job(f"job-{number}")))
             clock.advance(1)
-        lost, new = Reader("lost", "here"), Reader("new", "here")
+        lost, new = EventReader("lost", "here"), EventReader("new", "here")
 
         # Its cursor is of a log that the storage has lost with it, so it says nothing of this one.
         page = await storage.events("2", reader=lost)
@@ -537,7 +537,7 @@ class EventsConformance(Conformance):
         assert (await storage.events(reader=new)).events == ()
 
     async def test_a_named_reader_that_had_all_has_missed_nothing(self, storage: Storage, clock: ManualClock) -> None:
-        app = Reader("app", "process-1")
+        app = EventReader("app", "process-1")
         await storage.events(reader=app)
         await settle(storage, ALICE, await start(storage, new_job("old")))
         page = await storage.events(reader=app)
@@ -592,12 +592,12 @@ class EventsConformance(Conformance):
 async def a_whole_life(storage: Storage, clock: ManualClock) -> None:
     """Let a job be put off, fail, tell how far it is, stall, and complete."""
     await enqueue(storage, new_job(stall=StallTerms(max_stalls=1)))
-    await storage.revise([Reschedule(new_job().ref, delay=SECOND)])
+    await storage.revise([RescheduleJob(new_job().ref, delay=SECOND)])
     clock.advance(1)
     await settle(storage, ALICE, await claim_one(storage), RAISED)
     clock.advance(1)
     lease = await claim_one(storage)
-    await storage.renew(Beat(ALICE, (Renewal(lease.ref, lease.fence, progress=0.5),)))
+    await storage.renew(RenewRequest(ALICE, (LeaseRenewal(lease.ref, lease.fence, progress=0.5),)))
     await recover(storage, clock)
     await settle(storage, ALICE, await claim_one(storage))
     assert (await record(storage, new_job().ref)).state is State.COMPLETED
@@ -618,7 +618,7 @@ async def announce(storage: Storage, count: int) -> None:
     """Record so many events, numbered by their reason."""
     for begin in range(0, count, 5000):
         events = tuple(WorkerStopping(owner=BOB.id, reason=str(n)) for n in range(begin, min(begin + 5000, count)))
-        await storage.renew(Beat(BOB, events=events))
+        await storage.renew(RenewRequest(BOB, events=events))
 
 
 def names(events: tuple[AnyEvent, ...] | list[AnyEvent]) -> list[str]:

@@ -26,11 +26,11 @@ from tenure.storage.protocol import (
     CLAIM_LIMIT,
     RUNS_KEPT,
     SETTLE_LIMIT,
-    Beat,
-    Cancel,
-    Delete,
-    Order,
-    Renewal,
+    CancelJob,
+    ClaimRequest,
+    DeleteJob,
+    LeaseRenewal,
+    RenewRequest,
     Settings,
     Storage,
     Target,
@@ -448,8 +448,8 @@ class SettleConformance(Conformance):
         await enqueue(storage, *new_jobs(2))
         lease = await claim_one(storage)
         asked = [settled(lease)]
-        first = await storage.exchange(ALICE, asked, Order((QUEUE,), 1))
-        second = await storage.exchange(ALICE, asked, Order((QUEUE,), 1))
+        first = await storage.exchange(ALICE, asked, ClaimRequest((QUEUE,), 1))
+        second = await storage.exchange(ALICE, asked, ClaimRequest((QUEUE,), 1))
 
         assert [verdict.verdict for verdict in first.verdicts] == ["done"]
         assert [verdict.verdict for verdict in second.verdicts] == ["duplicate"]
@@ -503,7 +503,7 @@ class SettleConformance(Conformance):
     async def test_the_settlement_of_an_unknown_job_is_gone(self, storage: Storage) -> None:
         lease = await start(storage)
         await settle(storage, ALICE, lease)
-        await storage.revise([Delete(lease.ref)])
+        await storage.revise([DeleteJob(lease.ref)])
 
         assert await settle(storage, ALICE, lease) == "gone"
         assert await told_of(storage, RunFenced) == []
@@ -545,7 +545,9 @@ class SettleConformance(Conformance):
         zombie = await start(storage)
         await recover(storage, clock)
         current = await claim_one(storage, BOB)
-        await storage.renew(Beat(ALICE, (Renewal(zombie.ref, zombie.fence, sign=True, progress=0.9, note="late"),)))
+        await storage.renew(
+            RenewRequest(ALICE, (LeaseRenewal(zombie.ref, zombie.fence, sign=True, progress=0.9, note="late"),))
+        )
 
         assert await settle(storage, ALICE, zombie, Rejected(ERROR)) == "lost"
         assert await record(storage, zombie.ref) == current.job
@@ -559,7 +561,7 @@ class SettleConformance(Conformance):
     async def test_a_cancelled_run_is_never_put_back(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, *new_jobs(3))
         leases = await claim(storage)
-        await storage.revise([Cancel(lease.ref, "enough", "ops") for lease in leases])
+        await storage.revise([CancelJob(lease.ref, "enough", "ops") for lease in leases])
         outcomes: tuple[Outcome, ...] = (RAISED, Interrupted("shutdown"), Snoozed(5 * SECOND))
         for lease, outcome in zip(leases, outcomes, strict=True):
             assert await settle(storage, ALICE, lease, outcome) == "done"
@@ -577,7 +579,7 @@ class SettleConformance(Conformance):
     @pytest.mark.fault("W-P14")
     async def test_work_done_before_the_cancel_was_heard_counts(self, storage: Storage) -> None:
         lease = await start(storage)
-        await storage.revise([Cancel(lease.ref, "enough")])
+        await storage.revise([CancelJob(lease.ref, "enough")])
         await settle(storage, ALICE, lease, RETURNED)
 
         assert (await record(storage, lease.ref)).state is State.COMPLETED
@@ -585,7 +587,7 @@ class SettleConformance(Conformance):
 
     async def test_a_failure_for_good_stands_beside_a_cancel(self, storage: Storage) -> None:
         lease = await start(storage, new_job(policy=NEVER_AGAIN))
-        await storage.revise([Cancel(lease.ref)])
+        await storage.revise([CancelJob(lease.ref)])
         await settle(storage, ALICE, lease, RAISED)
         job = await record(storage, lease.ref)
 
@@ -596,7 +598,7 @@ class SettleConformance(Conformance):
         await enqueue(storage, *new_jobs(4))
         first, second = await claim(storage, room=2)
         answer = await storage.exchange(
-            ALICE, [settled(first), settled(second, Interrupted("prefetch"))], Order((QUEUE,), 2)
+            ALICE, [settled(first), settled(second, Interrupted("prefetch"))], ClaimRequest((QUEUE,), 2)
         )
 
         assert [verdict.verdict for verdict in answer.verdicts] == ["done", "done"]
@@ -623,7 +625,9 @@ class SettleConformance(Conformance):
 
         assert len(leases) == SETTLE_LIMIT
 
-        answer = await storage.exchange(ALICE, [settled(lease) for lease in leases], Order((QUEUE,), CLAIM_LIMIT))
+        answer = await storage.exchange(
+            ALICE, [settled(lease) for lease in leases], ClaimRequest((QUEUE,), CLAIM_LIMIT)
+        )
 
         assert {verdict.verdict for verdict in answer.verdicts} == {"done"}
         assert len(answer.leases) == CLAIM_LIMIT
@@ -635,7 +639,7 @@ class SettleConformance(Conformance):
     async def test_the_newest_runs_are_kept(self, storage: Storage) -> None:
         lease = await start(storage)
         for _ in range(RUNS_KEPT + 4):
-            answer = await storage.exchange(ALICE, [settled(lease, Interrupted("prefetch"))], Order((QUEUE,), 1))
+            answer = await storage.exchange(ALICE, [settled(lease, Interrupted("prefetch"))], ClaimRequest((QUEUE,), 1))
             lease = answer.leases[0]
         await settle(storage, ALICE, lease)
         detail = await look(storage, lease.ref)

@@ -25,21 +25,21 @@ from tenure.core.outcome import (
     TimedOut,
     Unknown,
 )
-from tenure.core.retention import Keep, Retention
+from tenure.core.retention import KeepRule, RetentionRules
 from tenure.core.retry import Backoff
 from tenure.core.settlement import Settlement
 from tenure.storage.memory import MemoryStorage
 from tenure.storage.protocol import (
-    Beat,
-    Cancel,
-    Delete,
+    CancelJob,
+    ClaimRequest,
+    DeleteJob,
+    LeaseRenewal,
     NewLogLine,
-    Order,
     Query,
-    Redrive,
-    Renewal,
-    Reschedule,
-    Retain,
+    RedriveJob,
+    RenewRequest,
+    RescheduleJob,
+    RetainJob,
     Revision,
     Settings,
     StalledLease,
@@ -70,8 +70,8 @@ KEYS: tuple[tuple[Key, ...], ...] = ((), (), (ONE,), (TWO,), (Key("two", 1),), (
 RETENTIONS = (
     None,
     None,
-    Retention(completed=Keep(30 * SECOND, 2)),
-    Retention(failed=Keep(3 * SECOND), cancelled=Keep(1)),
+    RetentionRules(completed=KeepRule(30 * SECOND, 2)),
+    RetentionRules(failed=KeepRule(3 * SECOND), cancelled=KeepRule(1)),
 )
 WORKERS = (ALICE, BOB)
 REAPERS = (REAPER, DEPUTY)
@@ -225,7 +225,7 @@ class History:
         self._sent += [(owner, settlement) for settlement in asked]
         queues = tuple(self._dice.sample(QUEUES, self._dice.randint(1, 2)))
         known = self._dice.choice((None, None, {"add": 1}, {"send": 2, "mail": 1}, {}))
-        wish = Order(queues, self._dice.randint(0, 4), tasks=known) if self._dice.random() < 0.8 else None
+        wish = ClaimRequest(queues, self._dice.randint(0, 4), tasks=known) if self._dice.random() < 0.8 else None
         self._note("exchange", owner.name, asked, wish)
         mine = await self._storage.exchange(owner, asked, wish)
         self._agree(mine, await self._model.exchange(owner, asked, wish))
@@ -251,7 +251,7 @@ class History:
     async def _renew(self) -> None:
         owner = self._dice.choice(WORKERS)
         renewals = tuple(
-            Renewal(
+            LeaseRenewal(
                 lease.ref,
                 lease.fence,
                 sign=self._dice.random() < 0.5,
@@ -263,7 +263,7 @@ class History:
             if held == owner or self._dice.random() < 0.2
         )
         self._note("renew", owner.name, [(renewal.ref, renewal.fence) for renewal in renewals])
-        beat = Beat(owner, renewals)
+        beat = RenewRequest(owner, renewals)
         self._agree(await self._storage.renew(beat), await self._model.renew(beat))
 
     async def _sweep(self) -> None:
@@ -296,12 +296,12 @@ class History:
     async def _revise(self) -> None:
         ref = Ref(self._dice.choice(QUEUES), self._dice.choice(NAMES))
         revisions: tuple[Revision, ...] = (
-            Cancel(ref, "enough", "ops"),
-            Redrive(ref, "ops", delay=self._dice.choice((0, 0, 5 * SECOND))),
-            Delete(ref),
-            Reschedule(ref, delay=self._dice.choice((0, 5 * SECOND))),
-            Reschedule(ref, priority=1, boost=60 * SECOND),
-            Retain(ref, self._dice.choice((SECOND, 60 * SECOND))),
+            CancelJob(ref, "enough", "ops"),
+            RedriveJob(ref, "ops", delay=self._dice.choice((0, 0, 5 * SECOND))),
+            DeleteJob(ref),
+            RescheduleJob(ref, delay=self._dice.choice((0, 5 * SECOND))),
+            RescheduleJob(ref, priority=1, boost=60 * SECOND),
+            RetainJob(ref, self._dice.choice((SECOND, 60 * SECOND))),
         )
         asked = self._dice.sample(revisions, self._dice.randint(1, 2))
         self._note("revise", asked)

@@ -24,12 +24,12 @@ from tenure.core.outcome import (
 from tenure.core.retry import Backoff
 from tenure.storage.protocol import (
     SCAN_LIMIT,
-    Cancel,
-    Delete,
-    Order,
+    CancelJob,
+    ClaimRequest,
+    DeleteJob,
     Query,
-    Redrive,
-    Reschedule,
+    RedriveJob,
+    RescheduleJob,
     Revision,
     StalledLease,
     Storage,
@@ -83,9 +83,9 @@ WAYS_OUT: tuple[Outcome, ...] = (
 """Every way in which a worker settles a run so that the job itself is not due at once."""
 
 WAYS_OFF: tuple[Callable[[Ref], Revision], ...] = (
-    Cancel,
-    Delete,
-    lambda ref: Reschedule(ref, delay=60 * SECOND),
+    CancelJob,
+    DeleteJob,
+    lambda ref: RescheduleJob(ref, delay=60 * SECOND),
 )
 """Every way in which an operator takes a job out of the line."""
 
@@ -169,7 +169,7 @@ class KeysConformance(Conformance):
         lease = await claim_one(storage)
         while True:
             done.append(lease.ref.id)
-            answer = await storage.exchange(ALICE, [settled(lease)], Order((QUEUE,), 5))
+            answer = await storage.exchange(ALICE, [settled(lease)], ClaimRequest((QUEUE,), 5))
             if not answer.leases:
                 break
             (lease,) = answer.leases
@@ -195,10 +195,10 @@ class KeysConformance(Conformance):
             clock.advance(1)
             await enqueue(storage, new_job(name, keys=(PRINTER,), boost=boost))
         await claim(storage)
-        await storage.revise([Reschedule(Ref(QUEUE, "idle"), priority=3, boost=180 * SECOND)])
+        await storage.revise([RescheduleJob(Ref(QUEUE, "idle"), priority=3, boost=180 * SECOND)])
         order_: list[str] = []
         lease = holder
-        while answer := (await storage.exchange(ALICE, [settled(lease)], Order((QUEUE,), 5))).leases:
+        while answer := (await storage.exchange(ALICE, [settled(lease)], ClaimRequest((QUEUE,), 5))).leases:
             (lease,) = answer
             order_.append(lease.ref.id)
 
@@ -209,7 +209,7 @@ class KeysConformance(Conformance):
         await enqueue(storage, *keyed(3))
         lease = await claim_one(storage)
         await claim(storage, BOB)
-        answer = await storage.exchange(ALICE, [settled(lease)], Order((QUEUE,), 1))
+        answer = await storage.exchange(ALICE, [settled(lease)], ClaimRequest((QUEUE,), 1))
 
         assert [verdict.verdict for verdict in answer.verdicts] == ["done"]
         assert [leased.ref.id for leased in answer.leases] == ["job-1"]
@@ -262,7 +262,7 @@ class KeysConformance(Conformance):
         await enqueue(storage, *keyed(3))
         await claim(storage, BOB)
         if cancelled:
-            await storage.revise([Cancel(lease.ref, "enough")])
+            await storage.revise([CancelJob(lease.ref, "enough")])
         await recover(storage, clock)
         recovered = max_stalls == 1 and not cancelled
 
@@ -275,7 +275,7 @@ class KeysConformance(Conformance):
         lease = await start(storage, new_job("holder", keys=(PRINTER,)))
         await enqueue(storage, *keyed(1))
         await claim(storage, BOB)
-        await storage.revise([Cancel(lease.ref)])
+        await storage.revise([CancelJob(lease.ref)])
         taken = await watch(storage, clock, 26)
         notices = storage.notices([queue_topic(QUEUE)])
         await woken_by(storage, notices, lambda: apply(storage, REAPER, stalled(taken[0])))
@@ -549,7 +549,7 @@ class KeysConformance(Conformance):
         await enqueue(storage, *keyed(2))
         lease = await claim_one(storage)
         await claim(storage)
-        answer = await storage.exchange(ALICE, [settled(lease)], Order((QUEUE,), 1))
+        answer = await storage.exchange(ALICE, [settled(lease)], ClaimRequest((QUEUE,), 1))
 
         assert answer.leases[0].job.parked_under is None
         assert await record(storage, Ref(QUEUE, "job-1")) == answer.leases[0].job
@@ -611,9 +611,9 @@ class KeysConformance(Conformance):
     async def test_a_key_that_nobody_names_is_forgotten(self, storage: Storage) -> None:
         await enqueue(storage, *keyed(2))
         for name in ("job-0", "job-1"):
-            await storage.revise([Cancel(Ref(QUEUE, name))])
+            await storage.revise([CancelJob(Ref(QUEUE, name))])
         await settle(storage, ALICE, await start(storage, new_job("wide", keys=(Key("printer", 5),))))
-        await storage.revise([Redrive(Ref(QUEUE, name)) for name in ("job-0", "job-1")])
+        await storage.revise([RedriveJob(Ref(QUEUE, name)) for name in ("job-0", "job-1")])
 
         # The limit of five went with the last job that named the key.
         assert [lease.ref.id for lease in await claim(storage)] == ["job-0"]
@@ -623,7 +623,7 @@ class KeysConformance(Conformance):
         first = await claim_one(storage)
         await settle(storage, ALICE, first, Rejected(ERROR))
         second = await claim_one(storage)
-        await storage.revise([Redrive(first.ref)])
+        await storage.revise([RedriveJob(first.ref)])
 
         assert await claim(storage, BOB) == []
 
@@ -746,7 +746,7 @@ class Walk:
             outcomes = (*WAYS_OUT, Interrupted("shutdown"), RAISED)
             room = self._dice.randint(0, 2)
             answer = await self._storage.exchange(
-                owner, [settled(lease, self._dice.choice(outcomes))], Order((QUEUE,), room)
+                owner, [settled(lease, self._dice.choice(outcomes))], ClaimRequest((QUEUE,), room)
             )
             self._held += [(owner, leased) for leased in answer.leases]
 
@@ -766,11 +766,11 @@ class Walk:
         if known:
             ref = self._dice.choice(known).ref
             revisions: Sequence[Revision] = (
-                Cancel(ref),
-                Delete(ref),
-                Redrive(ref, delay=self._dice.choice((0, SECOND))),
-                Reschedule(ref, delay=self._dice.choice((0, SECOND))),
-                Reschedule(ref, boost=60 * SECOND),
+                CancelJob(ref),
+                DeleteJob(ref),
+                RedriveJob(ref, delay=self._dice.choice((0, SECOND))),
+                RescheduleJob(ref, delay=self._dice.choice((0, SECOND))),
+                RescheduleJob(ref, boost=60 * SECOND),
             )
             await self._storage.revise([self._dice.choice(revisions)])
 

@@ -11,7 +11,7 @@ from tenure.core.lease import Lease
 from tenure.core.lifecycle import State
 from tenure.core.outcome import Interrupted
 from tenure.core.settlement import Settlement
-from tenure.storage.protocol import Beat, Cancel, Exchanged, Order, Renewal, Storage
+from tenure.storage.protocol import CancelJob, ClaimRequest, ExchangeResult, LeaseRenewal, RenewRequest, Storage
 from tenure.testing.clock import ManualClock
 from tenure.testing.conformance.material import (
     ALICE,
@@ -42,10 +42,10 @@ async def call(
     owner: Owner = ALICE,
     settlements: Sequence[Settlement] = (),
     queues: tuple[str, ...] = (QUEUE,),
-) -> Exchanged:
+) -> ExchangeResult:
     """Make a numbered call; all earlier ones were answered unless it is said how far that goes."""
     place = Lane(lane, number, number - 1 if answered is None else answered)
-    return await storage.exchange(owner, settlements, Order(queues, room, place))
+    return await storage.exchange(owner, settlements, ClaimRequest(queues, room, place))
 
 
 def ids(leases: Sequence[Lease]) -> list[str]:
@@ -193,7 +193,7 @@ class LanesConformance(Conformance):
         await enqueue(storage, *new_jobs(3))
         [held] = (await call(storage, 1)).leases
         [lost] = (await call(storage, 2)).leases
-        under_way = Beat(ALICE, (Renewal(held.ref, held.fence),), lanes=(Lane(0, 2, 1),))
+        under_way = RenewRequest(ALICE, (LeaseRenewal(held.ref, held.fence),), lanes=(Lane(0, 2, 1),))
         await storage.renew(under_way)
         before = (await record(storage, lost.ref)).state
         await storage.renew(structs.replace(under_way, lanes=(Lane(0, 3, 1),)))
@@ -208,7 +208,7 @@ class LanesConformance(Conformance):
         await call(storage, 1)
         [won] = (await call(storage, 2, answered=0)).leases
         # It was sent when the first call was over and the second had not begun.
-        await storage.renew(Beat(ALICE, lanes=(Lane(0, 2, 0),)))
+        await storage.renew(RenewRequest(ALICE, lanes=(Lane(0, 2, 0),)))
 
         assert (await record(storage, won.ref)).fence == won.fence
 
@@ -216,7 +216,7 @@ class LanesConformance(Conformance):
         await enqueue(storage, *new_jobs(3))
         await call(storage, 1)
         # The second call was lost on its way there, as far as anybody knows.
-        await storage.renew(Beat(ALICE, lanes=(Lane(0, 3, 1),)))
+        await storage.renew(RenewRequest(ALICE, lanes=(Lane(0, 3, 1),)))
 
         late = await call(storage, 2)
         following = await call(storage, 3, answered=1)
@@ -227,7 +227,7 @@ class LanesConformance(Conformance):
     async def test_a_lost_claim_of_a_job_that_was_asked_to_stop_ends_it(self, storage: Storage) -> None:
         await enqueue(storage, *new_jobs(1))
         [lost] = (await call(storage, 1)).leases
-        await storage.revise([Cancel(lost.ref, reason="enough", by="me")])
+        await storage.revise([CancelJob(lost.ref, reason="enough", by="me")])
         await call(storage, 2, answered=0)
         job = await record(storage, lost.ref)
         [cancelled] = await told_of(storage, JobCancelled)
@@ -240,7 +240,7 @@ class LanesConformance(Conformance):
         await enqueue(storage, new_job("a", keys=(key,)), new_job("b", keys=(key,)))
         lost = await call(storage, 1, room=2)
         nothing = await call(storage, 1, owner=BOB, room=2)
-        await storage.renew(Beat(ALICE, lanes=(Lane(0, 2, 0),)))
+        await storage.renew(RenewRequest(ALICE, lanes=(Lane(0, 2, 0),)))
         won = await call(storage, 2, owner=BOB, room=2)
 
         assert (ids(lost.leases), nothing.leases) == (["a"], ())
@@ -252,7 +252,7 @@ class LanesConformance(Conformance):
         await call(storage, 2, answered=0, room=0)
         called = [await record(storage, lease.ref) for lease in lost]
         await call(storage, 3, room=128)
-        await storage.renew(Beat(ALICE, lanes=(Lane(0, 4, 2),)))
+        await storage.renew(RenewRequest(ALICE, lanes=(Lane(0, 4, 2),)))
         beaten = [await record(storage, lease.ref) for lease in lost]
 
         assert len(lost) == 128

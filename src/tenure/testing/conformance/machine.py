@@ -57,33 +57,33 @@ from tenure.core.outcome import (
     Unknown,
     Unreadable,
 )
-from tenure.core.retention import Keep, Retention
+from tenure.core.retention import KeepRule, RetentionRules
 from tenure.core.retry import Backoff
 from tenure.core.schedule import Schedule
 from tenure.core.settlement import Settlement, settlement
 from tenure.storage.model import Model
 from tenure.storage.protocol import (
     EVENTS_END,
-    Beat,
-    Bid,
-    Cancel,
+    CancelJob,
     Change,
-    Delete,
+    ClaimRequest,
+    DeleteJob,
     EventPage,
+    EventReader,
+    LeaseRenewal,
     NewLogLine,
-    Order,
     PauseSchedule,
     PutSchedule,
     Query,
-    Reader,
-    Redrive,
+    RedriveJob,
     RemoveSchedule,
-    Renewal,
-    Reschedule,
-    Retain,
+    RenewRequest,
+    RescheduleJob,
+    RetainJob,
     Revision,
     Settings,
     Storage,
+    SweepRequest,
     Target,
     Tick,
     WorkerInfo,
@@ -258,7 +258,7 @@ LANE_KEPT = 100 * SECOND
 """For how long a lane is not forgotten by any storage."""
 
 orders = st.builds(
-    Order,
+    ClaimRequest,
     st.sampled_from((QUEUES, ("a",), ("ü:/.", "a", "none"), ("a", "a", "ü:/."))),
     st.sampled_from((5, 1, 2, 128, 0)),
     tasks=st.sampled_from((None, None, {}, {"t": 1, "u": 3}, {"t": 3})),
@@ -302,9 +302,9 @@ class Sign:
 
     trace: str | None
 
-    def of(self, lease: Lease) -> Renewal:
+    def of(self, lease: Lease) -> LeaseRenewal:
         """Return the renewal of a lease."""
-        return Renewal(
+        return LeaseRenewal(
             lease.ref,
             lease.fence,
             sign=self.sign,
@@ -350,18 +350,18 @@ infos = st.none() | st.builds(
 bys = st.sampled_from((None, "me"))
 nobody = st.just(Ref("", ""))
 revisions: st.SearchStrategy[Revision] = st.one_of(
-    st.builds(Cancel, nobody, st.sampled_from(("enough", "why", None)), bys),
-    st.builds(Redrive, nobody, bys, st.sampled_from((0, 0, 1, 4 * SECOND)), st.sampled_from((None, None, 0, 1))),
-    st.builds(Delete, nobody, bys, st.sampled_from((None, None, 0, 1))),
+    st.builds(CancelJob, nobody, st.sampled_from(("enough", "why", None)), bys),
+    st.builds(RedriveJob, nobody, bys, st.sampled_from((0, 0, 1, 4 * SECOND)), st.sampled_from((None, None, 0, 1))),
+    st.builds(DeleteJob, nobody, bys, st.sampled_from((None, None, 0, 1))),
     st.builds(
-        Reschedule,
+        RescheduleJob,
         nobody,
         delay=st.sampled_from((None, 0, 1, 5 * SECOND)),
         priority=st.sampled_from((None, 2)),
         boost=st.sampled_from((None, 9, -SECOND)),
         by=bys,
     ),
-    st.builds(Retain, nobody, st.sampled_from((0, SECOND, DAY))),
+    st.builds(RetainJob, nobody, st.sampled_from((0, SECOND, DAY))),
 )
 """What to do; to whom is said beside it. `ended` counts from the end that the job came to."""
 
@@ -393,7 +393,7 @@ changes: st.SearchStrategy[Change] = st.one_of(
 """Changes of schedules. Instants count from now; a tick's `expected` from the last one that there was."""
 
 on_request: tuple[OnRequest, ...] = get_args(OnRequest)
-keeps = st.sampled_from((None, Keep(0), Keep(2 * SECOND), Keep(DAY, 0), Keep(DAY, 1), Keep(DAY, 2)))
+keeps = st.sampled_from((None, KeepRule(0), KeepRule(2 * SECOND), KeepRule(DAY, 0), KeepRule(DAY, 1), KeepRule(DAY, 2)))
 queue_settings = st.one_of(
     st.builds(Settings, paused=st.sampled_from((False, True, False))),
     st.builds(
@@ -407,7 +407,9 @@ queue_settings = st.one_of(
         ),
     ),
     st.builds(Settings, rate=st.sampled_from((RateKey("queue", SECOND), RateKey("queue", 4, 2), RateKey("queue", 0)))),
-    st.builds(Settings, retention=st.builds(Retention, completed=keeps, failed=keeps, cancelled=keeps, expired=keeps)),
+    st.builds(
+        Settings, retention=st.builds(RetentionRules, completed=keeps, failed=keeps, cancelled=keeps, expired=keeps)
+    ),
     st.builds(Settings, record=st.sampled_from((on_request, ("started", "queue_drained"), ()))),
 )
 tunings = st.one_of(
@@ -492,7 +494,7 @@ class StorageMachine(RuleBasedStateMachine):
         ends=st.lists(outcomes, max_size=4),
     )
     def begin(
-        self, wishes: Sequence[NewJob], by: Owner, order: Order, ends: Sequence[Outcome]
+        self, wishes: Sequence[NewJob], by: Owner, order: ClaimRequest, ends: Sequence[Outcome]
     ) -> MultipleResults[Lease]:
         """Begin with jobs, some claimed and some of those settled: whatever rules Hypothesis is about to do without."""
         self._enqueue(wishes)
@@ -508,7 +510,7 @@ class StorageMachine(RuleBasedStateMachine):
         self._enqueue(wishes)
 
     @rule(targets=(won, kept), when=moments, by=owners, order=orders, how=numbered)
-    def claim(self, when: Moment, by: Owner, order: Order, how: Numbered | None) -> MultipleResults[Lease]:
+    def claim(self, when: Moment, by: Owner, order: ClaimRequest, how: Numbered | None) -> MultipleResults[Lease]:
         """Claim and settle nothing."""
         self._wait(when)
         return self._exchange(by, [], self._numbered(by, order, how))
@@ -528,7 +530,7 @@ class StorageMachine(RuleBasedStateMachine):
         lease: Lease,
         outcome: Outcome,
         others: Sequence[tuple[Lease, Outcome]],
-        order: Order | None,
+        order: ClaimRequest | None,
         how: Numbered | None,
     ) -> MultipleResults[Lease]:
         """Settle a lease as its owner, with others that may be anybody's, and perhaps claim in the same call."""
@@ -545,7 +547,7 @@ class StorageMachine(RuleBasedStateMachine):
         order=st.none() | orders,
     )
     def replay(
-        self, lease: Lease, outcome: Outcome, by: Owner | None, twice: bool, order: Order | None
+        self, lease: Lease, outcome: Outcome, by: Owner | None, twice: bool, order: ClaimRequest | None
     ) -> MultipleResults[Lease]:
         """Settle what was settled, reclaimed, redriven or deleted before: as the owner of old, or as another."""
         return self._exchange(by or _owner(lease), [(lease, outcome)] * (1 + twice), order)
@@ -581,7 +583,7 @@ class StorageMachine(RuleBasedStateMachine):
         leases: Sequence[Lease] = ()
         if late is not None:
             self._wait(late)
-            leases = self._sweep(Bid(OWNERS[0], None))
+            leases = self._sweep(SweepRequest(OWNERS[0], None))
         self._wait(when)
         active = [job for job in self.model.records.values() if job.state is State.ACTIVE]
         by = _owner(Lease(active[holder % len(active)])) if active else OWNERS[holder % len(OWNERS)]
@@ -590,7 +592,7 @@ class StorageMachine(RuleBasedStateMachine):
         events: tuple[Event, ...] = ()
         if told:
             events = (WorkerStarted(owner=by.id, host=by.host, pid=by.pid, queues=QUEUES, concurrency=3),)
-        beat = Beat(by, tuple(renewals), info, events, last=last, lanes=self._over(by) if over else ())
+        beat = RenewRequest(by, tuple(renewals), info, events, last=last, lanes=self._over(by) if over else ())
         self._same(self.model.renew(beat), self.storage.renew(beat))
         return self._won(leases)
 
@@ -621,7 +623,7 @@ class StorageMachine(RuleBasedStateMachine):
         leases: list[Lease] = []
         for when in (first, *then):
             self._wait(when)
-            leases += self._sweep(Bid(by, term, grace=grace))
+            leases += self._sweep(SweepRequest(by, term, grace=grace))
         if dead is not None:
             taken = self._same(self.model.reclaim(dead.id, by), self.storage.reclaim(dead.id, by))
             leases += [stalled.lease for stalled in taken.stalled]
@@ -661,7 +663,7 @@ class StorageMachine(RuleBasedStateMachine):
         back=st.none() | st.integers(0, 20),
         limit=st.sampled_from((1, 3, 1000)),
         of=st.none() | places,
-        reader=st.builds(Reader, st.sampled_from(("r", "s")), st.sampled_from(("p", "q"))),
+        reader=st.builds(EventReader, st.sampled_from(("r", "s")), st.sampled_from(("p", "q"))),
         handled=st.sampled_from((None, 0, 1, 9, EVENTS_END)),
     )
     def look(
@@ -671,7 +673,7 @@ class StorageMachine(RuleBasedStateMachine):
         back: int | None,
         limit: int,
         of: int | None,
-        reader: Reader,
+        reader: EventReader,
         handled: int | str | None,
     ) -> None:
         """Survey queues by name, turn all pages of a listing, and read events: anybody's, and a named reader's."""
@@ -765,7 +767,7 @@ class StorageMachine(RuleBasedStateMachine):
 
     def _meant(self, revision: Revision, ref: Ref) -> Revision:
         job = self.model.records.get(ref)
-        if isinstance(revision, Redrive | Delete) and revision.ended is not None:
+        if isinstance(revision, RedriveJob | DeleteJob) and revision.ended is not None:
             ended = (0 if job is None else job.finished or 0) + revision.ended
             return structs.replace(revision, ref=ref, ended=ended)
         return structs.replace(revision, ref=ref)
@@ -825,13 +827,13 @@ class StorageMachine(RuleBasedStateMachine):
             self.ends.add(self.clock.now() + after)
 
     def _exchange(
-        self, by: Owner, settled: Sequence[tuple[Lease, Outcome]], order: Order | None
+        self, by: Owner, settled: Sequence[tuple[Lease, Outcome]], order: ClaimRequest | None
     ) -> MultipleResults[Lease]:
         asked: list[Settlement] = [settlement(lease, outcome, self.dice, took=0.5) for lease, outcome in settled]
         answer = self._same(self.model.exchange(by, asked, order), self.storage.exchange(by, asked, order))
         return self._won(answer.leases)
 
-    def _numbered(self, by: Owner, order: Order, how: Numbered | None) -> Order:
+    def _numbered(self, by: Owner, order: ClaimRequest, how: Numbered | None) -> ClaimRequest:
         """Return an order with the next number of its lane, or the last one again."""
         if how is None:
             return order
@@ -856,7 +858,7 @@ class StorageMachine(RuleBasedStateMachine):
             if owner == by.id and self.clock.now() - at <= LANE_KEPT
         )
 
-    def _sweep(self, bid: Bid) -> list[Lease]:
+    def _sweep(self, bid: SweepRequest) -> list[Lease]:
         swept = self._same(self.model.sweep(bid), self.storage.sweep(bid))
         self.terms += swept.terms
         self.ends |= {self.clock.now() + term.length for term in swept.terms}

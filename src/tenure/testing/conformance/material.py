@@ -28,17 +28,17 @@ from tenure.core.outcome import Outcome, Raised, Returned, Stalled
 from tenure.core.retry import Backoff
 from tenure.core.settlement import Settlement, settlement
 from tenure.storage.protocol import (
-    Beat,
-    Bid,
-    Exchanged,
-    Order,
-    Pulse,
+    ClaimRequest,
+    ExchangeResult,
+    LeaseRenewal,
     Query,
     QueueSurvey,
-    Renewal,
+    RenewRequest,
+    RenewResult,
     SettleVerdict,
     StalledLease,
     Storage,
+    SweepRequest,
 )
 from tenure.testing.clock import ManualClock
 
@@ -144,9 +144,9 @@ def stalled(lease: StalledLease) -> Settlement:
     return settlement(lease.lease, outcome, Random(7))
 
 
-def bid(owner: Owner = REAPER, *, term: int | None = None) -> Bid:
+def bid(owner: Owner = REAPER, *, term: int | None = None) -> SweepRequest:
     """Return a request to sweep with the usual durations, without election unless a term is given."""
-    return Bid(owner, term=term)
+    return SweepRequest(owner, term=term)
 
 
 async def enqueue(storage: Storage, *jobs: NewJob) -> list[Ref]:
@@ -156,9 +156,9 @@ async def enqueue(storage: Storage, *jobs: NewJob) -> list[Ref]:
     return [receipt.ref for receipt in receipts]
 
 
-async def order(storage: Storage, owner: Owner, *queues: str, room: int) -> Exchanged:
+async def order(storage: Storage, owner: Owner, *queues: str, room: int) -> ExchangeResult:
     """Claim and return the whole answer."""
-    return await storage.exchange(owner, order=Order(queues or (QUEUE,), room))
+    return await storage.exchange(owner, order=ClaimRequest(queues or (QUEUE,), room))
 
 
 async def claim(storage: Storage, owner: Owner = ALICE, *, room: int = 128, queue: str = QUEUE) -> list[Lease]:
@@ -196,10 +196,10 @@ async def apply(storage: Storage, owner: Owner, asked: Settlement) -> SettleVerd
 
 async def beat(
     storage: Storage, owner: Owner, leases: Iterable[Lease], *, sign: bool = False, exclusive: bool = False
-) -> Pulse:
+) -> RenewResult:
     """Renew leases."""
-    renewals = tuple(Renewal(lease.ref, lease.fence, sign=sign, exclusive=exclusive) for lease in leases)
-    return await storage.renew(Beat(owner, renewals))
+    renewals = tuple(LeaseRenewal(lease.ref, lease.fence, sign=sign, exclusive=exclusive) for lease in leases)
+    return await storage.renew(RenewRequest(owner, renewals))
 
 
 async def watch(

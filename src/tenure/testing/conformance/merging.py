@@ -30,16 +30,16 @@ from tenure.core.job import (
 from tenure.core.lifecycle import State
 from tenure.core.merge import merge_name
 from tenure.core.outcome import Interrupted, Rejected
-from tenure.core.retention import Keep, Retention
+from tenure.core.retention import KeepRule, RetentionRules
 from tenure.core.retry import Backoff
 from tenure.storage.protocol import (
     CALLS_KEPT,
-    Cancel,
-    Delete,
+    CancelJob,
+    DeleteJob,
+    EnqueueResult,
     Query,
-    Receipt,
-    Redrive,
-    Reschedule,
+    RedriveJob,
+    RescheduleJob,
     Settings,
     Storage,
     Target,
@@ -87,7 +87,7 @@ async def waiting(storage: Storage, clock: ManualClock, job: NewJob) -> None:
 async def delayed(storage: Storage, clock: ManualClock, job: NewJob) -> None:
     """It is not due yet."""
     await enqueue(storage, job)
-    await storage.revise([Reschedule(job.ref, delay=3600 * SECOND)])
+    await storage.revise([RescheduleJob(job.ref, delay=3600 * SECOND)])
     assert (await record(storage, job.ref)).state is State.DELAYED
 
 
@@ -158,7 +158,7 @@ async def exhausted(storage: Storage, clock: ManualClock, job: NewJob) -> None:
 async def cancelled(storage: Storage, clock: ManualClock, job: NewJob) -> None:
     """Somebody has called it off."""
     await enqueue(storage, job)
-    await storage.revise([Cancel(job.ref)])
+    await storage.revise([CancelJob(job.ref)])
     assert (await record(storage, job.ref)).state is State.CANCELLED
 
 
@@ -173,7 +173,7 @@ async def expired(storage: Storage, clock: ManualClock, job: NewJob) -> None:
 async def deleted(storage: Storage, clock: ManualClock, job: NewJob) -> None:
     """Somebody has deleted it."""
     await enqueue(storage, job)
-    await storage.revise([Delete(job.ref)])
+    await storage.revise([DeleteJob(job.ref)])
     assert await storage.get([job.ref]) == [None]
 
 
@@ -190,7 +190,7 @@ class UniqueConformance(Conformance):
         calls = [new_job(f"call-{number}", merge=UniqueKey("k", scope), payload=b"%d" % number) for number in range(5)]
         receipts = await storage.enqueue(calls[:3]) + await storage.enqueue(calls[3:])
 
-        assert receipts == [Receipt("created", calls[0].ref)] + [Receipt("duplicate", calls[0].ref)] * 4
+        assert receipts == [EnqueueResult("created", calls[0].ref)] + [EnqueueResult("duplicate", calls[0].ref)] * 4
         assert [lease.job.payload for lease in await claim(storage)] == [b"0"]
         assert (await storage.get([calls[1].ref])) == [None]
 
@@ -209,7 +209,7 @@ class UniqueConformance(Conformance):
     ) -> None:
         await stand(storage, clock, new_job("first", merge=UNIQUE))
 
-        assert await storage.enqueue([new_job("second", merge=UNIQUE)]) == [Receipt("duplicate", A)]
+        assert await storage.enqueue([new_job("second", merge=UNIQUE)]) == [EnqueueResult("duplicate", A)]
 
     @pytest.mark.parametrize("stand", IN_LINE, ids=lambda stand: stand.__name__)
     async def test_a_key_of_the_queued_is_held_by_whoever_is_not_at_work(
@@ -217,7 +217,7 @@ class UniqueConformance(Conformance):
     ) -> None:
         await stand(storage, clock, new_job("first", merge=QUEUED))
 
-        assert await storage.enqueue([new_job("second", merge=QUEUED)]) == [Receipt("duplicate", A)]
+        assert await storage.enqueue([new_job("second", merge=QUEUED)]) == [EnqueueResult("duplicate", A)]
 
     @pytest.mark.parametrize("stand", AT_WORK, ids=lambda stand: stand.__name__)
     async def test_a_key_of_the_queued_is_free_once_its_job_is_at_work(
@@ -225,8 +225,8 @@ class UniqueConformance(Conformance):
     ) -> None:
         await stand(storage, clock, new_job("first", merge=QUEUED))
 
-        assert await storage.enqueue([new_job("second", merge=QUEUED)]) == [Receipt("created", B)]
-        assert await storage.enqueue([new_job("third", merge=QUEUED)]) == [Receipt("duplicate", B)]
+        assert await storage.enqueue([new_job("second", merge=QUEUED)]) == [EnqueueResult("created", B)]
+        assert await storage.enqueue([new_job("third", merge=QUEUED)]) == [EnqueueResult("duplicate", B)]
 
     @pytest.mark.fault("W-T4", "W-T14", "W-T15", "W-N10")
     @pytest.mark.statement(25, 26, 65)
@@ -238,7 +238,7 @@ class UniqueConformance(Conformance):
         key = UniqueKey("report:1", scope)
         await stand(storage, clock, new_job("first", merge=key))
 
-        assert await storage.enqueue([new_job("second", merge=key)]) == [Receipt("created", B)]
+        assert await storage.enqueue([new_job("second", merge=key)]) == [EnqueueResult("created", B)]
 
     @pytest.mark.fault("W-T14")
     @pytest.mark.parametrize("stand", [completed, failed, cancelled, expired], ids=lambda stand: stand.__name__)
@@ -247,10 +247,10 @@ class UniqueConformance(Conformance):
     ) -> None:
         await stand(storage, clock, new_job("first", merge=UNIQUE))
         await enqueue(storage, new_job("second", merge=UNIQUE))
-        await storage.revise([Cancel(A), Delete(A)])
+        await storage.revise([CancelJob(A), DeleteJob(A)])
         await sweep_all(storage)
 
-        assert await storage.enqueue([new_job("third", merge=UNIQUE)]) == [Receipt("duplicate", B)]
+        assert await storage.enqueue([new_job("third", merge=UNIQUE)]) == [EnqueueResult("duplicate", B)]
 
     @pytest.mark.fault("W-T14")
     async def test_a_late_settlement_frees_nobody_elses_key(self, storage: Storage, clock: ManualClock) -> None:
@@ -260,7 +260,7 @@ class UniqueConformance(Conformance):
 
         assert (await record(storage, A)).state is State.FAILED
         assert await settle(storage, ALICE, lease) == "lost"
-        assert await storage.enqueue([new_job("third", merge=UNIQUE)]) == [Receipt("duplicate", B)]
+        assert await storage.enqueue([new_job("third", merge=UNIQUE)]) == [EnqueueResult("duplicate", B)]
 
     @pytest.mark.fault("W-N3")
     async def test_no_key_is_forgotten_however_many_there_are(self, storage: Storage) -> None:
@@ -269,7 +269,7 @@ class UniqueConformance(Conformance):
         await sweep_all(storage)
         again = [new_job(f"again-{number:04}", merge=UniqueKey(f"key-{number}")) for number in range(1500)]
 
-        assert await storage.enqueue(again) == [Receipt("duplicate", call.ref) for call in calls]
+        assert await storage.enqueue(again) == [EnqueueResult("duplicate", call.ref) for call in calls]
 
     async def test_keys_of_other_queues_and_other_kinds_are_other_keys(self, storage: Storage) -> None:
         await enqueue(
@@ -284,17 +284,17 @@ class UniqueConformance(Conformance):
     async def test_another_scope_of_a_key_is_the_same_key(self, storage: Storage) -> None:
         await start(storage, new_job("first", merge=QUEUED))
 
-        assert await storage.enqueue([new_job("second", merge=UNIQUE)]) == [Receipt("duplicate", A)]
-        assert await storage.enqueue([new_job("third", merge=QUEUED)]) == [Receipt("created", C)]
+        assert await storage.enqueue([new_job("second", merge=UNIQUE)]) == [EnqueueResult("duplicate", A)]
+        assert await storage.enqueue([new_job("third", merge=QUEUED)]) == [EnqueueResult("created", C)]
 
     async def test_a_retried_call_is_answered_with_its_own_job(self, storage: Storage) -> None:
         await enqueue(storage, new_job("first", merge=UNIQUE))
 
-        assert await storage.enqueue([new_job("first", merge=UNIQUE)]) == [Receipt("duplicate", A)]
+        assert await storage.enqueue([new_job("first", merge=UNIQUE)]) == [EnqueueResult("duplicate", A)]
 
         await settle(storage, ALICE, await claim_one(storage))
 
-        assert await storage.enqueue([new_job("first", merge=UNIQUE)]) == [Receipt("duplicate", A)]
+        assert await storage.enqueue([new_job("first", merge=UNIQUE)]) == [EnqueueResult("duplicate", A)]
         assert await counted(storage) == {State.COMPLETED: 1}
 
     async def test_two_of_the_queued_may_meet_where_one_is_put_back(self, storage: Storage) -> None:
@@ -302,9 +302,9 @@ class UniqueConformance(Conformance):
         await enqueue(storage, new_job("second", merge=QUEUED))
         await settle(storage, ALICE, lease, Interrupted("shutdown"))
 
-        assert await storage.enqueue([new_job("third", merge=QUEUED)]) == [Receipt("duplicate", A)]
+        assert await storage.enqueue([new_job("third", merge=QUEUED)]) == [EnqueueResult("duplicate", A)]
         assert [found.ref.id for found in await claim(storage)] == ["first", "second"]
-        assert await storage.enqueue([new_job("third", merge=QUEUED)]) == [Receipt("created", C)]
+        assert await storage.enqueue([new_job("third", merge=QUEUED)]) == [EnqueueResult("created", C)]
 
     @pytest.mark.parametrize("on_expire", ["fail", "discard"])
     async def test_who_is_too_old_to_start_holds_no_key(
@@ -314,11 +314,11 @@ class UniqueConformance(Conformance):
         await enqueue(storage, new_job("first", merge=UNIQUE, ttl=5 * SECOND, policy=policy))
         clock.advance(4.999_999)
 
-        assert await storage.enqueue([new_job("second", merge=UNIQUE)]) == [Receipt("duplicate", A)]
+        assert await storage.enqueue([new_job("second", merge=UNIQUE)]) == [EnqueueResult("duplicate", A)]
 
         clock.advance(0.000_001)
 
-        assert await storage.enqueue([new_job("second", merge=UNIQUE)]) == [Receipt("created", B)]
+        assert await storage.enqueue([new_job("second", merge=UNIQUE)]) == [EnqueueResult("created", B)]
         assert [event.id for event in await told_of(storage, JobExpired)] == ["first"]
         assert (await states(storage)).get("first") is (None if on_expire == "discard" else State.EXPIRED)
 
@@ -326,7 +326,7 @@ class UniqueConformance(Conformance):
         await start(storage, new_job("first", merge=UNIQUE, ttl=5 * SECOND))
         clock.advance(9)
 
-        assert await storage.enqueue([new_job("second", merge=UNIQUE)]) == [Receipt("duplicate", A)]
+        assert await storage.enqueue([new_job("second", merge=UNIQUE)]) == [EnqueueResult("duplicate", A)]
         assert (await record(storage, A)).state is State.ACTIVE
         assert await told_of(storage, JobExpired) == []
 
@@ -336,7 +336,7 @@ class UniqueConformance(Conformance):
     ) -> None:
         await failed(storage, clock, new_job("first", merge=UNIQUE))
         await stand(storage, clock, new_job("second", merge=UNIQUE))
-        (revised,) = await storage.revise([Redrive(A)])
+        (revised,) = await storage.revise([RedriveJob(A)])
 
         assert (revised.verdict, revised.state, revised.holder) == ("refused", State.FAILED, B)
         assert (await record(storage, A)).state is State.FAILED
@@ -348,16 +348,16 @@ class UniqueConformance(Conformance):
     ) -> None:
         await failed(storage, clock, new_job("first", merge=UNIQUE))
         await stand(storage, clock, new_job("second", merge=UNIQUE))
-        (revised,) = await storage.revise([Redrive(A)])
+        (revised,) = await storage.revise([RedriveJob(A)])
 
         assert (revised.verdict, revised.holder) == ("done", None)
-        assert await storage.enqueue([new_job("third", merge=UNIQUE)]) == [Receipt("duplicate", A)]
+        assert await storage.enqueue([new_job("third", merge=UNIQUE)]) == [EnqueueResult("duplicate", A)]
 
     async def test_a_redrive_expires_the_holder_that_is_too_old(self, storage: Storage, clock: ManualClock) -> None:
         await failed(storage, clock, new_job("first", merge=UNIQUE))
         await enqueue(storage, new_job("second", merge=UNIQUE, ttl=SECOND))
         clock.advance(1)
-        (revised,) = await storage.revise([Redrive(A)])
+        (revised,) = await storage.revise([RedriveJob(A)])
 
         assert revised.verdict == "done"
         assert await states(storage) == {"first": State.WAITING, "second": State.EXPIRED}
@@ -367,7 +367,7 @@ class UniqueConformance(Conformance):
     ) -> None:
         await failed(storage, clock, new_job("first", merge=UNIQUE))
         await failed(storage, clock, new_job("second", merge=UNIQUE))
-        revised = await storage.revise([Redrive(B, delay=SECOND), Redrive(A)])
+        revised = await storage.revise([RedriveJob(B, delay=SECOND), RedriveJob(A)])
 
         assert [(found.verdict, found.holder) for found in revised] == [("done", None), ("refused", B)]
 
@@ -383,7 +383,7 @@ class UniqueConformance(Conformance):
         assert (job.state, job.redrive_at, job.redrives) == (State.FAILED, None, 0)
         assert await told_of(storage, JobRedriven) == []
 
-        await storage.revise([Delete(B)])
+        await storage.revise([DeleteJob(B)])
         clock.advance(60)
         await sweep_all(storage)
 
@@ -393,7 +393,7 @@ class UniqueConformance(Conformance):
         ruled = Policy(retry=Backoff(max_attempts=1), redrive=Redriving(after=5 * SECOND))
         await exhausted(storage, clock, new_job("first", merge=UNIQUE, policy=ruled))
         await enqueue(storage, new_job("second", merge=UNIQUE))
-        await storage.tune(Target("queue", QUEUE), Settings(retention=Retention(failed=Keep(30 * SECOND))))
+        await storage.tune(Target("queue", QUEUE), Settings(retention=RetentionRules(failed=KeepRule(30 * SECOND))))
         clock.advance(5)
         await sweep_all(storage)
         clock.advance(30)
@@ -409,12 +409,12 @@ class UniqueConformance(Conformance):
         await stand(storage, clock, new_job("first", merge=TIMED))
         clock.advance((began + 60 * SECOND - 1 - clock.now()) / SECOND)
 
-        assert await storage.enqueue([new_job("second", merge=TIMED)]) == [Receipt("duplicate", A)]
+        assert await storage.enqueue([new_job("second", merge=TIMED)]) == [EnqueueResult("duplicate", A)]
 
         clock.advance(0.000_001)
 
-        assert await storage.enqueue([new_job("second", merge=TIMED)]) == [Receipt("created", B)]
-        assert await storage.enqueue([new_job("third", merge=TIMED)]) == [Receipt("duplicate", B)]
+        assert await storage.enqueue([new_job("second", merge=TIMED)]) == [EnqueueResult("created", B)]
+        assert await storage.enqueue([new_job("third", merge=TIMED)]) == [EnqueueResult("duplicate", B)]
 
     async def test_a_key_for_a_time_is_held_though_its_job_be_forgotten(
         self, storage: Storage, clock: ManualClock
@@ -425,13 +425,13 @@ class UniqueConformance(Conformance):
         await sweep_all(storage)
 
         assert await storage.get([A]) == [None]
-        assert await storage.enqueue([new_job("second", merge=TIMED)]) == [Receipt("duplicate", A)]
+        assert await storage.enqueue([new_job("second", merge=TIMED)]) == [EnqueueResult("duplicate", A)]
 
     async def test_a_key_for_a_time_is_given_back_when_its_job_is_deleted(self, storage: Storage) -> None:
         await enqueue(storage, new_job("first", merge=TIMED))
-        await storage.revise([Delete(A)])
+        await storage.revise([DeleteJob(A)])
 
-        assert await storage.enqueue([new_job("second", merge=TIMED)]) == [Receipt("created", B)]
+        assert await storage.enqueue([new_job("second", merge=TIMED)]) == [EnqueueResult("created", B)]
 
     @pytest.mark.fault("W-T14")
     async def test_a_key_for_a_time_is_given_back_by_the_job_that_it_names_alone(
@@ -440,9 +440,9 @@ class UniqueConformance(Conformance):
         await enqueue(storage, new_job("first", merge=TIMED))
         clock.advance(60)
         await enqueue(storage, new_job("second", merge=TIMED))
-        await storage.revise([Delete(A)])
+        await storage.revise([DeleteJob(A)])
 
-        assert await storage.enqueue([new_job("third", merge=TIMED)]) == [Receipt("duplicate", B)]
+        assert await storage.enqueue([new_job("third", merge=TIMED)]) == [EnqueueResult("duplicate", B)]
 
     async def test_a_key_for_a_time_is_held_no_longer_when_the_clock_is_set_back(
         self, storage: Storage, clock: ManualClock
@@ -450,17 +450,17 @@ class UniqueConformance(Conformance):
         await enqueue(storage, new_job("first", merge=TIMED))
         clock.step_wall(-3600)
 
-        assert await storage.enqueue([new_job("second", merge=TIMED)]) == [Receipt("duplicate", A)]
+        assert await storage.enqueue([new_job("second", merge=TIMED)]) == [EnqueueResult("duplicate", A)]
 
         clock.advance(60)
 
-        assert await storage.enqueue([new_job("second", merge=TIMED)]) == [Receipt("created", B)]
+        assert await storage.enqueue([new_job("second", merge=TIMED)]) == [EnqueueResult("created", B)]
 
     async def test_a_redrive_minds_no_key_for_a_time(self, storage: Storage, clock: ManualClock) -> None:
         await failed(storage, clock, new_job("first", merge=TIMED))
         clock.advance(60)
         await enqueue(storage, new_job("second", merge=TIMED))
-        (revised,) = await storage.revise([Redrive(A)])
+        (revised,) = await storage.revise([RedriveJob(A)])
 
         assert revised.verdict == "done"
 
@@ -503,12 +503,12 @@ class DebounceConformance(Conformance):
         made = clock.now()
         first = new_job("first", merge=DEBOUNCED, payload=b"1", tags=("old",), priority=3, boost=180 * SECOND)
 
-        assert await storage.enqueue([first]) == [Receipt("created", A)]
+        assert await storage.enqueue([first]) == [EnqueueResult("created", A)]
 
         clock.advance(4)
         later = new_job("second", merge=DEBOUNCED, payload=b"2", task="other", ttl=60 * SECOND)
 
-        assert await storage.enqueue([later]) == [Receipt("replaced", A)]
+        assert await storage.enqueue([later]) == [EnqueueResult("replaced", A)]
 
         job = await record(storage, A)
 
@@ -552,11 +552,11 @@ class DebounceConformance(Conformance):
         clock.advance(10)
         lease = await claim_one(storage)
 
-        assert await storage.enqueue([new_job("second", merge=DEBOUNCED)]) == [Receipt("created", B)]
+        assert await storage.enqueue([new_job("second", merge=DEBOUNCED)]) == [EnqueueResult("created", B)]
 
         await settle(storage, ALICE, lease, RAISED)
 
-        assert await storage.enqueue([new_job("third", merge=DEBOUNCED)]) == [Receipt("replaced", B)]
+        assert await storage.enqueue([new_job("third", merge=DEBOUNCED)]) == [EnqueueResult("replaced", B)]
 
     @pytest.mark.slow
     async def test_a_job_answers_for_the_latest_calls_only(self, storage: Storage) -> None:
@@ -570,8 +570,8 @@ class DebounceConformance(Conformance):
         # Calls 0 to 2 are forgotten; asking for one by its id takes it in again, in the place of the next oldest.
         assert await storage.get([calls[number].ref for number in (0, 2)]) == [None, None]
         assert [(await look(storage, calls[number].ref)).job.id for number in (3, -1)] == ["first", "first"]
-        assert await storage.enqueue([calls[3], calls[-1], first]) == [Receipt("duplicate", first.ref)] * 3
-        assert await storage.enqueue([calls[0]]) == [Receipt("replaced", first.ref)]
+        assert await storage.enqueue([calls[3], calls[-1], first]) == [EnqueueResult("duplicate", first.ref)] * 3
+        assert await storage.enqueue([calls[0]]) == [EnqueueResult("replaced", first.ref)]
         assert await storage.get([calls[3].ref]) == [None]
         assert (await look(storage, calls[0].ref)).job.id == "first"
 
@@ -581,7 +581,7 @@ class DebounceConformance(Conformance):
     ) -> None:
         await stand(storage, clock, new_job("first", merge=DebounceKey("k", 0)))
 
-        assert await storage.enqueue([new_job("second", merge=DebounceKey("k", 0))]) == [Receipt("created", B)]
+        assert await storage.enqueue([new_job("second", merge=DebounceKey("k", 0))]) == [EnqueueResult("created", B)]
 
     async def test_what_is_due_but_has_not_begun_is_put_off_again(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, new_job("first", merge=DEBOUNCED))
@@ -589,7 +589,7 @@ class DebounceConformance(Conformance):
         await sweep_all(storage)
 
         assert (await record(storage, A)).state is State.WAITING
-        assert await storage.enqueue([new_job("second", merge=DEBOUNCED)]) == [Receipt("replaced", A)]
+        assert await storage.enqueue([new_job("second", merge=DEBOUNCED)]) == [EnqueueResult("replaced", A)]
         assert (await record(storage, A)).state is State.DELAYED
         assert await claim(storage) == []
 
@@ -616,22 +616,24 @@ class DebounceConformance(Conformance):
         for name in ("second", "first"):
             retried = new_job(name, merge=DEBOUNCED, payload=name.encode())
 
-            assert await storage.enqueue([retried]) == [Receipt("duplicate", A)]
+            assert await storage.enqueue([retried]) == [EnqueueResult("duplicate", A)]
 
         assert await record(storage, A) == before
 
         clock.advance(6)
         await settle(storage, ALICE, await claim_one(storage))
 
-        assert await storage.enqueue([new_job("second", merge=DEBOUNCED)]) == [Receipt("duplicate", A)]
+        assert await storage.enqueue([new_job("second", merge=DEBOUNCED)]) == [EnqueueResult("duplicate", A)]
         assert await counted(storage) == {State.COMPLETED: 1}
 
     async def test_an_id_that_was_taken_in_is_known_to_any_call(self, storage: Storage) -> None:
         await storage.enqueue([new_job(name, merge=DEBOUNCED) for name in ("first", "second")])
 
-        assert await storage.enqueue([new_job("second")]) == [Receipt("duplicate", A)]
-        assert await storage.enqueue([new_job("second", merge=UNIQUE)]) == [Receipt("duplicate", A)]
-        assert await storage.enqueue([new_job("second", queue="other")]) == [Receipt("created", Ref("other", "second"))]
+        assert await storage.enqueue([new_job("second")]) == [EnqueueResult("duplicate", A)]
+        assert await storage.enqueue([new_job("second", merge=UNIQUE)]) == [EnqueueResult("duplicate", A)]
+        assert await storage.enqueue([new_job("second", queue="other")]) == [
+            EnqueueResult("created", Ref("other", "second"))
+        ]
 
     @pytest.mark.parametrize("by_sweep", [False, True])
     async def test_calls_go_with_their_job(self, storage: Storage, clock: ManualClock, by_sweep: bool) -> None:
@@ -643,10 +645,10 @@ class DebounceConformance(Conformance):
             clock.advance(5)
             await sweep_all(storage)
         else:
-            await storage.revise([Delete(A)])
+            await storage.revise([DeleteJob(A)])
 
         assert await storage.get([A, B]) == [None, None]
-        assert await storage.enqueue([new_job("second")]) == [Receipt("created", B)]
+        assert await storage.enqueue([new_job("second")]) == [EnqueueResult("created", B)]
 
     async def test_a_call_whose_result_is_over_begins_anew_swept_or_not(
         self, storage: Storage, clock: ManualClock
@@ -658,8 +660,8 @@ class DebounceConformance(Conformance):
         clock.advance(5)
 
         assert await storage.get([A, B]) == [None, None]
-        assert await storage.enqueue([new_job("second", merge=DEBOUNCED)]) == [Receipt("created", B)]
-        assert await storage.enqueue([new_job("first", merge=DEBOUNCED)]) == [Receipt("replaced", B)]
+        assert await storage.enqueue([new_job("second", merge=DEBOUNCED)]) == [EnqueueResult("created", B)]
+        assert await storage.enqueue([new_job("first", merge=DEBOUNCED)]) == [EnqueueResult("replaced", B)]
 
     async def test_the_slots_of_the_earlier_call_are_given_up(self, storage: Storage, clock: ManualClock) -> None:
         old, new = Key("old"), Key("new")
@@ -714,9 +716,9 @@ class ThrottleConformance(Conformance):
         )
 
         assert receipts == [
-            Receipt("created", B),
-            Receipt("throttled", B, 40 * SECOND),
-            Receipt("throttled", B, 40 * SECOND),
+            EnqueueResult("created", B),
+            EnqueueResult("throttled", B, 40 * SECOND),
+            EnqueueResult("throttled", B, 40 * SECOND),
         ]
         assert set(await states(storage)) == {"first", "second"}
         assert await storage.get([C]) == [None]
@@ -728,7 +730,7 @@ class ThrottleConformance(Conformance):
         await enqueue(storage, new_job("first", throttle=THROTTLE), new_job("second", throttle=THROTTLE))
         clock.advance(59.999_999)
 
-        assert await storage.enqueue([new_job("third", throttle=THROTTLE)]) == [Receipt("throttled", B, 1)]
+        assert await storage.enqueue([new_job("third", throttle=THROTTLE)]) == [EnqueueResult("throttled", B, 1)]
 
         clock.advance(0.000_001)
         await sweep_all(storage)
@@ -748,26 +750,28 @@ class ThrottleConformance(Conformance):
         assert receipt.retry_in is not None
         clock.advance(receipt.retry_in / SECOND)
 
-        assert await storage.enqueue([new_job("second", throttle=key)]) == [Receipt("created", B)]
+        assert await storage.enqueue([new_job("second", throttle=key)]) == [EnqueueResult("created", B)]
 
     async def test_a_call_that_makes_no_job_takes_no_room(self, storage: Storage) -> None:
         await enqueue(storage, new_job("first", throttle=THROTTLE, merge=UNIQUE))
         again = [new_job("first", throttle=THROTTLE), new_job("second", throttle=THROTTLE, merge=UNIQUE)]
 
         assert [receipt.made for receipt in await storage.enqueue(again)] == ["duplicate", "duplicate"]
-        assert await storage.enqueue([new_job("third", throttle=THROTTLE)]) == [Receipt("created", C)]
+        assert await storage.enqueue([new_job("third", throttle=THROTTLE)]) == [EnqueueResult("created", C)]
 
     async def test_what_was_made_is_answered_for_though_the_window_is_full(self, storage: Storage) -> None:
         await enqueue(storage, new_job("first", throttle=THROTTLE), new_job("second", throttle=THROTTLE))
 
-        assert await storage.enqueue([new_job("first", throttle=THROTTLE)]) == [Receipt("duplicate", A)]
+        assert await storage.enqueue([new_job("first", throttle=THROTTLE)]) == [EnqueueResult("duplicate", A)]
 
     async def test_what_is_over_or_deleted_leaves_no_room(self, storage: Storage) -> None:
         await settle(storage, ALICE, await start(storage, new_job("first", throttle=THROTTLE)))
         await enqueue(storage, new_job("second", throttle=THROTTLE))
-        await storage.revise([Delete(A), Delete(B)])
+        await storage.revise([DeleteJob(A), DeleteJob(B)])
 
-        assert await storage.enqueue([new_job("third", throttle=THROTTLE)]) == [Receipt("throttled", B, 60 * SECOND)]
+        assert await storage.enqueue([new_job("third", throttle=THROTTLE)]) == [
+            EnqueueResult("throttled", B, 60 * SECOND)
+        ]
 
     async def test_other_keys_and_other_queues_have_windows_of_their_own(self, storage: Storage) -> None:
         once = ThrottleKey("mail", 1, 60 * SECOND)
@@ -784,17 +788,19 @@ class ThrottleConformance(Conformance):
         await enqueue(storage, new_job("first", throttle=THROTTLE), new_job("second", throttle=THROTTLE))
         clock.step_wall(-3600)
 
-        assert await storage.enqueue([new_job("third", throttle=THROTTLE)]) == [Receipt("throttled", B, 60 * SECOND)]
+        assert await storage.enqueue([new_job("third", throttle=THROTTLE)]) == [
+            EnqueueResult("throttled", B, 60 * SECOND)
+        ]
 
         clock.advance(60)
 
-        assert await storage.enqueue([new_job("third", throttle=THROTTLE)]) == [Receipt("created", C)]
+        assert await storage.enqueue([new_job("third", throttle=THROTTLE)]) == [EnqueueResult("created", C)]
 
     async def test_the_latest_call_says_how_many_there_may_be(self, storage: Storage) -> None:
         await enqueue(storage, new_job("first", throttle=THROTTLE), new_job("second", throttle=THROTTLE))
         more = ThrottleKey("mail", 3, 60 * SECOND)
 
-        assert await storage.enqueue([new_job("third", throttle=more)]) == [Receipt("created", C)]
+        assert await storage.enqueue([new_job("third", throttle=more)]) == [EnqueueResult("created", C)]
 
     async def test_a_throttled_call_is_told_of_where_it_is_asked_for(
         self, storage: Storage, clock: ManualClock

@@ -11,8 +11,8 @@ from tenure.core.job import Key, OnExpire, Policy
 from tenure.core.outcome import Interrupted, Raised
 from tenure.storage.protocol import (
     EVENTS_TOPIC,
-    Cancel,
-    Notices,
+    CancelJob,
+    Notifications,
     Settings,
     Storage,
     Target,
@@ -84,13 +84,13 @@ class NoticesConformance(Conformance):
     async def test_a_cancel_wakes_who_waits_for_the_job(self, storage: Storage) -> None:
         await enqueue(storage, new_job())
         notices = storage.notices([job_topic(new_job().ref)])
-        await woken_by(storage, notices, lambda: storage.revise([Cancel(new_job().ref)]))
+        await woken_by(storage, notices, lambda: storage.revise([CancelJob(new_job().ref)]))
         notices.close()
 
     async def test_a_cancel_wakes_the_owner_of_a_job_that_runs(self, storage: Storage) -> None:
         lease = await start(storage)
         notices = storage.notices([owner_topic(ALICE.id)])
-        await woken_by(storage, notices, lambda: storage.revise([Cancel(lease.ref, "enough")]))
+        await woken_by(storage, notices, lambda: storage.revise([CancelJob(lease.ref, "enough")]))
         notices.close()
 
     async def test_an_order_wakes_the_worker_that_it_is_for(self, storage: Storage) -> None:
@@ -181,7 +181,7 @@ class NoticesConformance(Conformance):
         await enqueue(storage, new_job())
 
 
-async def woken_by(storage: Storage, notices: Notices, change: Callable[[], Coroutine[Any, Any, object]]) -> None:
+async def woken_by(storage: Storage, notices: Notifications, change: Callable[[], Coroutine[Any, Any, object]]) -> None:
     """Wait for a hint that the change itself gives."""
     await subscribed(storage, notices)
     wait = asyncio.ensure_future(notices.__anext__())
@@ -191,7 +191,7 @@ async def woken_by(storage: Storage, notices: Notices, change: Callable[[], Coro
         await wait
 
 
-async def subscribed(storage: Storage, notices: Notices) -> None:
+async def subscribed(storage: Storage, notices: Notifications) -> None:
     """Wait until a new subscription has begun. A remote one gives a hint then, which could pass for a change."""
     if storage.apart:
         async with asyncio.timeout(PATIENCE):
@@ -200,7 +200,7 @@ async def subscribed(storage: Storage, notices: Notices) -> None:
             pass
 
 
-async def ready(notices: Notices, *, within: float = 0.0) -> bool:
+async def ready(notices: Notifications, *, within: float = 0.0) -> bool:
     """Return whether there is a hint now, or within some seconds."""
     wait = asyncio.ensure_future(notices.__anext__())
     await turns()

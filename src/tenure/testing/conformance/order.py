@@ -9,7 +9,7 @@ from tenure.clock import SECOND
 from tenure.core.job import Key, NewJob, RateKey, Ref
 from tenure.core.lifecycle import State
 from tenure.core.outcome import Interrupted, Rejected, Returned
-from tenure.storage.protocol import Cancel, Delete, Redrive, Reschedule, Revision, Settings, Storage, Target
+from tenure.storage.protocol import CancelJob, DeleteJob, RedriveJob, RescheduleJob, Revision, Settings, Storage, Target
 from tenure.testing.clock import ManualClock
 from tenure.testing.conformance.material import (
     ALICE,
@@ -35,7 +35,7 @@ STRICT = 10**15
 
 
 def _put_off(ref: Ref) -> Revision:
-    return Reschedule(ref, delay=3600 * SECOND)
+    return RescheduleJob(ref, delay=3600 * SECOND)
 
 
 class OrderConformance(Conformance):
@@ -102,7 +102,7 @@ class OrderConformance(Conformance):
     async def test_another_priority_or_time_keeps_the_newest_first(self, storage: Storage, clock: ManualClock) -> None:
         refs = await enqueue(storage, *(new_job(name, lifo=True) for name in ("a", "b", "c")))
         clock.advance(1)
-        await storage.revise([Reschedule(refs[0], delay=0), Reschedule(refs[1], priority=1, boost=STEP)])
+        await storage.revise([RescheduleJob(refs[0], delay=0), RescheduleJob(refs[1], priority=1, boost=STEP)])
 
         assert await names(storage) == ["b", "a", "c"]
 
@@ -219,12 +219,12 @@ class FairnessConformance(Conformance):
         self, storage: Storage, clock: ManualClock
     ) -> None:
         refs = await enqueue(storage, *of("a", 30))
-        await storage.revise([Delete(ref) for ref in refs])
+        await storage.revise([DeleteJob(ref) for ref in refs])
         await enqueue(storage, *of("b", 2), *of("a", 2))
 
         assert await names(storage) == ["a-0", "b-0", "a-1", "b-1"]
 
-    @pytest.mark.parametrize("revision", [Cancel, Delete, _put_off])
+    @pytest.mark.parametrize("revision", [CancelJob, DeleteJob, _put_off])
     async def test_a_tenant_whose_jobs_were_taken_away_owes_nothing_in_a_line_that_stays_busy(
         self, storage: Storage, revision: Callable[[Ref], Revision]
     ) -> None:
@@ -239,7 +239,7 @@ class FairnessConformance(Conformance):
     async def test_a_tenant_that_still_waits_stays_behind_what_it_had_in_line(self, storage: Storage) -> None:
         refs = await enqueue(storage, *of("a", 6))
         await enqueue(storage, *of("b", 6))
-        await storage.revise([Delete(ref) for ref in refs[1:4]])
+        await storage.revise([DeleteJob(ref) for ref in refs[1:4]])
         await enqueue(storage, new_job("a-new", fair_key="a"))
 
         assert await names(storage) == ["a-0", "b-0", "b-1", "b-2", "b-3", "a-4", "b-4", "a-5", "b-5", "a-new"]
@@ -288,7 +288,7 @@ class FairnessConformance(Conformance):
         lease = await claim_one(storage)
         await settle(storage, ALICE, lease, Returned(b""))
         await enqueue(storage, *of("b", 2))
-        await storage.revise([Reschedule(refs[1], delay=0)])
+        await storage.revise([RescheduleJob(refs[1], delay=0)])
 
         assert await names(storage) == ["b-0", "a-2", "b-1", "a-3", "a-1"]
 
@@ -296,7 +296,7 @@ class FairnessConformance(Conformance):
         gone = await start(storage, new_job("a-gone", fair_key="a"))
         await settle(storage, ALICE, gone, Rejected(ERROR))
         await enqueue(storage, *of("a", 2), *of("b", 2))
-        await storage.revise([Redrive(gone.ref)])
+        await storage.revise([RedriveJob(gone.ref)])
 
         assert await names(storage) == ["a-0", "b-0", "a-1", "b-1", "a-gone"]
 

@@ -11,10 +11,10 @@ from tenure.core.outcome import Interrupted
 from tenure.storage.protocol import (
     PROMOTE_LIMIT,
     SCAN_LIMIT,
-    Cancel,
-    Delete,
-    Order,
-    Reschedule,
+    CancelJob,
+    ClaimRequest,
+    DeleteJob,
+    RescheduleJob,
     Revision,
     Settings,
     Storage,
@@ -50,7 +50,11 @@ THIS_QUEUE = Target("queue", QUEUE)
 THIS_TASK = Target("task", "add")
 PAUSE, RESUME = Settings(paused=True), Settings(paused=False)
 
-WAYS_OFF: tuple[Callable[[Ref], Revision], ...] = (Cancel, Delete, lambda ref: Reschedule(ref, delay=60 * SECOND))
+WAYS_OFF: tuple[Callable[[Ref], Revision], ...] = (
+    CancelJob,
+    DeleteJob,
+    lambda ref: RescheduleJob(ref, delay=60 * SECOND),
+)
 """Every way in which an operator takes a job out of the line."""
 
 
@@ -85,7 +89,7 @@ class PauseConformance(Conformance):
         await enqueue(storage, *new_jobs(2))
         lease = await claim_one(storage)
         await storage.tune(THIS_QUEUE, PAUSE)
-        answer = await storage.exchange(ALICE, [settled(lease)], Order((QUEUE,), 5))
+        answer = await storage.exchange(ALICE, [settled(lease)], ClaimRequest((QUEUE,), 5))
 
         assert [verdict.verdict for verdict in answer.verdicts] == ["done"]
         assert (answer.leases, answer.left) == ((), False)
@@ -266,7 +270,7 @@ class PauseConformance(Conformance):
         await enqueue(storage, new_job("kept", keys=one, task="send"), new_job("z-next", keys=one))
         await claim(storage)
         await storage.tune(Target("task", "send"), PAUSE)
-        answer = await storage.exchange(ALICE, [settled(holder)], Order((QUEUE,), 1))
+        answer = await storage.exchange(ALICE, [settled(holder)], ClaimRequest((QUEUE,), 1))
 
         assert [lease.ref.id for lease in answer.leases] == ["z-next"]
 
@@ -281,7 +285,7 @@ class PauseConformance(Conformance):
     async def test_a_run_handed_back_under_a_pause_waits_for_its_end(self, storage: Storage) -> None:
         lease = await start(storage)
         await storage.tune(THIS_TASK, PAUSE)
-        answer = await storage.exchange(ALICE, [settled(lease, Interrupted("shutdown"))], Order((QUEUE,), 1))
+        answer = await storage.exchange(ALICE, [settled(lease, Interrupted("shutdown"))], ClaimRequest((QUEUE,), 1))
 
         assert answer.leases == ()
 

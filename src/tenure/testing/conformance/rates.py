@@ -12,9 +12,9 @@ from tenure.core.outcome import Interrupted, Returned
 from tenure.storage.protocol import (
     PROMOTE_LIMIT,
     SCAN_LIMIT,
-    Cancel,
-    Delete,
-    Reschedule,
+    CancelJob,
+    DeleteJob,
+    RescheduleJob,
     Settings,
     Storage,
     Target,
@@ -194,7 +194,7 @@ class RatesConformance(Conformance):
 
         assert (answer.leases, answer.left) == ((), True)
 
-        await storage.revise([Cancel(refs[1])])
+        await storage.revise([CancelJob(refs[1])])
 
         assert (await record(storage, refs[2])).parked_under is None
         assert [lease.ref for lease in await claim(storage)] == [refs[2]]
@@ -214,7 +214,7 @@ class RatesConformance(Conformance):
         await order(storage, ALICE, room=0)
         parked = [(await glance(storage)).parked]
         for gone in ((0,), (1,), (2, 3, 4)):
-            await storage.revise([Cancel(refs[number]) for number in gone])
+            await storage.revise([CancelJob(refs[number]) for number in gone])
             parked.append((await glance(storage)).parked)
 
         assert parked == [30, 29, 28, 25]
@@ -361,11 +361,11 @@ class RatesConformance(Conformance):
     ) -> None:
         refs = await enqueue(storage, *paced(4, SLOW))
         await claim(storage)
-        await storage.revise([Cancel(refs[1]), Reschedule(refs[2], delay=60 * SECOND)])
+        await storage.revise([CancelJob(refs[1]), RescheduleJob(refs[2], delay=60 * SECOND)])
 
         assert (await order(storage, ALICE, room=1)).next_due == 1
 
-        await storage.revise([Delete(refs[3])])
+        await storage.revise([DeleteJob(refs[3])])
 
         assert (await order(storage, ALICE, room=1)).next_due == 60 * SECOND
 

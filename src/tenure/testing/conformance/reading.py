@@ -14,9 +14,9 @@ from tenure.storage.cursors import recorded_within
 from tenure.storage.protocol import (
     EVENT_LOAN,
     EVENTS_END,
-    Beat,
+    EventReader,
     Query,
-    Reader,
+    RenewRequest,
     Settings,
     Storage,
     Target,
@@ -127,7 +127,7 @@ class ReadingConformance(Conformance):
     async def test_events_behind_what_is_no_cursor_are_refused(
         self, storage: Storage, clock: ManualClock, cursor: str
     ) -> None:
-        app = Reader("app", "process-1")
+        app = EventReader("app", "process-1")
         await storage.events(reader=app)
         names = await happenings(storage, clock, 2)
 
@@ -267,7 +267,7 @@ class ReadingConformance(Conformance):
         assert (await storage.survey()).leaders == ()
 
     async def test_a_silent_worker_is_still_shown(self, storage: Storage, clock: ManualClock) -> None:
-        await storage.renew(Beat(ALICE, worker=WorkerInfo(("default",), 10, 1, 500_000)))
+        await storage.renew(RenewRequest(ALICE, worker=WorkerInfo(("default",), 10, 1, 500_000)))
         clock.advance(60)
         worker = (await storage.survey()).workers[0]
 
@@ -338,7 +338,7 @@ class ReadingConformance(Conformance):
         assert (event.delay, event.error, event.next_attempt) == (recorded.delay, recorded.error, 2)
 
     async def test_a_named_readers_place_is_kept(self, storage: Storage, clock: ManualClock) -> None:
-        app = Reader("app", "process-1")
+        app = EventReader("app", "process-1")
         await storage.events(reader=app)
         names = await happenings(storage, clock, 6)
         first = await storage.events(limit=4, reader=app)
@@ -384,18 +384,18 @@ class ReadingConformance(Conformance):
     async def test_a_new_named_reader_begins_where_it_asks_to(self, storage: Storage, clock: ManualClock) -> None:
         names = await happenings(storage, clock, 6)
         place = (await storage.events(recorded_within(3 * SECOND), limit=0)).next
-        page = await storage.events(limit=1, reader=Reader("app", "process-1", place))
+        page = await storage.events(limit=1, reader=EventReader("app", "process-1", place))
 
         assert ids(page.events) == names[3:4]
-        assert (await storage.events(reader=Reader("audit", "process-1"))).events == ()
+        assert (await storage.events(reader=EventReader("audit", "process-1"))).events == ()
 
         # A reader that is known keeps its place.
         end = (await storage.events(EVENTS_END)).next
-        rest = await storage.events(page.next, reader=Reader("app", "process-1", end))
+        rest = await storage.events(page.next, reader=EventReader("app", "process-1", end))
         assert ids(rest.events) == names[4:]
 
     async def test_a_batch_on_loan_is_given_to_nobody_else(self, storage: Storage, clock: ManualClock) -> None:
-        first, second = Reader("app", "process-1"), Reader("app", "process-2")
+        first, second = EventReader("app", "process-1"), EventReader("app", "process-2")
         await storage.events(reader=first)
         names = await happenings(storage, clock, 6)
         lent = await storage.events(limit=4, reader=first)
@@ -409,7 +409,7 @@ class ReadingConformance(Conformance):
         assert (await storage.events(limit=4, reader=second)).events == ()
 
     async def test_a_reader_that_has_all_leaves_room_for_others(self, storage: Storage, clock: ManualClock) -> None:
-        first, second = Reader("app", "process-1"), Reader("app", "process-2")
+        first, second = EventReader("app", "process-1"), EventReader("app", "process-2")
         await storage.events(reader=first)
         names = await happenings(storage, clock, 2)
         lent = await storage.events(reader=first)
@@ -422,7 +422,7 @@ class ReadingConformance(Conformance):
     async def test_a_batch_that_nobody_acknowledged_goes_to_the_next(
         self, storage: Storage, clock: ManualClock
     ) -> None:
-        first, second = Reader("app", "process-1"), Reader("app", "process-2")
+        first, second = EventReader("app", "process-1"), EventReader("app", "process-2")
         await storage.events(reader=first)
         names = await happenings(storage, clock, 3)
         await storage.events(reader=first)
@@ -437,7 +437,7 @@ class ReadingConformance(Conformance):
     async def test_a_late_acknowledgement_counts_but_takes_no_loan_back(
         self, storage: Storage, clock: ManualClock
     ) -> None:
-        first, second = Reader("app", "process-1"), Reader("app", "process-2")
+        first, second = EventReader("app", "process-1"), EventReader("app", "process-2")
         await storage.events(reader=first)
         names = await happenings(storage, clock, 4)
         early = await storage.events(limit=3, reader=first)
@@ -453,7 +453,7 @@ class ReadingConformance(Conformance):
         assert ids((await storage.events(reader=first)).events) == names[3:]
 
     async def test_asking_again_renews_the_loan(self, storage: Storage, clock: ManualClock) -> None:
-        first, second = Reader("app", "process-1"), Reader("app", "process-2")
+        first, second = EventReader("app", "process-1"), EventReader("app", "process-2")
         await storage.events(reader=first)
         await happenings(storage, clock, 2)
         await storage.events(reader=first)
@@ -466,7 +466,7 @@ class ReadingConformance(Conformance):
     async def test_an_acknowledgement_after_the_loan_counts_if_nobody_came(
         self, storage: Storage, clock: ManualClock
     ) -> None:
-        only = Reader("app", "process-1")
+        only = EventReader("app", "process-1")
         await storage.events(reader=only)
         names = await happenings(storage, clock, 4)
         lent = await storage.events(limit=3, reader=only)
@@ -475,7 +475,7 @@ class ReadingConformance(Conformance):
         assert ids((await storage.events(lent.next, reader=only)).events) == names[3:]
 
     async def test_a_loan_does_not_outlast_a_clock_set_back(self, storage: Storage, clock: ManualClock) -> None:
-        first, second = Reader("app", "process-1"), Reader("app", "process-2")
+        first, second = EventReader("app", "process-1"), EventReader("app", "process-2")
         await storage.events(reader=first)
         names = await happenings(storage, clock, 2)
         await storage.events(reader=first)
@@ -485,7 +485,7 @@ class ReadingConformance(Conformance):
         assert ids((await storage.events(reader=second)).events) == names
 
     async def test_readers_of_other_names_do_not_disturb(self, storage: Storage, clock: ManualClock) -> None:
-        app, audit = Reader("app", "process-1"), Reader("audit", "process-1")
+        app, audit = EventReader("app", "process-1"), EventReader("audit", "process-1")
         await storage.events(reader=app)
         await storage.events(reader=audit)
         names = await happenings(storage, clock, 3)
@@ -496,7 +496,7 @@ class ReadingConformance(Conformance):
         assert ids((await storage.events()).events) == names
 
     async def test_callers_at_once_share_no_event(self, storage: Storage, clock: ManualClock) -> None:
-        callers = [Reader("app", f"process-{number}") for number in range(8)]
+        callers = [EventReader("app", f"process-{number}") for number in range(8)]
         await storage.events(reader=callers[0])
         names = await happenings(storage, clock, 3)
         pages = await asyncio.gather(*(storage.events(reader=caller) for caller in callers))
@@ -505,7 +505,7 @@ class ReadingConformance(Conformance):
 
     @pytest.mark.fault("W-T23")
     async def test_a_readers_place_outlives_the_connection(self, storage: Storage, clock: ManualClock) -> None:
-        app = Reader("app", "process-1")
+        app = EventReader("app", "process-1")
         await storage.events(reader=app)
         names = await happenings(storage, clock, 4)
         lent = await storage.events(limit=2, reader=app)
@@ -514,7 +514,7 @@ class ReadingConformance(Conformance):
         await storage.open()
         clock.advance(EVENT_LOAN / SECOND)
 
-        assert ids((await storage.events(reader=Reader("app", "process-2"))).events) == names[2:]
+        assert ids((await storage.events(reader=EventReader("app", "process-2"))).events) == names[2:]
 
     async def test_a_long_log_is_read_to_its_end(self, storage: Storage) -> None:
         await enqueue(storage, *new_jobs(300))

@@ -8,7 +8,7 @@ from tenure.core.job import Policy, StallTerms
 from tenure.core.lease import REAPER_LEASE
 from tenure.core.lifecycle import State
 from tenure.core.outcome import Interrupted
-from tenure.storage.protocol import SWEEP_LIMIT, WORKER_KEPT, Beat, Bid, Cancel, Storage, WorkerInfo
+from tenure.storage.protocol import SWEEP_LIMIT, WORKER_KEPT, CancelJob, RenewRequest, Storage, SweepRequest, WorkerInfo
 from tenure.testing.clock import ManualClock
 from tenure.testing.conformance.material import (
     ALICE,
@@ -175,7 +175,7 @@ class ReclaimConformance(Conformance):
 
     async def test_a_cancelled_job_of_the_dead_is_cancelled(self, storage: Storage) -> None:
         lease = await start(storage, new_job(stall=StallTerms(max_stalls=0)))
-        await storage.revise([Cancel(lease.ref, "enough")])
+        await storage.revise([CancelJob(lease.ref, "enough")])
         for taken in (await storage.reclaim(ALICE.id, REAPER)).stalled:
             await apply(storage, REAPER, stalled(taken))
 
@@ -183,7 +183,7 @@ class ReclaimConformance(Conformance):
         assert await told_of(storage, JobStalled) == []
 
     async def test_a_dead_worker_is_shown_as_dead(self, storage: Storage) -> None:
-        await storage.renew(Beat(ALICE, worker=WorkerInfo(("default",), 10)))
+        await storage.renew(RenewRequest(ALICE, worker=WorkerInfo(("default",), 10)))
         before = (await storage.survey()).workers
         await storage.reclaim(ALICE.id, REAPER)
         after = (await storage.survey()).workers
@@ -193,12 +193,12 @@ class ReclaimConformance(Conformance):
     async def test_a_worker_that_took_no_leave_is_shown_for_ten_minutes(
         self, storage: Storage, clock: ManualClock
     ) -> None:
-        await storage.renew(Beat(ALICE, worker=WorkerInfo(("default",), 10)))
+        await storage.renew(RenewRequest(ALICE, worker=WorkerInfo(("default",), 10)))
         clock.advance(WORKER_KEPT / SECOND - 1)
-        await storage.sweep(Bid(REAPER))
+        await storage.sweep(SweepRequest(REAPER))
         before = len((await storage.survey()).workers)
         clock.advance(1)
-        await storage.sweep(Bid(REAPER))
+        await storage.sweep(SweepRequest(REAPER))
 
         assert (before, (await storage.survey()).workers) == (1, ())
 

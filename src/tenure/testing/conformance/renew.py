@@ -16,13 +16,13 @@ from tenure.storage.protocol import (
     LOG_LINES_KEPT,
     RENEW_LIMIT,
     WORKER_KEPT,
-    Beat,
-    Cancel,
-    Cancelling,
-    Delete,
+    CancelJob,
+    CancelRequest,
+    DeleteJob,
+    LeaseRenewal,
     NewLogLine,
-    Pulse,
-    Renewal,
+    RenewRequest,
+    RenewResult,
     Settings,
     Storage,
     Target,
@@ -61,7 +61,7 @@ class RenewConformance(Conformance):
         lease = await start(storage)
         clock.advance(5)
 
-        assert await beat(storage, ALICE, [lease]) == Pulse()
+        assert await beat(storage, ALICE, [lease]) == RenewResult()
 
         job = await record(storage, lease.ref)
         assert (job.lease_until, job.heard_at) == (clock.now() + LEASE, clock.now())
@@ -99,7 +99,7 @@ class RenewConformance(Conformance):
         pulse = await beat(storage, ALICE, leases)
         reclaimed = await watch(storage, clock, 20)
 
-        assert pulse == Pulse()
+        assert pulse == RenewResult()
         assert reclaimed == []
 
     @pytest.mark.statement(18)
@@ -107,7 +107,7 @@ class RenewConformance(Conformance):
         lease = await start(storage)
         clock.advance(3600)
 
-        assert await beat(storage, ALICE, [lease]) == Pulse()
+        assert await beat(storage, ALICE, [lease]) == RenewResult()
         assert (await record(storage, lease.ref)).lease_until == clock.now() + LEASE
 
     @pytest.mark.statement(17, 18)
@@ -116,7 +116,7 @@ class RenewConformance(Conformance):
         await watch(storage, clock, 22)
 
         assert (await record(storage, lease.ref)).suspect_until is not None
-        assert await beat(storage, ALICE, [lease]) == Pulse()
+        assert await beat(storage, ALICE, [lease]) == RenewResult()
         assert (await record(storage, lease.ref)).suspect_until is None
         assert await watch(storage, clock, 18) == []
 
@@ -127,7 +127,7 @@ class RenewConformance(Conformance):
         new = await claim_one(storage, ALICE)
         clock.advance(1)
 
-        assert await beat(storage, ALICE, [old]) == Pulse(lost=((old.ref, old.fence),))
+        assert await beat(storage, ALICE, [old]) == RenewResult(lost=((old.ref, old.fence),))
         assert await record(storage, old.ref) == new.job
 
         refused = await told_of(storage, RunFenced)
@@ -140,7 +140,7 @@ class RenewConformance(Conformance):
         lease = await start(storage)
         clock.advance(1)
 
-        assert await beat(storage, BOB, [lease]) == Pulse(lost=((lease.ref, lease.fence),))
+        assert await beat(storage, BOB, [lease]) == RenewResult(lost=((lease.ref, lease.fence),))
         assert await record(storage, lease.ref) == lease.job
 
     @pytest.mark.statement(18)
@@ -149,7 +149,7 @@ class RenewConformance(Conformance):
         taken = await watch(storage, clock, 26)
         before = await record(storage, lease.ref)
 
-        assert await beat(storage, ALICE, [lease]) == Pulse(lost=((lease.ref, lease.fence),))
+        assert await beat(storage, ALICE, [lease]) == RenewResult(lost=((lease.ref, lease.fence),))
         assert await record(storage, lease.ref) == before
         assert taken[0].lease.fence == before.fence
 
@@ -157,39 +157,39 @@ class RenewConformance(Conformance):
         lease = await start(storage)
         await settle(storage, ALICE, lease)
 
-        assert await beat(storage, ALICE, [lease]) == Pulse(lost=((lease.ref, lease.fence),))
+        assert await beat(storage, ALICE, [lease]) == RenewResult(lost=((lease.ref, lease.fence),))
         assert await told_of(storage, RunFenced) == []
         assert (await record(storage, lease.ref)).state is State.COMPLETED
 
     async def test_a_beat_for_an_unknown_job_is_lost(self, storage: Storage) -> None:
         lease = await start(storage)
         await settle(storage, ALICE, lease)
-        await storage.revise([Delete(lease.ref)])
+        await storage.revise([DeleteJob(lease.ref)])
 
-        assert await beat(storage, ALICE, [lease]) == Pulse(lost=((lease.ref, lease.fence),))
+        assert await beat(storage, ALICE, [lease]) == RenewResult(lost=((lease.ref, lease.fence),))
         assert await told_of(storage, RunFenced) == []
 
     async def test_only_exceptions_are_told(self, storage: Storage) -> None:
         await enqueue(storage, *new_jobs(4))
         well, over, asked, fine = await claim(storage)
         await settle(storage, ALICE, over)
-        await storage.revise([Cancel(asked.ref, "enough")])
+        await storage.revise([CancelJob(asked.ref, "enough")])
         pulse = await beat(storage, ALICE, [well, over, asked, fine])
 
         assert pulse.lost == ((over.ref, over.fence),)
-        assert pulse.cancelling == (Cancelling(asked.ref, asked.fence, "enough"),)
+        assert pulse.cancelling == (CancelRequest(asked.ref, asked.fence, "enough"),)
         assert pulse.orders == ()
 
     async def test_a_cancel_is_told_with_each_beat_and_the_lease_goes_on(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         lease = await start(storage)
-        await storage.revise([Cancel(lease.ref)])
+        await storage.revise([CancelJob(lease.ref)])
         for _ in range(2):
             clock.advance(5)
             pulse = await beat(storage, ALICE, [lease])
 
-            assert pulse.cancelling == (Cancelling(lease.ref, lease.fence),)
+            assert pulse.cancelling == (CancelRequest(lease.ref, lease.fence),)
             assert (await record(storage, lease.ref)).lease_until == clock.now() + LEASE
 
     @pytest.mark.statement(84)
@@ -197,7 +197,7 @@ class RenewConformance(Conformance):
         lease = await start(storage)
         for _ in range(3):
             assert await watch(storage, clock, 19) == []
-            assert await beat(storage, ALICE, [lease]) == Pulse()
+            assert await beat(storage, ALICE, [lease]) == RenewResult()
 
     async def test_no_beat_carries_a_lease_past_the_limit_of_its_run(
         self, storage: Storage, clock: ManualClock
@@ -316,7 +316,9 @@ class RenewConformance(Conformance):
     async def test_progress_is_kept_until_it_is_told_anew(self, storage: Storage, clock: ManualClock) -> None:
         lease = await start(storage)
         clock.advance(5)
-        await storage.renew(Beat(ALICE, (Renewal(lease.ref, lease.fence, sign=True, progress=0.25, note="größe: ¼"),)))
+        await storage.renew(
+            RenewRequest(ALICE, (LeaseRenewal(lease.ref, lease.fence, sign=True, progress=0.25, note="größe: ¼"),))
+        )
         job = await record(storage, lease.ref)
 
         assert (job.progress, job.progress_note) == (0.25, "größe: ¼")
@@ -327,7 +329,7 @@ class RenewConformance(Conformance):
 
         assert (job.progress, job.progress_note) == (0.25, "größe: ¼")
 
-        await storage.renew(Beat(ALICE, (Renewal(lease.ref, lease.fence, progress=0.5),)))
+        await storage.renew(RenewRequest(ALICE, (LeaseRenewal(lease.ref, lease.fence, progress=0.5),)))
         job = await record(storage, lease.ref)
 
         assert (job.progress, job.progress_note) == (0.5, None)
@@ -340,10 +342,12 @@ class RenewConformance(Conformance):
             NewLogLine("warning", "größer\nals 'gedacht'", {}, ago=1),
         )
         now = clock.now()
-        await storage.renew(Beat(ALICE, (Renewal(first.ref, first.fence, log=lines),)))
+        await storage.renew(RenewRequest(ALICE, (LeaseRenewal(first.ref, first.fence, log=lines),)))
         await settle(storage, ALICE, first, Interrupted("shutdown"))
         second = await claim_one(storage)
-        await storage.renew(Beat(ALICE, (Renewal(second.ref, second.fence, log=(NewLogLine("error", "again", {}),)),)))
+        await storage.renew(
+            RenewRequest(ALICE, (LeaseRenewal(second.ref, second.fence, log=(NewLogLine("error", "again", {}),)),))
+        )
         log = (await look(storage, first.ref)).log
 
         assert [(line.at, line.run, line.level, line.message) for line in log] == [
@@ -359,11 +363,11 @@ class RenewConformance(Conformance):
 
         first = await start(storage)
         for numbers in ((1, 2), (1, 2), (1, 2, 3), (2,), (5,)):
-            await storage.renew(Beat(ALICE, (Renewal(first.ref, first.fence, log=lines(*numbers)),)))
+            await storage.renew(RenewRequest(ALICE, (LeaseRenewal(first.ref, first.fence, log=lines(*numbers)),)))
         await settle(storage, ALICE, first, Interrupted("shutdown"))
         second = await claim_one(storage)
         for _ in range(2):
-            await storage.renew(Beat(ALICE, (Renewal(second.ref, second.fence, log=lines(1)),)))
+            await storage.renew(RenewRequest(ALICE, (LeaseRenewal(second.ref, second.fence, log=lines(1)),)))
         log = (await look(storage, first.ref)).log
 
         # Line 4 was dropped before it was sent; another run counts from 1.
@@ -376,7 +380,7 @@ class RenewConformance(Conformance):
         lease = await start(storage)
         for part in range(3):
             lines = tuple(NewLogLine("info", f"line {part * 400 + number}", {}) for number in range(400))
-            await storage.renew(Beat(ALICE, (Renewal(lease.ref, lease.fence, log=lines),)))
+            await storage.renew(RenewRequest(ALICE, (LeaseRenewal(lease.ref, lease.fence, log=lines),)))
         detail = await look(storage, lease.ref)
 
         assert [line.message for line in detail.log] == [f"line {number}" for number in range(200, 1200)]
@@ -385,9 +389,9 @@ class RenewConformance(Conformance):
     async def test_a_log_counts_the_lines_that_were_not_sent(self, storage: Storage) -> None:
         first = await start(storage)
 
-        def beat(lease: Lease, *numbers: int) -> Beat:
+        def beat(lease: Lease, *numbers: int) -> RenewRequest:
             log = tuple(NewLogLine("info", f"line {number}", {}, number=number) for number in numbers)
-            return Beat(ALICE, (Renewal(lease.ref, lease.fence, log=log),))
+            return RenewRequest(ALICE, (LeaseRenewal(lease.ref, lease.fence, log=log),))
 
         # Lines 1 to 5 of the first run and 1 of the second were never sent; lines 7 and 8 are sent twice.
         await storage.renew(beat(first, 6, 7, 8))
@@ -404,8 +408,8 @@ class RenewConformance(Conformance):
         old = await start(storage)
         await recover(storage, clock)
         await claim_one(storage, BOB)
-        late = Renewal(old.ref, old.fence, sign=True, progress=0.9, log=(NewLogLine("info", "late", {}),))
-        await storage.renew(Beat(ALICE, (late,)))
+        late = LeaseRenewal(old.ref, old.fence, sign=True, progress=0.9, log=(NewLogLine("info", "late", {}),))
+        await storage.renew(RenewRequest(ALICE, (late,)))
         detail = await look(storage, old.ref)
 
         assert (detail.log, detail.job.progress) == ((), None)
@@ -413,10 +417,10 @@ class RenewConformance(Conformance):
     async def test_a_beat_shows_its_worker(self, storage: Storage, clock: ManualClock) -> None:
         begun = clock.now()
         info = WorkerInfo(("default", "mail"), concurrency=10, active=3, turned_ago=200_000)
-        await storage.renew(Beat(ALICE, worker=info))
+        await storage.renew(RenewRequest(ALICE, worker=info))
         clock.advance(5)
-        await storage.renew(Beat(ALICE, worker=WorkerInfo(("default", "mail"), 10, 4, 100_000, stopping=True)))
-        await storage.renew(Beat(BOB, worker=WorkerInfo(("mail",), 2)))
+        await storage.renew(RenewRequest(ALICE, worker=WorkerInfo(("default", "mail"), 10, 4, 100_000, stopping=True)))
+        await storage.renew(RenewRequest(BOB, worker=WorkerInfo(("mail",), 2)))
         clock.advance(2)
         workers = {worker.owner: worker for worker in (await storage.survey()).workers}
 
@@ -428,18 +432,18 @@ class RenewConformance(Conformance):
         assert (workers[BOB].started, workers[BOB].turned_ago) == (begun + 5 * SECOND, 2 * SECOND)
 
     async def test_the_last_beat_takes_its_worker_out(self, storage: Storage) -> None:
-        await storage.renew(Beat(ALICE, worker=WorkerInfo(("default",), 10)))
-        await storage.renew(Beat(BOB, worker=WorkerInfo(("default",), 10)))
-        await storage.renew(Beat(ALICE, worker=WorkerInfo(("default",), 10, stopping=True), last=True))
+        await storage.renew(RenewRequest(ALICE, worker=WorkerInfo(("default",), 10)))
+        await storage.renew(RenewRequest(BOB, worker=WorkerInfo(("default",), 10)))
+        await storage.renew(RenewRequest(ALICE, worker=WorkerInfo(("default",), 10, stopping=True), last=True))
 
         assert [worker.owner for worker in (await storage.survey()).workers] == [BOB]
 
     async def test_what_a_beat_announces_is_recorded(self, storage: Storage, clock: ManualClock) -> None:
         began = WorkerStarted(owner=ALICE.id, host="host-1", pid=101, queues=("default",), concurrency=10)
         ended = WorkerStopped(owner=ALICE.id, released=2)
-        await storage.renew(Beat(ALICE, events=(began,)))
+        await storage.renew(RenewRequest(ALICE, events=(began,)))
         clock.advance(1)
-        await storage.renew(Beat(ALICE, events=(ended,), last=True))
+        await storage.renew(RenewRequest(ALICE, events=(ended,), last=True))
         first, second = await told(storage)
 
         assert isinstance(first, WorkerStarted)
@@ -452,13 +456,13 @@ class RenewConformance(Conformance):
         stopping, ended = WorkerStopping(owner=ALICE.id, reason="asked"), WorkerStopped(owner=ALICE.id, released=2)
         info = WorkerInfo(("default",), 10)
         for _ in range(2):
-            await storage.renew(Beat(ALICE, worker=info, events=(began,), first_event=1))
-        await storage.renew(Beat(ALICE, worker=info, first_event=2))
-        await storage.renew(Beat(ALICE, worker=info, events=(began, stopping), first_event=1))
-        await storage.renew(Beat(ALICE, events=(stopping, ended), last=True, first_event=2))
+            await storage.renew(RenewRequest(ALICE, worker=info, events=(began,), first_event=1))
+        await storage.renew(RenewRequest(ALICE, worker=info, first_event=2))
+        await storage.renew(RenewRequest(ALICE, worker=info, events=(began, stopping), first_event=1))
+        await storage.renew(RenewRequest(ALICE, events=(stopping, ended), last=True, first_event=2))
         # Another owner counts its own.
         other = WorkerStarted(owner=BOB.id, host="host-2", pid=102, queues=("default",), concurrency=10)
-        await storage.renew(Beat(BOB, worker=info, events=(other,), first_event=1))
+        await storage.renew(RenewRequest(BOB, worker=info, events=(other,), first_event=1))
         events = await told(storage)
 
         of_alice = [event for event in events if event != structs.replace(other, cursor=event.cursor, at=event.at)]
@@ -467,22 +471,22 @@ class RenewConformance(Conformance):
 
     async def test_orders_for_a_worker_come_with_its_beats(self, storage: Storage) -> None:
         await storage.tune(Target("worker", ALICE.id), Settings(quiet=True))
-        quiet = (await storage.renew(Beat(ALICE))).orders
+        quiet = (await storage.renew(RenewRequest(ALICE))).orders
         await storage.tune(Target("worker", ALICE.id), Settings(stop=True))
-        stop = (await storage.renew(Beat(ALICE))).orders
+        stop = (await storage.renew(RenewRequest(ALICE))).orders
 
         assert quiet == ("quiet",)
         assert set(stop or ()) == {"quiet", "stop"}
-        assert (await storage.renew(Beat(BOB))).orders == ()
+        assert (await storage.renew(RenewRequest(BOB))).orders == ()
 
     @pytest.mark.parametrize("leave", [True, False])
     async def test_orders_for_a_worker_go_with_it(self, storage: Storage, clock: ManualClock, leave: bool) -> None:
         target = Target("worker", ALICE.id)
-        await storage.renew(Beat(ALICE, worker=WorkerInfo()))
+        await storage.renew(RenewRequest(ALICE, worker=WorkerInfo()))
         assert await storage.tune(target, Settings(quiet=True)) == Settings(quiet=True)
         assert await storage.tune(target, Settings()) == Settings(quiet=True)
         if leave:
-            last = await storage.renew(Beat(ALICE, last=True))
+            last = await storage.renew(RenewRequest(ALICE, last=True))
 
             assert last.orders == ("quiet",)
         else:
@@ -497,11 +501,11 @@ class RenewConformance(Conformance):
         lease = await start(storage)
         clock.advance(5)
         before = await record(storage, lease.ref)
-        asking = Renewal(lease.ref, lease.fence, extend=False)
-        quiet = await storage.renew(Beat(ALICE, (asking,)))
-        await storage.revise([Cancel(lease.ref, "enough")])
-        pulse = await storage.renew(Beat(ALICE, (asking,)))
-        foreign = await storage.renew(Beat(BOB, (asking,)))
+        asking = LeaseRenewal(lease.ref, lease.fence, extend=False)
+        quiet = await storage.renew(RenewRequest(ALICE, (asking,)))
+        await storage.revise([CancelJob(lease.ref, "enough")])
+        pulse = await storage.renew(RenewRequest(ALICE, (asking,)))
+        foreign = await storage.renew(RenewRequest(BOB, (asking,)))
         after = await record(storage, lease.ref)
 
         assert (quiet.lost, quiet.cancelling) == ((), ())
@@ -513,10 +517,10 @@ class RenewConformance(Conformance):
         self, storage: Storage, clock: ManualClock
     ) -> None:
         worker = WorkerInfo(queues=(QUEUE,))
-        first = await storage.renew(Beat(ALICE, worker=worker, seen=()))
+        first = await storage.renew(RenewRequest(ALICE, worker=worker, seen=()))
         clock.advance(5)
-        again = await storage.renew(Beat(ALICE, worker=worker, seen=first.partitions))
-        other = await storage.renew(Beat(ALICE, worker=worker, seen=()))
+        again = await storage.renew(RenewRequest(ALICE, worker=worker, seen=first.partitions))
+        other = await storage.renew(RenewRequest(ALICE, worker=worker, seen=()))
 
         assert first.partitions
         for state in first.partitions:
@@ -527,22 +531,22 @@ class RenewConformance(Conformance):
         assert {(state.partition, state.identity, state.created) for state in again.partitions} == told
         assert {(state.partition, state.identity, state.created) for state in other.partitions} == told
         assert len({state.place for state in first.partitions}) == len(first.partitions)
-        assert not (await storage.renew(Beat(ALICE, worker=worker))).partitions
+        assert not (await storage.renew(RenewRequest(ALICE, worker=worker))).partitions
 
     async def test_a_beat_tells_whether_the_log_continues_what_its_worker_saw(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         async def state(*seen: PartitionState) -> PartitionState:
-            pulse = await storage.renew(Beat(ALICE, seen=seen))
+            pulse = await storage.renew(RenewRequest(ALICE, seen=seen))
             [one] = pulse.partitions
             return one
 
         before = await state()
         announced = tuple(WorkerStopping(owner=ALICE.id, reason=reason) for reason in ("one", "two"))
-        [sent] = (await storage.renew(Beat(ALICE, events=announced, seen=(before,)))).partitions
+        [sent] = (await storage.renew(RenewRequest(ALICE, events=announced, seen=(before,)))).partitions
         after = await state(sent)
         clock.advance(1)
-        await storage.renew(Beat(ALICE, events=announced[:1]))
+        await storage.renew(RenewRequest(ALICE, events=announced[:1]))
         later = await state(after)
 
         # What the beat itself records comes after what it tells.

@@ -18,20 +18,20 @@ from tenure.core.job import (
 from tenure.core.lease import Lease
 from tenure.core.lifecycle import State
 from tenure.core.outcome import Cancelled, Rejected, Returned
-from tenure.core.retention import EVENTS_KEPT, KEPT, Keep, Retention
+from tenure.core.retention import EVENTS_KEPT, KEPT, KeepRule, RetentionRules
 from tenure.storage.protocol import (
     EVENTS_END,
     TRIM_LIMIT,
-    Beat,
-    Cancel,
-    Delete,
+    CancelJob,
+    DeleteJob,
+    LeaseRenewal,
     NewLogLine,
     Query,
-    Redrive,
-    Renewal,
-    Reschedule,
-    Retain,
-    Revised,
+    RedriveJob,
+    RenewRequest,
+    RescheduleJob,
+    RetainJob,
+    RevisionResult,
     Settings,
     Storage,
     Target,
@@ -104,7 +104,7 @@ class RetentionConformance(Conformance):
     async def test_of_each_outcome_the_newest_are_kept(
         self, storage: Storage, clock: ManualClock, state: State
     ) -> None:
-        keep = Retention(**{state.value: Keep(DAY * SECOND, 2)})
+        keep = RetentionRules(**{state.value: KeepRule(DAY * SECOND, 2)})
         await storage.tune(THIS_QUEUE, Settings(retention=keep))
         for name in ("e", "a", "d", "b", "c"):
             await ended(storage, clock, state, name)
@@ -113,7 +113,7 @@ class RetentionConformance(Conformance):
 
         assert await states(storage) == {"b": state, "c": state}
 
-        await storage.tune(THIS_QUEUE, Settings(retention=Retention(**{state.value: Keep(DAY * SECOND, 0)})))
+        await storage.tune(THIS_QUEUE, Settings(retention=RetentionRules(**{state.value: KeepRule(DAY * SECOND, 0)})))
         await sweep_all(storage)
 
         assert await states(storage) == {}
@@ -122,7 +122,7 @@ class RetentionConformance(Conformance):
     async def test_a_queue_keeps_for_as_long_as_it_is_told(
         self, storage: Storage, clock: ManualClock, state: State
     ) -> None:
-        keep = Retention(**{state.value: Keep(5 * SECOND)})
+        keep = RetentionRules(**{state.value: KeepRule(5 * SECOND)})
         settings = await storage.tune(THIS_QUEUE, Settings(retention=keep))
         here = await ended(storage, clock, state)
         there = await ended(storage, clock, state, queue="mail")
@@ -134,7 +134,7 @@ class RetentionConformance(Conformance):
         assert (await record(storage, there)).state is state
 
     async def test_whichever_comes_first_ends_it(self, storage: Storage, clock: ManualClock) -> None:
-        await storage.tune(THIS_QUEUE, Settings(retention=Retention(completed=Keep(10 * SECOND, 3))))
+        await storage.tune(THIS_QUEUE, Settings(retention=RetentionRules(completed=KeepRule(10 * SECOND, 3))))
         for number in range(5):
             await ended(storage, clock, State.COMPLETED, f"job-{number}")
             clock.advance(2)
@@ -148,7 +148,7 @@ class RetentionConformance(Conformance):
         assert set(await states(storage)) == {"job-3", "job-4"}
 
     async def test_each_outcome_is_counted_apart(self, storage: Storage, clock: ManualClock) -> None:
-        await storage.tune(THIS_QUEUE, Settings(retention=Retention(completed=Keep(DAY * SECOND, 1))))
+        await storage.tune(THIS_QUEUE, Settings(retention=RetentionRules(completed=KeepRule(DAY * SECOND, 1))))
         for number in range(2):
             for state in ENDS:
                 await ended(storage, clock, state, f"{state}-{number}")
@@ -163,20 +163,20 @@ class RetentionConformance(Conformance):
         }
 
     async def test_what_is_not_told_stays_as_it_is(self, storage: Storage, clock: ManualClock) -> None:
-        first = Retention(completed=Keep(5 * SECOND, 7))
-        second = Retention(failed=Keep(6 * SECOND))
+        first = RetentionRules(completed=KeepRule(5 * SECOND, 7))
+        second = RetentionRules(failed=KeepRule(6 * SECOND))
         await storage.tune(THIS_QUEUE, Settings(retention=first))
         settings = await storage.tune(THIS_QUEUE, Settings(retention=second))
         ref = await ended(storage, clock, State.CANCELLED)
         clock.advance(DAY)
         await sweep_all(storage)
 
-        assert settings.retention == Retention(completed=Keep(5 * SECOND, 7), failed=Keep(6 * SECOND))
+        assert settings.retention == RetentionRules(completed=KeepRule(5 * SECOND, 7), failed=KeepRule(6 * SECOND))
         assert (await record(storage, ref)).state is State.CANCELLED
-        assert KEPT[State.COMPLETED] == Keep(HOUR * SECOND, 10_000)
+        assert KEPT[State.COMPLETED] == KeepRule(HOUR * SECOND, 10_000)
 
     async def test_a_retention_outlives_the_connection(self, storage: Storage, clock: ManualClock) -> None:
-        keep = Retention(completed=Keep(5 * SECOND, 7), expired=Keep(DAY * SECOND))
+        keep = RetentionRules(completed=KeepRule(5 * SECOND, 7), expired=KeepRule(DAY * SECOND))
         await storage.tune(THIS_QUEUE, Settings(retention=keep))
         await storage.close()
         await storage.open()
@@ -205,7 +205,9 @@ class RetentionConformance(Conformance):
     async def test_all_that_was_the_jobs_goes_with_it(self, storage: Storage, clock: ManualClock) -> None:
         lease = await start(storage)
         await storage.renew(
-            Beat(ALICE, (Renewal(lease.ref, lease.fence, log=(NewLogLine("info", "a line", {}),), progress=0.5),))
+            RenewRequest(
+                ALICE, (LeaseRenewal(lease.ref, lease.fence, log=(NewLogLine("info", "a line", {}),), progress=0.5),)
+            )
         )
         await settle(storage, ALICE, lease)
         before = await look(storage, lease.ref)
@@ -220,10 +222,10 @@ class RetentionConformance(Conformance):
 
     @pytest.mark.fault("W-N2")
     async def test_what_is_not_over_is_kept_however_old(self, storage: Storage, clock: ManualClock) -> None:
-        none = Keep(1, 0)
+        none = KeepRule(1, 0)
         await storage.tune(
             THIS_QUEUE,
-            Settings(retention=Retention(completed=none, failed=none, cancelled=none, expired=none)),
+            Settings(retention=RetentionRules(completed=none, failed=none, cancelled=none, expired=none)),
         )
         await start(storage, new_job("active", stall=StallTerms(lease=FOREVER)))
         await enqueue(storage, new_job("waiting"), new_job("delayed", delay=100 * DAY * SECOND))
@@ -257,7 +259,7 @@ class RetentionConformance(Conformance):
     async def test_a_job_redriven_in_time_is_not_trimmed(self, storage: Storage, clock: ManualClock) -> None:
         ref = await ended(storage, clock, State.FAILED)
         clock.advance(30 * DAY - 1)
-        await storage.revise([Redrive(ref)])
+        await storage.revise([RedriveJob(ref)])
         clock.advance(5)
         await sweep_all(storage)
 
@@ -289,7 +291,7 @@ class RetentionConformance(Conformance):
     async def test_a_result_of_a_long_life_outlasts_its_queues_time_and_count(
         self, storage: Storage, clock: ManualClock
     ) -> None:
-        await storage.tune(THIS_QUEUE, Settings(retention=Retention(completed=Keep(5 * SECOND, 1))))
+        await storage.tune(THIS_QUEUE, Settings(retention=RetentionRules(completed=KeepRule(5 * SECOND, 1))))
         for number in range(3):
             await settle(storage, ALICE, await start(storage, new_job(f"lasting-{number}", policy=LASTING)))
             await ended(storage, clock, State.COMPLETED, f"usual-{number}")
@@ -313,13 +315,19 @@ class RetentionConformance(Conformance):
 
         clock.advance(0.000_001)
         revised = await storage.revise(
-            [Cancel(ref), Redrive(ref), Reschedule(ref, delay=0), Retain(ref, HOUR * SECOND), Delete(ref)]
+            [
+                CancelJob(ref),
+                RedriveJob(ref),
+                RescheduleJob(ref, delay=0),
+                RetainJob(ref, HOUR * SECOND),
+                DeleteJob(ref),
+            ]
         )
 
         assert await storage.get([ref]) == [None]
         assert (await storage.find(Query())).jobs == ()
         assert (await storage.find(Query(id=ref.id, states=(State.COMPLETED,)))).jobs == ()
-        assert revised == [Revised(ref, "gone")] * 5
+        assert revised == [RevisionResult(ref, "gone")] * 5
         assert await told_of(storage, JobDeleted) == []
 
     async def test_pages_pass_over_what_is_gone_but_not_swept(self, storage: Storage, clock: ManualClock) -> None:
@@ -386,8 +394,8 @@ class RetentionConformance(Conformance):
     async def test_completions_forget_the_oldest_above_the_count_and_a_tenth(
         self, storage: Storage, clock: ManualClock
     ) -> None:
-        keep = Keep(DAY * SECOND, 60)
-        await storage.tune(THIS_QUEUE, Settings(retention=Retention(completed=keep)))
+        keep = KeepRule(DAY * SECOND, 60)
+        await storage.tune(THIS_QUEUE, Settings(retention=RetentionRules(completed=keep)))
         most: list[int] = []
         for burst in range(8):
             await complete(storage, clock, *(new_job(f"job-{burst}-{number:02}") for number in range(40)))
@@ -404,7 +412,7 @@ class RetentionConformance(Conformance):
 
     async def test_completions_shrink_a_backlog_a_little_each(self, storage: Storage, clock: ManualClock) -> None:
         await complete(storage, clock, *(new_job(f"job-{number:03}") for number in range(200)))
-        await storage.tune(THIS_QUEUE, Settings(retention=Retention(completed=Keep(DAY * SECOND, 0))))
+        await storage.tune(THIS_QUEUE, Settings(retention=RetentionRules(completed=KeepRule(DAY * SECOND, 0))))
         await complete(storage, clock, *(new_job(f"late-{number}") for number in range(40)))
         left = await states(storage)
 
@@ -414,14 +422,16 @@ class RetentionConformance(Conformance):
         assert "job-051" in left
 
     async def test_a_job_forgotten_by_completions_leaves_nothing(self, storage: Storage, clock: ManualClock) -> None:
-        await storage.tune(THIS_QUEUE, Settings(retention=Retention(completed=Keep(DAY * SECOND, 0))))
+        await storage.tune(THIS_QUEUE, Settings(retention=RetentionRules(completed=KeepRule(DAY * SECOND, 0))))
         first = new_job("first", payload=b"p" * 2_000)
         lease = await start(storage, first)
         await settle(storage, ALICE, lease, RAISED)
         clock.advance(DAY)
         lease = await claim_one(storage)
         line = NewLogLine("info", "a line", {})
-        await storage.renew(Beat(ALICE, (Renewal(lease.ref, lease.fence, log=(line,), progress=0.5, trace="here"),)))
+        await storage.renew(
+            RenewRequest(ALICE, (LeaseRenewal(lease.ref, lease.fence, log=(line,), progress=0.5, trace="here"),))
+        )
         before = await look(storage, lease.ref)
         await settle(storage, ALICE, lease, Returned(b"r" * 2_000))
         await complete(storage, clock, *(new_job(f"job-{number:03}") for number in range(100)))
@@ -437,7 +447,7 @@ class RetentionConformance(Conformance):
         assert not [finding for finding in await storage.examine() if finding.level == "error"]
 
     async def test_completions_spare_jobs_that_need_more_than_a_set(self, storage: Storage, clock: ManualClock) -> None:
-        await storage.tune(THIS_QUEUE, Settings(retention=Retention(completed=Keep(DAY * SECOND, 0))))
+        await storage.tune(THIS_QUEUE, Settings(retention=RetentionRules(completed=KeepRule(DAY * SECOND, 0))))
         odd = [
             new_job("debounces", merge=DebounceKey("d", SECOND)),
             new_job("collects", merge=CollectKey("c", SECOND, 9)),
@@ -465,7 +475,7 @@ class RetentionConformance(Conformance):
     async def test_completions_forget_nothing_where_the_clock_was_set_back(
         self, storage: Storage, clock: ManualClock
     ) -> None:
-        await storage.tune(THIS_QUEUE, Settings(retention=Retention(completed=Keep(DAY * SECOND, 0))))
+        await storage.tune(THIS_QUEUE, Settings(retention=RetentionRules(completed=KeepRule(DAY * SECOND, 0))))
         await complete(storage, clock, new_job("before"))
         clock.step_wall(-HOUR)
         await complete(storage, clock, *(new_job(f"job-{number:03}") for number in range(120)))
@@ -479,8 +489,8 @@ class RetentionConformance(Conformance):
 
     @pytest.mark.slow
     async def test_retention_keeps_up_with_the_work(self, storage: Storage, clock: ManualClock) -> None:
-        keep = Keep(DAY * SECOND, 1_000)
-        await storage.tune(THIS_QUEUE, Settings(retention=Retention(completed=keep)))
+        keep = KeepRule(DAY * SECOND, 1_000)
+        await storage.tune(THIS_QUEUE, Settings(retention=RetentionRules(completed=keep)))
         most = 0
         for burst in range(200):
             await complete(storage, clock, *(new_job(f"job-{burst}-{number}") for number in range(100)))
@@ -494,7 +504,7 @@ class RetentionConformance(Conformance):
         assert kept is not None
         told = WorkerStarted(owner="o", host="h", pid=1, queues=(), concurrency=1)
         for _ in range(kept // 1_000 + 25):
-            await storage.renew(Beat(ALICE, events=(told,) * 1_000))
+            await storage.renew(RenewRequest(ALICE, events=(told,) * 1_000))
         (trimmed,) = (await storage.events(limit=0)).events
         last = places((await storage.events(EVENTS_END)).next)
 
@@ -507,7 +517,7 @@ class RetentionConformance(Conformance):
     async def test_a_result_can_be_kept_for_longer(self, storage: Storage, clock: ManualClock) -> None:
         brief, usual = await completed(storage, new_job("brief", policy=BRIEF), new_job("usual"))
         clock.advance(30)
-        revised = await storage.revise([Retain(brief.ref, 2 * DAY * SECOND), Retain(usual.ref, 2 * DAY * SECOND)])
+        revised = await storage.revise([RetainJob(brief.ref, 2 * DAY * SECOND), RetainJob(usual.ref, 2 * DAY * SECOND)])
 
         assert [(one.verdict, one.state) for one in revised] == [("done", State.COMPLETED)] * 2
 
@@ -526,16 +536,18 @@ class RetentionConformance(Conformance):
 
     async def test_a_result_can_be_let_go_earlier(self, storage: Storage, clock: ManualClock) -> None:
         lasting, usual = await completed(storage, new_job("lasting", policy=LASTING), new_job("usual"))
-        await storage.revise([Retain(lasting.ref, SECOND), Retain(usual.ref, SECOND)])
+        await storage.revise([RetainJob(lasting.ref, SECOND), RetainJob(usual.ref, SECOND)])
         clock.advance(1)
 
         assert await storage.get([lasting.ref, usual.ref]) == [None, None]
 
     async def test_the_last_word_on_a_result_counts(self, storage: Storage, clock: ManualClock) -> None:
         (lease,) = await completed(storage, new_job())
-        await storage.revise([Retain(lease.ref, SECOND), Retain(lease.ref, DAY * SECOND), Retain(lease.ref, HOUR)])
+        await storage.revise(
+            [RetainJob(lease.ref, SECOND), RetainJob(lease.ref, DAY * SECOND), RetainJob(lease.ref, HOUR)]
+        )
         before = await record(storage, lease.ref)
-        await storage.revise([Retain(lease.ref, 5 * SECOND)])
+        await storage.revise([RetainJob(lease.ref, 5 * SECOND)])
         after = await record(storage, lease.ref)
 
         assert before.kept_until == clock.now() + HOUR
@@ -545,8 +557,10 @@ class RetentionConformance(Conformance):
     async def test_a_result_retained_twice_counts_once(self, storage: Storage, clock: ManualClock) -> None:
         retained, *_ = await completed(storage, *new_jobs(3))
         for _ in range(2):
-            await storage.revise([Retain(retained.ref, DAY * SECOND)])
-        await storage.tune(Target("queue", QUEUE), Settings(retention=Retention(completed=Keep(DAY * SECOND, 1))))
+            await storage.revise([RetainJob(retained.ref, DAY * SECOND)])
+        await storage.tune(
+            Target("queue", QUEUE), Settings(retention=RetentionRules(completed=KeepRule(DAY * SECOND, 1)))
+        )
         await sweep_all(storage)
 
         # One of the two others is over the limit of one; the retained one does not count.
@@ -559,7 +573,7 @@ class RetentionConformance(Conformance):
         await enqueue(storage, new_job("waiting"), new_job("delayed", delay=SECOND))
         refs += [Ref(QUEUE, name) for name in ("active", "waiting", "delayed")]
         before = [await look(storage, ref) for ref in refs]
-        revised = await storage.revise([Retain(ref, SECOND) for ref in (*refs, Ref(QUEUE, "nobody"))])
+        revised = await storage.revise([RetainJob(ref, SECOND) for ref in (*refs, Ref(QUEUE, "nobody"))])
 
         assert [one.verdict for one in revised] == ["refused"] * 6 + ["gone"]
         assert [one.state and one.state.value for one in revised[:6]] == [ref.id for ref in refs]
@@ -568,13 +582,13 @@ class RetentionConformance(Conformance):
     async def test_a_new_lifetime_wakes_who_waits_for_the_job(self, storage: Storage) -> None:
         (lease,) = await completed(storage, new_job())
         notices = storage.notices([job_topic(lease.ref)])
-        await woken_by(storage, notices, lambda: storage.revise([Retain(lease.ref, SECOND)]))
+        await woken_by(storage, notices, lambda: storage.revise([RetainJob(lease.ref, SECOND)]))
         notices.close()
 
     async def test_a_retained_result_can_be_deleted(self, storage: Storage) -> None:
         (lease,) = await completed(storage, new_job(policy=LASTING))
 
-        assert await storage.revise([Delete(lease.ref)]) == [Revised(lease.ref, "done", State.COMPLETED)]
+        assert await storage.revise([DeleteJob(lease.ref)]) == [RevisionResult(lease.ref, "done", State.COMPLETED)]
         assert await storage.get([lease.ref]) == [None]
 
 
@@ -607,7 +621,7 @@ async def ended(storage: Storage, clock: ManualClock, state: State, name: str = 
             await settle(storage, ALICE, await start(storage, job), Rejected(ERROR))
         case State.CANCELLED:
             await enqueue(storage, job)
-            await storage.revise([Cancel(job.ref)])
+            await storage.revise([CancelJob(job.ref)])
         case _:
             await settle(storage, ALICE, await start(storage, job))
     assert (await record(storage, job.ref)).state is state

@@ -8,14 +8,14 @@ from tenure.core.job import Key, Ref
 from tenure.core.lifecycle import State
 from tenure.core.outcome import Cancelled, Interrupted, Outcome, Rejected, Returned
 from tenure.storage.protocol import (
-    Cancel,
-    Delete,
-    Planned,
+    CancelJob,
+    DeleteJob,
     Query,
-    Redrive,
+    RedriveJob,
     RemoveSchedule,
-    Reschedule,
-    Revised,
+    RescheduleJob,
+    RevisionResult,
+    ScheduleResult,
     Storage,
 )
 from tenure.testing.clock import ManualClock
@@ -49,8 +49,8 @@ class ReviseConformance(Conformance):
         await enqueue(storage, new_job())
         clock.advance(1)
 
-        assert await storage.revise([Cancel(new_job().ref, "enough", "ops")]) == [
-            Revised(new_job().ref, "done", State.WAITING)
+        assert await storage.revise([CancelJob(new_job().ref, "enough", "ops")]) == [
+            RevisionResult(new_job().ref, "done", State.WAITING)
         ]
 
         job = await record(storage, new_job().ref)
@@ -61,7 +61,7 @@ class ReviseConformance(Conformance):
 
     async def test_a_delayed_job_is_cancelled_at_once(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, new_job(delay=5 * SECOND))
-        revised = await storage.revise([Cancel(new_job().ref)])
+        revised = await storage.revise([CancelJob(new_job().ref)])
         clock.advance(60)
         await watch(storage, clock, 4)
 
@@ -73,7 +73,9 @@ class ReviseConformance(Conformance):
         lease = await start(storage)
         await settle(storage, ALICE, lease, RAISED)
 
-        assert await storage.revise([Cancel(lease.ref, "enough", "ops")]) == [Revised(lease.ref, "done", State.DELAYED)]
+        assert await storage.revise([CancelJob(lease.ref, "enough", "ops")]) == [
+            RevisionResult(lease.ref, "done", State.DELAYED)
+        ]
 
         job = await record(storage, lease.ref)
         clock.advance(60)
@@ -87,7 +89,9 @@ class ReviseConformance(Conformance):
         await enqueue(storage, new_job(keys=(Key("printer"),)))
         await claim(storage)
 
-        assert await storage.revise([Cancel(new_job().ref)]) == [Revised(new_job().ref, "done", State.WAITING)]
+        assert await storage.revise([CancelJob(new_job().ref)]) == [
+            RevisionResult(new_job().ref, "done", State.WAITING)
+        ]
 
         job = await record(storage, new_job().ref)
         await settle(storage, ALICE, holder)
@@ -100,7 +104,7 @@ class ReviseConformance(Conformance):
         await watch(storage, clock, 20)
 
         assert (await record(storage, lease.ref)).suspect_until is not None
-        assert await storage.revise([Cancel(lease.ref)]) == [Revised(lease.ref, "asked", State.ACTIVE)]
+        assert await storage.revise([CancelJob(lease.ref)]) == [RevisionResult(lease.ref, "asked", State.ACTIVE)]
 
         await recover(storage, clock)
 
@@ -111,12 +115,14 @@ class ReviseConformance(Conformance):
         clock.advance(1)
         await sweep_all(storage)
 
-        assert await storage.revise([Cancel(new_job().ref)]) == [Revised(new_job().ref, "refused", State.EXPIRED)]
+        assert await storage.revise([CancelJob(new_job().ref)]) == [
+            RevisionResult(new_job().ref, "refused", State.EXPIRED)
+        ]
 
     async def test_a_cancelled_job_is_not_asked_by_those_that_follow(self, storage: Storage) -> None:
         lease = await start(storage)
-        await storage.revise([Cancel(lease.ref, "enough", "ops")])
-        await storage.revise([Cancel(lease.ref, "more than enough", "boss")])
+        await storage.revise([CancelJob(lease.ref, "enough", "ops")])
+        await storage.revise([CancelJob(lease.ref, "more than enough", "boss")])
         await settle(storage, ALICE, lease, Cancelled("enough"))
         (event,) = await told_of(storage, JobCancelled)
 
@@ -126,9 +132,9 @@ class ReviseConformance(Conformance):
     async def test_an_active_job_is_asked_to_stop(self, storage: Storage, clock: ManualClock) -> None:
         lease = await start(storage)
         clock.advance(1)
-        first = await storage.revise([Cancel(lease.ref, "enough")])
+        first = await storage.revise([CancelJob(lease.ref, "enough")])
         clock.advance(1)
-        second = await storage.revise([Cancel(lease.ref, "again")])
+        second = await storage.revise([CancelJob(lease.ref, "again")])
         job = await record(storage, lease.ref)
 
         assert [one.verdict for one in first + second] == ["asked", "asked"]
@@ -147,7 +153,7 @@ class ReviseConformance(Conformance):
         for lease, outcome in zip(leases, outcomes, strict=True):
             await settle(storage, ALICE, lease, outcome)
         before = [await look(storage, lease.ref) for lease in leases]
-        revised = await storage.revise([Cancel(lease.ref, "second") for lease in leases])
+        revised = await storage.revise([CancelJob(lease.ref, "second") for lease in leases])
 
         assert [(one.verdict, one.state) for one in revised] == [
             ("refused", State.COMPLETED),
@@ -164,7 +170,9 @@ class ReviseConformance(Conformance):
             clock.advance(1)
         before = await record(storage, new_job().ref)
 
-        assert await storage.revise([Redrive(before.ref, "ops")]) == [Revised(before.ref, "done", State.FAILED)]
+        assert await storage.revise([RedriveJob(before.ref, "ops")]) == [
+            RevisionResult(before.ref, "done", State.FAILED)
+        ]
 
         job = await record(storage, before.ref)
         assert (job.state, job.failures, job.stalls, job.releases) == (State.WAITING, 0, 0, 0)
@@ -180,9 +188,9 @@ class ReviseConformance(Conformance):
 
     async def test_a_cancelled_job_is_redriven_and_not_cancelled_again(self, storage: Storage) -> None:
         lease = await start(storage)
-        await storage.revise([Cancel(lease.ref, "enough")])
+        await storage.revise([CancelJob(lease.ref, "enough")])
         await settle(storage, ALICE, lease, Interrupted("shutdown"))
-        assert await storage.revise([Redrive(lease.ref)]) == [Revised(lease.ref, "done", State.CANCELLED)]
+        assert await storage.revise([RedriveJob(lease.ref)]) == [RevisionResult(lease.ref, "done", State.CANCELLED)]
         again = await claim_one(storage)
 
         assert (again.job.cancel_at, again.job.cancel_reason) == (None, None)
@@ -194,7 +202,7 @@ class ReviseConformance(Conformance):
     async def test_a_fence_of_the_life_before_settles_nothing(self, storage: Storage) -> None:
         old = await start(storage)
         await settle(storage, ALICE, old, Rejected(ERROR))
-        await storage.revise([Redrive(old.ref)])
+        await storage.revise([RedriveJob(old.ref)])
         await claim_one(storage)
 
         # Settled it was, under this very fence: to whoever repeats it, that is the answer.
@@ -206,7 +214,7 @@ class ReviseConformance(Conformance):
         completed, active = await claim(storage, room=2)
         await settle(storage, ALICE, completed)
         refs = [completed.ref, active.ref, Ref(QUEUE, "later"), Ref(QUEUE, "z-waiting")]
-        revised = await storage.revise([Redrive(ref) for ref in refs])
+        revised = await storage.revise([RedriveJob(ref) for ref in refs])
 
         assert [(one.verdict, one.state) for one in revised] == [
             ("refused", State.COMPLETED),
@@ -221,7 +229,7 @@ class ReviseConformance(Conformance):
         await settle(storage, ALICE, lease)
         await enqueue(storage, new_job("waiting"), new_job("delayed", delay=SECOND))
         refs = [Ref(QUEUE, name) for name in ("over", "waiting", "delayed")]
-        revised = await storage.revise([Delete(ref, "ops") for ref in refs])
+        revised = await storage.revise([DeleteJob(ref, "ops") for ref in refs])
         clock.advance(60)
 
         assert [one.verdict for one in revised] == ["done", "done", "done"]
@@ -237,13 +245,13 @@ class ReviseConformance(Conformance):
     async def test_an_active_job_cannot_be_deleted(self, storage: Storage) -> None:
         lease = await start(storage)
 
-        assert await storage.revise([Delete(lease.ref)]) == [Revised(lease.ref, "refused", State.ACTIVE)]
+        assert await storage.revise([DeleteJob(lease.ref)]) == [RevisionResult(lease.ref, "refused", State.ACTIVE)]
         assert await settle(storage, ALICE, lease) == "done"
 
     async def test_a_deleted_id_is_free_again(self, storage: Storage) -> None:
         lease = await start(storage)
         await settle(storage, ALICE, lease)
-        await storage.revise([Delete(lease.ref)])
+        await storage.revise([DeleteJob(lease.ref)])
         again = await start(storage)
         detail = await look(storage, again.ref)
 
@@ -255,7 +263,7 @@ class ReviseConformance(Conformance):
         await enqueue(storage, new_job("moved", delay=3600 * SECOND))
         clock.advance(1)
         await enqueue(storage, new_job("usual"))
-        revised = await storage.revise([Reschedule(Ref(QUEUE, "moved"), delay=0)])
+        revised = await storage.revise([RescheduleJob(Ref(QUEUE, "moved"), delay=0)])
 
         assert [one.verdict for one in revised] == ["done"]
         assert (await record(storage, Ref(QUEUE, "moved"))).run_at == clock.now()
@@ -264,7 +272,7 @@ class ReviseConformance(Conformance):
     async def test_a_job_can_be_put_off(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, new_job("waiting"), new_job("delayed", delay=SECOND))
         refs = [Ref(QUEUE, "waiting"), Ref(QUEUE, "delayed")]
-        revised = await storage.revise([Reschedule(ref, delay=10 * SECOND) for ref in refs])
+        revised = await storage.revise([RescheduleJob(ref, delay=10 * SECOND) for ref in refs])
         clock.advance(9.999_999)
 
         assert [one.verdict for one in revised] == ["done", "done"]
@@ -279,7 +287,7 @@ class ReviseConformance(Conformance):
             await enqueue(storage, new_job(name))
             clock.advance(1)
         due = (await record(storage, Ref(QUEUE, "third"))).run_at
-        await storage.revise([Reschedule(Ref(QUEUE, "third"), priority=5, boost=300 * SECOND)])
+        await storage.revise([RescheduleJob(Ref(QUEUE, "third"), priority=5, boost=300 * SECOND)])
         job = await record(storage, Ref(QUEUE, "third"))
 
         assert (job.priority, job.boost, job.run_at, job.state) == (5, 300 * SECOND, due, State.WAITING)
@@ -287,7 +295,7 @@ class ReviseConformance(Conformance):
 
     async def test_a_new_due_time_leaves_the_priority(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, new_job("urgent", boost=60 * SECOND, delay=SECOND))
-        await storage.revise([Reschedule(Ref(QUEUE, "urgent"), delay=2 * SECOND)])
+        await storage.revise([RescheduleJob(Ref(QUEUE, "urgent"), delay=2 * SECOND)])
         due = (await record(storage, Ref(QUEUE, "urgent"))).run_at
         await enqueue(storage, new_job("usual"))
         clock.advance(2)
@@ -299,7 +307,7 @@ class ReviseConformance(Conformance):
         await enqueue(storage, *new_jobs(2))
         active, over = await claim(storage)
         await settle(storage, ALICE, over)
-        revised = await storage.revise([Reschedule(active.ref, delay=0), Reschedule(over.ref, delay=0)])
+        revised = await storage.revise([RescheduleJob(active.ref, delay=0), RescheduleJob(over.ref, delay=0)])
 
         assert [(one.verdict, one.state) for one in revised] == [
             ("refused", State.ACTIVE),
@@ -308,9 +316,9 @@ class ReviseConformance(Conformance):
 
     async def test_an_unknown_job_is_gone(self, storage: Storage) -> None:
         ref = Ref(QUEUE, "nobody")
-        revised = await storage.revise([Cancel(ref), Redrive(ref), Delete(ref), Reschedule(ref, delay=0)])
+        revised = await storage.revise([CancelJob(ref), RedriveJob(ref), DeleteJob(ref), RescheduleJob(ref, delay=0)])
 
-        assert revised == [Revised(ref, "gone")] * 4
+        assert revised == [RevisionResult(ref, "gone")] * 4
         assert await told(storage) == []
 
     async def test_each_revision_has_its_verdict_in_order(self, storage: Storage) -> None:
@@ -318,11 +326,11 @@ class ReviseConformance(Conformance):
         await enqueue(storage, new_job("waiting"))
         revised = await storage.revise(
             [
-                Delete(Ref(QUEUE, "nobody")),
-                Cancel(Ref(QUEUE, "waiting")),
-                Cancel(lease.ref),
-                Delete(Ref(QUEUE, "waiting")),
-                Redrive(lease.ref),
+                DeleteJob(Ref(QUEUE, "nobody")),
+                CancelJob(Ref(QUEUE, "waiting")),
+                CancelJob(lease.ref),
+                DeleteJob(Ref(QUEUE, "waiting")),
+                RedriveJob(lease.ref),
             ]
         )
 
@@ -336,7 +344,7 @@ class ReviseConformance(Conformance):
 
     async def test_a_change_to_an_unknown_schedule_is_gone(self, storage: Storage) -> None:
         assert await storage.plan([RemoveSchedule("nightly"), RemoveSchedule("hourly")]) == [
-            Planned("nightly", "gone"),
-            Planned("hourly", "gone"),
+            ScheduleResult("nightly", "gone"),
+            ScheduleResult("hourly", "gone"),
         ]
         assert await storage.plan([]) == []

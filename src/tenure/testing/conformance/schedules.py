@@ -15,9 +15,9 @@ from tenure.core.schedule import AHEAD, Missed, Overlap, Schedule
 from tenure.storage.protocol import (
     DUE_LIMIT,
     PauseSchedule,
-    Planned,
     PutSchedule,
     RemoveSchedule,
+    ScheduleResult,
     Settings,
     Storage,
     Target,
@@ -64,8 +64,8 @@ class SchedulesConformance(Conformance):
         plain = schedule(clock, "größe: any/kind ☃")
 
         assert await storage.plan([PutSchedule(whole), PutSchedule(plain)]) == [
-            Planned("whole", "done"),
-            Planned("größe: any/kind ☃", "done"),
+            ScheduleResult("whole", "done"),
+            ScheduleResult("größe: any/kind ☃", "done"),
         ]
         assert (await storage.survey()).schedules == (plain, whole)
 
@@ -76,7 +76,7 @@ class SchedulesConformance(Conformance):
         (planned,) = await storage.plan([tick])
         (after,) = (await storage.survey()).schedules
 
-        assert planned == Planned("report", "done", Ref(QUEUE, tick_id(tick)))
+        assert planned == ScheduleResult("report", "done", Ref(QUEUE, tick_id(tick)))
         assert (after.last_tick, after.next_tick) == (first.next_tick, tick.next_tick)
         assert after.last_id == tick_id(tick)
         job = await record(storage, Ref(QUEUE, tick_id(tick)))
@@ -145,7 +145,7 @@ class SchedulesConformance(Conformance):
         ahead = structs.replace(late, expected=late.tick, tick=late.tick + EVERY, next_tick=late.tick + 2 * EVERY)
         before = (await storage.survey()).schedules
 
-        assert await storage.plan([ahead]) == [Planned("report", "superseded")]
+        assert await storage.plan([ahead]) == [ScheduleResult("report", "superseded")]
         assert (await storage.survey()).schedules == before
         assert await told(storage) == []
         assert await states(storage) == {}
@@ -163,7 +163,7 @@ class SchedulesConformance(Conformance):
         (after,) = (await storage.survey()).schedules
         skipped = [(event.name, event.tick, event.reason) for event in await told_of(storage, ScheduleSkipped)]
 
-        assert planned == Planned("report", "done", Ref(QUEUE, tick_id(tick)) if fires else None)
+        assert planned == ScheduleResult("report", "done", Ref(QUEUE, tick_id(tick)) if fires else None)
         assert after.last_tick == tick.tick
         assert after.last_id == (tick_id(tick) if fires else None)
         assert len(await states(storage)) == 1 + fires
@@ -180,7 +180,7 @@ class SchedulesConformance(Conformance):
         await enqueue(storage, new_job("later", schedule="report"))
         (planned,) = await storage.plan([tick_of(known)])
 
-        assert planned == Planned("report", "done")
+        assert planned == ScheduleResult("report", "done")
         assert [event.reason for event in await told_of(storage, ScheduleSkipped)] == ["overlap"]
 
     @pytest.mark.parametrize("stand", OVER, ids=lambda stand: stand.__name__)
@@ -204,7 +204,7 @@ class SchedulesConformance(Conformance):
         tick = tick_of(known)
         await enqueue(storage, new_job(tick_id(tick)))
 
-        assert await storage.plan([tick]) == [Planned("report", "done")]
+        assert await storage.plan([tick]) == [ScheduleResult("report", "done")]
         assert [event.reason for event in await told_of(storage, ScheduleSkipped)] == ["duplicate"]
         assert (await storage.survey()).schedules[0].last_tick == tick.tick
 
@@ -215,7 +215,7 @@ class SchedulesConformance(Conformance):
         assert tick.job is not None
         (planned,) = await storage.plan([structs.replace(tick, job=structs.replace(tick.job, merge=UniqueKey("k")))])
 
-        assert planned == Planned("report", "done")
+        assert planned == ScheduleResult("report", "done")
         assert [event.reason for event in await told_of(storage, ScheduleSkipped)] == ["duplicate"]
         assert list(await states(storage)) == ["holder"]
 
@@ -233,7 +233,7 @@ class SchedulesConformance(Conformance):
         (planned,) = await storage.plan([structs.replace(tick, job=structs.replace(tick.job, merge=key))])
         (fired,) = await told_of(storage, ScheduleFired)
 
-        assert planned == Planned("report", "done", Ref(QUEUE, "waiting"))
+        assert planned == ScheduleResult("report", "done", Ref(QUEUE, "waiting"))
         assert (fired.tick, fired.queue, fired.id) == (moment(tick.tick), QUEUE, "waiting")
         assert (await storage.survey()).schedules[0].last_id == "waiting"
         assert await told_of(storage, ScheduleSkipped) == []
@@ -247,7 +247,7 @@ class SchedulesConformance(Conformance):
         assert tick.job is not None
         (planned,) = await storage.plan([structs.replace(tick, job=structs.replace(tick.job, throttle=throttle))])
 
-        assert planned == Planned("report", "done")
+        assert planned == ScheduleResult("report", "done")
         assert [event.reason for event in await told_of(storage, ScheduleSkipped)] == ["throttled"]
         assert (await storage.survey()).schedules[0].last_id is None
         assert list(await states(storage)) == ["first"]
@@ -259,7 +259,7 @@ class SchedulesConformance(Conformance):
         (planned,) = await storage.plan([tick])
         events = await told(storage)
 
-        assert planned == Planned("report", "done")
+        assert planned == ScheduleResult("report", "done")
         assert await states(storage) == {}
         assert [
             (event.name, event.tick, event.ticks, event.policy) for event in events if isinstance(event, ScheduleMissed)
@@ -277,13 +277,13 @@ class SchedulesConformance(Conformance):
 
     async def test_a_paused_schedule_stands_still(self, storage: Storage, clock: ManualClock) -> None:
         known = await put(storage, clock)
-        assert await storage.plan([PauseSchedule("report", paused=True)]) == [Planned("report", "done")]
+        assert await storage.plan([PauseSchedule("report", paused=True)]) == [ScheduleResult("report", "done")]
         clock.advance(600)
         swept = await storage.sweep(bid())
         (paused,) = (await storage.survey()).schedules
 
         assert (swept.due, swept.next_tick) == ((), None)
-        assert await storage.plan([tick_of(known)]) == [Planned("report", "superseded")]
+        assert await storage.plan([tick_of(known)]) == [ScheduleResult("report", "superseded")]
         assert paused == structs.replace(known, paused=True)
         assert await states(storage) == {}
 
@@ -307,7 +307,7 @@ class SchedulesConformance(Conformance):
         tick = tick_of(known)
         await storage.plan([tick])
 
-        assert await storage.plan([RemoveSchedule("report")]) == [Planned("report", "done")]
+        assert await storage.plan([RemoveSchedule("report")]) == [ScheduleResult("report", "done")]
         assert (await storage.survey()).schedules == ()
         assert await states(storage) == {tick_id(tick): State.WAITING}
         assert (
@@ -318,7 +318,7 @@ class SchedulesConformance(Conformance):
                     structs.replace(tick, expected=tick.tick),
                 ]
             )
-            == [Planned("report", "gone")] * 3
+            == [ScheduleResult("report", "gone")] * 3
         )
 
     async def test_a_schedule_that_is_put_again_goes_on_from_where_it_was(

@@ -14,10 +14,10 @@ from tenure.core.outcome import Cancelled, Interrupted, Outcome, Raised, Rejecte
 from tenure.storage.protocol import (
     PROMOTE_LIMIT,
     SWEEP_LIMIT,
-    Cancel,
-    Delete,
+    CancelJob,
+    DeleteJob,
     Query,
-    Redrive,
+    RedriveJob,
     StalledLease,
     Storage,
 )
@@ -222,7 +222,7 @@ class SweepConformance(Conformance):
     async def test_a_redrive_begins_the_stalls_anew(self, storage: Storage, clock: ManualClock) -> None:
         lease = await start(storage, new_job(stall=StallTerms(max_stalls=0)))
         await recover(storage, clock)
-        await storage.revise([Redrive(lease.ref)])
+        await storage.revise([RedriveJob(lease.ref)])
 
         assert (await record(storage, lease.ref)).stalls == 0
 
@@ -353,7 +353,7 @@ class SweepConformance(Conformance):
         assert (await record(storage, lease.ref)).suspect_until is not None
 
         await settle(storage, ALICE, lease)
-        await storage.revise([Delete(lease.ref)])
+        await storage.revise([DeleteJob(lease.ref)])
 
         assert await watch(storage, clock, 60) == []
         assert await storage.get([lease.ref]) == [None]
@@ -374,7 +374,7 @@ class SweepConformance(Conformance):
     @pytest.mark.statement(26)
     async def test_a_cancelled_job_that_stalls_is_cancelled(self, storage: Storage, clock: ManualClock) -> None:
         lease = await start(storage)
-        await storage.revise([Cancel(lease.ref, "enough", "ops")])
+        await storage.revise([CancelJob(lease.ref, "enough", "ops")])
         await recover(storage, clock)
         job = await record(storage, lease.ref)
 
@@ -387,7 +387,7 @@ class SweepConformance(Conformance):
         self, storage: Storage, clock: ManualClock
     ) -> None:
         lease = await start(storage, new_job(stall=StallTerms(max_stalls=0)))
-        await storage.revise([Cancel(lease.ref)])
+        await storage.revise([CancelJob(lease.ref)])
         await recover(storage, clock)
 
         assert (await record(storage, lease.ref)).state is State.CANCELLED
@@ -398,7 +398,7 @@ class SweepConformance(Conformance):
     ) -> None:
         lease = await start(storage)
         taken = await watch(storage, clock, 24)
-        await storage.revise([Cancel(lease.ref, "enough")])
+        await storage.revise([CancelJob(lease.ref, "enough")])
         await apply(storage, REAPER, stalled(taken[0]))
         job = await record(storage, lease.ref)
 

@@ -12,11 +12,11 @@ from tenure.storage.protocol import (
     EXPIRE_LIMIT,
     PROMOTE_LIMIT,
     SCAN_LIMIT,
-    Cancel,
-    Order,
+    CancelJob,
+    ClaimRequest,
     Query,
-    Redrive,
-    Reschedule,
+    RedriveJob,
+    RescheduleJob,
     Settings,
     Storage,
     Target,
@@ -154,7 +154,7 @@ class TtlConformance(Conformance):
             ("gone", "discard"),
             ("kept", "fail"),
         ]
-        assert (await storage.revise([Redrive(Ref(QUEUE, "gone"))]))[0].verdict == "gone"
+        assert (await storage.revise([RedriveJob(Ref(QUEUE, "gone"))]))[0].verdict == "gone"
 
     @pytest.mark.fault("W-N10")
     @pytest.mark.statement(58)
@@ -405,7 +405,7 @@ class TtlConformance(Conformance):
             assert (await record(storage, new_job().ref)).state is State.EXPIRED
 
             clock.advance(100)
-            await storage.revise([Redrive(new_job().ref)])
+            await storage.revise([RedriveJob(new_job().ref)])
             job = await record(storage, new_job().ref)
 
             assert (job.state, job.ttl, job.expires_at) == (State.WAITING, TTL, clock.now() + TTL)
@@ -421,7 +421,7 @@ class TtlConformance(Conformance):
         lease = await start(storage, new_job(ttl=TTL))
         await settle(storage, ALICE, lease, Rejected(ERROR))
         clock.advance(3600)
-        await storage.revise([Redrive(lease.ref, delay=300 * SECOND)])
+        await storage.revise([RedriveJob(lease.ref, delay=300 * SECOND)])
 
         assert (await record(storage, lease.ref)).expires_at == clock.now() + 360 * SECOND
 
@@ -431,7 +431,7 @@ class TtlConformance(Conformance):
 
     async def test_a_job_put_off_beyond_its_time_expires_in_time(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, new_job(ttl=TTL))
-        await storage.revise([Reschedule(new_job().ref, delay=3600 * SECOND)])
+        await storage.revise([RescheduleJob(new_job().ref, delay=3600 * SECOND)])
         clock.advance(60)
         await sweep_all(storage)
 
@@ -441,7 +441,7 @@ class TtlConformance(Conformance):
         await enqueue(storage, new_job(ttl=TTL))
         clock.advance(60)
         await sweep_all(storage)
-        revised = await storage.revise([Cancel(new_job().ref), Reschedule(new_job().ref, delay=0)])
+        revised = await storage.revise([CancelJob(new_job().ref), RescheduleJob(new_job().ref, delay=0)])
 
         assert [(one.verdict, one.state) for one in revised] == [("refused", State.EXPIRED)] * 2
         assert await told_of(storage, JobDeleted) == []
@@ -450,7 +450,7 @@ class TtlConformance(Conformance):
         await settle(storage, ALICE, await start(storage, new_job("done", ttl=TTL)))
         await settle(storage, ALICE, await start(storage, new_job("dead", ttl=TTL)), Rejected(ERROR))
         await enqueue(storage, new_job("unwanted", ttl=TTL))
-        await storage.revise([Cancel(Ref(QUEUE, "unwanted"))])
+        await storage.revise([CancelJob(Ref(QUEUE, "unwanted"))])
         clock.advance(61)
         await sweep_all(storage)
 
@@ -467,7 +467,7 @@ class TtlConformance(Conformance):
         lease = await start(storage, new_job("first", ttl=TTL))
         await enqueue(storage, new_job("second"))
         clock.advance(60)
-        answer = await storage.exchange(ALICE, [settled(lease, Interrupted("shutdown"))], Order((QUEUE,), 1))
+        answer = await storage.exchange(ALICE, [settled(lease, Interrupted("shutdown"))], ClaimRequest((QUEUE,), 1))
 
         assert [verdict.verdict for verdict in answer.verdicts] == ["done"]
         assert [leased.ref.id for leased in answer.leases] == ["second"]

@@ -15,14 +15,14 @@ from tenure.storage.protocol import (
     LOOK_LIMIT,
     PLACE_LIMIT,
     UNKNOWN,
-    Beat,
-    Cancel,
-    Delete,
-    Exchanged,
-    Order,
+    CancelJob,
+    ClaimRequest,
+    DeleteJob,
+    ExchangeResult,
     Query,
-    Redrive,
-    Reschedule,
+    RedriveJob,
+    RenewRequest,
+    RescheduleJob,
     Revision,
     Settings,
     Storage,
@@ -59,18 +59,18 @@ NEW = {"add": 1, "ship": 2}
 NEXT = Policy(retry=Backoff(max_attempts=3, kind="fixed", base=1 * SECOND, jitter=0.0), version=2)
 
 WAYS_OFF: tuple[tuple[Callable[[Ref], Revision], State | None], ...] = (
-    (Cancel, State.CANCELLED),
-    (Delete, None),
-    (lambda ref: Reschedule(ref, delay=60 * SECOND), State.DELAYED),
+    (CancelJob, State.CANCELLED),
+    (DeleteJob, None),
+    (lambda ref: RescheduleJob(ref, delay=60 * SECOND), State.DELAYED),
 )
 """Every way in which an operator takes a job out of the line, and where it is then."""
 
 
 async def offered(
     storage: Storage, tasks: dict[str, int] | None, owner: Owner = ALICE, *, room: int = 128, queue: str = QUEUE
-) -> Exchanged:
+) -> ExchangeResult:
     """Claim for a worker that knows some tasks."""
-    return await storage.exchange(owner, order=Order((queue,), room, tasks=tasks))
+    return await storage.exchange(owner, order=ClaimRequest((queue,), room, tasks=tasks))
 
 
 async def put_back(storage: Storage, job: str = "new", **options: object) -> Lease:
@@ -105,7 +105,7 @@ async def first_of_rate(storage: Storage, clock: ManualClock, rates: tuple[RateK
     clock.advance(1)
 
 
-def names(answer: Exchanged) -> list[str]:
+def names(answer: ExchangeResult) -> list[str]:
     """Return the ids of the jobs that were claimed."""
     return [lease.ref.id for lease in answer.leases]
 
@@ -148,9 +148,9 @@ class UnknownTasksConformance(Conformance):
         done: list[str] = []
         while len(done) < 1000:
             for owner in old:
-                answer = await storage.exchange(owner, held.pop(owner.id, []), Order((QUEUE,), 8, tasks=OLD))
+                answer = await storage.exchange(owner, held.pop(owner.id, []), ClaimRequest((QUEUE,), 8, tasks=OLD))
                 held[owner.id] = [settled(lease, Unknown()) for lease in answer.leases]
-            answer = await storage.exchange(BOB, held.pop(BOB.id, []), Order((QUEUE,), 64, tasks=NEW))
+            answer = await storage.exchange(BOB, held.pop(BOB.id, []), ClaimRequest((QUEUE,), 64, tasks=NEW))
             held[BOB.id] = [settled(lease) for lease in answer.leases]
             done += names(answer)
         await storage.exchange(BOB, held.pop(BOB.id))
@@ -205,8 +205,8 @@ class UnknownTasksConformance(Conformance):
 
     async def test_a_redriven_job_of_a_new_task_wastes_no_further_claim(self, storage: Storage) -> None:
         lease = await put_back(storage)
-        await storage.revise([Cancel(lease.ref)])
-        await storage.revise([Redrive(lease.ref)])
+        await storage.revise([CancelJob(lease.ref)])
+        await storage.revise([RedriveJob(lease.ref)])
 
         assert names(await offered(storage, OLD)) == []
         assert names(await offered(storage, NEW, BOB)) == ["new"]
@@ -368,7 +368,7 @@ class UnknownTasksConformance(Conformance):
     async def test_a_parked_job_takes_its_new_priority(self, storage: Storage) -> None:
         await put_back(storage, "one")
         two = await put_back(storage, "two")
-        await storage.revise([Reschedule(two.ref, priority=1, boost=60 * SECOND)])
+        await storage.revise([RescheduleJob(two.ref, priority=1, boost=60 * SECOND)])
 
         assert names(await offered(storage, OLD)) == []
         assert names(await offered(storage, NEW, BOB)) == ["two", "one"]
@@ -409,7 +409,7 @@ class UnknownTasksConformance(Conformance):
     async def test_a_cancel_ends_a_run_that_is_put_back(self, storage: Storage) -> None:
         await enqueue(storage, new_job("new", task="ship", policy=NEXT))
         [lease] = (await offered(storage, OLD)).leases
-        await storage.revise([Cancel(lease.ref)])
+        await storage.revise([CancelJob(lease.ref)])
         await settle(storage, ALICE, lease, Unknown())
 
         assert await states(storage) == {"new": State.CANCELLED}
@@ -471,8 +471,8 @@ class UnknownTasksConformance(Conformance):
         await enqueue(storage, new_job("three", task="other:1"))
         await wasted(storage, "three")
         clock.advance(5)
-        await storage.renew(Beat(BOB, worker=WorkerInfo(tasks=NEW)))
-        await storage.renew(Beat(ALICE, worker=WorkerInfo()))
+        await storage.renew(RenewRequest(BOB, worker=WorkerInfo(tasks=NEW)))
+        await storage.renew(RenewRequest(ALICE, worker=WorkerInfo()))
         survey = await storage.survey()
 
         assert survey.queues[0].unknown == (

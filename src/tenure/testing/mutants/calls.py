@@ -11,7 +11,7 @@ from tenure.core.lifecycle import TERMINAL, State
 from tenure.core.merge import may_be_come_to, merge_name
 from tenure.core.transition import lapsed
 from tenure.storage.model import Model
-from tenure.storage.protocol import Receipt
+from tenure.storage.protocol import EnqueueResult
 from tenure.testing.mutants.register import mutant
 
 # ── unique ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -184,7 +184,7 @@ class CollectBeyondItsSize(Model):
 class ThrottledCallsCount(Model):
     """A call that is throttled begins the window anew."""
 
-    def _throttled(self, new: NewJob, now: int) -> Receipt | None:
+    def _throttled(self, new: NewJob, now: int) -> EnqueueResult | None:
         refused = super()._throttled(new, now)
         if refused is not None and new.throttle is not None:
             self._windows[new.queue, f"throttle:{new.throttle.key}"].until = now + new.throttle.window
@@ -195,7 +195,7 @@ class ThrottledCallsCount(Model):
 class ThrottledForGood(Model):
     """A window that is full is never over."""
 
-    def _throttled(self, new: NewJob, now: int) -> Receipt | None:
+    def _throttled(self, new: NewJob, now: int) -> EnqueueResult | None:
         refused = super()._throttled(new, now)
         if new.throttle is not None:
             window = self._windows[new.queue, f"throttle:{new.throttle.key}"]
@@ -208,7 +208,7 @@ class ThrottledForGood(Model):
 class ThrottleCountsOneTooFew(Model):
     """A window lets one more job be made than it may."""
 
-    def _throttled(self, new: NewJob, now: int) -> Receipt | None:
+    def _throttled(self, new: NewJob, now: int) -> EnqueueResult | None:
         if new.throttle is not None:
             new = structs.replace(new, throttle=structs.replace(new.throttle, most=new.throttle.most + 1))
         return super()._throttled(new, now)

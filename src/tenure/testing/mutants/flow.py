@@ -16,23 +16,23 @@ from tenure.core.transition import refused
 from tenure.storage.model import Model
 from tenure.storage.protocol import (
     PAUSED,
-    Beat,
-    Bid,
-    Cancel,
-    Delete,
+    CancelJob,
+    ClaimRequest,
+    DeleteJob,
+    EnqueueResult,
     EventPage,
-    Order,
-    Pulse,
-    Reader,
-    Receipt,
-    Reclaimed,
-    Redrive,
-    Renewal,
-    Revised,
+    EventReader,
+    LeaseRenewal,
+    ReclaimResult,
+    RedriveJob,
+    RenewRequest,
+    RenewResult,
     Revision,
+    RevisionResult,
+    SettlementResult,
     StalledLease,
-    Swept,
-    Verdict,
+    SweepRequest,
+    SweepResult,
 )
 from tenure.testing.mutants.register import mutant
 
@@ -61,7 +61,7 @@ class KeepsLostClaims(Model):
 class HandsBackWhatIsUnderWay(Model):
     """A beat hands back what a call has claimed whose answer may still arrive."""
 
-    def renew(self, beat: Beat) -> Pulse:
+    def renew(self, beat: RenewRequest) -> RenewResult:
         """See `Model.renew`."""
         lanes = tuple(structs.replace(lane, number=lane.number + 1) for lane in beat.lanes)
         return super().renew(structs.replace(beat, lanes=lanes))
@@ -142,26 +142,26 @@ class FenceIsTheTime(Model):
 class SettleTwice(Model):
     """A settlement that comes again, its answer being lost, is applied again."""
 
-    def _settle(self, owner: Owner, asked: Settlement, now: int) -> Verdict:
+    def _settle(self, owner: Owner, asked: Settlement, now: int) -> SettlementResult:
         verdict = super()._settle(owner, asked, now)
         if verdict.verdict != "duplicate":
             return verdict
         self._apply(self._jobs[asked.ref], asked.decision, now)
         for event in asked.events:
             self._record(event, now)
-        return Verdict(asked.ref, asked.fence, "done")
+        return SettlementResult(asked.ref, asked.fence, "done")
 
 
 @mutant()
 class NoDuplicateRule(Model):
     """A settlement that comes again, its answer being lost, is called lost."""
 
-    def _settle(self, owner: Owner, asked: Settlement, now: int) -> Verdict:
+    def _settle(self, owner: Owner, asked: Settlement, now: int) -> SettlementResult:
         verdict = super()._settle(owner, asked, now)
         if verdict.verdict != "duplicate":
             return verdict
         self._record(refused(self._jobs[asked.ref], owner.id, asked.fence, "settle"), now)
-        return Verdict(asked.ref, asked.fence, "lost")
+        return SettlementResult(asked.ref, asked.fence, "lost")
 
 
 @mutant()
@@ -209,7 +209,7 @@ class NoRest(Model):
 class CancelForgotten(Model):
     """A job that was asked to stop is put back all the same."""
 
-    def _settle(self, owner: Owner, asked: Settlement, now: int) -> Verdict:
+    def _settle(self, owner: Owner, asked: Settlement, now: int) -> SettlementResult:
         job = self._jobs.get(asked.ref)
         if job is not None and job.cancel_at is not None and self._holds(job, owner.id, asked.fence):
             self._jobs[asked.ref] = structs.replace(job, cancel_at=None, cancel_reason=None, cancel_by=None)
@@ -220,7 +220,7 @@ class CancelForgotten(Model):
 class Unannounced(Model):
     """A settlement's events are not recorded with it."""
 
-    def _settle(self, owner: Owner, asked: Settlement, now: int) -> Verdict:
+    def _settle(self, owner: Owner, asked: Settlement, now: int) -> SettlementResult:
         return super()._settle(owner, structs.replace(asked, events=()), now)
 
 
@@ -239,7 +239,7 @@ class RunLeftOpen(Model):
 class EnqueuedTwice(Model):
     """An enqueue that comes again makes the job anew."""
 
-    def _remember(self, new: NewJob, now: int, offset: int) -> Receipt:
+    def _remember(self, new: NewJob, now: int, offset: int) -> EnqueueResult:
         if (job := self._jobs.get(new.ref)) is not None and job.state is not State.ACTIVE:
             self._drop(job)
         return super()._remember(new, now, offset)
@@ -260,7 +260,7 @@ class IndexForgotten(Model):
 class ClaimedBeforeItIsDue(Model):
     """A claim takes delayed jobs, too."""
 
-    def _claim(self, owner: Owner, order: Order, now: int) -> list[Lease]:
+    def _claim(self, owner: Owner, order: ClaimRequest, now: int) -> list[Lease]:
         for queue in order.queues:
             for _, ref in list(self._lines[queue].delayed):
                 self._promote(self._jobs[ref], now)
@@ -279,7 +279,7 @@ class PausedQueueGives(Model):
 class MoreThanOrdered(Model):
     """A claim gives one more job than there is room for."""
 
-    def _claim(self, owner: Owner, order: Order, now: int) -> list[Lease]:
+    def _claim(self, owner: Owner, order: ClaimRequest, now: int) -> list[Lease]:
         return super()._claim(owner, structs.replace(order, room=order.room + 1), now)
 
 
@@ -287,7 +287,7 @@ class MoreThanOrdered(Model):
 class OutOfOrder(Model):
     """A claim passes over the first in line."""
 
-    def _claim(self, owner: Owner, order: Order, now: int) -> list[Lease]:
+    def _claim(self, owner: Owner, order: ClaimRequest, now: int) -> list[Lease]:
         lines = [self._lines[queue].ready for queue in order.queues if len(self._lines[queue].ready) > 1]
         first = [(line, *next(iter(line))) for line in lines]
         for line, at, ref in first:
@@ -312,7 +312,7 @@ class UnknownInLine(Model):
 class GivenToWorkersThatDoNotKnowIt(Model):
     """A claim does not look at what its caller knows."""
 
-    def _claim(self, owner: Owner, order: Order, now: int) -> list[Lease]:
+    def _claim(self, owner: Owner, order: ClaimRequest, now: int) -> list[Lease]:
         return super()._claim(owner, structs.replace(order, tasks=None), now)
 
 
@@ -320,7 +320,7 @@ class GivenToWorkersThatDoNotKnowIt(Model):
 class UnknownNeverOffered(Model):
     """A job that is parked until a worker knows its task is offered to no worker."""
 
-    def _claim(self, owner: Owner, order: Order, now: int) -> list[Lease]:
+    def _claim(self, owner: Owner, order: ClaimRequest, now: int) -> list[Lease]:
         return super()._claim(owner, structs.replace(order, tasks={}), now)
 
 
@@ -375,7 +375,7 @@ class NobodyUnparked(Model):
 class LimitForgotten(Model):
     """A key keeps the first limit it was given, whatever later jobs say."""
 
-    def _remember(self, new: NewJob, now: int, offset: int) -> Receipt:
+    def _remember(self, new: NewJob, now: int, offset: int) -> EnqueueResult:
         slots = {key.name: self._shelf.slots.get((new.queue, key.name)) for key in new.keys}
         limits = {name: known.limit for name, known in slots.items() if known is not None}
         receipt = super()._remember(new, now, offset)
@@ -416,7 +416,7 @@ class AgedOnlyAfterItsTime(Model):
 class ClaimOfTheAged(Model):
     """A claim does not ask how old a job is."""
 
-    def _claim(self, owner: Owner, order: Order, now: int) -> list[Lease]:
+    def _claim(self, owner: Owner, order: ClaimRequest, now: int) -> list[Lease]:
         aged: dict[Ref, int] = {}
         for queue in order.queues:
             for _, ref in list(self._lines[queue].ready) if queue in self._lines else ():
@@ -533,7 +533,7 @@ class PutBackNeverRestored(Model):
 class DeafToBeats(Model):
     """A beat extends nothing."""
 
-    def _extend(self, job: JobRecord, asked: Renewal, now: int) -> None:
+    def _extend(self, job: JobRecord, asked: LeaseRenewal, now: int) -> None:
         """Leave the lease as it is."""
 
 
@@ -541,7 +541,7 @@ class DeafToBeats(Model):
 class BeatBeyondTheLimit(Model):
     """A beat extends a lease past the run's limit and its progress clock."""
 
-    def _extend(self, job: JobRecord, asked: Renewal, now: int) -> None:
+    def _extend(self, job: JobRecord, asked: LeaseRenewal, now: int) -> None:
         super()._extend(job, asked, now)
         renewed = self._jobs[job.ref]
         self._replace(renewed, structs.replace(renewed, lease_until=now + job.stall.lease, suspect_until=None))
@@ -551,7 +551,7 @@ class BeatBeyondTheLimit(Model):
 class BeatClearsSuspicion(Model):
     """A beat ends the suspicion even of a run whose limit or progress clock has run out."""
 
-    def _extend(self, job: JobRecord, asked: Renewal, now: int) -> None:
+    def _extend(self, job: JobRecord, asked: LeaseRenewal, now: int) -> None:
         super()._extend(job, asked, now)
         renewed = self._jobs[job.ref]
         self._replace(renewed, structs.replace(renewed, suspect_until=None))
@@ -561,7 +561,7 @@ class BeatClearsSuspicion(Model):
 class SuspectForGood(Model):
     """A beat in the grace does not end the suspicion."""
 
-    def _extend(self, job: JobRecord, asked: Renewal, now: int) -> None:
+    def _extend(self, job: JobRecord, asked: LeaseRenewal, now: int) -> None:
         super()._extend(job, asked, now)
         renewed = self._jobs[job.ref]
         self._replace(renewed, structs.replace(renewed, suspect_until=job.suspect_until))
@@ -574,7 +574,7 @@ class SuspectForGood(Model):
 class NoPauseGuard(Model):
     """A sweep does not notice that nobody has swept for long, so a stepped clock looks like silence."""
 
-    def sweep(self, bid: Bid) -> Swept:
+    def sweep(self, bid: SweepRequest) -> SweepResult:
         """Sweep as if it were the first time."""
         self._swept_at = None
         return super().sweep(bid)
@@ -584,7 +584,7 @@ class NoPauseGuard(Model):
 class OnePhase(Model):
     """A sweep takes in the same turn what it has just suspected."""
 
-    def sweep(self, bid: Bid) -> Swept:
+    def sweep(self, bid: SweepRequest) -> SweepResult:
         """Sweep, and take all suspects."""
         swept = super().sweep(bid)
         if swept.retry_in is not None:
@@ -626,7 +626,7 @@ class OutOnlyAfterItsEnd(Model):
 class OverOnlyAfterItsGrace(Model):
     """A grace is not over at its very end, but after it (> for >=)."""
 
-    def sweep(self, bid: Bid) -> Swept:
+    def sweep(self, bid: SweepRequest) -> SweepResult:
         """Sweep, with a microsecond more for those whose grace ends now."""
         now = self._clock.now()
         for ref in [ref for at, ref in self._shelf.suspects if at == now]:
@@ -680,11 +680,11 @@ class TermForLife(Model):
 class AnybodysDeath(Model):
     """A supervisor takes back what the living hold, too."""
 
-    def reclaim(self, dead: str, owner: Owner) -> Reclaimed:
+    def reclaim(self, dead: str, owner: Owner) -> ReclaimResult:
         """Take every active job, whoever holds it."""
         now = self._clock.now()
         held = [job for job in self._jobs.values() if job.state is State.ACTIVE]
-        return Reclaimed(tuple(self._take(job, owner, now, "process_died") for job in held))
+        return ReclaimResult(tuple(self._take(job, owner, now, "process_died") for job in held))
 
 
 # ── the operator's hand ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -694,9 +694,9 @@ class AnybodysDeath(Model):
 class CancelledWhileItRuns(Model):
     """A cancel ends an active job at once, instead of asking its run to stop."""
 
-    def _revise(self, revision: Revision, now: int) -> Revised:
+    def _revise(self, revision: Revision, now: int) -> RevisionResult:
         job = self._jobs.get(revision.ref)
-        if isinstance(revision, Cancel) and job is not None and job.state is State.ACTIVE:
+        if isinstance(revision, CancelJob) and job is not None and job.state is State.ACTIVE:
             self._replace(job, structs.replace(job, state=State.WAITING, owner=None))
         return super()._revise(revision, now)
 
@@ -705,9 +705,9 @@ class CancelledWhileItRuns(Model):
 class DeletedWhileItRuns(Model):
     """An active job can be deleted."""
 
-    def _revise(self, revision: Revision, now: int) -> Revised:
+    def _revise(self, revision: Revision, now: int) -> RevisionResult:
         job = self._jobs.get(revision.ref)
-        if isinstance(revision, Delete) and job is not None and job.state is State.ACTIVE:
+        if isinstance(revision, DeleteJob) and job is not None and job.state is State.ACTIVE:
             self._replace(job, structs.replace(job, state=State.WAITING, owner=None))
         return super()._revise(revision, now)
 
@@ -725,10 +725,10 @@ class LeftInTheIndex(Model):
 class RedriveKeepsBudgets(Model):
     """A redrive gives no new budgets."""
 
-    def _revise(self, revision: Revision, now: int) -> Revised:
+    def _revise(self, revision: Revision, now: int) -> RevisionResult:
         before = self._jobs.get(revision.ref)
         revised = super()._revise(revision, now)
-        if isinstance(revision, Redrive) and before is not None and revised.verdict == "done":
+        if isinstance(revision, RedriveJob) and before is not None and revised.verdict == "done":
             job = self._jobs[revision.ref]
             self._replace(job, structs.replace(job, failures=before.failures, stalls=before.stalls))
         return revised
@@ -741,7 +741,9 @@ class RedriveKeepsBudgets(Model):
 class LentToAll(Model):
     """A batch of events is lent to every caller of a reader at once."""
 
-    def events(self, cursor: str | None, limit: int, reader: Reader | None = None, of: Ref | None = None) -> EventPage:
+    def events(
+        self, cursor: str | None, limit: int, reader: EventReader | None = None, of: Ref | None = None
+    ) -> EventPage:
         """Take every caller for the same."""
         return super().events(cursor, limit, reader and structs.replace(reader, caller="anybody"), of)
 
@@ -750,7 +752,9 @@ class LentToAll(Model):
 class ReaderForgotten(Model):
     """A reader's place in the log is not kept."""
 
-    def events(self, cursor: str | None, limit: int, reader: Reader | None = None, of: Ref | None = None) -> EventPage:
+    def events(
+        self, cursor: str | None, limit: int, reader: EventReader | None = None, of: Ref | None = None
+    ) -> EventPage:
         """Forget all readers first."""
         self._journal.readers.clear()
         return super().events(cursor, limit, reader, of)

@@ -11,8 +11,8 @@ from tenure.core.lifecycle import State
 from tenure.core.order import place
 from tenure.core.schedule import Fate, Schedule
 from tenure.storage.model import Model
-from tenure.storage.protocol import RATE, Change, Order, PauseSchedule, Planned, Tick
-from tenure.storage.shelf import Index
+from tenure.storage.protocol import RATE, Change, ClaimRequest, PauseSchedule, ScheduleResult, Tick
+from tenure.storage.shelf import OrderedJobs
 from tenure.testing.mutants.register import mutant
 
 # ── schedules ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -22,7 +22,7 @@ from tenure.testing.mutants.register import mutant
 class CronWithoutCompare(Model):
     """Whoever comes with a tick moves its schedule on, whatever its last tick."""
 
-    def _move_on(self, known: Schedule, asked: Tick, now: int, offset: int) -> Planned:
+    def _move_on(self, known: Schedule, asked: Tick, now: int, offset: int) -> ScheduleResult:
         return super()._move_on(known, structs.replace(asked, expected=known.last_tick), now, offset)
 
 
@@ -30,7 +30,7 @@ class CronWithoutCompare(Model):
 class CronComparedTooLate(Model):
     """The job of a tick is enqueued first, and only then its schedule's last tick compared."""
 
-    def _move_on(self, known: Schedule, asked: Tick, now: int, offset: int) -> Planned:
+    def _move_on(self, known: Schedule, asked: Tick, now: int, offset: int) -> ScheduleResult:
         if asked.job is not None and known.last_tick != asked.expected:
             self._fire(known, asked.job, now, offset)
         return super()._move_on(known, asked, now, offset)
@@ -44,7 +44,7 @@ class TickInTwoSteps(Model):
         super().__init__(clock)
         self._owed: list[NewJob] = []
 
-    def plan(self, changes: Sequence[Change]) -> list[Planned]:
+    def plan(self, changes: Sequence[Change]) -> list[ScheduleResult]:
         """Enqueue what is owed, then move on."""
         owed, self._owed = self._owed, []
         self.enqueue(owed)
@@ -59,7 +59,7 @@ class TickInTwoSteps(Model):
 class TickNotRemembered(Model):
     """A tick makes its job, and its schedule is not moved on."""
 
-    def _move_on(self, known: Schedule, asked: Tick, now: int, offset: int) -> Planned:
+    def _move_on(self, known: Schedule, asked: Tick, now: int, offset: int) -> ScheduleResult:
         planned = super()._move_on(known, asked, now, offset)
         if planned.ref is not None:
             self._schedules[asked.name] = known
@@ -70,9 +70,9 @@ class TickNotRemembered(Model):
 class PausedScheduleGoesOn(Model):
     """A schedule that is paused goes on."""
 
-    def _change(self, change: Change, now: int, offset: int) -> Planned:
+    def _change(self, change: Change, now: int, offset: int) -> ScheduleResult:
         if isinstance(change, PauseSchedule):
-            return Planned(change.name, "done")
+            return ScheduleResult(change.name, "done")
         return super()._change(change, now, offset)
 
 
@@ -104,7 +104,7 @@ class ScheduleWaitsForTheClock(Model):
 class RateTakenByAnEmptyPoll(Model):
     """A claim that finds nothing takes the time of a start."""
 
-    def _claim(self, owner: Owner, order: Order, now: int) -> list[Lease]:
+    def _claim(self, owner: Owner, order: ClaimRequest, now: int) -> list[Lease]:
         leases = super()._claim(owner, order, now)
         for queue in order.queues if not leases else ():
             for name, parked in self._lines[queue].parked.items():
@@ -138,7 +138,7 @@ class RateInWindows(Model):
                 place = queue, rate.name, now // (rate.interval * (rate.burst + 1))
                 counts[place] = counts.get(place, 0) + 1
 
-        def windowed(queue: str, name: str, parked: Index, now: int) -> int:
+        def windowed(queue: str, name: str, parked: OrderedJobs, now: int) -> int:
             if not name.startswith(RATE):
                 return room(queue, name, parked, now)
             first = shelf.jobs[parked.first(1)[0]]

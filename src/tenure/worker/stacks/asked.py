@@ -13,7 +13,7 @@ import signal
 import sys
 import tempfile
 
-from tenure.worker.offspring import Offspring
+from tenure.worker.offspring import Process
 
 SIGNAL = getattr(signal, "SIGUSR2", None)
 """By which a child is asked where it is; a handler that has another use for it loses this one."""
@@ -47,7 +47,7 @@ class StackFile:
         if SIGNAL is not None:
             faulthandler.register(SIGNAL, file=self.descriptor, all_threads=True, chain=False)
 
-    async def ask(self, child: Offspring) -> str:
+    async def ask(self, child: Process) -> str:
         """Ask a child that has said hello where its threads are; empty if it does not answer."""
         if SIGNAL is None or child.stopped:
             return ""

@@ -18,7 +18,7 @@ _CALLERS = frozenset(str(WORKER / name) for name in ("run.py", "provision.py", "
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.+)$')
 
 
-class Place(Struct, frozen=True):
+class CodeLine(Struct, frozen=True):
     """A line of a function."""
 
     file: str
@@ -29,19 +29,19 @@ class Place(Struct, frozen=True):
         return f"{self.file}:{self.line} in {self.function}"
 
 
-class At(Struct, frozen=True):
+class HandlerPosition(Struct, frozen=True):
     """A handler at work: the line of its own that it is at, and where the call that it makes there has come to."""
 
-    handler: Place
-    inmost: Place
+    handler: CodeLine
+    inmost: CodeLine
 
     def __str__(self) -> str:
         return str(self.handler) if self.handler == self.inmost else f"{self.handler} (which has come to {self.inmost})"
 
 
-def on_loop(stack: Iterable[Place]) -> At | None:
+def on_loop(stack: Iterable[CodeLine]) -> HandlerPosition | None:
     """Return where a handler is in the stack of its loop's thread, the latest call first; None if none is at work."""
-    own: list[Place] = []
+    own: list[CodeLine] = []
     for place in stack:
         if place.file in _CALLERS:
             return _at(own)
@@ -52,9 +52,9 @@ def on_loop(stack: Iterable[Place]) -> At | None:
     return None
 
 
-def in_thread(stack: Iterable[Place]) -> At | None:
+def in_thread(stack: Iterable[CodeLine]) -> HandlerPosition | None:
     """Return where a job's handler is in the stack of a thread of ours; None if it is another's, or idle."""
-    own: list[Place] = []
+    own: list[CodeLine] = []
     for place in stack:
         if place.file == THREADS:
             return None if own and own[-1].file == BUS else _at(own)
@@ -62,10 +62,10 @@ def in_thread(stack: Iterable[Place]) -> At | None:
     return None
 
 
-def frames(frame: FrameType | None) -> Iterator[Place]:
+def frames(frame: FrameType | None) -> Iterator[CodeLine]:
     """Return the places of a thread's frames, the latest call first."""
     while frame is not None:
-        yield Place(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name)
+        yield CodeLine(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name)
         frame = frame.f_back
 
 
@@ -75,7 +75,7 @@ class Dump:
     def __init__(self, text: str) -> None:
         self._stacks = [_read(part) for part in re.split(r"^(?:Current thread|Thread) .*$", text, flags=re.MULTILINE)]
 
-    def on_loop(self) -> At | None:
+    def on_loop(self) -> HandlerPosition | None:
         """Return where a handler is that runs on the loop of the main thread."""
         for stack in self._stacks:
             # Every other thread has begun in the module that starts them.
@@ -83,20 +83,20 @@ class Dump:
                 return found
         return None
 
-    def in_threads(self) -> list[At]:
+    def in_threads(self) -> list[HandlerPosition]:
         """Return where the handlers are that run in threads."""
         return [found for stack in self._stacks if (found := in_thread(stack)) is not None]
 
 
-def _at(stack: Iterable[Place]) -> At | None:
+def _at(stack: Iterable[CodeLine]) -> HandlerPosition | None:
     own = [place for place in stack if place.file != MIDDLEWARE]
-    return At(own[-1], own[0]) if own else None
+    return HandlerPosition(own[-1], own[0]) if own else None
 
 
-def _read(part: str) -> list[Place]:
+def _read(part: str) -> list[CodeLine]:
     found = [_FRAME.match(line) for line in part.splitlines()]
     return [
-        Place(one["file"], int(one["line"]) if one["line"].isdigit() else 0, one["function"])
+        CodeLine(one["file"], int(one["line"]) if one["line"].isdigit() else 0, one["function"])
         for one in found
         if one is not None
     ]

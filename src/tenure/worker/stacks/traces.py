@@ -20,7 +20,7 @@ from typing import cast
 
 from tenure.core.job import TRACE_KEPT
 from tenure.core.text import storable
-from tenure.worker.held import Held, Mark, Place, Waiting
+from tenure.worker.held import ActiveRun, Mark, Place, Waiting
 from tenure.worker.stacks.ours import ASYNCIO, OURS, THREADS, current_frames
 
 DEEPEST = 200
@@ -39,7 +39,7 @@ class Traces:
         self._texts: dict[tuple[tuple[int, int], ...], tuple[Mark, str]] = {}
         """By the ids of the codes, for those are slow to hash; the mark beside the text keeps them alive."""
 
-    def news(self, runs: Sequence[Held], now: float) -> list[str | None]:
+    def news(self, runs: Sequence[ActiveRun], now: float) -> list[str | None]:
         """Return for each of these runs what shall be sent; None where nothing is new, or it is younger than a beat."""
         stacks = _Stacks()
         try:
@@ -49,7 +49,7 @@ class Traces:
             logger.exception("cannot tell where handlers are")
             return [None] * len(runs)
 
-    def _news(self, held: Held, stacks: "_Stacks") -> str | None:
+    def _news(self, held: ActiveRun, stacks: "_Stacks") -> str | None:
         if held.elsewhere is not None:
             held.trace = held.elsewhere
         else:
@@ -74,7 +74,7 @@ class Traces:
         return known[1]
 
 
-def where(held: Held) -> str | None:
+def where(held: ActiveRun) -> str | None:
     """Return where a run's handler is at this moment, as Python writes a traceback; None if that cannot be told."""
     if held.elsewhere is not None:
         return held.elsewhere
@@ -108,7 +108,7 @@ def _line(code: CodeType, place: int) -> int:
     return found or code.co_firstlineno
 
 
-def _look(held: Held, thread: int | None, stacks: "_Stacks") -> tuple[Mark, tuple[Waiting, object] | None]:
+def _look(held: ActiveRun, thread: int | None, stacks: "_Stacks") -> tuple[Mark, tuple[Waiting, object] | None]:
     """Return what tells the place where a run is from others, cheap to come by; empty if that cannot be told.
 
     With it, the last coroutine that waits, and what it waits for.
